@@ -1,0 +1,32 @@
+"""``python -m bench NAME [...]`` runs ``bench/NAME.py`` (dashes become underscores): ``run(args) -> int``."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+from collections.abc import Sequence
+
+import bench
+
+NOT_BENCHES = ("__main__", "report")
+
+
+def names() -> list[str]:
+    """The benches there are, as they are typed."""
+    found = (module.name for module in pkgutil.iter_modules(bench.__path__))
+    return sorted(name.replace("_", "-") for name in found if name not in NOT_BENCHES)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Dispatch; 2 when there is no such bench."""
+    if not argv or argv[0] in {"-h", "--help"} or argv[0] not in names():
+        print(f"usage: python -m bench NAME [--json FILE] [...]\n\nbenches: {', '.join(names())}")
+        return 0 if argv[:1] in (["-h"], ["--help"]) else 2
+    module = importlib.import_module(f"bench.{argv[0].replace('-', '_')}")
+    code: int = module.run(list(argv[1:]))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

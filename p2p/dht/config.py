@@ -1,0 +1,58 @@
+"""The DHT's configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from p2p.dht.messages import MAX_CONTACTS
+from p2p.dht.stamp import DIFFICULTY, MAX_DIFFICULTY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DhtConfig:
+    """How hard lookups try, how many hold a record, and how often everything is refreshed."""
+
+    difficulty: int = DIFFICULTY
+    """Leading zero bits of a work stamp. The same for everybody in a swarm."""
+
+    bucket_size: int = 20
+    """Kademlia's k: contacts per bucket and per answer."""
+
+    alpha: int = 3
+    """Questions open at a time, per path of a lookup."""
+
+    paths: int = 2
+    """Disjoint paths of a lookup."""
+
+    replicas: int = 8
+    """Nodes that hold a record, per key: with half of them dead or lying, one key in 256 is lost, and an
+    important record has three."""
+
+    quorum: int = 2
+    """Holders per path that must have returned records before a reading stops looking."""
+
+    timeout: float = 10.0
+    """Seconds after which a reading or writing ends with what it has."""
+
+    refresh_interval: float = 600.0
+    """Seconds between lookups of ourselves, and the age at which a bucket is looked up."""
+
+    republish_interval: float = 600.0
+    """Most seconds between two renewals of what we publish; a third of its lifetime, if that is less."""
+
+    replicate_interval: float = 3600.0
+    """Seconds after which a record that nobody has stored with us is handed to the nodes now nearest."""
+
+    addr_lifetime: float = 3600.0
+    """Seconds for which our own address record is good."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.difficulty <= MAX_DIFFICULTY:
+            raise ValueError(f"difficulty is 0 to {MAX_DIFFICULTY} bits")
+        if not 1 <= self.replicas <= self.bucket_size <= MAX_CONTACTS:
+            raise ValueError(f"1 <= replicas <= bucket_size <= {MAX_CONTACTS} must hold")
+        if min(self.alpha, self.paths, self.quorum) < 1:
+            raise ValueError("alpha, paths and quorum are at least 1")
+        intervals = (self.refresh_interval, self.republish_interval, self.replicate_interval)
+        if min(*intervals, self.timeout, self.addr_lifetime) <= 0:
+            raise ValueError("intervals, the timeout and lifetimes are positive")

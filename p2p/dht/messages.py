@@ -1,0 +1,276 @@
+"""The messages of ``/shoal/kad/1.0.0`` (docs/protocols/kad.md).
+
+Every message is ``[kind, request id, sender's contact, ...]`` in msgpack, and travels as one message of
+`p2p.host.Host`, which proves who sent it. Contacts and records are opaque byte strings inside it, so
+that they are passed on unchanged and decoded once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import lru_cache
+from typing import Any, Final
+
+from p2p.dht.record import (
+    MAX_ADDRS,
+    MAX_RECORD,
+    PROTOCOL_ID as PROTOCOL_ID,
+    Record,
+    decode_record_untrusted,
+    read_addrs_untrusted,
+)
+from p2p.dht.stamp import ID_BYTES, NONCE_BYTES, dht_id, stamp_work
+from p2p.errors import BadMessage
+from p2p.identity import PeerId, decode_peer_id_untrusted
+from p2p.multiaddr import Multiaddr
+from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
+
+MAX_CONTACTS: Final = 20
+"""Contacts in one answer: Kademlia's k."""
+MAX_RECORDS: Final = 64
+"""Records in one answer: every publisher that one key may have."""
+MAX_CONTACT: Final = KI
+"""Bytes of an encoded contact: id, nonce and four addresses; two thirds of it are never needed."""
+MAX_VALUES_BYTES: Final = 64 * KI
+"""Bytes of records in one answer: all 64 publishers of a membership key at 1 KiB each."""
+MAX_DATAGRAM: Final = MAX_VALUES_BYTES + MAX_RECORD + (MAX_CONTACTS + 1) * (MAX_CONTACT + 3) + KI
+"""Bytes of a message: a full answer with the longest contacts."""
+MAX_REQUEST_ID: Final = 2**32 - 1
+CONTACT_CACHE: Final = 4 * KI
+"""Decoded contacts that are remembered (about 2 MiB): a node meets the same few hundred again and again,
+and judging one costs two hashes and its addresses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contact:
+    """A peer and its place in the DHT. The addresses are hints; whoever answers there proves the id."""
+
+    peer: PeerId
+    nonce: bytes
+    addrs: tuple[Multiaddr, ...]
+    id: bytes = field(init=False, repr=False, compare=False)
+    """The DHT id: 20 bytes."""
+    number: int = field(init=False, repr=False, compare=False)
+    """The DHT id as a number, for distances."""
+    work: int = field(init=False, repr=False, compare=False)
+    """Leading zero bits of its stamp."""
+    blob: bytes = field(init=False, repr=False, compare=False)
+    """The contact as it travels."""
+
+    def __post_init__(self) -> None:
+        if len(self.nonce) != NONCE_BYTES:
+            raise ValueError(f"a stamp's nonce is {NONCE_BYTES} bytes, not {len(self.nonce)}")
+        if len(self.addrs) > MAX_ADDRS:
+            raise ValueError(f"a contact has at most {MAX_ADDRS} addresses")
+        place = dht_id(self.peer, self.nonce)
+        blob = pack([self.peer.digest, self.nonce, [addr.to_bytes() for addr in self.addrs]])
+        object.__setattr__(self, "id", place)
+        object.__setattr__(self, "number", int.from_bytes(place, "big"))
+        object.__setattr__(self, "work", stamp_work(self.peer, self.nonce))
+        object.__setattr__(self, "blob", blob)
+
+    def __repr__(self) -> str:
+        return f"Contact({self.peer.short} at {self.id.hex()[:8]})"
+
+
+@lru_cache(maxsize=CONTACT_CACHE)
+def _decode_contact(blob: bytes) -> Contact:
+    fields = fields_untrusted(unpack_untrusted(blob), bytes, bytes, list, what="contact")
+    digest, nonce, addrs = fields
+    if len(nonce) != NONCE_BYTES:
+        raise BadMessage(f"a stamp's nonce is {NONCE_BYTES} bytes, not {len(nonce)}")
+    return Contact(decode_peer_id_untrusted(digest), nonce, read_addrs_untrusted(addrs))
+
+
+def decode_contact_untrusted(blob: object) -> Contact:
+    """Raise `BadMessage`, and nothing else, whatever ``blob`` is. The stamp is not judged here."""
+    if not isinstance(blob, bytes) or len(blob) > MAX_CONTACT:
+        raise BadMessage(f"a contact is at most {MAX_CONTACT} bytes")
+    return _decode_contact(blob)
+
+
+class Kind(IntEnum):
+    """The first field of a message. Answers are their question's kind plus 16."""
+
+    PING = 0
+    FIND_NODE = 1
+    FIND_VALUE = 2
+    STORE = 3
+    PONG = 16
+    NODES = 17
+    VALUES = 18
+    STORED = 19
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Are you there?"""
+
+
+@dataclass(frozen=True, slots=True)
+class FindNode:
+    """Whom do you know nearest to ``target``?"""
+
+    target: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FindValue:
+    """What do you hold under ``key``, and whom do you know nearest to it?"""
+
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Hold ``record`` (encoded) under ``key``."""
+
+    key: bytes
+    record: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """I am here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """The nearest contacts I know."""
+
+    contacts: tuple[Contact, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """The records I hold (encoded), and the nearest contacts I know."""
+
+    records: tuple[bytes, ...]
+    contacts: tuple[Contact, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Whether I hold what you sent, or something newer."""
+
+    held: bool
+
+
+Request = Ping | FindNode | FindValue | Store
+Reply = Pong | Nodes | Values | Stored
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A message: which exchange it belongs to, whose it claims to be, what it says."""
+
+    request_id: int
+    sender: Contact
+    body: Request | Reply
+
+
+def encode(request_id: int, sender: Contact, body: Request | Reply) -> bytes:
+    """The bytes of a message."""
+    kind, *rest = _body_fields(body)
+    return pack([kind, request_id, sender.blob, *rest])
+
+
+def _body_fields(body: Request | Reply) -> tuple[object, ...]:
+    match body:
+        case Ping():
+            return (Kind.PING.value,)
+        case FindNode(target):
+            return (Kind.FIND_NODE.value, target)
+        case FindValue(key):
+            return (Kind.FIND_VALUE.value, key)
+        case Store(key, record):
+            return (Kind.STORE.value, key, record)
+        case Pong():
+            return (Kind.PONG.value,)
+        case Nodes(contacts):
+            return (Kind.NODES.value, [contact.blob for contact in contacts])
+        case Values(records, contacts):
+            return (Kind.VALUES.value, list(records), [contact.blob for contact in contacts])
+        case Stored(held):
+            return (Kind.STORED.value, held)
+
+
+def decode_untrusted(data: bytes) -> Envelope:
+    """Raise `BadMessage`, and nothing else, whatever the bytes."""
+    if len(data) > MAX_DATAGRAM:
+        raise BadMessage(f"a DHT message of {len(data)} bytes is over the limit of {MAX_DATAGRAM}")
+    fields = unpack_untrusted(data)
+    if not isinstance(fields, list) or len(fields) < 3:
+        raise BadMessage("a DHT message has at least 3 fields")
+    kind, request_id, blob = fields_untrusted(fields[:3], int, int, bytes, what="DHT message")
+    if not 0 <= request_id <= MAX_REQUEST_ID:
+        raise BadMessage("a request id is out of range")
+    return Envelope(request_id, decode_contact_untrusted(blob), _decode_body(kind, fields[3:]))
+
+
+def _decode_body(kind: int, rest: list[Any]) -> Request | Reply:
+    match kind:
+        case Kind.PING | Kind.PONG:
+            fields_untrusted(rest, what="ping")
+            return Ping() if kind == Kind.PING else Pong()
+        case Kind.FIND_NODE:
+            return FindNode(_key(*fields_untrusted(rest, bytes, what="FIND_NODE")))
+        case Kind.FIND_VALUE:
+            return FindValue(_key(*fields_untrusted(rest, bytes, what="FIND_VALUE")))
+        case Kind.STORE:
+            key, record = fields_untrusted(rest, bytes, bytes, what="STORE")
+            return Store(_key(key), record)
+        case Kind.NODES:
+            return Nodes(_contacts(*fields_untrusted(rest, list, what="NODES")))
+        case Kind.VALUES:
+            records, contacts = fields_untrusted(rest, list, list, what="VALUES")
+            return Values(_records(records), _contacts(contacts))
+        case Kind.STORED:
+            return Stored(*fields_untrusted(rest, bool, what="STORED"))
+        case _:
+            raise BadMessage(f"DHT message kind {kind} is unknown")
+
+
+def _key(data: bytes) -> bytes:
+    if len(data) != ID_BYTES:
+        raise BadMessage(f"a key is {ID_BYTES} bytes, not {len(data)}")
+    return data
+
+
+def _contacts(items: list[Any]) -> tuple[Contact, ...]:
+    if len(items) > MAX_CONTACTS:
+        raise BadMessage(f"an answer names at most {MAX_CONTACTS} contacts")
+    return tuple(decode_contact_untrusted(item) for item in items)
+
+
+def _records(items: list[Any]) -> tuple[bytes, ...]:
+    if len(items) > MAX_RECORDS:
+        raise BadMessage(f"an answer holds at most {MAX_RECORDS} records")
+    if not all(isinstance(item, bytes) and len(item) <= MAX_RECORD for item in items):
+        raise BadMessage(f"a record is at most {MAX_RECORD} bytes")
+    return tuple(items)
+
+
+__all__ = [
+    "MAX_CONTACTS",
+    "MAX_RECORDS",
+    "PROTOCOL_ID",
+    "Contact",
+    "Envelope",
+    "FindNode",
+    "FindValue",
+    "Nodes",
+    "Ping",
+    "Pong",
+    "Record",
+    "Reply",
+    "Request",
+    "Store",
+    "Stored",
+    "Values",
+    "decode_contact_untrusted",
+    "decode_record_untrusted",
+    "decode_untrusted",
+    "encode",
+]

@@ -1,0 +1,364 @@
+"""The DHT as a node uses it: `open_dht`, and a driver that does what the core says.
+
+The driver is callbacks only: a message, a change of connections or the one timer gives the core an event,
+and the effects are carried out at once, since nothing a `Host` does with a message blocks. The only
+task keeps the sequence number on disk ahead of what has been signed.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from itertools import count
+from typing import Final
+
+import trio
+
+from p2p.dht.config import DhtConfig
+from p2p.dht.core import DhtCore
+from p2p.dht.events import (
+    Cancel,
+    Event,
+    Forget,
+    Found,
+    Get,
+    Join,
+    Joined,
+    Learn,
+    Moved,
+    PeerDown,
+    PeerUp,
+    Penalise,
+    Put,
+    Received,
+    Send,
+    Tick,
+    Written,
+)
+from p2p.dht.messages import PROTOCOL_ID, Contact
+from p2p.dht.record import (
+    ADDR_NAMESPACE,
+    ADDRESSES,
+    MAX_LIFETIME,
+    MAX_NAME,
+    MAX_NAMESPACE,
+    MAX_VALUE,
+    Namespace,
+    Record,
+    RecordJudge,
+    decode_addrs_untrusted,
+)
+from p2p.dht.stamp import check_stamp, make_stamp, stamp_cost
+from p2p.errors import StorageError
+from p2p.host import Host, PeerEvent, PeerState
+from p2p.identity import PeerId
+from p2p.multiaddr import Multiaddr
+from p2p.world import Timer, World
+
+logger = logging.getLogger(__name__)
+
+STAMP_PATH: Final = "stamp"
+SEQNO_PATH: Final = "dht/seqno"
+SEQNO_RESERVE: Final = 3_600_000
+"""Sequence numbers written ahead of use: an hour of milliseconds, so one small write in half an hour."""
+MAX_OPERATIONS: Final = 16
+"""Readings and writings under way; more wait their turn. Each has at most 18 questions open."""
+
+Outcome = Joined | Found | Written
+
+
+class _Waiting:
+    """One caller and what it waits for."""
+
+    __slots__ = ("done", "outcome")
+
+    def __init__(self) -> None:
+        self.done = trio.Event()
+        self.outcome: Outcome | None = None
+
+
+class Dht:
+    """A place in the DHT, open for the length of `open_dht`'s block."""
+
+    def __init__(
+        self, world: World, host: Host, core: DhtCore, config: DhtConfig, namespaces: dict[str, Namespace]
+    ) -> None:
+        self._world = world
+        self._host = host
+        self._core = core
+        self._config = config
+        self._namespaces = namespaces
+        self._tokens = count(1)
+        self._waiting: dict[int, _Waiting] = {}
+        self._slots = trio.CapacityLimiter(MAX_OPERATIONS)
+        self._events: deque[Event] = deque()
+        self._busy = False
+        self._open = True
+        self._timer: Timer | None = None
+        self._timer_at = math.inf
+        self._addrs: tuple[Multiaddr, ...] = ()
+        self._signed = trio.Event()
+
+    def __repr__(self) -> str:
+        return f"Dht({self._core.contacts} contacts, {self._core.records} records)"
+
+    @property
+    def contact(self) -> Contact:
+        """Our own place: peer, work stamp, addresses."""
+        return self._core.own
+
+    @property
+    def contacts(self) -> int:
+        """How many nodes the routing table holds."""
+        return self._core.contacts
+
+    @property
+    def records(self) -> int:
+        """How many records we hold for the swarm."""
+        return self._core.records
+
+    async def bootstrap(self, peers: Sequence[Multiaddr | PeerId]) -> int:
+        """Join through ``peers`` and return how many nodes we know then: 0 if none of them answered.
+
+        They are remembered: while we are alone they are asked again and again, later now and then.
+        Raise `ValueError` if an address does not end in ``/p2p/``.
+        """
+        known = [self._introduce(peer) for peer in peers]
+        self._follow_addrs()
+        outcome = await self._ask(lambda token: Join(token, tuple(known)))
+        return outcome.contacts if isinstance(outcome, Joined) else 0
+
+    def _introduce(self, peer: Multiaddr | PeerId) -> PeerId:
+        if isinstance(peer, PeerId):
+            return peer
+        named = peer.peer_id
+        if named is None:
+            raise ValueError(f"the bootstrap address {peer} must end in /p2p/ and a peer id")
+        self._host.add_addrs(named, [peer])
+        return named
+
+    async def put(self, namespace: str, name: bytes, value: bytes, lifetime: float) -> int:
+        """Publish a record for ``lifetime`` seconds, renewed while we are open.
+
+        Returns how many nodes took it. 0 copies is no error: it is published again when there is
+        somebody to take it. Raise `ValueError` if a part is too large, `LimitExceeded` beyond
+        `MAX_PUBLICATIONS` records.
+        """
+        self._check_put(namespace, name, value, lifetime)
+        async with self._slots:
+            self._follow_addrs()
+            wall = self._world.wall()
+            outcome = await self._ask(lambda token: Put(token, namespace, name, value, lifetime, wall))
+        return outcome.copies if isinstance(outcome, Written) else 0
+
+    def _check_put(self, namespace: str, name: bytes, value: bytes, lifetime: float) -> None:
+        if not 0 < len(namespace) <= MAX_NAMESPACE or not namespace.isascii():
+            raise ValueError(f"a namespace is 1 to {MAX_NAMESPACE} ASCII characters")
+        if len(name) > MAX_NAME or len(value) > MAX_VALUE:
+            raise ValueError(f"a name is at most {MAX_NAME} bytes and a value {MAX_VALUE}")
+        known = self._namespaces.get(namespace)
+        longest = MAX_LIFETIME if known is None else known.max_lifetime
+        if not 1 <= lifetime <= longest:
+            raise ValueError(f"a {namespace} record lives 1 to {longest:.0f} seconds")
+
+    def forget(self, namespace: str, name: bytes) -> None:
+        """Stop renewing a record; it is gone when its lifetime is over."""
+        self._give(Forget(namespace, name))
+
+    async def get(self, namespace: str, name: bytes) -> list[Record]:
+        """The newest valid record of each publisher, ordered by publisher; empty if there is none.
+
+        Takes at most `DhtConfig.timeout` seconds.
+        """
+        async with self._slots:
+            outcome = await self._ask(lambda token: Get(token, namespace, name))
+        return list(outcome.records) if isinstance(outcome, Found) else []
+
+    async def find_peer(self, peer: PeerId) -> tuple[Multiaddr, ...]:
+        """Where ``peer`` says it can be dialled, also told to the host; empty if nobody knows."""
+        records = await self.get(ADDR_NAMESPACE, peer.digest)
+        addrs = [
+            addr
+            for record in records
+            if record.publisher == peer
+            for addr in decode_addrs_untrusted(record.value)
+        ]
+        contact = self._core.contact_of(peer)
+        if contact is not None:
+            addrs.extend(contact.addrs)
+        found = tuple(dict.fromkeys(addr.with_peer(peer) for addr in addrs))
+        if found:
+            self._host.add_addrs(peer, found)
+        return found
+
+    async def _ask(self, event: Callable[[int], Event]) -> Outcome | None:
+        """Start an operation and wait for its outcome; on cancellation the core is told."""
+        token = next(self._tokens)
+        waiting = self._waiting[token] = _Waiting()
+        try:
+            self._give(event(token))
+            await waiting.done.wait()
+        finally:
+            del self._waiting[token]
+            if waiting.outcome is None:
+                self._give(Cancel(token))
+        return waiting.outcome
+
+    # Driving the core.
+
+    def start(self) -> None:
+        """Tell the core where we can be dialled and who is connected already."""
+        self._follow_addrs()
+        for peer in self._host.connected:
+            self._give(PeerUp(peer))
+
+    def receive(self, peer: PeerId, data: bytes) -> None:
+        """Take one message (the host's message handler)."""
+        self._give(Received(peer, data, self._world.wall()))
+
+    def peer_changed(self, event: PeerEvent) -> None:
+        """Take one change in who is connected (the host's listener)."""
+        if event.state is PeerState.CONNECTED:
+            self._give(PeerUp(event.peer))
+        else:
+            self._give(PeerDown(event.peer, unreachable=event.state is PeerState.UNREACHABLE))
+
+    def _give(self, event: Event) -> None:
+        """Hand events to the core one after another, also those that carrying out an effect causes."""
+        if not self._open:
+            return
+        self._events.append(event)
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._events:
+                before = self._core.seqno
+                for effect in self._core.handle(self._events.popleft(), self._world.now()):
+                    self._carry_out(effect)
+                if self._core.seqno != before:
+                    self._signed.set()
+        finally:
+            self._busy = False
+        self._set_timer()
+
+    def _carry_out(self, effect: Send | Learn | Penalise | Outcome) -> None:
+        match effect:
+            case Send(peer, data):
+                self._host.send(peer, PROTOCOL_ID, data)
+            case Learn(peer, addrs):
+                self._host.add_addrs(peer, [addr.with_peer(peer) for addr in addrs])
+            case Penalise(peer, points, reason):
+                logger.info("dht.lie peer=%s reason=%s", peer, reason)
+                self._world.trace("dht.lie", peer=str(peer), reason=reason)
+                self._host.penalise(peer, points, reason)
+            case Joined(token) | Found(token) | Written(token):
+                waiting = self._waiting.get(token)
+                if waiting is not None:
+                    waiting.outcome = effect
+                    waiting.done.set()
+
+    def _set_timer(self) -> None:
+        due = self._core.next_deadline
+        if due == self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = due
+        now = self._world.now()
+        self._timer = None if due == math.inf else self._world.call_at(max(due, now), self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._timer_at = math.inf
+        if self._open:
+            self._follow_addrs()
+            self._give(Tick(self._world.wall()))
+
+    def _follow_addrs(self) -> None:
+        """Tell the core when the host can be dialled elsewhere."""
+        addrs = self._host.addrs
+        if addrs != self._addrs:
+            self._addrs = addrs
+            self._give(Moved(tuple(addr.transport for addr in addrs)))
+
+    def close(self) -> None:
+        """Stop. The host keeps our handlers; they do nothing any more."""
+        self._open = False
+        if self._timer is not None:
+            self._timer.cancel()
+        for waiting in self._waiting.values():
+            waiting.done.set()
+
+    async def keep_seqno(self, reserved: int) -> None:
+        """Keep the number on disk ahead of the last one signed."""
+        while True:
+            await self._signed.wait()
+            self._signed = trio.Event()
+            if self._core.seqno + SEQNO_RESERVE // 2 > reserved:
+                reserved = self._core.seqno + SEQNO_RESERVE
+                try:
+                    await self._world.disk.replace(SEQNO_PATH, str(reserved).encode())
+                except StorageError as error:
+                    logger.warning("dht.seqno not saved: %s", error)
+                    reserved = 0
+
+
+async def _load_stamp(world: World, difficulty: int) -> bytes:
+    """The stamp beside our key; made now if there is none, or it is worth too little."""
+    peer = world.signer.peer_id
+    try:
+        nonce = await world.disk.read(STAMP_PATH)
+    except FileNotFoundError:
+        nonce = b""
+    if check_stamp(peer, nonce, difficulty):
+        return nonce
+    nonce = await world.run_blocking(make_stamp, peer, difficulty, cost=stamp_cost(difficulty))
+    await world.disk.replace(STAMP_PATH, nonce)
+    return nonce
+
+
+async def _load_seqno(world: World) -> int:
+    """The last reserved sequence number; 0 if none was, or the file is damaged."""
+    try:
+        text = await world.disk.read(SEQNO_PATH)
+    except FileNotFoundError:
+        return 0
+    if not text.isdigit() or len(text) > 18:
+        logger.warning("dht.seqno is damaged; starting from the clock")
+        return 0
+    return int(text)
+
+
+@asynccontextmanager
+async def open_dht(
+    world: World, host: Host, config: DhtConfig, *, namespaces: Sequence[Namespace] = ()
+) -> AsyncIterator[Dht]:
+    """Take part in the DHT for the length of the block.
+
+    ``namespaces`` describe what records may hold; addresses are built in. Raise `MissingDependency` if
+    the package kademlia is not installed.
+    """
+    # Imported here: with kademlia comes asyncio, which whoever needs no DHT need not load.
+    from p2p.dht.table import ContactTable
+
+    known = {namespace.name: namespace for namespace in (ADDRESSES, *namespaces)}
+    own = Contact(world.signer.peer_id, await _load_stamp(world, config.difficulty), ())
+    seqno = await _load_seqno(world)
+    judge = RecordJudge(world.verify, config.difficulty, known)
+    table = ContactTable(own, config.bucket_size)
+    core = DhtCore(own, world.signer, judge, table, config, world.rng("dht"), seqno)
+    dht = Dht(world, host, core, config, known)
+    host.set_message_handler(PROTOCOL_ID, dht.receive)
+    host.on_peer(dht.peer_changed)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(dht.keep_seqno, seqno)
+        dht.start()
+        try:
+            yield dht
+        finally:
+            dht.close()
+            nursery.cancel_scope.cancel()

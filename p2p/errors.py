@@ -1,0 +1,53 @@
+"""Every error says whose fault it is; its docstring is the sentence an operator reads."""
+
+
+class ShoalError(Exception):
+    """Something in Shoal failed."""
+
+
+class ConfigError(ShoalError):
+    """The configuration is wrong; the message names the file, the key and the remedy."""
+
+
+class MissingDependency(ShoalError):
+    """An optional package is not installed; the message names it and how to install it."""
+
+
+class ProtocolError(ShoalError):
+    """A protocol was broken."""
+
+
+class LocalProtocolError(ProtocolError):
+    """This process broke the protocol. It is a bug of ours."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer broke the protocol. Drop the connection and lower its score."""
+
+
+class BadMessage(RemoteProtocolError):
+    """The peer sent bytes that are not a valid message."""
+
+
+class WrongPeer(RemoteProtocolError):
+    """Whoever answered is not the peer that was dialled."""
+
+
+class PeerUnreachable(ShoalError):
+    """No connection to the peer could be opened: it is offline, or its addresses are stale."""
+
+
+class ProtocolNotSupported(ShoalError):
+    """The peer does not speak the protocol that was asked for."""
+
+
+class LimitExceeded(ShoalError):
+    """A named limit of this node was reached; the message says which."""
+
+
+class StorageError(ShoalError):
+    """The disk refused: full, read-only, or gone. Nothing verified was lost."""
+
+
+class WorkerDied(ShoalError):
+    """An engine's worker process ended while it was needed; its last words are in the message."""

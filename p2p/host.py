@@ -1,0 +1,166 @@
+"""Authenticated peers: messages, streams and who is connected. The seam that roles and services see.
+
+Two ways to talk, for two needs. A *message* is fire-and-forget on one long-lived stream per peer and
+protocol: in order, never blocking, dropped (and counted) when the peer is gone or too slow. A *stream*
+is an ordered pipe with back-pressure, for requests and bulk. The production side is
+`p2p.swarm.SwarmHost` over any `Network`, the simulated one `sim.host.SimHost`; one suite,
+tests/conformance/test_hosts.py, holds them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, Protocol
+
+import trio
+
+from p2p.errors import BadMessage
+from p2p.identity import PeerId, ProtocolId
+from p2p.multiaddr import Multiaddr
+from p2p.wire import MIB, FrameReader, frame
+
+MAX_MESSAGE: Final = MIB
+"""Bytes of one message. Larger things (chunks, submissions) travel on streams."""
+MAX_OUTBOX: Final = 4 * MIB
+"""Bytes of messages that may wait for one peer; beyond it messages to that peer are dropped. Four
+largest messages, or 16 s of a heartbeat a millisecond."""
+
+
+class Stream(trio.abc.HalfCloseableStream):
+    """An ordered byte stream to one authenticated peer, for one protocol."""
+
+    peer: PeerId
+    protocol: ProtocolId
+
+    def reset(self) -> None:
+        """Abandon both directions at once; the other side sees `trio.BrokenResourceError`."""
+        raise trio.BrokenResourceError
+
+
+StreamHandler = Callable[[Stream], Awaitable[None]]
+"""Serves one incoming stream; the stream is closed when it returns and reset when it raises."""
+
+MessageHandler = Callable[[PeerId, bytes], None]
+"""Takes one incoming message; must not block. Raising `RemoteProtocolError` costs the peer its connection."""
+
+
+class PeerState(Enum):
+    """What a `PeerEvent` reports."""
+
+    CONNECTED = "connected"
+    DISCONNECTED = "disconnected"
+    UNREACHABLE = "unreachable"
+    """Messages were waiting, and no address answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerEvent:
+    """A change in who is connected."""
+
+    peer: PeerId
+    state: PeerState
+
+
+class Host(Protocol):
+    """The local endpoint that owns all connections. Suite: tests/conformance/test_hosts.py."""
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Our own name."""
+        ...
+
+    @property
+    def addrs(self) -> tuple[Multiaddr, ...]:
+        """Where others can dial us, each ending in ``/p2p/``."""
+        ...
+
+    @property
+    def connected(self) -> tuple[PeerId, ...]:
+        """Peers with a live connection, oldest first."""
+        ...
+
+    def set_handler(self, protocol: ProtocolId, handler: StreamHandler) -> None:
+        """Serve incoming streams of ``protocol``."""
+        ...
+
+    def set_message_handler(self, protocol: ProtocolId, handler: MessageHandler) -> None:
+        """Take incoming messages of ``protocol``."""
+        ...
+
+    def on_peer(self, listener: Callable[[PeerEvent], None]) -> None:
+        """Call ``listener`` (which must not block) on every change in who is connected."""
+        ...
+
+    def add_addrs(self, peer: PeerId, addrs: Sequence[Multiaddr]) -> None:
+        """Remember where ``peer`` may be dialled: hints, newest first, a few per peer."""
+        ...
+
+    def addrs_of(self, peer: PeerId) -> tuple[Multiaddr, ...]:
+        """Where ``peer`` was last said to be."""
+        ...
+
+    async def connect(self, peer: PeerId) -> None:
+        """Make sure there is a connection. Raises `PeerUnreachable`, `WrongPeer`."""
+        ...
+
+    async def connect_addr(self, addr: Multiaddr) -> PeerId:
+        """Dial an address that ends in ``/p2p/``; returns who answered, which is whom it names."""
+        ...
+
+    async def disconnect(self, peer: PeerId) -> None:
+        """Close the connection, if there is one."""
+        ...
+
+    async def open_stream(self, peer: PeerId, protocol: ProtocolId) -> Stream:
+        """Connect if need be and open a stream. Raises `PeerUnreachable`, `ProtocolNotSupported`."""
+        ...
+
+    def send(self, peer: PeerId, protocol: ProtocolId, message: bytes) -> bool:
+        """Queue a message, connecting in the background if need be. False if it was dropped at once."""
+        ...
+
+    def penalise(self, peer: PeerId, points: float, reason: str) -> None:
+        """Lower a peer's score; at the limit it is disconnected and refused for a while."""
+        ...
+
+    def ban(self, peer: PeerId) -> None:
+        """Disconnect and refuse for as long as this host lives."""
+        ...
+
+
+async def send_frame(stream: trio.abc.SendStream, payload: bytes) -> None:
+    """Send one length-prefixed frame."""
+    await stream.send_all(frame(payload))
+
+
+async def request(
+    host: Host, peer: PeerId, protocol: ProtocolId, payload: bytes, *, max_reply: int = MAX_MESSAGE
+) -> bytes:
+    """One question, one answer, on a stream of its own. The caller sets the deadline.
+
+    Raises `PeerUnreachable`, `ProtocolNotSupported`, `trio.BrokenResourceError` when the peer goes
+    away, `BadMessage` when it answers with anything but one frame of at most ``max_reply`` bytes.
+    """
+    stream = await host.open_stream(peer, protocol)
+    async with stream:
+        await send_frame(stream, payload)
+        await stream.send_eof()
+        reply = await FrameReader(stream, max_reply).receive()
+        if reply is None:
+            raise BadMessage("the peer closed the stream without an answer")
+        return reply
+
+
+def serve_requests(
+    answer: Callable[[PeerId, bytes], Awaitable[bytes]], *, max_request: int = MAX_MESSAGE
+) -> StreamHandler:
+    """A `StreamHandler` that answers each frame of a stream with one frame."""
+
+    async def serve(stream: Stream) -> None:
+        reader = FrameReader(stream, max_request)
+        while (payload := await reader.receive()) is not None:
+            await send_frame(stream, await answer(stream.peer, payload))
+
+    return serve

@@ -1,0 +1,123 @@
+"""libp2p's identify and ping: who are you, what do you speak, where do you see me; and how far away."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from p2p.errors import BadMessage
+from p2p.host import Stream
+from p2p.identity import PeerId, ProtocolId
+from p2p.multiaddr import Multiaddr, decode_multiaddr_untrusted
+from p2p.protobuf import as_bytes_untrusted, as_text_untrusted, field, fields_untrusted
+from p2p.transport.negotiate import MAX_LINE
+from p2p.wire import KI, FrameReader, frame
+
+if TYPE_CHECKING:
+    from p2p.swarm import SwarmHost
+
+PROTOCOL_ID: Final = ProtocolId("/ipfs/id/1.0.0")
+PING_ID: Final = ProtocolId("/ipfs/ping/1.0.0")
+AGENT: Final = "shoal/0.1"
+PROTOCOL_VERSION: Final = "ipfs/0.1.0"
+MAX_INFO: Final = 8 * KI
+"""Bytes of an identify message, as in go-libp2p."""
+MAX_PROTOCOLS: Final = 128
+"""Protocols remembered of one peer; a busy kubo node speaks about 40."""
+MAX_LISTEN_ADDRS: Final = 16
+"""Addresses read from one message."""
+PING_BYTES: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class PeerInfo:
+    """What a peer says of itself. Nothing here is proved but what the connection proves."""
+
+    agent: str
+    protocols: tuple[ProtocolId, ...]
+    listen_addrs: tuple[Multiaddr, ...]
+    observed_addr: Multiaddr | None
+    """Where the peer sees us come from."""
+
+
+def encode_info(
+    peer: PeerId,
+    protocols: Sequence[ProtocolId],
+    listen_addrs: Sequence[Multiaddr],
+    observed: Multiaddr | None,
+) -> bytes:
+    """Our own identify message."""
+    public_key = field(1, 1) + field(2, peer.public_key)
+    parts = [field(1, public_key)]
+    parts += [field(2, addr.transport.to_bytes()) for addr in listen_addrs]
+    parts += [field(3, protocol) for protocol in protocols]
+    if observed is not None:
+        parts.append(field(4, observed.transport.to_bytes()))
+    return b"".join([*parts, field(5, PROTOCOL_VERSION), field(6, AGENT)])
+
+
+def decode_info_untrusted(data: bytes) -> PeerInfo:
+    """Raise `BadMessage`, and nothing else, whatever the bytes. Addresses of other kinds are left out."""
+    agent = ""
+    protocols: list[ProtocolId] = []
+    listen_addrs: list[Multiaddr] = []
+    observed = None
+    for number, value in fields_untrusted(data):
+        if number == 2 and len(listen_addrs) < MAX_LISTEN_ADDRS:
+            addr = _dialable(as_bytes_untrusted(value, "a listen address"))
+            listen_addrs += [addr] if addr else []
+        elif number == 3 and len(protocols) < MAX_PROTOCOLS:
+            protocols.append(ProtocolId(as_text_untrusted(value, "a protocol")[:MAX_LINE]))
+        elif number == 4:
+            observed = _dialable(as_bytes_untrusted(value, "an observed address"))
+        elif number == 6:
+            agent = as_text_untrusted(value, "an agent version")[:MAX_LINE]
+    return PeerInfo(agent, tuple(protocols), tuple(listen_addrs), observed)
+
+
+def _dialable(data: bytes) -> Multiaddr | None:
+    """None for the many address kinds that exist and are not ours (QUIC, WebRTC, circuits)."""
+    try:
+        return decode_multiaddr_untrusted(data)
+    except BadMessage:
+        return None
+
+
+async def receive_info(stream: Stream) -> PeerInfo:
+    """Read the peer's message. Raises `BadMessage`, `trio.BrokenResourceError`."""
+    data = await FrameReader(stream, MAX_INFO).receive()
+    if data is None:
+        raise BadMessage("the peer did not identify itself")
+    return decode_info_untrusted(data)
+
+
+async def send_info(stream: Stream, info: bytes) -> None:
+    """Answer an identify request."""
+    await stream.send_all(frame(info))
+
+
+async def serve_ping(stream: Stream) -> None:
+    """Send back what comes, for as long as it comes."""
+    while data := await stream.receive_some(PING_BYTES):
+        await stream.send_all(data)
+
+
+async def ping(host: SwarmHost, peer: PeerId) -> float:
+    """Seconds to ``peer`` and back. The caller sets the deadline.
+
+    Raises `PeerUnreachable`, `ProtocolNotSupported`, `BadMessage` if the echo differs.
+    """
+    async with await host.open_stream(peer, PING_ID) as stream:
+        question = host.world.entropy(PING_BYTES)
+        start = host.world.now()
+        await stream.send_all(question)
+        answer = bytearray()
+        while len(answer) < PING_BYTES:
+            data = await stream.receive_some(PING_BYTES - len(answer))
+            if not data:
+                raise BadMessage("the peer ended a ping without an answer")
+            answer += data
+        if answer != question:
+            raise BadMessage("the peer answered a ping with other bytes")
+        return host.world.now() - start

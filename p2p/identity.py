@@ -1,0 +1,191 @@
+"""Who a peer is: an Ed25519 key, its libp2p name, and signatures that mean one thing only.
+
+A `PeerId` is libp2p's: the identity multihash of the protobuf-encoded public key (specs/peer-ids), so
+the name *is* the key and nobody has to be asked for it. Everything signed is signed with a domain, the
+protocol id, in front: a heartbeat can never be replayed as a manifest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NewType, Protocol
+
+import nacl.exceptions
+import nacl.signing
+
+from p2p.errors import BadMessage
+
+ProtocolId = NewType("ProtocolId", str)
+"""The wire name of a protocol, such as ``/shoal/heartbeat/1.0.0``."""
+
+SIGNATURE_BYTES: Final = 64
+SEED_BYTES: Final = 32
+# Multihash identity (0x00), 36 bytes; protobuf: field 1 varint 1 (Ed25519), field 2 of 32 bytes.
+_PEER_ID_PREFIX: Final = bytes.fromhex("002408011220")
+PEER_ID_BYTES: Final = len(_PEER_ID_PREFIX) + 32
+_SIGNATURE_PREFIX: Final = b"shoal-signature:"
+
+_BASE58: Final = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+_BASE58_DIGIT: Final = {character: digit for digit, character in enumerate(_BASE58)}
+MAX_BASE58: Final = 128
+"""Characters. A PeerId has 52; the decoder is quadratic, so foreign text is cut off long before it hurts."""
+
+
+def base58_encode(data: bytes) -> str:
+    """Bitcoin's base 58."""
+    number = int.from_bytes(data, "big")
+    digits = []
+    while number:
+        number, digit = divmod(number, 58)
+        digits.append(_BASE58[digit])
+    zeros = len(data) - len(data.lstrip(b"\0"))
+    return "1" * zeros + "".join(reversed(digits))
+
+
+def base58_decode(text: str) -> bytes:
+    """Raise `ValueError` if ``text`` is not base 58 or longer than `MAX_BASE58`."""
+    if len(text) > MAX_BASE58:
+        raise ValueError(f"base58 text of {len(text)} characters is too long (at most {MAX_BASE58})")
+    number = 0
+    for character in text:
+        digit = _BASE58_DIGIT.get(character)
+        if digit is None:
+            raise ValueError(f"{character!r} is not a base58 character")
+        number = number * 58 + digit
+    zeros = len(text) - len(text.lstrip("1"))
+    return b"\0" * zeros + number.to_bytes((number.bit_length() + 7) // 8, "big")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PeerId:
+    """The identity multihash of a peer's public key: the only name a peer has."""
+
+    digest: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.digest) != PEER_ID_BYTES or not self.digest.startswith(_PEER_ID_PREFIX):
+            raise ValueError("a PeerId is the identity multihash of an Ed25519 public key (38 bytes)")
+
+    @classmethod
+    def from_public_key(cls, public_key: bytes) -> PeerId:
+        """``public_key`` is the 32 raw bytes of an Ed25519 key."""
+        return cls(_PEER_ID_PREFIX + public_key)
+
+    @classmethod
+    def from_base58(cls, text: str) -> PeerId:
+        """Raise `ValueError` unless ``text`` is a base58 Ed25519 PeerId (12D3Koo...)."""
+        return cls(base58_decode(text))
+
+    @property
+    def public_key(self) -> bytes:
+        """The 32 raw bytes of the Ed25519 key."""
+        return self.digest[len(_PEER_ID_PREFIX) :]
+
+    @property
+    def short(self) -> str:
+        """The last six characters: what people tell peers apart by."""
+        return str(self)[-6:]
+
+    def __str__(self) -> str:
+        return base58_encode(self.digest)
+
+    def __repr__(self) -> str:
+        text = str(self)
+        return f"PeerId({text[:4]}…{text[-4:]})"
+
+
+def decode_peer_id_untrusted(data: object) -> PeerId:
+    """Raise `BadMessage`, and nothing else, whatever ``data`` is."""
+    if not isinstance(data, bytes):
+        raise BadMessage("a PeerId must be bytes")
+    try:
+        return PeerId(data)
+    except ValueError as error:
+        raise BadMessage(str(error)) from None
+
+
+class Signer(Protocol):
+    """Whatever can sign for this node: a key in memory, or the simulator."""
+
+    @property
+    def peer_id(self) -> PeerId:
+        """In whose name it signs."""
+        ...
+
+    def sign(self, domain: str, payload: bytes) -> bytes:
+        """Return the signature of ``payload``, valid under ``domain`` only."""
+        ...
+
+    def sign_raw(self, data: bytes) -> bytes:
+        """Sign bytes as they are: for foreign protocols that bring their own prefix."""
+        ...
+
+
+class Verify(Protocol):
+    """Judges signatures; cores get one passed in, so that a simulator may remember verdicts."""
+
+    def __call__(self, peer: PeerId, domain: str, payload: bytes, signature: bytes, /) -> bool:
+        """Whether ``signature`` is ``peer``'s over ``payload`` under ``domain``."""
+        ...
+
+
+FOREIGN: Final = ""
+"""The domain of foreign protocols, whose payloads bring a prefix of their own (``libp2p-pubsub:``)."""
+
+
+def signed_bytes(domain: str, payload: bytes) -> bytes:
+    """What is really signed: a fixed prefix, the domain with its length, the payload.
+
+    Under `FOREIGN`, the payload as it is: `Signer.sign_raw` makes such signatures.
+    """
+    if domain == FOREIGN:
+        return payload
+    name = domain.encode()
+    return _SIGNATURE_PREFIX + len(name).to_bytes(2, "big") + name + payload
+
+
+class KeyPair:
+    """An Ed25519 key pair (a `Signer`)."""
+
+    __slots__ = ("_key", "_peer_id")
+
+    def __init__(self, seed: bytes) -> None:
+        if len(seed) != SEED_BYTES:
+            raise ValueError(f"an Ed25519 seed is {SEED_BYTES} bytes, not {len(seed)}")
+        self._key = nacl.signing.SigningKey(seed)
+        self._peer_id = PeerId.from_public_key(bytes(self._key.verify_key))
+
+    @property
+    def seed(self) -> bytes:
+        """The secret: 32 bytes from which both keys follow."""
+        return bytes(self._key)
+
+    @property
+    def peer_id(self) -> PeerId:
+        """The name that belongs to the public key."""
+        return self._peer_id
+
+    def sign(self, domain: str, payload: bytes) -> bytes:
+        """Return the 64-byte signature of ``payload``, valid under ``domain`` only."""
+        return self.sign_raw(signed_bytes(domain, payload))
+
+    def sign_raw(self, data: bytes) -> bytes:
+        """Sign bytes as they are: for foreign protocols that bring their own prefix."""
+        return self._key.sign(data).signature
+
+    def __repr__(self) -> str:
+        return f"KeyPair({self._peer_id!r})"
+
+
+def verify_raw(peer: PeerId, data: bytes, signature: bytes) -> bool:
+    """Whether ``signature`` is ``peer``'s over exactly ``data``."""
+    try:
+        nacl.signing.VerifyKey(peer.public_key).verify(data, signature)
+    except (nacl.exceptions.BadSignatureError, ValueError, nacl.exceptions.CryptoError):
+        return False
+    return True
+
+
+def verify(peer: PeerId, domain: str, payload: bytes, signature: bytes) -> bool:
+    """Whether ``signature`` is ``peer``'s over ``payload`` under ``domain`` (the real `Verify`)."""
+    return verify_raw(peer, signed_bytes(domain, payload), signature)

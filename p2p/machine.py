@@ -1,0 +1,363 @@
+"""The real `World`: this machine's clock, randomness, files, threads and processes.
+
+This file and the transports are where Shoal touches the operating system; everything else asks a
+`World`. Time is trio's, so tests on trio's own test clock work too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import math
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Any, Final, TypeVar
+
+import trio
+
+from p2p.errors import LimitExceeded, StorageError, WorkerDied
+from p2p.identity import SEED_BYTES, KeyPair, Signer, Verify, verify
+from p2p.wire import MIB
+from p2p.world import Disk
+
+T = TypeVar("T")
+
+MAX_WORKER_FRAME: Final = 1024 * MIB
+"""Bytes of one request or reply: our own child, so this only stops a runaway, not an attacker."""
+KILL_AFTER: Final = 1.0
+"""Seconds a child has to end after its input has ended."""
+
+
+class RealTimer:
+    """A callback on the world's timer task."""
+
+    __slots__ = ("callback",)
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self.callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        """Forget it; harmless when it has fired."""
+        self.callback = None
+
+
+class RealWorld:
+    """One node's share of this machine. Open it with `open_world`."""
+
+    def __init__(self, signer: Signer, folder: Path) -> None:
+        self.signer: Signer = signer
+        self.verify: Verify = verify
+        self.disk: Disk = RealDisk(folder)
+        self._timers: list[tuple[float, int, RealTimer]] = []
+        self._order = itertools.count()
+        self._sooner = trio.Event()
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return trio.current_time()  # noqa: TID251 - this is the clock
+
+    def wall(self) -> float:
+        """Seconds since 1970."""
+        return time.time()  # noqa: TID251 - this is the clock
+
+    async def sleep(self, seconds: float) -> None:
+        """Return after ``seconds``."""
+        await trio.sleep(max(0.0, seconds))  # noqa: TID251 - this is the clock
+
+    async def sleep_until(self, deadline: float) -> None:
+        """Return at ``deadline``, at once if it has passed."""
+        await trio.sleep_until(deadline)
+
+    def call_at(self, when: float, callback: Callable[[], None]) -> RealTimer:
+        """Call back once at ``when``."""
+        timer = RealTimer(callback)
+        heapq.heappush(self._timers, (when, next(self._order), timer))
+        if self._timers[0][2] is timer:
+            self._sooner.set()
+        return timer
+
+    async def run_timers(self) -> None:
+        """The one task behind `call_at`."""
+        while True:
+            while self._timers and self._timers[0][0] <= self.now():
+                callback = heapq.heappop(self._timers)[2].callback
+                if callback is not None:
+                    callback()
+            self._sooner = trio.Event()
+            with trio.move_on_at(self._timers[0][0] if self._timers else math.inf):
+                await self._sooner.wait()
+
+    def rng(self, purpose: str) -> Random:
+        """A generator seeded by the machine."""
+        return Random(f"{purpose}{secrets.randbits(128)}")
+
+    def entropy(self, count: int) -> bytes:
+        """Random bytes fit for keys."""
+        return secrets.token_bytes(count)
+
+    async def run_blocking(self, function: Callable[..., T], *args: Any, cost: float) -> T:
+        """Run a pure function in a thread; ``cost`` matters in simulations only."""
+        return await trio.to_thread.run_sync(function, *args)
+
+    @asynccontextmanager
+    async def open_worker(self, argv: Sequence[str], *, name: str) -> AsyncIterator[ProcessWorker]:
+        """Run ``python -m`` ``argv`` as a child for the length of the block."""
+        process = await trio.lowlevel.open_process(
+            [sys.executable, "-m", *argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        worker = ProcessWorker(process, name)
+        try:
+            yield worker
+        finally:
+            with trio.CancelScope(shield=True):
+                await worker.aclose()
+
+    def trace(self, name: str, **fields: object) -> None:
+        """Nobody listens in production."""
+
+    def buggify(self, name: str) -> bool:
+        """Never misbehave in production."""
+        return False
+
+    def sometimes(self, name: str, condition: bool) -> None:
+        """Nobody counts in production."""
+
+
+class ProcessWorker:
+    """Frames over the pipes of a child: 4 bytes of big-endian length, then the payload."""
+
+    def __init__(self, process: trio.Process, name: str) -> None:
+        self._process = process
+        self._name = name
+        self._turn = trio.Lock()
+
+    @property
+    def pid(self) -> int:
+        """The child's process id."""
+        return self._process.pid
+
+    async def call(self, request: bytes) -> bytes:
+        """One request, one reply. Raises `WorkerDied`.
+
+        A call that has begun is carried through even when its caller is cancelled: half a frame in
+        the pipe would end the worker.
+        """
+        async with self._turn:
+            with trio.CancelScope(shield=True):
+                reply = await self._exchange(request)
+        await trio.lowlevel.checkpoint_if_cancelled()
+        return reply
+
+    async def _exchange(self, request: bytes) -> bytes:
+        assert self._process.stdin is not None
+        try:
+            await self._process.stdin.send_all(len(request).to_bytes(4, "big") + request)
+            length = int.from_bytes(await self._read(4), "big")
+            if length > MAX_WORKER_FRAME:
+                raise LimitExceeded(f"{self._name} answered with {length} bytes (at most {MAX_WORKER_FRAME})")
+            return await self._read(length)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            raise WorkerDied(
+                f"the worker process of {self._name} ended (exit {self._process.poll()})"
+            ) from None
+
+    async def _read(self, count: int) -> bytes:
+        assert self._process.stdout is not None
+        data = bytearray()
+        while len(data) < count:
+            piece = await self._process.stdout.receive_some(min(count - len(data), MIB))
+            if not piece:
+                raise trio.BrokenResourceError
+            data += piece
+        return bytes(data)
+
+    async def aclose(self) -> None:
+        """End the child: first by ending its input, then by force."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        await self._process.stdin.aclose()
+        with trio.move_on_after(KILL_AFTER):
+            await self._process.wait()
+        if self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+        await self._process.stdout.aclose()
+
+
+class RealDisk:
+    """Files below one folder. Every call runs in a thread: a slow disk never stops the node."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def _path(self, path: str) -> Path:
+        if path.startswith("/") or ".." in path.split("/"):
+            raise ValueError(f"{path!r} is not inside the node's folder")
+        return self._folder / path
+
+    async def _run(self, function: Callable[..., T], *args: Any) -> T:
+        try:
+            return await trio.to_thread.run_sync(function, *args)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise StorageError(f"{error.strerror or error}: {error.filename}") from error
+
+    async def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        """Bytes of a file."""
+        return await self._run(_read, self._path(path), offset, length)
+
+    async def write(self, path: str, data: bytes | memoryview, offset: int | None = None) -> None:
+        """Replace the whole file, or overwrite from ``offset``."""
+        await self._run(_write, self._path(path), data, offset)
+
+    async def append(self, path: str, data: bytes) -> None:
+        """Write at the end."""
+        await self._run(_append, self._path(path), data)
+
+    async def fsync(self, path: str) -> None:
+        """Return once the file and its name would survive a crash."""
+        await self._run(_fsync, self._path(path))
+
+    async def replace(self, path: str, data: bytes | memoryview) -> None:
+        """Atomically and durably put ``data`` at ``path``."""
+        await self._run(_replace, self._path(path), data)
+
+    async def rename(self, old: str, new: str) -> None:
+        """Atomically and durably move a file."""
+        await self._run(_rename, self._path(old), self._path(new))
+
+    async def remove(self, path: str) -> None:
+        """Remove a file or folder."""
+        await self._run(_remove, self._path(path))
+
+    async def list(self, folder: str) -> list[str]:
+        """Sorted names in ``folder``."""
+        return await self._run(_list, self._path(folder))
+
+    async def size(self, path: str) -> int | None:
+        """Bytes, or None."""
+        return await self._run(_size, self._path(path))
+
+    def locate(self, path: str) -> str:
+        """The absolute path, for worker processes."""
+        return str(self._path(path).absolute())
+
+
+def _read(path: Path, offset: int, length: int | None) -> bytes:
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read() if length is None else file.read(length)
+
+
+def _write(path: Path, data: bytes | memoryview, offset: int | None) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if offset is None:
+        path.write_bytes(data)
+        return
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+def _append(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.write(data)
+
+
+def _fsync(path: Path) -> None:
+    for name in (path, path.parent):
+        descriptor = os.open(name, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _replace(path: Path, data: bytes | memoryview) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)  # mkstemp's 0600 would lock out whoever may read the folder
+        _rename(Path(temporary), path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _rename(old: Path, new: Path) -> None:
+    new.parent.mkdir(parents=True, exist_ok=True)
+    old.replace(new)
+    descriptor = os.open(new.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _list(path: Path) -> list[str]:
+    # Dot files are what `_replace` leaves behind when it is killed half-way: nobody's data.
+    return sorted(e.name for e in path.iterdir() if not e.name.startswith(".")) if path.is_dir() else []
+
+
+def _size(path: Path) -> int | None:
+    return path.stat().st_size if path.is_file() else None
+
+
+def load_or_create_key(path: Path) -> KeyPair:
+    """The key in ``path``, made there (mode 0600, synced) if it is not. Raises `StorageError`."""
+    try:
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_name(f".{path.name}.{os.getpid()}")
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(secrets.token_bytes(SEED_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+            _rename(temporary, path)
+        seed = path.read_bytes()
+        path.chmod(0o600)
+    except OSError as error:
+        raise StorageError(f"the key cannot be used: {error}") from error
+    if len(seed) != SEED_BYTES:
+        raise StorageError(
+            f"{path} is no key: it has {len(seed)} bytes, not {SEED_BYTES}; restore or remove it"
+        )
+    return KeyPair(seed)
+
+
+@asynccontextmanager
+async def open_world(data: Path | None = None, key: KeyPair | None = None) -> AsyncIterator[RealWorld]:
+    """A world over the folder ``data`` (temporary if None), signing with ``key`` (``data/key`` if None)."""
+    with contextlib.ExitStack() as stack:
+        folder = data or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-")))
+        world = RealWorld(key or load_or_create_key(folder / "key"), folder)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(world.run_timers)
+            try:
+                yield world
+            finally:
+                nursery.cancel_scope.cancel()

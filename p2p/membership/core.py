@@ -1,0 +1,351 @@
+"""Who is alive, according to whom: membership as a state machine, events and time in, effects out.
+
+Theory of operation
+-------------------
+Every node signs a heartbeat each ``interval`` and sends it to its neighbours (`overlay`) and to the peers
+that the node is interested in. Neighbours tell each other, with each heartbeat, digests of their own
+neighbours and of a random sample of all they know; who reads of something new asks for the signed
+heartbeat itself, within a budget. So in a small swarm everybody learns of everybody within a few intervals,
+and in a large one everybody keeps a fresh random sample. Newcomers' digests do not wait for the next
+heartbeat.
+
+Silence is judged on our own monotonic clock (`view`). Whoever misses a neighbour's heartbeats asks
+everybody with an accusation that carries the silent peer's last signed words: it floods the overlay
+(`rumours`) until it meets the accused, who answers with a newer heartbeat, or somebody who has one. What
+nobody refutes is a death. An accusation thus cannot kill the living, only make them speak once more.
+
+Wall clocks appear in one place: a heartbeat whose expiry is long past, or absurdly far ahead, is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import Final, assert_never
+
+from p2p.errors import BadMessage
+from p2p.identity import PeerId, Signer, Verify
+from p2p.membership.events import (
+    AddAddrs,
+    Bootstrap,
+    Change,
+    Disconnected,
+    Effect,
+    Event,
+    Interest,
+    Leave,
+    Member,
+    MembershipConfig,
+    Received,
+    Reserve,
+    Tick,
+    Unreachable,
+    Update,
+)
+from p2p.membership.heartbeat import SignedHeartbeat, key_of
+from p2p.membership.judge import FLOOD_POINTS, MALFORMED_POINTS, REPLAYED_POINTS, Judge
+from p2p.membership.messages import (
+    MAX_HEARTBEATS,
+    Accuse,
+    Beat,
+    Digest,
+    ForwardJoin,
+    Give,
+    Join,
+    Link,
+    Linked,
+    Message,
+    News,
+    Unlink,
+    Want,
+    decode_message_untrusted,
+)
+from p2p.membership.outbox import Outbox
+from p2p.membership.overlay import Overlay
+from p2p.membership.pull import Pull
+from p2p.membership.rumours import Quotas, Rumours
+from p2p.membership.silence import Silence
+from p2p.membership.view import PROBE, Stage, View
+from p2p.membership.voice import Voice, differs
+from p2p.multiaddr import Multiaddr
+
+WELCOME_DIGESTS: Final = 16
+"""Digests for a newcomer, beside those of our neighbours: its next neighbours tell it the rest."""
+
+
+class MembershipCore:
+    """Heartbeats, neighbours and deaths of one node. Feed it `Event`s, carry out its `Effect`s."""
+
+    def __init__(
+        self,
+        signer: Signer,
+        config: MembershipConfig,
+        rng: Random,
+        *,
+        verify: Verify,
+        may: Callable[[PeerId], bool],
+        wall: Callable[[], float],
+        seqno: int,
+    ) -> None:
+        """``seqno`` is the first number to use; `voice.SEQNO_BLOCK` from there are already reserved."""
+        self.peer: Final = signer.peer_id
+        self._config = config
+        self._outbox = outbox = Outbox()
+        self._judge = judge = Judge(verify, may, wall, config.lifetime, outbox.put)
+        self._voice = voice = Voice(signer, config, wall, seqno)
+        self._view = view = View(self.peer, config, rng)
+        self._overlay = overlay = Overlay(view, config, rng, outbox.send, voice.newest)
+        self._rumours = rumours = Rumours()
+        self._silence = Silence(outbox, view, overlay, rumours, judge, voice)
+        self._pull = Pull(view, config)
+        self._quotas = Quotas()
+
+    @property
+    def next_deadline(self) -> float:
+        """When to deliver the next `Tick`."""
+        return min(
+            self._voice.next_beat, self._rumours.flush_at, self._view.next_due, self._overlay.next_deadline
+        )
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """What was dropped, by reason."""
+        return self._judge.counters
+
+    @property
+    def neighbours(self) -> tuple[PeerId, ...]:
+        """The active view, longest first."""
+        return tuple(self._overlay.active)
+
+    def members(self) -> list[Member]:
+        """Everybody known to live and admitted, without ourselves, longest known first."""
+        return self._view.members()
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Advance by one event and return what to do about it."""
+        match event:
+            case Received(peer, data):
+                self._receive(peer, data, now)
+            case Disconnected(peer):
+                self._disconnected(peer, now)
+            case Unreachable(peer):
+                self._unreachable(peer, now)
+            case Bootstrap(addrs):
+                self._bootstrap(addrs, now)
+            case Interest(peers):
+                self._voice.interest(peers)
+            case Update(profile):
+                self._voice.describe(profile, now)
+            case Tick():
+                self._tick(now)
+            case Leave():
+                self._leave()
+            case _:
+                assert_never(event)
+        return self._outbox.take()
+
+    # What others say.
+
+    def _receive(self, peer: PeerId, data: bytes, now: float) -> None:
+        if not self._judge.may(peer):
+            self._judge.counters["unadmitted"] += 1
+        elif not self._quotas.allow(peer, len(data), now):
+            self._judge.refuse("over quota", peer, FLOOD_POINTS)
+        else:
+            try:
+                message = decode_message_untrusted(data)
+            except BadMessage as error:
+                self._judge.refuse("malformed", peer, MALFORMED_POINTS, str(error))
+            else:
+                self._dispatch(peer, message, now)
+
+    def _dispatch(self, peer: PeerId, message: Message, now: float) -> None:
+        match message:
+            case Beat() | Join() | Link() | Linked():
+                self._greeted(peer, message, now)
+            case ForwardJoin(hops, signed):
+                if self._take_in(signed, peer, now, hold=not hops) or signed.peer in self._view:
+                    self._overlay.walked(message, peer, now)
+            case Unlink():
+                self._lose_touch(peer, now)
+            case News(digests):
+                self._offered(peer, digests, now)
+            case Want(keys):
+                self._give(peer, keys)
+            case Give(heartbeats):
+                for signed in heartbeats:
+                    self._take_in(signed, peer, now, hold=self._pull.was_asked(key_of(signed.peer)))
+                    self._pull.arrived(key_of(signed.peer))
+            case Accuse(heartbeats):
+                for signed in heartbeats:
+                    self._silence.accused(signed, peer, now)
+            case _:
+                assert_never(message)
+
+    def _greeted(self, peer: PeerId, message: Beat | Join | Link | Linked, now: float) -> None:
+        """A message in which the sender speaks of itself."""
+        if message.heartbeat.peer != peer:
+            self._judge.refuse(
+                "malformed", peer, MALFORMED_POINTS, "it passed off another's heartbeat as its own"
+            )
+            return
+        if isinstance(message, Beat):
+            self._view.expect(peer, now)
+        self._take_in(message.heartbeat, peer, now, hold=True)
+        if peer not in self._view:
+            return
+        match message:
+            case Beat(linked, _, digests):
+                self._view.expect(peer, now)
+                self._overlay.beaten(peer, linked, now)
+                self._offered(peer, digests, now)
+            case Join():
+                self._overlay.joined(peer, now)
+                self._outbox.send(peer, News(self._digests(WELCOME_DIGESTS)))
+            case Link(urgent):
+                self._overlay.link_wanted(peer, urgent, now)
+            case Linked(accepted):
+                self._overlay.link_answered(peer, accepted, now)
+
+    def _offered(self, peer: PeerId, digests: tuple[Digest, ...], now: float) -> None:
+        keys = self._pull.wanted(digests, now)
+        if keys:
+            self._outbox.send(peer, Want(keys))
+
+    def _give(self, peer: PeerId, keys: tuple[bytes, ...]) -> None:
+        heartbeats = []
+        for key in dict.fromkeys(keys):
+            entry = self._view.named(key)
+            if key == key_of(self.peer):
+                heartbeats.append(self._voice.newest())
+            elif entry is not None and entry.stage is not Stage.ACCUSED:
+                heartbeats.append(entry.signed)
+        for start in range(0, len(heartbeats), MAX_HEARTBEATS):
+            self._outbox.send(peer, Give(tuple(heartbeats[start : start + MAX_HEARTBEATS])))
+
+    def _take_in(self, signed: SignedHeartbeat, source: PeerId, now: float, *, hold: bool) -> bool:
+        """Judge a heartbeat; return whether it is genuine news. ``hold`` keeps it in a full view too."""
+        peer = signed.peer
+        if peer == self.peer:
+            self._silence.echoed(signed, now)
+            return False
+        held = peer in self._view
+        if signed.seqno <= self._view.newest(peer):
+            self._stale(signed, source)
+            return False
+        if not (held or hold) and self._rumours.is_old(peer, signed.seqno, accused=False, source=source):
+            return False
+        if not self._judge.is_genuine(signed, source):
+            return False
+        refutes = self._rumours.is_accused(peer)
+        if signed.heartbeat.leaving:
+            self._silence.bury(signed, Change.LEFT, now)
+        elif held or hold or self._view.has_room():
+            self._hold(signed, now)
+        if refutes or signed.heartbeat.leaving:
+            self._rumours.spread(signed, accused=False, source=source, now=now)
+        return True
+
+    def _stale(self, signed: SignedHeartbeat, source: PeerId) -> None:
+        """Old news are normal from others. From the peer itself it is a replay, or it lost its numbers."""
+        known = self._view.get(signed.peer) or self._view.grave(signed.peer)
+        if source == signed.peer and known is not None and signed.seqno < known.signed.seqno:
+            self._judge.refuse("replayed", source, REPLAYED_POINTS)
+            self._outbox.send(source, Give((known.signed,)))
+
+    def _hold(self, signed: SignedHeartbeat, now: float) -> None:
+        peer = signed.peer
+        before = self._view.update(signed, now)
+        profile = signed.heartbeat.profile
+        if before is None or before.heartbeat.profile.addrs != profile.addrs:
+            self._outbox.put(AddAddrs(peer, profile.addrs))
+        entry = self._view.get(peer)
+        assert entry is not None
+        if before is None:
+            self._rumours.announce(peer, now)
+            self._outbox.tell(Change.JOINED, Member.of(signed, now))
+            surplus = self._view.surplus(self._overlay.active, peer)
+            if surplus is not None:
+                self._silence.forget(surplus)
+        elif differs(before.heartbeat.profile, profile):
+            self._outbox.tell(Change.CHANGED, Member.of(signed, now))
+        if entry.direct and now - entry.direct_at > PROBE * entry.interval:
+            self._lose_touch(peer, now)  # it lives, but does not beat to us
+
+    # What the host, the node and the clock say.
+
+    def _disconnected(self, peer: PeerId, now: float) -> None:
+        entry = self._view.get(peer)
+        if entry is not None and entry.direct:
+            self._silence.probe(entry)
+        self._overlay.remove(peer, now)
+
+    def _unreachable(self, peer: PeerId, now: float) -> None:
+        self._voice.spare(peer, now)
+        self._silence.unreachable(peer, now)
+        self._overlay.unreachable(peer, now)
+
+    def _bootstrap(self, addrs: tuple[Multiaddr, ...], now: float) -> None:
+        peers: dict[PeerId, None] = {}
+        for addr in addrs:
+            peer = addr.peer_id
+            if peer is not None and peer != self.peer:
+                peers[peer] = None
+                self._outbox.put(AddAddrs(peer, (addr,)))
+        self._overlay.bootstrap(tuple(peers), now)
+
+    def _tick(self, now: float) -> None:
+        if self._voice.next_beat <= now:
+            self._beat(now)
+        if self._view.next_due <= now:
+            self._silence.sweep(now)
+        if self._overlay.next_deadline <= now:
+            self._overlay.tick(now)
+        if self._rumours.flush_at <= now:
+            self._flush(now)
+
+    def _beat(self, now: float) -> None:
+        """A sign of life to all who wait for one."""
+        signed = self._voice.beat(now)
+        ceiling = self._voice.reserve()
+        if ceiling is not None:
+            self._outbox.put(Reserve(ceiling))
+        for peer in [peer for peer in self._view if not self._judge.may(peer)]:
+            self._silence.forget(peer)
+            self._overlay.remove(peer, now)
+        active = self._overlay.active
+        self._outbox.send_all(list(active), Beat(True, signed, self._digests(self._config.sample)))
+        others = [peer for peer in self._voice.interested(now) if peer not in active]
+        self._outbox.send_all(others, Beat(False, signed))
+        self._outbox.send_all(self._voice.take_owed(), Give((signed,)))
+        self._overlay.fill(now)
+
+    def _flush(self, now: float) -> None:
+        """Pass on rumours and news, to each neighbour what it may not know."""
+        rumours, news = self._rumours.take(now)
+        entries = [entry for peer in news if (entry := self._view.get(peer)) is not None]
+        digests = tuple(Digest.of(entry.signed) for entry in entries)
+        for peer in self._overlay.active:
+            fresh = [rumour for rumour in rumours if peer not in rumour.known_by]
+            accused = tuple(rumour.signed for rumour in fresh if rumour.accused)
+            alive = tuple(rumour.signed for rumour in fresh if not rumour.accused)
+            if accused:
+                self._outbox.send(peer, Accuse(accused))
+            if alive:
+                self._outbox.send(peer, Give(alive))
+            if digests:
+                self._outbox.send(peer, News(digests))
+
+    def _leave(self) -> None:
+        """Say good-bye."""
+        self._outbox.send_all(list(self._overlay.active), Give((self._voice.farewell(),)))
+
+    # Shared steps.
+
+    def _digests(self, count: int) -> tuple[Digest, ...]:
+        return tuple(Digest.of(signed) for signed in self._view.sample(count, self._overlay.active))
+
+    def _lose_touch(self, peer: PeerId, now: float) -> None:
+        """A peer lives, but beats to us no more."""
+        self._view.lose_touch(peer)
+        self._overlay.remove(peer, now)

@@ -1,0 +1,199 @@
+"""The signed heartbeat: what a peer says of itself, in about 210 bytes.
+
+A heartbeat is a msgpack list followed by 64 bytes of signature over it, under the protocol id as domain.
+Its ``seqno`` only grows, restarts included; its ``expires`` keeps last month's heartbeat from being shown
+to a newcomer. Neither says whether the peer lives: that each receiver judges on its own monotonic clock.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Final
+
+from p2p.errors import BadMessage
+from p2p.identity import SIGNATURE_BYTES, PeerId, ProtocolId, Signer
+from p2p.multiaddr import Multiaddr, decode_multiaddr_untrusted
+from p2p.wire import fields_untrusted, pack, unpack_untrusted
+
+PROTOCOL_ID: Final = ProtocolId("/shoal/heartbeat/1.0.0")
+"""Also the domain of heartbeat signatures."""
+MAX_HEARTBEAT: Final = 1024
+"""Bytes. All fields at their limits take about 950; an honest heartbeat has 180 to 250."""
+MAX_ADDRS: Final = 4
+"""A public and a private address, each for IPv4 and IPv6."""
+MAX_ADDR: Final = 96
+"""Bytes of one address: a DNS name of 80 with its port; IPv6 with a port takes 20."""
+MAX_ROLES: Final = 8
+MAX_NAME: Final = 32
+"""Characters of a role's name and of the software version."""
+MAX_RUN: Final = 32
+"""Bytes of a run id: a digest."""
+MAX_POLICY: Final = 2**31 - 1
+"""Versions. A digest carries the policy as a signed 32-bit number."""
+MAX_SEQNO: Final = 2**63 - 1
+MIN_INTERVAL: Final = 0.05
+MAX_INTERVAL: Final = 120.0
+"""Seconds between heartbeats. Whoever beats slower could stay dead and listed for minutes."""
+NO_POLICY: Final = -1
+"""The policy of a peer that holds none."""
+KEY_BYTES: Final = 8
+"""Bytes that name a peer in digests: the head of its public key. Finding a second key with the same head
+takes 2**63 tries and would only hide the finder behind somebody else."""
+
+_MEMO: Final = 2048
+"""Decoded heartbeats remembered: each arrives about eight times, once per neighbour; 2 MiB at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """What a node says of itself; the parts of a heartbeat that it may choose."""
+
+    addrs: tuple[Multiaddr, ...] = ()
+    """Where it can be dialled, with or without ``/p2p/``; the first `MAX_ADDRS` are sent."""
+    roles: tuple[str, ...] = ()
+    """Names of the roles it runs."""
+    run: bytes = b""
+    """Id of the run it takes part in; empty if none."""
+    policy: int = NO_POLICY
+    """Newest policy version it holds whole; `NO_POLICY` if none."""
+    upload: int = 0
+    """Measured upload in bytes per second; 0 while nothing was measured."""
+    slots: int = 0
+    """How many more children or tasks it would take."""
+    load: float = 0.0
+    """Share of its capacity in use, 0 to 1; sent in thousandths."""
+    version: str = ""
+    """Software version."""
+
+    def __post_init__(self) -> None:
+        if len(self.roles) > MAX_ROLES or any(not 0 < len(role) <= MAX_NAME for role in self.roles):
+            raise ValueError(f"at most {MAX_ROLES} roles with names of 1 to {MAX_NAME} characters")
+        if len(self.run) > MAX_RUN or len(self.version) > MAX_NAME:
+            raise ValueError(f"a run id has at most {MAX_RUN} bytes, a version {MAX_NAME} characters")
+        if not NO_POLICY <= self.policy <= MAX_POLICY:
+            raise ValueError(f"a policy version is {NO_POLICY} to {MAX_POLICY}, not {self.policy}")
+        if not 0 <= self.upload < 2**53 or not 0 <= self.slots < 2**31 or not 0 <= self.load <= 1:
+            raise ValueError("upload and slots cannot be negative, and load is 0 to 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """One sign of life."""
+
+    peer: PeerId
+    seqno: int
+    expires: int
+    """Wall time, in seconds since 1970, after which it proves nothing."""
+    interval: float
+    """Seconds until the next one; receivers count silence in these. Sent in milliseconds."""
+    leaving: bool = False
+    """The last one: a clean good-bye."""
+    profile: Profile
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seqno <= MAX_SEQNO or not 0 <= self.expires <= MAX_SEQNO:
+            raise ValueError("a sequence number or expiry is out of range")
+        if not MIN_INTERVAL <= self.interval <= MAX_INTERVAL:
+            raise ValueError(f"a heartbeat interval is {MIN_INTERVAL} to {MAX_INTERVAL} s")
+
+
+@dataclass(frozen=True, slots=True)
+class SignedHeartbeat:
+    """A heartbeat with the bytes that were signed. Whether the signature is good, the core judges."""
+
+    heartbeat: Heartbeat
+    body: bytes
+    signature: bytes
+
+    @property
+    def peer(self) -> PeerId:
+        """Whose heartbeat it is."""
+        return self.heartbeat.peer
+
+    @property
+    def seqno(self) -> int:
+        """Its place in the peer's life."""
+        return self.heartbeat.seqno
+
+    @property
+    def wire(self) -> bytes:
+        """As it travels."""
+        return self.body + self.signature
+
+
+def key_of(peer: PeerId) -> bytes:
+    """The `KEY_BYTES` that name ``peer`` in digests."""
+    return peer.public_key[:KEY_BYTES]
+
+
+def sign_heartbeat(heartbeat: Heartbeat, signer: Signer) -> SignedHeartbeat:
+    """Sign ``heartbeat``. Raise `ValueError` if its addresses are longer than a heartbeat may be."""
+    profile = heartbeat.profile
+    addrs = [addr.transport.to_bytes() for addr in profile.addrs]
+    body = pack(
+        [
+            heartbeat.peer.public_key,
+            heartbeat.seqno,
+            heartbeat.expires,
+            round(heartbeat.interval * 1000),
+            heartbeat.leaving,
+            [addr for addr in addrs if len(addr) <= MAX_ADDR][:MAX_ADDRS],
+            list(profile.roles),
+            profile.run,
+            profile.policy,
+            profile.upload,
+            profile.slots,
+            round(profile.load * 1000),
+            profile.version,
+        ]
+    )
+    return SignedHeartbeat(heartbeat, body, signer.sign(PROTOCOL_ID, body))
+
+
+def decode_heartbeat_untrusted(data: object) -> SignedHeartbeat:
+    """Raise `BadMessage`, and nothing else, whatever ``data`` is. The signature is *not* checked."""
+    if not isinstance(data, bytes) or not SIGNATURE_BYTES < len(data) <= MAX_HEARTBEAT:
+        raise BadMessage(f"a heartbeat is {SIGNATURE_BYTES + 1} to {MAX_HEARTBEAT} bytes")
+    return _decode(data)
+
+
+@functools.lru_cache(_MEMO)
+def _decode(data: bytes) -> SignedHeartbeat:
+    body = data[:-SIGNATURE_BYTES]
+    kinds = (bytes, int, int, int, bool, list, list, bytes, int, int, int, int, str)
+    fields = fields_untrusted(unpack_untrusted(body), *kinds, what="heartbeat")
+    key, seqno, expires, interval, leaving, addrs, roles, run, policy, upload, slots, load, version = fields
+    if len(addrs) > MAX_ADDRS or any(not isinstance(role, str) for role in roles):
+        raise BadMessage("a heartbeat has too many addresses or a role that is no text")
+    try:
+        peer = PeerId.from_public_key(key)
+        profile = Profile(
+            addrs=tuple(_addr_untrusted(addr, peer) for addr in addrs),
+            roles=tuple(roles),
+            run=run,
+            policy=policy,
+            upload=upload,
+            slots=slots,
+            load=load / 1000 if 0 <= load <= 1000 else -1,
+            version=version,
+        )
+        heartbeat = Heartbeat(
+            peer=peer,
+            seqno=seqno,
+            expires=expires,
+            interval=interval / 1000 if interval < 2**31 else -1,
+            leaving=leaving,
+            profile=profile,
+        )
+    except ValueError as error:
+        raise BadMessage(f"a heartbeat makes no sense: {error}") from None
+    return SignedHeartbeat(heartbeat, body, data[-SIGNATURE_BYTES:])
+
+
+def _addr_untrusted(data: object, peer: PeerId) -> Multiaddr:
+    """An address in a heartbeat is a bare place; whose place it is, the heartbeat says."""
+    addr = decode_multiaddr_untrusted(data)
+    if not isinstance(data, bytes) or len(data) > MAX_ADDR or addr.parts[-1][0] == "p2p":
+        raise BadMessage(f"an address in a heartbeat has at most {MAX_ADDR} bytes and no /p2p/")
+    return addr.with_peer(peer)

@@ -1,0 +1,256 @@
+"""Messages of ``/shoal/heartbeat/1.0.0``: msgpack lists that start with the number of their kind.
+
+| kind | message | fields | sent |
+|---|---|---|---|
+| 0 | `Beat` | linked, heartbeat, digests | every interval, to neighbours and to interested peers |
+| 1 | `Join` | heartbeat | by a newcomer, to its bootstrap |
+| 2 | `ForwardJoin` | hops, heartbeat | walks on behalf of a newcomer |
+| 3 | `Link` | urgent, heartbeat | asks to become neighbours |
+| 4 | `Linked` | accepted, heartbeat | answers `Link` and `Join` |
+| 5 | `Unlink` | | ends being neighbours; the sender lives on |
+| 6 | `News` | digests | of peers just learned of |
+| 7 | `Want` | keys | asks for the heartbeats behind digests |
+| 8 | `Give` | heartbeats | answers `Want`; also refutes an accusation, or says good-bye |
+| 9 | `Accuse` | heartbeats | "nothing newer has come": each accused peer's last signed words |
+
+Digests and keys travel as one packed byte string each: 20 and 8 bytes an entry.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from p2p.errors import BadMessage
+from p2p.membership.heartbeat import (
+    KEY_BYTES,
+    MAX_POLICY,
+    MAX_SEQNO,
+    NO_POLICY,
+    PROTOCOL_ID,
+    SignedHeartbeat,
+    decode_heartbeat_untrusted,
+    key_of,
+)
+from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
+
+__all__ = [
+    "MAX_HEARTBEATS",
+    "MAX_HOPS",
+    "MAX_KEYS",
+    "MAX_MEMBERSHIP_MESSAGE",
+    "PROTOCOL_ID",
+    "Accuse",
+    "Beat",
+    "Digest",
+    "ForwardJoin",
+    "Give",
+    "Join",
+    "Link",
+    "Linked",
+    "Message",
+    "News",
+    "Unlink",
+    "Want",
+    "decode_message_untrusted",
+    "encode_message",
+]
+
+MAX_HEARTBEATS: Final = 32
+"""Heartbeats in one message: about 7 KiB, so that one message never delays others by much."""
+MAX_KEYS: Final = 64
+"""Heartbeats asked for at once; they come back in two messages."""
+MAX_DIGESTS: Final = 256
+"""A whole passive view of 200 and an active one fit."""
+MAX_HOPS: Final = 8
+"""Steps of a forward-join walk; ours take 3, and 8 mix a swarm of a million at degree 8."""
+MAX_MEMBERSHIP_MESSAGE: Final = 40 * KI
+"""Bytes: `MAX_HEARTBEATS` of the longest kind, with their headers."""
+
+_DIGEST: Final = struct.Struct(f">{KEY_BYTES}sQi")
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """That a newer heartbeat exists, in 20 bytes. Unsigned: a reason to ask, never a fact."""
+
+    key: bytes
+    seqno: int
+    policy: int
+
+    @classmethod
+    def of(cls, signed: SignedHeartbeat) -> Digest:
+        """The digest of one heartbeat."""
+        return cls(key_of(signed.peer), signed.seqno, signed.heartbeat.profile.policy)
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The sender's own heartbeat, and digests of others'."""
+
+    linked: bool
+    """Whether the sender counts the receiver among its neighbours."""
+    heartbeat: SignedHeartbeat
+    digests: tuple[Digest, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Take me in, and tell others."""
+
+    heartbeat: SignedHeartbeat
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardJoin:
+    """A newcomer, on its walk."""
+
+    hops: int
+    """Steps left."""
+    heartbeat: SignedHeartbeat
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Be my neighbour."""
+
+    urgent: bool
+    """The sender has no other neighbour: do not refuse."""
+    heartbeat: SignedHeartbeat
+
+
+@dataclass(frozen=True, slots=True)
+class Linked:
+    """We are neighbours now; or, not accepted, there is no room."""
+
+    accepted: bool
+    heartbeat: SignedHeartbeat
+
+
+@dataclass(frozen=True, slots=True)
+class Unlink:
+    """We are no neighbours any more, and I shall beat to you no more; I live."""
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """Digests of peers that the sender has just learned of."""
+
+    digests: tuple[Digest, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """Send me the heartbeats of these."""
+
+    keys: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Give:
+    """Heartbeats of others."""
+
+    heartbeats: tuple[SignedHeartbeat, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Accuse:
+    """After these, nothing came: who knows better?"""
+
+    heartbeats: tuple[SignedHeartbeat, ...]
+
+
+Message = Beat | Join | ForwardJoin | Link | Linked | Unlink | News | Want | Give | Accuse
+
+
+def encode_message(message: Message) -> bytes:
+    """The bytes of ``message``."""
+    match message:
+        case Beat(linked, heartbeat, digests):
+            return pack([0, linked, heartbeat.wire, _pack_digests(digests)])
+        case Join(heartbeat):
+            return pack([1, heartbeat.wire])
+        case ForwardJoin(hops, heartbeat):
+            return pack([2, hops, heartbeat.wire])
+        case Link(urgent, heartbeat):
+            return pack([3, urgent, heartbeat.wire])
+        case Linked(accepted, heartbeat):
+            return pack([4, accepted, heartbeat.wire])
+        case Unlink():
+            return pack([5])
+        case News(digests):
+            return pack([6, _pack_digests(digests)])
+        case Want(keys):
+            return pack([7, b"".join(keys)])
+        case Give(heartbeats):
+            return pack([8, [heartbeat.wire for heartbeat in heartbeats]])
+        case Accuse(heartbeats):
+            return pack([9, [heartbeat.wire for heartbeat in heartbeats]])
+
+
+def decode_message_untrusted(data: bytes) -> Message:
+    """Raise `BadMessage`, and nothing else, whatever the bytes. Signatures are *not* checked."""
+    if len(data) > MAX_MEMBERSHIP_MESSAGE:
+        raise BadMessage(f"a membership message has at most {MAX_MEMBERSHIP_MESSAGE} bytes")
+    value = unpack_untrusted(data)
+    if not isinstance(value, list) or not value or type(value[0]) is not int:
+        raise BadMessage("a membership message starts with the number of its kind")
+    known = _KINDS.get(value[0])
+    if known is None:
+        raise BadMessage(f"membership message {value[0]} is unknown")
+    kinds, build = known
+    return build(*fields_untrusted(value[1:], *kinds, what="membership message"))
+
+
+def _pack_digests(digests: tuple[Digest, ...]) -> bytes:
+    return b"".join(_DIGEST.pack(digest.key, digest.seqno, digest.policy) for digest in digests)
+
+
+def _digests_untrusted(data: bytes) -> tuple[Digest, ...]:
+    if len(data) % _DIGEST.size or len(data) > MAX_DIGESTS * _DIGEST.size:
+        raise BadMessage(f"digests are at most {MAX_DIGESTS} times {_DIGEST.size} bytes")
+    digests = tuple(Digest(*fields) for fields in _DIGEST.iter_unpack(data))
+    for digest in digests:
+        if digest.seqno > MAX_SEQNO or not NO_POLICY <= digest.policy <= MAX_POLICY:
+            raise BadMessage("a digest is out of range")
+    return digests
+
+
+def _keys_untrusted(data: bytes) -> tuple[bytes, ...]:
+    if len(data) % KEY_BYTES or len(data) > MAX_KEYS * KEY_BYTES:
+        raise BadMessage(f"keys are at most {MAX_KEYS} times {KEY_BYTES} bytes")
+    return tuple(data[start : start + KEY_BYTES] for start in range(0, len(data), KEY_BYTES))
+
+
+def _heartbeats_untrusted(items: list[object]) -> tuple[SignedHeartbeat, ...]:
+    if len(items) > MAX_HEARTBEATS:
+        raise BadMessage(f"at most {MAX_HEARTBEATS} heartbeats come in one message")
+    return tuple(decode_heartbeat_untrusted(item) for item in items)
+
+
+def _forward_join_untrusted(hops: int, heartbeat: bytes) -> ForwardJoin:
+    if not 0 <= hops <= MAX_HOPS:
+        raise BadMessage(f"a walk has 0 to {MAX_HOPS} steps left, not {hops}")
+    return ForwardJoin(hops, decode_heartbeat_untrusted(heartbeat))
+
+
+# Kind -> the types of its fields, and how to build it from them.
+_KINDS: Final[dict[int, tuple[tuple[type, ...], Callable[..., Message]]]] = {
+    0: (
+        (bool, bytes, bytes),
+        lambda linked, heartbeat, digests: Beat(
+            linked, decode_heartbeat_untrusted(heartbeat), _digests_untrusted(digests)
+        ),
+    ),
+    1: ((bytes,), lambda heartbeat: Join(decode_heartbeat_untrusted(heartbeat))),
+    2: ((int, bytes), _forward_join_untrusted),
+    3: ((bool, bytes), lambda urgent, heartbeat: Link(urgent, decode_heartbeat_untrusted(heartbeat))),
+    4: ((bool, bytes), lambda accepted, heartbeat: Linked(accepted, decode_heartbeat_untrusted(heartbeat))),
+    5: ((), Unlink),
+    6: ((bytes,), lambda digests: News(_digests_untrusted(digests))),
+    7: ((bytes,), lambda keys: Want(_keys_untrusted(keys))),
+    8: ((list,), lambda items: Give(_heartbeats_untrusted(items))),
+    9: ((list,), lambda items: Accuse(_heartbeats_untrusted(items))),
+}

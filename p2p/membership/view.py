@@ -1,0 +1,258 @@
+"""Whom a node knows: the living with their newest heartbeats, and the dead, so that they stay dead.
+
+How the silence of a peer is judged, in its own intervals since we first saw its newest heartbeat:
+
+| peer | 1.5 | 2 | 2.8 | `expiry` (3) | `stale` (24) |
+|---|---|---|---|---|---|
+| beats to us | asked itself | accused to all | dead, unless refuted | dead | |
+| known through others | | | | | forgotten |
+| accused by another | dead after 0.8 more without a newer heartbeat | | | | |
+
+A newer heartbeat, from whomever, makes a peer fresh again. Two lost heartbeats in a row are normal on a
+home connection: an accusation only asks everybody, the accused included, for a sign of life.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from random import Random
+from typing import Final
+
+from p2p.identity import PeerId
+from p2p.membership.events import Member, MembershipConfig
+from p2p.membership.heartbeat import SignedHeartbeat, key_of
+
+PROBE: Final = 1.5
+"""Intervals after which a silent peer is asked itself. One heartbeat may come half an interval late."""
+ACCUSE: Final = 2.0
+"""Intervals after which everybody is asked: a second heartbeat is due now."""
+CONFIRM: Final = 0.8
+"""Intervals an accused peer has to speak up. With `ACCUSE` this makes 2.8: at 5 s a death is known 14 s
+after the last heartbeat plus the time of the flood, within 15 s of the death."""
+MAX_GRAVES: Final = 4096
+"""Dead peers remembered, 2 MiB at most: at 1,000 nodes that live for half an hour each, two hours."""
+
+
+class Stage(Enum):
+    """How far the judgement of a silent peer has come."""
+
+    FRESH = "fresh"
+    PROBED = "probed"
+    ACCUSED = "accused"
+
+
+@dataclass(slots=True)
+class Entry:
+    """A living peer."""
+
+    signed: SignedHeartbeat
+    seen: float
+    """First sight of its newest heartbeat."""
+    direct_at: float = -math.inf
+    """When it last beat to us itself; minus infinity if it does not."""
+    direct_since: float = -math.inf
+    """Since when we may expect that; its silence before that means nothing."""
+    stage: Stage = Stage.FRESH
+    accused_at: float = math.inf
+    avoid_until: float = -math.inf
+    """Until then it is not asked to be a neighbour: it refused, or could not be reached."""
+
+    @property
+    def interval(self) -> float:
+        """Seconds between its heartbeats, as it says."""
+        return self.signed.heartbeat.interval
+
+    @property
+    def direct(self) -> bool:
+        """Whether it beats to us itself."""
+        return self.direct_at > -math.inf
+
+    def is_heard(self, now: float) -> bool:
+        """Whether it beat to us itself a moment ago: no accusation can impress us."""
+        return now - self.direct_at < PROBE * self.interval
+
+
+@dataclass(frozen=True, slots=True)
+class Grave:
+    """A peer that died or left."""
+
+    signed: SignedHeartbeat
+    when: float
+    healable: bool
+    """Whether it may live on the other side of a partition: it did not say good-bye."""
+
+
+class View:
+    """The living and the dead. Bounded: passive and direct members, graves."""
+
+    def __init__(self, local: PeerId, config: MembershipConfig, rng: Random) -> None:
+        self._local = key_of(local)
+        self._config = config
+        self._rng = rng
+        self._entries: dict[PeerId, Entry] = {}
+        self._graves: dict[PeerId, Grave] = {}
+        self._living: dict[bytes, Entry] = {}
+        self._dead: dict[bytes, Grave] = {}
+        self.next_due = math.inf
+        """When `overdue` may have something to say: never later than it has."""
+
+    def __contains__(self, peer: PeerId) -> bool:
+        return peer in self._entries
+
+    def __iter__(self) -> Iterator[PeerId]:
+        return iter(self._entries)
+
+    def get(self, peer: PeerId) -> Entry | None:
+        """The entry of a living peer."""
+        return self._entries.get(peer)
+
+    def grave(self, peer: PeerId) -> Grave | None:
+        """The grave of a dead one."""
+        return self._graves.get(peer)
+
+    def named(self, key: bytes) -> Entry | None:
+        """The living peer that a digest means."""
+        return self._living.get(key)
+
+    def is_old(self, key: bytes, seqno: int) -> bool:
+        """Whether a digest means ourselves, or words that the dead said."""
+        grave = self._dead.get(key)
+        return key == self._local or (grave is not None and seqno <= grave.signed.seqno)
+
+    def newest(self, peer: PeerId) -> int:
+        """The newest sequence number known of a living or dead peer; -1 if none is."""
+        known = self._entries.get(peer) or self._graves.get(peer)
+        return known.signed.seqno if known else -1
+
+    def members(self) -> list[Member]:
+        """All the living."""
+        return [Member.of(entry.signed, entry.seen) for entry in self._entries.values()]
+
+    def update(self, signed: SignedHeartbeat, now: float) -> SignedHeartbeat | None:
+        """Take in a newer heartbeat; return the one before it, None for a newcomer."""
+        entry = self._entries.get(signed.peer)
+        if entry is not None:
+            before, entry.signed = entry.signed, signed
+            entry.seen, entry.stage, entry.accused_at = now, Stage.FRESH, math.inf
+            return before  # what is due has only moved away
+        self._exhume(signed.peer)
+        self._entries[signed.peer] = self._living[key_of(signed.peer)] = Entry(signed, now)
+        self._schedule(signed.peer)
+        return None
+
+    def expect(self, peer: PeerId, now: float) -> None:
+        """A living peer beats to us itself, from now on."""
+        entry = self._entries.get(peer)
+        if entry is not None:
+            was_direct, entry.direct_at = entry.direct, now
+            if not was_direct:
+                entry.direct_since = now
+                self._schedule(peer)
+
+    def lose_touch(self, peer: PeerId) -> None:
+        """A living peer does not beat to us itself any more."""
+        entry = self._entries.get(peer)
+        if entry is not None:
+            entry.direct_at = -math.inf
+
+    def accuse(self, peer: PeerId, now: float) -> None:
+        """A living peer must speak up, or it is dead."""
+        entry = self._entries[peer]
+        entry.stage, entry.accused_at = Stage.ACCUSED, now
+        self._schedule(peer)
+
+    def overdue(self, now: float) -> list[PeerId]:
+        """The living whose silence must be judged now."""
+        due = {peer: self._due(peer) for peer in self._entries}
+        self.next_due = min((when for when in due.values() if when > now), default=math.inf)
+        return [peer for peer, when in due.items() if when <= now]
+
+    def judged(self, peer: PeerId) -> None:
+        """The judgement of a peer has gone a step further; if it lives, there will be another."""
+        if peer in self._entries:
+            self._schedule(peer)
+
+    def drop(self, peer: PeerId) -> Member | None:
+        """Forget a living peer altogether."""
+        entry = self._entries.pop(peer, None)
+        if entry is None:
+            return None
+        del self._living[key_of(peer)]
+        return Member.of(entry.signed, entry.seen)
+
+    def bury(self, signed: SignedHeartbeat, now: float, *, healable: bool) -> Member | None:
+        """Move a peer to the dead; returns whom we lost, None if we did not hold it."""
+        member = self.drop(signed.peer)
+        self._exhume(signed.peer)
+        if len(self._graves) >= MAX_GRAVES:
+            self._exhume(next(iter(self._graves)))
+        self._graves[signed.peer] = self._dead[key_of(signed.peer)] = Grave(signed, now, healable)
+        return member
+
+    def passive(self, active: dict[PeerId, None]) -> list[PeerId]:
+        """Members that neither are neighbours nor beat to us, longest known first."""
+        return [peer for peer, entry in self._entries.items() if not entry.direct and peer not in active]
+
+    def has_room(self) -> bool:
+        """Whether another passive member fits without pushing one out."""
+        return len(self._entries) < self._config.passive + self._config.active
+
+    def surplus(self, active: dict[PeerId, None], keep: PeerId) -> PeerId | None:
+        """A random passive member that must go for ``keep`` to stay, if the view is too full."""
+        if self.has_room():
+            return None
+        passive = self.passive(active)
+        direct = len(self._entries) - len(passive)
+        if len(passive) <= self._config.passive and direct <= self._config.direct:
+            return None
+        others = [peer for peer in passive if peer != keep]
+        return self._rng.choice(others) if others else keep
+
+    def sample(self, count: int, first: Iterable[PeerId]) -> list[SignedHeartbeat]:
+        """Heartbeats of ``first`` and of ``count`` random others, none of them accused."""
+        chosen = dict.fromkeys(peer for peer in first if peer in self._entries)
+        peers = list(self._entries)
+        chosen.update(dict.fromkeys(self._rng.sample(peers, min(count, len(peers)))))
+        entries = (self._entries[peer] for peer in chosen)
+        return [entry.signed for entry in entries if entry.stage is not Stage.ACCUSED]
+
+    def candidates(self, active: dict[PeerId, None], now: float) -> list[PeerId]:
+        """Members that could become neighbours, in random order."""
+        peers = [
+            peer
+            for peer, entry in self._entries.items()
+            if peer not in active and entry.stage is Stage.FRESH and entry.avoid_until <= now
+        ]
+        self._rng.shuffle(peers)
+        return peers
+
+    def lost(self, since: float) -> list[PeerId]:
+        """The dead, no older than ``since``, that may live beyond a partition."""
+        return [peer for peer, grave in self._graves.items() if grave.healable and grave.when >= since]
+
+    def _exhume(self, peer: PeerId) -> None:
+        if self._graves.pop(peer, None) is not None:
+            del self._dead[key_of(peer)]
+
+    def _schedule(self, peer: PeerId) -> None:
+        self.next_due = min(self.next_due, self._due(peer))
+
+    def _due(self, peer: PeerId) -> float:
+        """When the judgement of a living peer goes on."""
+        entry = self._entries[peer]
+        interval = entry.signed.heartbeat.interval
+        if not entry.direct:
+            end = entry.seen + self._config.stale * interval
+        else:
+            since = max(entry.seen, entry.direct_since)
+            if entry.stage is Stage.FRESH:
+                return since + PROBE * interval
+            if entry.stage is Stage.PROBED:
+                return since + ACCUSE * interval
+            end = since + self._config.expiry * interval
+        if entry.stage is Stage.ACCUSED:
+            end = min(end, entry.accused_at + CONFIRM * interval)
+        return end

@@ -1,0 +1,185 @@
+"""Self-describing addresses: ``/ip4/1.2.3.4/tcp/4001/p2p/12D3Koo…`` and, in one process, ``/memory/7``.
+
+The subset of multiformats' multiaddr that this stack can dial. An address from a peer is only a hint:
+whoever answers must prove the id (`p2p.transport`).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from p2p.errors import BadMessage
+from p2p.identity import PeerId
+from p2p.wire import decode_varint_untrusted, encode_varint
+
+MAX_MULTIADDR: Final = 512
+"""Bytes or characters. The longest we can dial, a DNS name of 253 with port and id, has about 320."""
+
+_CODES: Final = {"ip4": 4, "tcp": 6, "ip6": 41, "dns": 53, "dns4": 54, "dns6": 55, "memory": 777, "p2p": 421}
+_NAMES: Final = {code: name for name, code in _CODES.items()}
+_FIXED_BYTES: Final = {"ip4": 4, "tcp": 2, "ip6": 16, "memory": 8}
+_HOSTNAME: Final = re.compile(r"[A-Za-z0-9._-]{1,253}")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Multiaddr:
+    """Where a peer can be dialled, and, behind ``/p2p/``, who must answer.
+
+    ``parts`` are (protocol, value) pairs, checked at birth; `ValueError` names what is wrong.
+    """
+
+    parts: tuple[tuple[str, str], ...]
+
+    def __post_init__(self) -> None:
+        if not self.parts:
+            raise ValueError("an address is empty; write for example /ip4/127.0.0.1/tcp/4001")
+        for name, value in self.parts:
+            _check_part(name, value)
+        if any(name == "p2p" for name, _ in self.parts[:-1]):
+            raise ValueError(f"/p2p/ must come last in {self}")
+
+    @classmethod
+    def parse(cls, text: str) -> Multiaddr:
+        """Raise `ValueError` naming what is wrong in ``text``."""
+        if len(text) > MAX_MULTIADDR:
+            raise ValueError(f"an address of {len(text)} characters is too long (at most {MAX_MULTIADDR})")
+        words = text.split("/")
+        if words[0] or len(words) < 3 or len(words) % 2 == 0:
+            raise ValueError(f"{text!r} is no address; write for example /ip4/127.0.0.1/tcp/4001")
+        return cls(tuple(zip(words[1::2], words[2::2], strict=True)))
+
+    @classmethod
+    def tcp(cls, host: str, port: int) -> Multiaddr:
+        """The address of a TCP port on an IP address."""
+        family = "ip6" if ":" in host else "ip4"
+        return cls(((family, host), ("tcp", str(port))))
+
+    @property
+    def peer_id(self) -> PeerId | None:
+        """Who must answer there, if the address says so."""
+        name, value = self.parts[-1]
+        return PeerId.from_base58(value) if name == "p2p" else None
+
+    @property
+    def transport(self) -> Multiaddr:
+        """The address without ``/p2p/…``."""
+        if self.parts[-1][0] != "p2p":
+            return self
+        if len(self.parts) == 1:
+            raise ValueError(f"{self} names a peer but no place to dial")
+        return Multiaddr(self.parts[:-1])
+
+    def with_peer(self, peer: PeerId) -> Multiaddr:
+        """The same place, with ``peer`` as the one who must answer."""
+        return Multiaddr((*self.transport.parts, ("p2p", str(peer))))
+
+    @property
+    def host_port(self) -> tuple[str, int]:
+        """Host and port of a TCP address. Raise `ValueError` if it is another kind."""
+        place = self.transport.parts
+        if (
+            len(place) != 2
+            or place[0][0] not in {"ip4", "ip6", "dns", "dns4", "dns6"}
+            or place[1][0] != "tcp"
+        ):
+            raise ValueError(f"{self} is not a TCP address")
+        return place[0][1], int(place[1][1])
+
+    def to_bytes(self) -> bytes:
+        """The binary form (multiformats/multiaddr)."""
+        out = bytearray()
+        for name, value in self.parts:
+            data = _value_to_bytes(name, value)
+            out += encode_varint(_CODES[name])
+            if name not in _FIXED_BYTES:
+                out += encode_varint(len(data))
+            out += data
+        return bytes(out)
+
+    def __str__(self) -> str:
+        return "".join(f"/{name}/{value}" for name, value in self.parts)
+
+    def __repr__(self) -> str:
+        return f"Multiaddr({self})"
+
+
+def _check_part(name: str, value: str) -> None:
+    if name not in _CODES:
+        raise ValueError(f"/{name} is no address protocol that Shoal knows ({', '.join(sorted(_CODES))})")
+    try:
+        if name == "ip4":
+            ipaddress.IPv4Address(value)
+        elif name == "ip6":
+            ipaddress.IPv6Address(value)
+        elif name == "tcp":
+            _check_number(value, 0xFFFF)
+        elif name == "memory":
+            _check_number(value, 2**63 - 1)
+        elif name == "p2p":
+            PeerId.from_base58(value)
+        elif not _HOSTNAME.fullmatch(value):
+            raise ValueError("no host name")
+    except ValueError as error:
+        raise ValueError(f"/{name}/{value} is no address: {error}") from None
+
+
+def _check_number(value: str, largest: int) -> None:
+    if not (value.isascii() and value.isdigit()) or len(value) > 20 or int(value) > largest:
+        raise ValueError(f"not a number from 0 to {largest}")
+
+
+def _value_to_bytes(name: str, value: str) -> bytes:
+    if name in {"ip4", "ip6"}:
+        return ipaddress.ip_address(value).packed
+    if name in {"tcp", "memory"}:
+        return int(value).to_bytes(_FIXED_BYTES[name], "big")
+    if name == "p2p":
+        return PeerId.from_base58(value).digest
+    return value.encode()
+
+
+def _value_from_bytes(name: str, data: bytes) -> str:
+    if name in {"ip4", "ip6"}:
+        return str(ipaddress.ip_address(data))
+    if name in {"tcp", "memory"}:
+        return str(int.from_bytes(data, "big"))
+    if name == "p2p":
+        return str(PeerId(data))
+    return data.decode("ascii")
+
+
+def decode_multiaddr_untrusted(data: object) -> Multiaddr:
+    """Raise `BadMessage`, and nothing else, whatever ``data`` is."""
+    if not isinstance(data, bytes) or not 0 < len(data) <= MAX_MULTIADDR:
+        raise BadMessage(f"an address must be 1 to {MAX_MULTIADDR} bytes")
+    parts = []
+    offset = 0
+    while offset < len(data):
+        code, offset = _take_varint(data, offset)
+        name = _NAMES.get(code)
+        if name is None:
+            raise BadMessage(f"address protocol {code} is unknown")
+        length = _FIXED_BYTES.get(name)
+        if length is None:
+            length, offset = _take_varint(data, offset)
+        if offset + length > len(data):
+            raise BadMessage("an address is cut off")
+        try:
+            parts.append((name, _value_from_bytes(name, data[offset : offset + length])))
+        except ValueError as error:
+            raise BadMessage(f"bad /{name} in an address: {error}") from None
+        offset += length
+    try:
+        return Multiaddr(tuple(parts))
+    except ValueError as error:
+        raise BadMessage(str(error)) from None
+
+
+def _take_varint(data: bytes, offset: int) -> tuple[int, int]:
+    taken = decode_varint_untrusted(data, offset)
+    if taken is None:
+        raise BadMessage("an address is cut off")
+    return taken

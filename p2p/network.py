@@ -1,0 +1,41 @@
+"""The only door for bytes: dial and listen. TCP, memory and the simulator stand behind it.
+
+What comes out is a plain byte stream to *somebody*; who that is, `p2p.transport` proves.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import trio
+
+from p2p.multiaddr import Multiaddr
+
+
+class Listener(Protocol):
+    """Accepts byte streams at one address."""
+
+    @property
+    def addr(self) -> Multiaddr:
+        """Where it really listens (port 0 has become a port)."""
+        ...
+
+    async def accept(self) -> trio.abc.HalfCloseableStream:
+        """The next incoming stream. Raises `trio.ClosedResourceError` once closed."""
+        ...
+
+    async def aclose(self) -> None:
+        """Stop listening; streams already accepted live on."""
+        ...
+
+
+class Network(Protocol):
+    """Raw byte streams. Suite: tests/conformance/test_networks.py."""
+
+    async def dial(self, addr: Multiaddr) -> trio.abc.HalfCloseableStream:
+        """Open a stream to ``addr`` (a ``/p2p/`` at its end is ignored). Raises `PeerUnreachable`."""
+        ...
+
+    async def listen(self, addr: Multiaddr) -> Listener:
+        """Listen at ``addr``. Raises `ConfigError` if the address cannot be had."""
+        ...

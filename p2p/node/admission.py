@@ -1,0 +1,78 @@
+"""Who may do what: the only question this package asks about people.
+
+A run is somebody's signed document; what is in it is the business of the package that registered its
+reader under the entry point group ``shoal.runs``. The node needs a name for the run, a version to never
+roll back, and answers.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Protocol
+
+from p2p.identity import PeerId
+
+
+class Capability(Enum):
+    """What a peer may be allowed to do in a run."""
+
+    GOSSIP = "gossip"
+    """Be a member: its heartbeats and messages are passed on, it gets a place in the forest."""
+    GENERATE = "generate"
+    """Submit rollouts."""
+    VALIDATE = "validate"
+    """Judge rollouts; its verdicts count."""
+    PUBLISH = "publish"
+    """Publish policies and collect accepted rollouts."""
+
+
+class Admission(Protocol):
+    """Answers whether somebody may."""
+
+    def may(self, peer: PeerId, capability: Capability) -> bool:
+        """Whether ``peer`` has ``capability``, as of the newest document."""
+        ...
+
+
+class SignedRun(Admission, Protocol):
+    """A run as the node sees it. `roles.run.Run` is one."""
+
+    @property
+    def id(self) -> bytes:
+        """32 bytes that name the run for ever: a digest of its owner and its name."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """What its owner calls it."""
+        ...
+
+    @property
+    def owner(self) -> PeerId:
+        """Whose signature the document bears."""
+        ...
+
+    @property
+    def epoch(self) -> int:
+        """Grows with every edition of the document; a node never goes back."""
+        ...
+
+    @property
+    def expiry(self) -> int:
+        """Seconds since 1970 after which the document is void."""
+        ...
+
+    @property
+    def officers(self) -> tuple[PeerId, ...]:
+        """Trainers and validators: everybody sends them heartbeats, and finds them."""
+        ...
+
+    @property
+    def document(self) -> bytes:
+        """The signed document itself: what is pinned on disk and handed to newcomers."""
+        ...
+
+    @property
+    def components(self) -> dict[str, dict[str, object]]:
+        """Settings that must be the same on every node, by component (``shardcast``), over the local ones."""
+        ...

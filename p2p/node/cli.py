@@ -1,0 +1,208 @@
+"""The command line of a node, and ``shoal``, which dispatches to the commands of all installed packages."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from p2p.errors import ConfigError, ShoalError
+from p2p.machine import open_world
+from p2p.multiaddr import Multiaddr
+from p2p.node.config import NodeConfig, load_config
+from p2p.node.node import open_node, run_roles
+from p2p.node.plugins import NO_ROLE, command_names, load_command, load_roles
+from p2p.node.process import LEVELS, locked_folder, logging_to, until_told_to_end
+from p2p.node.rundoc import MAX_DOCUMENT, PATH
+from p2p.swarm import open_host
+
+if TYPE_CHECKING:
+    from p2p.host import Host
+    from p2p.node.admission import SignedRun
+    from p2p.node.node import Node
+    from p2p.node.role import Role
+
+USAGE_ERROR: Final = 2
+FAILED: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The command line, parsed."""
+
+    role: tuple[str, ...]
+    run: Path | None
+    bootstrap: tuple[Multiaddr, ...]
+    listen: tuple[Multiaddr, ...]
+    data: Path
+    config: Path | None
+    log: str
+    json: bool
+    status: float | None
+    die_with_parent: bool
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``shoal COMMAND ...``: the node, or a command of the entry point group ``shoal.commands``."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    if not arguments or arguments[0] in {"-h", "--help"}:
+        names = ", ".join(["node", *command_names()])
+        _say(f"usage: shoal COMMAND ...\n\nCommands: {names}. Each explains itself with --help.")
+        return 0 if arguments else USAGE_ERROR
+    if arguments[0] == "node":
+        return node_main(arguments[1:])
+    try:
+        command = load_command(arguments[0])
+    except ConfigError as error:
+        _complain(error)
+        return USAGE_ERROR
+    return command(arguments[1:])
+
+
+def node_main(argv: Sequence[str] | None = None) -> int:
+    """Run a node until it is told to end; the exit code. Errors are one sentence on standard error."""
+    options = _parse(argv)
+    failures: list[ShoalError] = []
+    try:
+        trio.run(_run_node, options)
+    except* ShoalError as group:
+        failures.extend(_leaves(group))
+    for message in dict.fromkeys(str(failure) for failure in failures):
+        _complain(message)
+    return FAILED if failures else 0
+
+
+def _leaves(group: BaseExceptionGroup[ShoalError]) -> list[ShoalError]:
+    found: list[ShoalError] = []
+    for error in group.exceptions:
+        found.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
+    return found
+
+
+def _parse(argv: Sequence[str] | None) -> Options:
+    parser = argparse.ArgumentParser(
+        prog="python -m p2p.node",
+        description="Run a node: it joins a run, relays policies, and does the jobs that its roles say.",
+        epilog="Everything else is in the TOML file (docs/running.md).",
+    )
+    add = parser.add_argument
+    add("--role", action="append", metavar="NAME", help="a job (several are possible); none only relays")
+    add("--run", type=Path, metavar="FILE", help="signed run file; without it a bootstrap peer hands it over")
+    add("--bootstrap", action="append", type=_addr, metavar="ADDR", help="a member: /ip4/../tcp/../p2p/..")
+    add("--listen", action="append", type=_addr, metavar="ADDR", help="default /ip4/0.0.0.0/tcp/0")
+    add("--data", type=Path, metavar="DIR", help="key, policies, ledger and log; default ~/.shoal")
+    add("--config", type=Path, metavar="TOML", help="configuration file")
+    add("--log", choices=LEVELS, default="info", help="level of DIR/log")
+    add("--json", action="store_true", help="one JSON line instead of a block of text")
+    add("--status", type=float, metavar="SECONDS", help="print the node's health, a JSON line, that often")
+    add("--die-with-parent", action="store_true", help=argparse.SUPPRESS)
+    parsed = parser.parse_args(argv)
+    return Options(
+        role=tuple(parsed.role or (NO_ROLE,)),
+        run=parsed.run,
+        bootstrap=tuple(parsed.bootstrap or ()),
+        listen=tuple(parsed.listen or ()),
+        data=parsed.data or Path.home() / ".shoal",
+        config=parsed.config,
+        log=parsed.log,
+        json=parsed.json,
+        status=parsed.status,
+        die_with_parent=parsed.die_with_parent,
+    )
+
+
+def _addr(text: str) -> Multiaddr:
+    try:
+        return Multiaddr.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+async def _run_node(options: Options) -> None:
+    config = _configure(options)
+    document = None if options.run is None else _read_document(options.run)
+    roles = load_roles(options.role, config.role)
+    with locked_folder(options.data), logging_to(options.data / "log", options.log):
+        async with (
+            until_told_to_end(with_parent=options.die_with_parent),
+            open_world(options.data) as world,
+            open_host(world=world, listen=config.listen, config=config.host) as host,
+        ):
+            has_run = document is not None or (options.data / PATH).exists()
+            _report_start(options, host, has_run=has_run, asking=bool(config.bootstrap))
+            if not has_run and not config.bootstrap:
+                await trio.sleep_forever()
+            async with open_node(world, host, config, document=document) as node:
+                _report_run(options, node.run)
+                async with trio.open_nursery() as nursery:
+                    if options.status is not None:
+                        nursery.start_soon(_report_health, node, roles, max(options.status, 0.05))
+                    await run_roles(node, roles)
+
+
+def _configure(options: Options) -> NodeConfig:
+    config = NodeConfig() if options.config is None else load_config(options.config)
+    try:
+        return replace(
+            config,
+            listen=options.listen or config.listen,
+            bootstrap=options.bootstrap or config.bootstrap,
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _read_document(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_DOCUMENT + 1)
+    except OSError as error:
+        raise ConfigError(f"the run file {path} cannot be read: {error.strerror}") from None
+
+
+def _report_start(options: Options, host: Host, *, has_run: bool, asking: bool) -> None:
+    addrs = [str(addr) for addr in host.addrs]
+    if options.json:
+        fields = {"peer": str(host.peer_id), "addrs": addrs, "roles": options.role, "data": str(options.data)}
+        _say(json.dumps({"event": "started", **fields}))
+        return
+    lines = [f"node     {host.peer_id}", *(f"address  {addr}" for addr in addrs)]
+    lines += [f"roles    {', '.join(options.role)}", f"data     {options.data}"]
+    if has_run:
+        lines.append(f"next     others join with: python -m p2p.node --role inference --bootstrap {addrs[0]}")
+    elif asking:
+        lines.append("next     asking the bootstrap peers for the run; nothing to do")
+    else:
+        lines.append("next     no run yet: start again with --bootstrap ADDR of a member, or with --run FILE")
+        lines.append("         (a run of your own: docs/running.md)")
+    _say("\n".join(lines))
+
+
+def _report_run(options: Options, run: SignedRun) -> None:
+    if options.json:
+        fields = {"run": run.id.hex(), "name": run.name, "owner": str(run.owner), "epoch": run.epoch}
+        _say(json.dumps({"event": "joined", **fields}))
+        return
+    _say(f"run      {run.name}, id {run.id.hex()[:16]}, epoch {run.epoch}\nowner    {run.owner}")
+
+
+async def _report_health(node: Node, roles: Sequence[Role], interval: float) -> None:
+    due = node.world.now()
+    while True:
+        _say(json.dumps(node.health(roles)))
+        due += interval
+        await node.world.sleep_until(due)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201 - standard output is for results
+
+
+def _complain(error: object) -> None:
+    print(f"error: {error}", file=sys.stderr)  # noqa: T201 - one sentence for people

@@ -1,0 +1,78 @@
+"""The configuration of a node: one table per component, each a frozen dataclass beside its owner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from p2p.dht import DhtConfig
+from p2p.errors import ConfigError
+from p2p.gossip import GossipConfig
+from p2p.membership import MembershipConfig
+from p2p.multiaddr import Multiaddr
+from p2p.node.rundoc import RunConfig
+from p2p.node.tables import read_table, write_table
+from p2p.node.toml import load_toml
+from p2p.shardcast import ShardcastConfig
+from p2p.swarm import SwarmConfig
+
+ANY_PORT: Final = Multiaddr.tcp("0.0.0.0", 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """Everything a node can be told. Defaults are good for a machine at home."""
+
+    listen: tuple[Multiaddr, ...] = (ANY_PORT,)
+    """Where to listen; port 0 takes a free one."""
+
+    bootstrap: tuple[Multiaddr, ...] = ()
+    """Peers to start from; each address ends in ``/p2p/`` and an id."""
+
+    host: SwarmConfig = field(default_factory=SwarmConfig)
+    """Connections."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    """Finding the run."""
+
+    membership: MembershipConfig = field(default_factory=MembershipConfig)
+    """Who is alive."""
+
+    gossip: GossipConfig = field(default_factory=GossipConfig)
+    """Topics."""
+
+    dht: DhtConfig = field(default_factory=DhtConfig)
+    """Who is where."""
+
+    shardcast: ShardcastConfig = field(default_factory=partial(ShardcastConfig, folder="store"))
+    """Policies."""
+
+    role: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """One table per role, ``[role.trainer]``; the role reads it."""
+
+    def __post_init__(self) -> None:
+        for addr in self.bootstrap:
+            if addr.peer_id is None:
+                raise ValueError(f"the bootstrap address {addr} must end in /p2p/ and the peer's id")
+        for name, table in self.role.items():
+            if not isinstance(table, Mapping):
+                raise ValueError(f"role.{name} must be a table")
+
+    def with_components(self, shared: Mapping[str, Mapping[str, object]]) -> NodeConfig:
+        """The same, with the settings on which all nodes of a run must agree. Raises `ConfigError`."""
+        changed: dict[str, object] = {}
+        for name, table in shared.items():
+            own = getattr(self, name, None)
+            if own is None:
+                raise ConfigError(f"the run file sets {name!r}, which this version of Shoal does not know")
+            merged = {**write_table(own), **table}
+            changed[name] = read_table(type(own), merged, f"the run file: {name}")
+        return replace(self, **changed)  # type: ignore[arg-type]  # each is of its own field's type
+
+
+def load_config(path: Path) -> NodeConfig:
+    """Read a TOML file. Raises `ConfigError` naming the file, the key and the remedy."""
+    return read_table(NodeConfig, load_toml(path), str(path))

@@ -1,0 +1,183 @@
+"""The composition root: one host, one run, and the swarm services, wired with callables.
+
+Theory of operation
+-------------------
+Services know only `World` and `Host`; they never import each other. What one must learn from another passes
+through here, and nowhere else:
+
+* a policy that SHARDCAST publishes is announced on the gossip topic of the run; an announcement from gossip
+  is judged by SHARDCAST before it is passed on;
+* the newest whole policy goes into our heartbeat; the heartbeats of members are SHARDCAST's roster;
+* the run document says whose heartbeats are passed on and whose policies count;
+* members are found by heartbeats first and through the DHT second: everybody publishes under the run's key.
+
+The same function opens a node in production and in the simulator; only the world and the host differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+
+import trio
+
+from p2p.dht import Dht, open_dht
+from p2p.errors import ConfigError
+from p2p.gossip import Gossip, open_gossip
+from p2p.host import Host
+from p2p.identity import PeerId
+from p2p.membership import Membership, open_membership
+from p2p.multiaddr import Multiaddr
+from p2p.node.admission import Capability, SignedRun
+from p2p.node.config import NodeConfig
+from p2p.node.plugins import RunReader, open_run_untrusted
+from p2p.node.role import Role
+from p2p.node.rundoc import RunBook
+from p2p.node.wiring import RUN_RECORDS, Wiring, judge_announcement, policy_topic, roster
+from p2p.shardcast import Shardcast, open_shardcast
+from p2p.world import World
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A running node, as roles see it. Open it with `open_node`."""
+
+    world: World
+    """Clock, randomness, disk, workers."""
+    host: Host
+    """Streams to authenticated peers; register protocol handlers here."""
+    config: NodeConfig
+    """Local settings, with those of the run laid over them."""
+    book: RunBook
+    """The run document in its newest edition."""
+    membership: Membership
+    """Who is alive, with which roles and policies."""
+    gossip: Gossip
+    """Topics."""
+    dht: Dht
+    """Records by key."""
+    shardcast: Shardcast
+    """Policies."""
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Our own name."""
+        return self.host.peer_id
+
+    @property
+    def run(self) -> SignedRun:
+        """The newest edition of the run document. Roles that need its terms narrow it to `roles.run.Run`."""
+        assert self.book.run is not None  # open_node waits for it
+        return self.book.run
+
+    def may(self, peer: PeerId, capability: Capability) -> bool:
+        """Whether ``peer`` has ``capability`` in this run."""
+        return self.book.may(peer, capability)
+
+    def role_table(self, name: str) -> Mapping[str, object]:
+        """The configuration table ``[role.<name>]``, empty if there is none."""
+        return self.config.role.get(name, {})
+
+    async def locate(self, peer: PeerId) -> bool:
+        """Whether ``peer`` can be dialled; asks the DHT for its addresses if no heartbeat names it."""
+        if peer in self.host.connected or any(member.peer == peer for member in self.membership.members()):
+            return True
+        return bool(await self.dht.find_peer(peer))
+
+    def health(self, roles: Sequence[Role] = ()) -> dict[str, object]:
+        """How the node is, as plain values: what ``--status`` prints and dashboards show."""
+        return {
+            "peer": str(self.peer_id),
+            "run": self.run.id.hex(),
+            "epoch": self.run.epoch,
+            "members": len(self.membership.members()),
+            "connected": len(self.host.connected),
+            "shardcast": {"newest": int(self.shardcast.newest), **asdict(self.shardcast.stats)},
+            "roles": {role.name: role.health() for role in roles},
+        }
+
+
+@asynccontextmanager
+async def open_node(
+    world: World,
+    host: Host,
+    config: NodeConfig,
+    *,
+    document: bytes | None = None,
+    bootstrap: Sequence[Multiaddr] = (),
+    reader: RunReader = open_run_untrusted,
+) -> AsyncIterator[Node]:
+    """A node in its run, for the length of the block.
+
+    The run document is ``document``, or what is pinned on disk, or what a bootstrap peer hands over (this
+    waits for one, for ever if need be: the caller sets the deadline). Raises `ConfigError` when there is
+    no document and nobody to ask, or when a document is void.
+    """
+    bootstrap = (*config.bootstrap, *bootstrap)
+    book = RunBook(world, reader)
+    await book.load(document)
+    if book.run is None and not bootstrap:
+        raise ConfigError("this node knows no run: give it --run FILE, or --bootstrap ADDR of a member")
+    book.serve(host)
+    run = book.run or await book.wait_for_document(host, bootstrap, config.run)
+    config = config.with_components(run.components)
+    async with _open_services(world, host, config, book) as node, trio.open_nursery() as nursery:
+        nursery.start_soon(Wiring(node, bootstrap).run)
+        yield node
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def _open_services(world: World, host: Host, config: NodeConfig, book: RunBook) -> AsyncIterator[Node]:
+    run = book.run
+    assert run is not None  # open_node has waited for it
+    topic = policy_topic(run.id)
+    async with (
+        open_gossip(world, host, config.gossip) as gossip,
+        open_membership(
+            world, host, config.membership, may=partial(_may, book, Capability.GOSSIP)
+        ) as membership,
+        open_dht(world, host, config.dht, namespaces=[RUN_RECORDS]) as dht,
+        open_shardcast(
+            world,
+            host,
+            config.shardcast,
+            run=run.id,
+            may_publish=partial(_may, book, Capability.PUBLISH),
+            roster=partial(roster, membership, run.id),
+            announce=partial(gossip.publish, topic),
+        ) as shardcast,
+    ):
+        gossip.subscribe(topic, partial(judge_announcement, shardcast), _heard_enough)
+        yield Node(
+            world=world,
+            host=host,
+            config=config,
+            book=book,
+            membership=membership,
+            gossip=gossip,
+            dht=dht,
+            shardcast=shardcast,
+        )
+
+
+def _heard_enough(_: PeerId, __: bytes) -> None:
+    """SHARDCAST took the announcement when it judged it."""
+
+
+def _may(book: RunBook, capability: Capability, peer: PeerId) -> bool:
+    return book.may(peer, capability)
+
+
+async def run_roles(node: Node, roles: Sequence[Role]) -> None:
+    """Run ``roles`` until cancelled, and tell the swarm about them. Without roles, relay for ever.
+
+    The first role that fails ends all; its error comes out in an exception group.
+    """
+    node.membership.me.update(roles=tuple(role.name for role in roles))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.sleep_forever)
+        for role in roles:
+            nursery.start_soon(role.run, node, name=f"role {role.name}")

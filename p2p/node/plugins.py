@@ -1,0 +1,93 @@
+"""What other packages bring: roles, commands, readers of run documents. Entry points or ``module:Class``."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import EntryPoint, entry_points
+from typing import Final, cast
+
+from p2p.errors import BadMessage, ConfigError
+from p2p.identity import Verify
+from p2p.node.admission import SignedRun
+from p2p.node.role import Role
+
+ROLES: Final = "shoal.roles"
+COMMANDS: Final = "shoal.commands"
+RUNS: Final = "shoal.runs"
+NO_ROLE: Final = "none"
+"""A node that only relays. Relaying is what every node does, so this is no role but the absence of one."""
+
+Command = Callable[[Sequence[str]], int]
+"""Takes the arguments behind its name, returns the exit code."""
+RunReader = Callable[[bytes, Verify], SignedRun]
+"""Opens a signed run document. Raises `BadMessage`, and nothing else, whatever the bytes."""
+
+
+def load_role(name: str, tables: Mapping[str, Mapping[str, object]]) -> Role:
+    """The role called ``name``, made from its table. Raises `ConfigError` with one sentence."""
+    kind = _load(ROLES, name, what="role")
+    if not hasattr(kind, "from_config") or not hasattr(kind, "run"):
+        raise ConfigError(f"{name!r} is no role: it lacks from_config or run (see docs/extending.md)")
+    role_type = cast(type[Role], kind)
+    return role_type.from_config(tables.get(role_type.name, {}))
+
+
+def load_roles(names: Sequence[str], tables: Mapping[str, Mapping[str, object]]) -> list[Role]:
+    """Several roles; ``none`` stands for no role at all. Raises `ConfigError`.
+
+    A table in the configuration for a role that this node does not run is fine: files are shared.
+    """
+    roles = [load_role(name, tables) for name in dict.fromkeys(names) if name != NO_ROLE]
+    if len({role.name for role in roles}) < len(roles):
+        raise ConfigError(f"one role is given twice: {', '.join(names)}")
+    return roles
+
+
+def load_command(name: str) -> Command:
+    """The command called ``name``. Raises `ConfigError`."""
+    return cast(Command, _load(COMMANDS, name, what="command"))
+
+
+def command_names() -> list[str]:
+    """What `load_command` would find."""
+    return sorted({point.name for point in entry_points(group=COMMANDS)})
+
+
+def open_run_untrusted(document: bytes, verify: Verify) -> SignedRun:
+    """Open a run document with the installed readers. Raises `BadMessage`; `ConfigError` without a reader."""
+    points = sorted(entry_points(group=RUNS), key=lambda point: point.name)
+    if not points:
+        raise ConfigError("no reader of run files is installed; install Shoal with: pip install shoal")
+    failure: BadMessage | None = None
+    for point in points:
+        try:
+            return cast(RunReader, _resolve(point.value, point.name, "run reader"))(document, verify)
+        except BadMessage as error:
+            failure = failure or error
+    raise failure or BadMessage("no reader knows this run file")
+
+
+def _load(group: str, name: str, *, what: str) -> object:
+    if ":" in name:
+        return _resolve(name, name, what)
+    found = _points(group)
+    if name not in found:
+        known = ", ".join(sorted(found)) or "nothing (is Shoal installed?)"
+        raise ConfigError(f"there is no {what} {name!r}; installed are {known}, or give module:Class")
+    return _resolve(found[name].value, name, what)
+
+
+def _points(group: str) -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=group)}
+
+
+def _resolve(target: str, name: str, what: str) -> object:
+    module, _, attribute = target.partition(":")
+    try:
+        found: object = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"the {what} {name!r} cannot be loaded from {target}: {error}") from error
+    return found

@@ -1,0 +1,32 @@
+"""What a role is to a node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Protocol, Self
+
+if TYPE_CHECKING:
+    from p2p.node.node import Node
+
+
+class Role(Protocol):
+    """A job of a node, found under the entry point group ``shoal.roles`` or as ``module:Class``.
+
+    Several may run in one node; each gets its own table of the configuration, ``[role.<name>]``.
+    """
+
+    name: ClassVar[str]
+    """How heartbeats, tables and logs call it."""
+
+    @classmethod
+    def from_config(cls, table: Mapping[str, object]) -> Self:
+        """Made from its table. Raises `ConfigError` (`p2p.node.tables.read_table` does it all)."""
+        ...
+
+    async def run(self, node: Node) -> None:
+        """Do the job until cancelled. Whatever it raises ends the node."""
+        ...
+
+    def health(self) -> dict[str, object]:
+        """Plain values for people and dashboards: counts, ages, the newest policy."""
+        ...

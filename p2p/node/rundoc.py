@@ -1,0 +1,180 @@
+"""The run document of this node: where it comes from, what may replace it, who gets it.
+
+Theory of operation
+-------------------
+A node has at most one run. It gets the document from its command line, from its disk, or from the peers it
+was told to bootstrap from, and pins it: from then on only a document of the same owner and name with a
+higher epoch replaces it. Whoever asks (``/shoal/run/1.0.0``: one frame ``[run id or empty, epoch]``, one
+frame back) gets the document if it is newer than what the asker has, else an empty frame. The document is
+signed, so it does not matter who hands it over; by choosing whom to bootstrap from one chooses the owner.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from p2p.errors import (
+    BadMessage,
+    ConfigError,
+    LimitExceeded,
+    PeerUnreachable,
+    ProtocolNotSupported,
+    RemoteProtocolError,
+)
+from p2p.host import Host, request, serve_requests
+from p2p.identity import PeerId, ProtocolId
+from p2p.multiaddr import Multiaddr
+from p2p.node.admission import Capability, SignedRun
+from p2p.node.plugins import RunReader, open_run_untrusted
+from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
+from p2p.world import World
+
+PROTOCOL_ID: Final = ProtocolId("/shoal/run/1.0.0")
+PATH: Final = "run.shoal"
+"""Where the document is pinned, in the node's folder."""
+MAX_DOCUMENT: Final = 256 * KI
+"""Bytes; what `roles.run.file` allows."""
+MAX_REQUEST: Final = 64
+"""Bytes of ``[run id, epoch]``: 32, 9 and framing."""
+EXPIRY_TOLERANCE: Final = 300.0
+"""Seconds that an honest clock may be ahead of the owner's (design: wall clocks lie)."""
+
+PEER_TROUBLE: Final = (
+    PeerUnreachable,
+    ProtocolNotSupported,
+    RemoteProtocolError,
+    LimitExceeded,
+    trio.BrokenResourceError,
+    trio.ClosedResourceError,
+    trio.TooSlowError,
+)
+"""What asking one peer may raise without anything being wrong here."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """How a node finds its run and its fellows."""
+
+    ask_interval: float = 2.0
+    """Seconds between rounds of asking the bootstrap peers, while none has answered."""
+
+    ask_timeout: float = 10.0
+    """Seconds that one peer may take to hand over the run document."""
+
+    refresh: float = 60.0
+    """Seconds between looks into the DHT for members, and at one member for a newer run document."""
+
+    def __post_init__(self) -> None:
+        if min(self.ask_interval, self.ask_timeout, self.refresh) <= 0:
+            raise ValueError("intervals and timeouts are positive")
+
+
+class RunBook:
+    """The newest document of this node's one run. An `Admission`: its answers follow the document."""
+
+    def __init__(self, world: World, reader: RunReader = open_run_untrusted) -> None:
+        self._world = world
+        self._reader = reader
+        self._run: SignedRun | None = None
+        self._turn = trio.Lock()
+        self._found = trio.Event()
+
+    @property
+    def run(self) -> SignedRun | None:
+        """The newest edition, if there is one yet."""
+        return self._run
+
+    def may(self, peer: PeerId, capability: Capability) -> bool:
+        """As the newest edition says; nobody may anything before there is one."""
+        return self._run is not None and self._run.may(peer, capability)
+
+    async def load(self, document: bytes | None = None) -> None:
+        """Take what is pinned on disk, then ``document`` (from the command line) if it is newer.
+
+        Raises `ConfigError` if either is void, or if they are of different runs.
+        """
+        if await self._world.disk.size(PATH):
+            await self._take(await self._world.disk.read(PATH, 0, MAX_DOCUMENT + 1), "the pinned run file")
+        if document is not None:
+            await self._take(document, "the run file")
+
+    async def _take(self, document: bytes, what: str) -> None:
+        try:
+            await self.offer(document)
+        except BadMessage as error:
+            raise ConfigError(f"{what} cannot be used: {error}") from error
+
+    async def offer(self, document: bytes) -> bool:
+        """Judge a document; pin it and return True if it is newer than ours.
+
+        Raises `BadMessage` if it is void or another run's, `StorageError`, `ConfigError` without a reader.
+        """
+        if len(document) > MAX_DOCUMENT:
+            raise BadMessage(f"a run file of {len(document)} bytes is too long (at most {MAX_DOCUMENT})")
+        async with self._turn:
+            run = self._reader(document, self._world.verify)
+            if not self._is_news(run):
+                return False
+            await self._world.disk.replace(PATH, document)
+            self._run = run
+            self._found.set()
+        logger.info("run.pinned id=%s owner=%s epoch=%d", run.id.hex(), run.owner, run.epoch)
+        self._world.trace("run.pinned", epoch=run.epoch)
+        return True
+
+    def _is_news(self, run: SignedRun) -> bool:
+        if self._world.wall() > run.expiry + EXPIRY_TOLERANCE:
+            raise BadMessage(f"the run file of {run.name!r} has expired; ask its owner for a newer one")
+        if self._run is None:
+            return True
+        if run.id != self._run.id:
+            raise BadMessage(
+                f"it is of run {run.name!r} ({run.id.hex()[:12]}) by {run.owner}; this node is pinned to "
+                f"{self._run.name!r} ({self._run.id.hex()[:12]}) by {self._run.owner}: use another --data"
+            )
+        return run.epoch > self._run.epoch
+
+    def serve(self, host: Host) -> None:
+        """Answer those who ask for the document."""
+        host.set_handler(PROTOCOL_ID, serve_requests(self._answer, max_request=MAX_REQUEST))
+
+    async def _answer(self, peer: PeerId, payload: bytes) -> bytes:
+        run_id, epoch = fields_untrusted(unpack_untrusted(payload), bytes, int, what="run request")
+        if self._run is None or (run_id and (run_id != self._run.id or epoch >= self._run.epoch)):
+            return b""
+        return self._run.document
+
+    async def ask(self, host: Host, peer: PeerId) -> bool:
+        """Ask one peer for a newer document; True if it had one. The caller sets the deadline.
+
+        Raises what `p2p.host.request` raises, and `BadMessage` if the document is void or another run's.
+        """
+        known = pack([self._run.id, self._run.epoch] if self._run else [b"", 0])
+        document = await request(host, peer, PROTOCOL_ID, known, max_reply=MAX_DOCUMENT)
+        return bool(document) and await self.offer(document)
+
+    async def wait_for_document(
+        self, host: Host, bootstrap: Sequence[Multiaddr], config: RunConfig
+    ) -> SignedRun:
+        """Ask the bootstrap peers, in rounds, until there is a document."""
+        while self._run is None:
+            for addr in bootstrap:
+                await self._ask_addr(host, addr, config.ask_timeout)
+            with trio.move_on_after(config.ask_interval):
+                await self._found.wait()
+        return self._run
+
+    async def _ask_addr(self, host: Host, addr: Multiaddr, timeout: float) -> None:
+        try:
+            with trio.fail_after(timeout):
+                if not await self.ask(host, await host.connect_addr(addr)):
+                    logger.warning("run.no_document addr=%s", addr)
+        except PEER_TROUBLE as error:
+            logger.warning("run.no_answer addr=%s reason=%s", addr, error or type(error).__name__)

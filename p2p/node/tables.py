@@ -1,0 +1,154 @@
+"""Plain tables (as TOML or msgpack gives them) to and from frozen dataclasses, strictly.
+
+Every configuration lives beside its owner as a frozen dataclass; this is the one way in. A key that no
+field has, a missing one, a value of the wrong type: each is a `ConfigError` that names the place, the key
+and, for a misspelling, the key that was meant.
+"""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from enum import Enum
+from functools import cache
+from typing import Any, Final, TypeVar
+
+from p2p.errors import ConfigError
+from p2p.identity import PeerId
+from p2p.multiaddr import Multiaddr
+
+T = TypeVar("T")
+
+Table = Mapping[str, object]
+"""Keys and plain values: str, int, float, bool, bytes, lists and tables of them."""
+
+# Values with a text form. Each raises ValueError with a sentence.
+_FROM_TEXT: Final[Mapping[type, Callable[[str], object]]] = {
+    PeerId: PeerId.from_base58,
+    Multiaddr: Multiaddr.parse,
+}
+_PLAIN: Final = (str, int, bool, bytes)
+_KIND_NAMES: Final = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def read_table(kind: type[T], table: object, where: str) -> T:
+    """``table`` as a ``kind`` (a frozen dataclass). ``where`` opens every error: a file, a table's name.
+
+    Raises `ConfigError` on an unknown or missing key, a wrong type, or whatever ``kind`` refuses at birth.
+    """
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{where} must be a table, not {_describe(table)}")
+    known = _fields(typing.cast(Any, kind))
+    for key in table:
+        if key not in known:
+            raise ConfigError(_unknown(str(key), list(known), where))
+    values = {}
+    for name, (field, hint) in known.items():
+        if name in table:
+            values[name] = _read(hint, table[name], f"{where}: {name}")
+        elif field.default is MISSING and field.default_factory is MISSING:
+            raise ConfigError(f"{where}: the key {name!r} is missing")
+    try:
+        return kind(**values)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def write_table(value: object) -> dict[str, object]:
+    """The plain table of a dataclass: what `read_table` takes."""
+    if not is_dataclass(value) or isinstance(value, type):
+        raise TypeError(f"{value!r} is no dataclass")
+    return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+
+
+def _plain(value: object) -> object:
+    if type(value) in _FROM_TEXT:
+        return str(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return write_table(value)
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return value
+
+
+@cache
+def _fields(kind: Any) -> dict[str, tuple[Field[Any], Any]]:
+    hints = typing.get_type_hints(kind)
+    return {field.name: (field, hints[field.name]) for field in fields(kind) if field.init}
+
+
+def _read(hint: Any, value: object, where: str) -> object:
+    origin = typing.get_origin(hint)
+    if origin is tuple:
+        return _read_tuple(typing.get_args(hint), value, where)
+    if origin in (types.UnionType, typing.Union):
+        choices = [choice for choice in typing.get_args(hint) if choice is not types.NoneType]
+        return None if value is None else _read(choices[0], value, where)
+    if origin is not None:  # Mapping[...]: its owner reads it
+        return _read_mapping(typing.get_args(hint), value, where)
+    if isinstance(hint, typing.NewType):
+        return _read(hint.__supertype__, value, where)
+    if hint in _FROM_TEXT or (isinstance(hint, type) and issubclass(hint, Enum)):
+        return _read_text(hint, value, where)
+    if is_dataclass(hint):
+        return read_table(typing.cast(type, hint), value, where)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if value != value:  # every comparison with it is false: no check at birth would catch it
+        raise ConfigError(f"{where} is not a number")
+    if hint is object:
+        return value
+    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
+        raise ConfigError(f"{where} must be {_KIND_NAMES.get(hint, hint.__name__)}, not {_describe(value)}")
+    return value
+
+
+def _read_text(hint: Any, value: object, where: str) -> object:
+    try:
+        if issubclass(hint, Enum):
+            return hint(value)
+        if not isinstance(value, str):
+            raise ConfigError(f"{where} must be a text, not {_describe(value)}")
+        return _FROM_TEXT[hint](value)
+    except ValueError as error:
+        if issubclass(hint, Enum):
+            raise ConfigError(f"{where} must be one of {', '.join(str(m.value) for m in hint)}") from None
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _read_tuple(kinds: tuple[Any, ...], value: object, where: str) -> tuple[object, ...]:
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f"{where} must be a list, not {_describe(value)}")
+    if kinds[1:] == (Ellipsis,):
+        return tuple(_read(kinds[0], item, f"{where}[{index}]") for index, item in enumerate(value))
+    if len(value) != len(kinds):
+        raise ConfigError(f"{where} must have {len(kinds)} items, not {len(value)}")
+    return tuple(_read(kind, item, where) for kind, item in zip(kinds, value, strict=True))
+
+
+def _read_mapping(kinds: tuple[Any, ...], value: object, where: str) -> dict[str, object]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ConfigError(f"{where} must be a table, not {_describe(value)}")
+    return {key: _read_any(kinds[1], item, f"{where}.{key}") for key, item in value.items()}
+
+
+def _read_any(hint: Any, value: object, where: str) -> object:
+    return value if hint in (object, Any) else _read(hint, value, where)
+
+
+def _unknown(key: str, known: list[str], where: str) -> str:
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
+    return f"{where}: there is no key {key!r}; {hint}"
+
+
+def _describe(value: object) -> str:
+    names = {list: "a list", dict: "a table", type(None): "nothing", **_KIND_NAMES, bytes: "bytes"}
+    return names.get(type(value), type(value).__name__)

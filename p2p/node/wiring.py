@@ -1,0 +1,169 @@
+"""What the services of a node learn from each other, and how a node finds its fellows.
+
+Theory of operation
+-------------------
+Heartbeats find whoever lives near in the overlay; the DHT finds the rest. Every node publishes a record
+under the name of its run; a node that has no neighbours, or misses a trainer or a validator, looks it up.
+The two ways are tried side by side: a swarm whose heartbeats were cut in two heals through the DHT.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from p2p.dht import Namespace, Record
+from p2p.errors import BadMessage
+from p2p.gossip import Validity
+from p2p.identity import PeerId
+from p2p.membership import Change, MemberEvent, Membership
+from p2p.multiaddr import Multiaddr, decode_multiaddr_untrusted
+from p2p.node.rundoc import PEER_TROUBLE
+from p2p.shardcast import RosterEntry, Shardcast
+from p2p.shardcast.manifest import PolicyVersion
+from p2p.wire import pack, unpack_untrusted
+
+if TYPE_CHECKING:
+    from p2p.node.node import Node
+
+RUN_ID_BYTES: Final = 32
+RUN_LIFETIME: Final = 1800.0
+"""Seconds for which such a record is good; the DHT renews it while we live."""
+MAX_ADDRS: Final = 4
+"""Addresses in a record: IPv4 and IPv6, inside and outside."""
+MAX_SEEDS: Final = 16
+"""Members, taken from the DHT at random, through which a lonely node joins again. Two would do."""
+UNKNOWN_UPLOAD: Final = 1_000_000
+"""Bytes per second that a peer counts for until its upload was measured: 8 Mbit/s, a slow home."""
+
+logger = logging.getLogger(__name__)
+
+
+def places_untrusted(record: Record) -> tuple[Multiaddr, ...]:
+    """Where the publisher of a run record says it can be dialled. Raise `BadMessage`, and nothing else."""
+    items = unpack_untrusted(record.value)
+    if not isinstance(items, list) or len(items) > MAX_ADDRS:
+        raise BadMessage(f"a run record is a list of at most {MAX_ADDRS} addresses")
+    addrs = tuple(decode_multiaddr_untrusted(item) for item in items)
+    if any(addr.parts[-1][0] == "p2p" for addr in addrs):
+        raise BadMessage("an address in a run record repeats its peer")
+    return tuple(addr.with_peer(record.publisher) for addr in addrs)
+
+
+def _is_run_record(record: Record) -> bool:
+    try:
+        places_untrusted(record)
+    except BadMessage:
+        return False
+    return len(record.name) == RUN_ID_BYTES
+
+
+RUN_RECORDS: Final = Namespace("run", _is_run_record)
+"""DHT records that say: I take part in this run, and can be dialled there."""
+
+
+def policy_topic(run_id: bytes) -> str:
+    """The gossip topic on which a run's policies are announced."""
+    return f"/shoal/run/{run_id.hex()}/policy"
+
+
+def roster(membership: Membership, run_id: bytes) -> list[RosterEntry]:
+    """Who could relay policies: the living members of the run, with what they can carry."""
+    return [
+        RosterEntry(member.peer, member.upload or UNKNOWN_UPLOAD)
+        for member in membership.members()
+        if member.run == run_id
+    ]
+
+
+def judge_announcement(shardcast: Shardcast, author: PeerId, data: bytes) -> Validity:
+    """Whether gossip passes a policy announcement on: only what is valid and news."""
+    return Validity.ACCEPT if shardcast.receive_announcement(author, data) else Validity.IGNORE
+
+
+class Wiring:
+    """The tasks between the services of one node."""
+
+    def __init__(self, node: Node, bootstrap: Sequence[Multiaddr]) -> None:
+        self._node = node
+        self._bootstrap = tuple(bootstrap)
+        self._wanted = trio.Event()
+        node.membership.on_change(self._on_change)
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        node = self._node
+        node.membership.me.update(run=node.run.id)
+        node.membership.interest([peer for peer in node.run.officers if peer != node.peer_id])
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._tell_policy)
+            nursery.start_soon(self._join)
+            nursery.start_soon(self._find)
+
+    async def _tell_policy(self) -> None:
+        """Our heartbeat says which policy we hold whole."""
+        newest = self._node.shardcast.newest
+        while True:
+            self._node.membership.me.update(policy=int(newest))
+            newest = await self._node.shardcast.wait_policy(PolicyVersion(newest + 1))
+
+    async def _join(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._node.membership.join, self._bootstrap)
+            nursery.start_soon(self._join_dht)
+
+    async def _join_dht(self) -> None:
+        await self._node.dht.bootstrap([a for a in self._bootstrap if a.peer_id != self._node.peer_id])
+        await self._publish()
+
+    async def _publish(self) -> None:
+        addrs = [addr.transport.to_bytes() for addr in self._node.host.addrs[:MAX_ADDRS]]
+        await self._node.dht.put(RUN_RECORDS.name, self._node.run.id, pack(addrs), RUN_LIFETIME)
+
+    def _on_change(self, event: MemberEvent) -> None:
+        """Losing our last neighbour is a reason to look into the DHT at once."""
+        if event.change in (Change.DIED, Change.LEFT) and not self._node.membership.neighbours:
+            self._wanted.set()
+
+    async def _find(self) -> None:
+        """Every now and then, and at once when alone: look for members, and for a newer run document."""
+        while True:
+            with trio.move_on_after(self._node.config.run.refresh):
+                await self._wanted.wait()
+            self._wanted = trio.Event()
+            await self._look_up_members()
+            await self._ask_for_news()
+
+    async def _look_up_members(self) -> None:
+        node = self._node
+        known = {member.peer: member for member in node.membership.members()}
+        missing = [peer for peer in node.run.officers if peer not in known and peer != node.peer_id]
+        if node.membership.neighbours and not missing:
+            return
+        seeds: list[Multiaddr] = []
+        for record in await node.dht.get(RUN_RECORDS.name, node.run.id):
+            if record.publisher != node.peer_id:
+                addrs = places_untrusted(record)
+                node.host.add_addrs(record.publisher, addrs)
+                seeds.extend(addrs[:1])
+        if seeds and not node.membership.neighbours:
+            sample = node.world.rng("seeds").sample(seeds, min(MAX_SEEDS, len(seeds)))
+            with trio.move_on_after(node.config.run.refresh):
+                await node.membership.join(sample)
+        for peer in missing:
+            await node.locate(peer)
+
+    async def _ask_for_news(self) -> None:
+        node = self._node
+        members = [member.peer for member in node.membership.members() if member.run == node.run.id]
+        if not members:
+            return
+        peer = node.world.rng("news").choice(members)
+        try:
+            with trio.fail_after(node.config.run.ask_timeout):
+                await node.book.ask(node.host, peer)
+        except PEER_TROUBLE as error:
+            logger.info("run.no_news peer=%s reason=%s", peer, error or type(error).__name__)

@@ -1,0 +1,123 @@
+"""Messages on their way to peers: one lane, that is one long-lived stream, per peer and protocol.
+
+A lane exists while its stream does. Its fast path queues a message on the stream within `put`; only when the
+peer, or the network, cannot keep up do messages wait here for the lane's task. What waits for one
+peer is bounded over all of its lanes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import trio
+
+from p2p.host import MAX_OUTBOX
+from p2p.identity import PeerId, ProtocolId
+from p2p.transport.connection import Connection
+from p2p.transport.stream import MuxedStream
+from p2p.transport.wakeup import Wakeup
+from p2p.wire import KI
+
+_BATCH: Final = 64 * KI
+"""Bytes of waiting messages joined for one send: a full record."""
+
+OpenLane = Callable[[PeerId, ProtocolId], Awaitable[tuple[Connection, MuxedStream]]]
+
+
+class Lane:
+    """The messages of one protocol to one peer."""
+
+    def __init__(self, peer: PeerId, protocol: ProtocolId) -> None:
+        self.peer = peer
+        self.protocol = protocol
+        self.connection: Connection | None = None
+        self.scope = trio.CancelScope()
+        self.waiting: deque[bytes] = deque()
+        self.work = Wakeup()
+        self._stream: MuxedStream | None = None
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the peer has ended the stream: the next message needs a new one."""
+        return self._stream is not None and not self._stream.is_open
+
+    def try_send(self, framed: bytes) -> bool:
+        """Queue on the stream at once, if it is there and nothing waits before."""
+        return self._stream is not None and not self.waiting and self._stream.try_send(framed)
+
+    async def run(self, open_lane: OpenLane, sent: Callable[[int], None]) -> None:
+        """Carry messages until cancelled. Raises what opening or sending raises."""
+        with self.scope:
+            self.connection, self._stream = await open_lane(self.peer, self.protocol)
+            async with self._stream as stream:
+                while True:
+                    while self.waiting:
+                        await stream.send_all(self._next_batch(sent))
+                    await self.work.wait()
+
+    def _next_batch(self, sent: Callable[[int], None]) -> bytes:
+        batch, size = [], 0
+        while self.waiting and size < _BATCH:
+            batch.append(self.waiting.popleft())
+            size += len(batch[-1])
+        sent(size)
+        return b"".join(batch)
+
+
+class Outbox:
+    """All lanes of a host."""
+
+    def __init__(self, start: Callable[[Lane], None]) -> None:
+        """``start`` runs a new lane in the background and calls `close` when it is over."""
+        self._start = start
+        self._lanes: dict[tuple[PeerId, ProtocolId], Lane] = {}
+        self._bytes: dict[PeerId, int] = {}
+        self.dropped = 0
+        """Messages that were lost here: the peer was gone or too slow."""
+
+    def put(self, peer: PeerId, protocol: ProtocolId, framed: bytes) -> bool:
+        """Take a message, or drop it and return False when too much waits for the peer."""
+        lane = self._lanes.get((peer, protocol))
+        if lane is not None and lane.is_broken:
+            lane.scope.cancel()
+            self.close(lane)
+            lane = None
+        if lane is not None and lane.try_send(framed):
+            return True
+        waiting = self._bytes.get(peer, 0)
+        if waiting + len(framed) > MAX_OUTBOX:
+            self.dropped += 1
+            return False
+        if lane is None:
+            lane = self._lanes[(peer, protocol)] = Lane(peer, protocol)
+            self._start(lane)
+        self._bytes[peer] = waiting + len(framed)
+        lane.waiting.append(framed)
+        lane.work.set()
+        return True
+
+    def has_lane(self, peer: PeerId, protocol: ProtocolId) -> bool:
+        """Whether a stream is open, or being opened."""
+        return (peer, protocol) in self._lanes
+
+    def sent(self, peer: PeerId, count: int) -> None:
+        """``count`` bytes wait no longer."""
+        left = self._bytes.pop(peer, 0) - count
+        if left > 0:
+            self._bytes[peer] = left
+
+    def close(self, lane: Lane) -> None:
+        """The lane is over; what waited is lost."""
+        self.dropped += len(lane.waiting)
+        self.sent(lane.peer, sum(map(len, lane.waiting)))
+        lane.waiting.clear()
+        if self._lanes.get((lane.peer, lane.protocol)) is lane:
+            del self._lanes[(lane.peer, lane.protocol)]
+
+    def lost(self, connection: Connection) -> None:
+        """End the lanes that ran over ``connection``."""
+        for lane in list(self._lanes.values()):
+            if lane.connection is connection:
+                lane.scope.cancel()

@@ -1,0 +1,86 @@
+"""The part of protobuf that libp2p's messages need: varint and length-delimited fields, by hand.
+
+A message is a sequence of (field number, value): an int for a varint field, bytes for a length-delimited
+one. Fixed-width fields are read over, as protobuf asks of readers that do not know them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from p2p.errors import BadMessage
+from p2p.wire import decode_varint_untrusted, encode_varint
+
+_VARINT: Final = 0
+_FIXED64: Final = 1
+_BYTES: Final = 2
+_FIXED32: Final = 5
+_FIXED_BYTES: Final = {_FIXED64: 8, _FIXED32: 4}
+
+
+def field(number: int, value: int | bytes | str | bool) -> bytes:
+    """One field: bytes and text length-delimited, an int (not negative) or bool as a varint."""
+    if isinstance(value, int):
+        return encode_varint(number << 3 | _VARINT) + encode_varint(int(value))
+    data = value.encode() if isinstance(value, str) else value
+    return encode_varint(number << 3 | _BYTES) + encode_varint(len(data)) + data
+
+
+def fields_untrusted(data: bytes | memoryview) -> Iterator[tuple[int, int | bytes]]:
+    """Yield (field number, value) as sent. Raise `BadMessage`, and nothing else, whatever the bytes.
+
+    An int is a varint field, bytes a length-delimited one. Fixed-width fields are checked for their
+    length and left out. The size of ``data`` must have been limited by the caller.
+    """
+    offset = 0
+    while offset < len(data):
+        tag, offset = _varint(data, offset)
+        number, kind = tag >> 3, tag & 7
+        if not number:
+            raise BadMessage("a protobuf field has number 0")
+        if kind == _VARINT:
+            value, offset = _varint(data, offset)
+            yield number, value
+            continue
+        if kind == _BYTES:
+            length, offset = _varint(data, offset)
+        elif kind in _FIXED_BYTES:
+            length = _FIXED_BYTES[kind]
+        else:
+            raise BadMessage(f"protobuf wire type {kind} is unknown")
+        end = offset + length
+        if end > len(data):
+            raise BadMessage("a protobuf field is cut off")
+        if kind == _BYTES:
+            yield number, bytes(data[offset:end])
+        offset = end
+
+
+def as_bytes_untrusted(value: int | bytes, what: str) -> bytes:
+    """The value of a bytes field. Raise `BadMessage` naming ``what`` if it came as a varint."""
+    if isinstance(value, int):
+        raise BadMessage(f"{what} must be a bytes field")
+    return value
+
+
+def as_int_untrusted(value: int | bytes, what: str) -> int:
+    """The value of a varint field. Raise `BadMessage` naming ``what`` if it came as bytes."""
+    if isinstance(value, bytes):
+        raise BadMessage(f"{what} must be a varint field")
+    return value
+
+
+def as_text_untrusted(value: int | bytes, what: str) -> str:
+    """The value of a text field. Raise `BadMessage` naming ``what`` unless it is UTF-8."""
+    try:
+        return as_bytes_untrusted(value, what).decode()
+    except UnicodeDecodeError:
+        raise BadMessage(f"{what} is not UTF-8") from None
+
+
+def _varint(data: bytes | memoryview, offset: int) -> tuple[int, int]:
+    taken = decode_varint_untrusted(data, offset)
+    if taken is None:
+        raise BadMessage("a protobuf varint is cut off")
+    return taken

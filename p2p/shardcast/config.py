@@ -1,0 +1,59 @@
+"""What can be set about SHARDCAST, and what it counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from p2p.wire import KI, MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardcastConfig:
+    """Patience, storage and rosters of one node."""
+
+    folder: str = "policies"
+    """Where policies are kept, below the node's data folder."""
+
+    keep_versions: int = 3
+    """Newest whole policies kept on disk; pinned ones are kept besides."""
+
+    keep_bytes: int = 64 * 1024 * MIB
+    """Bytes of policies on disk beyond which the oldest unpinned go first. The newest always stays."""
+
+    cache_bytes: int = 64 * MIB
+    """Bytes of verified chunks kept in memory, to be forwarded without reading them again."""
+
+    chunk_bytes: int = 0
+    """Raw bytes per chunk of what we publish; 0 chooses by the size of the policy."""
+
+    stall: float = 0.5
+    """Least seconds after which a chunk that others hold is pulled instead of awaited."""
+
+    roster_interval: float = 30.0
+    """Least seconds between two rosters of one origin, unless the last one was empty."""
+
+    def __post_init__(self) -> None:
+        if self.keep_versions < 1:
+            raise ValueError("keep_versions must be at least 1: the newest policy")
+        if self.chunk_bytes and not 4 * KI <= self.chunk_bytes <= 4 * MIB:
+            raise ValueError(f"chunk_bytes is 4 KiB to 4 MiB, or 0, not {self.chunk_bytes}")
+        if self.stall <= 0 or self.roster_interval < 0:
+            raise ValueError("stall must be positive and roster_interval not negative")
+
+
+@dataclass(slots=True)
+class ShardcastStats:
+    """What one node moved and dropped since it started. Bytes are wire bytes of chunks."""
+
+    uploaded_as_origin: int = 0
+    uploaded_as_relay: int = 0
+    from_origin: int = 0
+    from_peers: int = 0
+    duplicates: int = 0
+    """Bytes of chunks that came a second time."""
+    chunks_bad: int = 0
+    chunks_repaired: int = 0
+    """Chunks that came because they were asked for, not because the forest brought them."""
+    versions_completed: int = 0
+    versions_skipped: int = 0
+    """Versions given up for a newer one."""

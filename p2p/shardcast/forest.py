@@ -1,0 +1,268 @@
+"""Who forwards what to whom: a pure function of a signed roster and a version.
+
+Theory of operation
+-------------------
+The policy's origin signs a *roster*: the peers it will feed, each with a capacity class (a power of
+two of upload, so that noise in a measurement does not reshuffle the swarm). From (roster, version)
+everybody computes the same *forest* of k *stripes*. Each stripe is a tree over all peers; a peer is
+interior in at most one of them, and spends its whole uplink there. The origin feeds only the k roots.
+
+Up to `MESH` peers, k is the number of peers: the origin gives a chunk to one peer, and that peer to
+all others (Li, Chou, Zhang: Mutualcast, 2005). Beyond, k is 4 or 8, and each interior peer gets child
+slots in proportion to its capacity, big ones near the root (Castro et al.: SplitStream, 2003).
+A stripe of n peers needs n - 1 slots; k of them k (n - 1), which is each peer's fair share times k.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import pairwise
+from typing import Final
+
+from p2p.errors import BadMessage
+from p2p.identity import SIGNATURE_BYTES, PeerId, Signer, Verify, decode_peer_id_untrusted
+from p2p.shardcast.manifest import MAX_RUN_ID, PROTOCOL_ID, PolicyVersion, digest_of
+from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
+
+MESH: Final = 16
+"""Peers up to which every one relays to all others: 16 x 15 streams, each of which must carry at least
+a chunk per version to be worth its set-up."""
+MAX_ROSTER: Final = 4 * KI
+"""Peers of one roster: 42 bytes each, so 172 KB, a sixth of the largest message."""
+MAX_CLASS: Final = 31
+CLASS_UNIT: Final = 16 * KI
+"""Bytes per second of upload at class 1; each class doubles it. Class 0 relays nothing."""
+_MAX_EPOCH: Final = 2**53
+_FEW_STRIPES: Final = 4
+_MANY_STRIPES: Final = 8
+_MANY_PEERS: Final = 128
+"""Peers from which 8 stripes pay: one level less of depth for each."""
+_DEGREE_PAIRS: Final = 4
+"""Neighbours to either side in the graph of have-lists: 8 in all."""
+
+
+def capacity_class(upload: float) -> int:
+    """The class of a peer that can upload ``upload`` bytes per second."""
+    return min(MAX_CLASS, int(max(0.0, upload) // CLASS_UNIT).bit_length())
+
+
+@dataclass(frozen=True, slots=True)
+class RosterEntry:
+    """A peer that wants policies, and what it says that it can upload (bytes per second)."""
+
+    peer: PeerId
+    upload: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Roster:
+    """Whom an origin feeds, signed by it. Peers are in the order of their names."""
+
+    origin: PeerId
+    run: bytes
+    epoch: int
+    peers: tuple[PeerId, ...]
+    classes: tuple[int, ...]
+    content: bytes = field(repr=False)
+    signature: bytes = field(repr=False)
+    positions: dict[PeerId, int] = field(init=False, repr=False)
+    name: bytes = field(init=False, repr=False)
+    """The digest of what was signed."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", digest_of(self.content))
+        object.__setattr__(self, "positions", {peer: place for place, peer in enumerate(self.peers)})
+
+    @classmethod
+    def sign(cls, signer: Signer, run: bytes, epoch: int, entries: Iterable[RosterEntry]) -> Roster:
+        """A roster of ``entries`` without the origin itself; the strongest `MAX_ROSTER` if there are more."""
+        classes = {e.peer: capacity_class(e.upload) for e in entries if e.peer != signer.peer_id}
+        chosen = sorted(classes.items(), key=lambda item: (-item[1], item[0]))[:MAX_ROSTER]
+        chosen.sort()
+        rows = [[peer.digest, rank] for peer, rank in chosen]
+        content = pack([signer.peer_id.digest, run, epoch, rows])
+        peers, ranks = tuple(peer for peer, _ in chosen), tuple(rank for _, rank in chosen)
+        signature = signer.sign(PROTOCOL_ID, content)
+        return cls(signer.peer_id, run, epoch, peers, ranks, content, signature)
+
+    def encode(self) -> bytes:
+        """The signed bytes."""
+        return pack([self.content, self.signature])
+
+    def neighbours(self, peer: PeerId) -> tuple[PeerId, ...]:
+        """With whom ``peer`` exchanges have-lists: everybody up to `MESH`, else about eight.
+
+        Symmetric, connected, of small diameter: a ring with chords of n^(1/4), n^(1/2), n^(3/4).
+        """
+        place = self.positions.get(peer)
+        if place is None:
+            return ()
+        count = len(self.peers)
+        if count <= MESH:
+            return tuple(other for other in self.peers if other != peer)
+        hops = sorted({round(count ** (power / _DEGREE_PAIRS)) for power in range(_DEGREE_PAIRS)})
+        places = dict.fromkeys((place + side * hop) % count for hop in hops for side in (1, -1))
+        return tuple(self.peers[other] for other in places if other != place)
+
+    def __repr__(self) -> str:
+        return f"Roster(epoch {self.epoch}, {len(self.peers)} peers, by {self.origin!r})"
+
+
+def decode_roster_untrusted(data: bytes, run: bytes, verify: Verify) -> Roster:
+    """Raise `BadMessage`, and nothing else, unless ``data`` is a well-signed roster of ``run``."""
+    content, signature = fields_untrusted(unpack_untrusted(data), bytes, bytes, what="signed roster")
+    fields = fields_untrusted(unpack_untrusted(content), bytes, bytes, int, list, what="roster")
+    origin, rows = decode_peer_id_untrusted(fields[0]), fields[3]
+    if not 0 < len(fields[1]) <= MAX_RUN_ID or fields[1] != run:
+        raise BadMessage("a roster of another run")
+    if not 0 <= fields[2] <= _MAX_EPOCH or len(rows) > MAX_ROSTER:
+        raise BadMessage("a roster's epoch or length is out of bounds")
+    entries = [fields_untrusted(row, bytes, int, what="roster entry") for row in rows]
+    peers = tuple(decode_peer_id_untrusted(entry[0]) for entry in entries)
+    classes = tuple(entry[1] for entry in entries)
+    if any(not 0 <= rank <= MAX_CLASS for rank in classes):
+        raise BadMessage("a capacity class is out of bounds")
+    if any(a >= b for a, b in pairwise(peers)) or origin in peers:
+        raise BadMessage("a roster must be sorted, without repetition and without its origin")
+    if len(signature) != SIGNATURE_BYTES or not verify(origin, PROTOCOL_ID, content, signature):
+        raise BadMessage("a roster's signature is wrong")
+    return Roster(origin, fields[1], fields[2], peers, classes, content, signature)
+
+
+@dataclass(frozen=True, slots=True)
+class Stripe:
+    """One tree over all peers, by their places in the roster."""
+
+    root: int
+    parent: tuple[int, ...]
+    """Of each place; the root's is -1, which is the origin."""
+    children: dict[int, tuple[int, ...]]
+    """Of each interior place."""
+    slots: dict[int, int]
+    """How many children each interior place may have."""
+
+    def depth(self, place: int) -> int:
+        """Hops from the origin."""
+        return sum(1 for _ in self.ancestors(place)) + 1
+
+    def ancestors(self, place: int) -> Iterator[int]:
+        """The parent of ``place``, its parent, and so on to the root."""
+        above = self.parent[place]
+        while above >= 0:
+            yield above
+            above = self.parent[above]
+
+
+@dataclass(frozen=True, slots=True)
+class Forest:
+    """k stripes over the peers of a roster; see the module for the laws it keeps."""
+
+    roster: Roster
+    stripes: tuple[Stripe, ...]
+
+    @property
+    def roots(self) -> tuple[PeerId, ...]:
+        """Whom the origin feeds, by stripe."""
+        return tuple(self.roster.peers[stripe.root] for stripe in self.stripes)
+
+    def children(self, stripe: int, peer: PeerId, gone: Callable[[PeerId], bool]) -> tuple[PeerId, ...]:
+        """To whom ``peer`` forwards: its children, and in place of those who are gone, theirs."""
+        tree, peers = self.stripes[stripe], self.roster.peers
+        place = self.roster.positions.get(peer)
+        waiting = deque(tree.children.get(place, ()) if place is not None else ())
+        found = []
+        while waiting:
+            child = waiting.popleft()
+            if gone(peers[child]):
+                waiting.extend(tree.children.get(child, ()))
+            else:
+                found.append(peers[child])
+        return tuple(found)
+
+    def feeds(self, stripe: int, sender: PeerId, receiver: PeerId) -> bool:
+        """Whether ``sender`` stands above ``receiver`` in ``stripe``: a push from it is no surprise."""
+        if not 0 <= stripe < len(self.stripes):
+            return False
+        above, below = self.roster.positions.get(sender), self.roster.positions.get(receiver)
+        if below is None:
+            return False
+        if sender == self.roster.origin:
+            return True
+        return above is not None and above in self.stripes[stripe].ancestors(below)
+
+
+@lru_cache(maxsize=32)
+def plant(roster: Roster, version: PolicyVersion) -> Forest:
+    """The forest of ``version``. Remembered, since in a simulation every node of a process asks."""
+    count = len(roster.peers)
+    order = _by_capacity(roster, version)
+    if count <= MESH:
+        stripes = [_star(count, place) for place in order]
+    else:
+        stripes = [_tree(count, group) for group in _deal(roster, order, _stripe_count(count, len(order)))]
+    return Forest(roster, tuple(stripes))
+
+
+def _stripe_count(count: int, capable: int) -> int:
+    return min(_MANY_STRIPES if count > _MANY_PEERS else _FEW_STRIPES, capable)
+
+
+def _by_capacity(roster: Roster, version: PolicyVersion) -> list[int]:
+    """Places that can relay, strongest first, equals in an order that changes with the version.
+
+    If nobody claims an uplink, as in the first minute of a swarm, all are taken for equals.
+    """
+    seed = b"%d:%d:" % (roster.epoch, version)
+    capable = [place for place, rank in enumerate(roster.classes) if rank] or range(len(roster.peers))
+    return sorted(capable, key=lambda p: (-roster.classes[p], digest_of(seed + roster.peers[p].digest)))
+
+
+def _star(count: int, root: int) -> Stripe:
+    others = tuple((root + step) % count for step in range(1, count))
+    parent = tuple(-1 if place == root else root for place in range(count))
+    return Stripe(root, parent, {root: others} if others else {}, {root: count - 1})
+
+
+def _deal(roster: Roster, order: Sequence[int], k: int) -> list[dict[int, int]]:
+    """Deal peers into k interior groups of enough child slots each: place -> slots, big first."""
+    need = len(roster.peers) - 1
+    weights = {place: 2 ** max(0, roster.classes[place] - 1) for place in order}
+    total = sum(weights.values())
+    fair = {place: min(need, k * need * weight / total) for place, weight in weights.items()}
+    groups: list[dict[int, int]] = [{} for _ in range(k)]
+    for turn, place in enumerate(order):
+        if fair[place] < 1 and turn >= k:
+            break  # too weak to carry even one child; ordered, so are all that follow
+        group = min(groups, key=lambda group: sum(group.values()))
+        group[place] = max(2, math.ceil(fair[place]))
+    for group in groups:
+        _stretch(group, need)
+    return groups
+
+
+def _stretch(group: dict[int, int], need: int) -> None:
+    """Add slots, evenly and big first, until the group can carry a whole stripe."""
+    short = need - sum(group.values())
+    places = list(group)
+    for turn in range(max(0, short)):
+        group[places[turn % len(places)]] += 1
+
+
+def _tree(count: int, slots: dict[int, int]) -> Stripe:
+    """Breadth first: interior peers above, everybody else on the slots that are left."""
+    interior = list(slots)
+    root = interior[0]
+    leaves = [place for step in range(count) if (place := (root + step) % count) not in slots]
+    parent = [-1] * count
+    children: dict[int, list[int]] = {place: [] for place in interior}
+    waiting = deque([*interior[1:], *leaves])
+    for place in interior:
+        while waiting and len(children[place]) < slots[place]:
+            child = waiting.popleft()
+            children[place].append(child)
+            parent[child] = place
+    return Stripe(root, tuple(parent), {p: tuple(below) for p, below in children.items() if below}, slots)

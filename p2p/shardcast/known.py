@@ -1,0 +1,100 @@
+"""What a node believes about trainers: their manifests, their rosters, and who was caught lying."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from p2p.errors import BadMessage
+from p2p.identity import PeerId, Verify
+from p2p.shardcast.forest import Roster, decode_roster_untrusted
+from p2p.shardcast.manifest import Equivocation, Manifest, decode_manifest_untrusted, digest_of
+from p2p.shardcast.messages import Evidence
+
+MAX_MANIFESTS: Final = 64
+"""Manifests remembered, newest versions first: two minutes of the fastest run, hours of a usual one.
+Longer memory would find older lies; those were found by whoever was there."""
+MAX_ROSTERS: Final = 3
+"""Rosters per origin: chunks of a version travel by the roster of its start, and versions overlap."""
+MAX_ORIGINS: Final = 8
+"""Trainers whose rosters are kept; a run names a handful."""
+
+
+class Known:
+    """Signed statements that were judged once and are not judged again."""
+
+    def __init__(self, run: bytes, may_publish: Callable[[PeerId], bool], verify: Verify) -> None:
+        self._run = run
+        self._may_publish = may_publish
+        self._verify = verify
+        self._judged: dict[bytes, Manifest] = {}
+        self._by_version: dict[int, Manifest] = {}
+        self._rosters: dict[PeerId, dict[int, Roster]] = {}
+        self.halted: dict[PeerId, Equivocation] = {}
+
+    def believes(self, trainer: PeerId) -> bool:
+        """Whether ``trainer`` may publish and was never convicted."""
+        return trainer not in self.halted and self._may_publish(trainer)
+
+    def manifest_untrusted(self, data: bytes) -> Manifest:
+        """Decode and judge a manifest, once. Raise `BadMessage`."""
+        name = digest_of(data)
+        manifest = self._judged.get(name)
+        if manifest is None:
+            manifest = decode_manifest_untrusted(data, self._run, self._verify)
+            self._judged[name] = manifest
+            if len(self._judged) > MAX_MANIFESTS:
+                del self._judged[next(iter(self._judged))]
+        return manifest
+
+    def file(self, manifest: Manifest) -> Equivocation | None:
+        """Remember a believed manifest; returns proof if it contradicts an earlier one of its trainer."""
+        first = self._by_version.setdefault(manifest.version, manifest)
+        before = self._by_version.get(manifest.draft.previous_version)
+        after = next(
+            (m for m in self._by_version.values() if m.draft.previous_version == manifest.version), None
+        )
+        if len(self._by_version) > MAX_MANIFESTS:
+            del self._by_version[min(self._by_version)]
+        pairs = [(first, manifest)]
+        pairs += [(before, manifest)] if before is not None else []
+        pairs += [(manifest, after)] if after is not None else []
+        for one, other in pairs:
+            evidence = Equivocation(one, other)
+            if evidence.is_proof:
+                return evidence
+        return None
+
+    def evidence_untrusted(self, message: Evidence) -> Equivocation | None:
+        """The proof in a message; None if its trainer is not believed anyway. Raise `BadMessage` if none."""
+        first, second = self.manifest_untrusted(message.first), self.manifest_untrusted(message.second)
+        evidence = Equivocation(first, second)
+        if not evidence.is_proof:
+            raise BadMessage("evidence that proves nothing")
+        return evidence if self.believes(evidence.trainer) else None
+
+    def roster_untrusted(self, data: bytes) -> Roster | None:
+        """A roster that is believed and new, remembered; else None. Raise `BadMessage`."""
+        roster = decode_roster_untrusted(data, self._run, self._verify)
+        return roster if self.add_roster(roster) else None
+
+    def add_roster(self, roster: Roster) -> bool:
+        """Remember a roster if its origin is believed and it is newer than those we have."""
+        if not self.believes(roster.origin):
+            return False
+        epochs = self._rosters.setdefault(roster.origin, {})
+        if epochs and roster.epoch <= max(epochs):
+            return False
+        epochs[roster.epoch] = roster
+        if len(epochs) > MAX_ROSTERS:
+            del epochs[min(epochs)]
+        if len(self._rosters) > MAX_ORIGINS:
+            del self._rosters[next(iter(self._rosters))]
+        return True
+
+    def roster(self, origin: PeerId, epoch: int | None = None) -> Roster | None:
+        """The roster of an epoch, or the newest, of ``origin``."""
+        epochs = self._rosters.get(origin)
+        if not epochs:
+            return None
+        return epochs.get(max(epochs) if epoch is None else epoch)

@@ -1,0 +1,268 @@
+"""What nodes say to each other. A policy is named by its manifest's digest, never by its version alone.
+
+Control messages are msgpack lists that start with a kind, on the host's message stream of `PROTOCOL_ID`.
+Bulk frames travel on one long-lived stream per (sender, receiver) of `BULK_PROTOCOL_ID`, opened by the
+sender: a control message (news must not be overtaken by the chunks it explains), or a chunk.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from p2p.errors import BadMessage
+from p2p.identity import ProtocolId
+from p2p.shardcast.manifest import DIGEST_BYTES, MAX_CHUNKS, MAX_MANIFEST, MAX_WIRE
+from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
+
+BULK_PROTOCOL_ID: Final = ProtocolId("/shoal/shardcast-bulk/1.0.0")
+"""Chunks, from the sender that opened the stream."""
+
+MAX_WANT: Final = 16
+"""Chunks in one `Want`: twice what a holder may owe to one asker."""
+MAX_RANGES: Final = KI
+"""Ranges in one have- or taken-list: 10 KB of msgpack. A list with more holes is sent in parts."""
+INLINE_INDEX: Final = 16 * KI
+"""Bytes of index that travel with a gossiped manifest: 400 chunks. A longer one is asked for once, of a
+neighbour, instead of crossing every edge of the gossip mesh."""
+NO_STRIPE: Final = 0xFFFF
+"""A chunk that was asked for; it is not forwarded."""
+_MAX_COUNT: Final = 2**53
+_HEADER: Final = struct.Struct(f">{DIGEST_BYTES}sIQH")
+_CHUNK_KIND: Final = 0
+_MESSAGE_KIND: Final = 1
+BULK_OVERHEAD: Final = 1 + _HEADER.size
+MAX_BULK: Final = MAX_WIRE + BULK_OVERHEAD
+"""Bytes of a bulk frame. The longest index (2.5 MiB) fits as well."""
+
+Ranges = tuple[tuple[int, int], ...]
+"""(start, count) pairs: ascending, apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """On connecting: the newest version that the sender knows, -1 if none. Whoever knows a newer answers."""
+
+    newest: int
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyNews:
+    """A signed manifest, with the anchor's index if that is short or was asked for (else empty)."""
+
+    manifest: bytes = field(repr=False)
+    index: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RosterNews:
+    """A signed roster."""
+
+    roster: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Two signed manifests that convict their trainer."""
+
+    first: bytes = field(repr=False)
+    second: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Tell me what you have of this policy, now and while you get more; and its index, if I need it."""
+
+    policy: bytes
+    index: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Have:
+    """Chunks that the sender now holds."""
+
+    policy: bytes
+    ranges: Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Chunks that the sender has asked somebody else for: do not send them to it."""
+
+    policy: bytes
+    ranges: Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """Send me these chunks."""
+
+    policy: bytes
+    chunks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """To the origin: I got ``received`` fresh chunks of this policy in all, and may be given ``granted``."""
+
+    policy: bytes
+    received: int
+    granted: int
+
+
+Message = Hello | PolicyNews | RosterNews | Evidence | Ask | Have | Taken | Want | Credit
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkHeader:
+    """In front of a chunk's bytes: what it is, and along which stripe of which roster it travels."""
+
+    policy: bytes
+    index: int
+    epoch: int = 0
+    stripe: int = NO_STRIPE
+
+
+def encode_message(message: Message) -> bytes:
+    """The wire bytes of a control message."""
+    match message:
+        case Hello(newest):
+            return pack(["hello", newest])
+        case PolicyNews(manifest, index):
+            return pack(["policy", manifest, index])
+        case RosterNews(roster):
+            return pack(["roster", roster])
+        case Evidence(first, second):
+            return pack(["evidence", first, second])
+        case Ask(policy, index):
+            return pack(["ask", policy, index])
+        case Have(policy, ranges):
+            return pack(["have", policy, [n for pair in ranges for n in pair]])
+        case Taken(policy, ranges):
+            return pack(["taken", policy, [n for pair in ranges for n in pair]])
+        case Want(policy, chunks):
+            return pack(["want", policy, list(chunks)])
+        case Credit(policy, received, granted):
+            return pack(["credit", policy, received, granted])
+
+
+def decode_message_untrusted(data: bytes | memoryview) -> Message:
+    """Raise `BadMessage`, and nothing else, whatever the bytes."""
+    value = unpack_untrusted(data)
+    if not isinstance(value, list) or not value or not isinstance(value[0], str):
+        raise BadMessage("a shardcast message is a list that starts with its kind")
+    kind, *rest = value
+    match kind:
+        case "hello":
+            (newest,) = fields_untrusted(rest, int, what=kind)
+            return Hello(_bounded(newest, -1, _MAX_COUNT))
+        case "policy":
+            manifest, index = fields_untrusted(rest, bytes, bytes, what=kind)
+            return PolicyNews(_manifest(manifest), index)
+        case "roster":
+            return RosterNews(*fields_untrusted(rest, bytes, what=kind))
+        case "evidence":
+            first, second = fields_untrusted(rest, bytes, bytes, what=kind)
+            return Evidence(_manifest(first), _manifest(second))
+        case "ask":
+            policy, wants_index = fields_untrusted(rest, bytes, bool, what=kind)
+            return Ask(_policy(policy), wants_index)
+        case "have" | "taken":
+            policy, numbers = fields_untrusted(rest, bytes, list, what=kind)
+            return (Have if kind == "have" else Taken)(_policy(policy), _ranges_untrusted(numbers))
+        case "want":
+            policy, chunks = fields_untrusted(rest, bytes, list, what=kind)
+            return Want(_policy(policy), _chunks_untrusted(chunks))
+        case "credit":
+            policy, received, granted = fields_untrusted(rest, bytes, int, int, what=kind)
+            received, granted = _bounded(received, 0, MAX_CHUNKS), _bounded(granted, 0, 2 * MAX_CHUNKS)
+            return Credit(_policy(policy), received, granted)
+    raise BadMessage("a shardcast message of an unknown kind")
+
+
+def _policy(digest: bytes) -> bytes:
+    if len(digest) != DIGEST_BYTES:
+        raise BadMessage(f"a policy is named by {DIGEST_BYTES} bytes")
+    return digest
+
+
+def _manifest(data: bytes) -> bytes:
+    if len(data) > MAX_MANIFEST:
+        raise BadMessage(f"a manifest of {len(data)} bytes is over the limit of {MAX_MANIFEST}")
+    return data
+
+
+def _bounded(number: int, low: int, high: int) -> int:
+    if not low <= number <= high:
+        raise BadMessage(f"{number} is not between {low} and {high}")
+    return number
+
+
+def _chunks_untrusted(chunks: list[Any]) -> tuple[int, ...]:
+    numbers = fields_untrusted(chunks, *[int] * min(len(chunks), MAX_WANT), what="want")
+    if not numbers or not all(0 <= number < MAX_CHUNKS for number in numbers):
+        raise BadMessage("a want names no chunk, or one that cannot exist")
+    return tuple(dict.fromkeys(numbers))
+
+
+def _ranges_untrusted(numbers: list[Any]) -> Ranges:
+    if len(numbers) % 2 or len(numbers) > 2 * MAX_RANGES:
+        raise BadMessage("a list of ranges has an odd length, or too many")
+    fields_untrusted(numbers, *[int] * len(numbers), what="list of ranges")
+    pairs = tuple(zip(numbers[::2], numbers[1::2], strict=True))
+    end = -1
+    for start, count in pairs:
+        if not (end < start < MAX_CHUNKS and 0 < count <= MAX_CHUNKS - start):
+            raise BadMessage("ranges must ascend, keep apart and stay below the largest chunk number")
+        end = start + count
+    return pairs
+
+
+def ranges_of(mask: int) -> Iterator[Ranges]:
+    """The set bits of ``mask`` as ranges, in parts of at most `MAX_RANGES`."""
+    part: list[tuple[int, int]] = []
+    place = 0
+    while mask:
+        zeros = (mask & -mask).bit_length() - 1
+        mask >>= zeros
+        ones = (~mask & mask + 1).bit_length() - 1
+        mask >>= ones
+        part.append((place + zeros, ones))
+        place += zeros + ones
+        if len(part) == MAX_RANGES:
+            yield tuple(part)
+            part = []
+    if part:
+        yield tuple(part)
+
+
+def mask_of(ranges: Ranges) -> int:
+    """The bits that ``ranges`` name."""
+    mask = 0
+    for start, count in ranges:
+        mask |= ((1 << count) - 1) << start
+    return mask
+
+
+def encode_chunk_header(header: ChunkHeader) -> bytes:
+    """What precedes a chunk's bytes in its frame."""
+    return bytes((_CHUNK_KIND,)) + _HEADER.pack(header.policy, header.index, header.epoch, header.stripe)
+
+
+def encode_bulk_message(message: Message) -> bytes:
+    """A control message as a bulk frame."""
+    return bytes((_MESSAGE_KIND,)) + encode_message(message)
+
+
+def decode_bulk_untrusted(data: bytes) -> Message | tuple[ChunkHeader, bytes]:
+    """A message, or a chunk's header and bytes. Raise `BadMessage`, and nothing else, whatever the bytes."""
+    if not data:
+        raise BadMessage("an empty bulk frame")
+    if data[0] == _MESSAGE_KIND:
+        return decode_message_untrusted(memoryview(data)[1:])
+    if data[0] != _CHUNK_KIND or len(data) <= BULK_OVERHEAD:
+        raise BadMessage("a bulk frame of an unknown kind, or without a chunk")
+    policy, index, epoch, stripe = _HEADER.unpack_from(data, 1)
+    return ChunkHeader(policy, _bounded(index, 0, MAX_CHUNKS - 1), epoch, stripe), data[BULK_OVERHEAD:]

@@ -1,0 +1,136 @@
+"""Whom to ask for what the forest did not bring: pull from any holder, the origin last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from p2p.identity import PeerId
+from p2p.shardcast.policy import SLOW_LINK, ChunkEvent, Policy, Request
+
+WINDOW: Final = 4
+"""Chunks asked of one holder at a time: enough that it never idles for a round trip, few enough to lose
+little when it dies."""
+_LATE: Final = 4
+_SMOOTHING: Final = 0.25
+_SLOWEST: Final = 60.0
+"""Seconds per chunk beyond which a holder's estimate does not grow: it is tried once a minute then."""
+
+
+@dataclass(slots=True)
+class _Holder:
+    chunk_time: float
+    owed: int = 0
+    came: float = 0.0
+
+
+class Repair:
+    """Requests under way, and how fast each holder answers."""
+
+    def __init__(self, rng: Random, stall: float) -> None:
+        self._rng = rng
+        self._stall = stall
+        self._holders: dict[PeerId, _Holder] = {}
+
+    def pull(self, policy: Policy, now: float, usable: Callable[[PeerId], bool]) -> dict[PeerId, list[int]]:
+        """Ask for what is late; returns the chunks to want, by holder."""
+        late = policy.late(now)
+        if not late or policy.index is None:
+            return {}
+        plan: dict[PeerId, list[int]] = {}
+        origin = policy.manifest.trainer
+        holders = [peer for peer in policy.holders if peer != origin and usable(peer)]
+        held = 0
+        for peer in holders:
+            held |= policy.holders[peer]
+        self._rng.shuffle(holders)
+        for peer, index in self._spread(policy, holders, late):
+            plan.setdefault(peer, []).append(index)
+            self._ask(policy, peer, index, now)
+        orphans = policy.missing & late & ~held
+        if policy.last_resort and orphans and usable(origin):
+            for index in self._pick(orphans, self._room(origin)):
+                plan.setdefault(origin, []).append(index)
+                self._ask(policy, origin, index, now)
+        return plan
+
+    def _spread(self, policy: Policy, holders: list[PeerId], late: int) -> Iterator[tuple[PeerId, int]]:
+        """One chunk per holder in turn, while any has room and something to give."""
+        room = {peer: self._room(peer) for peer in holders}
+        while room:
+            for peer in list(room):
+                index = next(self._pick(policy.holders[peer] & late, room[peer]), None)
+                if index is None:
+                    del room[peer]
+                    continue
+                room[peer] -= 1
+                late &= ~(1 << index)
+                yield peer, index
+
+    def _pick(self, mask: int, count: int) -> Iterator[int]:
+        """Up to ``count`` bits of ``mask``, from a random place on, so that askers differ."""
+        start = self._rng.randrange(mask.bit_length()) if mask and count else 0
+        while mask and count > 0:
+            above = mask >> start << start
+            chosen = (above or mask) & -(above or mask)
+            yield chosen.bit_length() - 1
+            mask ^= chosen
+            count -= 1
+
+    def _room(self, peer: PeerId) -> int:
+        holder = self._holders.get(peer)
+        return WINDOW - (holder.owed if holder is not None else 0)
+
+    def _ask(self, policy: Policy, peer: PeerId, index: int, now: float) -> None:
+        holder = self._holders.get(peer)
+        if holder is None:
+            holder = self._holders[peer] = _Holder(policy.manifest.anchor.wire / policy.count / SLOW_LINK)
+        holder.owed += 1
+        policy.advance(index, ChunkEvent.ASK)
+        policy.requests[index] = Request(peer, now, now + self._patience(holder))
+
+    def _patience(self, holder: _Holder) -> float:
+        return max(self._stall, _LATE * holder.chunk_time) + holder.owed * holder.chunk_time
+
+    def came(self, policy: Policy, index: int, peer: PeerId, now: float) -> bool:
+        """A chunk came; returns whether it had been asked of ``peer``. Call before the policy's `advance`."""
+        request = policy.requests.get(index)
+        holder = self._holders.get(request.peer) if request is not None else None
+        if request is None or holder is None:
+            return False
+        holder.owed = max(0, holder.owed - 1)
+        if request.peer != peer:
+            return False
+        took = now - max(request.asked, holder.came)
+        holder.chunk_time += _SMOOTHING * (took - holder.chunk_time)
+        holder.came = now
+        for other in policy.requests.values():
+            if other.peer == peer:
+                other.deadline = max(other.deadline, now + self._patience(holder))
+        return True
+
+    def expire(self, policy: Policy, now: float) -> None:
+        """Give up requests past their deadline, and expect less of those who let them pass."""
+        for peer in policy.expire(now):
+            self._settle(policy, peer)
+            holder = self._holders.get(peer)
+            if holder is not None:
+                holder.chunk_time = min(_SLOWEST, 2 * max(holder.chunk_time, self._stall / _LATE))
+
+    def _settle(self, policy: Policy, peer: PeerId) -> None:
+        holder = self._holders.get(peer)
+        if holder is not None:
+            holder.owed = min(holder.owed, sum(r.peer == peer for r in policy.requests.values()))
+
+    def forget(self, policy: Policy) -> None:
+        """A policy is no longer fetched: nobody owes its chunks."""
+        for request in policy.requests.values():
+            holder = self._holders.get(request.peer)
+            if holder is not None:
+                holder.owed = max(0, holder.owed - 1)
+
+    def lose(self, peer: PeerId) -> None:
+        """Forget a holder."""
+        self._holders.pop(peer, None)

@@ -1,0 +1,310 @@
+"""The driver of SHARDCAST: streams, disk and clock around the core.
+
+Control messages go through `Host.send`. Each peer that is sent chunks has one task and one long-lived
+bulk stream, which report to the core when a chunk has really left; a stream that is read here takes
+its next frame only when the disk has room for the last. One task makes policies durable and assembles
+them, in the order in which they became whole.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Final
+
+import trio
+
+from p2p.errors import BadMessage
+from p2p.host import Host, PeerEvent, PeerState, Stream
+from p2p.identity import PeerId
+from p2p.shardcast import events as ev
+from p2p.shardcast.config import ShardcastConfig, ShardcastStats
+from p2p.shardcast.core import ShardcastCore
+from p2p.shardcast.forest import RosterEntry
+from p2p.shardcast.known import Known
+from p2p.shardcast.manifest import NO_POLICY, PROTOCOL_ID, Equivocation, Manifest, PolicyVersion
+from p2p.shardcast.messages import (
+    BULK_PROTOCOL_ID,
+    MAX_BULK,
+    decode_bulk_untrusted,
+    decode_message_untrusted,
+    encode_message,
+)
+from p2p.shardcast.publisher import Publisher
+from p2p.shardcast.pusher import Pusher
+from p2p.shardcast.store import Store
+from p2p.wire import FrameReader
+from p2p.world import Timer, World
+
+logger = logging.getLogger(__name__)
+
+LIE: Final = 100.0
+"""Penalty points of a wrong chunk: proof of malice or of broken memory, so as many as a host bears."""
+
+
+class Shardcast:
+    """Policies of one run: published, relayed, fetched and kept."""
+
+    def __init__(
+        self, world: World, host: Host, core: ShardcastCore, store: Store, publisher: Publisher
+    ) -> None:
+        self._world = world
+        self._host = host
+        self._core = core
+        self._store = store
+        self._publisher = publisher
+        self._pushers: dict[PeerId, Pusher] = {}
+        self._nursery: trio.Nursery | None = None
+        self._announce: Callable[[bytes], None] = _ignore
+        self._changed = trio.Event()
+        self._timer: Timer | None = None
+        self._timer_at = math.inf
+        # One entry per policy that is fetched or dropped, and the core fetches two at a time.
+        self._chores, self._chores_out = trio.open_memory_channel[ev.Finish | ev.Abandon](math.inf)
+
+    def __repr__(self) -> str:
+        return f"Shardcast(newest {self.newest}, {self._store!r})"
+
+    # What roles use
+
+    @property
+    def newest(self) -> PolicyVersion:
+        """The newest version that is whole here; `NO_POLICY` (-1) if there is none."""
+        return self._core.newest.version if self._core.newest is not None else NO_POLICY
+
+    @property
+    def stats(self) -> ShardcastStats:
+        """What this node moved and dropped since it started."""
+        return self._core.stats
+
+    @property
+    def halted(self) -> dict[PeerId, Equivocation]:
+        """Trainers convicted of equivocation, with the proof."""
+        return dict(self._publisher.known.halted)
+
+    def manifest(self, version: PolicyVersion) -> Manifest:
+        """The manifest of a version that is whole here. Raises `KeyError` if it is not."""
+        entry = self._store.stored(version)
+        if entry is None:
+            raise KeyError(version)
+        return entry.manifest
+
+    @property
+    def held(self) -> tuple[PolicyVersion, ...]:
+        """Versions that are whole here, newest first."""
+        return self._store.versions
+
+    def holds(self, version: PolicyVersion) -> bool:
+        """Whether a version is whole here."""
+        return self._store.stored(version) is not None
+
+    def weights(self, version: PolicyVersion) -> str:
+        """The path (for `World.disk`) of a version's safetensors file. Raises `KeyError` if it is not here.
+
+        The file stays while the version is among the newest `ShardcastConfig.keep_versions`, or pinned.
+        """
+        entry = self._store.stored(version)
+        if entry is None:
+            raise KeyError(version)
+        return entry.weights
+
+    @contextmanager
+    def pin(self, version: PolicyVersion) -> Iterator[str]:
+        """Keep a version on disk for the length of the block; gives its weights' path. Raises `KeyError`."""
+        entry = self._store.stored(version)
+        if entry is None:
+            raise KeyError(version)
+        entry.pins += 1
+        try:
+            yield entry.weights
+        finally:
+            entry.pins -= 1
+
+    async def wait_policy(self, at_least: PolicyVersion) -> PolicyVersion:
+        """Return the newest version here once it is ``at_least``."""
+        while self.newest < at_least:
+            await self._changed.wait()
+        return self.newest
+
+    async def publish(self, version: PolicyVersion, weights_path: str) -> Manifest:
+        """Sign and spread a version whose safetensors file is at ``weights_path`` (of `World.disk`).
+
+        Returns once it is durable and on its way. The file must stay unchanged while the version is kept.
+        Publishing the same content again gives the same manifest; another content under a version that
+        is out, or a version older than the newest, raises `LocalProtocolError`: it would be equivocation.
+        """
+        event = await self._publisher.prepare(version, weights_path, self._core.newest)
+        if isinstance(event, Manifest):
+            return event
+        self.handle(event)
+        self._wake()
+        await self._prune()
+        return event.manifest
+
+    def receive_announcement(self, peer: PeerId, data: bytes) -> bool:
+        """Take what ``peer`` wrote and gossip brought. True: valid and new, pass it on."""
+        try:
+            effects = self.handle(ev.Heard(peer, decode_message_untrusted(data), gossip=True))
+        except BadMessage as error:
+            logger.info("announcement_refused peer=%r reason=%s", peer, error)
+            return False
+        return any(isinstance(effect, ev.PassOn) for effect in effects)
+
+    # What the host and the disk report
+
+    def handle(self, event: ev.Event) -> list[ev.Effect]:
+        """Let the core judge ``event`` and do what it asks. Raises `BadMessage` when a peer is at fault."""
+        effects = self._core.handle(event, self._world.now())
+        for effect in effects:
+            self._apply(effect)
+        self._set_timer()
+        return effects
+
+    def _apply(self, effect: ev.Effect) -> None:
+        match effect:
+            case ev.Send(peer, message):
+                self._host.send(peer, PROTOCOL_ID, encode_message(message))
+            case ev.Push(peer, item):
+                self._pusher(peer).push_nowait(item)
+            case ev.Gossip(message):
+                self._announce(encode_message(message))
+            case ev.Begin(manifest, index):
+                self._store.begin(manifest, index)
+            case ev.Keep(policy, chunk, data):
+                self._store.keep_nowait(policy, chunk, data)
+            case ev.Finish() | ev.Abandon():
+                self._chores.send_nowait(effect)
+            case ev.Penalise(peer, reason):
+                self._drop_pusher(peer)
+                self._host.penalise(peer, LIE, reason)
+            case ev.Halt(evidence):
+                logger.warning(
+                    "trainer_halted trainer=%r version=%d", evidence.trainer, evidence.first.version
+                )
+            case ev.PassOn():
+                pass  # read from the list by `receive_announcement`
+
+    def _set_timer(self) -> None:
+        due = self._core.next_deadline
+        if due < self._timer_at:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_at = due
+            self._timer = self._world.call_at(due, self._tick)
+
+    def _tick(self) -> None:
+        self._timer, self._timer_at = None, math.inf
+        self.handle(ev.Tick())
+
+    def on_peer(self, event: PeerEvent) -> None:
+        """A `Host` listener."""
+        if event.state is PeerState.CONNECTED:
+            self.handle(ev.PeerUp(event.peer))
+        else:
+            self._drop_pusher(event.peer)
+            self.handle(ev.PeerLost(event.peer))
+
+    def on_message(self, peer: PeerId, data: bytes) -> None:
+        """A `MessageHandler`."""
+        self.handle(ev.Heard(peer, decode_message_untrusted(data)))
+
+    async def read_bulk(self, stream: Stream) -> None:
+        """A `StreamHandler`: take chunks as fast as the disk does."""
+        reader = FrameReader(stream, MAX_BULK)
+        while (frame := await reader.receive()) is not None:
+            item = decode_bulk_untrusted(frame)
+            if not isinstance(item, tuple):
+                self.handle(ev.Heard(stream.peer, item))
+                continue
+            header, data = item
+            self.handle(ev.ChunkCame(stream.peer, header, data))
+            if self._store.is_full(header.policy):
+                await self._store.flush(header.policy)
+
+    # Tasks
+
+    def _pusher(self, peer: PeerId) -> Pusher:
+        pusher = self._pushers.get(peer)
+        if pusher is None:
+            pusher = self._pushers[peer] = Pusher(peer, self._store)
+            assert self._nursery is not None
+            self._nursery.start_soon(self._run_pusher, pusher)
+        return pusher
+
+    async def _run_pusher(self, pusher: Pusher) -> None:
+        if await pusher.run(self._host, self.handle) and self._pushers.get(pusher.peer) is pusher:
+            del self._pushers[pusher.peer]
+            self.handle(ev.PeerLost(pusher.peer))
+
+    def _drop_pusher(self, peer: PeerId) -> None:
+        pusher = self._pushers.pop(peer, None)
+        if pusher is not None:
+            pusher.scope.cancel()
+
+    async def _do_chores(self) -> None:
+        async for chore in self._chores_out:
+            if isinstance(chore, ev.Abandon):
+                await self._store.forget(chore.policy)
+            elif await self._store.finish(chore.policy):
+                self.handle(ev.Stored(chore.policy))
+                self._wake()
+                await self._prune()
+            else:
+                await self._store.forget(chore.policy)
+                self.handle(ev.Unusable(chore.policy))
+
+    async def _prune(self) -> None:
+        for policy in await self._store.prune():
+            self.handle(ev.Forgotten(policy))
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def open(self, nursery: trio.Nursery, announce: Callable[[bytes], None]) -> None:
+        """Take up what the disk holds, then meet the swarm. Called once, by `open_shardcast`."""
+        self._nursery = nursery
+        self._announce = announce
+        for entry in await self._store.load():
+            if self._publisher.known.believes(entry.manifest.trainer):
+                self.handle(ev.Resumed(entry.manifest, entry.index, entry.verified, entry.stored))
+        nursery.start_soon(self._do_chores)
+        self._host.set_message_handler(PROTOCOL_ID, self.on_message)
+        self._host.set_handler(BULK_PROTOCOL_ID, self.read_bulk)
+        self._host.on_peer(self.on_peer)
+        for peer in self._host.connected:
+            self.handle(ev.PeerUp(peer))
+
+
+def _ignore(_: bytes) -> None:
+    """Before the service is open there is nobody to tell."""
+
+
+@asynccontextmanager
+async def open_shardcast(
+    world: World,
+    host: Host,
+    config: ShardcastConfig,
+    *,
+    run: bytes,
+    may_publish: Callable[[PeerId], bool],
+    roster: Callable[[], Sequence[RosterEntry]],
+    announce: Callable[[bytes], None],
+) -> AsyncIterator[Shardcast]:
+    """Distribute the policies of ``run`` for the length of the block.
+
+    ``may_publish`` says who is a trainer; ``roster`` whom to feed (asked only where `publish` is called);
+    ``announce`` gossips bytes that elsewhere are given to `Shardcast.receive_announcement`.
+    """
+    known = Known(run, may_publish, world.verify)
+    core = ShardcastCore(host.peer_id, config, known, world.rng("shardcast"))
+    store = Store(world, config, run)
+    service = Shardcast(world, host, core, store, Publisher(world, config, run, known, store, roster))
+    async with trio.open_nursery() as nursery:
+        await service.open(nursery, announce)
+        try:
+            yield service
+        finally:
+            nursery.cancel_scope.cancel()

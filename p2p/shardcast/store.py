@@ -1,0 +1,353 @@
+"""Policies on disk: verified chunks as they came over the wire, and the weights that they decode to.
+
+One file per policy holds the manifest, the index and, at fixed offsets, every wire chunk. Chunks gather in
+memory and are written in batches; when all are there the file is written out and fsynced *once*, before
+anybody is told that the version is whole. A small policy costs two writes and one fsync in all, where a
+file and an fsync per chunk would cost more than moving the bytes. Nothing is lost by it: a file is
+believed only as far as its chunks hash right, so after a crash a torn file simply has fewer chunks.
+
+The assembled safetensors file is not fsynced at all: it can be made again from the chunks, its path is
+given out only once it is written, and after a restart it is believed only if its digest is the manifest's.
+
+Our own policies are written under another name, fsynced and renamed before they are announced: an
+origin that crashes has published a version entirely or never mentioned it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import trio
+from blake3 import blake3
+
+from p2p.errors import BadMessage
+from p2p.shardcast.codec import DECODE_RATE, decode_chunks_untrusted
+from p2p.shardcast.config import ShardcastConfig
+from p2p.shardcast.manifest import (
+    INDEX_ENTRY,
+    MAX_MANIFEST,
+    Chunk,
+    Index,
+    Manifest,
+    PolicyVersion,
+    decode_index_untrusted,
+    decode_manifest_untrusted,
+    digest_of,
+)
+from p2p.wire import MIB
+from p2p.world import World
+
+WRITE_BATCH: Final = 8 * MIB
+"""Bytes of verified chunks that may wait in memory: what a crash costs, and two of the largest chunks."""
+HASH_RATE: Final = 3e9
+"""Bytes per second of BLAKE3, one core: the modelled cost of reading chunks back."""
+DECODE_BATCH: Final = 4 * MIB
+"""Raw bytes decoded at a time: the largest chunk, and 6 ms of a core."""
+_LENGTH: Final = 4
+_INDEX_AT: Final = _LENGTH + MAX_MANIFEST
+_SUFFIX: Final = ".policy"
+_UNFINISHED: Final = "publishing.tmp"
+
+
+@dataclass(slots=True)
+class Entry:
+    """One policy on this disk."""
+
+    manifest: Manifest
+    index: Index
+    path: str
+    weights: str
+    verified: int = 0
+    stored: bool = False
+    pins: int = 0
+    pending: dict[int, bytes] = field(default_factory=dict)
+    pending_bytes: int = 0
+    headed: bool = False
+    writing: trio.Lock = field(default_factory=trio.Lock)
+
+    @property
+    def version(self) -> PolicyVersion:
+        """The version it is."""
+        return self.manifest.version
+
+    @property
+    def footprint(self) -> int:
+        """Bytes that it occupies, assembled."""
+        return self.index.wire + self.manifest.size
+
+    def offset(self, chunk: int) -> int:
+        """Where a chunk starts in the file."""
+        return chunks_at(len(self.index)) + self.index.offsets[chunk]
+
+    def head(self) -> bytes:
+        """What precedes the chunks in the file."""
+        manifest = self.manifest.encode()
+        return (len(manifest).to_bytes(_LENGTH, "big") + manifest).ljust(_INDEX_AT, b"\0") + self.index.data
+
+
+class Store:
+    """The policies of one run on one node's disk."""
+
+    def __init__(self, world: World, config: ShardcastConfig, run: bytes) -> None:
+        self._world = world
+        self._disk = world.disk
+        self._config = config
+        self._run = run
+        self._folder = f"{config.folder}/{run.hex()[:16]}"
+        self._entries: dict[bytes, Entry] = {}
+        self._cache: OrderedDict[tuple[bytes, int], bytes] = OrderedDict()
+        self._cached = 0
+
+    def __repr__(self) -> str:
+        return f"Store({self._folder}, {len(self._entries)} policies)"
+
+    def entry(self, policy: bytes) -> Entry | None:
+        """A policy that is here, whole or not."""
+        return self._entries.get(policy)
+
+    def stored(self, version: PolicyVersion) -> Entry | None:
+        """A whole and assembled version."""
+        return next((e for e in self._entries.values() if e.stored and e.version == version), None)
+
+    @property
+    def versions(self) -> tuple[PolicyVersion, ...]:
+        """Versions that are whole and assembled, newest first."""
+        return tuple(sorted((e.version for e in self._entries.values() if e.stored), reverse=True))
+
+    # Fetching
+
+    def begin(self, manifest: Manifest, index: Index) -> None:
+        """Make room for a policy that will come chunk by chunk."""
+        self._entries.setdefault(manifest.digest, self._new_entry(manifest, index))
+
+    def _new_entry(self, manifest: Manifest, index: Index) -> Entry:
+        stem = f"{self._folder}/v{manifest.version:016d}-{manifest.digest.hex()[:8]}"
+        return Entry(manifest, index, stem + _SUFFIX, stem + ".safetensors")
+
+    def keep_nowait(self, policy: bytes, chunk: int, data: bytes) -> None:
+        """Take a verified chunk into memory."""
+        entry = self._entries.get(policy)
+        if entry is None:
+            return
+        entry.verified |= 1 << chunk
+        entry.pending[chunk] = data
+        entry.pending_bytes += len(data)
+        self._remember(policy, chunk, data)
+
+    def is_full(self, policy: bytes) -> bool:
+        """Whether so much waits in memory that `flush` is due."""
+        entry = self._entries.get(policy)
+        return entry is not None and entry.pending_bytes > WRITE_BATCH
+
+    async def flush(self, policy: bytes) -> None:
+        """Write what waits in memory. Raises `StorageError`."""
+        entry = self._entries.get(policy)
+        if entry is None:
+            return
+        async with entry.writing:
+            waiting = dict(sorted(entry.pending.items()))
+            for offset, data in _runs(entry, waiting):
+                await self._disk.write(entry.path, data, offset)
+            entry.headed = True
+            for chunk, data in waiting.items():
+                del entry.pending[chunk]
+                entry.pending_bytes -= len(data)
+
+    async def chunk(self, policy: bytes, chunk: int) -> bytes | None:
+        """The wire bytes of a chunk; None if they are no longer here. Raises `StorageError`."""
+        entry = self._entries.get(policy)
+        if entry is None or not entry.verified >> chunk & 1:
+            return None
+        data = entry.pending.get(chunk) or self._cache.get((policy, chunk))
+        if data is None:
+            data = await self._read(entry, chunk)
+            if data is not None:
+                self._remember(policy, chunk, data)
+        return data
+
+    async def _read(self, entry: Entry, chunk: int) -> bytes | None:
+        expected = entry.index.chunks[chunk]
+        try:
+            data = await self._disk.read(entry.path, entry.offset(chunk), expected.wire)
+        except FileNotFoundError:
+            return None  # pruned while it waited to be sent
+        return data if len(data) == expected.wire else None
+
+    def _remember(self, policy: bytes, chunk: int, data: bytes) -> None:
+        self._cache[policy, chunk] = data
+        self._cached += len(data)
+        while self._cached > self._config.cache_bytes and len(self._cache) > 1:
+            _, old = self._cache.popitem(last=False)
+            self._cached -= len(old)
+
+    async def finish(self, policy: bytes) -> bool:
+        """Make a whole policy durable and assemble it. False if it is not what its manifest says.
+
+        Raises `StorageError`.
+        """
+        entry = self._entries.get(policy)
+        if entry is None:
+            return False
+        await self.flush(policy)
+        await self._disk.fsync(entry.path)
+        if not await self._assemble(entry):
+            return False
+        entry.stored = True
+        return True
+
+    async def _assemble(self, entry: Entry) -> bool:
+        hasher, written = blake3(), 0
+        for first, last in _batches(entry.index):
+            wire = [await self.chunk(entry.manifest.digest, chunk) for chunk in range(first, last)]
+            chunks = list(entry.index.chunks[first:last])
+            cost = sum(chunk.span for chunk in chunks) / DECODE_RATE
+            try:
+                data = b"".join(part for part in wire if part is not None)
+                raw = await self._world.run_blocking(decode_chunks_untrusted, chunks, data, cost=cost)
+            except BadMessage:
+                return False
+            hasher.update(raw)
+            await self._disk.write(entry.weights, raw, written)
+            written += len(raw)
+        return hasher.digest() == entry.manifest.weights_digest
+
+    async def forget(self, policy: bytes) -> None:
+        """Remove a policy, whole or not."""
+        entry = self._entries.pop(policy, None)
+        if entry is None:
+            return
+        for key in [key for key in self._cache if key[0] == policy]:
+            self._cached -= len(self._cache.pop(key))
+        await self._disk.remove(entry.path)
+        if entry.weights.startswith(self._folder):
+            await self._disk.remove(entry.weights)
+
+    async def prune(self) -> list[bytes]:
+        """Remove the oldest whole policies beyond the limits; returns their names."""
+        kept = sorted((e for e in self._entries.values() if e.stored), key=lambda e: e.version, reverse=True)
+        total, gone = 0, []
+        for rank, entry in enumerate(kept):
+            total += entry.footprint
+            full = rank >= self._config.keep_versions or total > self._config.keep_bytes
+            if rank and full and not entry.pins:
+                total -= entry.footprint
+                gone.append(entry.manifest.digest)
+        for policy in gone:
+            await self.forget(policy)
+        return gone
+
+    # Publishing
+
+    async def write_draft(self, offset: int, data: bytes) -> None:
+        """Write wire bytes of a policy whose manifest does not exist yet. Raises `StorageError`."""
+        await self._disk.write(f"{self._folder}/{_UNFINISHED}", data, offset)
+
+    async def commit_draft(self, manifest: Manifest, index: Index, weights: str) -> Entry:
+        """Put the head before what `write_draft` wrote, and make it a policy of ours, durably."""
+        entry = self._new_entry(manifest, index)
+        unfinished = f"{self._folder}/{_UNFINISHED}"
+        await self._disk.write(unfinished, entry.head(), 0)
+        await self._disk.fsync(unfinished)
+        await self._disk.rename(unfinished, entry.path)
+        entry.verified, entry.stored, entry.headed = (1 << len(index)) - 1, True, True
+        entry.weights = weights
+        self._entries[manifest.digest] = entry
+        return entry
+
+    def cache_nowait(self, policy: bytes, chunk: int, data: bytes) -> None:
+        """Keep a chunk of our own in memory: it is about to be sent to everybody."""
+        self._remember(policy, chunk, data)
+
+    # Resuming
+
+    async def load(self) -> list[Entry]:
+        """Read what an earlier life left, and believe what hashes right. Oldest first."""
+        found = []
+        await self._disk.remove(f"{self._folder}/{_UNFINISHED}")
+        for name in await self._disk.list(self._folder):
+            if not name.endswith(_SUFFIX):
+                continue
+            entry = await self._load_entry(f"{self._folder}/{name}")
+            if entry is None:
+                await self._disk.remove(f"{self._folder}/{name}")
+                continue
+            self._entries[entry.manifest.digest] = entry
+            found.append(entry)
+            if entry.verified == (1 << len(entry.index)) - 1:
+                entry.stored = await self._check_weights(entry) or await self._assemble(entry)
+        return sorted(found, key=lambda entry: entry.version)
+
+    async def _load_entry(self, path: str) -> Entry | None:
+        front = await self._disk.read(path, 0, _INDEX_AT)
+        length = int.from_bytes(front[:_LENGTH], "big")
+        try:
+            data = front[_LENGTH : _LENGTH + min(length, MAX_MANIFEST)]
+            manifest = decode_manifest_untrusted(data, self._run, self._world.verify)
+            listed = await self._disk.read(path, _INDEX_AT, manifest.anchor.chunks * INDEX_ENTRY)
+            index = decode_index_untrusted(listed, manifest.anchor, manifest.size)
+        except BadMessage:
+            return None  # torn in its head: nothing of it can be believed
+        entry = self._new_entry(manifest, index)
+        if entry.path != path:
+            return None
+        entry.headed = True
+        for first, last in _batches(index):
+            wire = await self._disk.read(
+                path, entry.offset(first), index.offsets[last] - index.offsets[first]
+            )
+            chunks = list(index.chunks[first:last])
+            good = await self._world.run_blocking(_good_chunks, chunks, wire, cost=len(wire) / HASH_RATE)
+            entry.verified |= good << first
+        return entry
+
+    async def _check_weights(self, entry: Entry) -> bool:
+        if await self._disk.size(entry.weights) != entry.manifest.size:
+            return False
+        hasher = blake3()
+        for offset in range(0, entry.manifest.size, DECODE_BATCH):
+            hasher.update(await self._disk.read(entry.weights, offset, DECODE_BATCH))
+        return hasher.digest() == entry.manifest.weights_digest
+
+
+def chunks_at(count: int) -> int:
+    """Where the chunks of a policy of ``count`` chunks start in its file."""
+    return _INDEX_AT + count * INDEX_ENTRY
+
+
+def _batches(index: Index) -> Iterator[tuple[int, int]]:
+    """Runs of chunks (first, behind the last) of about `DECODE_BATCH` raw bytes."""
+    first = size = 0
+    for place, chunk in enumerate(index.chunks):
+        if size and size + chunk.span > DECODE_BATCH:
+            yield first, place
+            first, size = place, 0
+        size += chunk.span
+    yield first, len(index)
+
+
+def _runs(entry: Entry, waiting: dict[int, bytes]) -> Iterator[tuple[int, bytes]]:
+    """What to write where: neighbouring chunks together, and the head in front of the first."""
+    parts: list[bytes] = [] if entry.headed else [entry.head()]
+    start = 0
+    end = entry.offset(0) if parts else -1
+    for chunk, data in waiting.items():
+        if entry.offset(chunk) != end:
+            if parts:
+                yield start, b"".join(parts)
+            parts, start = [], entry.offset(chunk)
+        parts.append(data)
+        end = entry.offset(chunk) + len(data)
+    if parts:
+        yield start, b"".join(parts)
+
+
+def _good_chunks(chunks: list[Chunk], wire: bytes) -> int:
+    """The mask of chunks whose bytes, end to end in ``wire``, have the right digest."""
+    view, offset, mask = memoryview(wire), 0, 0
+    for place, chunk in enumerate(chunks):
+        mask |= (digest_of(view[offset : offset + chunk.wire]) == chunk.digest) << place
+        offset += chunk.wire
+    return mask

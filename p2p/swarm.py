@@ -1,0 +1,403 @@
+"""The production `Host`: streams and messages over authenticated connections on any `Network`.
+
+Theory of operation
+-------------------
+Connections are dialled, accepted and carried by `p2p.connector`. Each incoming stream is served in a task of
+its own, behind the one broad `except` of the project. Messages travel on lanes (`p2p.outbox`): one
+long-lived stream per peer and protocol. With every new connection an identify exchange runs in the
+background, so that each side learns what the other speaks (streams of known protocols open without a
+round trip) and where it listens.
+
+Whoever breaks a protocol loses its connections and gets penalty points; who has too many is refused for a
+while (`p2p.peers`). Every task lives in the host's nursery: when the `open_host` block ends, connections
+are flushed for a moment, and nothing is left.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final
+
+import trio
+
+from p2p import identify
+from p2p.connector import Callbacks, Connector
+from p2p.errors import (
+    ConfigError,
+    LimitExceeded,
+    LocalProtocolError,
+    PeerUnreachable,
+    ProtocolNotSupported,
+    RemoteProtocolError,
+    WrongPeer,
+)
+from p2p.host import MAX_MESSAGE, MessageHandler, PeerEvent, PeerState, Stream, StreamHandler
+from p2p.identity import KeyPair, PeerId, ProtocolId
+from p2p.multiaddr import Multiaddr
+from p2p.network import Listener, Network
+from p2p.outbox import Lane, Outbox
+from p2p.peers import VIOLATION
+from p2p.transport.connection import Connection, ConnectionConfig
+from p2p.transport.noise import StaticKey
+from p2p.transport.stream import MuxedStream
+from p2p.transport.tcp import TcpNetwork
+from p2p.wire import FrameReader, frame
+from p2p.world import World
+
+MAX_SERVED: Final = 8192
+"""Incoming streams served at a time over all peers: eight for each connection."""
+IDENTIFY_TIMEOUT: Final = 10.0
+"""Seconds for the peer to identify itself; without it we just know less."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwarmConfig:
+    """What a host's owner may choose."""
+
+    announce: tuple[Multiaddr, ...] = ()
+    """Addresses to tell others instead of those we listen at; behind a NAT, what the router forwards."""
+
+    identify: bool = True
+    """Whether to ask every new peer for its protocols and addresses."""
+
+    strict: bool = False
+    """Whether a handler's crash ends the host. Tests and simulations say yes."""
+
+    connection: ConnectionConfig = field(default_factory=ConnectionConfig)
+    """Pacing and patience of each connection."""
+
+
+class SwarmHost:
+    """The local endpoint that owns all connections (a `p2p.host.Host`). Open it with `open_host`."""
+
+    def __init__(self, world: World, network: Network, key: KeyPair, config: SwarmConfig) -> None:
+        self.world = world
+        """The machine this host runs on."""
+        self._network = network
+        self._config = config
+        self._static = StaticKey.create(key, world.entropy(32))
+        self._nursery: trio.Nursery | None = None
+        self._listeners: list[Listener] = []
+        self._handlers: dict[ProtocolId, StreamHandler] = {}
+        self._infos: dict[PeerId, identify.PeerInfo] = {}
+        self._served = 0
+        self._outbox = Outbox(self._start_lane)
+        callbacks = Callbacks(
+            serves=self._handlers.__contains__,
+            on_stream=self._serve_soon,
+            on_connection=self._welcome,
+            on_lost=self._forget,
+        )
+        self._connector = Connector(world, network, self._static, config.connection, callbacks, self._spawn)
+        self.set_handler(identify.PROTOCOL_ID, self._serve_identify)
+        self.set_handler(identify.PING_ID, identify.serve_ping)
+
+    # Who and where.
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Our own name."""
+        return self._static.peer_id
+
+    @property
+    def addrs(self) -> tuple[Multiaddr, ...]:
+        """Where others can dial us, each ending in ``/p2p/``."""
+        places = self._config.announce or [listener.addr for listener in self._listeners]
+        return tuple(place.with_peer(self.peer_id) for place in places)
+
+    @property
+    def connected(self) -> tuple[PeerId, ...]:
+        """Peers with a live connection, oldest first."""
+        return self._connector.connected
+
+    @property
+    def protocols(self) -> tuple[ProtocolId, ...]:
+        """What we serve."""
+        return tuple(self._handlers)
+
+    @property
+    def dropped_messages(self) -> int:
+        """Messages that `send` took, or refused, and that never left."""
+        return self._outbox.dropped
+
+    def info(self, peer: PeerId) -> identify.PeerInfo | None:
+        """What a connected peer said of itself, once it has."""
+        return self._infos.get(peer)
+
+    def set_handler(self, protocol: ProtocolId, handler: StreamHandler) -> None:
+        """Serve incoming streams of ``protocol``."""
+        self._handlers[protocol] = handler
+
+    def set_message_handler(self, protocol: ProtocolId, handler: MessageHandler) -> None:
+        """Take incoming messages of ``protocol``."""
+
+        async def serve(stream: Stream) -> None:
+            reader = FrameReader(stream, MAX_MESSAGE)
+            while (message := await reader.receive()) is not None:
+                handler(stream.peer, message)
+
+        self.set_handler(protocol, serve)
+
+    def on_peer(self, listener: Callable[[PeerEvent], None]) -> None:
+        """Call ``listener`` on every change in who is connected."""
+        self._connector.watch(listener)
+
+    def add_addrs(self, peer: PeerId, addrs: Sequence[Multiaddr]) -> None:
+        """Remember where ``peer`` may be dialled."""
+        self._connector.add_addrs(peer, addrs)
+
+    def addrs_of(self, peer: PeerId) -> tuple[Multiaddr, ...]:
+        """Where ``peer`` was last said to be."""
+        return tuple(addr.with_peer(peer) for addr in self._connector.book.of(peer))
+
+    # Talking.
+
+    async def connect(self, peer: PeerId) -> None:
+        """Make sure there is a connection. Raises `PeerUnreachable`, `WrongPeer`."""
+        await self._connector.connect(peer)
+
+    async def connect_addr(self, addr: Multiaddr) -> PeerId:
+        """Dial an address that ends in ``/p2p/``; `ConfigError` if it does not, else as `connect`."""
+        peer = addr.peer_id
+        if peer is None:
+            raise ConfigError(f"{addr} must end in /p2p/ and the id of who is to answer")
+        self.add_addrs(peer, [addr])
+        await self.connect(peer)
+        return peer
+
+    async def disconnect(self, peer: PeerId) -> None:
+        """Close the connections, if there are any, and wait until they are."""
+        for connection in self._connector.drop(peer):
+            await connection.wait_closed()
+        await trio.lowlevel.checkpoint()
+
+    async def open_stream(self, peer: PeerId, protocol: ProtocolId) -> Stream:
+        """Connect if need be and open a stream.
+
+        A protocol that the peer is known to speak costs no round trip; if it no longer does, the stream
+        breaks. Raises `PeerUnreachable`, `WrongPeer`, `ProtocolNotSupported`, `LimitExceeded`.
+        """
+        _, stream = await self._open(peer, protocol)
+        return stream
+
+    def send(self, peer: PeerId, protocol: ProtocolId, message: bytes) -> bool:
+        """Queue a message, connecting in the background if need be. False if it was dropped at once."""
+        if len(message) > MAX_MESSAGE:
+            raise LocalProtocolError(f"a message of {len(message)} bytes (at most {MAX_MESSAGE})")
+        if not self._outbox.has_lane(peer, protocol) and not self._may_open_lane(peer):
+            self._outbox.dropped += 1
+            return False
+        return self._outbox.put(peer, protocol, frame(message))
+
+    def penalise(self, peer: PeerId, points: float, reason: str) -> None:
+        """Lower a peer's score; at the limit it is disconnected and refused for a while."""
+        self._connector.penalise(peer, points, reason)
+
+    def ban(self, peer: PeerId) -> None:
+        """Disconnect and refuse for as long as this host lives."""
+        self._connector.scores.ban(peer)
+        self._connector.drop(peer)
+
+    def __repr__(self) -> str:
+        return f"SwarmHost({self.peer_id!r}, {len(self.connected)} peers)"
+
+    # Streams.
+
+    async def _open(
+        self, peer: PeerId, protocol: ProtocolId, *, lazy: bool = False
+    ) -> tuple[Connection, MuxedStream]:
+        await self.connect(peer)
+        connection = self._connector.live(peer)
+        if connection is None:
+            raise PeerUnreachable(f"{peer} has just gone")
+        try:
+            stream = connection.open_stream(protocol)
+            if lazy or protocol in connection.spoken:
+                return connection, stream
+            try:
+                await stream.wait_negotiated()
+            except BaseException:
+                stream.reset()
+                raise
+        except trio.BrokenResourceError as error:
+            raise PeerUnreachable(f"the connection to {peer} was lost: {error}") from error
+        connection.learn([protocol])
+        return connection, stream
+
+    def _serve_soon(self, stream: MuxedStream) -> None:
+        if self._served >= MAX_SERVED:
+            logger.warning("%s streams are being served: reset one of %r", MAX_SERVED, stream.peer)
+            stream.reset()
+            return
+        self._served += 1
+        self._spawn(self._serve, stream)
+
+    async def _serve(self, stream: MuxedStream) -> None:
+        try:
+            async with stream:
+                await self._handlers[stream.protocol](stream)
+        except* RemoteProtocolError as errors:
+            self.penalise(stream.peer, VIOLATION, str(errors.exceptions[0]))
+            self._connector.drop(stream.peer)
+        except* (trio.BrokenResourceError, PeerUnreachable, ProtocolNotSupported) as errors:
+            logger.debug("a stream of %r ended early: %s", stream.peer, errors.exceptions)
+        except* Exception:
+            # A bug of ours that one peer can trigger must not take every peer down.
+            # The only broad `except` in the project; tests and simulations run strict.
+            logger.exception("the handler of %s crashed", stream.protocol)
+            if self._config.strict:
+                raise
+        finally:
+            self._served -= 1
+
+    # Messages.
+
+    def _may_open_lane(self, peer: PeerId) -> bool:
+        connector = self._connector
+        if connector.closing or peer == self.peer_id or connector.is_refused(peer):
+            return False
+        return connector.live(peer) is not None or not connector.is_unreachable(peer)
+
+    def _start_lane(self, lane: Lane) -> None:
+        self._spawn(self._run_lane, lane)
+
+    async def _run_lane(self, lane: Lane) -> None:
+        try:
+            await lane.run(partial(self._open, lazy=True), partial(self._outbox.sent, lane.peer))
+        except (PeerUnreachable, WrongPeer) as error:
+            logger.debug("messages to %r were lost: %s", lane.peer, error)
+            self._connector.tell(lane.peer, PeerState.UNREACHABLE)
+        except (trio.BrokenResourceError, LimitExceeded) as error:
+            logger.debug("messages of %s to %r were lost: %s", lane.protocol, lane.peer, error)
+        finally:
+            self._outbox.close(lane)
+
+    # Connections come and go.
+
+    def _welcome(self, connection: Connection) -> None:
+        if self._config.identify:
+            self._spawn(self._identify, connection)
+
+    def _forget(self, connection: Connection) -> None:
+        self._outbox.lost(connection)
+        if connection.peer not in self._connector.connected:
+            self._infos.pop(connection.peer, None)
+
+    async def _serve_identify(self, stream: Stream) -> None:
+        connection = self._connector.live(stream.peer)
+        observed = connection.remote_addr if connection else None
+        await identify.send_info(
+            stream, identify.encode_info(self.peer_id, self.protocols, self.addrs, observed)
+        )
+
+    async def _identify(self, connection: Connection) -> None:
+        try:
+            with trio.move_on_after(IDENTIFY_TIMEOUT):
+                async with connection.open_stream(identify.PROTOCOL_ID) as stream:
+                    info = await identify.receive_info(stream)
+                connection.learn(info.protocols)
+                self._infos[connection.peer] = info
+                self.add_addrs(connection.peer, info.listen_addrs)
+        except RemoteProtocolError as error:
+            self.penalise(connection.peer, VIOLATION, str(error))
+        except (trio.BrokenResourceError, LimitExceeded) as error:
+            logger.debug("%r did not identify itself: %s", connection.peer, error)
+
+    # Life.
+
+    async def listen(self, addr: Multiaddr) -> None:
+        """Accept connections at ``addr`` as well. Raises `ConfigError`."""
+        self._listeners.append(await self._network.listen(addr))
+        if self._nursery is not None:
+            self._spawn(self._connector.accept_from, self._listeners[-1])
+
+    @asynccontextmanager
+    async def running(self, addrs: Sequence[Multiaddr]) -> AsyncIterator[None]:
+        """Listen at ``addrs`` and carry everything for the length of the block."""
+        try:
+            for addr in addrs:
+                await self.listen(addr)
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                for listener in self._listeners:
+                    self._spawn(self._connector.accept_from, listener)
+                try:
+                    yield
+                finally:
+                    await self._connector.wind_down()
+                    nursery.cancel_scope.cancel()
+        finally:
+            await self._stop_listening()
+
+    async def _stop_listening(self) -> None:
+        with trio.CancelScope(shield=True):
+            for listener in self._listeners:
+                await listener.aclose()
+
+    def _spawn(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
+        if self._nursery is None:
+            raise LocalProtocolError("the host is not running")
+        self._nursery.start_soon(function, *args)
+
+
+@asynccontextmanager
+async def open_host(
+    *,
+    network: Network | None = None,
+    world: World | None = None,
+    listen: Sequence[str | Multiaddr] = ("/ip4/127.0.0.1/tcp/0",),
+    key: KeyPair | None = None,
+    strict: bool = False,
+    config: SwarmConfig | None = None,
+) -> AsyncIterator[SwarmHost]:
+    """Run a host for the length of the block; nothing outlives the block.
+
+    Without arguments: TCP on a free port of the loopback interface, this machine, a fresh identity. ``key``
+    defaults to the world's. ``strict`` lets a crashing handler end the host, as tests want it. Raises
+    `ConfigError` when an address in ``listen`` cannot be had.
+    """
+    failure: BaseException | None = None
+    try:
+        async with AsyncExitStack() as stack:
+            if world is None:
+                from p2p.machine import open_world
+
+                world = await stack.enter_async_context(open_world(key=key))
+            config = config or SwarmConfig()
+            config = replace(config, strict=strict or config.strict)
+            host = SwarmHost(world, network or TcpNetwork(), key or _key_of(world), config)
+            await stack.enter_async_context(host.running([_parse(addr) for addr in listen]))
+            try:
+                yield host
+            except BaseException as error:
+                failure = error
+                raise
+    except BaseExceptionGroup as group:
+        if failure is not None and _leaves(group) == [failure]:
+            raise failure from None  # the caller's own error, without the wrapping of our nurseries
+        raise
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    return [error]
+
+
+def _key_of(world: World) -> KeyPair:
+    if not isinstance(world.signer, KeyPair):
+        raise ConfigError("this world signs without showing its key: pass open_host(key=...)")
+    return world.signer
+
+
+def _parse(addr: str | Multiaddr) -> Multiaddr:
+    try:
+        return addr if isinstance(addr, Multiaddr) else Multiaddr.parse(addr)
+    except ValueError as error:
+        raise ConfigError(f"cannot listen: {error}") from None

@@ -1,0 +1,64 @@
+"""Dialling a peer at several addresses: staggered, in parallel, the first that proves its name wins."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeVar
+
+import trio
+
+from p2p.errors import PeerUnreachable, ProtocolNotSupported, RemoteProtocolError, WrongPeer
+from p2p.identity import PeerId
+from p2p.multiaddr import Multiaddr
+
+STAGGER: Final = 0.25
+"""Seconds an address may stay silent before the next is tried beside it (RFC 8305's recommendation)."""
+
+
+D = TypeVar("D", bound=trio.abc.AsyncResource)
+
+
+async def race(
+    peer: PeerId, addrs: Sequence[Multiaddr], attempt: Callable[[Multiaddr], Awaitable[D]]
+) -> tuple[D, Multiaddr]:
+    """The first success of ``attempt``, and where. The caller sets the deadline.
+
+    Raises `WrongPeer` if somebody else answered anywhere, else `PeerUnreachable`.
+    """
+    if not addrs:
+        raise PeerUnreachable(f"no address of {peer} is known")
+    won: list[tuple[D, Multiaddr]] = []
+    errors: list[Exception] = []
+
+    async def try_one(addr: Multiaddr, failed: trio.Event) -> None:
+        try:
+            won.append((await attempt(addr), addr))
+        except (PeerUnreachable, ProtocolNotSupported, RemoteProtocolError) as error:
+            errors.append(error)
+            failed.set()
+        except (trio.BrokenResourceError, trio.TooSlowError) as error:
+            errors.append(PeerUnreachable(f"{addr}: {error or 'too slow'}"))
+            failed.set()
+        else:
+            nursery.cancel_scope.cancel()
+
+    try:
+        async with trio.open_nursery() as nursery:
+            for addr in addrs:
+                failed = trio.Event()
+                nursery.start_soon(try_one, addr, failed)
+                with trio.move_on_after(STAGGER):
+                    await failed.wait()
+    except BaseException:
+        for late, _ in won:
+            await trio.aclose_forcefully(late)
+        raise
+    for late, _ in won[1:]:  # finished in the same tick
+        await trio.aclose_forcefully(late)
+    if won:
+        return won[0]
+    wrong = [error for error in errors if isinstance(error, WrongPeer)]
+    if wrong:
+        raise wrong[0]
+    reasons = "; ".join(str(error) for error in errors)
+    raise PeerUnreachable(f"{peer} cannot be reached: {reasons}")

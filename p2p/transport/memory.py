@@ -1,0 +1,214 @@
+"""A network inside one process: ``/memory/N`` addresses, bounded pipes, no delays."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from typing import Final
+
+import trio
+
+from p2p.errors import ConfigError, PeerUnreachable
+from p2p.multiaddr import Multiaddr
+from p2p.network import Listener
+from p2p.transport.wakeup import Wakeup
+from p2p.wire import KI
+
+PIPE_BYTES: Final = 256 * KI
+"""Bytes that wait in one direction of one stream; about what a kernel's socket buffer holds."""
+BACKLOG: Final = 128
+"""Streams that wait to be accepted; the kernel's default for TCP is 128 too."""
+
+
+class _Pipe:
+    """One direction of a stream."""
+
+    __slots__ = ("buffer", "ended", "readable", "reader_gone", "writable")
+
+    def __init__(self) -> None:
+        self.buffer = bytearray()
+        self.ended = False
+        self.reader_gone = False
+        self.readable = Wakeup()
+        self.writable = Wakeup()
+
+
+class MemoryStream(trio.abc.HalfCloseableStream):
+    """One end of a pair; make them with `memory_pair`."""
+
+    def __init__(self, incoming: _Pipe, outgoing: _Pipe) -> None:
+        self._in = incoming
+        self._out = outgoing
+        self._closed = False
+        self._sending = False
+        self._receiving = False
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """Send, waiting while the pipe is full."""
+        self._check_sending()
+        await trio.lowlevel.checkpoint()
+        view = memoryview(data)
+        self._sending = True
+        try:
+            while True:
+                self._check_open()
+                room = PIPE_BYTES - len(self._out.buffer)
+                if view and room > 0:
+                    self._out.buffer += view[:room]
+                    view = view[room:]
+                    self._out.readable.set()
+                if not view:
+                    return
+                await self._out.writable.wait()
+        finally:
+            self._sending = False
+
+    async def wait_send_all_might_not_block(self) -> None:
+        """Return when there is room in the pipe."""
+        self._check_sending()
+        await trio.lowlevel.checkpoint()
+        self._sending = True
+        try:
+            self._check_open()
+            while len(self._out.buffer) >= PIPE_BYTES:
+                await self._out.writable.wait()
+                self._check_open()
+        finally:
+            self._sending = False
+
+    def _check_sending(self) -> None:
+        if self._sending:
+            raise trio.BusyResourceError("another task is sending on this stream")
+        self._check_open()
+
+    def _check_open(self) -> None:
+        if self._closed or self._out.ended:
+            raise trio.ClosedResourceError("this stream was closed")
+        if self._out.reader_gone:
+            raise trio.BrokenResourceError("the other end was closed")
+
+    async def send_eof(self) -> None:
+        """End the outgoing direction."""
+        if self._sending:
+            raise trio.BusyResourceError("another task is sending on this stream")
+        if self._closed:
+            raise trio.ClosedResourceError("this stream was closed")
+        self._out.ended = True
+        self._out.readable.set()
+        await trio.lowlevel.checkpoint()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """Whatever is there, or ``b""`` at the end."""
+        limit = PIPE_BYTES if max_bytes is None else operator.index(max_bytes)
+        if limit < 1:
+            raise ValueError("max_bytes must be at least 1")
+        if self._receiving:
+            raise trio.BusyResourceError("another task is receiving from this stream")
+        self._receiving = True
+        try:
+            await trio.lowlevel.checkpoint()
+            while not self._closed and not self._in.buffer and not self._in.ended:
+                await self._in.readable.wait()
+        finally:
+            self._receiving = False
+        if self._closed:
+            raise trio.ClosedResourceError("this stream was closed")
+        data = bytes(self._in.buffer[:limit])
+        del self._in.buffer[:limit]
+        self._in.writable.set()
+        return data
+
+    async def aclose(self) -> None:
+        """Close both directions; what was sent can still be read."""
+        if not self._closed:
+            self._closed = True
+            self._out.ended = True
+            self._in.reader_gone = True
+            self._in.buffer.clear()
+            for pipe in (self._in, self._out):
+                pipe.readable.set()
+                pipe.writable.set()
+        await trio.lowlevel.checkpoint()
+
+
+def memory_pair() -> tuple[MemoryStream, MemoryStream]:
+    """Two connected ends."""
+    one, other = _Pipe(), _Pipe()
+    return MemoryStream(one, other), MemoryStream(other, one)
+
+
+class MemoryListener:
+    """Accepts streams at one ``/memory/`` address."""
+
+    def __init__(self, network: MemoryNetwork, addr: Multiaddr) -> None:
+        self._network = network
+        self._addr = addr
+        self._send, self._receive = trio.open_memory_channel[MemoryStream](BACKLOG)
+
+    @property
+    def addr(self) -> Multiaddr:
+        """Where it listens."""
+        return self._addr
+
+    def offer(self, stream: MemoryStream) -> bool:
+        """Put a dialled stream into the backlog, if there is room."""
+        try:
+            self._send.send_nowait(stream)
+        except (trio.WouldBlock, trio.BrokenResourceError, trio.ClosedResourceError):
+            return False
+        return True
+
+    async def accept(self) -> trio.abc.HalfCloseableStream:
+        """The next incoming stream."""
+        try:
+            return await self._receive.receive()
+        except trio.EndOfChannel:
+            raise trio.ClosedResourceError("this listener was closed") from None
+
+    async def aclose(self) -> None:
+        """Stop listening."""
+        self._network.forget(self)
+        self._send.close()
+        while True:
+            try:
+                stream = self._receive.receive_nowait()
+            except (trio.WouldBlock, trio.EndOfChannel, trio.ClosedResourceError):
+                break
+            await stream.aclose()
+        self._receive.close()
+        await trio.lowlevel.checkpoint()
+
+
+class MemoryNetwork:
+    """Hosts that share one instance can dial each other."""
+
+    def __init__(self) -> None:
+        self._listeners: dict[Multiaddr, MemoryListener] = {}
+        self._numbers = itertools.count(1)
+
+    async def dial(self, addr: Multiaddr) -> trio.abc.HalfCloseableStream:
+        """Open a stream to a listener. Raises `PeerUnreachable`."""
+        await trio.lowlevel.checkpoint()
+        listener = self._listeners.get(addr.transport)
+        ours, theirs = memory_pair()
+        if listener is None or not listener.offer(theirs):
+            raise PeerUnreachable(f"nobody listens at {addr}")
+        return ours
+
+    async def listen(self, addr: Multiaddr) -> Listener:
+        """Listen at ``/memory/N``; 0 picks a free number. Raises `ConfigError`."""
+        await trio.lowlevel.checkpoint()
+        place = addr.transport
+        if [name for name, _ in place.parts] != ["memory"]:
+            raise ConfigError(f"a MemoryNetwork cannot listen at {addr}: write /memory/0")
+        while place.parts[0][1] == "0" or (place in self._listeners and addr.parts[0][1] == "0"):
+            place = Multiaddr((("memory", str(next(self._numbers))),))
+        if place in self._listeners:
+            raise ConfigError(f"{place} is taken")
+        listener = self._listeners[place] = MemoryListener(self, place)
+        return listener
+
+    def forget(self, listener: MemoryListener) -> None:
+        """The listener has closed."""
+        if self._listeners.get(listener.addr) is listener:
+            del self._listeners[listener.addr]

@@ -1,0 +1,171 @@
+"""multistream-select 1.0: which protocol this stream speaks. No I/O.
+
+Theory of operation
+-------------------
+Every message is a line behind a varint length. Both sides say ``/multistream/1.0.0``; the dialer then
+proposes protocols one by one, the listener echoes the first it serves and answers ``na`` to others.
+
+The proposer sends its header with its first proposal, and with one protocol to propose the caller may
+send data right behind them (0-RTT) and read the answer whenever it comes. The chooser sends its header
+at once: py-libp2p waits for it before it proposes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from p2p.errors import BadMessage, LocalProtocolError, ProtocolNotSupported, RemoteProtocolError
+from p2p.identity import ProtocolId
+from p2p.wire import decode_varint_untrusted, encode_varint
+
+HEADER: Final = "/multistream/1.0.0"
+NOT_AVAILABLE: Final = "na"
+MAX_LINE: Final = 256
+"""Bytes of a line. The longest protocol name in use, a mesh topic's, has about 60."""
+MAX_PROPOSALS: Final = 32
+"""Proposals a peer may make for one stream; go-libp2p's largest set has about a dozen."""
+
+
+def line(text: str) -> bytes:
+    """One message of multistream-select."""
+    data = text.encode() + b"\n"
+    return encode_varint(len(data)) + data
+
+
+class _Lines:
+    """Splits bytes into lines and remembers what is not ours."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._greeted = False
+
+    def next_untrusted(self) -> str | None:
+        """The next line behind the header, or None. Raise `BadMessage`, and nothing else."""
+        while True:
+            head = decode_varint_untrusted(self._buffer)
+            if head is None:
+                return None
+            length, start = head
+            if not 0 < length <= MAX_LINE:
+                raise BadMessage(f"a negotiation line has 1 to {MAX_LINE} bytes, not {length}")
+            if len(self._buffer) < start + length:
+                return None
+            data = bytes(self._buffer[start : start + length])
+            del self._buffer[: start + length]
+            if not data.endswith(b"\n"):
+                raise BadMessage("a negotiation line does not end in a newline")
+            try:
+                text = data[:-1].decode()
+            except UnicodeDecodeError:
+                raise BadMessage("a negotiation line is not UTF-8") from None
+            if self._greeted:
+                return text
+            if text != HEADER:
+                raise BadMessage(f"expected {HEADER}, got {text[:40]!r}")
+            self._greeted = True
+
+    def feed(self, data: bytes | bytearray | memoryview) -> None:
+        self._buffer += data
+
+    @property
+    def rest(self) -> bytes:
+        return bytes(self._buffer)
+
+
+class Proposer:
+    """The dialer's side."""
+
+    def __init__(self, protocols: Sequence[ProtocolId]) -> None:
+        if not protocols:
+            raise LocalProtocolError("there must be a protocol to propose")
+        self._protocols = tuple(protocols)
+        self._next = 0
+        self._lines = _Lines()
+        self._out = bytearray(line(HEADER))
+        self.chosen: ProtocolId | None = None
+        self._propose()
+
+    def _propose(self) -> None:
+        self._out += line(self._protocols[self._next])
+        self._next += 1
+
+    @property
+    def leftover(self) -> bytes:
+        """Bytes behind the negotiation, once `chosen` is set: the protocol's own."""
+        return self._lines.rest
+
+    def data_to_send(self) -> bytes:
+        """Take what must go to the peer now."""
+        data = bytes(self._out)
+        self._out.clear()
+        return data
+
+    def receive_data(self, data: bytes | bytearray | memoryview) -> None:
+        """Advance. Raises `RemoteProtocolError`, or `ProtocolNotSupported` when all was refused."""
+        self._lines.feed(data)
+        while self.chosen is None:
+            text = self._lines.next_untrusted()
+            if text is None:
+                return
+            proposed = self._protocols[self._next - 1]
+            if text == proposed:
+                self.chosen = proposed
+            elif text != NOT_AVAILABLE:
+                raise RemoteProtocolError(f"proposed {proposed}, the answer was {text[:40]!r}")
+            elif self._next < len(self._protocols):
+                self._propose()
+            else:
+                raise ProtocolNotSupported(f"the peer does not speak {' or '.join(self._protocols)}")
+
+
+class Chooser:
+    """The listener's side."""
+
+    def __init__(self, serves: Callable[[ProtocolId], bool]) -> None:
+        self._serves = serves
+        self._lines = _Lines()
+        self._out = bytearray(line(HEADER))
+        self._proposals = 0
+        self._is_deaf = False
+        self.chosen: ProtocolId | None = None
+
+    @property
+    def leftover(self) -> bytes:
+        """Bytes behind the negotiation, once `chosen` is set: the protocol's own."""
+        return self._lines.rest
+
+    def data_to_send(self) -> bytes:
+        """Take what must go to the peer now; the header is there before anything was received."""
+        data = bytes(self._out)
+        self._out.clear()
+        return data
+
+    def receive_data(self, data: bytes | bytearray | memoryview) -> None:
+        """Advance. Raises `RemoteProtocolError`, also when a peer proposes without end.
+
+        What makes no sense behind a refused proposal is that protocol's data, sent along in hope (0-RTT):
+        it is dropped, and the dialer gives up when it reads our answer.
+        """
+        if self._is_deaf:
+            return
+        self._lines.feed(data)
+        while self.chosen is None:
+            try:
+                text = self._lines.next_untrusted()
+            except BadMessage:
+                if not self._proposals:
+                    raise
+                self._is_deaf = True
+                return
+            if text is None:
+                return
+            self._proposals += 1
+            if self._proposals > MAX_PROPOSALS:
+                raise RemoteProtocolError(f"more than {MAX_PROPOSALS} protocols proposed for one stream")
+            protocol = ProtocolId(text)
+            if self._serves(protocol):
+                self.chosen = protocol
+                self._out += line(text)
+            else:
+                self._out += line(NOT_AVAILABLE)

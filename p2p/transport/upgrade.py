@@ -1,0 +1,98 @@
+"""From raw bytes to a secured, multiplexed connection: negotiate, Noise, muxer.
+
+A dialer pipelines: its first packet carries the negotiation header, the proposal of Noise and the first
+Noise message; with a peer that names yamux in its Noise extensions, streams may be opened one round trip
+later. There is no unauthenticated path, whatever a peer offers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from p2p.errors import RemoteProtocolError
+from p2p.identity import PeerId
+from p2p.transport import noise, yamux_frames
+from p2p.transport.negotiate import Chooser, Proposer
+from p2p.transport.noise import NoiseHandshake, NoiseSession, StaticKey
+
+_READ: Final = 4096
+"""Bytes read at once; a whole handshake has about 500."""
+
+
+@dataclass(frozen=True, slots=True)
+class Secured:
+    """An authenticated byte stream, ready for `p2p.transport.connection.Connection`."""
+
+    session: NoiseSession
+    early: bytes
+    """Opened bytes that came behind the handshake: the muxer's first."""
+
+    @property
+    def peer(self) -> PeerId:
+        """Who is on the other side, proved."""
+        return self.session.hello.peer
+
+
+async def secure(
+    raw: trio.abc.HalfCloseableStream,
+    static: StaticKey,
+    entropy: Callable[[int], bytes],
+    *,
+    dialer: bool,
+    expected: PeerId | None = None,
+) -> Secured:
+    """Shake hands on ``raw``. The caller sets the deadline, and closes ``raw`` on any error.
+
+    Raises `RemoteProtocolError` (`WrongPeer` among them), `ProtocolNotSupported` when the peer speaks no
+    Noise or no yamux, `trio.BrokenResourceError` when it goes away.
+    """
+    handshake = NoiseHandshake(
+        static, entropy(32), initiator=dialer, muxers=(yamux_frames.PROTOCOL_ID,), expected=expected
+    )
+    negotiation = Proposer([noise.PROTOCOL_ID]) if dialer else Chooser(noise.PROTOCOL_ID.__eq__)
+    await _send(raw, negotiation.data_to_send() + handshake.data_to_send())
+    while negotiation.chosen is None:
+        negotiation.receive_data(await _receive(raw))
+        await _send(raw, negotiation.data_to_send())
+    handshake.receive_data(negotiation.leftover)
+    await _send(raw, handshake.data_to_send())
+    while not handshake.done:
+        handshake.receive_data(await _receive(raw))
+        await _send(raw, handshake.data_to_send())
+    session = handshake.session
+    early = b"".join(session.receive_data(handshake.leftover))
+    if handshake.muxer is None:
+        early = await _negotiate_muxer(raw, session, early, dialer=dialer)
+    return Secured(session, early)
+
+
+async def _negotiate_muxer(
+    raw: trio.abc.HalfCloseableStream, session: NoiseSession, early: bytes, *, dialer: bool
+) -> bytes:
+    """For peers without the Noise extension, such as py-libp2p."""
+    wanted = yamux_frames.PROTOCOL_ID
+    negotiation = Proposer([wanted]) if dialer else Chooser(wanted.__eq__)
+    await _send(raw, session.seal(negotiation.data_to_send()))
+    negotiation.receive_data(early)
+    while negotiation.chosen is None:
+        for plaintext in session.receive_data(await _receive(raw)):
+            negotiation.receive_data(plaintext)
+        await _send(raw, session.seal(negotiation.data_to_send()))
+    await _send(raw, session.seal(negotiation.data_to_send()))
+    return negotiation.leftover
+
+
+async def _send(raw: trio.abc.SendStream, data: bytes) -> None:
+    if data:
+        await raw.send_all(data)
+
+
+async def _receive(raw: trio.abc.ReceiveStream) -> bytes | bytearray:
+    data = await raw.receive_some(_READ)
+    if not data:
+        raise RemoteProtocolError("the peer hung up during the handshake")
+    return data

@@ -1,0 +1,46 @@
+"""The smallest thing one task can wait for, and the raw streams that connections like best."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import trio
+
+
+class Wakeup:
+    """Lets one task sleep until somebody wakes it; waking nobody does nothing."""
+
+    __slots__ = ("_task",)
+
+    def __init__(self) -> None:
+        self._task: trio.lowlevel.Task | None = None
+
+    async def wait(self) -> None:
+        """Sleep until the next `set`."""
+        if self._task is not None:
+            raise trio.BusyResourceError("another task is waiting here")
+        self._task = trio.lowlevel.current_task()
+        await trio.lowlevel.wait_task_rescheduled(self._abort)
+
+    def _abort(self, _: object) -> trio.lowlevel.Abort:
+        self._task = None
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    def set(self) -> None:
+        """Wake who sleeps."""
+        if self._task is not None:
+            trio.lowlevel.reschedule(self._task)
+            self._task = None
+
+
+@runtime_checkable
+class DirectStream(Protocol):
+    """A raw stream that can spare a connection the copies and scheduler passes of trio's interface."""
+
+    async def receive_into(self, buffer: memoryview) -> int:
+        """Receive into ``buffer``, which is not touched before the last schedule point; 0 at the end."""
+        ...
+
+    def send_nowait(self, data: memoryview) -> int:
+        """Send what needs no waiting; returns how many bytes. Raises `trio.BrokenResourceError`."""
+        ...

@@ -1,0 +1,147 @@
+"""All that code may know of its machine: clock, randomness, disk, blocking work, processes, signer.
+
+Nothing else under p2p/ or roles/ reads a clock, a random source, a file, a thread or a process. The
+production side is `p2p.machine.RealWorld`, the simulated one `sim.world.SimWorld`; one suite,
+tests/conformance/test_worlds.py, holds them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from random import Random
+from typing import Any, Protocol, TypeVar
+
+from p2p.identity import Signer, Verify
+
+T = TypeVar("T")
+
+
+class Timer(Protocol):
+    """A callback that will be called."""
+
+    def cancel(self) -> None:
+        """Forget it; harmless when it has fired."""
+        ...
+
+
+class Disk(Protocol):
+    """The files of one node, named by relative paths with ``/``. Parents are made as needed.
+
+    What was written survives a crash only after `fsync`; what was renamed or removed, only after
+    `fsync` of the folder, which `replace` includes. Errors of the machine come as `StorageError`,
+    a file that is not there as `FileNotFoundError`.
+    """
+
+    async def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        """Bytes of a file; shorter than ``length`` only at its end."""
+        ...
+
+    async def write(self, path: str, data: bytes | memoryview, offset: int | None = None) -> None:
+        """Replace the whole file, or, with ``offset``, overwrite from there."""
+        ...
+
+    async def append(self, path: str, data: bytes) -> None:
+        """Write at the end of the file."""
+        ...
+
+    async def fsync(self, path: str) -> None:
+        """Return once the file (and its name) would survive a crash."""
+        ...
+
+    async def replace(self, path: str, data: bytes | memoryview) -> None:
+        """Put ``data`` at ``path`` atomically and durably: temporary file, fsync, rename, fsync of the folder."""
+        ...
+
+    async def rename(self, old: str, new: str) -> None:
+        """Move a file over another, atomically and durably."""
+        ...
+
+    async def remove(self, path: str) -> None:
+        """Remove a file or a whole folder; nothing happens if it is not there."""
+        ...
+
+    async def list(self, folder: str) -> list[str]:
+        """Sorted names in ``folder``; empty if it is not there."""
+        ...
+
+    async def size(self, path: str) -> int | None:
+        """Bytes, or None if it is not there."""
+        ...
+
+    def locate(self, path: str) -> str:
+        """What another process of this machine would open (engine workers get weights this way)."""
+        ...
+
+
+class Worker(Protocol):
+    """A worker process of this node: one request in, one reply out."""
+
+    async def call(self, request: bytes) -> bytes:
+        """Raises `WorkerDied` if the process ended. One call at a time; others wait their turn."""
+        ...
+
+
+class World(Protocol):
+    """Clock, randomness, disk, blocking work, worker processes, signer of one node."""
+
+    signer: Signer
+    """Signs in this node's name."""
+    verify: Verify
+    """Judges signatures. The simulator remembers verdicts; production does not."""
+    disk: Disk
+
+    def now(self) -> float:
+        """Monotonic seconds, from an arbitrary start: for every deadline and age."""
+        ...
+
+    def wall(self) -> float:
+        """Seconds since 1970, as this machine believes. Clocks lie: for signed records only."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Return after ``seconds``; for pacing, never for polling."""
+        ...
+
+    async def sleep_until(self, deadline: float) -> None:
+        """Return at ``deadline`` (as of `now`); at once if it has passed, never if it is infinite."""
+        ...
+
+    def call_at(self, when: float, callback: Callable[[], None]) -> Timer:
+        """Call back once at ``when`` (as of `now`); exceptions end the node."""
+        ...
+
+    def rng(self, purpose: str) -> Random:
+        """A generator of its own for one purpose; in the simulator a function of (seed, node, purpose)."""
+        ...
+
+    def entropy(self, count: int) -> bytes:
+        """Random bytes fit for keys."""
+        ...
+
+    async def run_blocking(self, function: Callable[..., T], *args: Any, cost: float) -> T:
+        """Run a pure function off the event loop. ``cost`` is its modelled time in seconds.
+
+        Shielded from cancellation in both worlds, and delivered at the end of its cost.
+        """
+        ...
+
+    def open_worker(self, argv: Sequence[str], *, name: str) -> AbstractAsyncContextManager[Worker]:
+        """Run ``python -m`` ``argv`` as a child that speaks 4-byte-length frames over its pipes.
+
+        It is killed when the block ends, and ends by itself when its standard input does. Raises
+        `WorkerDied` from `Worker.call`. Simulations have no processes: there it is a bug.
+        """
+        ...
+
+    def trace(self, name: str, **fields: object) -> None:
+        """Tell the trace what happened: free in production, hashed in the simulator."""
+        ...
+
+    def buggify(self, name: str) -> bool:
+        """Whether to misbehave here on purpose; always False outside the simulator."""
+        ...
+
+    def sometimes(self, name: str, condition: bool) -> None:
+        """Claim that ``condition`` holds at least once over many simulations."""
+        ...

@@ -1,0 +1,50 @@
+"""Proofs of work done: arithmetic on arrays, with three verbs.
+
+`commit` makes the activation proof of generated tokens; `verify` and `replay` compare a claim with
+one's own prefill; `judge` holds the evidence against limits. Numpy is all it needs: it knows of no
+network, no model and no clock.
+
+    toploc      activation proofs, byte for byte as the package toploc 0.1.6 writes them
+    sampling    seeds, uniforms, seeded draws and their replay
+    checks      evidence, limits, verdicts
+    field       polynomials over GF(65497), which toploc stands on
+"""
+
+from proofs.checks import (
+    Evidence,
+    Judgement,
+    Limits,
+    Reason,
+    Shape,
+    Verdict,
+    check_shape,
+    judge,
+    judge_pool,
+)
+from proofs.sampling import Replay, choose, draw_seed, logprobs, replay, surprise, task_seed, uniforms
+from proofs.toploc import Malformed, ToplocStats, commit, proof_size, verify
+
+__all__ = [
+    "Evidence",
+    "Judgement",
+    "Limits",
+    "Malformed",
+    "Reason",
+    "Replay",
+    "Shape",
+    "ToplocStats",
+    "Verdict",
+    "check_shape",
+    "choose",
+    "commit",
+    "draw_seed",
+    "judge",
+    "judge_pool",
+    "logprobs",
+    "proof_size",
+    "replay",
+    "surprise",
+    "task_seed",
+    "uniforms",
+    "verify",
+]

@@ -1,0 +1,311 @@
+"""Activation proofs: byte for byte what the PyPI package toploc 0.1.6 writes.
+
+Theory of operation
+-------------------
+The last hidden states of a completion (the input of the output projection, one row per generated
+token) are cut into chunks of 32 rows; the last chunk may be shorter. Of each chunk, flattened, the 128
+values of largest magnitude are taken as bfloat16. The proof is the one polynomial of degree below 128
+over GF(65497) that has the bit pattern of a value at the index of that value; indices are reduced
+modulo the largest m <= 65497 that keeps them apart. A verifier who has the weights computes the same
+hidden states by one prefill, evaluates the polynomial at the indices of *its own* largest values and
+compares exponents and mantissas: nobody needs to be bit-exact, only near.
+
+It proves that these weights were run over these tokens, and nothing about who drew the tokens:
+`proofs.sampling` does that. docs/protocols/toploc.md has the bytes, the rules and their reasons.
+
+How it is fast: chunks of all sequences go through each step together. The largest values are found
+without sorting and without rounding the whole chunk: maxima over a comb of columns give a bound that at
+least k values reach, and only what reaches it (a few hundred values) is rounded and ranked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proofs.field import PRIME, evaluate, interpolate
+
+Rows: TypeAlias = NDArray[np.float32]
+"""Hidden states of one sequence: (tokens, width)."""
+
+ROWS_PER_CHUNK: Final = 32
+"""Tokens per proof; the package's ``decode_batching_size`` in every published run."""
+
+TOP_K: Final = 128
+"""Values per chunk; fewer only where a whole chunk has fewer."""
+
+MAX_MODULUS: Final = PRIME
+
+# The package's own search ends here (find_injective_modulus). Of random chunks of width 4096 8 % need
+# one step down, so an honest prover is never within thousands of steps of it; a chunk which needs less
+# is refused by `commit` and its proof by `verify`.
+MIN_MODULUS: Final = 1 << 15
+
+NO_MATCH: Final = float(2**64)
+"""What the package reports for a mean or median over no values at all."""
+
+_SIGN_AND_EXPONENT: Final = 0xFF80
+_EXPONENT: Final = 0x7F80
+_MANTISSA: Final = 0x007F
+_MAGNITUDE: Final = 0x7FFF_FFFF
+_INFINITY: Final = 0x7F80_0000
+_NAN: Final = 0x7FC0
+
+# One unit in the last place of a bfloat16, on the scale of float32 bit patterns.
+_BFLOAT_STEP: Final = 1 << 16
+
+# Teeth of the comb of maxima. 16 times TOP_K keeps the bound so tight that about 1.2 k values reach it.
+_COLUMNS: Final = 2048
+
+# Values ranked at a time: 1 MiB of float32 stays in the second-level cache between passes.
+_SLAB_VALUES: Final = 1 << 18
+
+# Polynomials at a time: 256 * 128 elements of 4 bytes, five arrays: under 1 MiB as well.
+_BATCH_CHUNKS: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """These bytes are no proof for so many tokens, whatever the activations."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkStats:
+    """How far the activations of one chunk are from the committed ones."""
+
+    exponent_mismatches: int
+    mantissa_mean: float
+    """Mean distance of the 7-bit mantissas, over the values whose exponents agree."""
+    mantissa_median: float
+    """Upper median of the same distances."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToplocStats:
+    """The worst chunk of a sequence, statistic by statistic; zeros for a sequence without tokens."""
+
+    chunks: int
+    exponent_mismatches: int
+    """Values whose sign or exponent differs, and values of ours that are not finite."""
+    mantissa_mean: float
+    """Infinite when no value of some chunk agrees."""
+    mantissa_median: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Points:
+    """The largest values of chunks of one size: where they are and what they are."""
+
+    places: NDArray[np.intp]
+    """Positions of the chunks among all chunks of a call."""
+    indices: NDArray[np.intp]
+    """(chunks, k), within the flattened chunk."""
+    patterns: NDArray[np.uint16]
+    """(chunks, k), bfloat16."""
+
+
+def bfloat16_patterns(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Bit patterns of float32 values rounded to bfloat16, ties to even, every NaN to 0x7FC0."""
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+    return np.where(bits & _MAGNITUDE > _INFINITY, _NAN, rounded).astype(np.uint16)
+
+
+def largest(slab: NDArray[np.float32], k: int) -> tuple[NDArray[np.intp], NDArray[np.uint16]]:
+    """Indices and bfloat16 patterns, each (rows, k), of the k values of largest magnitude in each row.
+
+    Magnitudes are compared after rounding; of equal ones the lower index wins. Largest first.
+    """
+    bits = slab.view(np.uint32)
+    magnitude = bits & _MAGNITUDE
+    count, width = slab.shape
+    columns = min(width, _COLUMNS)
+    comb = magnitude[:, : width - width % columns].reshape(count, -1, columns).max(axis=1)
+    # k columns reach this bound, so k values do. Rounding moves a value by less than one step, so
+    # whatever ties with the bound after rounding is at most one step below it.
+    bound = np.partition(comb, columns - k, axis=1)[:, columns - k]
+    floor = np.maximum(bound, _BFLOAT_STEP) - np.uint32(_BFLOAT_STEP)
+    row, index = np.nonzero(magnitude >= floor[:, None])
+    patterns = bfloat16_patterns(slab[row, index])
+    order = np.argsort(row << 16 | 0x7FFF - (patterns & 0x7FFF).astype(np.intp), kind="stable")
+    starts = np.searchsorted(row, np.arange(count))
+    chosen = order[starts[:, None] + np.arange(k)]
+    return index[chosen], patterns[chosen]
+
+
+def injective_moduli(indices: NDArray[np.integer]) -> NDArray[np.intp]:
+    """For each row the largest modulus up to `MAX_MODULUS` that keeps the row's indices apart.
+
+    Raises `ValueError` when a row has none from `MIN_MODULUS` up.
+    """
+    moduli = np.full(len(indices), MAX_MODULUS, dtype=np.intp)
+    pending = np.flatnonzero(indices.max(axis=1) >= MAX_MODULUS)
+    while pending.size:
+        residues = np.sort(indices[pending] % moduli[pending, None], axis=1)
+        pending = pending[(residues[:, 1:] == residues[:, :-1]).any(axis=1)]
+        moduli[pending] -= 1
+        if (moduli[pending] < MIN_MODULUS).any():
+            raise ValueError(f"no modulus from {MIN_MODULUS} up keeps the indices of a chunk apart")
+    return moduli
+
+
+def encode(indices: NDArray[np.integer], patterns: NDArray[np.integer]) -> list[bytes]:
+    """One proof for each row of points; both arrays are (chunks, k), indices distinct in a row."""
+    moduli = injective_moduli(indices)
+    words = np.empty((len(indices), 1 + indices.shape[1]), dtype=">u2")
+    words[:, 0] = moduli
+    words[:, 1:] = interpolate(indices % moduli[:, None], patterns)
+    return [row.tobytes() for row in words]
+
+
+def proof_size(tokens: int, width: int) -> int:
+    """Bytes of the proof for so many rows of hidden states: 258 per started chunk, fewer if it is tiny."""
+    return sum(_proof_bytes(size) for size in _sizes(tokens, width))
+
+
+def commit(activations: Sequence[Rows]) -> list[bytes]:
+    """The proof of each sequence: its chunks' proofs, one after the other; empty without tokens.
+
+    Every array is (tokens, width), float32. Raises `ValueError` for other shapes.
+    """
+    sequences = [_chunks(rows) for rows in activations]
+    flat = list(chain.from_iterable(sequences))
+    encoded = [b""] * len(flat)
+    for points in _points(flat):
+        for place, proof in zip(points.places, encode(points.indices, points.patterns), strict=True):
+            encoded[place] = proof
+    proofs = iter(encoded)
+    return [b"".join(islice(proofs, len(chunks))) for chunks in sequences]
+
+
+def verify(proofs: Sequence[bytes], activations: Sequence[Rows]) -> list[ToplocStats | Malformed]:
+    """Compare foreign proofs with our own activations, sequence by sequence.
+
+    Whatever the bytes are, the answer is a value: `Malformed` unless they are exactly the proofs of
+    that many rows. Signs count as exponents here (the package ignores them, and accepts negated
+    activations), and a value of ours that is not finite agrees with nothing. Raises `ValueError` only
+    for our own mistakes: unequal numbers of proofs and sequences, arrays that are not (tokens, width).
+    """
+    sequences = [_chunks(rows) for rows in activations]
+    claims = [
+        _parse_untrusted(proof, [chunk.size for chunk in chunks])
+        for proof, chunks in zip(proofs, sequences, strict=True)
+    ]
+    sound = [i for i, claim in enumerate(claims) if not isinstance(claim, Malformed)]
+    words = [chunk for claim in claims if not isinstance(claim, Malformed) for chunk in claim]
+    stats = iter(_measure([chunk for i in sound for chunk in sequences[i]], words, strict=True))
+    return [
+        claim if isinstance(claim, Malformed) else _worst(list(islice(stats, len(claim)))) for claim in claims
+    ]
+
+
+def package_statistics(proof: bytes, rows: Rows) -> list[ChunkStats]:
+    """The numbers that the package itself would report, chunk by chunk: signs are not looked at.
+
+    For comparison with published thresholds; judge by `verify`. Raises `ValueError` if the bytes are
+    not the proof of that many rows.
+    """
+    chunks = _chunks(rows)
+    claim = _parse_untrusted(proof, [chunk.size for chunk in chunks])
+    if isinstance(claim, Malformed):
+        raise ValueError(claim.reason)
+    return _measure(chunks, claim, strict=False)
+
+
+def _sizes(tokens: int, width: int) -> list[int]:
+    whole, rest = divmod(tokens, ROWS_PER_CHUNK)
+    return [ROWS_PER_CHUNK * width] * whole + [rest * width] * (rest > 0)
+
+
+def _proof_bytes(size: int) -> int:
+    return 2 + 2 * min(TOP_K, size)
+
+
+def _chunks(rows: Rows) -> list[NDArray[np.float32]]:
+    if rows.ndim != 2 or rows.shape[1] == 0:
+        raise ValueError(f"activations are (tokens, width), not {rows.shape}")
+    rows = np.ascontiguousarray(rows, dtype=np.float32)
+    return [rows[i : i + ROWS_PER_CHUNK].reshape(-1) for i in range(0, len(rows), ROWS_PER_CHUNK)]
+
+
+def _points(chunks: Sequence[NDArray[np.float32]]) -> Iterator[_Points]:
+    """The largest values of all chunks, in batches of equal size."""
+    by_size: dict[int, list[int]] = {}
+    for place, chunk in enumerate(chunks):
+        by_size.setdefault(chunk.size, []).append(place)
+    for size, places in by_size.items():
+        k, slab = min(TOP_K, size), max(1, _SLAB_VALUES // size)
+        for first in range(0, len(places), _BATCH_CHUNKS):
+            batch = places[first : first + _BATCH_CHUNKS]
+            parts = [
+                largest(np.stack([chunks[place] for place in batch[i : i + slab]]), k)
+                for i in range(0, len(batch), slab)
+            ]
+            indices, patterns = (np.concatenate(part) for part in zip(*parts, strict=True))
+            yield _Points(np.array(batch), indices, patterns)
+
+
+def _parse_untrusted(proof: bytes, sizes: Sequence[int]) -> list[NDArray[np.intp]] | Malformed:
+    """Modulus and coefficients of each chunk, or why these bytes are no proof. Never raises."""
+    expected = sum(_proof_bytes(size) for size in sizes)
+    if len(proof) != expected:
+        return Malformed(f"{len(proof)} bytes for {len(sizes)} chunks, not {expected}")
+    words = np.frombuffer(proof, dtype=">u2").astype(np.intp)
+    chunks, start = [], 0
+    for number, size in enumerate(sizes):
+        chunk = words[start : start + _proof_bytes(size) // 2]
+        start += len(chunk)
+        # Indices below the prime are apart as they are: a smaller modulus is not the largest.
+        lowest = MAX_MODULUS if size <= MAX_MODULUS else MIN_MODULUS
+        if not lowest <= chunk[0] <= MAX_MODULUS:
+            return Malformed(f"the modulus of chunk {number} is {chunk[0]}")
+        if chunk[1:].max() >= PRIME:
+            return Malformed(f"a coefficient of chunk {number} is not below {PRIME}")
+        chunks.append(chunk)
+    return chunks
+
+
+def _measure(
+    chunks: Sequence[NDArray[np.float32]], claims: Sequence[NDArray[np.intp]], *, strict: bool
+) -> list[ChunkStats]:
+    """Statistics of each chunk. ``strict``: signs count, and what is not finite never agrees."""
+    results: list[ChunkStats | None] = [None] * len(chunks)
+    for points in _points(chunks):
+        words = np.stack([claims[place] for place in points.places])
+        claimed = evaluate(words[:, 1:], points.indices % words[:, :1]).astype(np.uint16)
+        for place, stats in zip(points.places, _compare(claimed, points.patterns, strict), strict=True):
+            results[place] = stats
+    return [stats for stats in results if stats is not None]
+
+
+def _compare(claimed: NDArray[np.uint16], own: NDArray[np.uint16], strict: bool) -> Iterator[ChunkStats]:
+    differs = (claimed ^ own) & (_SIGN_AND_EXPONENT if strict else _EXPONENT) != 0
+    if strict:
+        differs |= own & _EXPONENT == _EXPONENT
+    errors = np.abs((claimed & _MANTISSA).astype(np.int16) - (own & _MANTISSA).astype(np.int16))
+    mismatches = np.count_nonzero(differs, axis=1)
+    matches = own.shape[1] - mismatches
+    totals = np.where(differs, 0, errors).sum(axis=1)
+    ranked = np.sort(np.where(differs, np.int16(_MANTISSA + 1), errors), axis=1)
+    nothing = np.inf if strict else NO_MATCH
+    for mismatch, match, total, ranks in zip(mismatches, matches, totals, ranked, strict=True):
+        if match:
+            yield ChunkStats(int(mismatch), int(total) / int(match), float(ranks[match // 2]))
+        else:
+            yield ChunkStats(int(mismatch), nothing, nothing)
+
+
+def _worst(chunks: Sequence[ChunkStats]) -> ToplocStats:
+    return ToplocStats(
+        len(chunks),
+        max((chunk.exponent_mismatches for chunk in chunks), default=0),
+        max((chunk.mantissa_mean for chunk in chunks), default=0.0),
+        max((chunk.mantissa_median for chunk in chunks), default=0.0),
+    )

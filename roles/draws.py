@@ -1,0 +1,56 @@
+"""Which tasks a node has to do, and with which random numbers: derived, never chosen.
+
+Task and draws of a group follow from (run, policy digest, node, version, group): a node cannot pick easy
+tasks, and whoever knows these five can replay them. Sources: INTELLECT-2 (arXiv 2505.07291), fixed data
+sampling; docs/protocols/sampling.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from p2p.identity import PeerId
+from p2p.node.node import Node
+from p2p.shardcast.manifest import PolicyVersion
+from proofs.sampling import draw_seed, task_seed
+from roles.engines.base import GroupTask
+from roles.envs.base import Environment, Task
+from roles.run import Run
+
+
+@dataclass(frozen=True, slots=True)
+class DrawOrder:
+    """The order of tasks of one node under one policy."""
+
+    run: bytes
+    node: PeerId
+    version: PolicyVersion
+    policy: bytes
+    group_size: int
+    groups: int
+    """Groups per submission."""
+
+    def tasks(self, environment: Environment, index: int) -> list[tuple[Task, GroupTask]]:
+        """Tasks and draws of the ``index``-th submission."""
+        first = index * self.groups
+        return [self._task(environment, group) for group in range(first, first + self.groups)]
+
+    def _task(self, environment: Environment, group: int) -> tuple[Task, GroupTask]:
+        place = (self.run, self.policy, self.node.digest, int(self.version))
+        task = environment.task(task_seed(*place, group))
+        first = group * self.group_size
+        seeds = tuple(draw_seed(*place, slot) for slot in range(first, first + self.group_size))
+        return task, GroupTask(group, tuple(task.prompt), seeds)
+
+
+def draw_order(node: Node, run: Run, version: PolicyVersion, author: PeerId | None = None) -> DrawOrder:
+    """The draw order of ``author`` (this node if None) under a policy that this node holds."""
+    recipe = run.terms.recipe
+    return DrawOrder(
+        run=run.id,
+        node=author or node.host.peer_id,
+        version=version,
+        policy=node.shardcast.manifest(version).weights_digest,
+        group_size=recipe.group_size,
+        groups=recipe.submission,
+    )

@@ -1,0 +1,1 @@
+"""Engines: what samples, scores and trains a policy."""

@@ -1,0 +1,142 @@
+"""What an engine is to a role: prompts and seeds in, tokens, proofs, evidence and new weights out.
+
+An engine runs in a worker process of its own (`roles.engines.client`); these types are what crosses the
+border. Groups are the unit everywhere: one task, drawn from (run, policy, node, group), and its
+completions, each drawn with its own seed. Group numbers of a node under one policy have no gaps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from p2p.errors import ShoalError
+from proofs.checks import Evidence
+
+
+class EngineError(ShoalError):
+    """The engine could not do what was asked; the message says what, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How completions are drawn; the same for everybody in a run."""
+
+    temperature: float
+    """0 is greedy."""
+
+    max_new_tokens: int
+    """A completion that reaches it without an end token is cut there."""
+
+    group_size: int
+    """Completions per task."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTask:
+    """What to generate: a derived task and one derived seed per completion."""
+
+    group: int
+    prompt: tuple[int, ...]
+    seeds: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The tokens of one answer (end token included, if it ended) and the sampler's log-probs of them."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The completions of one task and the activation proof over all their tokens, in order."""
+
+    group: int
+    completions: tuple[Completion, ...]
+    proof: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingGroup:
+    """A group that a validator has accepted, ready to learn from."""
+
+    prompt: tuple[int, ...]
+    completions: tuple[Completion, ...]
+    rewards: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one optimiser step looked like; the guards of the recipe read it."""
+
+    step: int
+    loss: float
+    k3: float
+    """Mean of exp(o-b) - (o-b) - 1 over the step's tokens: how far the samplers were from the trainer."""
+    ratio_max: float
+    clipped: float
+    """Share of tokens at which the two-sided clip cut the gradient."""
+    entropy: float
+    gradient_norm: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Exact-match reward on the environment's fixed held-out tasks."""
+
+    greedy: float
+    sampled: float
+
+
+class Generator(Protocol):
+    """Samples completions from a policy. Paths, here and below, are those of the node's `p2p.world.Disk`."""
+
+    async def load(self, weights: str) -> None:
+        """Replace the weights in place by those of a safetensors file."""
+        ...
+
+    async def generate(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Group]:
+        """One group per task, in order, proofs included."""
+        ...
+
+
+class Scorer(Protocol):
+    """Replays other people's completions by one prefill and says what it saw."""
+
+    async def load(self, weights: str) -> None:
+        """Replace the weights in place by those of a safetensors file."""
+        ...
+
+    async def score(
+        self, tasks: Sequence[GroupTask], groups: Sequence[Group], sampling: Sampling
+    ) -> list[Evidence]:
+        """One `Evidence` per group, in order. Shapes were checked before (`proofs.checks`)."""
+        ...
+
+
+class Learner(Protocol):
+    """Owns the policy and its optimiser."""
+
+    async def open(self, checkpoint: str) -> int:
+        """Continue from the checkpoint file if it exists, else start (warm-up included). Returns the step."""
+        ...
+
+    async def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
+        """One optimiser step over groups of equal size, rewards not all equal within a group."""
+        ...
+
+    async def save(self, checkpoint: str, weights: str) -> None:
+        """Write optimiser state and, as safetensors, the policy; each file atomically and synced."""
+        ...
+
+    async def evaluate(self) -> Evaluation:
+        """Greedy and sampled reward on the held-out tasks, with fixed seeds."""
+        ...
+
+
+class Engine(Generator, Scorer, Learner, Protocol):
+    """All three; a node uses the part that its role needs."""

@@ -1,0 +1,283 @@
+"""An engine that pretends, for simulations: no process, no torch, no numpy.
+
+Theory of operation
+-------------------
+Every output is a function of the inputs. A policy is a real safetensors file: bf16 noise of which each
+step moves one value in 64 by one ulp (so that deltas are as small as real ones), and a few scalars,
+among them ``skill``, the probability of a right answer. A completion is a function of (policy digest,
+prompt, seed), a proof one of (family, step, tokens): a fake scorer therefore recomputes both exactly.
+Honest work gives clean evidence; each cheat gives the kind of evidence that the real instruments give:
+
+- greedy tokens sold as drawn: a good proof, but tokens that the seeds do not give;
+- an older policy: mantissa errors that grow with its age, and wrong draws;
+- other weights, or a proof over other tokens: exponent mismatches.
+
+Skill rises with every step. Time is the modelled cost of `DeviceProfile`, spent through the world.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from random import Random
+from typing import Final
+
+from p2p.errors import BadMessage
+from p2p.world import World
+from proofs.checks import Evidence
+from roles.engines import safetensors
+from roles.engines.base import (
+    Completion,
+    EngineError,
+    Evaluation,
+    Group,
+    GroupTask,
+    Sampling,
+    StepReport,
+    TrainingGroup,
+)
+from roles.engines.config import EngineConfig
+from roles.engines.safetensors import RawTensor
+from roles.envs.base import Environment, open_environment
+
+_CHANGED: Final = 64
+"""One bf16 value in this many moves at each step; real policies at lr 1e-6: 1.3 to 1.8 in 100."""
+_PROOF: Final = struct.Struct(">4sI16s")
+"""Family, step, digest of the tokens."""
+_NEVER_MEANT: Final = 0.5
+"""The draw distance that is reported when a token is not the seed's."""
+_OTHER_WEIGHTS: Final = 60
+"""Exponent mismatches that other weights show (of 128)."""
+_FAMILY_RANGE: Final = 1 << 24
+"""Scalars are stored as F32, which holds integers exactly up to this."""
+
+
+@dataclass(frozen=True, slots=True)
+class FakePolicy:
+    """What a weights file of this engine holds."""
+
+    noise: bytes
+    family: int
+    """Equal along one training run."""
+    step: int
+    skill: float
+
+    def encode(self) -> bytes:
+        """As a safetensors file."""
+        scalars = struct.pack("<3f", self.family, self.step, self.skill)
+        return safetensors.encode(
+            {
+                "fake.noise": RawTensor("BF16", (len(self.noise) // 2,), self.noise),
+                "fake.scalars": RawTensor("F32", (3,), scalars),
+            }
+        )
+
+
+def decode_policy(data: bytes) -> FakePolicy:
+    """What `FakePolicy.encode` made. Raises `EngineError` on anything else."""
+    try:
+        tensors = safetensors.decode_untrusted(data)
+    except BadMessage as error:
+        raise EngineError(f"not a weights file: {error}") from error
+    scalars, noise = tensors.get("fake.scalars"), tensors.get("fake.noise")
+    if scalars is None or noise is None or len(scalars.data) != 12:
+        raise EngineError("these weights are not the fake engine's")
+    family, step, skill = struct.unpack("<3f", scalars.data)
+    return FakePolicy(bytes(noise.data), int(family), int(step), skill)
+
+
+def first_policy(config: EngineConfig) -> FakePolicy:
+    """The policy that a learner with this configuration starts from."""
+    rng = Random(f"fake policy {config.seed}")
+    profile = config.profile
+    return FakePolicy(
+        rng.randbytes(profile.policy_bytes & ~1),
+        rng.randrange(_FAMILY_RANGE),
+        0,
+        _as_stored(profile.start_skill),
+    )
+
+
+def _as_stored(number: float) -> float:
+    """``number`` as it comes back from a file: continuing must not differ from running on."""
+    value: float = struct.unpack("<f", struct.pack("<f", number))[0]
+    return value
+
+
+def next_policy(policy: FakePolicy, learning: float) -> FakePolicy:
+    """One optimiser step later."""
+    rng = Random(f"{policy.family} {policy.step}")
+    noise = bytearray(policy.noise)
+    for _ in range(len(noise) // 2 // _CHANGED):
+        at = 2 * rng.randrange(len(noise) // 2)
+        noise[at] = (noise[at] + rng.choice((1, 255))) % 256
+    skill = _as_stored(policy.skill + learning * (1 - policy.skill))
+    return replace(policy, noise=bytes(noise), step=policy.step + 1, skill=skill)
+
+
+class FakeEngine:
+    """Generator, scorer and learner of a simulated node."""
+
+    def __init__(self, world: World, config: EngineConfig) -> None:
+        self._world = world
+        self._config = config
+        self._environment = open_environment(config.environment)
+        self._loaded: tuple[bytes, FakePolicy] | None = None
+        self._learning: FakePolicy | None = None
+
+    async def load(self, weights: str) -> None:
+        """See `roles.engines.base.Generator`."""
+        data = await self._world.disk.read(weights)
+        policy = decode_policy(data)
+        await self._spend(self._config.profile.load_seconds)
+        self._loaded = hashlib.sha256(data).digest(), policy
+
+    async def generate(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Group]:
+        """See `roles.engines.base.Generator`."""
+        digest, policy = self._policy()
+        groups = [_group(self._environment, digest, policy, task, sampling) for task in tasks]
+        await self._spend(_tokens(groups) / self._config.profile.generate_rate)
+        return groups
+
+    async def score(
+        self, tasks: Sequence[GroupTask], groups: Sequence[Group], sampling: Sampling
+    ) -> list[Evidence]:
+        """See `roles.engines.base.Scorer`."""
+        digest, policy = self._policy()
+        honest = [_group(self._environment, digest, policy, task, sampling) for task in tasks]
+        await self._spend(_tokens(groups) / self._config.profile.score_rate)
+        return [_evidence(digest, policy, ours, theirs) for ours, theirs in zip(honest, groups, strict=True)]
+
+    async def open(self, checkpoint: str) -> int:
+        """See `roles.engines.base.Learner`."""
+        if await self._world.disk.size(checkpoint) is None:
+            await self._spend(self._config.profile.open_seconds)
+            self._learning = first_policy(self._config)
+        else:
+            await self._spend(self._config.profile.load_seconds)
+            self._learning = decode_policy(await self._world.disk.read(checkpoint))
+        return self._learning.step
+
+    async def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
+        """See `roles.engines.base.Learner`."""
+        policy = self._learner()
+        tokens = sum(len(one.tokens) for group in groups for one in group.completions)
+        await self._spend(self._config.profile.step_seconds)
+        self._learning = next_policy(policy, self._config.profile.learning)
+        return StepReport(
+            step=self._learning.step, loss=0.0, k3=0.0, ratio_max=1.0, clipped=0.0,
+            entropy=1 - policy.skill, gradient_norm=1.0, tokens=tokens,
+        )  # fmt: skip
+
+    async def save(self, checkpoint: str, weights: str) -> None:
+        """See `roles.engines.base.Learner`."""
+        data = self._learner().encode()
+        await self._spend(self._config.profile.load_seconds)
+        await self._world.disk.replace(checkpoint, data)
+        await self._world.disk.replace(weights, data)
+
+    async def evaluate(self) -> Evaluation:
+        """See `roles.engines.base.Learner`."""
+        skill = self._learner().skill
+        return Evaluation(greedy=skill, sampled=skill)
+
+    async def _spend(self, seconds: float) -> None:
+        await self._world.run_blocking(_nothing, cost=seconds)
+
+    def _policy(self) -> tuple[bytes, FakePolicy]:
+        if self._loaded is None:
+            raise EngineError("no weights were loaded")
+        return self._loaded
+
+    def _learner(self) -> FakePolicy:
+        if self._learning is None:
+            raise EngineError("the learner was not opened")
+        return self._learning
+
+
+def _nothing() -> None:
+    """What a pretended computation does."""
+
+
+def _tokens(groups: Sequence[Group]) -> int:
+    return sum(len(one.tokens) for group in groups for one in group.completions)
+
+
+def _group(
+    environment: Environment, digest: bytes, policy: FakePolicy, task: GroupTask, sampling: Sampling
+) -> Group:
+    """The honest completions of a task under a policy."""
+    solution = environment.solution(task.prompt)
+    greedy = sampling.temperature == 0
+    prompt = struct.pack(f">{len(task.prompt)}I", *task.prompt)
+    completions = []
+    for seed in task.seeds:
+        coin = hashlib.sha256(digest + prompt + (b"greedy" if greedy else seed)).digest()
+        tokens = _answer(solution, policy.skill, coin)[: sampling.max_new_tokens]
+        completions.append(Completion(tokens, _logprobs(digest, tokens)))
+    return Group(task.group, tuple(completions), _proof(policy, completions))
+
+
+def _answer(solution: tuple[int, ...], skill: float, coin: bytes) -> tuple[int, ...]:
+    """The solution with probability ``skill``, else one that lacks a token."""
+    if int.from_bytes(coin[:8], "big") < skill * 2.0**64 or len(solution) < 2:
+        return solution
+    missing = int.from_bytes(coin[8:12], "big") % (len(solution) - 1)
+    return solution[:missing] + solution[missing + 1 :]
+
+
+def _logprobs(digest: bytes, tokens: tuple[int, ...]) -> tuple[float, ...]:
+    """Made-up log-probs that any holder of the policy can recompute, whoever chose the tokens."""
+    stream = hashlib.shake_128(digest + repr(tokens).encode()).digest(len(tokens))
+    return tuple(-byte / 256 for byte in stream)
+
+
+def _proof(policy: FakePolicy, completions: Sequence[Completion]) -> bytes:
+    tokens = repr([one.tokens for one in completions]).encode()
+    family = policy.family.to_bytes(4, "big")
+    return _PROOF.pack(family, policy.step, hashlib.sha256(tokens).digest()[:16])
+
+
+def _evidence(digest: bytes, policy: FakePolicy, honest: Group, claimed: Group) -> Evidence:
+    """What the real instruments would say about ``claimed``."""
+    pairs = list(zip_longest(honest.completions, claimed.completions))
+    strange = sum(
+        ours != theirs
+        for mine, other in pairs
+        for ours, theirs in zip_longest(mine.tokens if mine else (), other.tokens if other else ())
+    )
+    error = max(
+        (
+            abs(said - true)
+            for one in claimed.completions
+            for said, true in zip(one.logprobs, _logprobs(digest, one.tokens), strict=True)
+        ),
+        default=0.0,
+    )
+    malformed, exponents, mantissa = _activations(policy, claimed)
+    return Evidence(
+        tokens=_tokens([claimed]),
+        malformed=malformed,
+        exponent_mismatches=exponents,
+        mantissa_mean=mantissa,
+        mantissa_median=round(mantissa),
+        draw_distance=_NEVER_MEANT if strange else 0.0,
+        draw_mismatches=strange,
+        end_probability=1.0,
+        surprise=0.0,
+        logprob_error=error,
+    )
+
+
+def _activations(policy: FakePolicy, claimed: Group) -> tuple[str, int, float]:
+    """(why malformed, exponent mismatches, mean mantissa error) of a proof."""
+    if len(claimed.proof) != _PROOF.size:
+        return f"a proof is {_PROOF.size} bytes, not {len(claimed.proof)}", 0, 0.0
+    family, step, tokens = _PROOF.unpack(claimed.proof)
+    right = _PROOF.unpack(_proof(policy, claimed.completions))
+    if (family, tokens) != (right[0], right[2]):
+        return "", _OTHER_WEIGHTS, 30.0
+    return "", 0, float(abs(step - policy.step))

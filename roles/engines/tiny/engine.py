@@ -1,0 +1,87 @@
+"""The tiny engine as its worker process sees it: one policy to sample and score with, one to train."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from p2p.errors import ConfigError
+from proofs.checks import Evidence
+from roles.engines.base import (
+    EngineError,
+    Evaluation,
+    Group,
+    GroupTask,
+    Sampling,
+    StepReport,
+    TrainingGroup,
+)
+from roles.engines.config import EngineConfig
+from roles.engines.tiny import sampler, scorer
+from roles.engines.tiny.files import load_weights
+from roles.engines.tiny.learner import TinyLearner
+from roles.engines.tiny.model import TinyModel
+from roles.envs.base import open_environment
+
+
+class TinyEngine:
+    """Implements `roles.engines.worker.LocalEngine`."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        torch.set_num_threads(config.threads)
+        self._config = config
+        self._environment = open_environment(config.environment)
+        if len(self._environment.vocabulary) > config.shape.vocabulary:
+            raise ConfigError(
+                f"the environment {config.environment!r} has {len(self._environment.vocabulary)} tokens,"
+                f" the model {config.shape.vocabulary}"
+            )
+        self._policy: TinyModel | None = None
+        self._learner: TinyLearner | None = None
+
+    def load(self, weights: str) -> None:
+        """See `roles.engines.base.Generator`."""
+        policy = self._policy or TinyModel(self._config.shape)
+        load_weights(policy, Path(weights))
+        self._policy = policy
+
+    def generate(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Group]:
+        """See `roles.engines.base.Generator`."""
+        return sampler.generate(self._loaded(), tasks, sampling, self._environment.end_token)
+
+    def score(
+        self, tasks: Sequence[GroupTask], groups: Sequence[Group], sampling: Sampling
+    ) -> list[Evidence]:
+        """See `roles.engines.base.Scorer`."""
+        return scorer.score(self._loaded(), tasks, groups, sampling, self._environment.end_token)
+
+    def open(self, checkpoint: str) -> int:
+        """See `roles.engines.base.Learner`."""
+        learner = TinyLearner(self._config, self._environment)
+        step = learner.open(Path(checkpoint))
+        self._learner = learner
+        return step
+
+    def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
+        """See `roles.engines.base.Learner`."""
+        return self._opened().step(groups)
+
+    def save(self, checkpoint: str, weights: str) -> None:
+        """See `roles.engines.base.Learner`."""
+        self._opened().save(Path(checkpoint), Path(weights))
+
+    def evaluate(self) -> Evaluation:
+        """See `roles.engines.base.Learner`."""
+        return self._opened().evaluate()
+
+    def _loaded(self) -> TinyModel:
+        if self._policy is None:
+            raise EngineError("no weights were loaded")
+        return self._policy
+
+    def _opened(self) -> TinyLearner:
+        if self._learner is None:
+            raise EngineError("the learner was not opened")
+        return self._learner

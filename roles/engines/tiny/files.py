@@ -1,0 +1,95 @@
+"""Weights as safetensors and folders that transformers loads; everything written atomically and synced."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import nn
+
+from p2p.errors import BadMessage
+from roles.engines import safetensors
+from roles.engines.base import EngineError
+from roles.engines.config import ModelShape
+from roles.engines.safetensors import RawTensor
+from roles.engines.tiny.model import TinyModel
+
+_DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""What weights may be stored in; we compute in fp32."""
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Put ``data`` at ``path`` so that a crash leaves the old file or the new one, on disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(path.name + ".partial")
+    with unfinished.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def encode_weights(model: nn.Module) -> bytes:
+    """The fp32 parameters as a safetensors file, in the order of their names."""
+    weights = sorted(model.state_dict().items())
+    return safetensors.encode(
+        {
+            name: RawTensor("F32", tuple(weight.shape), weight.detach().contiguous().numpy().tobytes())
+            for name, weight in weights
+        }
+    )
+
+
+def load_weights(model: TinyModel, path: Path) -> None:
+    """Replace the weights of ``model`` in place. Raises `EngineError` if the file does not fit it."""
+    try:
+        tensors = safetensors.decode_untrusted(bytearray(path.read_bytes()))
+    except BadMessage as error:
+        raise EngineError(f"{path} is not a weights file: {error}") from error
+    parameters = dict(model.named_parameters())
+    if tensors.keys() != parameters.keys():
+        odd = sorted(tensors.keys() ^ parameters.keys())
+        raise EngineError(f"{path} does not hold this model: {len(odd)} names differ, the first is {odd[0]}")
+    for name, raw in tensors.items():
+        if raw.shape != tuple(parameters[name].shape) or raw.dtype not in _DTYPES:
+            raise EngineError(f"{path}: {name} is {raw.dtype} of shape {raw.shape}, not what the model has")
+    with torch.no_grad():
+        for name, raw in tensors.items():
+            stored = torch.frombuffer(raw.data, dtype=_DTYPES[raw.dtype]).view(raw.shape)
+            parameters[name].copy_(stored)
+
+
+def save_folder(model: TinyModel, folder: Path) -> None:
+    """Write a model folder that transformers and vLLM load as Qwen3."""
+    write_atomically(folder / "model.safetensors", encode_weights(model))
+    write_atomically(folder / "config.json", json.dumps(hugging_face_config(model.shape), indent=2).encode())
+
+
+def hugging_face_config(shape: ModelShape) -> dict[str, object]:
+    """``config.json`` of a Qwen3 model of this shape."""
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": shape.vocabulary,
+        "hidden_size": shape.width,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.query_heads,
+        "num_key_value_heads": shape.key_heads,
+        "head_dim": shape.head_width,
+        "intermediate_size": shape.feed_forward,
+        "rope_theta": shape.rope_base,
+        "rms_norm_eps": shape.epsilon,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 4096,
+        "torch_dtype": "float32",
+    }

@@ -1,0 +1,173 @@
+"""The worker process of an engine: ``python -m roles.engines.worker``.
+
+Theory of operation
+-------------------
+Frames of msgpack behind a 4-byte big-endian length come on standard input; each is answered by one
+frame on standard output, in order. The first configures the engine (threads and niceness before torch
+is imported), the others call its methods. Whatever prints goes to standard error, so that no library
+can garble a frame. When standard input ends, by the node's wish or by its death, the process ends at
+once, even in the middle of a step: files are written atomically, so there is nothing to finish.
+
+What a caller can cause (a file that is missing, a shape that does not fit) comes back as a `Failure`.
+Anything else is a bug: it ends the process with a traceback, and the node sees `WorkerDied`.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import astuple
+from typing import Any, BinaryIO, Protocol
+
+from p2p.errors import ConfigError, MissingDependency, ShoalError
+from proofs.checks import Evidence
+from roles.engines import codec
+from roles.engines.base import Evaluation, Group, GroupTask, Sampling, StepReport, TrainingGroup
+from roles.engines.config import EngineConfig, config_from_wire
+
+
+class LocalEngine(Protocol):
+    """The methods of `roles.engines.base` within one process, files named as the operating system does."""
+
+    def load(self, weights: str) -> None:
+        """See `Generator.load`."""
+        ...
+
+    def generate(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Group]:
+        """See `Generator.generate`."""
+        ...
+
+    def score(
+        self, tasks: Sequence[GroupTask], groups: Sequence[Group], sampling: Sampling
+    ) -> list[Evidence]:
+        """See `Scorer.score`."""
+        ...
+
+    def open(self, checkpoint: str) -> int:
+        """See `Learner.open`."""
+        ...
+
+    def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
+        """See `Learner.step`."""
+        ...
+
+    def save(self, checkpoint: str, weights: str) -> None:
+        """See `Learner.save`."""
+        ...
+
+    def evaluate(self) -> Evaluation:
+        """See `Learner.evaluate`."""
+        ...
+
+
+def make_engine(config: EngineConfig) -> LocalEngine:
+    """Build the engine of ``config.kind``; only here is torch imported."""
+    if config.kind != "tiny":
+        raise ConfigError(f"there is no engine {config.kind!r} for worker processes; installed are tiny")
+    try:
+        from roles.engines.tiny.engine import TinyEngine
+    except ImportError as error:
+        raise MissingDependency(
+            f"the tiny engine needs torch: pip install 'shoal[torch]' ({error})"
+        ) from error
+    return TinyEngine(config)
+
+
+def call(engine: LocalEngine, method: str, arguments: Sequence[Any]) -> object:
+    """Call one method with arguments from the pipe; the result is fit for the pipe."""
+    match method, arguments:
+        case "load", [weights]:
+            engine.load(weights)
+            return None
+        case "generate", [tasks, sampling]:
+            groups = engine.generate([codec.task_from_wire(task) for task in tasks], Sampling(*sampling))
+            return [codec.group_to_wire(group) for group in groups]
+        case "score", [tasks, groups, sampling]:
+            evidence = engine.score(
+                [codec.task_from_wire(task) for task in tasks],
+                [codec.group_from_wire(group) for group in groups],
+                Sampling(*sampling),
+            )
+            return [astuple(one) for one in evidence]
+        case "open", [checkpoint]:
+            return engine.open(checkpoint)
+        case "step", [groups]:
+            return astuple(engine.step([codec.training_from_wire(group) for group in groups]))
+        case "save", [checkpoint, weights]:
+            engine.save(checkpoint, weights)
+            return None
+        case "evaluate", []:
+            return astuple(engine.evaluate())
+        case _:
+            raise TypeError(f"an engine has no method {method}({len(arguments)} arguments)")
+
+
+def serve(receive: Callable[[], bytes], send: Callable[[bytes], None]) -> None:
+    """Answer frames until the process ends."""
+    engine: LocalEngine | None = None
+    while True:
+        method, arguments = codec.decode_request(receive())
+        try:
+            if engine is None:
+                engine = _configure(method, arguments)
+                value: object = None
+            else:
+                value = call(engine, method, arguments)
+        except (ShoalError, OSError, ValueError, RuntimeError, MemoryError) as error:
+            send(codec.encode_failure(codec.Failure(type(error).__name__, str(error))))
+        else:
+            send(codec.encode_reply(value))
+
+
+def _configure(method: str, arguments: Sequence[Any]) -> LocalEngine:
+    """Prepare this process for ``config``, then build its engine."""
+    if method != "configure":
+        raise TypeError(f"the first call of a worker is configure, not {method}")
+    config = config_from_wire(arguments[0])
+    os.nice(config.nice)
+    os.environ["OMP_NUM_THREADS"] = str(config.threads)
+    return make_engine(config)
+
+
+def _claim_stdout() -> BinaryIO:
+    """Standard output for frames alone; from now on whatever prints does so on standard error."""
+    frames = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    sys.stdout = sys.stderr
+    return frames
+
+
+def _read_frames(source: BinaryIO, deliver: Callable[[bytes], None]) -> None:
+    """Deliver frames until ``source`` ends, then end the process, whatever it is doing."""
+    while True:
+        head = source.read(codec.LENGTH_BYTES)
+        length = int.from_bytes(head, "big")
+        body = source.read(length) if len(head) == codec.LENGTH_BYTES and length <= codec.MAX_FRAME else b""
+        if not body or len(body) < length:
+            os._exit(0)
+        deliver(body)
+
+
+def _write_frame(target: BinaryIO, payload: bytes) -> None:
+    if len(payload) > codec.MAX_FRAME:
+        raise ValueError(f"a reply of {len(payload)} bytes is over the limit of {codec.MAX_FRAME}")
+    target.write(len(payload).to_bytes(codec.LENGTH_BYTES, "big") + payload)
+    target.flush()
+
+
+def main() -> None:
+    """Serve one engine on the standard streams."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the node too, and it ends us
+    frames = _claim_stdout()
+    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()  # bounded by the node: one call at a time
+    reader = threading.Thread(target=_read_frames, args=(sys.stdin.buffer, requests.put), daemon=True)
+    reader.start()
+    serve(requests.get, lambda payload: _write_frame(frames, payload))
+
+
+if __name__ == "__main__":
+    main()

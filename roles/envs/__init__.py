@@ -1,0 +1,1 @@
+"""Environments: task sources with checkers."""

@@ -1,0 +1,97 @@
+"""From validator to trainer: accepted submissions, on disk until the trainer says that it has them."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import trio
+
+from p2p.errors import BadMessage, PeerUnreachable, ProtocolNotSupported
+from p2p.host import request
+from p2p.node.node import Node
+from p2p.wire import fields_untrusted, unpack_untrusted
+from roles.messages import (
+    VERDICT_PROTOCOL,
+    SignedVerdict,
+    Submission,
+    decode_delivery_untrusted,
+    encode_delivery,
+)
+from roles.retry import Backoff
+from roles.run import Run
+
+logger = logging.getLogger(__name__)
+
+WAITING: Final = 4
+"""Deliveries without an answer before judging stops: more would only grow stale on the way."""
+ANSWER_SECONDS: Final = 120.0
+
+
+class Handover:
+    """Deliveries under way. Bounded: `wait_room` holds the validator while the trainer is full."""
+
+    def __init__(self, node: Node, run: Run, folder: str, nursery: trio.Nursery) -> None:
+        self._node = node
+        self._run = run
+        self._folder = folder
+        self._nursery = nursery
+        self._under_way = 0
+        self._changed = trio.Event()
+
+    @classmethod
+    async def open(cls, node: Node, run: Run, folder: str, nursery: trio.Nursery) -> Handover:
+        """Take up again what a previous life left."""
+        handover = cls(node, run, folder, nursery)
+        for name in await node.world.disk.list(folder):
+            data = await node.world.disk.read(f"{folder}/{name}")
+            try:
+                handover.deliver(*decode_delivery_untrusted(data, node.world.verify))
+            except BadMessage as error:
+                logger.warning("delivery_unreadable %s: %s", name, error)
+        return handover
+
+    async def wait_room(self) -> None:
+        """Return once another delivery may begin."""
+        while self._under_way >= WAITING:
+            self._changed = trio.Event()
+            await self._changed.wait()
+
+    async def keep(self, verdict: SignedVerdict, submission: Submission) -> None:
+        """Put a delivery on disk, before its verdict is known to anybody."""
+        await self._node.world.disk.replace(self._path(verdict), encode_delivery(verdict, submission))
+
+    def deliver(self, verdict: SignedVerdict, submission: Submission) -> None:
+        """Hand it to the trainer, however long that takes."""
+        self._under_way += 1
+        self._nursery.start_soon(self._deliver, verdict, submission)
+
+    async def _deliver(self, verdict: SignedVerdict, submission: Submission) -> None:
+        payload = encode_delivery(verdict, submission)
+        backoff = Backoff(self._node.world, f"hand/{verdict.commitment.content.hex()}")
+        while not await self._ask(payload):
+            await backoff.wait()
+        await self._node.world.disk.remove(self._path(verdict))
+        self._under_way -= 1
+        self._changed.set()
+
+    async def _ask(self, payload: bytes) -> bool:
+        """Whether the trainer has answered: it has taken it, or has no use for it."""
+        trainer = self._run.terms.trainers[0]
+        try:
+            with trio.fail_after(ANSWER_SECONDS):
+                await self._node.locate(trainer)
+                data = await request(self._node.host, trainer, VERDICT_PROTOCOL, payload)
+            taken, reason = fields_untrusted(unpack_untrusted(data), bool, str, what="answer")
+        except BadMessage as error:
+            self._node.host.penalise(trainer, 10.0, str(error))
+            return False
+        except (PeerUnreachable, ProtocolNotSupported, trio.BrokenResourceError, trio.TooSlowError) as error:
+            logger.debug("trainer did not answer: %r", error)
+            return False
+        if not taken:
+            logger.info("not taken by the trainer: %s", reason)
+        return True
+
+    def _path(self, verdict: SignedVerdict) -> str:
+        return f"{self._folder}/{verdict.commitment.content.hex()}"

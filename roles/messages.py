@@ -1,0 +1,281 @@
+"""What generators, validators and trainers say to each other: submissions, verdicts, replies.
+
+A *submission* is the groups one node drew in one go under one policy, behind a signed *commitment* that
+binds run, node, policy, place in the draw order and content. A *verdict* is a validator's signed answer,
+and the worker's receipt. Wire tables: docs/protocols/rollout.md.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from blake3 import blake3
+
+from p2p.errors import BadMessage
+from p2p.identity import (
+    SIGNATURE_BYTES,
+    PeerId,
+    ProtocolId,
+    Signer,
+    Verify,
+    decode_peer_id_untrusted,
+)
+from p2p.shardcast.manifest import PolicyVersion
+from p2p.wire import MIB, fields_untrusted, pack, unpack_untrusted
+from proofs.checks import Verdict
+from roles.engines.base import Completion, Group
+
+ROLLOUT_PROTOCOL: Final = ProtocolId("/shoal/rollout/1.0.0")
+"""Worker asks, validator answers with a verdict. Also the domain of commitments."""
+VERDICT_PROTOCOL: Final = ProtocolId("/shoal/proof/1.0.0")
+"""Validator hands accepted submissions to the trainer. Also the domain of verdicts."""
+
+MAX_SUBMISSION: Final = 8 * MIB
+"""Bytes. 64 groups of 16 answers of 1,000 tokens at 8 bytes each: more is sent as several."""
+MAX_GROUPS: Final = 256
+MAX_COMPLETIONS: Final = 1024
+"""Per group. INTELLECT-2 used 16."""
+MAX_TOKENS: Final = 128 * 1024
+"""Per completion: the longest context in use."""
+MAX_INDEX: Final = 2**32 - 1
+DIGEST_BYTES: Final = 32
+MAX_REASON: Final = 200
+
+
+def _digest_untrusted(value: bytes, what: str) -> bytes:
+    if len(value) != DIGEST_BYTES:
+        raise BadMessage(f"a {what} is {DIGEST_BYTES} bytes, not {len(value)}")
+    return value
+
+
+def _number_untrusted(value: int, limit: int, what: str) -> int:
+    if not 0 <= value <= limit:
+        raise BadMessage(f"{what} must be from 0 to {limit}")
+    return value
+
+
+def encode_groups(groups: tuple[Group, ...]) -> bytes:
+    """The content of a submission: what its digest is taken of."""
+    return pack([_encode_group(group) for group in groups])
+
+
+def _encode_group(group: Group) -> list[object]:
+    lengths = [len(completion.tokens) for completion in group.completions]
+    tokens = [token for completion in group.completions for token in completion.tokens]
+    logprobs = [value for completion in group.completions for value in completion.logprobs]
+    return [
+        group.group,
+        struct.pack(f"<{len(lengths)}I", *lengths),
+        struct.pack(f"<{len(tokens)}I", *tokens),
+        struct.pack(f"<{len(logprobs)}f", *logprobs),
+        group.proof,
+    ]
+
+
+def decode_groups_untrusted(content: bytes) -> tuple[Group, ...]:
+    """Raise `BadMessage`, and nothing else, whatever the bytes."""
+    listed = unpack_untrusted(content)
+    if not isinstance(listed, list) or not 0 < len(listed) <= MAX_GROUPS:
+        raise BadMessage(f"a submission has 1 to {MAX_GROUPS} groups")
+    return tuple(_decode_group_untrusted(item) for item in listed)
+
+
+def _decode_group_untrusted(item: object) -> Group:
+    number, raw_lengths, raw_tokens, raw_logprobs, proof = fields_untrusted(
+        item, int, bytes, bytes, bytes, bytes, what="group"
+    )
+    _number_untrusted(number, MAX_INDEX, "a group number")
+    if len(raw_lengths) % 4 or not 0 < len(raw_lengths) <= 4 * MAX_COMPLETIONS:
+        raise BadMessage(f"a group has 1 to {MAX_COMPLETIONS} completions")
+    lengths = struct.unpack(f"<{len(raw_lengths) // 4}I", raw_lengths)
+    total = sum(lengths)
+    if max(lengths) > MAX_TOKENS or len(raw_tokens) != 4 * total or len(raw_logprobs) != 4 * total:
+        raise BadMessage("the lengths of a group do not fit its tokens and log-probs")
+    tokens = struct.unpack(f"<{total}I", raw_tokens)
+    logprobs = struct.unpack(f"<{total}f", raw_logprobs)
+    completions = []
+    start = 0
+    for length in lengths:
+        completions.append(Completion(tokens[start : start + length], logprobs[start : start + length]))
+        start += length
+    return Group(number, tuple(completions), proof)
+
+
+@dataclass(frozen=True, slots=True)
+class Commitment:
+    """What a worker signs: whose groups these are, under which policy, which place in the order."""
+
+    run: bytes
+    node: PeerId
+    version: PolicyVersion
+    policy: bytes
+    """Digest of the weights, so that a version number alone proves nothing."""
+    index: int
+    """The how manyeth submission of this node under this policy, from 0, without gaps."""
+    content: bytes
+    """blake3 of the encoded groups."""
+
+    def to_bytes(self) -> bytes:
+        """What is signed."""
+        return pack([self.run, self.node.digest, self.version, self.policy, self.index, self.content])
+
+
+def decode_commitment_untrusted(data: bytes) -> Commitment:
+    """Raise `BadMessage`, and nothing else, whatever the bytes."""
+    run, node, version, policy, index, content = fields_untrusted(
+        unpack_untrusted(data), bytes, bytes, int, bytes, int, bytes, what="commitment"
+    )
+    return Commitment(
+        _digest_untrusted(run, "run id"),
+        decode_peer_id_untrusted(node),
+        PolicyVersion(_number_untrusted(version, MAX_INDEX, "a policy version")),
+        _digest_untrusted(policy, "policy digest"),
+        _number_untrusted(index, MAX_INDEX, "a submission index"),
+        _digest_untrusted(content, "content digest"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A commitment, its signature, and the encoded groups it binds."""
+
+    commitment: Commitment
+    signature: bytes
+    content: bytes
+
+    @classmethod
+    def sign(cls, commitment: Commitment, content: bytes, signer: Signer) -> Submission:
+        """Sign ``commitment`` in the worker's name."""
+        return cls(commitment, signer.sign(ROLLOUT_PROTOCOL, commitment.to_bytes()), content)
+
+    def to_bytes(self) -> bytes:
+        """The wire form."""
+        return pack([self.commitment.to_bytes(), self.signature, self.content])
+
+
+def content_digest(content: bytes) -> bytes:
+    """The 32 bytes that a commitment binds."""
+    digest: bytes = blake3(content).digest()
+    return digest
+
+
+def decode_submission_untrusted(data: bytes, verify: Verify) -> Submission:
+    """Raise `BadMessage` unless it is whole, its signature right and its content the one committed to.
+
+    The groups stay encoded: `decode_groups_untrusted` opens them.
+    """
+    head, signature, content = fields_untrusted(
+        unpack_untrusted(data), bytes, bytes, bytes, what="submission"
+    )
+    commitment = decode_commitment_untrusted(head)
+    if len(signature) != SIGNATURE_BYTES or not verify(commitment.node, ROLLOUT_PROTOCOL, head, signature):
+        raise BadMessage("a submission's signature is not its node's")
+    if content_digest(content) != commitment.content:
+        raise BadMessage("a submission's content is not what its commitment binds")
+    return Submission(commitment, signature, content)
+
+
+@dataclass(frozen=True, slots=True)
+class SignedVerdict:
+    """A validator's answer to one submission; for the worker it is the receipt."""
+
+    validator: PeerId
+    commitment: Commitment
+    verdict: Verdict
+    reason: str
+    statistic: float
+    limit: float
+    rewards: tuple[float, ...]
+    """Recomputed, one per completion in order; empty unless accepted."""
+    signature: bytes = b""
+
+    def body(self) -> bytes:
+        """What is signed."""
+        return pack(
+            [
+                self.validator.digest,
+                self.commitment.to_bytes(),
+                self.verdict.value,
+                self.reason,
+                self.statistic,
+                self.limit,
+                struct.pack(f"<{len(self.rewards)}f", *self.rewards),
+            ]
+        )
+
+    def signed(self, signer: Signer) -> SignedVerdict:
+        """The same, with the validator's signature."""
+        signature = signer.sign(VERDICT_PROTOCOL, self.body())
+        return SignedVerdict(
+            self.validator, self.commitment, self.verdict, self.reason, self.statistic, self.limit,
+            self.rewards, signature,
+        )  # fmt: skip
+
+    def to_bytes(self) -> bytes:
+        """The wire and ledger form."""
+        return pack([self.body(), self.signature])
+
+
+def decode_verdict_untrusted(data: bytes, verify: Verify) -> SignedVerdict:
+    """Raise `BadMessage` unless it is whole and its signature the validator's."""
+    body, signature = fields_untrusted(unpack_untrusted(data), bytes, bytes, what="verdict")
+    validator, commitment, verdict, reason, statistic, limit, rewards = fields_untrusted(
+        unpack_untrusted(body), bytes, bytes, str, str, float, float, bytes, what="verdict body"
+    )
+    if len(reason) > MAX_REASON or len(rewards) % 4:
+        raise BadMessage("a verdict's reason or rewards are malformed")
+    try:
+        kind = Verdict(verdict)
+    except ValueError:
+        raise BadMessage(f"{verdict[:20]!r} is no verdict") from None
+    author = decode_peer_id_untrusted(validator)
+    if len(signature) != SIGNATURE_BYTES or not verify(author, VERDICT_PROTOCOL, body, signature):
+        raise BadMessage("a verdict's signature is not its validator's")
+    scores = struct.unpack(f"<{len(rewards) // 4}f", rewards)
+    return SignedVerdict(
+        author, decode_commitment_untrusted(commitment), kind, reason, statistic, limit, scores, signature
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request was not served: nobody's verdict, one sentence."""
+
+    reason: str
+    retry: bool
+    """Whether the same request may succeed later."""
+
+
+def encode_reply(reply: SignedVerdict | Refusal) -> bytes:
+    """The answer on `ROLLOUT_PROTOCOL`."""
+    if isinstance(reply, SignedVerdict):
+        return pack(["verdict", reply.to_bytes()])
+    return pack(["refused", pack([reply.reason, reply.retry])])
+
+
+def decode_reply_untrusted(data: bytes, verify: Verify) -> SignedVerdict | Refusal:
+    """Raise `BadMessage`, and nothing else, whatever the bytes."""
+    kind, body = fields_untrusted(unpack_untrusted(data), str, bytes, what="reply")
+    if kind == "verdict":
+        return decode_verdict_untrusted(body, verify)
+    if kind != "refused":
+        raise BadMessage(f"{kind[:20]!r} is no reply")
+    reason, retry = fields_untrusted(unpack_untrusted(body), str, bool, what="refusal")
+    return Refusal(reason[:MAX_REASON], retry)
+
+
+def encode_delivery(verdict: SignedVerdict, submission: Submission) -> bytes:
+    """What a validator hands to a trainer on `VERDICT_PROTOCOL`."""
+    return pack([verdict.to_bytes(), submission.to_bytes()])
+
+
+def decode_delivery_untrusted(data: bytes, verify: Verify) -> tuple[SignedVerdict, Submission]:
+    """Raise `BadMessage` unless both parts are valid and belong together."""
+    raw_verdict, raw_submission = fields_untrusted(unpack_untrusted(data), bytes, bytes, what="delivery")
+    verdict = decode_verdict_untrusted(raw_verdict, verify)
+    submission = decode_submission_untrusted(raw_submission, verify)
+    if verdict.commitment != submission.commitment:
+        raise BadMessage("a delivery's verdict is about another submission")
+    return verdict, submission

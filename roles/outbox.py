@@ -1,0 +1,84 @@
+"""Submissions that no validator has receipted yet: on disk from before they are sent until they are.
+
+A node that is killed sends them again after its restart, and goes on where it was in the draw order.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Final
+
+from p2p.errors import BadMessage
+from p2p.shardcast.manifest import PolicyVersion
+from p2p.wire import fields_untrusted, pack, unpack_untrusted
+from p2p.world import World
+from roles.messages import Submission, decode_submission_untrusted
+
+logger = logging.getLogger(__name__)
+
+_CURSOR: Final = "cursor"
+
+
+class Outbox:
+    """Pending submissions and the cursor of the draw order, below one folder of the node's disk."""
+
+    def __init__(self, world: World, folder: str) -> None:
+        self._world = world
+        self._folder = folder
+        self._pending: dict[str, Submission] = {}
+        self._next: tuple[PolicyVersion, int] = (PolicyVersion(-1), 0)
+
+    @classmethod
+    async def open(cls, world: World, folder: str) -> Outbox:
+        """Read back what a previous life left."""
+        outbox = cls(world, folder)
+        for name in await world.disk.list(folder):
+            await outbox._restore(name)
+        return outbox
+
+    async def _restore(self, name: str) -> None:
+        data = await self._world.disk.read(f"{self._folder}/{name}")
+        try:
+            if name == _CURSOR:
+                version, index = fields_untrusted(unpack_untrusted(data), int, int, what="cursor")
+                self._advance(PolicyVersion(version), index)
+                return
+            submission = decode_submission_untrusted(data, self._world.verify)
+        except BadMessage as error:
+            logger.warning("outbox_unreadable %s: %s", name, error)
+            return
+        self._pending[name] = submission
+        self._advance(submission.commitment.version, submission.commitment.index + 1)
+
+    def _advance(self, version: PolicyVersion, index: int) -> None:
+        self._next = max(self._next, (version, index))
+
+    def __iter__(self) -> Iterator[Submission]:
+        return iter(tuple(self._pending.values()))
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def next_index(self, version: PolicyVersion) -> int:
+        """The next place in the draw order under ``version``."""
+        return self._next[1] if self._next[0] == version else 0
+
+    async def add(self, submission: Submission) -> None:
+        """Keep it, durably, and move the cursor behind it."""
+        name = _name(submission)
+        await self._world.disk.replace(f"{self._folder}/{name}", submission.to_bytes())
+        self._pending[name] = submission
+        self._advance(submission.commitment.version, submission.commitment.index + 1)
+        await self._world.disk.replace(f"{self._folder}/{_CURSOR}", pack(list(self._next)))
+
+    async def remove(self, submission: Submission) -> None:
+        """Forget it: a signed receipt is here."""
+        name = _name(submission)
+        if self._pending.pop(name, None) is not None:
+            await self._world.disk.remove(f"{self._folder}/{name}")
+
+
+def _name(submission: Submission) -> str:
+    place = submission.commitment
+    return f"{place.version:010d}-{place.index:010d}"

@@ -1,0 +1,84 @@
+"""Accepted groups that wait for the trainer: fresh enough, with something to learn, and not too many.
+
+Sans I/O: `roles.trainer` owns one. A group whose rewards are all equal teaches nothing under GRPO and is
+counted, not kept (DAPO's dynamic sampling, arXiv 2503.14476).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from p2p.shardcast.manifest import PolicyVersion
+from roles.engines.base import TrainingGroup
+from roles.rl.advantage import has_spread
+
+
+@dataclass(frozen=True, slots=True)
+class PooledGroup:
+    """A group, the policy that drew it and the submission it came in."""
+
+    version: PolicyVersion
+    source: bytes
+    """Content digest of the submission."""
+    group: TrainingGroup
+
+
+@dataclass(slots=True)
+class PoolCounts:
+    """What became of the groups so far."""
+
+    used: int = 0
+    without_spread: int = 0
+    stale: int = 0
+    staleness_max: int = 0
+
+
+class GroupPool:
+    """Groups by age. ``capacity`` is back-pressure, not loss: `has_room` says when to take more."""
+
+    def __init__(self, capacity: int, staleness: int) -> None:
+        self._capacity = capacity
+        self._staleness = staleness
+        self._groups: list[PooledGroup] = []
+        self.counts = PoolCounts()
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another submission may come in."""
+        return len(self._groups) < self._capacity
+
+    @property
+    def sources(self) -> dict[bytes, None]:
+        """Submissions of which a group is still here, in order of arrival."""
+        return dict.fromkeys(pooled.source for pooled in self._groups)
+
+    def add(self, groups: Iterable[PooledGroup]) -> None:
+        """Keep those with spread."""
+        for pooled in groups:
+            if has_spread(pooled.group.rewards):
+                self._groups.append(pooled)
+            else:
+                self.counts.without_spread += 1
+
+    def drop_stale(self, step: int) -> None:
+        """Drop what was drawn more than the staleness bound before ``step``."""
+        fresh = [pooled for pooled in self._groups if step - pooled.version <= self._staleness]
+        self.counts.stale += len(self._groups) - len(fresh)
+        self._groups = fresh
+
+    def take(self, count: int, step: int) -> list[TrainingGroup] | None:
+        """The ``count`` oldest groups, for the step that follows ``step``; None while there are fewer."""
+        self.drop_stale(step)
+        if len(self._groups) < count:
+            return None
+        self._groups.sort(key=lambda pooled: pooled.version)
+        taken, self._groups = self._groups[:count], self._groups[count:]
+        self.counts.used += count
+        self.counts.staleness_max = max(
+            self.counts.staleness_max, *(step - pooled.version for pooled in taken)
+        )
+        return [pooled.group for pooled in taken]

@@ -1,0 +1,1 @@
+"""The learning recipe: numbers, losses, advantages."""

@@ -1,0 +1,237 @@
+"""The whole recipe in one process, without a network: ``python -m roles.rl.alone --seed 0``.
+
+The sampler uses the policy of exactly `Recipe.lag` steps ago, as a swarm's does at worst. The exit
+status is 0 only if the learning gate is passed: a start that leaves room, and a rise that luck does not
+give.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from roles.engines.base import Evaluation, GroupTask, Sampling, StepReport, TrainingGroup
+from roles.engines.config import EngineConfig
+from roles.engines.tiny import sampler
+from roles.engines.tiny.learner import TinyLearner
+from roles.engines.tiny.model import TinyModel
+from roles.envs.base import open_environment
+from roles.rl.advantage import group_advantages, has_spread
+from roles.rl.recipe import Recipe
+
+START_BELOW: Final = 0.55
+"""Greedy reward above which a warm-up has left too little to learn."""
+RISE: Final = 0.35
+"""Least gain in greedy and in sampled reward. The smallest measured is above; controls show none."""
+
+Advantages = list[list[float]]
+Progressed = Callable[[int, Evaluation | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Whether a run has learned."""
+
+    start: Evaluation
+    end: Evaluation
+
+    @property
+    def passed(self) -> bool:
+        """Both rises at least `RISE`, from a start below `START_BELOW`."""
+        return self.start.greedy < START_BELOW and min(self.rises) >= RISE
+
+    @property
+    def rises(self) -> tuple[float, float]:
+        """Of greedy and of sampled reward."""
+        return self.end.greedy - self.start.greedy, self.end.sampled - self.start.sampled
+
+    def __str__(self) -> str:
+        start, end, (greedy, sampled) = self.start, self.end, self.rises
+        return (
+            f"{'learned' if self.passed else 'did not learn'}:"
+            f" greedy {start.greedy:.3f} to {end.greedy:.3f} ({greedy:+.3f}),"
+            f" sampled {start.sampled:.3f} to {end.sampled:.3f} ({sampled:+.3f})"
+        )
+
+
+@dataclass(slots=True)
+class Course:
+    """What happened in one run: rewards by step, reports of every step, CPU seconds by activity."""
+
+    seed: int
+    evaluations: dict[int, Evaluation] = field(default_factory=dict)
+    reports: list[StepReport] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    sampled_tokens: int = 0
+    tasks: int = 0
+
+    @property
+    def gate(self) -> Gate:
+        """First evaluation against last."""
+        return Gate(self.evaluations[min(self.evaluations)], self.evaluations[max(self.evaluations)])
+
+    def summary(self) -> dict[str, object]:
+        """For JSON."""
+        return {
+            "seed": self.seed,
+            "passed": self.gate.passed,
+            "evaluations": {str(step): asdict(one) for step, one in self.evaluations.items()},
+            "cpu_seconds": {name: round(seconds, 2) for name, seconds in self.seconds.items()},
+            "sampled_tokens": self.sampled_tokens,
+            "tasks": self.tasks,
+            "k3_mean": math.fsum(one.k3 for one in self.reports) / max(1, len(self.reports)),
+            "k3_max": max((one.k3 for one in self.reports), default=0.0),
+            "reports": [asdict(one) for one in self.reports],
+        }
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    """Add the CPU seconds of the block to ``seconds[name]``."""
+    start = time.process_time()
+    yield
+    seconds[name] = seconds.get(name, 0.0) + time.process_time() - start
+
+
+class Alone:
+    """A trainer and a sampler that take turns."""
+
+    def __init__(self, config: EngineConfig, shuffled: bool = False) -> None:
+        torch.set_num_threads(config.threads)
+        self._config = config
+        self._recipe = config.recipe
+        self._environment = open_environment(config.environment)
+        self._rng = Random(1000 + config.seed)
+        self._shuffled = shuffled
+        self.learner = TinyLearner(config, self._environment)
+        self.sampler = TinyModel(config.shape)
+        self._history: deque[dict[str, torch.Tensor]] = deque(maxlen=config.recipe.lag + 1)
+        self.course = Course(config.seed)
+
+    def warm_up(self) -> None:
+        """Bring the policy to where RL starts, and evaluate it."""
+        with _timed(self.course.seconds, "warm-up"):
+            self.learner.start()
+        self.evaluate()
+
+    def evaluate(self) -> Evaluation:
+        """Evaluate and remember."""
+        with _timed(self.course.seconds, "evaluation"):
+            evaluation = self.learner.evaluate()
+        self.course.evaluations[self.learner.step_number] = evaluation
+        return evaluation
+
+    def step(self) -> StepReport:
+        """Sample with the old policy, learn with the new one."""
+        self._history.append({name: value.clone() for name, value in self.learner.model.state_dict().items()})
+        self.sampler.load_state_dict(self._history[0])
+        with _timed(self.course.seconds, "generation"):
+            groups = self._groups_with_spread()
+        with _timed(self.course.seconds, "training"):
+            report = self.learner.update(groups, self._advantages(groups))
+        self.course.reports.append(report)
+        return report
+
+    def _groups_with_spread(self) -> list[TrainingGroup]:
+        """Draw tasks until enough groups teach something."""
+        recipe, kept = self._recipe, list[TrainingGroup]()
+        drawn = 0
+        while len(kept) < recipe.groups and drawn < recipe.draw_limit:
+            kept.extend(group for group in self._draw() if has_spread(group.rewards))
+            drawn += recipe.draw
+        self.course.tasks += drawn
+        return kept[: recipe.groups]
+
+    def _draw(self) -> Iterator[TrainingGroup]:
+        recipe, environment = self._recipe, self._environment
+        tasks = [environment.task(self._rng.randbytes(32)) for _ in range(recipe.draw)]
+        prompts = [
+            GroupTask(index, task.prompt, self._seeds(recipe.group_size)) for index, task in enumerate(tasks)
+        ]
+        sampling = Sampling(recipe.temperature, recipe.max_new_tokens, recipe.group_size)
+        drawn = sampler.draw(self.sampler, prompts, sampling, environment.end_token)
+        for task, one in zip(tasks, drawn, strict=True):
+            self.course.sampled_tokens += len(one.activations)
+            rewards = tuple(environment.reward(task, each.tokens) for each in one.completions)
+            yield TrainingGroup(task.prompt, one.completions, rewards)
+
+    def _seeds(self, count: int) -> tuple[bytes, ...]:
+        return tuple(self._rng.randbytes(32) for _ in range(count))
+
+    def _advantages(self, groups: Sequence[TrainingGroup]) -> Advantages:
+        """Group by group; for the control, permuted over all completions of the step."""
+        advantages = [group_advantages(group.rewards, self._recipe.advantage_epsilon) for group in groups]
+        if not self._shuffled:
+            return advantages
+        flat = [one for group in advantages for one in group]
+        self._rng.shuffle(flat)
+        values = iter(flat)
+        return [[next(values) for _ in group] for group in advantages]
+
+
+def run(
+    config: EngineConfig, steps: int, every: int, progressed: Progressed, *, shuffled: bool = False
+) -> Course:
+    """Warm up, take ``steps`` steps, evaluate after every ``every`` of them and at the end."""
+    alone = Alone(config, shuffled)
+    alone.warm_up()
+    progressed(0, alone.course.evaluations[0])
+    for step in range(1, steps + 1):
+        alone.step()
+        is_due = step % every == 0 or step == steps
+        progressed(step, alone.evaluate() if is_due else None)
+    return alone.course
+
+
+@contextmanager
+def progress_bar(title: str, steps: int) -> Iterator[Progressed]:
+    """A bar on standard error that shows the rewards as they come."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    console = Console(stderr=True)
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as progress:
+        bar = progress.add_task(f"{title}: warm-up", total=steps)
+
+        def progressed(step: int, evaluation: Evaluation | None) -> None:
+            progress.update(bar, completed=step)
+            if evaluation is not None:
+                text = f"{title}: greedy {evaluation.greedy:.3f}, sampled {evaluation.sampled:.3f}"
+                progress.update(bar, description=text)
+                progress.console.print(f"step {step:3d}  {text}")
+
+        yield progressed
+
+
+def main() -> int:
+    """Run the recipe and judge it; 1 if the gate is not passed."""
+    parser = argparse.ArgumentParser(prog="python -m roles.rl.alone", description=__doc__.partition("\n")[0])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=Recipe().steps)
+    parser.add_argument("--every", type=int, default=10, help="steps between evaluations")
+    parser.add_argument("--json", type=Path, help="write the course to this file")
+    options = parser.parse_args()
+    config = EngineConfig(seed=options.seed, recipe=Recipe(steps=options.steps))
+    with progress_bar(f"seed {options.seed}", options.steps) as progressed:
+        course = run(config, options.steps, options.every, progressed)
+    if options.json is not None:
+        options.json.write_text(json.dumps(course.summary(), indent=2))
+    spent = ", ".join(f"{name} {seconds:.0f}" for name, seconds in course.seconds.items())
+    Console().print(f"{course.gate}; CPU seconds: {spent}", soft_wrap=True)
+    return 0 if course.gate.passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

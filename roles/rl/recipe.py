@@ -1,0 +1,130 @@
+"""Every number of the learning recipe, with its meaning. Measured curves: docs/performance.md.
+
+Asynchronous GRPO as INTELLECT-2 ran it (two-sided clip, token-level loss, groups without spread dropped,
+hard gradient clipping), with truncated importance sampling against the samplers' own log-probs. The
+warm-up shows clean examples; what it leaves unlearned is practised with nothing but right and wrong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmUp:
+    """Supervised learning on the environment's clean examples, before the first policy is published."""
+
+    steps: int = 400
+    """Optimiser steps. More leave RL nothing to do, fewer nothing to reinforce."""
+
+    batch: int = 64
+    """Fresh examples per step."""
+
+    rate: float = 4e-3
+    """Peak learning rate of AdamW."""
+
+    ramp: int = 50
+    """Steps over which the rate climbs to its peak; then it falls linearly to ``floor`` of it."""
+
+    floor: float = 0.1
+    """Share of the peak rate that is left at the last step."""
+
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay of Adam's two moments."""
+
+    weight_decay: float = 0.01
+    """Decoupled, per unit of learning rate."""
+
+    gradient_norm: float = 1.0
+    """The global norm that gradients are clipped to."""
+
+    def rate_at(self, step: int) -> float:
+        """The learning rate of warm-up step ``step`` (from 0)."""
+        return self.rate * _climb_and_fall(step, self.steps, self.ramp, self.floor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """The numbers of one run. The same everywhere: it is part of the signed run file."""
+
+    warm_up: WarmUp = field(default_factory=WarmUp)
+    """What comes before."""
+
+    steps: int = 60
+    """Optimiser steps over which the rate decays. Later steps continue at the final rate."""
+
+    groups: int = 64
+    """Groups with spread per step."""
+
+    group_size: int = 16
+    """Completions per task."""
+
+    submission: int = 8
+    """Groups that a node draws, proves and submits in one go: 128 rows fill an engine, 20 ms keep lag low."""
+
+    draw: int = 64
+    """Tasks drawn at a time, until ``groups`` of them show spread."""
+
+    draw_limit: int = 256
+    """Most tasks drawn for one step: with a reward near 0 or 1 few groups show spread."""
+
+    temperature: float = 1.0
+    """Of sampling, and of every log-prob in the loss."""
+
+    max_new_tokens: int = 12
+    """A completion that reaches it is cut there, and wrong."""
+
+    lag: int = 2
+    """Oldest usable policy, in steps behind the trainer's. It is rate times lag that destabilises."""
+
+    advantage_epsilon: float = 1e-6
+    """Added to a group's standard deviation."""
+
+    clip: float = 0.2
+    """PPO's epsilon: the ratio is clipped to 1 +- this."""
+
+    clip_negative: float = 4.0
+    """The second side: bounds ratio times a negative advantage. More than 1 + ``clip``."""
+
+    importance_cap: float = 2.0
+    """Cap of the weight exp(old - behaviour) by which a stale token counts (TIS)."""
+
+    minibatches: int = 8
+    """Optimiser updates per step, one epoch over all rows."""
+
+    rate: float = 4e-4
+    """Peak learning rate of AdamW. At 1e-3 and lag 2 the policy walks randomly."""
+
+    ramp: int = 5
+    """Steps over which the rate climbs."""
+
+    floor: float = 0.1
+    """Share of the rate that is left at step ``steps``. Without decay the end is 0.1 worse."""
+
+    betas: tuple[float, float] = (0.9, 0.99)
+    """Decay of Adam's two moments."""
+
+    gradient_norm: float = 0.1
+    """The global norm that gradients are clipped to; raw norms are 0.2 to 2."""
+
+    evaluation_seed: int = 9
+    """Seed of the draws of the sampled evaluation."""
+
+    def __post_init__(self) -> None:
+        if self.clip_negative <= 1 + self.clip:
+            raise ValueError(
+                f"clip_negative must exceed 1 + clip ({1 + self.clip}), not {self.clip_negative}"
+            )
+        if self.group_size < 2:
+            raise ValueError("group_size must be at least 2: an advantage is relative to the group")
+        if self.draw_limit < self.groups:
+            raise ValueError("draw_limit must be at least groups")
+
+    def rate_at(self, step: int) -> float:
+        """The learning rate of optimiser step ``step`` (from 0)."""
+        return self.rate * _climb_and_fall(step, self.steps, self.ramp, self.floor)
+
+
+def _climb_and_fall(step: int, steps: int, ramp: int, floor: float) -> float:
+    """A linear climb over ``ramp`` steps times a linear fall to ``floor``, where it stays."""
+    return min(1.0, (step + 1) / ramp) * (1 - (1 - floor) * min(1.0, step / steps))

@@ -1,0 +1,80 @@
+"""``python -m roles.run create DRAFT --key FILE --out FILE`` signs a run; ``show FILE`` looks into one."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from p2p.errors import ShoalError
+from p2p.machine import load_or_create_key
+from p2p.node.tables import write_table
+from p2p.node.toml import load_toml
+from roles.run.draft import read_draft
+from roles.run.file import MAX_RUN, Run, decode_run_untrusted, sign_run
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; 0, or 1 with one sentence on standard error."""
+    parser = argparse.ArgumentParser(prog="python -m roles.run", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    create = commands.add_parser("create", help="sign a draft")
+    create.add_argument("draft", type=Path, help="TOML file; keys in docs/running.md")
+    create.add_argument("--key", type=Path, required=True, help="the owner's key; made if it is not there")
+    create.add_argument("--out", type=Path, required=True, help="where the signed document goes")
+    show = commands.add_parser("show", help="check a document and print it")
+    show.add_argument("document", type=Path)
+    show.add_argument("--json", action="store_true", help="the whole table, for machines")
+    options = parser.parse_args(argv)
+    try:
+        if options.command == "create":
+            run = _create(options.draft, options.key, options.out)
+            print(_summary(run))  # noqa: T201 - this is the result
+        else:
+            run = _load(options.document)
+            print(json.dumps(_table(run)) if options.json else _summary(run))  # noqa: T201
+    except (ShoalError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    return 0
+
+
+def _create(draft: Path, key: Path, out: Path) -> Run:
+    now = time.time()  # noqa: TID251 - a tool for people, outside any node
+    run = sign_run(read_draft(load_toml(draft), str(draft), now), load_or_create_key(key))
+    out.write_bytes(run.document)
+    return run
+
+
+def _load(path: Path) -> Run:
+    with path.open("rb") as file:
+        return decode_run_untrusted(file.read(MAX_RUN + 1))
+
+
+def _summary(run: Run) -> str:
+    until = datetime.datetime.fromtimestamp(run.expiry, datetime.UTC)
+    lines = [
+        f"run         {run.name}",
+        f"id          {run.id.hex()}",
+        f"owner       {run.owner}",
+        f"epoch       {run.epoch}, valid until {until:%Y-%m-%d %H:%M} UTC",
+        f"trains      {run.terms.model.engine} on {', '.join(pin.name for pin in run.terms.environments)}",
+        f"admission   {run.terms.admission.mode.value}",
+        *(f"trainer     {peer}" for peer in run.terms.trainers),
+        *(f"validator   {peer}" for peer in run.terms.validators),
+    ]
+    return "\n".join(lines)
+
+
+def _table(run: Run) -> dict[str, object]:
+    table = write_table(run.terms)
+    pins = [{"name": pin.name, "digest": pin.digest.hex()} for pin in run.terms.environments]
+    return {"id": run.id.hex(), "owner": str(run.owner), **table, "environments": pins}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""What the owner of a run writes: a TOML draft, with everything left out that has a good default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from p2p.errors import ConfigError
+from p2p.identity import PeerId
+from p2p.node.tables import read_table, write_table
+from proofs.checks import Limits
+from roles.envs.base import open_environment
+from roles.rl.recipe import Recipe
+from roles.run.file import AdmissionRules, Delivery, EnvironmentPin, Model, Terms
+
+DAY: Final = 24 * 3600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """The keys of a draft. Environments are named; their digests are taken from what is installed here."""
+
+    name: str
+    """What people call the run."""
+
+    epoch: int = 1
+    """Edition; count it up to replace an older document."""
+
+    days: float = 30.0
+    """How long the document is valid, from now."""
+
+    environments: tuple[str, ...] = ("sort",)
+    """Where tasks come from; the first is trained on."""
+
+    trainers: tuple[PeerId, ...]
+    """Whose policies count."""
+
+    validators: tuple[PeerId, ...]
+    """Whose verdicts count."""
+
+    admission: AdmissionRules = field(default_factory=AdmissionRules)
+    """Everybody else."""
+
+    model: Model = field(default_factory=Model)
+    """What is trained."""
+
+    recipe: Recipe = field(default_factory=Recipe)
+    """How it is trained."""
+
+    limits: Mapping[str, object] = field(default_factory=dict)
+    """Differences from ``preset`` (``fp32`` or ``bf16``) of `proofs.checks.Limits`."""
+
+    delivery: Delivery = field(default_factory=Delivery)
+    """How policies travel."""
+
+
+def read_draft(table: object, where: str, now: float) -> Terms:
+    """The terms that a draft stands for. ``now`` is wall time. Raises `ConfigError` naming the key."""
+    draft = read_table(Draft, table, where)
+    try:
+        return Terms(
+            name=draft.name,
+            epoch=draft.epoch,
+            expiry=int(now + draft.days * DAY),
+            environments=tuple(
+                EnvironmentPin(name=name, digest=open_environment(name).digest) for name in draft.environments
+            ),
+            trainers=draft.trainers,
+            validators=draft.validators,
+            admission=draft.admission,
+            model=draft.model,
+            recipe=draft.recipe,
+            limits=_limits(dict(draft.limits), f"{where}: limits"),
+            delivery=draft.delivery,
+        )
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _limits(table: dict[str, object], where: str) -> Limits:
+    presets = {"fp32": Limits.fp32, "bf16": Limits.bf16}
+    name = table.pop("preset", "fp32")
+    if not isinstance(name, str) or name not in presets:
+        raise ConfigError(f"{where}: preset must be one of {', '.join(presets)}")
+    return read_table(Limits, {**write_table(presets[name]()), **table}, where)

@@ -1,0 +1,293 @@
+"""The run file: what is trained, how, by whose word. One signed document that every node of a run holds.
+
+The owner writes a draft (TOML), signs it with a key that stays offline (``python -m roles.run create``) and
+hands the document to the first node. Everybody else gets it from a peer, checks the signature, shows owner
+and id, and pins them. A later edition has a higher epoch; nobody goes back to an older one.
+
+The document is msgpack: ``[format, owner, terms, signature]``, where ``terms`` is the packed table of `Terms`
+with sorted keys, and the signature covers format, owner and terms under `DOMAIN`. Bytes that would be packed
+differently are refused, so that one edition has one form.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from p2p.errors import BadMessage, ConfigError
+from p2p.identity import PeerId, Signer, Verify, decode_peer_id_untrusted, verify as real_verify
+from p2p.node.admission import Capability
+from p2p.node.tables import read_table, write_table
+from p2p.wire import KI, MIB, fields_untrusted, pack, unpack_untrusted
+from proofs.checks import Limits
+from roles.engines.config import EngineConfig, ModelShape
+from roles.envs.base import Environment, open_environment
+from roles.rl.recipe import Recipe
+
+if TYPE_CHECKING:
+    from p2p.node.node import Node
+
+DOMAIN: Final = "/shoal/run/1.0.0"
+FORMAT: Final = 1
+"""Grows when a field is added to `Terms` or to anything inside it: then old nodes refuse, with a reason."""
+MAX_RUN: Final = 256 * KI
+"""Bytes of a document: 4,096 peers of 54 characters, and 30 KiB for the rest."""
+MAX_PEERS: Final = 1_024
+"""Names in one list. More people than that are admitted by rule, not by name."""
+MAX_NAME: Final = 64
+"""Characters of a name; it is shown on one line."""
+EXPIRY_TOLERANCE: Final = 300
+"""Seconds that an honest clock may be ahead of the owner's."""
+
+
+class AdmissionMode(Enum):
+    """Who may join."""
+
+    OPEN = "open"
+    """Whoever brings the work stamp of the DHT."""
+    ALLOW = "allow"
+    """Those on the list, the trainers and the validators."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionRules:
+    """Who may join the run and submit rollouts."""
+
+    mode: AdmissionMode = AdmissionMode.OPEN
+    """Open to all, or by list."""
+
+    allowed: tuple[PeerId, ...] = ()
+    """The list."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """What is trained."""
+
+    engine: str = "tiny"
+    """Kind of engine that all nodes run (`roles.engines`)."""
+
+    seed: int = 0
+    """Of the initial weights, and of the warm-up."""
+
+    shape: ModelShape = field(default_factory=ModelShape)
+    """Sizes of the network."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentPin:
+    """An environment, by name and by the digest of its source."""
+
+    name: str
+    """As entry points and `roles.envs` know it."""
+
+    digest: bytes
+    """sha256 of its source (32 bytes): other code under the same name is another game."""
+
+    def __post_init__(self) -> None:
+        if len(self.digest) != 32:
+            raise ValueError(f"the digest of environment {self.name!r} is not 32 bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """How policies travel."""
+
+    chunk_bytes: int = 0
+    """Raw bytes of one SHARDCAST chunk, 4 KiB to 4 MiB; 0 chooses by the size of the policy."""
+
+    def __post_init__(self) -> None:
+        if self.chunk_bytes and not 4 * KI <= self.chunk_bytes <= 4 * MIB:
+            raise ValueError(f"chunk_bytes must be 0, or from 4 KiB to 4 MiB, not {self.chunk_bytes}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What the owner decides."""
+
+    name: str
+    """What people call the run. With the owner's key it gives the run its id."""
+
+    epoch: int = 1
+    """Edition of this document."""
+
+    expiry: int
+    """Seconds since 1970; after it the document is void and nodes ask for a newer one."""
+
+    environments: tuple[EnvironmentPin, ...]
+    """Where tasks come from. The first is the one that is trained on."""
+
+    trainers: tuple[PeerId, ...]
+    """Whose policies count."""
+
+    validators: tuple[PeerId, ...]
+    """Whose verdicts count."""
+
+    admission: AdmissionRules = field(default_factory=AdmissionRules)
+    """Everybody else."""
+
+    model: Model = field(default_factory=Model)
+    """What is trained."""
+
+    recipe: Recipe = field(default_factory=Recipe)
+    """How it is trained."""
+
+    limits: Limits = field(default_factory=Limits.fp32)
+    """What validators let pass."""
+
+    delivery: Delivery = field(default_factory=Delivery)
+    """How policies travel."""
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.name) <= MAX_NAME or not self.name.isprintable():
+            raise ValueError(f"a run's name is 1 to {MAX_NAME} printable characters")
+        if self.epoch < 1 or self.expiry < 1:
+            raise ValueError("epoch and expiry of a run are positive")
+        if not self.environments or not self.trainers or not self.validators:
+            raise ValueError("a run needs at least one environment, one trainer and one validator")
+        for names in (self.trainers, self.validators, self.admission.allowed):
+            if len(names) > MAX_PEERS or len(set(names)) < len(names):
+                raise ValueError(f"a list of peers has at most {MAX_PEERS} names, each once")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A signed edition of a run (a `p2p.node.admission.SignedRun`). Made by `sign_run` or `open_run` only."""
+
+    owner: PeerId
+    """Who signed."""
+
+    terms: Terms
+    """What was signed."""
+
+    document: bytes = field(repr=False)
+    """The bytes that say so."""
+
+    @property
+    def id(self) -> bytes:
+        """32 bytes: the digest of owner and name."""
+        return run_id(self.owner, self.terms.name)
+
+    @property
+    def name(self) -> str:
+        """What its owner calls it."""
+        return self.terms.name
+
+    @property
+    def epoch(self) -> int:
+        """The edition."""
+        return self.terms.epoch
+
+    @property
+    def expiry(self) -> int:
+        """Seconds since 1970."""
+        return self.terms.expiry
+
+    @property
+    def officers(self) -> tuple[PeerId, ...]:
+        """Trainers, then validators, each once."""
+        return tuple(dict.fromkeys((*self.terms.trainers, *self.terms.validators)))
+
+    @property
+    def components(self) -> dict[str, dict[str, object]]:
+        """What the node's components must have in common."""
+        return {"shardcast": {"chunk_bytes": self.terms.delivery.chunk_bytes}}
+
+    def may(self, peer: PeerId, capability: Capability) -> bool:
+        """Whether ``peer`` may: trainers publish, validators validate, the rest by `AdmissionRules`."""
+        if capability is Capability.PUBLISH:
+            return peer in self.terms.trainers
+        if capability is Capability.VALIDATE:
+            return peer in self.terms.validators
+        rules = self.terms.admission
+        if rules.mode is AdmissionMode.OPEN or peer == self.owner:
+            return True
+        return peer in rules.allowed or peer in self.terms.trainers or peer in self.terms.validators
+
+    def engine_config(self, *, threads: int = 1, nice: int = 0) -> EngineConfig:
+        """The engine of this run on this machine."""
+        return EngineConfig(
+            kind=self.terms.model.engine,
+            environment=self.terms.environments[0].name,
+            shape=self.terms.model.shape,
+            recipe=self.terms.recipe,
+            seed=self.terms.model.seed,
+            threads=threads,
+            nice=nice,
+        )
+
+    def open_environments(self) -> list[Environment]:
+        """The environments, in order. Raises `ConfigError` if one is missing here, or has other source."""
+        opened = [open_environment(pin.name) for pin in self.terms.environments]
+        for pin, environment in zip(self.terms.environments, opened, strict=True):
+            if environment.digest != pin.digest:
+                raise ConfigError(
+                    f"the environment {pin.name!r} installed here differs from the one of run {self.name!r}; "
+                    "install the version that the owner of the run used"
+                )
+        return opened
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.id.hex()[:12]}, epoch {self.epoch})"
+
+
+def run_id(owner: PeerId, name: str) -> bytes:
+    """The name of a run for machines: sha256 over owner and name."""
+    return hashlib.sha256(b"".join((DOMAIN.encode(), owner.digest, name.encode()))).digest()
+
+
+def sign_run(terms: Terms, owner: Signer) -> Run:
+    """The document of ``terms``, signed. Two documents of one owner, name and epoch must never differ."""
+    body = pack(_sorted(write_table(terms)))
+    signature = owner.sign(DOMAIN, _signed(owner.peer_id, body))
+    document = pack([FORMAT, owner.peer_id.digest, body, signature])
+    if len(document) > MAX_RUN:
+        raise ConfigError(f"the run file would have {len(document)} bytes (at most {MAX_RUN})")
+    return Run(owner=owner.peer_id, terms=terms, document=document)
+
+
+def decode_run_untrusted(document: bytes, verify: Verify = real_verify) -> Run:
+    """Raise `BadMessage`, and nothing else, whatever the bytes. The signature is judged first."""
+    if len(document) > MAX_RUN:
+        raise BadMessage(f"a run file of {len(document)} bytes is too long (at most {MAX_RUN})")
+    head = fields_untrusted(unpack_untrusted(document), int, bytes, bytes, bytes, what="run file")
+    if head[0] != FORMAT:
+        raise BadMessage(f"the run file has format {head[0]}; this version of Shoal reads format {FORMAT}")
+    owner = decode_peer_id_untrusted(head[1])
+    if not verify(owner, DOMAIN, _signed(owner, head[2]), head[3]):
+        raise BadMessage("the signature of the run file is not its owner's")
+    table = unpack_untrusted(head[2])
+    try:
+        terms = read_table(Terms, table, "the run file")
+    except ConfigError as error:
+        raise BadMessage(str(error)) from None
+    if pack(_sorted(write_table(terms))) != head[2]:
+        raise BadMessage("the run file is not in its one canonical form")
+    return Run(owner=owner, terms=terms, document=bytes(document))
+
+
+def open_run(document: bytes, verify: Verify = real_verify) -> Run:
+    """The reader that the node finds under the entry point group ``shoal.runs``; raises `BadMessage`."""
+    return decode_run_untrusted(document, verify)
+
+
+def run_of(node: Node) -> Run:
+    """The run of ``node``, with its terms. Raises `ConfigError` if it is of another kind."""
+    if not isinstance(node.run, Run):
+        raise ConfigError(f"the run {node.run.name!r} is not one that Shoal's own roles can work for")
+    return node.run
+
+
+def _signed(owner: PeerId, body: bytes) -> bytes:
+    return pack([FORMAT, owner.digest, body])
+
+
+def _sorted(value: object) -> object:
+    """The same table with its keys in order, as canonical msgpack wants them."""
+    if isinstance(value, dict):
+        return {key: _sorted(value[key]) for key in sorted(value)}
+    if isinstance(value, list):
+        return [_sorted(item) for item in value]
+    return value

@@ -1,0 +1,70 @@
+"""Which submissions of whom have been seen: each place in the draw order once, in order, none left out.
+
+A worker that may skip places sells best of n; one that may fill a place twice sells replays. Submissions
+of one node travel at the same time, so a few may overtake each other; further ahead is a gap.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from p2p.identity import PeerId
+from p2p.shardcast.manifest import PolicyVersion
+
+REORDER_WINDOW: Final = 8
+"""How many places a submission may be ahead of the lowest one that is missing: twice the four that an
+honest node has under way (`roles.inference`), for one retry each."""
+
+
+class Place(Enum):
+    """What the place of a submission says about it."""
+
+    FRESH = "fresh"
+    REPLAYED = "replayed"
+    GAP = "gap"
+
+
+@dataclass(slots=True)
+class _Seen:
+    lowest_missing: int = 0
+    beyond: dict[int, bytes] = field(default_factory=dict)
+    """Content of the places from ``lowest_missing`` on that are filled."""
+
+
+class SlotBook:
+    """The places filled by every node, for the policy versions that are still accepted.
+
+    Bounded: versions below the staleness bound are forgotten, a node's version holds at most
+    `REORDER_WINDOW` places, and nodes are those that the run admits.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[PolicyVersion, PeerId], _Seen] = {}
+
+    def judge(self, node: PeerId, version: PolicyVersion, index: int) -> Place:
+        """What filling this place now would be."""
+        seen = self._seen.get((version, node)) or _Seen()
+        if index < seen.lowest_missing or index in seen.beyond:
+            return Place.REPLAYED
+        if index > seen.lowest_missing + REORDER_WINDOW:
+            return Place.GAP
+        return Place.FRESH
+
+    def fill(self, node: PeerId, version: PolicyVersion, index: int, content: bytes) -> None:
+        """Record that the place is taken by ``content``, whatever the verdict on it will be."""
+        seen = self._seen.setdefault((version, node), _Seen())
+        seen.beyond[index] = content
+        while seen.lowest_missing in seen.beyond:
+            del seen.beyond[seen.lowest_missing]
+            seen.lowest_missing += 1
+
+    def forget_below(self, version: PolicyVersion) -> int:
+        """Forget versions below ``version``; returns how many places were left out in them."""
+        left_out = 0
+        for key in [key for key in self._seen if key[0] < version]:
+            seen = self._seen.pop(key)
+            if seen.beyond:
+                left_out += max(seen.beyond) + 1 - seen.lowest_missing - len(seen.beyond)
+        return left_out

@@ -1,0 +1,259 @@
+"""The demo's swarm: real processes on loopback, started, watched, killed and started again.
+
+A relay-only node that knows the run, one trainer, two honest inference nodes, one that cheats, one
+validator. Every process but the first gets one bootstrap address and nothing else; the run comes from the
+peer behind it. Their data is in ``DIR/<role>-<n>/{key,store,ledger,log}``; each ends when its parent does,
+however that dies: its standard input ends.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from p2p.errors import ShoalError
+from p2p.identity import KeyPair
+from p2p.machine import load_or_create_key
+from p2p.wire import KI
+from proofs.checks import Limits
+from roles.envs.base import open_environment
+from roles.rl.recipe import Recipe
+from roles.run import Run, sign_run
+from roles.run.file import Delivery, EnvironmentPin, Model, Terms
+from roles.summary import Status, SwarmStatus
+
+CAST: Final[Mapping[str, str]] = {
+    "relay-1": "none",
+    "trainer-1": "trainer",
+    "validator-1": "validator",
+    "inference-1": "inference",
+    "inference-2": "inference",
+    "cheat-1": "roles.cheats:Cheat",
+}
+"""Who plays, by folder name; the first is the bootstrap peer of the others."""
+
+START_SECONDS: Final = 60.0
+"""How long a process may take to say its address on a busy machine."""
+FINISH_SECONDS: Final = 60.0
+"""How long after the last step everybody may take to hold the last policy."""
+STOP_SECONDS: Final = 2.0
+"""How long a process may take to end before it is killed: Ctrl-C promises under 3 s for all."""
+CHUNK_BYTES: Final = 32 * KI
+"""So small that a policy of 420 kB has a forest to flow through."""
+
+# 120,000 honest answers end with a token of probability 1e-6 once in eight runs: the limit is set where an
+# honest swarm never gets, since the seeded draw already decides (proofs.checks).
+DEMO_LIMITS: Final = replace(Limits.fp32(), end_probability=1e-12)
+
+
+class StageError(ShoalError):
+    """The demo could not be played to its end; the logs of its nodes are kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoPlan:
+    """What to play."""
+
+    seed: int = 0
+    """Of the initial weights and of the warm-up."""
+
+    recipe: Recipe = field(default_factory=Recipe)
+    """How it is trained."""
+
+    evaluate_every: int = 10
+    """Steps between evaluations."""
+
+    folder: Path
+    """Where the nodes keep their data."""
+
+
+def write_run(plan: DemoPlan) -> Run:
+    """Make every node's key, and the run file that names trainer and validator; returns the run."""
+    keys = {name: load_or_create_key(plan.folder / name / "key") for name in CAST}
+    environment = open_environment("sort")
+    terms = Terms(
+        name=f"demo-{plan.seed}",
+        expiry=int(time.time()) + 24 * 3600,  # noqa: TID251 - a command line tool, outside every world
+        environments=(EnvironmentPin(name="sort", digest=environment.digest),),
+        trainers=(keys["trainer-1"].peer_id,),
+        validators=(keys["validator-1"].peer_id,),
+        model=Model(engine="tiny", seed=plan.seed),
+        recipe=plan.recipe,
+        limits=DEMO_LIMITS,
+        delivery=Delivery(chunk_bytes=CHUNK_BYTES),
+    )
+    owner: KeyPair = load_or_create_key(plan.folder / "owner.key")
+    run = sign_run(terms, owner)
+    (plan.folder / "run.shoal").write_bytes(run.document)
+    (plan.folder / "node.toml").write_text(
+        f"[role.trainer]\nevaluate_every = {plan.evaluate_every}\n\n[membership]\ninterval = 1.0\n"
+    )
+    return run
+
+
+class Child:
+    """One node process: what it said first, its newest status, its end."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name = name
+        self.folder = folder / name
+        self.greeting: Status | None = None
+        self.status: Status | None = None
+        self.process: trio.Process | None = None
+        self._heard = trio.Event()
+
+    async def start(self, arguments: list[str]) -> trio.Process:
+        """Run ``python -m p2p.node``; its log goes to the folder."""
+        self.greeting = None
+        with (self.folder / "log").open("ab") as log:
+            self.process = await trio.lowlevel.open_process(
+                [sys.executable, "-m", "p2p.node", *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is for the demo, which ends them in order
+            )
+        return self.process
+
+    async def listen(self, heard: Callable[[], None]) -> None:
+        """Read status lines until the process ends."""
+        assert self.process is not None
+        assert self.process.stdout is not None
+        buffer = b""
+        while data := await self.process.stdout.receive_some():
+            *lines, buffer = (buffer + data).split(b"\n")
+            for line in lines:
+                self._hear(json.loads(line))
+                heard()
+
+    def _hear(self, said: dict[str, Any]) -> None:
+        if said.get("event") == "started":
+            self.greeting = said
+        elif "event" not in said:
+            self.status = said
+        self._heard.set()
+        self._heard = trio.Event()
+
+    async def wait_greeting(self) -> Status:
+        """What it said first. Raises `StageError` if it says nothing."""
+        with trio.move_on_after(START_SECONDS):
+            while self.greeting is None:
+                await self._heard.wait()
+            return self.greeting
+        raise StageError(f"{self.name} did not start within {START_SECONDS:.0f} s; see {self.folder / 'log'}")
+
+    async def wait_status(self, condition: Callable[[Status], bool]) -> Status:
+        """The first status from now on for which ``condition`` holds."""
+        while self.status is None or not condition(self.status):
+            await self._heard.wait()
+        return self.status
+
+    def kill(self) -> None:
+        """kill -9."""
+        assert self.process is not None
+        self.process.kill()
+
+    async def stop(self) -> None:
+        """End it politely, then by force."""
+        if self.process is None:
+            return
+        if self.process.returncode is None:
+            self.process.terminate()
+            with trio.move_on_after(STOP_SECONDS):
+                await self.process.wait()
+        if self.process.returncode is None:
+            self.process.kill()
+            await self.process.wait()
+
+
+class Stage:
+    """The cast at work, inside a nursery that ends with it."""
+
+    def __init__(self, plan: DemoPlan, nursery: trio.Nursery) -> None:
+        self.plan = plan
+        self.run = write_run(plan)
+        self.children = {name: Child(name, plan.folder) for name in CAST}
+        self._nursery = nursery
+        self._stopping = False
+        self._news = trio.Event()
+
+    async def start(self) -> None:
+        """Start everybody: first the bootstrap peer, then the rest."""
+        first, *others = CAST
+        await self.start_child(first)
+        for name in others:
+            await self.start_child(name)
+        for name in others:
+            await self.children[name].wait_greeting()
+
+    async def start_child(self, name: str) -> Child:
+        """Start, or start again, one of the cast."""
+        child = self.children[name]
+        first = next(iter(CAST))
+        arguments = [
+            "--role", CAST[name], "--data", str(child.folder), "--listen", "/ip4/127.0.0.1/tcp/0",
+            "--config", str(self.plan.folder / "node.toml"), "--json", "--status", "0.5", "--die-with-parent",
+        ]  # fmt: skip
+        if name == first:
+            arguments += ["--run", str(self.plan.folder / "run.shoal")]
+        else:
+            arguments += ["--bootstrap", self.bootstrap]
+        process = await child.start(arguments)
+        self._nursery.start_soon(self._attend, child, process)
+        if name == first:
+            await child.wait_greeting()
+        return child
+
+    @property
+    def bootstrap(self) -> str:
+        """The one address that everybody gets."""
+        greeting = self.children[next(iter(CAST))].greeting
+        assert greeting is not None
+        return str(greeting["addrs"][0])
+
+    def _hear(self) -> None:
+        self._news.set()
+
+    async def _attend(self, child: Child, process: trio.Process) -> None:
+        await child.listen(self._hear)
+        code = await process.wait()
+        if not self._stopping and code >= 0:  # a signal is somebody's will: the tests kill
+            raise StageError(f"{child.name} ended (exit status {code}); see {child.folder / 'log'}")
+
+    @property
+    def status(self) -> SwarmStatus:
+        """The newest status of everybody who has one."""
+        nodes = {name: child.status for name, child in self.children.items() if child.status is not None}
+        recipe = self.plan.recipe
+        return SwarmStatus(nodes, recipe.submission * recipe.group_size)
+
+    async def wait_done(self, show: Callable[[SwarmStatus], None]) -> SwarmStatus:
+        """Until the trainer has all its steps and everybody holds its last policy."""
+        while not self.status.trainer.get("done"):
+            await self.wait_news()
+            show(self.status)
+        with trio.move_on_after(FINISH_SECONDS):
+            while not self.status.done:
+                await self.wait_news()
+                show(self.status)
+        return self.status
+
+    async def wait_news(self) -> None:
+        """Return when any of the cast has said something."""
+        self._news = trio.Event()
+        await self._news.wait()
+
+    async def stop(self) -> None:
+        """End everybody."""
+        self._stopping = True
+        async with trio.open_nursery() as nursery:
+            for child in self.children.values():
+                nursery.start_soon(child.stop)

@@ -1,0 +1,78 @@
+"""The figures of a whole swarm, from what its nodes say of themselves, for the demo and for simulations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Status = Mapping[str, Any]
+"""What `p2p.node` prints of a node (``--status``), or `Node.health` returns in a simulation."""
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmStatus:
+    """The newest status of every node of a run, by the node's name (``inference-1``)."""
+
+    nodes: Mapping[str, Status]
+    completions: int
+    """Per submission: groups times completions."""
+
+    def role(self, role: str) -> list[Status]:
+        """Healths of that role, over all nodes that have it."""
+        return [status["roles"][role] for status in self.nodes.values() if role in status["roles"]]
+
+    def peers_with(self, role: str) -> list[str]:
+        """Who has that role."""
+        return [str(status["peer"]) for status in self.nodes.values() if role in status["roles"]]
+
+    @property
+    def trainer(self) -> Status:
+        """The trainer's health; empty before there is one."""
+        return next(iter(self.role("trainer")), {})
+
+    def judged(self, peers: Sequence[str], outcome: str) -> int:
+        """Submissions of these peers with this outcome, over all validators."""
+        return sum(
+            record[outcome]
+            for health in self.role("validator")
+            for peer, record in health["nodes"].items()
+            if peer in peers
+        )
+
+    @property
+    def done(self) -> bool:
+        """Whether the trainer has all its steps and everybody holds the last policy."""
+        trainer = self.trainer
+        if not trainer.get("done"):
+            return False
+        return all(status["shardcast"]["newest"] >= trainer["step"] for status in self.nodes.values())
+
+    def figures(self) -> dict[str, Any]:
+        """The demo's keys, but for seed and times."""
+        trainer = self.trainer
+        honest, cheaters = self.peers_with("inference"), self.peers_with("cheat")
+        everybody = honest + cheaters
+        leaves = [status["shardcast"] for status in self.nodes.values() if "trainer" not in status["roles"]]
+        origins = [status["shardcast"] for status in self.nodes.values() if "trainer" in status["roles"]]
+        from_peers = sum(stats["from_peers"] for stats in leaves)
+        from_origin = sum(stats["from_origin"] for stats in leaves)
+        accepted = self.judged(everybody, "accepted")
+        return {
+            "peers": len(self.nodes),
+            "greedy_start": trainer.get("greedy_start"),
+            "greedy_end": trainer.get("greedy"),
+            "reward_start": trainer.get("reward_start"),
+            "reward_end": trainer.get("reward"),
+            "policies": trainer.get("step", -1) + 1,
+            "policies_skipped": sum(health["policies_skipped"] for health in self.role("inference")),
+            "staleness_max": trainer.get("staleness_max"),
+            "rollouts_accepted": accepted * self.completions,
+            "rollouts_rejected": self.judged(everybody, "rejected") * self.completions,
+            "cheater_submitted": self.judged(cheaters, "accepted") + self.judged(cheaters, "rejected"),
+            "cheater_accepted": self.judged(cheaters, "accepted"),
+            "honest_rejected": self.judged(honest, "rejected"),
+            "policy_bytes": trainer.get("policy_bytes"),
+            "origin_upload_bytes": sum(stats["uploaded_as_origin"] for stats in origins),
+            "leaf_share_from_peers": round(from_peers / max(1, from_peers + from_origin), 4),
+        }

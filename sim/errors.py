@@ -1,0 +1,29 @@
+"""What ends a simulation early, and whose doing it was."""
+
+from __future__ import annotations
+
+
+class SimulationError(Exception):
+    """A simulation could not go on."""
+
+
+class SimDeadlock(SimulationError):
+    """Every task waits for something that nobody will do; the message names who waits where."""
+
+
+class SimStuck(SimulationError):
+    """Virtual time stands still: a task spins on checkpoints, or events breed events at one instant."""
+
+
+class SimForbidden(SimulationError):
+    """A thread, a process or a real socket inside a simulation: it would not know virtual time."""
+
+
+class NodeFailed(SimulationError):
+    """A simulated node raised; its name and the virtual time are in the message, the error is the cause."""
+
+    def __init__(self, node: str, seconds: float, error: BaseException) -> None:
+        super().__init__(f"node {node} failed at {seconds:.6f} s: {error!r}")
+        self.node = node
+        self.seconds = seconds
+        self.error = error

@@ -1,0 +1,180 @@
+"""A scenario: what happens to how many nodes, as one TOML file that every level runs.
+
+```toml
+caption = "Half of the nodes come and go; who is alive must stay known."
+workload = "sim.workloads.churn:Churn"     # imported when the scenario runs
+nodes = 50
+duration = 300.0                           # virtual seconds
+
+[link]                                     # see sim.link.LinkSpec
+up = 50.0
+
+[parameters]                               # the workload's own
+lifetime = 120.0
+
+[[expect]]
+metric = "coverage"
+at_least = 0.95
+```
+"""
+
+from __future__ import annotations
+
+import importlib
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from p2p.errors import ConfigError
+from sim.link import LinkSpec
+from sim.swarm import Swarm
+
+FOLDER: Final = Path(__file__).parent / "scenarios"
+MAX_NODES: Final = 100_000
+
+
+class Workload(Protocol):
+    """What the nodes of a scenario do.
+
+    A workload is a class without arguments. `run` adds its nodes to the swarm, lets the scenario's
+    ``duration`` pass (``scenario.duration`` virtual seconds), and returns what it has measured. It reads
+    its own settings with `Scenario.parameter`, which knows their types and defaults.
+    """
+
+    async def run(self, swarm: Swarm, scenario: Scenario) -> Mapping[str, float | int | str]:
+        """Play the scenario and return its metrics by name."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expectation:
+    """A bound on one metric; breaking it fails the run."""
+
+    metric: str
+
+    at_least: float | None = None
+
+    at_most: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.at_least is None) == (self.at_most is None):
+            raise ConfigError(f"an expectation of {self.metric} needs at_least or at_most")
+
+    def judge(self, metrics: Mapping[str, float | int | str]) -> dict[str, object]:
+        """As the JSON of a result has it. A metric that is not there fails."""
+        value = metrics.get(self.metric)
+        limit = self.at_least if self.at_least is not None else self.at_most
+        assert limit is not None
+        number = value if isinstance(value, int | float) else float("nan")
+        ok = number >= limit if self.at_least is not None else number <= limit
+        sign = ">=" if self.at_least is not None else "<="
+        return {"name": f"{self.metric} {sign} {limit:g}", "ok": bool(ok), "value": value, "limit": limit}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """What happens, to how many, for how long."""
+
+    name: str
+
+    caption: str
+    """One sentence: what question the scenario answers."""
+
+    workload: str
+    """``module:Class`` of a `Workload`."""
+
+    nodes: int = 50
+
+    level: int = 1
+    """The lowest level of the ladder that the workload runs on by default."""
+
+    duration: float = 60.0
+    """Virtual seconds the workload plays for."""
+
+    horizon: float = 86_400.0
+    """Virtual seconds after which the run is cut off whatever it does."""
+
+    latency: float = 0.05
+    """Seconds one way between any two machines, where no table says otherwise."""
+
+    link: LinkSpec = field(default_factory=LinkSpec)
+    """Every machine's line, where the workload does not draw its own."""
+
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    """The workload's own settings."""
+
+    expect: Sequence[Expectation] = ()
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.nodes <= MAX_NODES:
+            raise ConfigError(f"scenario {self.name}: nodes must be 1 to {MAX_NODES}, not {self.nodes}")
+        if not 0 < self.duration <= self.horizon:
+            raise ConfigError(f"scenario {self.name}: duration must be positive and within the horizon")
+
+    def parameter(self, key: str, default: float) -> float:
+        """A number from ``[parameters]``."""
+        value = self.parameters.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(f"scenario {self.name}: parameters.{key} must be a number, not {value!r}")
+        return value
+
+    def open_workload(self) -> Workload:
+        """Import and make the workload. Raises `ConfigError` naming what is not there."""
+        module, _, name = self.workload.partition(":")
+        try:
+            workload: Workload = getattr(importlib.import_module(module), name)()
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(f"scenario {self.name}: no workload {self.workload}: {error}") from error
+        return workload
+
+    def with_changes(self, **changes: Any) -> Scenario:
+        """The same with other fields; those that are None stay as they are."""
+        return replace(self, **{key: value for key, value in changes.items() if value is not None})
+
+
+def scenario_names() -> list[str]:
+    """The scenarios that come with the simulator."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def load_scenario(name_or_path: str) -> Scenario:
+    """A scenario by name, or from a TOML file. Raises `ConfigError` that names the key."""
+    path = Path(name_or_path)
+    if path.suffix != ".toml":
+        path = FOLDER / f"{name_or_path}.toml"
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        known = ", ".join(scenario_names())
+        raise ConfigError(f"there is no scenario {name_or_path!r}; there are: {known}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    return scenario_from_table(path.stem, table)
+
+
+def scenario_from_table(name: str, table: Mapping[str, Any]) -> Scenario:
+    """Raises `ConfigError` naming the key that is unknown, missing or wrong."""
+    values = dict(table)
+    try:
+        if "link" in values:
+            values["link"] = _build(LinkSpec, values["link"], f"scenario {name}, [link]")
+        values["expect"] = tuple(
+            _build(Expectation, entry, f"scenario {name}, [[expect]]") for entry in values.get("expect", ())
+        )
+        scenario: Scenario = _build(Scenario, {"name": name, **values}, f"scenario {name}")
+    except ValueError as error:
+        raise ConfigError(f"scenario {name}: {error}") from None
+    return scenario
+
+
+def _build(kind: type, table: Mapping[str, Any], where: str) -> Any:
+    known = {item.name for item in fields(kind)}
+    for key in table:
+        if key not in known:
+            raise ConfigError(f"{where}: unknown key {key!r}; known are {', '.join(sorted(known))}")
+    try:
+        return kind(**table)
+    except TypeError as error:
+        raise ConfigError(f"{where}: {error}") from None

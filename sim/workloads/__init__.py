@@ -1,0 +1,1 @@
+"""What scenarios run: the only part of the simulator that may import roles."""

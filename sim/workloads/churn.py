@@ -1,0 +1,163 @@
+"""Does everybody know who is alive, while machines come and go? Membership alone, over the simulated host."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from typing import Final
+
+import trio
+
+from p2p.identity import PeerId
+from p2p.membership import Change, MemberEvent, Membership, MembershipConfig, open_membership
+from sim.churn import PRESETS, Churn as ChurnDriver, ChurnModel, Lognormal
+from sim.scenario import Scenario
+from sim.swarm import SimNode, Swarm
+
+GONE: Final = frozenset({Change.LEFT, Change.DIED, Change.FORGOTTEN})
+KNOWN_WITHIN: Final = 15.0
+"""Seconds after which a death should be known to 99 % of those who hold the peer."""
+SETTLED: Final = 30.0
+"""Seconds a node must have been up before others must know it."""
+BOOTSTRAP: Final = 3
+"""Nodes that stay, and that newcomers dial."""
+
+
+class Churn:
+    """Nodes that join, heartbeat, die and return."""
+
+    def __init__(self) -> None:
+        self._views: dict[str, Membership] = {}
+        self._watch = DeathWatch()
+        self._since: dict[str, float] = {}
+        self._join_seconds: list[float] = []
+
+    async def run(self, swarm: Swarm, scenario: Scenario) -> Mapping[str, float | int | str]:
+        """Play churn over ``scenario.duration`` and measure what the survivors know."""
+        churn = self._open_churn(swarm, scenario)
+        zones = max(1, int(scenario.parameter("zones", 4)))
+        spread = scenario.parameter("arrival", 30.0) / scenario.nodes
+        for number in range(scenario.nodes):
+            name = f"n{number}"
+            swarm.add(name, self._live, link=scenario.link, zone=f"zone{number % zones}")
+            if number >= BOOTSTRAP:
+                churn.add(name)
+            await swarm.sleep(spread)
+        for zone in range(zones):
+            churn.add_zone(f"zone{zone}")
+        await swarm.sleep_until(scenario.duration)
+        return self._measure(swarm, churn, swarm.simulation.now)
+
+    def _open_churn(self, swarm: Swarm, scenario: Scenario) -> ChurnDriver:
+        preset = scenario.parameters.get("preset")
+        if isinstance(preset, str):
+            up, down = PRESETS[preset]
+        else:
+            up = Lognormal(scenario.parameter("lifetime", 300.0), scenario.parameter("lifetime_sigma", 1.46))
+            down = Lognormal(scenario.parameter("downtime", 60.0), scenario.parameter("downtime_sigma", 1.28))
+        model = ChurnModel(
+            up=up,
+            down=down,
+            silent=scenario.parameter("silent", 0.5),
+            zone_interval=scenario.parameter("zone_interval", math.inf),
+        )
+        churn = ChurnDriver(swarm, model)
+        churn.on_death = lambda name: self._die(swarm, name)
+        churn.on_return = lambda name: self._watch.returned(swarm.nodes[name].peer_id)
+        return churn
+
+    def _die(self, swarm: Swarm, name: str) -> None:
+        self._views.pop(name, None)
+        self._since.pop(name, None)
+        self._watch.died(name, swarm.nodes[name].peer_id, swarm.simulation.now)
+
+    async def _live(self, node: SimNode) -> None:
+        async with (
+            node.open_host() as host,
+            open_membership(node.world, host, MembershipConfig(), may=_everybody) as membership,
+        ):
+            membership.on_change(lambda event: self._watch.changed(node.name, event, node.simulation.now))
+            started = node.simulation.now
+            self._since[node.name] = started
+            self._views[node.name] = membership
+            await membership.join([other.addr for other in node.siblings[:BOOTSTRAP] if other is not node])
+            self._join_seconds.append(node.simulation.now - started)
+            await trio.sleep_forever()
+
+    def _measure(self, swarm: Swarm, churn: ChurnDriver, now: float) -> Mapping[str, float | int | str]:
+        settled = {name for name, since in self._since.items() if now - since >= SETTLED}
+        known = {swarm.nodes[name].peer_id: name for name in self._views if name in settled}
+        alive = {node.peer_id for node in swarm.alive}
+        capacity = MembershipConfig().passive + MembershipConfig().active
+        coverage, ghosts, listed = [], 0, 0
+        for name in self._views:
+            if name in settled:
+                members = [member.peer for member in self._views[name].members()]
+                found = sum(peer in known for peer in members)
+                coverage.append(found / max(1, min(len(known) - 1, capacity)))
+                ghosts += sum(peer not in alive for peer in members)
+                listed += len(members)
+        sent = sum(node.endpoint.sent for node in swarm.nodes.values())
+        return {
+            "coverage": round(statistics.fmean(coverage), 4) if coverage else 0.0,
+            "ghost_share": round(ghosts / max(1, listed), 4),
+            "deaths": churn.deaths,
+            "returns": churn.returns,
+            "zone_events": churn.zone_events,
+            **self._watch.metrics(now),
+            "join_seconds_median": round(statistics.median(self._join_seconds or [math.nan]), 3),
+            "bytes_per_second": round(sent / now / len(swarm.nodes), 1),
+            "alive": len(alive),
+        }
+
+
+def _everybody(peer: PeerId) -> bool:
+    return True
+
+
+class DeathWatch:
+    """Who holds whom in view, and how long it takes them to learn of a death."""
+
+    def __init__(self) -> None:
+        self._holders: dict[PeerId, dict[str, None]] = {}
+        self._dying: dict[PeerId, tuple[float, dict[str, None]]] = {}
+        self.delays: list[float] = []
+        """Seconds from a death until one holder knew, for each."""
+
+    def changed(self, holder: str, event: MemberEvent, now: float) -> None:
+        """``holder`` has learnt something."""
+        peer = event.member.peer
+        if event.change in GONE:
+            self._holders.get(peer, {}).pop(holder, None)
+            dying = self._dying.get(peer)
+            if dying is not None and holder in dying[1]:
+                del dying[1][holder]
+                self.delays.append(now - dying[0])
+        else:
+            self._holders.setdefault(peer, {})[holder] = None
+
+    def died(self, name: str, peer: PeerId, now: float) -> None:
+        """A node is about to die; it holds nobody any more."""
+        for holders in self._holders.values():
+            holders.pop(name, None)
+        for _, waiting in self._dying.values():
+            waiting.pop(name, None)
+        self._dying[peer] = (now, dict(self._holders.get(peer, {})))
+
+    def returned(self, peer: PeerId) -> None:
+        """The peer lives again: whoever has not noticed need not any more."""
+        self._dying.pop(peer, None)
+
+    def metrics(self, now: float) -> dict[str, float | int | str]:
+        """How quickly deaths became known."""
+        unaware = sum(len(who) for since, who in self._dying.values() if now - since > KNOWN_WITHIN)
+        late = unaware + sum(delay > KNOWN_WITHIN for delay in self.delays)
+        total = unaware + len(self.delays)
+        ordered = sorted(self.delays)
+        return {
+            "deaths_known_share": round(1 - late / total, 4) if total else 1.0,
+            "death_seconds_median": round(statistics.median(ordered), 3) if ordered else 0.0,
+            "death_seconds_p99": round(ordered[int(0.99 * (len(ordered) - 1))], 3) if ordered else 0.0,
+            "views_of_deaths": total,
+        }

@@ -1,0 +1,140 @@
+"""The whole spine in virtual time: the demo's cast, roles and configuration, with the fake engine.
+
+One relay-only node that knows the run, a trainer, a validator, two honest inference nodes and one that
+cheats. One honest node is killed in the middle and started again on its disk; the run must go on, nothing
+accepted may be lost, no policy version may go back. The metrics have the names of the demo's JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from p2p.identity import PeerId
+from p2p.node.config import NodeConfig
+from p2p.node.node import Node, open_node, run_roles
+from p2p.node.plugins import load_roles
+from p2p.node.role import Role
+from proofs.checks import Limits
+from roles.envs.base import open_environment
+from roles.rl.recipe import Recipe
+from roles.run import Run, Terms, sign_run
+from roles.run.file import Delivery, EnvironmentPin, Model
+from roles.summary import SwarmStatus
+from sim.scenario import Scenario
+from sim.swarm import NodeMain, SimNode, Swarm
+
+CAST: Final[Mapping[str, str]] = {
+    "relay-1": "none",
+    "trainer-1": "trainer",
+    "validator-1": "validator",
+    "inference-1": "inference",
+    "inference-2": "inference",
+    "cheat-1": "roles.cheats:Cheat",
+}
+"""The demo's; every further node of a larger scenario is an honest inference node."""
+STAMP_BITS: Final = 4
+"""A work stamp is real work, which virtual time cannot shorten: here it is symbolic."""
+LOOK: Final = 0.5
+"""Virtual seconds between looks at the swarm."""
+
+
+class Spine:
+    """A `sim.scenario.Workload`."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, tuple[Node, Sequence[Role]]] = {}
+        self._run: Run | None = None
+        self._config = NodeConfig()
+        self._swarm: Swarm | None = None
+
+    async def run(self, swarm: Swarm, scenario: Scenario) -> Mapping[str, float | int | str]:
+        """Play until everybody holds the last policy, or the duration is over."""
+        self._swarm = swarm
+        cast = dict(CAST)
+        for number in range(3, scenario.nodes - len(CAST) + 3):
+            cast[f"inference-{number}"] = "inference"
+        recipe = _recipe(scenario)
+        self._run = _write_run(swarm, recipe)
+        self._config = _config()
+        for name, role in cast.items():
+            swarm.add(name, self._life(role), link=scenario.link)
+        status = await self._play(swarm, scenario, recipe)
+        figures = {key: value for key, value in status.figures().items() if value is not None}
+        return {**figures, "done": int(status.done), "seconds": round(swarm.simulation.now, 3)}
+
+    def _life(self, role: str) -> NodeMain:
+        async def live(machine: SimNode) -> None:
+            assert self._swarm is not None
+            assert self._run is not None
+            first = next(iter(self._swarm.nodes.values()))
+            document = self._run.document if machine is first else None
+            bootstrap = () if machine is first else (first.addr,)
+            roles = load_roles((role,), self._config.role)
+            async with (
+                machine.open_host() as host,
+                open_node(machine.world, host, self._config, document=document, bootstrap=bootstrap) as node,
+            ):
+                self._open[machine.name] = node, roles
+                await run_roles(node, roles)
+
+        return live
+
+    async def _play(self, swarm: Swarm, scenario: Scenario, recipe: Recipe) -> SwarmStatus:
+        watcher = swarm.nodes["relay-1"].world
+        kill_at = scenario.parameter("kill_at_step", 4)
+        status = self._status(recipe)
+        killed = False
+        while swarm.simulation.now < scenario.duration and not status.done:
+            await watcher.sleep(LOOK)
+            status = self._status(recipe)
+            if not killed and status.trainer.get("step", -1) >= kill_at:
+                killed = True
+                swarm.kill("inference-1", torn=True)
+                await watcher.sleep(scenario.parameter("down_seconds", 2.0))
+                swarm.restart("inference-1")
+        return status
+
+    def _status(self, recipe: Recipe) -> SwarmStatus:
+        nodes = {name: node.health(roles) for name, (node, roles) in self._open.items()}
+        return SwarmStatus(nodes, recipe.submission * recipe.group_size)
+
+
+def _recipe(scenario: Scenario) -> Recipe:
+    return replace(
+        Recipe(),
+        steps=int(scenario.parameter("steps", 12)),
+        groups=int(scenario.parameter("groups", 8)),
+        group_size=int(scenario.parameter("group_size", 8)),
+        submission=int(scenario.parameter("submission", 4)),
+    )
+
+
+def _write_run(swarm: Swarm, recipe: Recipe) -> Run:
+    def peer(name: str) -> PeerId:
+        return swarm.simulation.keys.signer(name).peer_id
+
+    environment = open_environment("sort")
+    terms = Terms(
+        name="spine",
+        expiry=2**32 - 1,
+        environments=(EnvironmentPin(name="sort", digest=environment.digest),),
+        trainers=(peer("trainer-1"),),
+        validators=(peer("validator-1"),),
+        model=Model(engine="fake"),
+        recipe=recipe,
+        limits=replace(Limits.fp32(), end_probability=1e-12),
+        delivery=Delivery(chunk_bytes=8 * 1024),
+    )
+    return sign_run(terms, swarm.simulation.keys.signer("owner"))
+
+
+def _config() -> NodeConfig:
+    config = NodeConfig()
+    return replace(
+        config,
+        dht=replace(config.dht, difficulty=STAMP_BITS),
+        membership=replace(config.membership, interval=1.0),
+        role={"trainer": {"evaluate_every": 0}},
+    )

@@ -1,0 +1,484 @@
+"""The laws of the `Host` seam: every implementation keeps them."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+
+from p2p.errors import BadMessage, LocalProtocolError, PeerUnreachable, ProtocolNotSupported, WrongPeer
+from p2p.host import (
+    MAX_MESSAGE,
+    MAX_OUTBOX,
+    Host,
+    PeerEvent,
+    PeerState,
+    Stream,
+    request,
+    send_frame,
+    serve_requests,
+)
+from p2p.identity import PeerId, ProtocolId
+from tests.conformance.conftest import Hosts
+
+ECHO = ProtocolId("/shoal/test-echo/1.0.0")
+NEWS = ProtocolId("/shoal/test-news/1.0.0")
+
+
+async def echo(peer: PeerId, data: bytes) -> bytes:
+    return data
+
+
+async def read_all(stream: trio.abc.ReceiveStream) -> bytes:
+    data = bytearray()
+    while piece := await stream.receive_some():
+        data += piece
+    return bytes(data)
+
+
+class Mailbox:
+    """A message handler, and somebody to wait for what it gets."""
+
+    def __init__(self, host: Host, protocol: ProtocolId = NEWS) -> None:
+        self.received: list[tuple[PeerId, bytes]] = []
+        self._changed = trio.Event()
+        host.set_message_handler(protocol, self._take)
+
+    def _take(self, peer: PeerId, message: bytes) -> None:
+        self.received.append((peer, message))
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def wait(self, count: int) -> list[tuple[PeerId, bytes]]:
+        while len(self.received) < count:
+            await self._changed.wait()
+        return self.received
+
+
+class Watch:
+    """Peer events, and somebody to wait for them."""
+
+    def __init__(self, host: Host) -> None:
+        self.events: list[PeerEvent] = []
+        self._changed = trio.Event()
+        host.on_peer(self._take)
+
+    def _take(self, event: PeerEvent) -> None:
+        self.events.append(event)
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def wait(self, peer: PeerId, state: PeerState) -> None:
+        while PeerEvent(peer, state) not in self.events:
+            await self._changed.wait()
+
+
+def introduce(one: Host, *others: Host) -> None:
+    for other in others:
+        one.add_addrs(other.peer_id, other.addrs)
+
+
+async def stream_pair(one: Host, other: Host, protocol: ProtocolId) -> tuple[Stream, Stream]:
+    """A stream from ``one``, and its end at ``other``, which stays open until the host closes."""
+    accepted, stays_open = trio.open_memory_channel[Stream](1)
+
+    async def serve(stream: Stream) -> None:
+        accepted.send_nowait(stream)
+        await trio.sleep_forever()
+
+    other.set_handler(protocol, serve)
+    dialled = await one.open_stream(other.peer_id, protocol)
+    return dialled, await stays_open.receive()
+
+
+def test_a_request_gets_its_answer(hosts) -> None:
+    async def law(h: Hosts) -> None:
+        h.b.set_handler(ECHO, serve_requests(echo))
+        introduce(h.a, h.b)
+        assert await request(h.a, h.b.peer_id, ECHO, b"hello") == b"hello"
+        assert await request(h.a, h.b.peer_id, ECHO, b"") == b""
+        assert await request(h.a, h.b.peer_id, ECHO, bytes(MAX_MESSAGE)) == bytes(MAX_MESSAGE)
+
+    hosts(law)
+
+
+def test_both_sides_may_ask_over_one_connection(hosts) -> None:
+    async def law(h: Hosts) -> None:
+        for host in (h.a, h.b):
+            host.set_handler(ECHO, serve_requests(echo))
+        await h.a.connect_addr(h.b.addrs[0])
+        assert await request(h.a, h.b.peer_id, ECHO, b"one") == b"one"
+        assert await request(h.b, h.a.peer_id, ECHO, b"other") == b"other"
+
+    hosts(law)
+
+
+def test_every_address_names_its_host(hosts) -> None:
+    async def law(h: Hosts) -> None:
+        assert h.b.addrs
+        assert all(addr.peer_id == h.b.peer_id for addr in h.b.addrs)
+        assert await h.a.connect_addr(h.b.addrs[0]) == h.b.peer_id
+        assert h.a.connected == (h.b.peer_id,)
+
+    hosts(law)
+
+
+def test_somebody_else_at_the_address_is_the_wrong_peer(hosts) -> None:
+    async def law(h: Hosts) -> None:
+        with pytest.raises(WrongPeer):
+            await h.a.connect_addr(h.b.addrs[0].with_peer(h.c.peer_id))
+        assert h.c.peer_id not in h.a.connected
+
+    hosts(law)
+
+
+def test_who_has_no_address_or_a_dead_one_is_unreachable(hosts) -> None:
+    async def law(h: Hosts) -> None:
+        with pytest.raises(PeerUnreachable):
+            await h.a.connect(h.stranger.peer_id)
+        with pytest.raises(PeerUnreachable):
+            await h.a.open_stream(h.stranger.peer_id, ECHO)
+        with pytest.raises(PeerUnreachable):
+            await h.a.connect_addr(h.nowhere.with_peer(h.stranger.peer_id))
+
+    hosts(law)
+
+
+def test_a_live_address_is_found_beside_a_dead_one(hosts) -> None:
+    async def law(h: Hosts) -> None:
+        introduce(h.a, h.b)
+        h.a.add_addrs(h.b.peer_id, [h.nowhere])
+        await h.a.connect(h.b.peer_id)
+        assert h.a.connected == (h.b.peer_id,)
+
+    hosts(law)
+
+
+def test_addresses_are_remembered_newest_first(hosts) -> None:
+    async def law(h: Hosts) -> None:
+        h.a.add_addrs(h.stranger.peer_id, [addr.transport for addr in h.b.addrs])
+        h.a.add_addrs(h.stranger.peer_id, [h.nowhere])
+        places = [addr.transport for addr in h.a.addrs_of(h.stranger.peer_id)]
+        assert places[0] == h.nowhere.transport
+        assert [addr.transport for addr in h.b.addrs] == places[1:]
+        assert h.a.addrs_of(h.c.peer_id) == ()
+
+    hosts(law)
+
+
+def test_a_protocol_that_nobody_serves_is_refused(hosts) -> None:
+    async def law(h: Hosts) -> None:
+        introduce(h.a, h.b)
+        with pytest.raises(ProtocolNotSupported):
+            await h.a.open_stream(h.b.peer_id, ECHO)
+        h.b.set_handler(ECHO, serve_requests(echo))
+        assert await request(h.a, h.b.peer_id, ECHO, b"now") == b"now"
+
+    hosts(law)
+
+
+def test_a_stream_knows_its_peer_and_protocol(hosts) -> None:
+    async def law(h: Hosts) -> None:
+        introduce(h.a, h.b)
+        ours, theirs = await stream_pair(h.a, h.b, ECHO)
+        assert (ours.peer, ours.protocol) == (h.b.peer_id, ECHO)
+        assert (theirs.peer, theirs.protocol) == (h.a.peer_id, ECHO)
+
+    hosts(law)
+
+
+def test_streams_keep_trios_rules(hosts) -> None:
+    async def law(h: Hosts) -> None:
+        introduce(h.a, h.b)
+        count = 0
+
+        async def pair() -> tuple[Stream, Stream]:
+            nonlocal count
+            count += 1
+            return await stream_pair(h.a, h.b, ProtocolId(f"/shoal/test-{count}/1.0.0"))
+
+        async def clogged() -> tuple[Stream, Stream]:
+            ends = await pair()
+
+            async def fill(stream: Stream) -> None:
+                while True:
+                    await stream.send_all(bytes(65536))
+
+            async with trio.open_nursery() as nursery:
+                for end in ends:
+                    nursery.start_soon(fill, end)
+                await trio.testing.wait_all_tasks_blocked(0.05)
+                nursery.cancel_scope.cancel()
+            return ends
+
+        await trio.testing.check_half_closeable_stream(pair, clogged)
+
+    hosts(law)
+
+
+def test_a_reset_breaks_the_other_side(hosts) -> None:
+    async def law(h: Hosts) -> None:
+        introduce(h.a, h.b)
+        ours, theirs = await stream_pair(h.a, h.b, ECHO)
+        ours.reset()
+        with pytest.raises(trio.BrokenResourceError):
+            await theirs.receive_some()
+        with pytest.raises(trio.ClosedResourceError):
+            await ours.send_all(b"x")
+
+    hosts(law)
+
+
+def test_a_stream_left_by_an_exception_is_reset(hosts) -> None:
+    async def law(h: Hosts) -> None:
+        introduce(h.a, h.b)
+        ours, theirs = await stream_pair(h.a, h.b, ECHO)
+
+        async def leave_midway() -> None:
+            async with ours:
+                await ours.send_all(b"half of")
+                raise KeyError
+
+        with pytest.raises(KeyError):
+            await leave_midway()
+        with pytest.raises(trio.BrokenResourceError):
+            await read_all(theirs)
+
+    hosts(law)
+
+
+def test_a_sender_waits_for_a_slow_reader_and_loses_nothing(hosts) -> None:
+    async def law(h: Hosts) -> None:
+        introduce(h.a, h.b)
+        ours, theirs = await stream_pair(h.a, h.b, ECHO)
+        sent = 0
+        total = 64 * 1024 * 1024
+
+        async def fill() -> None:
+            nonlocal sent
+            while sent < total:
+                await ours.send_all(bytes(262144))
+                sent += 262144
+            await ours.send_eof()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fill)
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            assert sent < total
+            received = 0
+            while data := await theirs.receive_some():
+                received += len(data)
+        assert received == total
+
+    hosts(law)
+
+
+def test_messages_arrive_once_and_in_order(hosts) -> None:
+    async def law(h: Hosts) -> None:
+        introduce(h.a, h.b)
+        box = Mailbox(h.b)
+        messages = [b"%d" % number * (number % 40) for number in range(2000)]
+        for message in messages:
+            assert h.a.send(h.b.peer_id, NEWS, message)
+        assert await box.wait(len(messages)) == [(h.a.peer_id, message) for message in messages]
+
+    hosts(law)
+
+
+def test_messages_go_both_ways_and_by_protocol(hosts) -> None:
+    other = ProtocolId("/shoal/test-other/1.0.0")
+
+    async def law(h: Hosts) -> None:
+        introduce(h.a, h.b)
+        at_a, at_b, other_at_b = Mailbox(h.a), Mailbox(h.b), Mailbox(h.b, other)
+        assert h.a.send(h.b.peer_id, NEWS, b"to b")
+        assert h.a.send(h.b.peer_id, other, b"other")
+        await at_b.wait(1)
+        assert h.b.send(h.a.peer_id, NEWS, b"to a")
+        assert await at_a.wait(1) == [(h.b.peer_id, b"to a")]
+        assert await other_at_b.wait(1) == [(h.a.peer_id, b"other")]
+        assert at_b.received == [(h.a.peer_id, b"to b")]
+
+    hosts(law)
+
+
+def test_messages_find_a_peer_again_that_was_disconnected(hosts) -> None:
+    async def law(h: Hosts) -> None:
+        introduce(h.a, h.b)
+        box, watch = Mailbox(h.b), Watch(h.b)
+        h.a.send(h.b.peer_id, NEWS, b"first")
+        await box.wait(1)
+        await h.a.disconnect(h.b.peer_id)
+        await watch.wait(h.a.peer_id, PeerState.DISCONNECTED)
+        assert h.a.send(h.b.peer_id, NEWS, b"second")
+        assert (await box.wait(2))[1] == (h.a.peer_id, b"second")
+
+    hosts(law)
+
+
+def test_a_message_to_nobody_is_reported(hosts) -> None:
+    async def law(h: Hosts) -> None:
+        watch = Watch(h.a)
+        assert h.a.send(h.stranger.peer_id, NEWS, b"hello?")
+        await watch.wait(h.stranger.peer_id, PeerState.UNREACHABLE)
+        assert h.stranger.peer_id not in h.a.connected
+
+    hosts(law)
+
+
+def test_an_outbox_is_bounded(hosts) -> None:
+    async def law(h: Hosts) -> None:
+        introduce(h.a, h.b)
+        Mailbox(h.b)
+        message = bytes(MAX_MESSAGE // 2)
+        taken = [h.a.send(h.b.peer_id, NEWS, message) for _ in range(2 * MAX_OUTBOX // len(message))]
+        assert taken[0]
+        assert not taken[-1]
+        assert sum(taken) * len(message) <= MAX_OUTBOX
+
+    hosts(law)
+
+
+def test_a_message_beyond_the_limit_is_our_own_bug(hosts) -> None:
+    async def law(h: Hosts) -> None:
+        introduce(h.a, h.b)
+        with pytest.raises(LocalProtocolError):
+            h.a.send(h.b.peer_id, NEWS, bytes(MAX_MESSAGE + 1))
+
+    hosts(law)
+
+
+def test_coming_and_going_is_told_once_on_both_sides(hosts) -> None:
+    async def law(h: Hosts) -> None:
+        at_a, at_b = Watch(h.a), Watch(h.b)
+        await h.a.connect_addr(h.b.addrs[0])
+        await h.a.connect(h.b.peer_id)
+        await at_b.wait(h.a.peer_id, PeerState.CONNECTED)
+        assert h.b.connected == (h.a.peer_id,)
+        await h.a.disconnect(h.b.peer_id)
+        await at_b.wait(h.a.peer_id, PeerState.DISCONNECTED)
+        await trio.testing.wait_all_tasks_blocked()
+        assert h.a.connected == h.b.connected == ()
+        states = [PeerState.CONNECTED, PeerState.DISCONNECTED]
+        assert at_a.events == [PeerEvent(h.b.peer_id, state) for state in states]
+        assert at_b.events == [PeerEvent(h.a.peer_id, state) for state in states]
+
+    hosts(law)
+
+
+def test_disconnecting_breaks_the_streams(hosts) -> None:
+    async def law(h: Hosts) -> None:
+        introduce(h.a, h.b)
+        ours, theirs = await stream_pair(h.a, h.b, ECHO)
+        await h.b.disconnect(h.a.peer_id)
+        with pytest.raises((trio.BrokenResourceError, trio.ClosedResourceError)):
+            await theirs.receive_some()
+        with pytest.raises(trio.BrokenResourceError):
+            await ours.receive_some()
+
+    hosts(law)
+
+
+def test_many_callers_share_one_dial(hosts) -> None:
+    async def law(h: Hosts) -> None:
+        introduce(h.a, h.b)
+        watch = Watch(h.b)
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(h.a.connect, h.b.peer_id)
+        await watch.wait(h.a.peer_id, PeerState.CONNECTED)
+        assert len(watch.events) == 1
+
+    hosts(law)
+
+
+def test_dialling_each_other_at_once_works(hosts) -> None:
+    async def law(h: Hosts) -> None:
+        for host in (h.a, h.b):
+            host.set_handler(ECHO, serve_requests(echo))
+        introduce(h.a, h.b)
+        introduce(h.b, h.a)
+        watch = Watch(h.a)
+        answers = []
+
+        async def ask(one: Host, other: Host) -> None:
+            answers.append(await request(one, other.peer_id, ECHO, b"you?"))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(ask, h.a, h.b)
+                nursery.start_soon(ask, h.b, h.a)
+        assert answers == [b"you?"] * 10
+        assert watch.events == [PeerEvent(h.b.peer_id, PeerState.CONNECTED)]
+
+    hosts(law)
+
+
+def test_a_banned_peer_is_gone_and_stays_out(hosts) -> None:
+    async def law(h: Hosts) -> None:
+        introduce(h.a, h.b)
+        introduce(h.b, h.a)
+        watch = Watch(h.b)
+        await h.a.connect(h.b.peer_id)
+        await watch.wait(h.a.peer_id, PeerState.CONNECTED)
+        h.a.ban(h.b.peer_id)
+        await watch.wait(h.a.peer_id, PeerState.DISCONNECTED)
+        with pytest.raises(PeerUnreachable):
+            await h.a.connect(h.b.peer_id)
+        assert not h.a.send(h.b.peer_id, NEWS, b"x")
+        h.a.set_handler(ECHO, serve_requests(echo))
+        with pytest.raises(PeerUnreachable):  # from b's side too: refused after the handshake at the latest
+            await request(h.b, h.a.peer_id, ECHO, b"x")
+        assert h.b.peer_id not in h.a.connected
+
+    hosts(law)
+
+
+def test_penalty_points_add_up_to_a_refusal(hosts) -> None:
+    async def law(h: Hosts) -> None:
+        introduce(h.a, h.b)
+        watch = Watch(h.a)
+        await h.a.connect(h.b.peer_id)
+        h.a.penalise(h.b.peer_id, 60.0, "rude")
+        await h.a.connect(h.b.peer_id)
+        assert h.a.connected == (h.b.peer_id,)
+        h.a.penalise(h.b.peer_id, 60.0, "rude again")
+        await watch.wait(h.b.peer_id, PeerState.DISCONNECTED)
+        with pytest.raises(PeerUnreachable):
+            await h.a.connect(h.b.peer_id)
+
+    hosts(law)
+
+
+def test_a_bad_message_costs_the_connection(hosts) -> None:
+    async def law(h: Hosts) -> None:
+        introduce(h.a, h.b)
+        watch = Watch(h.b)
+
+        def refuse(peer: PeerId, message: bytes) -> None:
+            raise BadMessage("not this")
+
+        h.b.set_message_handler(NEWS, refuse)
+        h.a.send(h.b.peer_id, NEWS, b"x")
+        await watch.wait(h.a.peer_id, PeerState.DISCONNECTED)
+        h.a.send(h.b.peer_id, NEWS, b"x")
+        await watch.wait(h.a.peer_id, PeerState.CONNECTED)
+
+    hosts(law)
+
+
+def test_an_answer_that_is_none_is_a_bad_message(hosts) -> None:
+    async def silent(stream: Stream) -> None:
+        await stream.receive_some()
+
+    async def too_long(stream: Stream) -> None:
+        await send_frame(stream, bytes(100))
+
+    async def law(h: Hosts) -> None:
+        introduce(h.a, h.b)
+        for handler in (silent, too_long):
+            h.b.set_handler(ECHO, handler)
+            with pytest.raises(BadMessage):
+                await request(h.a, h.b.peer_id, ECHO, b"x", max_reply=99)
+
+    hosts(law)

@@ -1,0 +1,254 @@
+"""One suite for every `World`: what code may rely on, in production and in simulation alike."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import trio
+
+from p2p.errors import StorageError
+from p2p.identity import PeerId
+from p2p.machine import open_world
+from p2p.world import World
+from sim.kernel import run_simulation
+from sim.simulation import Simulation
+from sim.world import SimWorld
+
+Body = Callable[[World], Awaitable[Any]]
+TICK = 0.002
+"""Seconds: the only real time these tests wait, and only in the real world."""
+
+
+def run_real(body: Body) -> Any:
+    async def main() -> Any:
+        async with open_world() as world:
+            return await body(world)
+
+    return trio.run(main)
+
+
+def run_simulated(body: Body) -> Any:
+    async def main(simulation: Simulation) -> Any:
+        return await body(SimWorld(simulation, "node"))
+
+    return run_simulation(main, seed=1).value
+
+
+@pytest.fixture(params=[run_real, run_simulated], ids=["real", "simulated"])
+def run(request: pytest.FixtureRequest) -> Callable[[Body], Any]:
+    return request.param
+
+
+def world_test(body: Body) -> Callable[..., None]:
+    """Turn a coroutine function of a world into a test that runs in every world."""
+
+    @functools.wraps(body)
+    def test(run: Callable[[Body], Any]) -> None:
+        run(body)
+
+    del test.__wrapped__  # pytest would look for a fixture called world
+    return test
+
+
+@world_test
+async def test_time_passes_by_what_was_slept(world: World) -> None:
+    before = world.now()
+    await world.sleep(TICK)
+    assert world.now() >= before + TICK
+
+
+@world_test
+async def test_a_deadline_that_has_passed_is_no_wait(world: World) -> None:
+    with trio.fail_after(1):
+        await world.sleep_until(world.now() - 5)
+        await world.sleep(0)
+        await world.sleep(-1)
+
+
+@world_test
+async def test_an_infinite_deadline_never_comes_but_can_be_cancelled(world: World) -> None:
+    with trio.move_on_after(TICK) as scope:
+        await world.sleep_until(float("inf"))
+    assert scope.cancelled_caught
+
+
+@world_test
+async def test_sleep_can_be_cancelled(world: World) -> None:
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(world.sleep, 3600)
+            await world.sleep(TICK)
+            scope.cancel()
+    assert scope.cancelled_caught
+
+
+@world_test
+async def test_sleep_is_a_checkpoint_even_when_it_has_passed(world: World) -> None:
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await world.sleep(0)
+        pytest.fail("a cancelled task must not get past a sleep")
+    assert scope.cancelled_caught
+
+
+@world_test
+async def test_timers_fire_in_order_at_their_time(world: World) -> None:
+    fired: list[tuple[str, bool]] = []
+    done = trio.Event()
+    start = world.now()
+    for name, delay in (("late", 2 * TICK), ("early", TICK)):
+        due = start + delay
+        world.call_at(due, lambda name=name, due=due: fired.append((name, world.now() >= due)))
+    world.call_at(start + 3 * TICK, done.set)
+    await done.wait()
+    assert fired == [("early", True), ("late", True)]
+
+
+@world_test
+async def test_a_cancelled_timer_does_not_fire(world: World) -> None:
+    fired: list[str] = []
+    done = trio.Event()
+    timer = world.call_at(world.now() + TICK, lambda: fired.append("no"))
+    timer.cancel()
+    timer.cancel()
+    last = world.call_at(world.now() + 2 * TICK, done.set)
+    await done.wait()
+    last.cancel()
+    assert fired == []
+
+
+@world_test
+async def test_a_timer_in_the_past_fires_soon(world: World) -> None:
+    done = trio.Event()
+    world.call_at(world.now() - 10, done.set)
+    with trio.fail_after(1):
+        await done.wait()
+
+
+@world_test
+async def test_generators_have_a_purpose(world: World) -> None:
+    assert [world.rng("a").random() for _ in range(3)] != [world.rng("b").random() for _ in range(3)]
+    assert len(world.entropy(32)) == 32
+    assert world.entropy(32) != world.entropy(32)
+
+
+@world_test
+async def test_blocking_work_returns_what_it_returns(world: World) -> None:
+    assert await world.run_blocking(sum, (1, 2, 3), cost=TICK) == 6
+
+
+@world_test
+async def test_blocking_work_raises_what_it_raises(world: World) -> None:
+    with pytest.raises(ZeroDivisionError):
+        await world.run_blocking(divmod, 1, 0, cost=TICK)
+
+
+@world_test
+async def test_blocking_work_is_shielded(world: World) -> None:
+    result = None
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+
+            async def work() -> None:
+                nonlocal result
+                result = await world.run_blocking(sum, (4, 5), cost=TICK)
+
+            nursery.start_soon(work)
+            await trio.lowlevel.checkpoint()
+            await trio.lowlevel.checkpoint()
+            scope.cancel()
+    assert result == 9
+
+
+@world_test
+async def test_the_signer_signs_for_its_peer(world: World) -> None:
+    signature = world.signer.sign("/shoal/test/1.0.0", b"payload")
+    peer = world.signer.peer_id
+    assert isinstance(peer, PeerId)
+    for _ in range(2):  # the second verdict may be remembered
+        assert world.verify(peer, "/shoal/test/1.0.0", b"payload", signature)
+        assert not world.verify(peer, "/shoal/other/1.0.0", b"payload", signature)
+        assert not world.verify(peer, "/shoal/test/1.0.0", b"payloae", signature)
+
+
+@world_test
+async def test_files_hold_what_was_written(world: World) -> None:
+    disk = world.disk
+    await disk.write("a/b", b"hello world")
+    await disk.write("a/b", b"HELLO", 0)
+    await disk.append("a/b", b"!")
+    assert await disk.read("a/b") == b"HELLO world!"
+    assert await disk.read("a/b", 6, 5) == b"world"
+    assert await disk.read("a/b", 11, 50) == b"!"
+    assert await disk.size("a/b") == 12
+    await disk.write("a/b", memoryview(b"short"))
+    assert await disk.read("a/b") == b"short"
+
+
+@world_test
+async def test_writing_beyond_the_end_leaves_zeros(world: World) -> None:
+    await world.disk.write("hole", b"x", 4)
+    assert await world.disk.read("hole") == b"\0\0\0\0x"
+
+
+@world_test
+async def test_folders_are_listed(world: World) -> None:
+    disk = world.disk
+    for path in ("f/2", "f/1", "f/sub/3"):
+        await disk.replace(path, b"")
+    assert await disk.list("f") == ["1", "2", "sub"]
+    assert await disk.list("nowhere") == []
+    await disk.remove("f/sub")
+    await disk.remove("f/sub")
+    assert await disk.list("f") == ["1", "2"]
+
+
+@world_test
+async def test_files_can_be_replaced_and_moved(world: World) -> None:
+    disk = world.disk
+    await disk.replace("x", b"1")
+    await disk.replace("x", b"22")
+    await disk.write("y", b"333")
+    await disk.fsync("y")
+    await disk.rename("y", "x")
+    assert await disk.read("x") == b"333"
+    assert await disk.size("y") is None
+
+
+@world_test
+async def test_what_is_not_there_is_not_found(world: World) -> None:
+    for read in (world.disk.read("no"), world.disk.fsync("no"), world.disk.rename("no", "yes")):
+        with pytest.raises(FileNotFoundError):
+            await read
+    assert await world.disk.size("no") is None
+
+
+@world_test
+async def test_paths_stay_inside(world: World) -> None:
+    for path in ("/etc/passwd", "../up", "a/../../b"):
+        with pytest.raises(ValueError, match="inside"):
+            await world.disk.read(path)
+
+
+@world_test
+async def test_production_never_misbehaves_on_purpose(world: World) -> None:
+    world.trace("something", count=1, peer=world.signer.peer_id)
+    world.sometimes("it happens", True)
+    assert not any(world.buggify("site") for _ in range(100))
+
+
+def test_a_full_simulated_disk_says_so() -> None:
+    async def main(simulation: Simulation) -> None:
+        world = SimWorld(simulation, "node")
+        world.sim_disk.limit(10)
+        await world.disk.write("a", b"123456")
+        for write in (world.disk.write("b", b"12345"), world.disk.replace("b", b"12345")):
+            with pytest.raises(StorageError, match="full"):
+                await write
+        await world.disk.write("a", b"1")
+        await world.disk.write("b", b"12345")
+
+    run_simulation(main, seed=1)

@@ -1,0 +1,189 @@
+"""The command line, as real processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from p2p.node.cli import main
+from roles.run.file import sign_run
+from tests.e2e.node_process import LOOPBACK, START_SECONDS, fail, node
+from tests.unit.test_run_file import OWNER, RUN, TERMS
+
+ROOT = Path(__file__).parent.parent.parent
+PLUGIN = ROOT / "tests" / "plugin_package"
+
+
+def test_a_bare_node_says_who_and_where_it_is_and_waits(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "p2p.node", *LOOPBACK],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"HOME": str(tmp_path)},
+    )
+    assert process.stdout is not None
+    try:
+        block = [process.stdout.readline() for _ in range(6)]
+        assert re.fullmatch(r"node     12D3Koo\w+\n", block[0])
+        assert re.fullmatch(r"address  /ip4/127\.0\.0\.1/tcp/\d+/p2p/12D3Koo\w+\n", block[1])
+        assert block[2:4] == ["roles    none\n", f"data     {tmp_path}/.shoal\n"]
+        assert block[4].startswith("next     no run yet: start again with --bootstrap ADDR of a member")
+        assert process.poll() is None
+        process.terminate()
+        assert process.wait(timeout=3) == 0
+    finally:
+        process.kill()
+        process.communicate()
+    key = tmp_path / ".shoal" / "key"
+    assert key.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_identity_lasts_and_the_folder_is_locked(tmp_path: Path) -> None:
+    with node(tmp_path / "n") as first:
+        started = first.line()
+        assert started["event"] == "started"
+        assert started["addrs"][0].endswith(started["peer"])
+        code, error = fail("--data", str(tmp_path / "n"))
+        assert (code, error) == (
+            1,
+            f"error: another node is using {tmp_path / 'n'}; give this one its own --data\n",
+        )
+        assert first.interrupt() == 0
+    with node(tmp_path / "n") as again:
+        assert again.line()["peer"] == started["peer"]
+
+
+def test_a_newcomer_needs_one_address(tmp_path: Path) -> None:
+    run_file = tmp_path / "run.shoal"
+    run_file.write_bytes(RUN.document)
+    with node(tmp_path / "a", "--run", str(run_file), "--status", "0.1") as first:
+        addr = first.line()["addrs"][0]
+        assert first.line()["run"] == RUN.id.hex()
+        with node(tmp_path / "b", "--bootstrap", addr, "--status", "0.1") as second:
+            peer = second.line()["peer"]
+            joined = second.line()
+            assert (joined["event"], joined["owner"]) == ("joined", str(OWNER.peer_id))
+            second.line_with("members", 1)
+            first.line_with("members", 1)
+            assert second.interrupt() == 0
+        # Its run is pinned, and a newer edition of it is taken from the first node it meets.
+        with node(tmp_path / "b", "--bootstrap", addr) as second:
+            assert second.line()["peer"] == peer
+            assert second.line()["epoch"] == 1
+        assert first.interrupt() == 0
+
+
+def test_a_newer_edition_is_never_rolled_back(tmp_path: Path) -> None:
+    old, new = tmp_path / "1.shoal", tmp_path / "2.shoal"
+    old.write_bytes(RUN.document)
+    new.write_bytes(sign_run(replace(TERMS, epoch=2), OWNER).document)
+    for file in (new, old):
+        with node(tmp_path / "n", "--run", str(file)) as running:
+            running.line()
+            assert running.line()["epoch"] == 2
+
+
+def test_a_node_dies_with_its_parent(tmp_path: Path) -> None:
+    with node(tmp_path / "n", "--die-with-parent") as child:
+        child.line()
+        assert child.process.stdin is not None
+        child.process.stdin.close()
+        assert child.process.wait(timeout=3) == 0
+        child.process.stdin = None  # communicate() would flush it
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--role", "traner"], "there is no role 'traner'; installed are "),
+        (["--role", "nowhere:Role"], "the role 'nowhere:Role' cannot be loaded from nowhere:Role: No module"),
+        (["--config", "missing.toml"], "missing.toml cannot be read: No such file or directory"),
+        (["--run", "missing.shoal"], "the run file missing.shoal cannot be read: No such file or directory"),
+        (["--run", str(ROOT / "LICENSE")], "the run file cannot be used: "),
+        (["--bootstrap", "/ip4/1.2.3.4/tcp/1"], "the bootstrap address /ip4/1.2.3.4/tcp/1 must end in /p2p/"),
+        (["--listen", "/ip4/203.0.113.1/tcp/1"], "cannot listen at /ip4/203.0.113.1/tcp/1: "),
+        (["--data", "/proc/nowhere"], "/proc/nowhere cannot be used: "),
+    ],
+)
+def test_every_error_is_one_sentence(arguments: list[str], sentence: str, tmp_path: Path) -> None:
+    code, error = fail("--data", str(tmp_path / "n"), *arguments)
+    assert code == 1
+    assert error.startswith(f"error: {sentence}")
+    assert error.count("\n") == 1
+
+
+def test_a_wrong_key_in_the_configuration_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "node.toml"
+    path.write_text("[membership]\nintervall = 1\n")
+    code, error = fail("--data", str(tmp_path / "n"), "--config", str(path))
+    assert (code, error) == (
+        1,
+        f"error: {path}: membership: there is no key 'intervall'; did you mean 'interval'?\n",
+    )
+
+
+def test_wrong_usage_is_exit_code_2() -> None:
+    assert fail("--bootstrap", "localhost")[0] == 2
+    assert fail("--colour")[0] == 2
+
+
+def test_shoal_dispatches(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert main(["--help"]) == 0
+    assert "Commands: node, demo, sim." in capsys.readouterr().out
+    assert main(["fly"]) == 2
+    assert "there is no command 'fly'" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the plugin package is installed, apart from Shoal."""
+    source = tmp_path_factory.mktemp("source") / "package"
+    shutil.copytree(PLUGIN, source)
+    target = tmp_path_factory.mktemp("site")
+    command = ["pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target", str(target)]
+    subprocess.run([sys.executable, "-m", *command, str(source)], check=True, timeout=120)
+    return target
+
+
+@pytest.mark.parametrize("role", ["greeter", "shoal_plugin_example:Greeter"])
+def test_a_role_from_another_package_runs(role: str, installed: Path, tmp_path: Path) -> None:
+    run_file, config = tmp_path / "run.shoal", tmp_path / "node.toml"
+    run_file.write_bytes(RUN.document)
+    config.write_text('[role.greeter]\nword = "ahoy"\n')
+    common = ["--run", str(run_file), "--config", str(config), "--status", "0.1"]
+    with node(tmp_path / "n", "--role", role, *common, PYTHONPATH=str(installed)) as running:
+        assert running.line()["roles"] == [role]
+        running.line()
+        assert running.line()["roles"] == {"greeter": {"word": "ahoy", "greeted": 0}}
+        assert running.interrupt() == 0
+
+
+def test_discovery_without_kademlia_names_the_package(tmp_path: Path) -> None:
+    (tmp_path / "kademlia.py").write_text("raise ImportError(\"No module named 'kademlia'\")\n")
+    run_file = tmp_path / "run.shoal"
+    run_file.write_bytes(RUN.document)
+    arguments = ["--data", str(tmp_path / "n"), "--run", str(run_file), *LOOPBACK]
+    code, error = fail(*arguments, PYTHONPATH=str(tmp_path))
+    assert code == 1
+    assert "kademlia" in error
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+
+
+def test_the_wheel_holds_four_packages_and_nothing_else(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=START_SECONDS)
+    (wheel,) = tmp_path.glob("*.whl")
+    listing = subprocess.run(
+        [sys.executable, "-m", "zipfile", "-l", str(wheel)], check=True, capture_output=True, text=True
+    )
+    names = {line.split("/")[0] for line in listing.stdout.splitlines()[1:]}
+    assert {name for name in names if not name.endswith(".dist-info")} == {"p2p", "proofs", "roles", "sim"}

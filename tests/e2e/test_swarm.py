@@ -1,0 +1,89 @@
+"""A real swarm of processes, small enough for every test run: it learns, and it survives kill -9."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import trio
+
+from roles.rl.recipe import Recipe, WarmUp
+from roles.stage import CAST, DemoPlan, Stage
+from roles.summary import Status
+
+SMALL = replace(
+    Recipe(), warm_up=WarmUp(steps=80, ramp=20), steps=14, groups=8, group_size=8, minibatches=2, submission=4
+)
+PATIENCE = 150
+"""Seconds for the whole play on a busy machine; it takes about 30."""
+
+
+@asynccontextmanager
+async def staged(folder: Path) -> AsyncIterator[Stage]:
+    """The demo's cast with a small recipe, ended whatever happens."""
+    with trio.fail_after(PATIENCE):
+        async with trio.open_nursery() as nursery:
+            stage = Stage(DemoPlan(seed=1, recipe=SMALL, evaluate_every=0, folder=folder), nursery)
+            try:
+                await stage.start()
+                yield stage
+            finally:
+                with trio.CancelScope(shield=True):
+                    await stage.stop()
+
+
+def ledger(folder: Path, name: str) -> bytes:
+    return b"".join(path.read_bytes() for path in sorted((folder / name / "ledger").glob("*.seg")))
+
+
+def policies(folder: Path, name: str) -> dict[str, bytes]:
+    """What lies in a node's store, by path below it."""
+    store = folder / name / "store"
+    return {str(path.relative_to(store)): path.read_bytes() for path in store.rglob("*") if path.is_file()}
+
+
+def holds(version: int):
+    def check(status: Status) -> bool:
+        return bool(status["shardcast"]["newest"] >= version)
+
+    return check
+
+
+async def kill_and_restart(stage: Stage, name: str) -> int:
+    """kill -9, look at what is on the disk, start again. Returns the newest policy before."""
+    child = stage.children[name]
+    assert child.status is not None
+    newest = int(child.status["shardcast"]["newest"])
+    child.kill()
+    assert child.process is not None
+    await child.process.wait()
+    child.status = None
+    await stage.start_child(name)
+    return newest
+
+
+async def test_killed_nodes_lose_nothing_and_the_run_goes_on(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        versions: list[int] = []
+        for victim, at in (("inference-1", 2), ("validator-1", 5), ("trainer-1", 8)):
+            await stage.children["trainer-1"].wait_status(holds(at))
+            before = await kill_and_restart(stage, victim)
+            said = ledger(tmp_path, victim)
+            stored = policies(tmp_path, victim)
+            first = await stage.children[victim].wait_status(lambda _: True)
+            assert first["shardcast"]["newest"] >= before, "a policy version went back"
+            assert ledger(tmp_path, victim).startswith(said)
+            kept = policies(tmp_path, victim)
+            assert all(kept[path] == data for path, data in stored.items() if path in kept)
+            versions.append(before)
+        status = await stage.wait_done(lambda _: None)
+        figures = status.figures()
+    assert versions == sorted(versions)
+    assert status.done
+    assert figures["policies"] == SMALL.steps + 1
+    assert figures["cheater_submitted"] > 0
+    assert figures["cheater_accepted"] == 0
+    assert figures["honest_rejected"] == 0
+    assert {name for name in CAST if not (tmp_path / name / "key").stat().st_mode & 0o077} == set(CAST)

@@ -1,0 +1,70 @@
+"""Whatever the bytes: `BadMessage` or a value, and a core that goes on."""
+
+from __future__ import annotations
+
+import contextlib
+from random import Random
+
+from hypothesis import given, settings, strategies as st
+
+from p2p.errors import BadMessage
+from p2p.gossip.core import GossipCore
+from p2p.gossip.events import Connected, GossipConfig, Received, Subscribe, Tick
+from p2p.gossip.messages import (
+    Rpc,
+    decode_message_untrusted,
+    decode_rpc_untrusted,
+    encode_rpc,
+    sign_message,
+)
+from p2p.identity import KeyPair, verify
+from p2p.protobuf import fields_untrusted
+
+KEY = KeyPair(bytes(range(32)))
+ENEMY = KeyPair(bytes(32))
+HONEST = encode_rpc(
+    Rpc(
+        subscriptions=[("topic", True)],
+        messages=[sign_message(ENEMY, "topic", b"data", 7)],
+        ihave=[("topic", [b"one", b"two"])],
+        iwant=[b"three"],
+        graft=["topic"],
+        prune=[("other", 60)],
+    )
+)
+GARBAGE = st.binary(max_size=300)
+DAMAGED = st.builds(
+    lambda cuts, flips: damage(cuts, flips),
+    st.tuples(st.integers(0, len(HONEST)), st.integers(0, len(HONEST))),
+    st.lists(st.tuples(st.integers(0, len(HONEST) - 1), st.integers(1, 255)), max_size=4),
+)
+
+
+def damage(cut: tuple[int, int], flips: list[tuple[int, int]]) -> bytes:
+    data = bytearray(HONEST)
+    for index, mask in flips:
+        data[index] ^= mask
+    if flips:
+        return bytes(data)
+    return bytes(data[: min(cut)] + data[max(cut) :])
+
+
+@settings(max_examples=200)
+@given(GARBAGE | DAMAGED)
+def test_decoders_raise_bad_message_and_nothing_else(data: bytes) -> None:
+    for decode in (decode_rpc_untrusted, decode_message_untrusted, lambda each: list(fields_untrusted(each))):
+        with contextlib.suppress(BadMessage):
+            decode(data)
+
+
+@settings(max_examples=100)
+@given(st.lists(GARBAGE | DAMAGED, max_size=5))
+def test_no_bytes_break_the_core(messages: list[bytes]) -> None:
+    core = GossipCore(KEY, GossipConfig(), Random(1), verify=verify, seqno=1)
+    now = 0.0
+    for event in (Tick(), Subscribe("topic"), Connected(ENEMY.peer_id)):
+        core.handle(event, now)
+    for data in messages:
+        core.handle(Received(ENEMY.peer_id, data), now)
+        now = core.next_deadline
+        core.handle(Tick(), now)

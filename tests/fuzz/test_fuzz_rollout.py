@@ -1,0 +1,45 @@
+"""Whatever bytes come, the parsers of roles/messages.py raise `BadMessage` and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from p2p.errors import BadMessage
+from p2p.identity import verify
+from p2p.wire import pack
+from roles.messages import (
+    decode_commitment_untrusted,
+    decode_delivery_untrusted,
+    decode_groups_untrusted,
+    decode_reply_untrusted,
+    decode_submission_untrusted,
+    decode_verdict_untrusted,
+)
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.binary() | st.text(),
+    lambda inner: st.lists(inner, max_size=8),
+    max_leaves=12,
+)
+foreign = st.binary(max_size=200) | values.map(pack) | st.lists(values.map(pack), max_size=8).map(pack)
+
+
+@pytest.mark.parametrize(
+    "parse",
+    [
+        decode_commitment_untrusted,
+        decode_groups_untrusted,
+        lambda data: decode_submission_untrusted(data, verify),
+        lambda data: decode_verdict_untrusted(data, verify),
+        lambda data: decode_reply_untrusted(data, verify),
+        lambda data: decode_delivery_untrusted(data, verify),
+    ],
+)
+@given(data=foreign)
+@settings(max_examples=100)
+def test_only_bad_message(parse, data: bytes) -> None:
+    with contextlib.suppress(BadMessage):
+        parse(data)

@@ -1,0 +1,247 @@
+"""trio on virtual time: the clock, its ends and its watchdogs."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from sim import kernel
+from sim.errors import NodeFailed, SimDeadlock, SimForbidden, SimStuck
+from sim.kernel import run_simulation
+from sim.simulation import SimOptions, Simulation
+from sim.world import SimWorld
+
+
+def with_world(body: Callable[[SimWorld], Awaitable[Any]], **options: Any) -> kernel.Outcome[Any]:
+    async def main(simulation: Simulation) -> Any:
+        return await body(SimWorld(simulation, "node"))
+
+    return run_simulation(main, seed=1, **options)
+
+
+def test_an_hour_passes_in_no_time() -> None:
+    async def body(world: SimWorld) -> float:
+        await world.sleep(3600)
+        return world.now()
+
+    outcome = with_world(body)
+    assert outcome.value == outcome.virtual_seconds == 3600
+    assert outcome.cpu_seconds < 5
+    assert outcome.finished
+
+
+def test_random_sleeps_of_both_kinds_end_on_time() -> None:
+    async def body(world: SimWorld) -> None:
+        rng = world.rng("sleeps")
+        for _ in range(2000):
+            for sleep in (world.sleep_until, trio.sleep_until):
+                deadline = world.now() + rng.random()
+                await sleep(deadline)
+                assert deadline <= world.now() < deadline + 1e-8
+
+    with_world(body)
+
+
+def test_trio_time_outs_work() -> None:
+    async def body(world: SimWorld) -> float:
+        with trio.move_on_after(3):
+            await trio.sleep_forever()
+        with pytest.raises(trio.TooSlowError), trio.fail_after(4):
+            await world.sleep(100)
+        return world.now()
+
+    assert with_world(body).value == 7
+
+
+def test_the_horizon_cuts_a_run_off() -> None:
+    async def body(world: SimWorld) -> str:
+        await world.sleep(1000)
+        return "never"
+
+    outcome = with_world(body, horizon=10)
+    assert outcome.value is None
+    assert not outcome.finished
+    assert outcome.virtual_seconds == 10
+
+
+def test_events_beyond_the_end_leave_no_trace() -> None:
+    def run(after: float) -> kernel.Outcome[Any]:
+        async def body(world: SimWorld) -> None:
+            world.call_at(20, lambda: None)
+            try:
+                await world.sleep(1000)
+            finally:
+                with trio.CancelScope(shield=True):
+                    await world.sleep(after)
+
+        return with_world(body, horizon=10)
+
+    assert run(1).trace_hash == run(30).trace_hash
+
+
+def test_a_world_in_which_all_wait_is_a_deadlock_with_names() -> None:
+    async def body(world: SimWorld) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.Event().wait, name="the lazy one")
+
+    with pytest.raises(SimDeadlock, match=r"the lazy one waits in Event\.wait"):
+        with_world(body)
+
+
+def test_a_task_that_spins_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "SPIN_PASSES", 500)
+
+    async def spin() -> None:
+        while True:
+            await trio.lowlevel.checkpoint()
+
+    async def body(world: SimWorld) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(world.sleep, 1)
+            nursery.start_soon(spin, name="the busy one")
+
+    with pytest.raises(SimStuck, match="the busy one"):
+        with_world(body)
+
+
+def test_much_work_at_one_instant_is_no_spinning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "SPIN_PASSES", 500)
+
+    async def body(world: SimWorld) -> None:
+        for _ in range(20):
+            for _ in range(400):
+                await trio.lowlevel.checkpoint()
+            await world.sleep(1e-9)
+
+    with_world(body)
+
+
+def test_a_failing_timer_ends_the_run_with_the_name_of_its_node() -> None:
+    async def body(world: SimWorld) -> None:
+        world.call_at(2, lambda: {}["missing"])
+        await world.sleep(100)
+
+    with pytest.raises(NodeFailed, match=r"node failed at 2\.0") as caught:
+        with_world(body)
+    assert isinstance(caught.value.error, KeyError)
+
+
+def test_what_main_raises_comes_out() -> None:
+    async def body(world: SimWorld) -> None:
+        raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        with_world(body)
+
+
+def test_blocking_work_takes_its_cost_and_no_real_time() -> None:
+    async def body(world: SimWorld) -> tuple[int, float]:
+        world.slowness = 2.0
+        return await world.run_blocking(pow, 2, 10, cost=50.0), world.now()
+
+    assert with_world(body).value == (1024, 100.0)
+
+
+def test_the_end_does_not_wait_for_blocking_work_longer_than_its_cost() -> None:
+    async def body(world: SimWorld) -> None:
+        await world.run_blocking(int, cost=500.0)
+
+    outcome = with_world(body, horizon=10)
+    assert outcome.virtual_seconds == 10
+
+
+@pytest.mark.parametrize(
+    "forbidden",
+    [
+        lambda: threading.Thread(target=print).start(),
+        lambda: socket.socket().connect(("127.0.0.1", 9)),
+        lambda: socket.socket().bind(("127.0.0.1", 0)),
+        lambda: subprocess.run(["true"], check=False),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_doors_to_real_time_are_closed(forbidden: Callable[[], object]) -> None:
+    async def body(world: SimWorld) -> None:
+        with pytest.raises(SimForbidden):
+            forbidden()
+
+    with_world(body)
+
+
+def test_trio_threads_are_forbidden_and_the_door_opens_again() -> None:
+    async def body(world: SimWorld) -> None:
+        with pytest.raises(SimForbidden, match="run_blocking"):
+            await trio.to_thread.run_sync(int)
+        with pytest.raises(SimForbidden):
+            world.open_worker(["x"], name="x")
+
+    with_world(body)
+
+    async def outside() -> int:
+        return await trio.to_thread.run_sync(int)
+
+    assert trio.run(outside) == 0
+
+
+def test_waiting_for_all_others_means_that_no_event_is_left() -> None:
+    async def body(world: SimWorld) -> float:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(world.sleep, 5)
+            await trio.testing.wait_all_tasks_blocked()
+            return world.now()
+
+    assert with_world(body).value == 5
+
+
+def test_clocks_can_lie() -> None:
+    async def body(world: SimWorld) -> tuple[float, ...]:
+        before = world.wall()
+        world.skew = 600.0
+        skewed = world.wall() - before
+        world.set_rate(2.0)
+        await world.sleep(10)  # ten of its own seconds
+        true = world.simulation.now
+        deadline = world.now() + 1 / 3
+        await world.sleep_until(deadline)
+        assert world.now() >= deadline
+        return skewed, round(true, 6), round(world.now(), 6)
+
+    assert with_world(body).value == (600.0, 5.0, 10.333333)
+
+
+def test_buggify_fires_only_where_and_when_it_is_switched_on() -> None:
+    async def body(world: SimWorld) -> list[str]:
+        return [site for site in map(str, range(200)) if any(world.buggify(site) for _ in range(40))]
+
+    assert with_world(body).value == []
+    active = with_world(body, options=SimOptions(buggify=True))
+    assert 20 < len(active.value) < 80, "a quarter of the sites is active in a run"
+    assert sorted(active.simulation.fired) == sorted(active.value)
+
+
+def test_claims_are_counted() -> None:
+    async def body(world: SimWorld) -> None:
+        for number in range(5):
+            world.sometimes("even", number % 2 == 0)
+            world.sometimes("negative", number < 0)
+
+    assert with_world(body).simulation.witnessed == {"even": 3, "negative": 0}
+
+
+def test_each_node_and_purpose_draws_for_itself() -> None:
+    async def main(simulation: Simulation) -> list[float]:
+        worlds = [SimWorld(simulation, "a"), SimWorld(simulation, "b"), SimWorld(simulation, "a", life=1)]
+        return [world.rng(purpose).random() for world in worlds for purpose in ("x", "y")]
+
+    drawn = run_simulation(main, seed=1).value
+    assert drawn is not None
+    assert len(dict.fromkeys(drawn)) == 6
+    assert drawn == run_simulation(main, seed=1).value
+    assert drawn != run_simulation(main, seed=2).value

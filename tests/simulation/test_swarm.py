@@ -1,0 +1,471 @@
+"""Nodes on the simulated network: who hears what, when, and what dies with whom."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from p2p.errors import BadMessage, PeerUnreachable, ProtocolNotSupported, WrongPeer
+from p2p.host import MAX_OUTBOX, PeerEvent, PeerState, Stream, request, serve_requests
+from p2p.identity import PeerId, ProtocolId
+from p2p.multiaddr import Multiaddr
+from sim.errors import NodeFailed
+from sim.fabric import IDLE_TIMEOUT
+from sim.host import SimHost
+from sim.kernel import run_simulation
+from sim.link import LinkSpec
+from sim.network import join_streams
+from sim.queue import SECOND
+from sim.simulation import Simulation
+from sim.swarm import SimNode, Swarm, open_swarm
+
+ECHO = ProtocolId("/test/echo/1.0.0")
+NEWS = ProtocolId("/test/news/1.0.0")
+LATENCY = 0.05
+
+
+class Stage:
+    """Some nodes with open hosts that record what they hear."""
+
+    def __init__(self, swarm: Swarm, names: str, **options: Any) -> None:
+        self.swarm = swarm
+        self.hosts: dict[str, SimHost] = {}
+        self.heard: list[tuple[str, str, float]] = []
+        self.events: list[tuple[str, PeerState, float]] = []
+        for name in names:
+            swarm.add(name, self.live, **options)
+
+    async def live(self, node: SimNode) -> None:
+        async with node.open_host() as host:
+            self.hosts[node.name] = host
+            host.set_handler(ECHO, serve_requests(self._answer))
+            host.set_message_handler(NEWS, lambda peer, data: self._hear(node.name, data))
+            host.on_peer(lambda event: self._note(node.name, event))
+            await trio.sleep_forever()
+
+    async def _answer(self, peer: PeerId, data: bytes) -> bytes:
+        return data[::-1]
+
+    def _hear(self, name: str, data: bytes) -> None:
+        if data == b"bad":
+            raise BadMessage("as asked")
+        if data == b"bug":
+            raise ZeroDivisionError("as asked")
+        self.heard.append((name, data.decode(), self.swarm.simulation.now))
+
+    def _note(self, name: str, event: PeerEvent) -> None:
+        self.events.append((name, event.state, round(self.swarm.simulation.now, 6)))
+
+    def introduce(self, one: str, other: str) -> PeerId:
+        node = self.swarm.nodes[other]
+        self.hosts[one].add_addrs(node.peer_id, [node.addr])
+        return node.peer_id
+
+
+def play(
+    body: Callable[[Stage], Awaitable[Any]], names: str = "abc", strict: bool = True, **options: Any
+) -> Any:
+    async def main(simulation: Simulation) -> Any:
+        async with open_swarm(simulation, lambda one, other: LATENCY, strict=strict) as swarm:
+            stage = Stage(swarm, names, **options)
+            await swarm.sleep(0.001)
+            return await body(stage)
+
+    return run_simulation(main, seed=1, horizon=1000).value
+
+
+def test_first_contact_costs_four_round_trips_and_a_message_one_way() -> None:
+    async def body(stage: Stage) -> None:
+        peer = stage.introduce("a", "b")
+        start = stage.swarm.simulation.now
+        assert stage.hosts["a"].send(peer, NEWS, b"first")
+        await stage.swarm.sleep(1)
+        assert stage.hosts["a"].send(peer, NEWS, b"second")
+        await stage.swarm.sleep(1)
+        (_, _, first), (_, _, second) = stage.heard
+        assert first - start == pytest.approx(9 * LATENCY, abs=1e-3)
+        assert second - start == pytest.approx(1 + LATENCY, abs=1e-3)
+
+    play(body)
+
+
+def test_messages_arrive_in_order_under_jitter_and_loss() -> None:
+    async def body(stage: Stage) -> None:
+        peer = stage.introduce("a", "b")
+        for number in range(200):
+            stage.hosts["a"].send(peer, NEWS, str(number).encode())
+            await stage.swarm.sleep(0.01)
+        await stage.swarm.sleep(5)
+        assert [text for _, text, _ in stage.heard] == [str(number) for number in range(200)]
+
+    play(body, link=LinkSpec(jitter=0.2, loss=0.05))
+
+
+def test_requests_are_answered() -> None:
+    async def body(stage: Stage) -> None:
+        peer = stage.introduce("a", "b")
+        assert await request(stage.hosts["a"], peer, ECHO, b"abc") == b"cba"
+        big = bytes(range(256)) * 3000
+        assert await request(stage.hosts["a"], peer, ECHO, big) == big[::-1]
+        with pytest.raises(ProtocolNotSupported):
+            await stage.hosts["a"].open_stream(peer, ProtocolId("/test/none/1.0.0"))
+
+    play(body)
+
+
+def test_who_is_not_there_is_unreachable() -> None:
+    async def body(stage: Stage) -> None:
+        host = stage.hosts["a"]
+        peer_b, peer_c = (stage.swarm.nodes[name].peer_id for name in "bc")
+        with pytest.raises(PeerUnreachable):
+            await host.connect(peer_b)
+        await stage.swarm.sleep(6)
+        host.add_addrs(peer_b, [stage.swarm.nodes["c"].addr.transport])
+        with pytest.raises(WrongPeer):
+            await host.connect(peer_b)
+        host.add_addrs(peer_c, [Multiaddr.parse("/memory/99")])
+        start = stage.swarm.simulation.now
+        host.send(peer_c, NEWS, b"into the void")
+        with pytest.raises(PeerUnreachable):
+            await host.connect(peer_c)
+        assert stage.swarm.simulation.now - start == pytest.approx(10)
+        assert ("a", PeerState.UNREACHABLE, round(start + 10, 6)) in stage.events
+
+    play(body)
+
+
+def test_a_killed_process_is_noticed_at_once_and_a_vanished_machine_later() -> None:
+    async def body(stage: Stage) -> None:
+        for other in "bc":
+            await stage.hosts["a"].connect(stage.introduce("a", other))
+        start = stage.swarm.simulation.now
+        stage.swarm.kill("b")
+        stage.swarm.kill("c", silent=True)
+        await stage.swarm.sleep(60)
+        gone = [
+            at - start for name, state, at in stage.events if name == "a" and state is PeerState.DISCONNECTED
+        ]
+        assert gone == pytest.approx([LATENCY, IDLE_TIMEOUT / SECOND], abs=1e-3)
+        assert stage.hosts["a"].connected == ()
+        start = stage.swarm.simulation.now
+        with pytest.raises(PeerUnreachable):
+            await stage.hosts["a"].connect(stage.swarm.nodes["b"].peer_id)
+        assert stage.swarm.simulation.now - start == pytest.approx(2 * LATENCY, abs=5.1), (
+            "refused, not timed out"
+        )
+
+    play(body)
+
+
+def test_a_stream_breaks_when_its_other_end_dies() -> None:
+    async def body(stage: Stage) -> None:
+        peer = stage.introduce("a", "b")
+        stream = await stage.hosts["a"].open_stream(peer, ECHO)
+        stage.swarm.kill("b")
+        with pytest.raises(trio.BrokenResourceError):
+            await stream.receive_some()
+        with pytest.raises(trio.BrokenResourceError):
+            await stream.send_all(b"x")
+
+    play(body)
+
+
+def test_a_restarted_node_has_its_key_its_address_and_its_disk() -> None:
+    async def body(stage: Stage) -> None:
+        node = stage.swarm.nodes["b"]
+        peer = stage.introduce("a", "b")
+        await stage.hosts["a"].connect(peer)
+        await node.world.disk.replace("kept", b"1")
+        await node.world.disk.write("lost", b"2")
+        old = node.world
+        stage.swarm.kill("b")
+        await stage.swarm.sleep(20)
+        stage.swarm.restart("b")
+        await stage.swarm.sleep(0.1)
+        assert node.world is not old
+        assert node.peer_id == peer
+        assert await node.world.disk.list("") == ["kept"]
+        assert await request(stage.hosts["a"], peer, ECHO, b"ab") == b"ba"
+        stage.swarm.restart("b", wipe=True)
+        assert await node.world.disk.list("") == []
+
+    play(body)
+
+
+def test_nothing_of_a_dead_node_runs_or_is_heard() -> None:
+    ticks: list[float] = []
+
+    async def body(stage: Stage) -> None:
+        peer = stage.introduce("a", "b")
+        await stage.hosts["a"].connect(peer)
+        node = stage.swarm.nodes["a"]
+
+        async def last_words(node: SimNode) -> None:
+            async with node.open_host() as host:
+                node.world.call_at(node.world.now() + 2, lambda: ticks.append(1))
+                await host.connect_addr(stage.swarm.nodes["b"].addr)
+                try:
+                    await node.world.sleep(1e6)
+                finally:
+                    host.send(peer, NEWS, b"good-bye")
+                    with trio.CancelScope(shield=True):
+                        await node.world.sleep(1)
+                        ticks.append(2)
+
+        node.main = last_words
+        stage.swarm.restart("a")
+        await stage.swarm.sleep(1)
+        stage.swarm.kill("a", silent=True)
+        await stage.swarm.sleep(30)
+        assert [text for _, text, _ in stage.heard] == []
+        assert ticks == [2], "shielded cleanup ends, timers do not fire"
+
+    play(body)
+
+
+def test_blocking_work_dies_with_its_node() -> None:
+    async def body(stage: Stage) -> float:
+        async def work(node: SimNode) -> None:
+            await node.world.run_blocking(int, cost=500.0)
+
+        node = stage.swarm.add("w", work)
+        await stage.swarm.sleep(1)
+        stage.swarm.kill("w")
+        await node.wait_ended()
+        return stage.swarm.simulation.now
+
+    assert play(body) < 2
+
+
+def test_a_short_partition_delays_and_a_long_one_disconnects() -> None:
+    async def body(stage: Stage) -> None:
+        peer = stage.introduce("a", "b")
+        await stage.hosts["a"].connect(peer)
+        cuts = stage.swarm.partition("a", "bc")
+        stage.hosts["a"].send(peer, NEWS, b"one")
+        stage.hosts["a"].send(peer, NEWS, b"two")
+        await stage.swarm.sleep(5)
+        assert stage.heard == []
+        stage.swarm.repair(cuts)
+        await stage.swarm.sleep(1)
+        assert [text for _, text, _ in stage.heard] == ["one", "two"]
+        stage.swarm.partition("a", "bc")
+        await stage.swarm.sleep(20)
+        assert peer not in stage.hosts["a"].connected
+        assert stage.hosts["b"].connected == ()
+        with pytest.raises(PeerUnreachable):
+            await stage.hosts["a"].connect(peer)
+        stage.swarm.repair()
+        await stage.swarm.sleep(6)
+        await stage.hosts["a"].connect(peer)
+
+    play(body)
+
+
+def test_a_one_way_partition_cuts_one_way() -> None:
+    async def body(stage: Stage) -> None:
+        peer = stage.introduce("a", "b")
+        await stage.hosts["a"].connect(peer)
+        stage.swarm.partition("a", "b", one_way=True)
+        stage.hosts["a"].send(peer, NEWS, b"lost")
+        stage.hosts["b"].send(stage.swarm.nodes["a"].peer_id, NEWS, b"heard")
+        await stage.swarm.sleep(5)
+        assert [text for _, text, _ in stage.heard] == ["heard"]
+
+    play(body)
+
+
+def test_a_hold_keeps_everything_and_breaks_nothing() -> None:
+    async def body(stage: Stage) -> None:
+        peer = stage.introduce("a", "b")
+        await stage.hosts["a"].connect(peer)
+        cuts = stage.swarm.hold("a", "b")
+        stage.hosts["a"].send(peer, NEWS, b"patience")
+        await stage.swarm.sleep(100)
+        assert stage.heard == []
+        assert stage.hosts["a"].connected == (peer,)
+        stage.swarm.release(cuts)
+        await stage.swarm.sleep(1)
+        assert [text for _, text, _ in stage.heard] == ["patience"]
+
+    play(body)
+
+
+def test_a_paused_node_does_everything_at_once_when_it_wakes() -> None:
+    async def body(stage: Stage) -> None:
+        peer = stage.introduce("a", "b")
+        await stage.hosts["a"].connect(peer)
+        start = stage.swarm.simulation.now
+        stage.swarm.pause("b", 3)
+        for text in ("one", "two"):
+            stage.hosts["a"].send(peer, NEWS, text.encode())
+            await stage.swarm.sleep(0.5)
+        await stage.swarm.sleep(5)
+        assert [(text, round(at - start, 3)) for _, text, at in stage.heard] == [("one", 3.0), ("two", 3.0)]
+
+    play(body)
+
+
+def test_a_peer_that_breaks_a_protocol_loses_its_connection_and_then_its_welcome() -> None:
+    async def body(stage: Stage) -> None:
+        peer = stage.introduce("a", "b")
+        for _ in range(3):  # points fade a little in between
+            stage.hosts["a"].send(peer, NEWS, b"bad")
+            await stage.swarm.sleep(2)
+            assert stage.hosts["b"].connected == ()
+        with pytest.raises(PeerUnreachable):
+            await stage.hosts["a"].connect(peer)
+
+    play(body)
+
+
+def test_a_bug_in_a_handler_names_its_node() -> None:
+    async def body(stage: Stage) -> None:
+        stage.hosts["a"].send(stage.introduce("a", "b"), NEWS, b"bug")
+        await stage.swarm.sleep(5)
+
+    with pytest.raises(NodeFailed, match="node b failed"):
+        play(body)
+
+
+def test_a_bug_in_a_task_names_its_node_or_counts_as_a_crash() -> None:
+    async def crash(node: SimNode) -> None:
+        await node.world.sleep(1)
+        raise LookupError("mine")
+
+    async def body(stage: Stage) -> tuple[bool, str]:
+        node = stage.swarm.add("x", crash)
+        await stage.swarm.sleep(5)
+        return node.alive, str(stage.swarm.failures[0])
+
+    alive, failure = play(body, strict=False)
+    assert not alive
+    assert "node x failed at 1.001" in failure
+    with pytest.raises(BaseExceptionGroup) as caught:
+        play(body)
+    assert caught.group_contains(NodeFailed, match="node x failed")
+
+
+def test_a_node_behind_nat_can_dial_but_not_be_dialled() -> None:
+    async def body(stage: Stage) -> None:
+        stage.swarm.nodes["b"].endpoint.set_link(LinkSpec(nat=True))
+        with pytest.raises(PeerUnreachable):
+            await stage.hosts["a"].connect(stage.introduce("a", "b"))
+        await stage.hosts["b"].connect(stage.introduce("b", "a"))
+        assert stage.hosts["a"].connected == (stage.swarm.nodes["b"].peer_id,)
+
+    play(body)
+
+
+def test_both_may_dial_at_once() -> None:
+    async def body(stage: Stage) -> None:
+        to_b, to_a = stage.introduce("a", "b"), stage.introduce("b", "a")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stage.hosts["a"].connect, to_b)
+            nursery.start_soon(stage.hosts["b"].connect, to_a)
+        await stage.swarm.sleep(1)
+        assert stage.hosts["a"].connected == (to_b,)
+        assert stage.hosts["b"].connected == (to_a,)
+        assert await request(stage.hosts["a"], to_b, ECHO, b"ab") == b"ba"
+        assert [state for _, state, _ in stage.events] == [PeerState.CONNECTED] * 2
+
+    play(body)
+
+
+def test_too_many_waiting_messages_are_dropped_and_counted() -> None:
+    async def body(stage: Stage) -> None:
+        peer = stage.introduce("a", "b")
+        await stage.hosts["a"].connect(peer)
+        message = bytes(1_000_000)
+        taken = sum(stage.hosts["a"].send(peer, NEWS, message) for _ in range(10))
+        assert taken == MAX_OUTBOX // len(message)
+        await stage.swarm.sleep(60)
+        assert stage.hosts["a"].send(peer, NEWS, message), "room again"
+        await stage.hosts["a"].disconnect(peer)
+        assert stage.hosts["a"].dropped == 10 - taken
+        assert stage.hosts["a"].traffic(peer)[0] > taken * len(message)
+
+    play(body)
+
+
+def test_bulk_takes_the_time_of_the_slower_line() -> None:
+    async def body(stage: Stage) -> float:
+        stage.swarm.nodes["a"].endpoint.set_link(LinkSpec(up=80, down=80))
+        stage.swarm.nodes["b"].endpoint.set_link(LinkSpec(up=8, down=8))
+        done = trio.Event()
+
+        async def sink(stream: Stream) -> None:
+            while await stream.receive_some():
+                pass
+            done.set()
+
+        stage.hosts["b"].set_handler(NEWS, sink)
+        stream = await stage.hosts["a"].open_stream(stage.introduce("a", "b"), NEWS)
+        start = stage.swarm.simulation.now
+        await stream.send_all(bytes(10_000_000))
+        await stream.send_eof()
+        await done.wait()
+        return stage.swarm.simulation.now - start
+
+    assert play(body) == pytest.approx(10 * 1514 / 1448, rel=0.06)
+
+
+def test_streams_share_an_uplink_fairly() -> None:
+    async def body(stage: Stage) -> list[float]:
+        finished: dict[str, float] = {}
+
+        def sink_of(name: str) -> Callable[[Stream], Awaitable[None]]:
+            async def sink(stream: Stream) -> None:
+                while await stream.receive_some():
+                    pass
+                finished[name] = stage.swarm.simulation.now
+
+            return sink
+
+        streams = []
+        for name in "bc":
+            stage.hosts[name].set_handler(NEWS, sink_of(name))
+            streams.append(await stage.hosts["a"].open_stream(stage.introduce("a", name), NEWS))
+
+        async def send(stream: Stream) -> None:
+            await stream.send_all(bytes(8_000_000))
+            await stream.send_eof()
+
+        async with trio.open_nursery() as nursery:
+            for stream in streams:
+                nursery.start_soon(send, stream)
+        await stage.swarm.sleep(10)
+        return sorted(finished.values())
+
+    one, other = play(body)
+    assert other - one < 0.1
+
+
+def test_streams_are_trio_streams() -> None:
+    async def main(simulation: Simulation) -> None:
+        async with open_swarm(simulation) as swarm:
+            one, other = (swarm.add(name, _idle).endpoint for name in "ab")
+
+            async def make() -> Any:
+                return join_streams(swarm.fabric, one, other)
+
+            async def make_clogged() -> Any:
+                near, far = await make()
+                for stream in (near, far):
+                    with trio.move_on_after(10):
+                        await stream.send_all(bytes(100_000_000))
+                return near, far
+
+            await trio.testing.check_half_closeable_stream(make, None)
+            await trio.testing.check_half_closeable_stream(make, make_clogged)
+            assert one.wires == {}
+
+    run_simulation(main, seed=1)
+
+
+async def _idle(node: SimNode) -> None:
+    await trio.sleep_forever()

@@ -1,0 +1,245 @@
+"""The shape of the project as tests: who imports whom, and what stays behind the seams."""
+
+from __future__ import annotations
+
+import ast
+import re
+import statistics
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("p2p", "roles", "proofs", "sim")
+SOURCES = sorted(path for name in PACKAGES for path in (ROOT / name).rglob("*.py"))
+BEHIND_SEAMS = [path for path in SOURCES if path.relative_to(ROOT).parts[0] in {"p2p", "roles"}]
+
+# Clocks, randomness, sockets, threads, files and processes are reached through World, Network and Host.
+FORBIDDEN_MODULES = {
+    "asyncio", "concurrent", "fcntl", "multiprocessing", "os", "pathlib", "secrets", "select", "selectors",
+    "shutil", "signal", "socket", "sqlite3", "ssl", "subprocess", "tempfile", "threading", "time",
+}  # fmt: skip
+FORBIDDEN_TRIO = re.compile(
+    r"sleep|sleep_until|current_time|to_thread|from_thread|Path|open_file|wrap_file|run_process|socket|"
+    r"open_tcp_\w+|serve_tcp|SocketStream|SocketListener|open_signal_receiver|open_process|FdStream"
+)
+FORBIDDEN_CALLS = {"open", "hash", "input", "print", "exec", "eval", "__import__"}
+
+# Who may, and why. A trailing slash stands for a folder.
+EXEMPT = {
+    "p2p/machine.py": "is the real World",
+    "p2p/node/cli.py": "a command line: paths in, text out",
+    "p2p/node/config.py": "names the configuration file",
+    "p2p/node/process.py": "signals, log file and lock of a real process",
+    "p2p/node/toml.py": "reads the configuration file before there is a world",
+    "p2p/transport/tcp.py": "is the real Network",
+    "roles/demo.py": "starts and watches processes",
+    "roles/stage.py": "starts and watches processes",
+    "roles/engines/tiny/": "runs inside the worker process",
+    "roles/engines/worker.py": "is the worker process",
+    "roles/rl/alone.py": "learning in one process, no node around it",
+    "roles/run/__main__.py": "a command line: paths in, text out",
+}
+
+# Handlers that may swallow anything. Each stands at a border where one side must outlive the other.
+BROAD_EXCEPTS = {
+    "p2p/swarm.py": 1,  # a bug that one peer can trigger must not take every peer down
+    "sim/queue.py": 1,  # past this frame trio would take a failed callback for its own bug
+}
+
+SLEEP_IN_LOOP = {
+    "p2p/connector.py": "a listener without free sockets pauses, as trio's own does",
+}
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=relative(path))
+
+
+def is_exempt(name: str) -> bool:
+    return any(name == entry or (entry.endswith("/") and name.startswith(entry)) for entry in EXEMPT)
+
+
+def runtime_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """All nodes but those under ``if TYPE_CHECKING``."""
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        yield child
+        yield from runtime_nodes(child)
+
+
+def sins_of(node: ast.AST) -> Iterator[str]:
+    match node:
+        case ast.Import(names=names):
+            yield from (f"imports {n.name}" for n in names if n.name.split(".")[0] in FORBIDDEN_MODULES)
+            yield from (f"imports {n.name}" for n in names if n.name == "random")
+        case ast.ImportFrom(module=str(module), names=names):
+            if module.split(".")[0] in FORBIDDEN_MODULES:
+                yield f"imports {module}"
+            if module == "random":
+                yield from (f"imports random.{n.name}" for n in names if n.name != "Random")
+            if module == "trio":
+                yield from (f"imports trio.{n.name}" for n in names if FORBIDDEN_TRIO.fullmatch(n.name))
+        case ast.Call(func=ast.Name(id="Random"), args=[], keywords=[]):
+            yield "calls Random() without a seed"
+        case ast.Call(func=ast.Name(id=name)) if name in FORBIDDEN_CALLS:
+            yield f"calls {name}()"
+        case ast.Attribute(value=ast.Name(id="trio"), attr=attr) if FORBIDDEN_TRIO.fullmatch(attr):
+            yield f"uses trio.{attr}"
+        case ast.Attribute(value=ast.Attribute(value=ast.Name(id="trio"), attr="lowlevel"), attr=attr):
+            if FORBIDDEN_TRIO.fullmatch(attr):
+                yield f"uses trio.lowlevel.{attr}"
+
+
+@pytest.mark.parametrize("path", BEHIND_SEAMS, ids=relative)
+def test_the_machine_stays_behind_the_seams(path: Path) -> None:
+    name = relative(path)
+    sins = [
+        f"{name}:{getattr(node, 'lineno', 0)} {sin}"
+        for node in runtime_nodes(tree_of(path))
+        for sin in sins_of(node)
+    ]
+    assert is_exempt(name) or not sins
+
+
+def test_the_lint_finds_what_it_looks_for() -> None:
+    bad = """
+import time
+import random
+from os import path
+from random import choice, Random
+from trio import sleep
+if TYPE_CHECKING:
+    import socket
+async def f():
+    Random()
+    open("x")
+    await trio.sleep(1)
+    await trio.to_thread.run_sync(print)
+    trio.lowlevel.open_process(1)
+"""
+    sins = [sin for node in runtime_nodes(ast.parse(bad)) for sin in sins_of(node)]
+    assert sins == [
+        "imports time", "imports random", "imports os", "imports random.choice", "imports trio.sleep",
+        "calls Random() without a seed", "calls open()", "uses trio.sleep", "uses trio.to_thread",
+        "uses trio.lowlevel.open_process",
+    ]  # fmt: skip
+
+
+def test_every_exemption_is_needed() -> None:
+    for entry in EXEMPT:
+        path = ROOT / entry
+        if not path.exists():
+            continue
+        files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+        assert any(list(sins_of(node)) for file in files for node in runtime_nodes(tree_of(file))), entry
+
+
+def broad_handlers(tree: ast.AST) -> int:
+    """Handlers of everything that do not end by raising again."""
+    count = 0
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ExceptHandler):
+            caught = ast.unparse(node.type) if node.type else "BaseException"
+            raises = isinstance(node.body[-1], ast.Raise) and node.body[-1].exc is None
+            count += bool(re.search(r"\b(Base)?Exception\b", caught)) and not raises
+    return count
+
+
+def test_exactly_these_handlers_catch_everything() -> None:
+    found = {relative(path): count for path in SOURCES if (count := broad_handlers(tree_of(path)))}
+    assert found == {name: count for name, count in BROAD_EXCEPTS.items() if (ROOT / name).exists()}
+
+
+@pytest.mark.parametrize("path", BEHIND_SEAMS, ids=relative)
+def test_nobody_polls(path: Path) -> None:
+    loops = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.While)]
+    sleeps = [
+        f"{relative(path)}:{call.lineno}"
+        for loop in loops
+        for call in ast.walk(loop)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "sleep"
+    ]
+    assert bool(sleeps) == (relative(path) in SLEEP_IN_LOOP), sleeps
+
+
+def is_set(node: ast.AST) -> bool:
+    is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    return isinstance(node, ast.Set | ast.SetComp) or (is_call and node.func.id in {"set", "frozenset"})  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_nobody_iterates_over_a_set(path: Path) -> None:
+    """Sets of text and bytes come in another order in every process; simulations must not notice."""
+    loops = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.For | ast.comprehension)]
+    assert not [f"{relative(path)}:{ast.unparse(loop.iter)}" for loop in loops if is_set(loop.iter)]
+
+
+def test_modules_and_functions_stay_small() -> None:
+    """At most 400 lines a module, 40 lines a function; longer ones are named here, with their reason."""
+    long_modules = [relative(p) for p in SOURCES if len(p.read_text(encoding="utf-8").splitlines()) > 400]
+    long_functions = [
+        f"{relative(path)}:{node.name}"
+        for path in SOURCES
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and body_lines(node) > 40
+    ]
+    assert not long_modules
+    assert not long_functions
+
+
+def body_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function from its first statement behind the docstring."""
+    body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+    return (node.end_lineno or 0) - body[0].lineno + 1 if body else 0
+
+
+def test_imports_point_one_way() -> None:
+    found = subprocess.run(
+        [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_the_wheel_holds_four_packages() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == list(PACKAGES)
+
+
+def python(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    return done.stdout
+
+
+def test_importing_p2p_is_light() -> None:
+    heavy = python(
+        "import sys, p2p; print(sorted({'torch', 'numpy', 'asyncio', 'kademlia', 'rich'} & set(sys.modules)))"
+    )
+    assert heavy.strip() == "[]"
+
+
+def cpu_seconds(module: str) -> float:
+    code = f"import time; before = time.process_time(); import {module}; print(time.process_time() - before)"
+    return float(python(code))
+
+
+def test_importing_p2p_costs_at_most_two_and_a_half_times_trio() -> None:
+    """CPU time, interleaved, so that a busy machine hits both alike; the median of nine ratios."""
+    python("import p2p")  # byte code is written once
+    ratios = [cpu_seconds("p2p") / cpu_seconds("trio") for _ in range(9)]
+    assert statistics.median(ratios) <= 2.5

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import math
+from random import Random
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from p2p.dht.calls import ATTEMPTS, MAX_TIMEOUT, MIN_TIMEOUT, Calls, Lateness, RoundTrips
+from p2p.dht.lookup import MAX_ASKED, Lookup, LookupShape
+from p2p.dht.messages import Contact
+from p2p.identity import PeerId
+
+TARGET = bytes(20)
+
+
+def contacts(count: int, seed: int = 1) -> list[Contact]:
+    rng = Random(seed)
+    made = [Contact(PeerId.from_public_key(rng.randbytes(32)), rng.randbytes(8), ()) for _ in range(count)]
+    return sorted(made, key=lambda each: each.number)
+
+
+def shape(**changes: int) -> LookupShape:
+    return LookupShape(**{"alpha": 3, "paths": 2, "width": 8, **changes})
+
+
+@given(st.integers(1, 80), st.integers(0, 2**32), st.integers(1, 3), st.sets(st.integers(0, 79), max_size=30))
+@settings(max_examples=60, deadline=None)
+def test_it_finds_the_nearest_that_live(size: int, seed: int, paths: int, dead: set[int]) -> None:
+    """Everybody knows the twenty nearest to each of 16 points and a few random others."""
+    everybody = contacts(size, seed)
+    rng = Random(seed)
+    alive = [each for index, each in enumerate(everybody) if index not in dead]
+    lookup = Lookup(TARGET, rng.sample(everybody, min(size, 20)), shape(paths=paths))
+    asked: list[Contact] = []
+    waiting: list[Contact] = []
+    while not lookup.done:
+        waiting += (new := lookup.ask())
+        asked += new
+        each = waiting.pop(rng.randrange(len(waiting)))
+        if each in alive:
+            lookup.answered(each, everybody[:20] + rng.sample(everybody, min(size, 5)))
+        else:
+            rng.choice((lookup.late, lookup.lost, lookup.failed))(each)
+            lookup.failed(each)
+    assert len(asked) == len({each.id for each in asked}), "nobody is asked twice"
+    heard = [each for each in alive if each in everybody[:20]]
+    assert lookup.closest(8)[: len(heard)] == heard[:8][: len(lookup.closest(8))]
+    assert len(lookup.closest(8)) >= min(8, len(heard))
+
+
+def test_paths_ask_disjoint_nodes_and_alpha_of_them_each() -> None:
+    everybody = contacts(20)
+    lookup = Lookup(TARGET, everybody, shape(paths=2))
+    first = lookup.ask()
+    assert len(first) == 6
+    assert lookup.ask() == []
+    lookup.answered(first[0], [])
+    assert len(lookup.ask()) == 1
+
+
+def test_a_liar_leads_one_path_only() -> None:
+    """A liar's nearer and nearer inventions occupy its own path; the other still ends at the honest."""
+    honest = contacts(40, 2)
+    invented = contacts(2000, 3)[:60]
+    lookup = Lookup(TARGET, honest[20:], shape(paths=2))
+    liar = honest[20]
+    waiting: list[Contact] = []
+    while not lookup.done:
+        waiting += lookup.ask()
+        each = waiting.pop(0)
+        if each == liar:
+            lookup.answered(each, invented[:20])
+        elif each in honest:
+            lookup.answered(each, honest[:20])
+        else:
+            lookup.failed(each)
+    assert lookup.closest(8) == honest[:8]
+
+
+def test_it_never_asks_more_than_its_limit() -> None:
+    endless = contacts(1500, 4)
+    lookup = Lookup(TARGET, endless[-3:], shape(width=20))
+    asked, offset = 0, 1400
+    while not lookup.done:
+        for each in lookup.ask():
+            asked += 1
+            offset = max(0, offset - 10)
+            lookup.answered(each, endless[offset : offset + 20])
+    assert asked <= MAX_ASKED
+
+
+def test_the_late_give_their_slot_away_and_the_lost_do_not_hold_up_the_end() -> None:
+    everybody = contacts(4)
+    lookup = Lookup(TARGET, everybody, shape(alpha=1, paths=1))
+    (first,) = lookup.ask()
+    assert lookup.ask() == []
+    lookup.late(first)
+    for _ in range(3):
+        (each,) = lookup.ask()
+        lookup.answered(each, [])
+    assert not lookup.done
+    lookup.lost(first)
+    assert lookup.done
+    lookup.answered(first, [])
+    assert lookup.closest(4) == everybody
+
+
+def test_values_from_a_quorum_on_each_path_end_it() -> None:
+    lookup = Lookup(TARGET, contacts(20), shape(quorum=1))
+    one, two, *_ = lookup.ask()
+    lookup.answered(one, [], found=True)
+    assert not lookup.done
+    lookup.answered(two, [], found=True)
+    assert lookup.done
+    assert lookup.found_everywhere
+
+
+def test_without_anybody_it_is_over_at_once() -> None:
+    assert Lookup(TARGET, [], shape()).done
+
+
+# Calls.
+
+
+def peer(number: int) -> PeerId:
+    return PeerId.from_public_key(number.to_bytes(32, "big"))
+
+
+def test_an_unanswered_call_becomes_later_and_later() -> None:
+    calls: Calls[str] = Calls(Random(1))
+    calls.open(peer(1), "why", lambda request_id: b"%d" % request_id, 0.0, warm=True)
+    seen = []
+    while calls.next_deadline < math.inf:
+        now = calls.next_deadline
+        seen += [(round(now, 3), lateness) for _, lateness in calls.expire(now)]
+    assert [lateness for _, lateness in seen] == list(Lateness)
+    assert [when for when, _ in seen] == [0.5, 1.5, 3.5]
+    assert len(seen) == ATTEMPTS
+    assert len(calls) == 0
+
+
+def test_only_the_one_asked_can_answer_and_only_once() -> None:
+    calls: Calls[str] = Calls(Random(1))
+    call = calls.open(peer(1), "why", lambda _: b"", 0.0, warm=True)
+    assert calls.settle(call.request_id, peer(2), 0.1) is None
+    assert calls.settle(call.request_id + 1, peer(1), 0.1) is None
+    assert calls.settle(call.request_id, peer(1), 0.1) is call
+    assert calls.settle(call.request_id, peer(1), 0.1) is None
+    assert calls.next_deadline == math.inf
+
+
+def test_request_ids_wrap_and_do_not_collide() -> None:
+    class Last(Random):
+        def getrandbits(self, _bits: int) -> int:
+            return 2**32 - 1
+
+    calls: Calls[str] = Calls(Last())
+    ids = [calls.open(peer(1), "", lambda _: b"", 0.0, warm=True).request_id for _ in range(3)]
+    assert ids == [2**32 - 1, 0, 1]
+
+
+def test_a_dial_is_given_time_and_not_measured() -> None:
+    trips = RoundTrips()
+    for _ in range(50):
+        trips.measure(0.1)
+    assert trips.timeout(warm=True) == MIN_TIMEOUT
+    assert trips.timeout(warm=False) == pytest.approx(0.5, abs=0.05)
+    calls: Calls[str] = Calls(Random(1))
+    call = calls.open(peer(1), "", lambda _: b"", 0.0, warm=False)
+    calls.settle(call.request_id, peer(1), 0.9)
+    assert calls.round_trips.mean == 0
+
+
+@given(st.lists(st.floats(0.001, 100), min_size=1, max_size=50))
+def test_time_limits_stay_sane(samples: list[float]) -> None:
+    trips = RoundTrips()
+    for sample in samples:
+        trips.measure(sample)
+    assert MIN_TIMEOUT <= trips.timeout(warm=True) <= trips.timeout(warm=False) <= MAX_TIMEOUT
+
+
+def test_failing_a_peer_returns_its_calls_only() -> None:
+    calls: Calls[str] = Calls(Random(1))
+    calls.open(peer(1), "one", lambda _: b"", 0.0, warm=True)
+    calls.open(peer(2), "two", lambda _: b"", 0.0, warm=True)
+    assert [call.purpose for call in calls.fail(peer(1))] == ["one"]
+    assert len(calls) == 1

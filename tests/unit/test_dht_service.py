@@ -1,0 +1,199 @@
+"""`open_dht` on simulated machines."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+import trio
+
+from p2p.dht import Dht, DhtConfig, Namespace, open_dht
+from p2p.dht.record import MAX_VALUE
+from p2p.dht.service import SEQNO_PATH, SEQNO_RESERVE, STAMP_PATH
+from p2p.dht.stamp import check_stamp
+from p2p.host import Host
+from p2p.identity import PeerId
+from p2p.multiaddr import Multiaddr
+from sim.kernel import run_simulation
+from sim.simulation import Simulation
+from sim.swarm import SimNode, Swarm, open_swarm
+
+CONFIG = DhtConfig(difficulty=6, refresh_interval=60)
+
+
+class Town:
+    """Nodes that all open a DHT and then wait."""
+
+    def __init__(self, swarm: Swarm, namespaces: tuple[Namespace, ...] = ()) -> None:
+        self.swarm = swarm
+        self.dhts: dict[str, Dht] = {}
+        self.hosts: dict[str, Host] = {}
+        self._namespaces = namespaces
+
+    async def live(self, node: SimNode) -> None:
+        async with (
+            node.open_host() as host,
+            open_dht(node.world, host, CONFIG, namespaces=self._namespaces) as dht,
+        ):
+            self.dhts[node.name] = dht
+            self.hosts[node.name] = host
+            await trio.sleep_forever()
+
+    async def grow(self, size: int) -> list[Dht]:
+        """``size`` nodes that have all joined through the first."""
+        nodes = [self.swarm.add(f"n{index}", self.live) for index in range(size)]
+        await self.swarm.nodes["n0"].world.sleep(1)
+        for node in nodes[1:]:
+            assert await self.dhts[node.name].bootstrap([nodes[0].addr]) > 0
+        return [self.dhts[node.name] for node in nodes]
+
+
+def in_town(main: Callable[[Town], Awaitable[None]], **options: object) -> str:
+    async def course(simulation: Simulation) -> None:
+        async with open_swarm(simulation) as swarm:
+            await main(Town(swarm, **options))  # type: ignore[arg-type]
+
+    outcome = run_simulation(course, seed=1, horizon=5000)
+    assert outcome.finished
+    return outcome.trace_hash
+
+
+def test_put_get_and_find_peer() -> None:
+    async def main(town: Town) -> None:
+        dhts = await town.grow(12)
+        assert await dhts[3].put("run", b"name", b"value", 600) > 8
+        (record,) = await dhts[9].get("run", b"name")
+        assert record.value == b"value"
+        assert record.publisher == dhts[3].contact.peer
+        assert await dhts[9].get("run", b"nothing") == []
+        sought = town.swarm.nodes["n7"]
+        assert await dhts[2].find_peer(sought.peer_id) == (sought.addr,)
+        known = town.hosts["n2"].addrs_of(sought.peer_id)
+        assert [addr.transport for addr in known] == [sought.addr.transport]
+        assert await dhts[2].find_peer(PeerId.from_public_key(bytes(32))) == ()
+        assert repr(dhts[0]).startswith("Dht(11 contacts")
+
+    first = in_town(main)
+    assert in_town(main) == first
+
+
+def test_it_outlives_deaths() -> None:
+    async def main(town: Town) -> None:
+        dhts = await town.grow(20)
+        await dhts[19].put("run", b"name", b"value", 3600)
+        for index in range(1, 7):
+            town.swarm.kill(f"n{index}", silent=True)
+        world = town.swarm.nodes["n0"].world
+        began = world.now()
+        assert [record.value for record in await dhts[10].get("run", b"name")] == [b"value"]
+        assert world.now() - began < 5
+
+    in_town(main)
+
+
+def test_the_first_node_is_alone_and_content() -> None:
+    async def main(town: Town) -> None:
+        town.swarm.add("n0", town.live)
+        await town.swarm.nodes["n0"].world.sleep(1)
+        dht = town.dhts["n0"]
+        assert await dht.put("run", b"name", b"early", 600) == 0
+        assert [record.value for record in await dht.get("run", b"name")] == [b"early"]
+        late = town.swarm.add("late", town.live)
+        await late.world.sleep(1)
+        assert await town.dhts["late"].bootstrap([town.swarm.nodes["n0"].addr]) == 1
+        await late.world.sleep(60)
+        assert town.dhts["late"].records > 0, "what nobody took is published again"
+
+    in_town(main)
+
+
+def test_a_dead_seed_is_no_error_and_is_asked_again() -> None:
+    async def main(town: Town) -> None:
+        seed = town.swarm.add("n0", town.live)
+        await seed.world.sleep(1)
+        town.swarm.kill("n0", silent=True)
+        other = town.swarm.add("n1", town.live)
+        await other.world.sleep(1)
+        assert await town.dhts["n1"].bootstrap([seed.addr]) == 0
+        town.swarm.restart("n0")
+        await other.world.sleep(150)
+        assert town.dhts["n1"].contacts == 1
+
+    in_town(main)
+
+
+def test_stamp_and_sequence_number_survive_a_restart() -> None:
+    async def main(town: Town) -> None:
+        dhts = await town.grow(4)
+        node = town.swarm.nodes["n2"]
+        await dhts[2].put("run", b"name", b"before", 600)
+        (before,) = await dhts[1].get("run", b"name")
+        await node.world.sleep(1)
+        nonce = await node.world.disk.read(STAMP_PATH)
+        assert check_stamp(node.peer_id, nonce, CONFIG.difficulty)
+        reserved = int(await node.world.disk.read(SEQNO_PATH))
+        assert before.seqno < reserved <= before.seqno + SEQNO_RESERVE
+        town.swarm.restart("n2")
+        await node.world.sleep(1)
+        assert town.dhts["n2"].contact.nonce == nonce
+        await town.dhts["n2"].bootstrap([town.swarm.nodes["n0"].addr])
+        await town.dhts["n2"].put("run", b"name", b"after", 600)
+        (after,) = await dhts[1].get("run", b"name")
+        assert after.value == b"after"
+        assert after.seqno > reserved
+
+    in_town(main)
+
+
+def test_damaged_files_are_replaced() -> None:
+    async def main(town: Town) -> None:
+        async def damaged(node: SimNode) -> None:
+            await node.world.disk.replace(STAMP_PATH, b"short")
+            await node.world.disk.replace(SEQNO_PATH, b"-1 or so")
+            await town.live(node)
+
+        node = town.swarm.add("n0", damaged)
+        await node.world.sleep(1)
+        assert check_stamp(node.peer_id, town.dhts["n0"].contact.nonce, CONFIG.difficulty)
+
+    in_town(main)
+
+
+def test_namespaces_are_enforced_by_holders() -> None:
+    only_short = Namespace("short", lambda record: len(record.value) < 4, max_lifetime=100)
+
+    async def main(town: Town) -> None:
+        dhts = await town.grow(4)
+        assert await dhts[1].put("short", b"name", b"abc", 60) > 0
+        assert await dhts[1].put("short", b"other", b"much too long", 60) == 0
+        with pytest.raises(ValueError, match="lives"):
+            await dhts[1].put("short", b"name", b"abc", 101)
+        assert [record.value for record in await dhts[2].get("short", b"name")] == [b"abc"]
+        assert await dhts[2].get("short", b"other") == []
+
+    in_town(main, namespaces=(only_short,))
+
+
+def test_what_is_too_large_or_badly_named_is_refused_at_once() -> None:
+    async def main(town: Town) -> None:
+        (dht,) = await town.grow(1)
+        for arguments in (("", b"n", b"v", 60), ("x" * 33, b"n", b"v", 60), ("run", bytes(65), b"v", 60),
+                          ("run", b"n", bytes(MAX_VALUE + 1), 60), ("run", b"n", b"v", 0)):  # fmt: skip
+            with pytest.raises(ValueError):  # noqa: PT011
+                await dht.put(*arguments)
+        with pytest.raises(ValueError, match="/p2p/"):
+            await dht.bootstrap([Multiaddr.tcp("10.0.0.1", 1)])
+
+    in_town(main)
+
+
+def test_a_cancelled_reading_leaves_nothing_behind() -> None:
+    async def main(town: Town) -> None:
+        dhts = await town.grow(6)
+        with trio.move_on_after(0.001) as scope:
+            await dhts[1].get("run", b"name")
+        assert scope.cancelled_caught
+        assert dhts[1]._waiting == {}
+        assert await dhts[1].put("run", b"name", b"value", 60) > 0
+
+    in_town(main)

@@ -1,0 +1,319 @@
+"""Whole swarms of DHT cores on one heap (`bench.dht.Swarm`): joins, deaths, loss, lies, partitions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bench.dht import WALL, Case, Node, Swarm, measure
+from p2p.dht.config import DhtConfig
+from p2p.dht.events import Forget, Get, PeerDown, Penalise, Received, Send, Tick
+from p2p.dht.messages import Contact, FindNode, Nodes, Ping, Pong, Store, Stored, decode_untrusted, encode
+from p2p.dht.publications import MAX_PUBLICATIONS
+from p2p.dht.record import CLOCK_TOLERANCE, Record, record_key, sign_record
+from p2p.errors import LimitExceeded
+from p2p.identity import PeerId
+
+
+def joined(size: int, seed: int = 1, **options: float) -> Swarm:
+    swarm = Swarm(size, seed, **options)  # type: ignore[arg-type]
+    swarm.join_all()
+    return swarm
+
+
+def signed(
+    node: Node, *, name: bytes = b"name", seqno: int = 1, lifetime: float = 600, value: bytes = b"v"
+) -> Record:
+    own = node.core.own
+    bare = Record("test", name, own.peer, own.nonce, seqno, int(WALL + lifetime), value, b"")
+    return sign_record(bare, node.key)
+
+
+def ask(swarm: Swarm, node: Node, sender: Node, body: object) -> list[object]:
+    """Hand a request to a core; the bodies of its answers and its other effects."""
+    data = encode(1, sender.core.own, body)  # type: ignore[arg-type]
+    effects = node.core.handle(Received(sender.peer, data, WALL + swarm.now), swarm.now)
+    return [decode_untrusted(each.data).body if isinstance(each, Send) else each for each in effects]
+
+
+def test_everybody_meets_everybody_near() -> None:
+    swarm = joined(60)
+    nodes = list(swarm.nodes.values())
+    for node in nodes:
+        own = node.core.own.number
+        nearest = sorted((each.core.own for each in nodes if each is not node), key=lambda c: c.number ^ own)[
+            :10
+        ]
+        known = [node.core.contact_of(contact.peer) is not None for contact in nearest]
+        assert all(known)
+
+
+def test_what_one_puts_all_can_read() -> None:
+    swarm = joined(60, 2)
+    nodes = list(swarm.nodes.values())
+    written = swarm.put(nodes[10], b"name", b"value")
+    assert written is not None
+    assert written.copies == 3 * swarm.config.replicas
+    for reader in (nodes[0], nodes[10], nodes[35], nodes[59]):
+        seconds, records = swarm.get(reader, b"name")
+        assert [(record.publisher, record.value) for record in records] == [(nodes[10].peer, b"value")]
+        assert seconds < 3
+    assert swarm.get(nodes[5], b"another name")[1] == ()
+
+
+def test_many_publishers_under_one_name() -> None:
+    swarm = joined(40, 3)
+    nodes = list(swarm.nodes.values())
+    for index, node in enumerate(nodes[:12]):
+        swarm.put(node, b"run", b"member %d" % index)
+    swarm.put(nodes[0], b"run", b"newer")
+    _, records = swarm.get(nodes[30], b"run")
+    assert [record.publisher for record in records] == sorted(node.peer for node in nodes[:12])
+    assert {record.publisher: record.value for record in records}[nodes[0].peer] == b"newer"
+
+
+def test_same_seed_same_trace() -> None:
+    def trace(seed: int) -> list[object]:
+        swarm = Swarm(12, seed, loss=0.1, liars=0.2)
+        seen: list[object] = []
+        swarm.tapped = lambda one, other, data: seen.append((swarm.now, one, other, data))
+        swarm.join_all(until=5)
+        return seen
+
+    assert trace(5) == trace(5)
+    assert trace(5) != trace(6)
+
+
+def test_death_loss_and_lies_hide_nothing_and_forge_nothing() -> None:
+    figures = measure(Case("all", dead=0.3, loss=0.05, liars=0.2), size=60, reads=60, seed=1)
+    assert figures["reads right", "%"] == 100
+    assert figures["wrong values", "1"] == 0
+    assert figures["read p99", "virtual s"] < 3
+
+
+def test_liars_are_punished_and_the_honest_are_not() -> None:
+    swarm = joined(50, 4, liars=0.2, loss=0.05)
+    for index in range(5):
+        swarm.put(swarm.honest()[index], b"%d" % index, b"value")
+    punished = {penalty.peer for node in swarm.honest() for penalty in node.penalised}
+    liars = {node.peer for node in swarm.nodes.values() if node.lies is not None}
+    assert len(punished & liars) > len(liars) / 2
+    assert not punished - liars
+
+
+def test_a_lost_ping_at_bootstrap_leaves_nobody_alone() -> None:
+    swarm = Swarm(4, 5)
+    swarm.blocked = lambda _one, _other: True
+    swarm.join_all(until=3)
+    assert all(node.core.contacts == 0 for node in swarm.nodes.values())
+    swarm.blocked = lambda _one, _other: False
+    swarm.run(swarm.now + 120)
+    assert all(node.core.contacts == 3 for node in swarm.nodes.values())
+
+
+def test_two_sides_of_a_partition_find_each_other_again() -> None:
+    swarm = Swarm(24, 6, config=DhtConfig(difficulty=4, refresh_interval=60))
+    swarm.join_all()
+    nodes = list(swarm.nodes.values())
+    left = dict.fromkeys(node.peer for node in nodes[::2])
+    swarm.blocked = lambda one, other: (one in left) != (other in left)
+    swarm.run(swarm.now + 600)
+    assert all(
+        node.core.contact_of(other.peer) is None
+        for node in nodes
+        for other in nodes
+        if (node.peer in left) != (other.peer in left)
+    )
+    swarm.blocked = lambda _one, _other: False
+    swarm.run(swarm.now + 300)
+    swarm.put(nodes[2], b"name", b"over the gap")
+    assert [record.value for record in swarm.get(nodes[3], b"name")[1]] == [b"over the gap"]
+
+
+def test_records_are_renewed_while_their_publisher_lives_and_end_after_it() -> None:
+    swarm = joined(20, 7)
+    nodes = list(swarm.nodes.values())
+    swarm.put(nodes[4], b"name", b"value", lifetime=120)
+    first = swarm.get(nodes[9], b"name")[1][0]
+    swarm.run(swarm.now + 1000)
+    (later,) = swarm.get(nodes[9], b"name")[1]
+    assert later.seqno > first.seqno
+    assert later.expires > first.expires + 800
+    swarm.kill(nodes[4])
+    swarm.run(swarm.now + 120 + CLOCK_TOLERANCE + 1)
+    assert swarm.get(nodes[9], b"name")[1] == ()
+
+
+def test_what_is_forgotten_is_not_renewed() -> None:
+    swarm = joined(12, 8)
+    node = list(swarm.nodes.values())[4]
+    swarm.put(node, b"name", b"value", lifetime=60)
+    swarm.give(node, Forget("test", b"name"))
+    swarm.run(swarm.now + 60 + CLOCK_TOLERANCE + 1)
+    assert swarm.get(node, b"name")[1] == ()
+
+
+def test_holders_hand_on_what_a_dead_publisher_left() -> None:
+    config = DhtConfig(difficulty=4, replicate_interval=300, refresh_interval=100)
+    swarm = Swarm(40, 9, config=config)
+    swarm.join_all()
+    nodes = list(swarm.nodes.values())
+    swarm.put(nodes[5], b"name", b"value", lifetime=7200)
+    swarm.kill(nodes[5])
+    key = record_key("test", b"name", 0)
+    holders = sorted(nodes, key=lambda node: node.core.own.number ^ int.from_bytes(key, "big"))
+    for node in holders[:6]:
+        swarm.kill(node)
+    swarm.run(swarm.now + 1500)
+    alive = [node for node in holders if node.alive][:8]
+    held = [node for node in alive if node.core._store.get(key)]
+    assert len(held) >= 7
+
+
+def test_the_dead_leave_the_tables() -> None:
+    swarm = joined(30, 10)
+    nodes = list(swarm.nodes.values())
+    for node in nodes[20:]:
+        swarm.kill(node)
+    swarm.run(swarm.now + 1500)
+    gone = [node.peer for node in nodes[20:]]
+    assert sum(node.core.contact_of(peer) is not None for node in nodes[:20] for peer in gone) <= 4
+
+
+def test_who_has_no_address_reads_but_is_in_no_table() -> None:
+    swarm = joined(20, 11)
+    nodes = list(swarm.nodes.values())
+    swarm.put(nodes[1], b"name", b"value")
+    client = swarm.add()
+    client.core._neighbours.own = replace(client.core.own, addrs=())
+    swarm.give(client, swarm_join(client, nodes[0].peer))
+    swarm.run(swarm.now + 20)
+    assert client.core.contacts > 10
+    assert [record.value for record in swarm.get(client, b"name")[1]] == [b"value"]
+    assert all(node.core.contact_of(client.peer) is None for node in nodes)
+
+
+def swarm_join(_node: Node, seed: PeerId) -> object:
+    from p2p.dht.events import Join
+
+    return Join(999, (seed,))
+
+
+# One core, attacked.
+
+
+@pytest.fixture
+def pair() -> tuple[Swarm, Node, Node]:
+    swarm = Swarm(2, 12)
+    victim, other = swarm.nodes.values()
+    return swarm, victim, other
+
+
+def store(record: Record, salt: int = 0) -> Store:
+    return Store(record_key(record.namespace, record.name, salt), record.encode())
+
+
+def test_it_stores_what_is_signed(pair: tuple[Swarm, Node, Node]) -> None:
+    swarm, victim, other = pair
+    assert ask(swarm, victim, other, store(signed(other))) == [Stored(True)]
+    assert ask(swarm, victim, other, store(signed(other), salt=2)) == [Stored(True)]
+    assert victim.core.records >= 2
+
+
+def test_a_forged_record_is_refused_and_punished(pair: tuple[Swarm, Node, Node]) -> None:
+    swarm, victim, other = pair
+    held = victim.core.records
+    forged = replace(signed(victim), value=b"lie")
+    assert [type(each) for each in ask(swarm, victim, other, store(forged))] == [Penalise]
+    misplaced = Store(bytes(20), signed(other).encode())
+    assert [type(each) for each in ask(swarm, victim, other, misplaced)] == [Penalise]
+    assert victim.core.records == held
+
+
+def test_an_expired_record_is_refused_without_blame(pair: tuple[Swarm, Node, Node]) -> None:
+    swarm, victim, other = pair
+    expired = signed(other, lifetime=-CLOCK_TOLERANCE - 1)
+    assert ask(swarm, victim, other, store(expired)) == [Stored(False)]
+    eternal = signed(other, lifetime=10 * 365 * 86400)
+    assert ask(swarm, victim, other, store(eternal)) == [Stored(False)]
+
+
+def test_a_replayed_older_record_does_not_replace_the_newer(pair: tuple[Swarm, Node, Node]) -> None:
+    swarm, victim, other = pair
+    old, new = signed(other, seqno=1, value=b"old"), signed(other, seqno=2, value=b"new")
+    ask(swarm, victim, other, store(new))
+    ask(swarm, victim, other, store(old))
+    assert [each.value for each in victim.core._store.get(store(new).key)] == [b"new"]
+
+
+def test_a_sender_needs_a_stamp_and_its_own_name(pair: tuple[Swarm, Node, Node]) -> None:
+    _, victim, other = pair
+    cheap = next(
+        contact
+        for number in range(1000)
+        if (contact := Contact(other.peer, number.to_bytes(8, "big"), (other.addr,))).work < 4
+    )
+    for sender in (cheap, victim.core.own):
+        data = encode(1, sender, Ping())
+        (effect,) = victim.core.handle(Received(other.peer, data, WALL), 0.0)
+        assert isinstance(effect, Penalise)
+        assert victim.core.contact_of(other.peer) is None
+
+
+def test_a_flood_is_answered_slowly(pair: tuple[Swarm, Node, Node]) -> None:
+    swarm, victim, other = pair
+    answers = sum(len(ask(swarm, victim, other, Ping())) for _ in range(1000))
+    assert answers == 200
+    swarm.now += 1
+    assert sum(len(ask(swarm, victim, other, Ping())) for _ in range(1000)) == 20
+
+
+def test_unasked_answers_change_nothing(pair: tuple[Swarm, Node, Node]) -> None:
+    swarm, victim, other = pair
+    strangers = tuple(node.core.own for node in Swarm(5, 99).nodes.values())
+    assert ask(swarm, victim, other, Nodes(strangers)) == []
+    assert ask(swarm, victim, other, Pong()) == []
+    assert victim.core.contacts == 1
+
+
+def test_an_unreachable_seed_ends_a_join_at_once(pair: tuple[Swarm, Node, Node]) -> None:
+    swarm, victim, other = pair
+    swarm.give(victim, swarm_join(victim, other.peer))
+    swarm.give(victim, PeerDown(other.peer, unreachable=True))
+    assert 999 in victim.done
+
+
+def test_an_operation_ends_at_its_timeout_whatever_happens() -> None:
+    swarm = joined(10, 13)
+    node, *others = swarm.nodes.values()
+    for other in others:
+        swarm.kill(other)
+    swarm.give(node, Get(555, "test", b"name"))
+    swarm.run(swarm.now + swarm.config.timeout + 0.1)
+    assert 555 in node.done
+
+
+def test_publications_are_bounded() -> None:
+    swarm = Swarm(1, 14)
+    (node,) = swarm.nodes.values()
+    for index in range(MAX_PUBLICATIONS - 1):  # our address is the first
+        swarm.put(node, b"%d" % index, b"value")
+    with pytest.raises(LimitExceeded):
+        swarm.put(node, b"one too many", b"value")
+
+
+def test_a_core_says_when_it_wants_to_be_woken() -> None:
+    swarm = joined(8, 15)
+    for node in swarm.nodes.values():
+        assert swarm.now <= node.core.next_deadline < swarm.now + 1000
+        assert node.core.handle(Tick(WALL + swarm.now), swarm.now) == []
+
+
+def test_find_node_names_the_nearest_but_not_the_asker() -> None:
+    swarm = joined(30, 16)
+    one, two, *_ = swarm.nodes.values()
+    (answer,) = ask(swarm, one, two, FindNode(two.core.own.id))
+    assert isinstance(answer, Nodes)
+    assert len(answer.contacts) == 20
+    assert two.core.own not in answer.contacts

@@ -1,0 +1,207 @@
+"""The fake engine: everything a function of its inputs, and each cheat with its own kind of evidence."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from typing import Any, cast
+
+import pytest
+
+from p2p.world import World
+from proofs.checks import Limits, Reason, Shape, Verdict, check_shape, judge
+from roles.engines.base import EngineError, Group, GroupTask, Sampling, TrainingGroup
+from roles.engines.client import open_engine
+from roles.engines.config import DeviceProfile, EngineConfig
+from roles.engines.fake import decode_policy, first_policy, next_policy
+from roles.envs.base import Task
+from roles.envs.sort import END, SortEnvironment
+
+SORT = SortEnvironment()
+SAMPLING = Sampling(1.0, 12, 8)
+CONFIG = EngineConfig(kind="fake", profile=DeviceProfile(policy_bytes=4096))
+
+
+class MemoryDisk:
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+
+    async def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        return self.files[path]
+
+    async def replace(self, path: str, data: bytes) -> None:
+        self.files[path] = data
+
+    async def size(self, path: str) -> int | None:
+        return len(self.files[path]) if path in self.files else None
+
+
+class CountingWorld:
+    """The two doors that the fake engine uses."""
+
+    def __init__(self) -> None:
+        self.disk = MemoryDisk()
+        self.spent = 0.0
+
+    async def run_blocking(self, function: Callable[..., Any], *args: Any, cost: float) -> Any:
+        self.spent += cost
+        return function(*args)
+
+
+def make_world() -> tuple[CountingWorld, World]:
+    world = CountingWorld()
+    return world, cast(World, world)
+
+
+def make_tasks(count: int) -> list[GroupTask]:
+    rng = Random(7)
+    return [
+        GroupTask(group, SORT.task(rng.randbytes(32)).prompt, tuple(rng.randbytes(32) for _ in range(8)))
+        for group in range(count)
+    ]
+
+
+def reward(tasks: list[GroupTask], groups: list[Group]) -> float:
+    rewards = [
+        SORT.reward(Task(task.prompt, SORT.solution(task.prompt)), one.tokens)
+        for task, group in zip(tasks, groups, strict=True)
+        for one in group.completions
+    ]
+    return sum(rewards) / len(rewards)
+
+
+async def reasons(generator: EngineConfig, steps: int, cheat: Sampling = SAMPLING) -> set[Reason]:
+    """Why groups of a policy ``steps`` old are judged as they are by a validator of `CONFIG`."""
+    _, world = make_world()
+    tasks = make_tasks(40)
+    async with open_engine(world, CONFIG) as learner, open_engine(world, generator) as theirs:
+        await learner.open("checkpoint")
+        await theirs.open("theirs")
+        await theirs.save("theirs", "old")
+        for _ in range(steps):
+            await learner.step([])
+        await learner.save("checkpoint", "new")
+        await theirs.load("old")
+        groups = await theirs.generate(tasks, cheat)
+        await learner.load("new")
+        evidence = await learner.score(tasks, groups, SAMPLING)
+    return {judge(one, Limits.fp32()).reason for one in evidence}
+
+
+async def test_honest_work_is_accepted() -> None:
+    assert await reasons(CONFIG, 0) == {Reason.WITHIN_LIMITS}
+
+
+async def test_cheats_are_told_apart() -> None:
+    assert await reasons(CONFIG, 1) == {Reason.MANTISSA_MEAN}
+    assert await reasons(replace(CONFIG, seed=1), 0) == {Reason.EXPONENTS}
+    greedy = await reasons(CONFIG, 0, replace(SAMPLING, temperature=0.0))
+    assert greedy <= {Reason.DRAW_DISTANCE, Reason.WITHIN_LIMITS}
+    assert Reason.DRAW_DISTANCE in greedy
+
+
+async def test_a_forged_proof_and_edited_tokens_are_seen() -> None:
+    _, world = make_world()
+    tasks = make_tasks(1)
+    async with open_engine(world, CONFIG) as engine:
+        await engine.open("c")
+        await engine.save("c", "w")
+        await engine.load("w")
+        (group,) = await engine.generate(tasks, SAMPLING)
+        first, *others = group.completions
+        edited = replace(first, tokens=(5, *first.tokens[1:]))
+        forged = [replace(group, proof=b""), replace(group, completions=(edited, *others))]
+        seen = [judge((await engine.score(tasks, [one], SAMPLING))[0], Limits.fp32()) for one in forged]
+    assert [one.reason for one in seen] == [Reason.MALFORMED_PROOF, Reason.EXPONENTS]
+
+
+async def test_groups_have_the_right_shape() -> None:
+    _, world = make_world()
+    async with open_engine(world, CONFIG) as engine:
+        await engine.open("c")
+        await engine.save("c", "w")
+        await engine.load("w")
+        shape = Shape(group_size=8, max_new_tokens=12, vocabulary=50, end_token=END)
+        for group in await engine.generate(make_tasks(50), SAMPLING):
+            tokens = [one.tokens for one in group.completions]
+            logprobs = [one.logprobs for one in group.completions]
+            assert check_shape(tokens, logprobs, shape).verdict is Verdict.ACCEPTED
+
+
+async def test_skill_and_reward_rise_with_the_steps() -> None:
+    _, world = make_world()
+    tasks = make_tasks(200)
+    async with open_engine(world, CONFIG) as engine:
+        await engine.open("checkpoint")
+        seen = []
+        for step in range(3):
+            await engine.save("checkpoint", f"policy {step}")
+            await engine.load(f"policy {step}")
+            seen.append(reward(tasks, await engine.generate(tasks, SAMPLING)))
+            for _ in range(15):
+                report = await engine.step([TrainingGroup((1,), (), ())])
+        assert report.step == 45
+    assert seen[0] == pytest.approx(CONFIG.profile.start_skill, abs=0.05)
+    assert seen[0] < seen[1] - 0.1 < seen[2] - 0.2
+    first = decode_policy(await world.disk.read("policy 0"))
+    assert first.skill == pytest.approx(CONFIG.profile.start_skill)
+
+
+async def test_two_engines_do_exactly_the_same() -> None:
+    async def life() -> tuple[dict[str, bytes], list[Group], float]:
+        counting, world = make_world()
+        async with open_engine(world, CONFIG) as engine:
+            await engine.open("c")
+            await engine.step([])
+            await engine.save("c", "w")
+            await engine.load("w")
+            groups = await engine.generate(make_tasks(5), SAMPLING)
+        return counting.disk.files, groups, counting.spent
+
+    assert await life() == await life()
+
+
+async def test_continuing_from_a_checkpoint_changes_nothing() -> None:
+    _, world = make_world()
+    async with open_engine(world, CONFIG) as one, open_engine(world, CONFIG) as other:
+        await one.open("a")
+        await one.step([])
+        await one.save("a", "w1")
+        await one.step([])
+        await one.save("b", "w2")
+        assert await other.open("a") == 1
+        await other.step([])
+        await other.save("c", "w3")
+    assert await world.disk.read("w2") == await world.disk.read("w3")
+
+
+async def test_time_is_spent() -> None:
+    counting, world = make_world()
+    async with open_engine(world, CONFIG) as engine:
+        await engine.open("c")
+        assert counting.spent == CONFIG.profile.open_seconds
+        await engine.save("c", "w")
+        await engine.load("w")
+        before = counting.spent
+        groups = await engine.generate(make_tasks(5), SAMPLING)
+        tokens = sum(len(one.tokens) for group in groups for one in group.completions)
+        assert counting.spent - before == pytest.approx(tokens / CONFIG.profile.generate_rate)
+
+
+async def test_what_is_missing_is_said() -> None:
+    _, world = make_world()
+    async with open_engine(world, CONFIG) as engine:
+        with pytest.raises(EngineError, match="no weights"):
+            await engine.generate([], SAMPLING)
+        with pytest.raises(EngineError, match="not opened"):
+            await engine.step([])
+        await world.disk.replace("w", b"nonsense")
+        with pytest.raises(EngineError, match="not a weights file"):
+            await engine.load("w")
+
+
+def test_a_step_changes_little_of_the_policy() -> None:
+    before = first_policy(CONFIG)
+    after = next_policy(before, 0.04)
+    changed = sum(a != b for a, b in zip(before.noise, after.noise, strict=True))
+    assert 0 < changed <= len(before.noise) // 2 // 64
+    assert decode_policy(after.encode()) == after

@@ -1,0 +1,182 @@
+"""An engine in a process of its own: values and errors cross whole, and nothing outlives the node."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from p2p.errors import ConfigError, WorkerDied
+from p2p.machine import RealWorld, open_world
+from proofs.checks import Limits, Verdict, judge
+from roles.engines import codec
+from roles.engines.base import Completion, EngineError, Group, GroupTask, Sampling, TrainingGroup
+from roles.engines.client import open_engine
+from roles.engines.config import EngineConfig, config_from_wire, config_to_wire
+from roles.envs.base import Task
+from roles.envs.sort import SortEnvironment
+from roles.rl.recipe import Recipe, WarmUp
+
+CONFIG = EngineConfig(recipe=Recipe(minibatches=2, warm_up=WarmUp(steps=60, batch=32, ramp=10)), nice=5)
+SAMPLING = Sampling(1.0, 12, 4)
+SORT = SortEnvironment()
+
+
+@asynccontextmanager
+async def world_at(folder: Path) -> AsyncIterator[RealWorld]:
+    async with open_world(folder) as world:
+        yield world
+
+
+def make_tasks(count: int) -> list[GroupTask]:
+    return [
+        GroupTask(
+            group,
+            SORT.task(bytes([group]) * 32).prompt,
+            tuple(bytes([group, slot] * 16) for slot in range(4)),
+        )
+        for group in range(count)
+    ]
+
+
+async def test_a_round_of_the_recipe(tmp_path: Path) -> None:
+    """Learner, generator, scorer, step: everything that crosses the pipe, in its order."""
+    tasks = make_tasks(24)
+    async with world_at(tmp_path) as world, open_engine(world, CONFIG) as engine:
+        assert await engine.open("learner/checkpoint") == 0
+        await engine.save("learner/checkpoint", "policies/0.safetensors")
+        await engine.load("policies/0.safetensors")
+        groups = await engine.generate(tasks, SAMPLING)
+        assert [group.group for group in groups] == [task.group for task in tasks]
+        evidence = await engine.score(tasks, groups, SAMPLING)
+        assert {judge(one, Limits.fp32()).verdict for one in evidence} == {Verdict.ACCEPTED}
+        rewarded = [rate(task, group) for task, group in zip(tasks, groups, strict=True)]
+        report = await engine.step([one for one in rewarded if len(set(one.rewards)) > 1])
+        assert (report.step, report.tokens > 0) == (1, True)
+        evaluation = await engine.evaluate()
+        assert 0 <= evaluation.greedy <= 1
+        await engine.save("learner/checkpoint", "policies/1.safetensors")
+        assert await world.disk.list("policies") == ["0.safetensors", "1.safetensors"]
+        await engine.load("policies/1.safetensors")
+        stale = await engine.score(tasks, groups, SAMPLING)
+        assert Verdict.ACCEPTED not in {judge(one, Limits.fp32()).verdict for one in stale}
+    async with world_at(tmp_path) as world, open_engine(world, CONFIG) as engine:
+        assert await engine.open("learner/checkpoint") == 1
+
+
+async def test_errors_arrive_whole(tmp_path: Path) -> None:
+    async with world_at(tmp_path) as world, open_engine(world, CONFIG) as engine:
+        with pytest.raises(EngineError, match=r"load failed with FileNotFoundError: .*nothing\.safetensors"):
+            await engine.load("nothing.safetensors")
+        with pytest.raises(EngineError, match="generate failed with EngineError: no weights were loaded"):
+            await engine.generate(make_tasks(1), SAMPLING)
+        with pytest.raises(EngineError, match="the learner was not opened"):
+            await engine.step([])
+
+
+async def test_a_wrong_configuration_is_named(tmp_path: Path) -> None:
+    async with world_at(tmp_path) as world:
+        for config, words in (
+            (EngineConfig(environment="nonsense"), "no environment 'nonsense'"),
+            (EngineConfig(kind="abacus"), "no engine 'abacus'"),
+        ):
+            with pytest.raises(ConfigError, match=words):
+                async with open_engine(world, config):
+                    pass
+
+
+async def test_a_killed_worker_is_reported(tmp_path: Path) -> None:
+    async with world_at(tmp_path) as world, world.open_worker(["roles.engines.worker"], name="w") as worker:
+        await worker.call(codec.encode_request("configure", config_to_wire(CONFIG)))
+        os.kill(worker.pid, signal.SIGKILL)
+        with pytest.raises(WorkerDied):
+            await worker.call(codec.encode_request("evaluate"))
+
+
+def worker_process(*argv: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, *(argv or ("-m", "roles.engines.worker"))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def send(process: subprocess.Popen[bytes], request: bytes) -> None:
+    assert process.stdin is not None
+    process.stdin.write(len(request).to_bytes(4, "big") + request)
+    process.stdin.flush()
+
+
+def receive(process: subprocess.Popen[bytes]) -> object:
+    assert process.stdout is not None
+    length = int.from_bytes(process.stdout.read(4), "big")
+    return codec.decode_reply(process.stdout.read(length))
+
+
+async def test_it_ends_with_its_input_even_while_it_computes() -> None:
+    with worker_process() as process:
+        endless = EngineConfig(recipe=Recipe(warm_up=WarmUp(steps=1_000_000)))
+        send(process, codec.encode_request("configure", config_to_wire(endless)))
+        assert receive(process) is None
+        send(process, codec.encode_request("open", "/nowhere/checkpoint"))
+        assert process.stdin is not None
+        process.stdin.close()
+        with trio.fail_after(20):
+            await trio.to_thread.run_sync(process.wait)
+        assert process.returncode == 0
+        assert process.stdout is not None
+        assert process.stdout.read() == b""
+
+
+def test_what_it_prints_does_not_garble_frames() -> None:
+    code = """
+import os
+from roles.engines import worker
+def make_engine(config):
+    print("noise of a library")
+    os.write(1, b"noise of C code")
+    raise ValueError("as planned")
+worker.make_engine = make_engine
+worker.main()
+"""
+    with worker_process("-c", code) as process:
+        send(process, codec.encode_request("configure", config_to_wire(CONFIG)))
+        assert receive(process) == codec.Failure("ValueError", "as planned")
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.stderr is not None
+        errors = process.stderr.read()
+    assert b"noise of a library" in errors
+    assert b"noise of C code" in errors
+
+
+def rate(task: GroupTask, group: Group) -> TrainingGroup:
+    """Rewards for ending early: any policy shows spread in that."""
+    full = Task(task.prompt, SORT.solution(task.prompt))
+    rewards = tuple(
+        max(SORT.reward(full, one.tokens), float(len(one.tokens) < 6)) for one in group.completions
+    )
+    return TrainingGroup(task.prompt, group.completions, rewards)
+
+
+def test_values_survive_the_pipe() -> None:
+    completion = Completion((1, 2, 0), (-0.5, -1e-9, -30.25))
+    group = Group(7, (completion, completion), b"\x00proof")
+    task = GroupTask(7, (9, 8), (b"a" * 32, b"b" * 32))
+    training = TrainingGroup((9, 8), (completion,), (1.0,))
+    reply = codec.decode_reply(
+        codec.encode_reply(
+            [codec.group_to_wire(group), codec.task_to_wire(task), codec.training_to_wire(training)]
+        )
+    )
+    assert codec.group_from_wire(reply[0]) == group
+    assert codec.task_from_wire(reply[1]) == task
+    assert codec.training_from_wire(reply[2]) == training
+    method, arguments = codec.decode_request(codec.encode_request("configure", config_to_wire(CONFIG)))
+    assert (method, config_from_wire(arguments[0])) == ("configure", CONFIG)

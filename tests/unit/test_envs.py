@@ -1,0 +1,90 @@
+"""The sort environment: determinism, the held-out rule, rewards; and how environments are found."""
+
+import sys
+from collections import Counter
+from random import Random
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from p2p.errors import ConfigError
+from roles.envs.base import Task, open_environment
+from roles.envs.sort import VOCABULARY, SortEnvironment, decode, encode, is_held_out
+
+SORT = SortEnvironment()
+
+
+def test_vocabulary() -> None:
+    assert len(VOCABULARY) == len(set(VOCABULARY)) == 50
+    assert VOCABULARY[SORT.end_token] == "$"
+    assert encode("$09s") == (0, 1, 10, VOCABULARY.index("s"))
+
+
+@settings(max_examples=200)
+@given(st.binary(min_size=32, max_size=32), st.booleans())
+def test_tasks_follow_from_their_seed(seed: bytes, held_out: bool) -> None:
+    task = SORT.task(seed, held_out=held_out)
+    assert task == SORT.task(seed, held_out=held_out)
+    prompt = decode(task.prompt)
+    assert is_held_out(prompt) == held_out
+    assert decode(task.answer) == "".join(sorted(prompt[1:-1])) + "$"
+    assert task.answer == SORT.solution(task.prompt)
+    assert 2 <= len(prompt) - 2 <= 8
+
+
+def test_a_known_task_stays_what_it_is() -> None:
+    # Validators recompute tasks from seeds: a change here is a new version of the environment.
+    assert decode(SORT.task(bytes(32)).prompt) == "s5815296="
+    assert decode(SORT.evaluation()[0].prompt) == "s56902085="
+
+
+def test_nine_tasks_in_ten_are_long() -> None:
+    rng = Random(1)
+    lengths = Counter(len(SORT.task(rng.randbytes(32)).prompt) - 2 for _ in range(4000))
+    assert sum(lengths[k] for k in range(5, 9)) / 4000 == pytest.approx(0.9, abs=0.02)
+    assert sorted(lengths) == [2, 3, 4, 5, 6, 7, 8]
+
+
+def test_the_warm_up_is_clean_short_and_not_held_out() -> None:
+    tasks = SORT.warm_up(Random(0), 10_000)
+    assert not any(is_held_out(decode(task.prompt)) for task in tasks)
+    assert all(SORT.reward(task, task.answer) == 1.0 for task in tasks)
+    assert 0.005 < sum(len(task.prompt) > 6 for task in tasks) / len(tasks) < 0.015
+
+
+def test_evaluation_is_fixed_held_out_and_long() -> None:
+    tasks = SORT.evaluation()
+    assert tasks == SortEnvironment().evaluation()
+    assert len(tasks) == 512
+    assert all(is_held_out(decode(task.prompt)) and 7 <= len(task.prompt) <= 10 for task in tasks)
+
+
+def test_reward_is_right_or_wrong() -> None:
+    task = Task(encode("s312="), encode("123$"))
+    assert SORT.reward(task, encode("123$")) == 1.0
+    for wrong in ("123", "132$", "123$$", "", "12$"):
+        assert SORT.reward(task, encode(wrong)) == 0.0
+    assert SORT.reward(task, [-1, 10**30]) == 0.0
+
+
+@pytest.mark.parametrize("prompt", ["", "s=", "x12=", "s12", "s1a="])
+def test_no_solution_to_what_is_no_prompt(prompt: str) -> None:
+    with pytest.raises(ValueError, match="not a prompt"):
+        SORT.solution(encode(prompt))
+
+
+def test_environments_are_found() -> None:
+    assert open_environment("sort").digest == SORT.digest
+    assert open_environment("roles.envs.sort:SortEnvironment").name == "sort"
+    assert len(SORT.digest) == 32
+    for missing in ("nonsense", "roles.envs.sort:Nothing", "roles.envs.nothing:Sort"):
+        with pytest.raises(ConfigError):
+            open_environment(missing)
+
+
+def test_environments_are_light() -> None:
+    import subprocess
+
+    code = "import roles.envs.sort, roles.engines.client, sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

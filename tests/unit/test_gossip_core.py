@@ -1,0 +1,510 @@
+"""Gossip cores in swarms on one heap."""
+
+from __future__ import annotations
+
+import hashlib
+from random import Random
+from typing import Any
+
+import pytest
+
+from p2p.gossip.cache import MAX_CACHE_BYTES, MAX_RETRANSMISSIONS, MessageCache, SeenCache
+from p2p.gossip.core import MAX_PENDING, GossipCore
+from p2p.gossip.events import (
+    Connected,
+    Deliver,
+    Disconnected,
+    GossipConfig,
+    Penalise,
+    Publish,
+    Received,
+    Send,
+    Subscribe,
+    Tick,
+    Unsubscribe,
+    Validate,
+    Validated,
+    Validity,
+)
+from p2p.gossip.mesh import MAX_TOPICS_OF_PEER
+from p2p.gossip.messages import (
+    MAX_DATA,
+    PubsubMessage,
+    Rpc,
+    decode_rpc_untrusted,
+    encode_rpc,
+    sign_message,
+)
+from p2p.identity import PeerId
+from tests.unit.core_swarm import CoreSwarm, FakeSigner, Node, fake_verify_raw, peer_named
+
+TOPIC = "run/policy"
+ENEMY = peer_named(10_000)
+FRIEND = peer_named(10_001)
+
+
+def verify(peer: PeerId, domain: str, payload: bytes, signature: bytes) -> bool:
+    assert domain == ""
+    return fake_verify_raw(peer, payload, signature)
+
+
+class GossipSwarm(CoreSwarm):
+    """Everybody is connected to ``degree`` random others and hears `TOPIC`; ``bad`` data is rejected."""
+
+    def __init__(self, size: int, seed: int = 1, degree: int = 10, **link: Any) -> None:
+        super().__init__(seed, **link)
+        self.delivered: dict[PeerId, list[bytes]] = {}
+        self.judged: dict[PeerId, list[bytes]] = {}
+        for number in range(size):
+            self.start(number, degree)
+        self.run(5)
+
+    def start(self, number: int, degree: int) -> Node:
+        peer = peer_named(number)
+        others = [node.peer for node in self.alive()]
+        node = Node(peer, make_core(peer, seed=number))
+        self.nodes[peer] = node
+        self.delivered[peer], self.judged[peer] = [], []
+        self.drive(node, Subscribe(TOPIC))
+        for other in self.rng.sample(others, min(degree // 2, len(others))):
+            self.connect(node, other)
+        self.drive(node, Tick())
+        return node
+
+    def connect(self, node: Node, peer: PeerId) -> None:
+        pair = (node.peer, peer) if node.peer < peer else (peer, node.peer)
+        if pair not in self._links:
+            self._links[pair] = self.now
+            self._arrival[node.peer, peer] = self._arrival[peer, node.peer] = self.now
+            self.drive(node, Connected(peer))
+            self.drive(self.nodes[peer], Connected(node.peer))
+
+    def received(self, peer: PeerId, data: bytes) -> Received:
+        return Received(peer, data)
+
+    def tick(self) -> Tick:
+        return Tick()
+
+    def connection_event(self, peer: PeerId, state: str) -> Disconnected | None:
+        return Disconnected(peer) if state == "disconnected" else None
+
+    def carry_out(self, node: Node, effect: Any) -> None:
+        match effect:
+            case Send(peer, data):
+                self.send(node, peer, data)
+            case Validate(identity, _, _, data):
+                self.judged[node.peer].append(data)
+                validity = Validity.REJECT if data.startswith(b"bad") else Validity.ACCEPT
+                self.drive(node, Validated(identity, validity))
+            case Deliver(_, _, data):
+                self.delivered[node.peer].append(data)
+            case Penalise(peer, points, _):
+                node.penalties[peer] += points
+
+    def publish(self, number: int, data: bytes) -> None:
+        self.drive(self.nodes[peer_named(number)], Publish(TOPIC, data))
+
+    def reached(self, data: bytes) -> int:
+        return sum(self.delivered[node.peer].count(data) for node in self.alive())
+
+    def count(self, name: str) -> int:
+        return sum(node.core.counters[name] for node in self.nodes.values())
+
+
+def make_core(peer: PeerId, *, seed: int = 1, config: GossipConfig | None = None) -> GossipCore:
+    return GossipCore(
+        FakeSigner(peer), config or GossipConfig(), Random(seed), verify=verify, seqno=1_700_000_000
+    )
+
+
+class Lone:
+    """One core, and what it does."""
+
+    def __init__(self, *, config: GossipConfig | None = None, hearers: int = 0) -> None:
+        self.core = make_core(peer_named(0), config=config)
+        self.now = 100.0
+        self.do(Tick())
+        self.do(Subscribe(TOPIC))
+        for peer in [ENEMY, FRIEND, *(peer_named(number) for number in range(1, hearers + 1))]:
+            self.do(Connected(peer))
+            self.hear(peer, Rpc(subscriptions=[(TOPIC, True)]))
+
+    def do(self, event: Any) -> list[Any]:
+        return self.core.handle(event, self.now)
+
+    def hear(self, peer: PeerId, rpc: Rpc) -> list[Any]:
+        return self.do(Received(peer, encode_rpc(rpc)))
+
+    def later(self, seconds: float) -> list[Any]:
+        effects = []
+        until = self.now + seconds
+        while self.core.next_deadline <= until:
+            self.now = max(self.now, self.core.next_deadline)
+            effects += self.do(Tick())
+        self.now = until
+        return effects
+
+
+def rpcs(effects: list[Any], peer: PeerId) -> list[Rpc]:
+    return [
+        decode_rpc_untrusted(each.data) for each in effects if isinstance(each, Send) and each.peer == peer
+    ]
+
+
+def blamed(effects: list[Any]) -> list[tuple[PeerId, str]]:
+    return [(each.peer, each.reason.split(":")[0]) for each in effects if isinstance(each, Penalise)]
+
+
+def message_of(author: PeerId, data: bytes = b"good", *, seqno: int = 7, topic: str = TOPIC) -> PubsubMessage:
+    return sign_message(FakeSigner(author), topic, data, seqno)
+
+
+# Swarms.
+
+
+def test_everybody_gets_everything_once_and_soon() -> None:
+    swarm = GossipSwarm(60)
+    for number in range(20):
+        swarm.publish(number, b"news %d" % number)
+    swarm.run(1.5)
+    for number in range(20):
+        assert swarm.reached(b"news %d" % number) == 59
+    assert not any(node.penalties for node in swarm.nodes.values())
+
+
+def test_duplicates_are_bounded_by_the_degree_of_the_mesh() -> None:
+    swarm = GossipSwarm(60, degree=20)
+    before = swarm.count("duplicate")
+    for number in range(50):
+        swarm.publish(number, b"news %d" % number)
+        swarm.run(0.5)
+    assert swarm.count("accept") == 50 * 59
+    assert (swarm.count("duplicate") - before) / (50 * 59) < GossipConfig().high - 1
+
+
+def test_meshes_stay_within_their_bounds() -> None:
+    swarm = GossipSwarm(50, degree=30)
+    swarm.run(30)
+    config = GossipConfig()
+    for node in swarm.nodes.values():
+        mesh = node.core.topics[TOPIC]
+        assert config.low <= len(mesh) <= config.high
+        for peer in mesh:
+            assert node.peer in swarm.nodes[peer].core.topics[TOPIC]
+
+
+def test_lost_messages_are_asked_for() -> None:
+    swarm = GossipSwarm(40, seed=3, loss=0.0)
+    swarm.loss = 0.3
+    for number in range(10):
+        swarm.publish(number, b"news %d" % number)
+    swarm.run(2)
+    swarm.loss = 0.0
+    swarm.run(4)
+    for number in range(10):
+        assert swarm.reached(b"news %d" % number) == 39
+
+
+def test_messages_reach_all_who_live_under_churn() -> None:
+    swarm = GossipSwarm(50, seed=4, degree=12)
+    rng = Random(4)
+    for number in range(20):
+        victim = rng.choice([node for node in swarm.alive() if node.peer != peer_named(0)])
+        swarm.kill(victim.peer)
+        swarm.start(100 + number, 12)
+        swarm.run(0.5)
+        swarm.publish(0, b"news %d" % number)
+        swarm.run(1.5)
+    assert swarm.reached(b"news 19") == len(swarm.alive()) - 1
+    lucky = sum(swarm.reached(b"news %d" % number) for number in range(20))
+    assert lucky >= 0.95 * sum(50 - 1 - (19 - number) for number in range(20))
+
+
+def test_what_is_rejected_goes_no_further_than_one_hop() -> None:
+    swarm = GossipSwarm(40)
+    publisher = peer_named(0)
+    mesh = {node.peer for node in swarm.alive() if node.peer != publisher}
+    swarm.publish(0, b"bad news")
+    swarm.run(5)
+    judges = [peer for peer in mesh if swarm.judged[peer]]
+    assert 0 < len(judges) <= GossipConfig().high
+    assert swarm.reached(b"bad news") == 0
+    for node in swarm.alive():
+        assert set(node.penalties) <= {publisher}
+        assert (node.penalties[publisher] >= 10) == (node.peer in judges)
+
+
+def test_same_seed_same_trace() -> None:
+    def trace(seed: int) -> str:
+        swarm = GossipSwarm(20, seed=seed, loss=0.02)
+        for number in range(10):
+            swarm.publish(number, b"news %d" % number)
+            swarm.run(0.3)
+        swarm.run(3)
+        return swarm.trace.hexdigest()
+
+    assert trace(1) == trace(1)
+    assert trace(1) != trace(2)
+
+
+# One core.
+
+
+def test_a_new_connection_is_told_our_topics() -> None:
+    lone = Lone()
+    (rpc,) = rpcs(lone.do(Connected(peer_named(5))), peer_named(5))
+    assert rpc.subscriptions == [(TOPIC, True)]
+
+
+def test_nothing_is_passed_on_before_it_was_validated() -> None:
+    lone = Lone()
+    lone.later(2)
+    assert set(lone.core.topics[TOPIC]) == {ENEMY, FRIEND}
+    message = message_of(peer_named(3))
+    effects = lone.hear(ENEMY, Rpc(messages=[message]))
+    assert [type(effect) for effect in effects] == [Validate]
+    effects = lone.do(Validated(message.id, Validity.ACCEPT))
+    assert [effect for effect in effects if isinstance(effect, Deliver)] == [
+        Deliver(TOPIC, peer_named(3), b"good")
+    ]
+    assert rpcs(effects, FRIEND)[0].messages == [message]
+    assert rpcs(effects, ENEMY) == []  # it sent it
+    assert lone.hear(FRIEND, Rpc(messages=[message])) == []
+    assert lone.core.counters["duplicate"] == 1
+
+
+def test_ignored_messages_are_dropped_without_blame() -> None:
+    lone = Lone()
+    message = message_of(peer_named(3))
+    lone.hear(ENEMY, Rpc(messages=[message]))
+    assert lone.do(Validated(message.id, Validity.IGNORE)) == []
+    assert lone.hear(FRIEND, Rpc(messages=[message])) == []
+
+
+def test_who_repeats_a_rejected_message_is_blamed_too() -> None:
+    lone = Lone()
+    message = message_of(peer_named(3), b"bad")
+    lone.hear(ENEMY, Rpc(messages=[message]))
+    assert blamed(lone.do(Validated(message.id, Validity.REJECT))) == [(ENEMY, "rejected")]
+    assert blamed(lone.hear(FRIEND, Rpc(messages=[message]))) == [(FRIEND, "rejected")]
+
+
+def test_a_forgery_is_blamed_and_does_not_block_what_it_imitates() -> None:
+    lone = Lone()
+    real = message_of(peer_named(3))
+    forged = PubsubMessage(real.author, real.seqno, real.topic, b"lies", real.signature)
+    assert blamed(lone.hear(ENEMY, Rpc(messages=[forged]))) == [(ENEMY, "forged")]
+    assert [type(effect) for effect in lone.hear(FRIEND, Rpc(messages=[real]))] == [Validate]
+
+
+def test_a_forger_leaves_the_mesh_and_is_not_taken_back() -> None:
+    lone = Lone()
+    lone.later(2)
+    forged = PubsubMessage(peer_named(3).digest, bytes(8), TOPIC, b"lies", bytes(64))
+    lone.hear(ENEMY, Rpc(messages=[forged]))
+    (rpc,) = [rpc for rpc in rpcs(lone.later(1), ENEMY) if rpc.prune]
+    assert rpc.prune == [(TOPIC, 60)]
+    assert ENEMY not in lone.core.topics[TOPIC]
+    lone.later(5)
+    assert lone.core.topics[TOPIC] == (FRIEND,)
+    effects = lone.hear(ENEMY, Rpc(graft=[TOPIC]))
+    assert blamed(effects) == [(ENEMY, "graft in backoff")]
+    assert rpcs(effects, ENEMY)[0].prune == [(TOPIC, 60)]
+
+
+def test_messages_of_foreign_keys_and_topics_are_dropped_without_blame() -> None:
+    lone = Lone()
+    foreign = PubsubMessage(b"\x12\x20" + bytes(32), bytes(8), TOPIC, b"x", bytes(64))
+    wrong_key = PubsubMessage(peer_named(3).digest, bytes(8), TOPIC, b"x", bytes(64), key=b"another")
+    assert lone.hear(FRIEND, Rpc(messages=[foreign, wrong_key])) == []
+    assert lone.hear(FRIEND, Rpc(messages=[message_of(peer_named(3), topic="other")])) == []
+    assert lone.core.counters["foreign key"] == 2
+    assert lone.core.counters["not ours"] == 1
+
+
+def test_our_own_words_do_not_come_back() -> None:
+    lone = Lone()
+    assert lone.hear(FRIEND, Rpc(messages=[message_of(peer_named(0), seqno=3)])) == []
+    assert lone.core.counters["echo"] == 1
+
+
+def test_garbage_is_blamed() -> None:
+    lone = Lone()
+    assert blamed(lone.do(Received(ENEMY, b"\xff\xff\xff"))) == [(ENEMY, "malformed")]
+
+
+def test_a_flood_is_cut_off_and_blamed() -> None:
+    lone = Lone(config=GossipConfig(rate=1000.0, burst=1024.0 * 1024))
+    data = encode_rpc(Rpc(messages=[message_of(peer_named(3), bytes(MAX_DATA), topic="other")]))
+    effects = [effect for _ in range(10) for effect in lone.do(Received(ENEMY, data))]
+    assert blamed(effects) == [(ENEMY, "flood")] * 7
+    assert lone.core.counters["not ours"] == 3
+
+
+def test_promises_that_are_kept_or_broken() -> None:
+    lone = Lone()
+    told = [message_of(peer_named(3), seqno=number) for number in (1, 2)]
+    (rpc,) = rpcs(lone.hear(ENEMY, Rpc(ihave=[(TOPIC, [told[0].id])])), ENEMY)
+    assert rpc.iwant == [told[0].id]
+    (rpc,) = rpcs(lone.hear(FRIEND, Rpc(ihave=[(TOPIC, [told[0].id, told[1].id])])), FRIEND)
+    assert rpc.iwant == [told[1].id]  # the other was promised already
+    lone.hear(FRIEND, Rpc(messages=[told[1]]))
+    assert blamed(lone.later(5)) == [(ENEMY, "broken promise")]
+
+
+def test_ids_of_topics_that_we_do_not_hear_are_not_asked_for() -> None:
+    lone = Lone()
+    assert lone.hear(FRIEND, Rpc(ihave=[("other", [b"id"])])) == []
+
+
+def test_ids_are_asked_for_within_a_limit() -> None:
+    lone = Lone()
+    ids = [b"%d" % number for number in range(2000)]
+    asked = [each for rpc in rpcs(lone.hear(ENEMY, Rpc(ihave=[(TOPIC, ids)])), ENEMY) for each in rpc.iwant]
+    assert len(asked) == len(set(asked)) == 500
+
+
+def test_a_message_is_given_to_one_peer_three_times_at_most() -> None:
+    lone = Lone()
+    (rpc,) = rpcs(lone.do(Publish(TOPIC, b"mine")), FRIEND)
+    for _ in range(MAX_RETRANSMISSIONS):
+        (answer,) = rpcs(lone.hear(FRIEND, Rpc(iwant=[rpc.messages[0].id])), FRIEND)
+        assert answer.messages == rpc.messages
+    assert lone.hear(FRIEND, Rpc(iwant=[rpc.messages[0].id])) == []
+    assert lone.hear(ENEMY, Rpc(iwant=[b"unknown"])) == []
+
+
+def test_outsiders_are_told_ids_for_three_intervals() -> None:
+    lone = Lone(hearers=20)
+    lone.later(2)
+    lone.do(Publish(TOPIC, b"mine"))
+    mesh = lone.core.topics[TOPIC]
+    told = []
+    for _ in range(6):
+        effects = lone.later(1)
+        told.append(
+            {each.peer for each in effects if isinstance(each, Send) and rpcs([each], each.peer)[0].ihave}
+        )
+    assert all(len(peers) == GossipConfig().lazy and not peers & set(mesh) for peers in told[:3])
+    assert told[3:] == [set(), set(), set()]
+
+
+def test_fanout_reaches_hearers_of_a_topic_that_we_do_not_hear() -> None:
+    lone = Lone()
+    for number in range(1, 20):
+        lone.do(Connected(peer_named(number)))
+        lone.hear(peer_named(number), Rpc(subscriptions=[("elsewhere", True)]))
+    first = {each.peer for each in lone.do(Publish("elsewhere", b"1")) if isinstance(each, Send)}
+    assert len(first) == GossipConfig().degree
+    second = {each.peer for each in lone.do(Publish("elsewhere", b"2")) if isinstance(each, Send)}
+    assert second == first
+    assert "elsewhere" not in lone.core.topics
+
+
+def test_leaving_a_topic_prunes_and_says_so() -> None:
+    lone = Lone()
+    lone.later(2)
+    effects = lone.do(Unsubscribe(TOPIC))
+    (rpc,) = rpcs(effects, FRIEND)
+    assert rpc.prune == [(TOPIC, 60)]
+    assert rpc.subscriptions == [(TOPIC, False)]
+    assert lone.core.topics == {}
+    assert lone.hear(FRIEND, Rpc(graft=[TOPIC])) == []
+
+
+def test_a_prune_is_respected_until_its_backoff_has_ended() -> None:
+    lone = Lone()
+    lone.later(2)
+    lone.hear(FRIEND, Rpc(prune=[(TOPIC, 90)]))
+    assert FRIEND not in lone.core.topics[TOPIC]
+    assert all(not rpc.graft for rpc in rpcs(lone.later(91), FRIEND))
+    assert any(rpc.graft == [TOPIC] for rpc in rpcs(lone.later(5), FRIEND))
+
+
+def test_a_full_mesh_refuses_a_graft() -> None:
+    lone = Lone(hearers=30)
+    for number in range(1, 31):
+        lone.hear(peer_named(number), Rpc(graft=[TOPIC]))
+    assert len(lone.core.topics[TOPIC]) == GossipConfig().high
+
+
+def test_a_mesh_that_is_too_large_is_cut_back_to_the_degree() -> None:
+    lone = Lone(config=GossipConfig(degree=4, low=3, high=5), hearers=10)
+    for number in range(1, 6):
+        lone.hear(peer_named(number), Rpc(graft=[TOPIC]))
+    lone.core._mesh.meshes[TOPIC][peer_named(9)] = None
+    lone.later(1)
+    assert len(lone.core.topics[TOPIC]) == 4
+
+
+def test_subscriptions_of_one_peer_are_bounded() -> None:
+    lone = Lone()
+    for start in range(0, 400, 100):
+        topics = [(f"topic {number}", True) for number in range(start, start + 100)]
+        lone.hear(ENEMY, Rpc(subscriptions=topics))
+    assert lone.core.counters["too many topics"] == 400 - (MAX_TOPICS_OF_PEER - 1)
+    lone.do(Disconnected(ENEMY))
+    assert list(lone.core._mesh._hearers) == [TOPIC]
+
+
+def test_waiting_validations_are_bounded() -> None:
+    lone = Lone()
+    for number in range(MAX_PENDING + 5):
+        lone.hear(FRIEND, Rpc(messages=[message_of(peer_named(3), seqno=number)]))
+    assert lone.core.counters["too many pending"] == 5
+
+
+def test_what_is_too_long_is_refused_at_home() -> None:
+    lone = Lone()
+    for event in (Publish(TOPIC, bytes(MAX_DATA + 1)), Publish("", b""), Subscribe("t" * 129)):
+        with pytest.raises(ValueError, match=r"at most|1 to 128"):
+            lone.do(event)
+
+
+def test_ids_are_forgotten_in_time() -> None:
+    seen = SeenCache(10.0)
+    seen.add(b"a", 0.0)
+    seen.condemn(b"a")
+    seen.add(b"b", 5.0)
+    seen.expire(10.0)
+    assert b"a" not in seen
+    assert not seen.is_lie(b"a")
+    assert b"b" in seen
+
+
+def test_kept_messages_are_bounded_and_leave_with_their_window() -> None:
+    cache = MessageCache(5, 3)
+    many = MAX_CACHE_BYTES // MAX_DATA + 3
+    messages = [
+        PubsubMessage(hashlib.sha256(b"%d" % number).digest(), bytes(8), TOPIC, bytes(MAX_DATA))
+        for number in range(many)
+    ]
+    for message in messages:
+        cache.put(message)
+    assert len(cache.ids(TOPIC)) == many - 3
+    for _ in range(3):
+        cache.shift()
+    assert cache.ids(TOPIC) == []
+    assert cache.take(messages[0].id, FRIEND) == messages[0]
+    cache.shift()
+    cache.shift()
+    assert cache.take(messages[0].id, FRIEND) is None
+    cache.put(messages[-1])
+    assert cache.ids(TOPIC) == [messages[-1].id]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"low": 7},
+        {"high": 5},
+        {"history_gossip": 6},
+        {"interval": 0},
+        {"seen": 1},
+        {"burst": 5},
+        {"lazy": -1},
+    ],
+)
+def test_a_configuration_that_makes_no_sense_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"must|is"):
+        GossipConfig(**fields)

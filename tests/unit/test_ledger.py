@@ -1,0 +1,213 @@
+"""The ledger: a chain that survives being killed at every byte, and lies that prove themselves."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from p2p.errors import BadMessage, StorageError
+from p2p.identity import KeyPair, verify
+from p2p.machine import RealWorld
+from p2p.wire import frame, pack
+from roles.run.chain import (
+    EMPTY,
+    MAX_BODY,
+    Entry,
+    Equivocation,
+    Head,
+    check_link,
+    decode_entry_untrusted,
+    decode_equivocation_untrusted,
+    make_entry,
+    read_segment,
+)
+from roles.run.ledger import Ledger, open_ledger
+
+AUTHOR = KeyPair(b"a" * 32)
+OTHER = KeyPair(b"b" * 32)
+
+
+def chain(length: int, author: KeyPair = AUTHOR) -> list[Entry]:
+    entries, head = [], EMPTY
+    for number in range(length):
+        entries.append(make_entry(head, author, "verdict", bytes([number]) * number, wall=1000.5))
+        head = check_link(head, entries[-1])
+    return entries
+
+
+def on_disk(entries: list[Entry]) -> bytes:
+    return b"".join(frame(entry.encode()) for entry in entries)
+
+
+@asynccontextmanager
+async def ledger_in(folder: Path, segment_bytes: int = 1 << 20) -> AsyncIterator[Ledger]:
+    async with open_ledger(RealWorld(AUTHOR, folder), segment_bytes=segment_bytes) as ledger:
+        yield ledger
+
+
+def test_an_entry_travels_whole() -> None:
+    for entry in chain(3):
+        read = decode_entry_untrusted(entry.encode())
+        assert read == entry
+        assert read.is_signed(verify)
+        assert not replace(read, body=b"other").is_signed(verify)
+
+
+def test_a_chain_takes_only_its_next_entry() -> None:
+    first, second, third = chain(3)
+    head = check_link(EMPTY, first)
+    assert head == Head(0, first.digest)
+    with pytest.raises(BadMessage, match="does not continue"):
+        check_link(head, third)
+    with pytest.raises(BadMessage, match="does not continue"):
+        check_link(head, replace(second, previous=bytes(32)))
+
+
+def test_limits_are_ours_to_keep() -> None:
+    with pytest.raises(ValueError, match="kind of 1 to"):
+        make_entry(EMPTY, AUTHOR, "", b"", 0)
+    with pytest.raises(ValueError, match="at most"):
+        make_entry(EMPTY, AUTHOR, "verdict", bytes(MAX_BODY + 1), 0)
+
+
+def test_two_stories_are_a_proof() -> None:
+    one = make_entry(EMPTY, AUTHOR, "verdict", b"accepted", 0)
+    two = make_entry(EMPTY, AUTHOR, "verdict", b"rejected", 0)
+    proof = decode_equivocation_untrusted(Equivocation(one, two).encode())
+    assert proof.culprit == AUTHOR.peer_id
+    assert proof.is_proven(verify)
+    forged = Equivocation(one, replace(two, signature=bytes(64)))
+    assert not decode_equivocation_untrusted(forged.encode()).is_proven(verify)
+
+
+def test_one_story_is_none() -> None:
+    one, two = chain(2)
+    elsewhere = make_entry(EMPTY, OTHER, "verdict", b"accepted", 0)
+    for other in (one, two, elsewhere):
+        with pytest.raises(ValueError, match="equivocation"):
+            Equivocation(one, other)
+        with pytest.raises(BadMessage, match="equivocation"):
+            decode_equivocation_untrusted(pack([one.encode(), other.encode()]))
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=200)
+def test_garbage_is_a_bad_message(data: bytes) -> None:
+    for decode in (decode_entry_untrusted, decode_equivocation_untrusted):
+        with pytest.raises(BadMessage):
+            decode(data)
+    assert read_segment(data, EMPTY, AUTHOR.peer_id).whole == 0
+
+
+def test_a_segment_cut_anywhere_keeps_every_whole_entry() -> None:
+    entries = chain(4)
+    data = on_disk(entries)
+    ends = [len(on_disk(entries[:count])) for count in range(5)]
+    for cut in range(len(data) + 1):
+        segment = read_segment(data[:cut], EMPTY, AUTHOR.peer_id)
+        count = sum(end <= cut for end in ends) - 1
+        assert (len(segment.places), segment.whole) == (count, ends[count])
+        assert segment.torn or cut in ends
+        assert segment.head == (EMPTY if not count else Head(count - 1, entries[count - 1].digest))
+
+
+def test_rot_is_not_taken_for_a_torn_tail() -> None:
+    entries = chain(4)
+    data = bytearray(on_disk(entries))
+    data[len(on_disk(entries[:2])) + 40] ^= 1
+    segment = read_segment(bytes(data), EMPTY, AUTHOR.peer_id)
+    assert (len(segment.places), segment.torn) == (2, False)
+    power_lost = on_disk(entries[:2]) + on_disk(entries[2:3])[:50] + bytes(4096)
+    segment = read_segment(power_lost, EMPTY, AUTHOR.peer_id)
+    assert (len(segment.places), segment.torn) == (2, True)
+    foreign = on_disk(entries[:1]) + on_disk(chain(2, OTHER)[1:])
+    assert not read_segment(foreign, EMPTY, AUTHOR.peer_id).torn
+
+
+async def test_what_was_appended_is_there_after_reopening(tmp_path: Path) -> None:
+    async with ledger_in(tmp_path) as ledger:
+        first = await ledger.append("verdict", b"one")
+        second, third = await ledger.append_all([("receipt", b"two"), ("verdict", b"three")])
+        head = ledger.head
+    async with ledger_in(tmp_path) as ledger:
+        assert ledger.head == head == Head(2, third.digest)
+        assert [entry async for entry in ledger.entries()] == [first, second, third]
+        assert [entry.body async for entry in ledger.entries("verdict", start=1)] == [b"three"]
+        assert (len(ledger), ledger.count("verdict"), ledger.count("receipt")) == (3, 2, 1)
+        assert await ledger.read(1) == second
+        with pytest.raises(IndexError):
+            await ledger.read(3)
+
+
+async def test_segments_follow_each_other(tmp_path: Path) -> None:
+    async with ledger_in(tmp_path, segment_bytes=400) as ledger:
+        written = [await ledger.append("verdict", bytes(100)) for _ in range(7)]
+    assert len(list((tmp_path / "ledger").glob("*.seg"))) > 2
+    async with ledger_in(tmp_path, segment_bytes=400) as ledger:
+        assert [entry async for entry in ledger.entries()] == written
+        await ledger.append("verdict", b"next")
+    (tmp_path / "ledger" / "00000001.seg").unlink()
+    with pytest.raises(StorageError, match="lacks a segment"):
+        async with ledger_in(tmp_path):
+            pass
+
+
+async def test_a_killed_writer_leaves_no_trace_and_the_log_goes_on(tmp_path: Path) -> None:
+    async with ledger_in(tmp_path) as ledger:
+        kept = await ledger.append("verdict", b"kept")
+        await ledger.append("verdict", b"half")
+    path = tmp_path / "ledger" / "00000000.seg"
+    path.write_bytes(path.read_bytes()[:-10])
+    async with ledger_in(tmp_path) as ledger:
+        assert [entry async for entry in ledger.entries()] == [kept]
+        again = await ledger.append("verdict", b"again")
+    async with ledger_in(tmp_path) as ledger:
+        assert [entry async for entry in ledger.entries()] == [kept, again]
+
+
+async def test_rot_on_the_disk_stops_the_node(tmp_path: Path) -> None:
+    async with ledger_in(tmp_path) as ledger:
+        for number in range(3):
+            await ledger.append("verdict", bytes([number]))
+    path = tmp_path / "ledger" / "00000000.seg"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(StorageError, match="has rotted at byte"):
+        async with ledger_in(tmp_path):
+            pass
+
+
+async def test_a_ledger_of_another_key_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "ledger").mkdir()
+    (tmp_path / "ledger" / "00000000.seg").write_bytes(on_disk(chain(2, OTHER)))
+    with pytest.raises(StorageError, match="has rotted at byte 0"):
+        async with ledger_in(tmp_path):
+            pass
+
+
+async def test_a_disk_that_fails_once_leaves_the_chain_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with ledger_in(tmp_path) as ledger:
+        first = await ledger.append("verdict", b"first")
+        disk = ledger._world.disk
+        real = disk.append
+
+        async def half(path: str, data: bytes) -> None:
+            await real(path, data[: len(data) // 2])
+            raise StorageError("no space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(disk, "append", half)
+            with pytest.raises(StorageError, match="no space"):
+                await ledger.append("verdict", b"lost")
+        assert ledger.head == Head(0, first.digest)
+        second = await ledger.append("verdict", b"second")
+    async with ledger_in(tmp_path) as ledger:
+        assert [entry async for entry in ledger.entries()] == [first, second]

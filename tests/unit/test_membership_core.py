@@ -1,0 +1,514 @@
+"""Membership cores in swarms on one heap: what a whole swarm learns, and what liars achieve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from p2p.identity import PeerId
+from p2p.membership.core import MembershipCore
+from p2p.membership.events import (
+    Bootstrap,
+    Change,
+    Interest,
+    Leave,
+    MembershipConfig,
+    Received,
+    Reserve,
+    Send,
+    Tick,
+    Update,
+)
+from p2p.membership.heartbeat import Heartbeat, Profile, SignedHeartbeat, sign_heartbeat
+from p2p.membership.messages import (
+    Accuse,
+    Beat,
+    Give,
+    Link,
+    Message,
+    decode_message_untrusted,
+    encode_message,
+)
+from p2p.membership.rumours import QUOTA_BURST, QUOTA_UNIT
+from p2p.membership.voice import SEQNO_BLOCK
+from tests.unit.core_swarm import FakeSigner, Node, fake_verify, peer_named
+from tests.unit.membership_swarm import WALL, MembershipSwarm, addr_of
+
+INTERVAL = MembershipConfig().interval
+ENEMY = peer_named(10_000)
+
+
+def changes(node: Node, peer: PeerId) -> list[Change]:
+    return [event.change for _, event in node.events if event.member.peer == peer]
+
+
+def when(node: Node, peer: PeerId, change: Change, since: float = 0.0) -> float:
+    times = [
+        at
+        for at, event in node.events
+        if event.member.peer == peer and event.change is change and at >= since
+    ]
+    return times[0] if times else float("inf")
+
+
+def heartbeat_of(
+    peer: PeerId,
+    seqno: int,
+    *,
+    signer: PeerId | None = None,
+    leaving: bool = False,
+    expires: float = WALL + 2600,
+) -> SignedHeartbeat:
+    heartbeat = Heartbeat(
+        peer=peer,
+        seqno=seqno,
+        expires=round(expires),
+        interval=INTERVAL,
+        leaving=leaving,
+        profile=Profile(roles=("liar",)),
+    )
+    return sign_heartbeat(heartbeat, FakeSigner(signer or peer))
+
+
+def tell(swarm: MembershipSwarm, node: Node, message: Message, source: PeerId = ENEMY) -> None:
+    swarm.drive(node, Received(source, encode_message(message)))
+
+
+# What everybody learns.
+
+
+def test_a_small_swarm_knows_itself_after_three_intervals() -> None:
+    swarm = MembershipSwarm(50)
+    swarm.run(3 * INTERVAL)
+    for node in swarm.nodes.values():
+        members = node.core.members()
+        assert len(members) == 49
+        assert all(member.roles == ("inference",) and member.addrs for member in members)
+        assert node.peer not in {member.peer for member in members}
+        assert 6 <= len(node.core.neighbours) <= 10
+    assert not any(node.penalties for node in swarm.nodes.values())
+
+
+def test_neighbours_agree_that_they_are() -> None:
+    swarm = MembershipSwarm(60, seed=3)
+    swarm.run(10 * INTERVAL)
+    for node in swarm.nodes.values():
+        for peer in node.core.neighbours:
+            assert node.peer in swarm.nodes[peer].core.neighbours
+
+
+def test_a_new_policy_is_known_to_all_within_a_few_intervals() -> None:
+    swarm = MembershipSwarm(40)
+    swarm.run(6 * INTERVAL)
+    teller = swarm.nodes[peer_named(7)]
+    swarm.drive(teller, Update(Profile(roles=("trainer",), policy=12)))
+    swarm.run(4 * INTERVAL)
+    for node in swarm.alive():
+        if node is not teller:
+            (member,) = [member for member in node.core.members() if member.peer == teller.peer]
+            assert member.policy == 12
+            assert member.roles == ("trainer",)
+            assert changes(node, teller.peer) == [Change.JOINED, Change.CHANGED]
+
+
+def test_interested_peers_hear_directly() -> None:
+    swarm = MembershipSwarm(60)
+    swarm.run(6 * INTERVAL)
+    trainer, worker = swarm.nodes[peer_named(1)], swarm.nodes[peer_named(59)]
+    swarm.drive(worker, Interest((trainer.peer,)))
+    swarm.run(INTERVAL)
+    for _ in range(4):
+        (member,) = [member for member in trainer.core.members() if member.peer == worker.peer]
+        assert swarm.now - member.seen <= INTERVAL + 0.2
+        swarm.run(INTERVAL)
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_everybody_learns_of_a_death_within_fifteen_seconds(silent: bool) -> None:
+    swarm = MembershipSwarm(50, seed=2)
+    swarm.run(12 * INTERVAL)
+    for number in (0, 17, 33):
+        victim = peer_named(number)
+        at = swarm.now
+        assert len(swarm.knowing(victim)) == len(swarm.alive()) - 1
+        swarm.kill(victim, silent=silent)
+        swarm.run(15)
+        assert swarm.knowing(victim) == []
+        assert all(at < when(node, victim, Change.DIED, at) <= at + 15 for node in swarm.alive())
+
+
+def test_two_lost_heartbeats_are_no_death() -> None:
+    swarm = MembershipSwarm(12, seed=4)
+    swarm.run(6 * INTERVAL)
+    sleeper = swarm.nodes[peer_named(5)]
+    last = sleeper.core._voice.seqno
+    while sleeper.core._voice.seqno == last:
+        swarm.run(0.1)
+    sleeper.alive = False
+    swarm.run(2.7 * INTERVAL)  # two heartbeats missing, the third not due yet
+    sleeper.alive = True
+    swarm.drive(sleeper, Tick())
+    swarm.run(10 * INTERVAL)
+    assert all(Change.DIED not in changes(node, sleeper.peer) for node in swarm.alive())
+
+
+def test_lost_messages_kill_nobody() -> None:
+    swarm = MembershipSwarm(30, seed=5, loss=0.05)
+    swarm.run(40 * INTERVAL)
+    died = [event for node in swarm.nodes.values() for _, event in node.events if event.change is Change.DIED]
+    assert died == []
+    assert all(len(node.core.members()) == 29 for node in swarm.nodes.values())
+
+
+def test_a_clean_leave_is_known_at_once() -> None:
+    swarm = MembershipSwarm(40)
+    swarm.run(6 * INTERVAL)
+    leaver = swarm.nodes[peer_named(9)]
+    swarm.drive(leaver, Leave())
+    swarm.run(0.2)
+    swarm.kill(leaver.peer)
+    swarm.run(3)
+    assert swarm.knowing(leaver.peer) == []
+    assert all(changes(node, leaver.peer) == [Change.JOINED, Change.LEFT] for node in swarm.alive())
+
+
+@pytest.mark.parametrize("pause", [0.5, 30.0])
+def test_a_restart_with_the_same_key_is_seen_as_alive(pause: float) -> None:
+    swarm = MembershipSwarm(30)
+    swarm.run(6 * INTERVAL)
+    swarm.kill(peer_named(8))
+    swarm.run(pause)
+    swarm.start(8, bootstrap=3, profile=Profile(roles=("validator",)))
+    swarm.run(6 * INTERVAL)
+    for node in swarm.alive():
+        if node.peer != peer_named(8):
+            (member,) = [member for member in node.core.members() if member.peer == peer_named(8)]
+            assert member.roles == ("validator",)
+            assert swarm.now - member.seen < 6 * INTERVAL
+    assert len(swarm.nodes[peer_named(8)].core.members()) == 29
+
+
+def test_a_node_that_lost_its_disk_and_its_clock_is_told_its_number() -> None:
+    swarm = MembershipSwarm(20)
+    swarm.run(6 * INTERVAL)
+    swarm.kill(peer_named(8))
+    swarm.run(30)
+    swarm.start(8, bootstrap=3, seqno=5)
+    swarm.run(8 * INTERVAL)
+    assert len(swarm.knowing(peer_named(8))) == 19
+
+
+def test_a_partition_heals() -> None:
+    swarm = MembershipSwarm(24, seed=6)
+    swarm.run(6 * INTERVAL)
+    left = [peer_named(number) for number in range(12)]
+    swarm.partition(left)
+    swarm.run(20)
+    for node in swarm.alive():
+        others = {member.peer for member in node.core.members()}
+        assert {peer in left for peer in others} == {node.peer in left}
+        assert len(others) == 11
+    swarm.run(120)
+    swarm.repair()
+    swarm.run(60)
+    assert all(len(node.core.members()) == 23 for node in swarm.alive())
+
+
+def test_a_lonely_node_comes_back_by_its_bootstrap() -> None:
+    swarm = MembershipSwarm(3)
+    swarm.run(6 * INTERVAL)
+    for number in range(3):
+        swarm.kill(peer_named(number))
+    swarm.run(INTERVAL)
+    survivor = swarm.start(9, bootstrap=0)
+    swarm.run(90)
+    assert survivor.core.members() == []
+    assert survivor.messages < 40
+    swarm.start(0, bootstrap=None)
+    swarm.run(90)
+    assert [member.peer for member in survivor.core.members()] == [peer_named(0)]
+
+
+def test_clocks_ten_minutes_off_are_normal() -> None:
+    swarm = MembershipSwarm(1)
+    for number in range(1, 20):
+        swarm.start(number, at=0.1 * number, clock=Random(number).choice([-600.0, 0.0, 600.0]))
+    swarm.run(10 * INTERVAL)
+    swarm.kill(peer_named(4), silent=True)
+    swarm.run(15)
+    assert all(len(node.core.members()) == 18 for node in swarm.alive())
+    assert all(not node.core.counters for node in swarm.alive())
+
+
+def test_traffic_is_bounded() -> None:
+    swarm = MembershipSwarm(60)
+    swarm.run(10 * INTERVAL)
+    before = {node.peer: node.sent for node in swarm.nodes.values()}
+    swarm.run(20 * INTERVAL)
+    rates = [(node.sent - before[node.peer]) / (20 * INTERVAL) for node in swarm.nodes.values()]
+    assert max(rates) < 5000
+
+
+def test_views_are_bounded() -> None:
+    config = MembershipConfig(active=3, passive=10)
+    swarm = MembershipSwarm(60, config=config)
+    swarm.run(20 * INTERVAL)
+    for node in swarm.nodes.values():
+        assert 5 <= len(node.core.members()) <= 10 + 2 * 5
+        assert 1 <= len(node.core.neighbours) <= 5
+    reached = {peer_named(0)}
+    fringe = [peer_named(0)]
+    while fringe:
+        for peer in swarm.nodes[fringe.pop()].core.neighbours:
+            if peer not in reached:
+                reached.add(peer)
+                fringe.append(peer)
+    assert len(reached) == 60
+
+
+def test_churn_leaves_no_ghosts() -> None:
+    swarm = MembershipSwarm(40, seed=8)
+    swarm.run(6 * INTERVAL)
+    rng = Random(8)
+    for round_number in range(12):
+        victim = rng.choice(swarm.alive())
+        swarm.kill(victim.peer, silent=bool(round_number % 2))
+        swarm.start(100 + round_number, bootstrap=None)
+        contact = rng.choice(swarm.alive()[:-1])
+        newcomer = swarm.nodes[peer_named(100 + round_number)]
+        number = next(n for n in range(200) if peer_named(n) == contact.peer)
+        swarm.call_at(swarm.now, lambda n=newcomer, c=number: swarm.drive(n, Bootstrap((addr_of(c),))))
+        swarm.run(4)
+    swarm.run(30)
+    living = {node.peer for node in swarm.alive()}
+    for node in swarm.alive():
+        assert {member.peer for member in node.core.members()} == living - {node.peer}
+
+
+# What liars achieve.
+
+
+def test_a_forged_heartbeat_is_dropped_counted_and_penalised() -> None:
+    swarm = MembershipSwarm(5)
+    swarm.run(2 * INTERVAL)
+    node = swarm.nodes[peer_named(1)]
+    before = node.core.members()
+    tell(swarm, node, Give((heartbeat_of(peer_named(2), 2**60, signer=ENEMY),)))
+    assert node.core.members() == before
+    assert node.core.counters["forged"] == 1
+    assert node.penalties[ENEMY] == 25
+
+
+def test_a_replay_brings_nobody_back() -> None:
+    swarm = MembershipSwarm(8)
+    swarm.run(3 * INTERVAL)
+    node, victim = swarm.nodes[peer_named(1)], swarm.nodes[peer_named(2)]
+    old = victim.core._voice.newest()
+    swarm.kill(victim.peer)
+    swarm.run(20)
+    tell(swarm, node, Give((old,)))
+    assert victim.peer not in {member.peer for member in node.core.members()}
+    assert not node.penalties  # third parties may be late
+
+
+def test_replaying_oneself_is_counted_and_penalised() -> None:
+    swarm = MembershipSwarm(3)
+    swarm.run(INTERVAL)
+    node = swarm.nodes[peer_named(1)]
+    tell(swarm, node, Link(False, heartbeat_of(ENEMY, 100)))
+    tell(swarm, node, Beat(False, heartbeat_of(ENEMY, 99)))
+    assert node.core.counters["replayed"] == 1
+    assert node.penalties[ENEMY] == 1
+    (member,) = [member for member in node.core.members() if member.peer == ENEMY]
+    assert member.roles == ("liar",)
+
+
+@pytest.mark.parametrize(
+    ("off", "reason"), [(10 * 86400.0, "far future"), (-86400.0, "expired"), (-4000.0, "expired")]
+)
+def test_heartbeats_from_another_time_are_dropped(off: float, reason: str) -> None:
+    swarm = MembershipSwarm(3)
+    swarm.run(INTERVAL)
+    node = swarm.nodes[peer_named(1)]
+    signed = heartbeat_of(ENEMY, 7, expires=WALL + swarm.now + 1800 + off)
+    tell(swarm, node, Link(False, signed))
+    assert node.core.counters[reason] == 1
+    assert ENEMY not in {member.peer for member in node.core.members()}
+    tell(swarm, node, Give((signed,)), source=peer_named(2))
+    assert peer_named(2) not in node.penalties  # its clock, not its fault
+
+
+def test_anothers_heartbeat_is_no_introduction() -> None:
+    swarm = MembershipSwarm(3)
+    swarm.run(INTERVAL)
+    node = swarm.nodes[peer_named(1)]
+    tell(swarm, node, Link(True, heartbeat_of(peer_named(77), 7)))
+    assert ENEMY not in node.core.neighbours
+    assert peer_named(77) not in node.core.neighbours
+    assert node.penalties[ENEMY] == 25
+
+
+def test_an_accusation_cannot_kill_the_living() -> None:
+    swarm = MembershipSwarm(30)
+    swarm.run(6 * INTERVAL)
+    victim = swarm.nodes[peer_named(3)]
+    for _ in range(5):
+        for node in swarm.alive():
+            if node is not victim and victim.peer not in node.core.neighbours:
+                tell(swarm, node, Accuse((victim.core._voice.newest(),)))
+        swarm.run(INTERVAL)
+    assert len(swarm.knowing(victim.peer)) == 29
+    assert all(changes(node, victim.peer) == [Change.JOINED] for node in swarm.alive() if node is not victim)
+
+
+def test_an_accusation_without_words_of_the_accused_is_forgery() -> None:
+    swarm = MembershipSwarm(5)
+    swarm.run(3 * INTERVAL)
+    node = swarm.nodes[peer_named(1)]
+    tell(swarm, node, Accuse((heartbeat_of(peer_named(2), 2**61, signer=ENEMY),)))
+    assert node.penalties[ENEMY] == 25
+    swarm.run(2 * INTERVAL)
+    assert Change.DIED not in changes(node, peer_named(2))
+
+
+def test_nobody_can_say_good_bye_for_another() -> None:
+    swarm = MembershipSwarm(5)
+    swarm.run(3 * INTERVAL)
+    node = swarm.nodes[peer_named(1)]
+    tell(swarm, node, Give((heartbeat_of(peer_named(2), 2**61, signer=ENEMY, leaving=True),)))
+    assert changes(node, peer_named(2)) == [Change.JOINED]
+    assert node.core.counters["forged"] == 1
+
+
+def test_the_unadmitted_are_neither_heard_nor_listed_nor_passed_on() -> None:
+    swarm = MembershipSwarm(10)
+    swarm.refused.add(ENEMY)
+    stranger = swarm.start(10_000, bootstrap=0)
+    swarm.run(4 * INTERVAL)
+    assert swarm.knowing(ENEMY) == []
+    assert stranger.core.members() == []
+    node = swarm.nodes[peer_named(1)]
+    tell(swarm, node, Give((heartbeat_of(ENEMY, 9),)), source=peer_named(2))
+    assert swarm.knowing(ENEMY) == []
+    assert not node.penalties
+
+
+def test_who_is_banned_is_forgotten() -> None:
+    swarm = MembershipSwarm(10)
+    swarm.run(4 * INTERVAL)
+    swarm.refused.add(peer_named(4))
+    swarm.run(1.5 * INTERVAL)
+    assert swarm.knowing(peer_named(4)) == []
+    assert all(peer_named(4) not in node.core.neighbours for node in swarm.alive())
+
+
+def test_a_flood_is_cut_off_and_penalised() -> None:
+    swarm = MembershipSwarm(3)
+    swarm.run(INTERVAL)
+    node = swarm.nodes[peer_named(1)]
+    message = Give(tuple(heartbeat_of(peer_named(500 + index), 1) for index in range(32)))
+    size = len(encode_message(message))
+    allowed = int(QUOTA_BURST / (1 + size / QUOTA_UNIT))
+    for _ in range(allowed + 50):
+        tell(swarm, node, message)
+    assert node.core.counters["over quota"] == 50
+    assert node.penalties[ENEMY] == 50
+
+
+def test_garbage_is_penalised() -> None:
+    swarm = MembershipSwarm(2)
+    swarm.run(INTERVAL)
+    node = swarm.nodes[peer_named(1)]
+    swarm.drive(node, Received(ENEMY, b"\xc1garbage"))
+    assert node.penalties[ENEMY] == 25
+    assert node.core.counters["malformed"] == 1
+
+
+def test_minted_identities_do_not_push_out_the_neighbours() -> None:
+    swarm = MembershipSwarm(20, config=MembershipConfig(passive=15))
+    swarm.run(4 * INTERVAL)
+    node = swarm.nodes[peer_named(1)]
+    before = set(node.core.neighbours)
+    for start in range(0, 320, 32):
+        minted = tuple(heartbeat_of(peer_named(1000 + start + index), 1) for index in range(32))
+        tell(swarm, node, Give(minted), source=peer_named(2))
+    assert set(node.core.neighbours) == before
+    assert len(node.core.members()) <= 15 + 10
+
+
+# Determinism, numbers.
+
+
+def test_same_seed_same_trace() -> None:
+    def trace(seed: int) -> str:
+        swarm = MembershipSwarm(20, seed=seed, loss=0.02)
+        swarm.run(4 * INTERVAL)
+        swarm.kill(peer_named(3))
+        swarm.run(4 * INTERVAL)
+        return swarm.trace.hexdigest()
+
+    assert trace(1) == trace(1)
+    assert trace(1) != trace(2)
+
+
+def make_core(seqno: int, wall: Callable[[], float] = lambda: WALL) -> MembershipCore:
+    return MembershipCore(
+        FakeSigner(peer_named(1)),
+        MembershipConfig(),
+        Random(1),
+        verify=fake_verify,
+        may=lambda peer: True,
+        wall=wall,
+        seqno=seqno,
+    )
+
+
+def test_sequence_numbers_stay_below_what_is_reserved() -> None:
+    core = make_core(1000)
+    core.handle(Interest((ENEMY,)), 0.0)
+    ceiling = 1000 - 1 + SEQNO_BLOCK
+    now, used, reserved = 0.0, [], 0
+    for _ in range(2 * SEQNO_BLOCK):
+        now = max(now, core.next_deadline)
+        for effect in core.handle(Tick(), now):
+            if isinstance(effect, Reserve):
+                ceiling = effect.ceiling
+                reserved += 1
+            elif isinstance(effect, Send):
+                message = decode_message_untrusted(effect.data)
+                assert isinstance(message, Beat)
+                used.append(message.heartbeat.seqno)
+                assert used[-1] <= ceiling
+    assert used == list(range(used[0], used[0] + len(used)))
+    assert 3 <= reserved <= 5
+
+
+def test_policy_updates_cannot_make_a_node_babble() -> None:
+    core = make_core(1)
+    core.handle(Interest((ENEMY,)), 0.0)
+    sent = 0
+    for step in range(1000):
+        now = step * 0.01
+        core.handle(Update(Profile(policy=step)), now)
+        if core.next_deadline <= now:
+            sent += sum(isinstance(effect, Send) for effect in core.handle(Tick(), now))
+    assert sent <= 9  # 10 s at a quarter of an interval each
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"expiry": 2.9},
+        {"interval": 0.0},
+        {"stale": 5.0},
+        {"active": 2},
+        {"hops": 9},
+        {"sample": 0},
+        {"lifetime": 60.0},
+    ],
+)
+def test_a_configuration_that_makes_no_sense_is_refused(fields: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"is|must|are"):
+        MembershipConfig(**fields)  # type: ignore[arg-type]

@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from p2p.errors import BadMessage
+from p2p.identity import KeyPair, verify
+from p2p.membership.heartbeat import (
+    MAX_HEARTBEAT,
+    MAX_INTERVAL,
+    MAX_POLICY,
+    MAX_SEQNO,
+    MIN_INTERVAL,
+    PROTOCOL_ID,
+    Heartbeat,
+    Profile,
+    SignedHeartbeat,
+    decode_heartbeat_untrusted,
+    sign_heartbeat,
+)
+from p2p.membership.messages import (
+    MAX_DIGESTS,
+    MAX_HEARTBEATS,
+    MAX_HOPS,
+    MAX_MEMBERSHIP_MESSAGE,
+    Accuse,
+    Beat,
+    Digest,
+    ForwardJoin,
+    Give,
+    Join,
+    Link,
+    Linked,
+    Message,
+    News,
+    Unlink,
+    Want,
+    decode_message_untrusted,
+    encode_message,
+)
+from p2p.multiaddr import Multiaddr
+from p2p.wire import pack, unpack_untrusted
+
+KEY = KeyPair(bytes(range(32)))
+NAMES = st.text(min_size=1, max_size=32)
+PROFILES = st.builds(
+    Profile,
+    addrs=st.lists(
+        st.builds(
+            lambda host, port: Multiaddr.tcp(host, port).with_peer(KEY.peer_id),
+            st.sampled_from(["10.0.0.1", "255.1.2.3", "2001:db8::7"]),
+            st.integers(0, 65535),
+        ),
+        max_size=4,
+    ).map(tuple),
+    roles=st.lists(NAMES, max_size=8).map(tuple),
+    run=st.binary(max_size=32),
+    policy=st.integers(-1, MAX_POLICY),
+    upload=st.integers(0, 2**53 - 1),
+    slots=st.integers(0, 2**31 - 1),
+    load=st.integers(0, 1000).map(lambda permille: permille / 1000),
+    version=st.text(max_size=32),
+)
+HEARTBEATS = st.builds(
+    Heartbeat,
+    peer=st.just(KEY.peer_id),
+    seqno=st.integers(0, MAX_SEQNO),
+    expires=st.integers(0, MAX_SEQNO),
+    interval=st.integers(round(MIN_INTERVAL * 1000), round(MAX_INTERVAL * 1000)).map(lambda ms: ms / 1000),
+    leaving=st.booleans(),
+    profile=PROFILES,
+)
+
+
+def typical() -> SignedHeartbeat:
+    profile = Profile(
+        addrs=(Multiaddr.parse("/ip4/203.0.113.9/tcp/4001"), Multiaddr.parse("/ip6/2001:db8::9/tcp/4001")),
+        roles=("inference",),
+        run=bytes(32),
+        policy=1234,
+        upload=12_500_000,
+        slots=3,
+        load=0.5,
+        version="0.1.0",
+    )
+    heartbeat = Heartbeat(
+        peer=KEY.peer_id, seqno=1_700_000_000_000, expires=1_700_001_800, interval=5.0, profile=profile
+    )
+    return sign_heartbeat(heartbeat, KEY)
+
+
+@settings(max_examples=60)
+@given(HEARTBEATS)
+def test_a_heartbeat_survives_the_wire(heartbeat: Heartbeat) -> None:
+    signed = sign_heartbeat(heartbeat, KEY)
+    if len(signed.wire) <= MAX_HEARTBEAT:
+        assert decode_heartbeat_untrusted(signed.wire) == signed
+
+
+def test_a_heartbeat_takes_about_two_hundred_bytes() -> None:
+    assert 150 <= len(typical().wire) <= 250
+
+
+def test_the_largest_heartbeat_fits() -> None:
+    host = "a" * 76 + ".com"
+    profile = Profile(
+        addrs=tuple(Multiaddr.parse(f"/dns/{host}/tcp/{port}") for port in range(65530, 65534)),
+        roles=tuple("r" * 31 + str(index) for index in range(8)),
+        run=bytes(32),
+        policy=MAX_POLICY,
+        upload=2**53 - 1,
+        slots=2**31 - 1,
+        load=1.0,
+        version="v" * 32,
+    )
+    heartbeat = Heartbeat(
+        peer=KEY.peer_id, seqno=MAX_SEQNO, expires=MAX_SEQNO, interval=MAX_INTERVAL, profile=profile
+    )
+    assert 800 < len(sign_heartbeat(heartbeat, KEY).wire) <= MAX_HEARTBEAT
+
+
+def test_the_signature_covers_every_byte_of_the_body() -> None:
+    signed = typical()
+    assert verify(signed.peer, PROTOCOL_ID, signed.body, signed.signature)
+    for index in range(len(signed.body)):
+        changed = bytearray(signed.body)
+        changed[index] ^= 1
+        assert not verify(signed.peer, PROTOCOL_ID, bytes(changed), signed.signature)
+
+
+@pytest.mark.parametrize(
+    ("index", "value"),
+    [
+        (0, b"short"),
+        (1, -1),
+        (1, 2**63),
+        (2, -1),
+        (3, 0),
+        (3, 10**9),
+        (4, 1),
+        (5, [b"x"] * 5),
+        (5, [b"garbage"]),
+        (5, ["text"]),
+        (6, ["r"] * 9),
+        (6, [""]),
+        (6, [b"bytes"]),
+        (7, bytes(33)),
+        (8, -2),
+        (8, 2**31),
+        (9, -1),
+        (10, True),
+        (11, 1001),
+        (11, -1),
+        (12, "v" * 33),
+    ],
+)
+def test_a_field_out_of_range_is_refused(index: int, value: object) -> None:
+    signed = typical()
+    fields = unpack_untrusted(signed.body)
+    assert isinstance(fields, list)
+    fields[index] = value
+    with pytest.raises(BadMessage):
+        decode_heartbeat_untrusted(pack(fields) + signed.signature)
+
+
+def test_an_address_that_names_another_peer_is_refused() -> None:
+    signed = typical()
+    fields = unpack_untrusted(signed.body)
+    assert isinstance(fields, list)
+    fields[5] = [Multiaddr.parse("/ip4/1.2.3.4/tcp/1").with_peer(KeyPair(bytes(32)).peer_id).to_bytes()]
+    with pytest.raises(BadMessage):
+        decode_heartbeat_untrusted(pack(fields) + signed.signature)
+
+
+def test_every_message_survives_the_wire() -> None:
+    signed = decode_heartbeat_untrusted(typical().wire)
+    digests = (Digest.of(signed), Digest(b"8 bytes.", 7, -1))
+    messages: list[Message] = [
+        Beat(True, signed, digests),
+        Beat(False, signed),
+        Join(signed),
+        ForwardJoin(3, signed),
+        Link(True, signed),
+        Linked(False, signed),
+        Unlink(),
+        News(digests),
+        Want((b"8 bytes.", b"others..")),
+        Give((signed, signed)),
+        Accuse((signed,)),
+    ]
+    for message in messages:
+        assert decode_message_untrusted(encode_message(message)) == message
+
+
+def test_limits_of_messages_hold() -> None:
+    wire = typical().wire
+    too_much = [
+        [8, [wire] * (MAX_HEARTBEATS + 1)],
+        [2, MAX_HOPS + 1, wire],
+        [6, bytes(20 * (MAX_DIGESTS + 1))],
+        [6, bytes(21)],
+        [6, b"\xff" * 20],
+        [7, bytes(9)],
+        [7, bytes(8 * 65)],
+        [10],
+        [True],
+        [],
+        [5, 1],
+    ]
+    for message in too_much:
+        with pytest.raises(BadMessage):
+            decode_message_untrusted(pack(message))
+    with pytest.raises(BadMessage):
+        decode_message_untrusted(bytes(MAX_MEMBERSHIP_MESSAGE + 1))
+    assert decode_message_untrusted(pack([8, [wire] * MAX_HEARTBEATS]))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"load": float("nan")},
+        {"load": 1.1},
+        {"policy": -2},
+        {"roles": ("",)},
+        {"run": bytes(33)},
+        {"slots": -1},
+    ],
+)
+def test_a_profile_that_makes_no_sense_is_refused_at_birth(fields: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"most|version|upload"):
+        Profile(**fields)  # type: ignore[arg-type]

@@ -1,0 +1,193 @@
+"""The composition root: nodes in one process, over memory, with every service real."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar, Self
+
+import pytest
+import trio
+
+from p2p.dht import DhtConfig
+from p2p.errors import ConfigError
+from p2p.identity import KeyPair
+from p2p.machine import open_world
+from p2p.membership import MembershipConfig
+from p2p.multiaddr import Multiaddr
+from p2p.network import Network
+from p2p.node.admission import Capability
+from p2p.node.config import NodeConfig
+from p2p.node.node import Node, open_node, run_roles
+from p2p.shardcast import NO_POLICY, PolicyVersion
+from p2p.swarm import SwarmConfig, open_host
+from p2p.transport.memory import MemoryNetwork
+from roles.run.file import sign_run
+from tests.unit.test_run_file import OWNER, RUN, TERMS, TRAINER, VALIDATOR
+
+CONFIG = NodeConfig(
+    host=SwarmConfig(strict=True),
+    membership=MembershipConfig(interval=1.0),
+    dht=DhtConfig(difficulty=8),
+)
+WEIGHTS = bytes(range(256)) * 1024
+
+
+class Echo:
+    """A role that notes that it ran."""
+
+    name: ClassVar[str] = "echo"
+
+    def __init__(self) -> None:
+        self.ran = trio.Event()
+
+    @classmethod
+    def from_config(cls, table: Mapping[str, object]) -> Self:
+        return cls()
+
+    async def run(self, node: Node) -> None:
+        self.ran.set()
+        await trio.sleep_forever()
+
+    def health(self) -> dict[str, object]:
+        return {"ran": self.ran.is_set()}
+
+
+@asynccontextmanager
+async def member(
+    network: Network,
+    folder: Path,
+    key: KeyPair,
+    *,
+    document: bytes | None = None,
+    bootstrap: tuple[Multiaddr, ...] = (),
+    config: NodeConfig = CONFIG,
+) -> AsyncIterator[Node]:
+    async with (
+        open_world(folder, key) as world,
+        open_host(network=network, world=world, listen=["/memory/0"], config=config.host) as host,
+        open_node(world, host, config, document=document, bootstrap=bootstrap) as node,
+    ):
+        yield node
+
+
+@asynccontextmanager
+async def swarm(folder: Path, *others: KeyPair) -> AsyncIterator[list[Node]]:
+    """A trainer with the run, and others that know only its address; all in each other's view."""
+    network = MemoryNetwork()
+    with trio.fail_after(60):
+        async with AsyncExitStack() as stack:
+            yield await _gather(network, folder, others, stack)
+
+
+async def _gather(
+    network: Network, folder: Path, others: tuple[KeyPair, ...], stack: AsyncExitStack
+) -> list[Node]:
+    first = await stack.enter_async_context(member(network, folder / "0", TRAINER, document=RUN.document))
+    nodes = [first]
+    for number, key in enumerate(others, 1):
+        joined = member(network, folder / str(number), key, bootstrap=first.host.addrs)
+        nodes.append(await stack.enter_async_context(joined))
+    for node in nodes:
+        await wait_members(node, len(nodes) - 1)
+    return nodes
+
+
+async def wait_members(node: Node, count: int) -> None:
+    """Until heartbeats of ``count`` others of the run are known."""
+    changed = trio.Event()
+
+    def note(_: object) -> None:
+        changed.set()
+
+    node.membership.on_change(note)
+    with trio.fail_after(20):
+        while sum(member.run == node.run.id for member in node.membership.members()) < count:
+            await changed.wait()
+            changed = trio.Event()
+
+
+async def test_nodes_with_one_address_get_the_run_and_each_other(tmp_path: Path) -> None:
+    async with swarm(tmp_path, VALIDATOR, KeyPair(b"w" * 32)) as nodes:
+        for node in nodes:
+            assert node.run == RUN
+            assert node.may(TRAINER.peer_id, Capability.PUBLISH)
+            assert (tmp_path / str(nodes.index(node)) / "run.shoal").read_bytes() == RUN.document
+        assert await nodes[1].locate(nodes[2].peer_id)
+        assert not await nodes[1].locate(OWNER.peer_id)
+
+
+async def test_a_policy_reaches_every_node_and_its_heartbeat(tmp_path: Path) -> None:
+    async with swarm(tmp_path, VALIDATOR, KeyPair(b"w" * 32)) as nodes:
+        trainer, *others = nodes
+        assert [node.shardcast.newest for node in nodes] == [NO_POLICY] * 3
+        await trainer.world.disk.write("weights", WEIGHTS)
+        await trainer.shardcast.publish(PolicyVersion(0), "weights")
+        with trio.fail_after(30):
+            for node in others:
+                assert await node.shardcast.wait_policy(PolicyVersion(0)) == 0
+                path = node.shardcast.weights(PolicyVersion(0))
+                assert await node.world.disk.read(path) == WEIGHTS
+            for member in others:
+                await wait_policy_heartbeat(trainer, member)
+        assert trainer.health()["shardcast"]["newest"] == 0  # type: ignore[index]
+
+
+async def wait_policy_heartbeat(node: Node, other: Node) -> None:
+    changed = trio.Event()
+    node.membership.on_change(lambda _: changed.set())
+    while not any(m.peer == other.peer_id and m.policy == 0 for m in node.membership.members()):
+        await changed.wait()
+        changed = trio.Event()
+
+
+async def test_what_the_run_demands_overrides_what_the_machine_says(tmp_path: Path) -> None:
+    terms = replace(TERMS, delivery=replace(TERMS.delivery, chunk_bytes=8192))
+    run = sign_run(terms, OWNER)
+    async with member(MemoryNetwork(), tmp_path, TRAINER, document=run.document) as node:
+        assert node.config.shardcast.chunk_bytes == 8192
+        assert node.config.shardcast.folder == "store"
+
+
+async def test_roles_run_and_are_told_to_the_swarm(tmp_path: Path) -> None:
+    async with swarm(tmp_path, VALIDATOR) as (first, second):
+        role = Echo()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run_roles, second, [role])
+            with trio.fail_after(20):
+                await role.ran.wait()
+                changed = trio.Event()
+                first.membership.on_change(lambda _: changed.set())
+                while not first.membership.find("echo"):
+                    await changed.wait()
+                    changed = trio.Event()
+            assert second.health([role])["roles"] == {"echo": {"ran": True}}
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_pinned_run_needs_nobody(tmp_path: Path) -> None:
+    async with member(MemoryNetwork(), tmp_path, TRAINER, document=RUN.document):
+        pass
+    async with member(MemoryNetwork(), tmp_path, TRAINER) as node:
+        assert node.run == RUN
+
+
+async def test_without_run_and_peers_the_remedy_is_named(tmp_path: Path) -> None:
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(ConfigError, match="knows no run: give it --run FILE, or --bootstrap ADDR"),
+        allow_unwrapped=False,
+        flatten_subgroups=True,
+    ):
+        async with member(MemoryNetwork(), tmp_path, TRAINER):
+            pass
+
+
+async def test_role_tables_come_from_the_configuration(tmp_path: Path) -> None:
+    config = replace(CONFIG, role={"echo": {"loud": True}})
+    async with member(MemoryNetwork(), tmp_path, TRAINER, document=RUN.document, config=config) as node:
+        assert node.role_table("echo") == {"loud": True}
+        assert node.role_table("other") == {}
+        assert node.world.now() < math.inf

@@ -1,0 +1,97 @@
+"""Roles, commands and run readers from other packages, and one sentence when there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint
+from typing import ClassVar, Self
+
+import pytest
+
+from p2p.errors import BadMessage, ConfigError
+from p2p.identity import verify
+from p2p.node import plugins
+from p2p.node.node import Node
+from p2p.node.plugins import command_names, load_command, load_role, load_roles, open_run_untrusted
+from tests.unit.test_run_file import RUN
+
+
+class Idle:
+    """A role that is content."""
+
+    name: ClassVar[str] = "idle"
+
+    def __init__(self, table: Mapping[str, object]) -> None:
+        self.table = table
+
+    @classmethod
+    def from_config(cls, table: Mapping[str, object]) -> Self:
+        return cls(table)
+
+    async def run(self, node: Node) -> None:
+        """Nothing to do."""
+
+    def health(self) -> dict[str, object]:
+        return {}
+
+
+THIS = f"{__name__}:Idle"
+
+
+def install(patch: pytest.MonkeyPatch, *points: tuple[str, str, str]) -> None:
+    """Pretend that these entry points (group, name, value) are all there are."""
+
+    def find(group: str) -> list[EntryPoint]:
+        return [EntryPoint(name, value, group) for of, name, value in points if of == group]
+
+    patch.setattr(plugins, "entry_points", find)
+
+
+def test_a_role_comes_by_module_and_class_with_its_table() -> None:
+    role = load_role(THIS, {"idle": {"a": 1}})
+    assert isinstance(role, Idle)
+    assert role.table == {"a": 1}
+    assert load_role(THIS, {}).table == {}  # type: ignore[attr-defined]
+
+
+def test_a_role_comes_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, (plugins.ROLES, "lazy", THIS))
+    assert isinstance(load_role("lazy", {}), Idle)
+
+
+def test_none_is_no_role_and_names_count_once() -> None:
+    assert load_roles(["none"], {}) == []
+    assert len(load_roles([THIS, "none", THIS], {})) == 1
+
+
+def test_every_failure_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, (plugins.ROLES, "lazy", THIS), (plugins.ROLES, "torn", "nowhere.at.all:X"))
+    for name, sentence in [
+        ("traner", "there is no role 'traner'; installed are lazy, torn, or give module:Class"),
+        ("torn", "the role 'torn' cannot be loaded from nowhere.at.all:X: No module named 'nowhere'"),
+        ("p2p.errors:Nothing", "the role 'p2p.errors:Nothing' cannot be loaded"),
+        ("p2p.errors:ShoalError", "'p2p.errors:ShoalError' is no role: it lacks from_config or run"),
+    ]:
+        with pytest.raises(ConfigError) as caught:
+            load_role(name, {})
+        assert str(caught.value).startswith(sentence)
+    with pytest.raises(ConfigError, match="one role is given twice"):
+        load_roles([THIS, "lazy"], {})
+
+
+def test_shoals_own_plugins_are_installed() -> None:
+    assert {"demo", "sim"} <= set(command_names())
+    with pytest.raises(ConfigError, match="no command 'fly'; installed are demo, sim"):
+        load_command("fly")
+
+
+def test_run_documents_are_opened_by_the_installed_reader() -> None:
+    assert open_run_untrusted(RUN.document, verify) == RUN
+    with pytest.raises(BadMessage):
+        open_run_untrusted(b"garbage", verify)
+
+
+def test_without_a_reader_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    with pytest.raises(ConfigError, match="no reader of run files is installed; install Shoal"):
+        open_run_untrusted(RUN.document, verify)

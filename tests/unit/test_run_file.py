@@ -1,0 +1,172 @@
+"""The run file: one canonical signed form, strict reading, and who may do what."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from p2p.errors import BadMessage, ConfigError
+from p2p.identity import KeyPair
+from p2p.node.admission import Capability
+from p2p.wire import pack, unpack_untrusted
+from roles.envs.base import open_environment
+from roles.rl.recipe import Recipe
+from roles.run.__main__ import main
+from roles.run.draft import read_draft
+from roles.run.file import (
+    DOMAIN,
+    MAX_RUN,
+    AdmissionMode,
+    AdmissionRules,
+    EnvironmentPin,
+    Terms,
+    decode_run_untrusted,
+    open_run,
+    sign_run,
+)
+
+OWNER, TRAINER, VALIDATOR, STRANGER = (KeyPair(bytes([number]) * 32) for number in range(4))
+TERMS = Terms(
+    name="sorting",
+    expiry=2_000_000_000,
+    environments=(EnvironmentPin(name="sort", digest=open_environment("sort").digest),),
+    trainers=(TRAINER.peer_id,),
+    validators=(VALIDATOR.peer_id,),
+)
+RUN = sign_run(TERMS, OWNER)
+
+
+def test_what_was_signed_is_what_is_read() -> None:
+    read = open_run(RUN.document)
+    assert read == RUN
+    assert read.terms == TERMS
+    assert read.owner == OWNER.peer_id
+    assert (len(read.id), read.epoch, read.name) == (32, 1, "sorting")
+    assert len(RUN.document) < MAX_RUN / 64
+
+
+def test_the_id_depends_on_owner_and_name_only() -> None:
+    assert sign_run(replace(TERMS, epoch=2), OWNER).id == RUN.id
+    assert sign_run(replace(TERMS, name="other"), OWNER).id != RUN.id
+    assert sign_run(TERMS, STRANGER).id != RUN.id
+
+
+def test_every_flipped_byte_is_noticed() -> None:
+    for position in range(len(RUN.document)):
+        data = bytearray(RUN.document)
+        data[position] ^= 1
+        with pytest.raises(BadMessage):
+            decode_run_untrusted(bytes(data))
+
+
+def _signed_table(table: dict[str, object]) -> bytes:
+    body = pack({key: table[key] for key in sorted(table)})
+    owner = OWNER.peer_id.digest
+    return pack([1, owner, body, OWNER.sign(DOMAIN, pack([1, owner, body]))])
+
+
+def _table() -> dict[str, object]:
+    document = unpack_untrusted(RUN.document)
+    assert isinstance(document, list)
+    table = unpack_untrusted(document[2])
+    assert isinstance(table, dict)
+    return table
+
+
+def test_an_honest_owner_with_a_wrong_table_is_refused_with_the_reason() -> None:
+    assert decode_run_untrusted(_signed_table(_table())) == RUN
+    for change, reason in [
+        ({"epoc": 1}, "there is no key 'epoc'; did you mean 'epoch'"),
+        ({"epoch": 0}, "positive"),
+        ({"epoch": "1"}, "must be a whole number"),
+        ({"trainers": []}, "at least one environment, one trainer"),
+        ({"trainers": [str(TRAINER.peer_id)] * 2}, "each once"),
+        ({"name": "two\nlines"}, "printable"),
+        ({"recipe": {"temperature": 1}}, "canonical"),
+        ({"delivery": {"chunk_bytes": 1}}, "chunk_bytes must be 0, or from 4 KiB"),
+    ]:
+        with pytest.raises(BadMessage, match=reason):
+            decode_run_untrusted(_signed_table({**_table(), **change}))
+
+
+def test_a_future_format_says_so() -> None:
+    document = unpack_untrusted(RUN.document)
+    assert isinstance(document, list)
+    with pytest.raises(BadMessage, match="format 2"):
+        decode_run_untrusted(pack([2, *document[1:]]))
+
+
+def test_trainers_publish_validators_judge_and_the_rest_goes_by_admission() -> None:
+    assert RUN.may(TRAINER.peer_id, Capability.PUBLISH)
+    assert not RUN.may(VALIDATOR.peer_id, Capability.PUBLISH)
+    assert RUN.may(VALIDATOR.peer_id, Capability.VALIDATE)
+    assert not RUN.may(OWNER.peer_id, Capability.VALIDATE)
+    assert RUN.may(STRANGER.peer_id, Capability.GENERATE)
+    rules = AdmissionRules(mode=AdmissionMode.ALLOW)
+    closed = sign_run(replace(TERMS, admission=rules), OWNER)
+    assert not closed.may(STRANGER.peer_id, Capability.GOSSIP)
+    for peer in (OWNER, TRAINER, VALIDATOR):
+        assert closed.may(peer.peer_id, Capability.GOSSIP)
+    invited = sign_run(replace(TERMS, admission=replace(rules, allowed=(STRANGER.peer_id,))), OWNER)
+    assert invited.may(STRANGER.peer_id, Capability.GENERATE)
+    assert decode_run_untrusted(invited.document) == invited
+
+
+def test_engine_and_environment_come_from_the_run() -> None:
+    config = RUN.engine_config(threads=2)
+    assert (config.kind, config.environment, config.threads, config.recipe) == ("tiny", "sort", 2, Recipe())
+    assert [environment.name for environment in RUN.open_environments()] == ["sort"]
+    other = sign_run(replace(TERMS, environments=(EnvironmentPin(name="sort", digest=bytes(32)),)), OWNER)
+    with pytest.raises(ConfigError, match="differs from the one of run 'sorting'"):
+        other.open_environments()
+
+
+def test_a_draft_fills_in_the_rest() -> None:
+    table = {
+        "name": "r",
+        "days": 1,
+        "trainers": [str(TRAINER.peer_id)],
+        "validators": [str(VALIDATOR.peer_id)],
+        "recipe": {"steps": 7, "rate": 1},
+        "limits": {"preset": "bf16", "surprise": 9},
+    }
+    terms = read_draft(table, "draft.toml", now=1000.0)
+    assert (terms.expiry, terms.recipe.steps, terms.recipe.rate) == (1000 + 86_400, 7, 1.0)
+    assert (terms.limits.surprise, terms.limits.mantissa_mean) == (9.0, 2.0)
+    for change, reason in [
+        ({"limits": {"preset": "fp8"}}, "draft.toml: limits: preset must be one of fp32, bf16"),
+        ({"trainers": ["12D3"]}, r"draft.toml: trainers\[0\]"),
+        ({"recipe": {"stepps": 3}}, "draft.toml: recipe: there is no key 'stepps'; did you mean 'steps'"),
+        ({"environments": ["chess"]}, "no environment 'chess'"),
+        ({"name": ""}, "draft.toml: a run's name"),
+    ]:
+        with pytest.raises(ConfigError, match=reason):
+            read_draft({**table, **change}, "draft.toml", now=0.0)
+
+
+def test_the_command_line_signs_and_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    draft, key, out = (tmp_path / name for name in ("draft.toml", "key", "run.shoal"))
+    peers = f'trainers = ["{TRAINER.peer_id}"]\nvalidators = ["{VALIDATOR.peer_id}"]\n'
+    draft.write_text(f'name = "mine"\n{peers}')
+    assert main(["create", str(draft), "--key", str(key), "--out", str(out)]) == 0
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert "mine" in capsys.readouterr().out
+    assert main(["show", str(out), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["name"], shown["id"]) == ("mine", decode_run_untrusted(out.read_bytes()).id.hex())
+    draft.write_text("name = ")
+    assert main(["create", str(draft), "--key", str(key), "--out", str(out)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {draft} is not TOML")
+    assert error.count("\n") == 1
+
+
+@given(st.binary(max_size=300))
+@settings(max_examples=200)
+def test_garbage_is_a_bad_message(data: bytes) -> None:
+    with pytest.raises(BadMessage):
+        decode_run_untrusted(data)

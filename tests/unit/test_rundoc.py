@@ -1,0 +1,127 @@
+"""How a node comes by its run: pinned, never rolled back, from whoever has it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from p2p.errors import BadMessage, ConfigError
+from p2p.host import Host, request
+from p2p.identity import KeyPair
+from p2p.machine import RealWorld
+from p2p.multiaddr import Multiaddr
+from p2p.node.admission import Capability
+from p2p.node.rundoc import PATH, PROTOCOL_ID, RunBook, RunConfig
+from p2p.swarm import open_host
+from p2p.transport.memory import MemoryNetwork
+from p2p.wire import pack
+from roles.run.file import Run, open_run, sign_run
+from tests.unit.test_run_file import OWNER, RUN, STRANGER, TERMS, TRAINER
+
+NEWER = sign_run(replace(TERMS, epoch=2), OWNER)
+OTHER = sign_run(replace(TERMS, name="other"), OWNER)
+STOLEN = sign_run(replace(TERMS, epoch=9), STRANGER)
+EXPIRED = sign_run(replace(TERMS, epoch=3, expiry=1), OWNER)
+
+
+def book_in(folder: Path, key: bytes = b"k") -> RunBook:
+    return RunBook(RealWorld(KeyPair(key * 32), folder), open_run)
+
+
+async def test_a_book_pins_the_first_run_and_only_goes_forward(tmp_path: Path) -> None:
+    book = book_in(tmp_path)
+    assert book.run is None
+    assert not book.may(TRAINER.peer_id, Capability.PUBLISH)
+    assert await book.offer(RUN.document)
+    assert not await book.offer(RUN.document)
+    assert await book.offer(NEWER.document)
+    assert not await book.offer(RUN.document)
+    assert book.run == NEWER
+    assert book.may(TRAINER.peer_id, Capability.PUBLISH)
+    again = book_in(tmp_path)
+    await again.load()
+    assert again.run == NEWER
+    await again.load(RUN.document)
+    assert again.run == NEWER
+
+
+@pytest.mark.parametrize("run", [OTHER, STOLEN, EXPIRED], ids=["another name", "another owner", "expired"])
+async def test_a_pinned_book_refuses_the_rest(tmp_path: Path, run: Run) -> None:
+    book = book_in(tmp_path)
+    await book.offer(RUN.document)
+    with pytest.raises(BadMessage):
+        await book.offer(run.document)
+    with pytest.raises(ConfigError, match="the run file cannot be used"):
+        await book.load(run.document)
+    assert book.run == RUN
+
+
+async def test_a_rotten_pin_says_so(tmp_path: Path) -> None:
+    (tmp_path / PATH).write_bytes(RUN.document[:-1])
+    with pytest.raises(ConfigError, match="the pinned run file cannot be used"):
+        await book_in(tmp_path).load()
+
+
+@asynccontextmanager
+async def two_hosts(folder: Path) -> AsyncIterator[tuple[tuple[Host, RunBook], tuple[Host, RunBook]]]:
+    network = MemoryNetwork()
+    worlds = [RealWorld(KeyPair(key * 32), folder / key.hex()) for key in (b"a", b"b")]
+    listen = ["/memory/0"]
+    async with (
+        open_host(network=network, world=worlds[0], listen=listen) as first,
+        open_host(network=network, world=worlds[1], listen=listen) as second,
+    ):
+        books = [RunBook(world, open_run) for world in worlds]
+        for host, book in zip((first, second), books, strict=True):
+            book.serve(host)
+        yield (first, books[0]), (second, books[1])
+
+
+async def test_a_newcomer_gets_the_run_from_its_bootstrap_peer(tmp_path: Path) -> None:
+    async with two_hosts(tmp_path) as ((host, book), (other, newcomer)):
+        await book.offer(RUN.document)
+        with trio.fail_after(10):
+            run = await newcomer.wait_for_document(other, host.addrs, RunConfig())
+        assert run == newcomer.run == RUN
+        assert not await newcomer.ask(other, host.peer_id)
+        await book.offer(NEWER.document)
+        assert await newcomer.ask(other, host.peer_id)
+        assert newcomer.run == NEWER
+        assert not await book.ask(host, other.peer_id)
+
+
+async def test_a_newcomer_goes_on_asking(tmp_path: Path) -> None:
+    config = RunConfig(ask_interval=0.01, ask_timeout=5)
+    async with two_hosts(tmp_path) as ((host, book), (other, newcomer)):
+        nobody = Multiaddr.parse("/memory/4711").with_peer(STRANGER.peer_id)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(newcomer.wait_for_document, other, [nobody, *host.addrs], config)
+            with trio.fail_after(10):
+                while other.peer_id not in host.connected:  # it has asked in vain at least once
+                    await trio.testing.wait_all_tasks_blocked()
+                await book.offer(RUN.document)
+        assert newcomer.run == RUN
+
+
+async def test_a_peer_with_another_run_gives_nothing_to_a_pinned_node(tmp_path: Path) -> None:
+    async with two_hosts(tmp_path) as ((host, book), (other, pinned)):
+        await book.offer(OTHER.document)
+        await pinned.offer(RUN.document)
+        await other.connect_addr(host.addrs[0])
+        assert not await pinned.ask(other, host.peer_id)
+        assert pinned.run == RUN
+
+
+async def test_garbage_costs_the_asker_its_stream(tmp_path: Path) -> None:
+    async with two_hosts(tmp_path) as ((host, book), (other, _)):
+        await book.offer(RUN.document)
+        peer = await other.connect_addr(host.addrs[0])
+        for question in (b"garbage", pack([b"", "0"]), pack([bytes(99), 0])):
+            with pytest.raises((trio.BrokenResourceError, BadMessage)):
+                await request(other, peer, PROTOCOL_ID, question)

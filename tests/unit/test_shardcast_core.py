@@ -1,0 +1,398 @@
+"""Swarms of cores on a small heap: latency, and one FIFO per access link in each direction."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from p2p.errors import BadMessage
+from p2p.identity import KeyPair, PeerId, verify
+from p2p.shardcast import events as ev
+from p2p.shardcast.codec import encode_spans
+from p2p.shardcast.config import ShardcastConfig
+from p2p.shardcast.core import ShardcastCore
+from p2p.shardcast.forest import Roster, RosterEntry
+from p2p.shardcast.known import Known
+from p2p.shardcast.manifest import NO_POLICY, Draft, Encoding, Index, Manifest, PolicyVersion, digest_of
+from p2p.shardcast.messages import ChunkHeader, PolicyNews, encode_bulk_message, encode_message
+from p2p.wire import KI, MIB
+
+RUN = b"run"
+MBIT = 125_000.0
+
+
+def key(number: int) -> KeyPair:
+    return KeyPair(digest_of(b"key %d" % number))
+
+
+class Policies:
+    """Made-up weights: incompressible, so that wire bytes are raw bytes and bounds are exact."""
+
+    def __init__(self, trainer: KeyPair) -> None:
+        self.trainer = trainer
+        self.last: Manifest | None = None
+
+    def make(self, version: int, size: int, span: int, seed: int = 0) -> tuple[Manifest, Index, list[bytes]]:
+        raw = Random(version * 1000 + seed).randbytes(size)
+        encoded = encode_spans(raw, span)
+        index = Index.of([chunk for chunk, _ in encoded])
+        before = self.last
+        draft = Draft(
+            RUN,
+            PolicyVersion(version),
+            before.version if before else NO_POLICY,
+            before.digest if before else b"",
+            digest_of(raw),
+            size,
+            0,
+            (Encoding.of(index),),
+        )
+        self.last = draft.sign(self.trainer)
+        return self.last, index, [wire for _, wire in encoded]
+
+
+class Node:
+    def __init__(self, peer: PeerId, core: ShardcastCore, up: float, down: float) -> None:
+        self.peer = peer
+        self.core = core
+        self.up, self.down = up, down
+        self.up_free = self.down_free = 0.0
+        self.sent = 0
+        self.alive = True
+        self.chunks: dict[tuple[bytes, int], bytes] = {}
+        self.whole: dict[int, float] = {}
+        self.tick_at = math.inf
+        self.corrupt = False
+        self.drips = False
+        self.effects: list[ev.Effect] = []
+
+
+class Swarm:
+    """Nodes 0 (the origin) to N. Links in bytes per second; bulk is ordered per pair, messages just late."""
+
+    def __init__(
+        self,
+        count: int,
+        *,
+        up: Callable[[int], float] = lambda _: 40 * MBIT,
+        down: Callable[[int], float] = lambda _: 40 * MBIT,
+        latency: float = 0.01,
+        detect: float = 0.1,
+        outsiders: int = 0,
+    ) -> None:
+        self.now = 0.0
+        self.latency, self.detect = latency, detect
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self.keys = [key(number) for number in range(count + 1 + outsiders)]
+        self.trainer = self.keys[0]
+        self.policies = Policies(self.trainer)
+        self.nodes: dict[PeerId, Node] = {}
+        for number, pair in enumerate(self.keys):
+            known = Known(RUN, self.trainer.peer_id.__eq__, verify)
+            core = ShardcastCore(pair.peer_id, ShardcastConfig(), known, Random(number))
+            self.nodes[pair.peer_id] = Node(pair.peer_id, core, up(number), down(number))
+        entries = [RosterEntry(pair.peer_id, up(n)) for n, pair in enumerate(self.keys[: count + 1])]
+        self.roster: Roster | None = Roster.sign(self.trainer, RUN, 1, entries)
+        self.gossip_delay = 0.05
+
+    @property
+    def origin(self) -> Node:
+        return self.nodes[self.trainer.peer_id]
+
+    @property
+    def peers(self) -> list[Node]:
+        return list(self.nodes.values())[1:]
+
+    def at(self, when: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._heap, (max(when, self.now), next(self._order), action))
+
+    def run(self, until: float) -> None:
+        while self._heap and self._heap[0][0] <= until:
+            self.now, _, action = heapq.heappop(self._heap)
+            action()
+        self.now = until
+
+    def give(self, node: Node, event: ev.Event) -> None:
+        if not node.alive:
+            return
+        effects = node.core.handle(event, self.now)
+        node.effects += effects
+        for effect in effects:
+            self._apply(node, effect)
+        due = node.core.next_deadline
+        if due < node.tick_at:
+            node.tick_at = due
+            self.at(due, lambda: self._tick(node, due))
+
+    def _tick(self, node: Node, due: float) -> None:
+        if node.tick_at == due:
+            node.tick_at = math.inf
+            self.give(node, ev.Tick())
+
+    def _apply(self, node: Node, effect: ev.Effect) -> None:
+        match effect:
+            case ev.Send(peer, message):
+                assert len(encode_message(message)) < MIB
+                self._deliver(node, peer, self.now + self.latency, ev.Heard(node.peer, message))
+            case ev.Push(peer, ChunkHeader() as header):
+                data = node.chunks[header.policy, header.index]
+                if node.corrupt:
+                    data = data[:-1] + bytes((data[-1] ^ 1,))
+                left = self._upload(node, len(data))
+                if node.drips:
+                    left += 60
+                self.at(left, lambda: self.give(node, ev.ChunkSent(peer, len(data))))
+                self._bulk(node, peer, left, len(data), ev.ChunkCame(node.peer, header, data))
+            case ev.Push(peer, message):
+                size = len(encode_bulk_message(message))
+                left = self._upload(node, size)
+                self._bulk(node, peer, left, size, ev.Heard(node.peer, message))
+            case ev.Gossip(message):
+                for other in list(self.nodes.values()):
+                    if other is not node:
+                        when = self.now + self.gossip_delay
+                        self.at(when, lambda o=other: self.give(o, ev.Heard(node.peer, message, gossip=True)))
+            case ev.Keep(policy, index, data):
+                node.chunks[policy, index] = data
+            case ev.Finish(policy):
+                self.at(self.now + 0.002, lambda: self.give(node, ev.Stored(policy)))
+                version = next(p.manifest.version for p in node.core.policies if p.manifest.digest == policy)
+                node.whole[version] = self.now
+            case ev.Penalise(peer):
+                for one, other in ((node, self.nodes[peer]), (self.nodes[peer], node)):
+                    self.at(self.now + self.latency, lambda a=one, b=other: self.give(a, ev.PeerLost(b.peer)))
+
+    def _upload(self, node: Node, size: int) -> float:
+        node.sent += size
+        node.up_free = max(self.now, node.up_free) + size / node.up
+        return node.up_free
+
+    def _bulk(self, node: Node, peer: PeerId, left: float, size: int, event: ev.Event) -> None:
+        self.at(left + self.latency, lambda: self._download(node, self.nodes[peer], size, event))
+
+    def _download(self, node: Node, receiver: Node, size: int, event: ev.Event) -> None:
+        receiver.down_free = max(self.now, receiver.down_free + size / receiver.down)
+        self._deliver(node, receiver.peer, receiver.down_free, event)
+
+    def _deliver(self, node: Node, peer: PeerId, when: float, event: ev.Event) -> None:
+        receiver = self.nodes[peer]
+        if not receiver.alive:
+            self.at(self.now + self.detect, lambda: self.give(node, ev.PeerLost(peer)))
+        self.at(when, lambda: self.give(receiver, event) if node.alive else None)
+
+    def kill(self, node: Node) -> None:
+        node.alive = False
+        for other in self.nodes.values():
+            if other is not node:
+                self.at(self.now + self.detect, lambda o=other: self.give(o, ev.PeerLost(node.peer)))
+
+    def publish(self, version: int, size: int, span: int) -> Manifest:
+        manifest, index, wires = self.policies.make(version, size, span)
+        for number, wire in enumerate(wires):
+            self.origin.chunks[manifest.digest, number] = wire
+        self.give(self.origin, ev.Publish(manifest, index, self.roster))
+        self.roster = None
+        return manifest
+
+    def time_to_all(self, version: int) -> float:
+        return max(node.whole.get(version, math.inf) for node in self.peers if node.alive)
+
+
+def bound(size: int, swarm: Swarm) -> float:
+    """Nobody beats it (Kumar and Ross 2006)."""
+    nodes = swarm.peers
+    total = swarm.origin.up + sum(node.up for node in nodes)
+    return max(size / swarm.origin.up, size / min(n.down for n in nodes), len(nodes) * size / total)
+
+
+def test_eight_equal_peers_are_fed_near_the_bound() -> None:
+    swarm = Swarm(8)
+    swarm.publish(1, 32 * MIB, 128 * KI)
+    swarm.run(60)
+    assert swarm.time_to_all(1) <= 1.25 * bound(32 * MIB, swarm)
+    assert swarm.origin.sent <= 1.05 * 32 * MIB
+    for node in swarm.peers:
+        assert node.core.stats.duplicates <= 0.02 * 32 * MIB
+        assert node.core.newest is not None
+        assert node.core.newest.version == 1
+
+
+def test_uneven_uplinks_are_used_by_their_strength() -> None:
+    uplinks = [40, 80, 80, 40, 40, 20, 20, 10, 10]
+    swarm = Swarm(8, up=lambda n: uplinks[n] * MBIT, down=lambda _: 100 * MBIT)
+    swarm.publish(1, 32 * MIB, 128 * KI)
+    swarm.run(60)
+    assert swarm.time_to_all(1) <= 1.5 * bound(32 * MIB, swarm)
+    strong, weak = swarm.peers[0], swarm.peers[7]
+    assert strong.core.stats.uploaded_as_relay > 3 * weak.core.stats.uploaded_as_relay
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 8, 16, 17, 33])
+def test_any_number_of_peers(count: int) -> None:
+    swarm = Swarm(count)
+    swarm.publish(1, 8 * MIB, 64 * KI)
+    swarm.run(60)
+    assert swarm.time_to_all(1) <= (1.5 if count > 16 else 1.35) * bound(8 * MIB, swarm)
+    assert swarm.origin.sent <= 1.1 * 8 * MIB
+
+
+def test_five_receivers_of_a_small_policy_feed_each_other() -> None:
+    swarm = Swarm(5)
+    for version in range(1, 6):
+        swarm.publish(version, 420_000, 32 * KI)
+        swarm.run(version)
+    assert swarm.origin.sent <= 1.1 * 5 * 420_000
+    for node in swarm.peers:
+        assert sorted(node.whole) == [1, 2, 3, 4, 5]
+    peers = sum(node.core.stats.from_peers for node in swarm.peers)
+    everything = peers + sum(node.core.stats.from_origin for node in swarm.peers)
+    assert peers / everything >= 0.7
+
+
+def test_a_relay_that_dies_midway_costs_less_than_a_half() -> None:
+    swarm = Swarm(8)
+    swarm.publish(1, 32 * MIB, 128 * KI)
+    swarm.at(3, lambda: swarm.kill(swarm.peers[2]))
+    swarm.run(60)
+    assert swarm.time_to_all(1) <= 1.4 * bound(32 * MIB, swarm)
+
+
+def test_a_relay_that_vanishes_without_a_word() -> None:
+    swarm = Swarm(8, detect=1000)
+    swarm.publish(1, 32 * MIB, 128 * KI)
+    swarm.at(3, lambda: swarm.kill(swarm.peers[2]))
+    swarm.run(60)
+    assert swarm.time_to_all(1) <= 1.6 * bound(32 * MIB, swarm)
+
+
+def test_a_relay_that_claims_much_and_drips() -> None:
+    swarm = Swarm(8)
+    swarm.peers[2].drips = True
+    swarm.publish(1, 32 * MIB, 128 * KI)
+    swarm.run(60)
+    assert swarm.time_to_all(1) <= 1.6 * bound(32 * MIB, swarm)
+
+
+def test_a_corrupt_relay_is_found_out_and_costs_single_chunks() -> None:
+    swarm = Swarm(8)
+    liar = swarm.peers[3]
+    liar.corrupt = True
+    swarm.publish(1, 8 * MIB, 128 * KI)
+    swarm.run(60)
+    honest = [node for node in swarm.peers if node is not liar]
+    assert max(node.whole[1] for node in honest) <= 2 * bound(8 * MIB, swarm)
+    for node in honest:
+        if node is not liar:
+            assert node.core.stats.chunks_bad == 1
+            assert [e.peer for e in node.effects if isinstance(e, ev.Penalise)] == [liar.peer]
+
+
+@pytest.mark.parametrize("count", [33, 100])
+def test_the_dead_at_birth_do_not_stop_the_rest(count: int) -> None:
+    swarm = Swarm(count)
+    for node in swarm.peers[:: count // 2][:2]:
+        node.alive = False
+    swarm.publish(1, 8 * MIB, 64 * KI)
+    swarm.run(60)
+    assert swarm.time_to_all(1) <= 2.2 * bound(8 * MIB, swarm)
+
+
+def test_a_newcomer_outside_the_roster_pulls_from_peers() -> None:
+    swarm = Swarm(5, outsiders=1)
+    swarm.publish(1, 4 * MIB, 64 * KI)
+    swarm.run(30)
+    late = swarm.peers[-1]
+    assert 1 in late.whole
+    newcomer = swarm.nodes[late.peer]
+    assert newcomer.core.stats.from_peers >= 0.7 * 4 * MIB
+
+
+def test_a_late_joiner_hears_of_the_newest_when_it_connects() -> None:
+    swarm = Swarm(3, outsiders=1)
+    late = swarm.peers[-1]
+    late.alive = False
+    swarm.publish(1, MIB, 64 * KI)
+    swarm.run(10)
+    late.alive = True
+    neighbour = swarm.peers[0]
+    swarm.give(late, ev.PeerUp(neighbour.peer))
+    swarm.give(neighbour, ev.PeerUp(late.peer))
+    swarm.run(20)
+    assert late.whole[1] < 11
+    assert late.core.stats.from_origin == 0
+
+
+def test_the_origin_alone_is_enough() -> None:
+    swarm = Swarm(0, outsiders=2)
+    swarm.publish(1, 4 * MIB, 64 * KI)
+    swarm.run(30)
+    assert swarm.time_to_all(1) < 4
+
+
+def test_a_run_that_outpaces_its_links_still_delivers() -> None:
+    swarm = Swarm(5)
+    for version in range(1, 41):
+        swarm.publish(version, 4 * MIB, 64 * KI)
+        swarm.run(0.25 * version)
+    swarm.run(60)
+    for node in swarm.peers:
+        assert 40 in node.whole
+        assert len(node.whole) >= 8  # ten seconds carry about ten of them
+        assert len(node.core.policies) < 45
+
+
+def test_a_leaf_slower_than_the_run_is_not_starved() -> None:
+    swarm = Swarm(5, up=lambda n: (2 if n == 5 else 40) * MBIT, down=lambda n: (10 if n == 5 else 40) * MBIT)
+    for version in range(1, 31):
+        swarm.publish(version, 2 * MIB, 64 * KI)
+        swarm.run(version)
+    slow = swarm.peers[-1]
+    assert len(slow.whole) >= 3
+    assert slow.core.stats.versions_skipped > 0
+
+
+def test_two_manifests_for_one_version_halt_their_trainer_everywhere() -> None:
+    swarm = Swarm(5)
+    swarm.publish(1, 420_000, 32 * KI)
+    swarm.run(5)
+    swarm.policies.last = None
+    other, index, _ = swarm.policies.make(1, 420_000, 32 * KI, seed=1)
+    victim = swarm.peers[0]
+    swarm.give(victim, ev.Heard(swarm.peers[1].peer, PolicyNews(other.encode(), index.data)))
+    swarm.run(10)
+    for node in swarm.nodes.values():
+        halts = [e for e in node.effects if isinstance(e, ev.Halt)]
+        assert len(halts) == 1
+        assert halts[0].evidence.is_proof
+    swarm.publish(2, 420_000, 32 * KI)
+    swarm.run(20)
+    assert all(2 not in node.whole for node in swarm.peers)
+
+
+def test_whoever_may_not_publish_is_not_heard() -> None:
+    swarm = Swarm(2)
+    forged, index, _ = Policies(swarm.keys[1]).make(9, 420_000, 32 * KI)
+    victim = swarm.peers[1]
+    swarm.give(victim, ev.Heard(swarm.peers[0].peer, PolicyNews(forged.encode(), index.data)))
+    assert victim.core.policies == ()
+    broken = bytearray(swarm.policies.make(1, 64 * KI, 32 * KI)[0].encode())
+    broken[-1] ^= 1
+    with pytest.raises(BadMessage, match="signature"):
+        victim.core.handle(ev.Heard(swarm.peers[0].peer, PolicyNews(bytes(broken), b"")), 1.0)
+
+
+def test_same_seed_same_course() -> None:
+    def course() -> list[tuple[int, float]]:
+        swarm = Swarm(9)
+        swarm.publish(1, 4 * MIB, 64 * KI)
+        swarm.at(0.4, lambda: swarm.kill(swarm.peers[2]))
+        swarm.run(30)
+        return [(node.sent, node.whole.get(1, 0.0)) for node in swarm.nodes.values()]
+
+    assert course() == course()

@@ -1,0 +1,146 @@
+"""What a crash takes away, and what it must not."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, strategies as st
+
+from sim.disk import SimDisk
+
+
+def make_disk() -> SimDisk:
+    return SimDisk("node")
+
+
+def test_unsynced_files_are_lost_and_synced_ones_survive() -> None:
+    disk = make_disk()
+    disk.write_now("kept", b"1", None)
+    disk.sync_now("kept")
+    disk.write_now("lost", b"2", None)
+    disk.crash()
+    assert disk.paths() == ["kept"]
+    assert disk.used == 1
+
+
+def test_a_crash_takes_back_every_write_since_the_last_fsync() -> None:
+    disk = make_disk()
+    disk.write_now("f", b"0123456789", None)
+    disk.sync_now("f")
+    disk.write_now("f", b"abc", 2)
+    disk.write_now("f", b"tail", 12)
+    disk.write_now("f", b"new", None)
+    disk.append_now("f", b"er")
+    assert disk.read_now("f", 0, None) == b"newer"
+    disk.crash()
+    assert disk.read_now("f", 0, None) == b"0123456789"
+
+
+def test_replace_is_durable_at_once() -> None:
+    disk = make_disk()
+    disk.replace_now("f", b"old")
+    disk.replace_now("f", b"new")
+    disk.crash()
+    assert disk.read_now("f", 0, None) == b"new"
+
+
+def test_renaming_an_unsynced_file_leaves_an_empty_one_after_a_crash() -> None:
+    disk = make_disk()
+    disk.write_now("tmp", b"data", None)
+    disk.rename_now("tmp", "final")
+    assert disk.read_now("final", 0, None) == b"data"
+    disk.crash()
+    assert disk.read_now("final", 0, None) == b""
+
+
+def test_a_removed_file_comes_back_unless_its_folder_was_synced() -> None:
+    for sync in (False, True):
+        disk = make_disk()
+        for name in ("d/a", "d/b"):
+            disk.replace_now(name, b"x")
+        disk.remove_now("d/a")
+        if sync:
+            disk.sync_now("d/b")
+        disk.crash()
+        assert disk.paths() == (["d/b"] if sync else ["d/a", "d/b"])
+
+
+def test_a_synced_folder_keeps_the_names_in_it() -> None:
+    disk = make_disk()
+    disk.write_now("d/a", b"x", None)
+    disk.sync_now("d")
+    disk.crash()
+    assert disk.paths() == ["d/a"]
+    with pytest.raises(FileNotFoundError):
+        disk.sync_now("nowhere")
+
+
+def test_a_bit_flips_durably() -> None:
+    disk = make_disk()
+    disk.replace_now("f", b"\x00\x00")
+    disk.corrupt("f", 3)
+    disk.crash()
+    assert disk.read_now("f", 0, None) == b"\x00\x01"
+
+
+def test_a_new_disk_is_empty() -> None:
+    disk = make_disk()
+    disk.replace_now("f", b"x")
+    disk.wipe()
+    assert disk.paths() == []
+    assert disk.used == 0
+
+
+PATHS = st.sampled_from(["a", "b", "d/c"])
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("write"), PATHS, st.binary(max_size=4), st.none() | st.integers(0, 6)),
+        st.tuples(st.just("sync"), PATHS),
+        st.tuples(st.just("remove"), PATHS),
+        st.tuples(st.just("replace"), PATHS, st.binary(max_size=4)),
+    ),
+    max_size=12,
+)
+
+
+def play(disk: SimDisk, step: tuple) -> None:
+    try:
+        getattr(disk, f"{step[0]}_now")(*step[1:])
+    except FileNotFoundError:
+        assert step[0] == "sync"
+
+
+@given(STEPS)
+def test_used_bytes_are_the_bytes_of_all_files(steps: list[tuple]) -> None:
+    disk = make_disk()
+    for step in steps:
+        play(disk, step)
+        assert disk.used == sum(disk.size_now(path) or 0 for path in disk.paths())
+    disk.crash()
+    assert disk.used == sum(disk.size_now(path) or 0 for path in disk.paths())
+
+
+@given(STEPS, st.integers(0, 5))
+def test_what_is_synced_last_survives_any_crash(steps: list[tuple], seed: int) -> None:
+    disk = make_disk()
+    for step in steps:
+        play(disk, step)
+    for path in disk.paths():
+        disk.sync_now(path)
+    before = {path: disk.read_now(path, 0, None) for path in disk.paths()}
+    disk.write_now("other", b"x", None)
+    disk.crash(Random(seed) if seed else None)
+    assert {path: disk.read_now(path, 0, None) for path in disk.paths() if path in before} == before
+
+
+def test_a_torn_write_keeps_a_beginning() -> None:
+    seen = set()
+    for seed in range(30):
+        disk = make_disk()
+        disk.replace_now("f", b"aa")
+        disk.write_now("f", b"b", 0)
+        disk.write_now("f", b"b", 1)
+        disk.crash(Random(seed))
+        seen.add(bytes(disk.read_now("f", 0, None)))
+    assert sorted(seen) == [b"aa", b"ba", b"bb"]

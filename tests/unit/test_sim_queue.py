@@ -1,0 +1,181 @@
+"""The heap: order, owners, cancellation, hashing."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, strategies as st
+
+from p2p.identity import KeyPair
+from sim import queue as queue_module
+from sim.errors import NodeFailed, SimStuck
+from sim.keys import KeyRing, derive, derived_rng
+from sim.queue import SECOND, EventQueue, Owner, nanoseconds
+from sim.trace import BLOCK_EVENTS, EVERYTHING, Trace, plain
+
+
+def make_queue() -> EventQueue:
+    return EventQueue(Trace())
+
+
+@given(st.floats(0, 1e7, allow_nan=False))
+def test_a_deadline_in_nanoseconds_is_the_first_that_compares_as_reached(seconds: float) -> None:
+    when = nanoseconds(seconds)
+    assert when / 1e9 >= seconds
+    assert when == 0 or (when - 2) / 1e9 < seconds
+
+
+@given(st.lists(st.integers(0, 20), max_size=50))
+def test_events_run_in_order_of_time_then_of_asking(times: list[int]) -> None:
+    queue = make_queue()
+    ran: list[tuple[int, int]] = []
+    for number, when in enumerate(times):
+        queue.schedule(when, queue.kernel, "event", ran.append, (when, number))
+    queue.run()
+    assert ran == sorted((when, number) for number, when in enumerate(times))
+    assert queue.events == len(times)
+
+
+def test_an_event_in_the_past_happens_now() -> None:
+    queue = make_queue()
+    queue.run(until=5)
+    seen: list[int] = []
+    queue.schedule(1, queue.kernel, "late", lambda: seen.append(queue.now))
+    queue.run()
+    assert seen == [5 * SECOND]
+
+
+def test_run_until_stops_before_that_moment() -> None:
+    queue = make_queue()
+    seen: list[str] = []
+    queue.schedule(SECOND, queue.kernel, "event", seen.append, "one")
+    queue.schedule(2 * SECOND, queue.kernel, "event", seen.append, "two")
+    queue.run(until=2)
+    assert seen == ["one"]
+    assert queue.now == 2 * SECOND
+
+
+def test_the_dead_get_no_events_and_the_paused_get_them_later() -> None:
+    queue = make_queue()
+    dead, paused = Owner("dead"), Owner("paused")
+    seen: list[tuple[str, int]] = []
+    for when in (1, 2):
+        queue.schedule(when, dead, "event", seen.append, ("dead", when))
+        queue.schedule(when, paused, "event", lambda when=when: seen.append(("paused", queue.now)))
+    dead.alive = False
+    paused.paused_until = 10
+    queue.run()
+    assert seen == [("paused", 10), ("paused", 10)]
+
+
+def test_cancelled_timers_are_swept() -> None:
+    queue = make_queue()
+    timers = [queue.schedule(when, queue.kernel, "event", pytest.fail) for when in range(20_000)]
+    for timer in timers[:-1]:
+        timer.cancel()
+    timers[-1].cancel()
+    assert len(queue) == 0
+    assert len(queue._heap) < 10_000
+    queue.run()
+    assert queue.events == 0
+
+
+def test_a_failing_callback_carries_the_name_of_its_node() -> None:
+    queue = make_queue()
+    queue.schedule(SECOND, Owner("n7"), "timer", lambda: 1 // 0)
+    with pytest.raises(NodeFailed, match=r"n7 failed at 1\.000000 s") as caught:
+        queue.run()
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_events_that_breed_at_one_instant_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_module, "MAX_SAME_INSTANT", 100)
+    queue = make_queue()
+    node = Owner("n3")
+
+    def breed() -> None:
+        queue.schedule(queue.now, node, "echo", breed)
+
+    breed()
+    with pytest.raises(SimStuck, match="n3: echo"):
+        queue.run()
+
+
+def test_watching_does_not_change_the_trace() -> None:
+    digests = []
+    for step in (0, 5):
+        queue = make_queue()
+        seen: list[int] = []
+        if step:
+            queue.watch(step, lambda queue=queue, seen=seen: seen.append(queue.now))
+        for when in range(20):
+            queue.schedule(when, queue.kernel, "event", len, ())
+        queue.run()
+        digests.append(queue.trace.digest)
+        assert bool(seen) == bool(step)
+    assert digests[0] == digests[1]
+
+
+def test_one_changed_event_changes_the_hash_from_its_block_on() -> None:
+    def trace_of(odd: int) -> Trace:
+        trace = Trace(EVERYTHING)
+        for number in range(3 * BLOCK_EVENTS):
+            trace.record((number, "n", "event", number == odd))
+        return trace
+
+    one, other = trace_of(-1), trace_of(BLOCK_EVENTS + 7)
+    assert one.blocks[0] == other.blocks[0]
+    assert one.blocks[1] != other.blocks[1]
+    assert one.digest != other.digest
+    assert len(one.kept) == 3 * BLOCK_EVENTS
+
+
+def test_the_digest_counts_an_unfinished_block_and_ignores_what_comes_after_the_end() -> None:
+    trace = Trace()
+    empty = trace.digest
+    trace.record((1, "n", "event"))
+    full = trace.digest
+    assert full != empty
+    trace.mute()
+    assert trace.digest == full
+    trace.record((2, "n", "event"))
+    assert trace.digest == full
+
+
+def test_traced_values_must_look_the_same_in_every_process() -> None:
+    peer = KeyPair(bytes(32)).peer_id
+    assert plain(peer) == peer.digest
+    assert plain((1, ["a", None])) == [1, ["a", None]]
+    with pytest.raises(TypeError, match="address"):
+        plain(object())
+
+
+def test_derived_randomness_depends_on_every_label() -> None:
+    assert derive(16, 1, "a", "b") == derive(16, 1, "a", "b")
+    assert derive(16, 1, "a", "b") != derive(16, 1, "ab", "")
+    assert isinstance(derived_rng(1), Random)
+    assert derived_rng(1, "a").random() != derived_rng(2, "a").random()
+
+
+@pytest.mark.parametrize("hashed", [False, True])
+def test_signatures_of_simulated_keys(hashed: bool) -> None:
+    ring = KeyRing(1, hashed=hashed)
+    alice, bob = ring.signer("alice"), ring.signer("bob")
+    signature = alice.sign("/d", b"x")
+    assert KeyRing(1, hashed=hashed).signer("alice").peer_id == alice.peer_id
+    assert len(signature) == 64
+    for _ in range(2):
+        assert ring.verify(alice.peer_id, "/d", b"x", signature)
+        assert not ring.verify(bob.peer_id, "/d", b"x", signature)
+        assert not ring.verify(alice.peer_id, "/e", b"x", signature)
+        assert not ring.verify(alice.peer_id, "/d", b"x", bytes(64))
+
+
+def test_a_remembered_verdict_is_not_judged_again() -> None:
+    ring = KeyRing(1, hashed=False)
+    alice = ring.signer("alice")
+    signature = alice.sign("/d", b"x")
+    for _ in range(5):
+        assert ring.verify(alice.peer_id, "/d", b"x", signature)
+    assert ring.verified == 1

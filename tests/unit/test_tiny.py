@@ -1,0 +1,189 @@
+"""The tiny model against itself: decoding equals prefill, honest work passes, cheats do not."""
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from p2p.errors import ConfigError
+from proofs.checks import Limits, Reason, Verdict, judge
+from roles.engines.base import Completion, EngineError, Group, GroupTask, Sampling
+from roles.engines.config import EngineConfig, ModelShape
+from roles.engines.tiny import sampler, scorer
+from roles.engines.tiny.engine import TinyEngine
+from roles.engines.tiny.files import encode_weights, load_weights, save_folder
+from roles.engines.tiny.model import TinyModel
+from roles.envs.sort import END, SortEnvironment
+
+SAMPLING = Sampling(temperature=1.0, max_new_tokens=12, group_size=4)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def make_model(seed: int = 0, sharpness: float = 1.0) -> TinyModel:
+    """A random model whose head is scaled up, so that its distributions are as peaked as a trained one's."""
+    model = TinyModel(ModelShape())
+    model.initialise(seed)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(20 * sharpness)
+    return model
+
+
+def make_tasks(count: int, completions: int = 4) -> list[GroupTask]:
+    environment = SortEnvironment()
+    return [
+        GroupTask(
+            group,
+            environment.task(hashlib.sha256(f"task {group}".encode()).digest()).prompt,
+            tuple(hashlib.sha256(f"draw {group} {slot}".encode()).digest() for slot in range(completions)),
+        )
+        for group in range(count)
+    ]
+
+
+def verdicts(model: TinyModel, tasks: list[GroupTask], groups: list[Group]) -> list[Reason]:
+    evidence = scorer.score(model, tasks, groups, SAMPLING, END)
+    return [judge(one, Limits.fp32()).reason for one in evidence]
+
+
+def test_the_shape_has_the_documented_size() -> None:
+    model = TinyModel(ModelShape())
+    assert sum(weight.numel() for weight in model.parameters()) == 105_088
+    assert "model.layers.1.self_attn.q_norm.weight" in model.state_dict()
+    assert "lm_head.weight" in model.state_dict()
+
+
+def test_decoding_equals_prefill() -> None:
+    model, tasks = make_model(), make_tasks(12)
+    drawn = sampler.draw(model, tasks, SAMPLING, END)
+    groups = [Group(task.group, one.completions, b"") for task, one in zip(tasks, drawn, strict=True)]
+    with torch.inference_mode():
+        replayed = scorer.replay_hidden(model, tasks, groups)
+    assert len({len(task.prompt) for task in tasks}) > 2  # padding mattered
+    for one, rows in zip(drawn, replayed, strict=True):
+        assert np.abs(one.activations - rows.numpy()).max() < 1e-4
+
+
+def test_padding_and_company_change_nothing() -> None:
+    model, tasks = make_model(), make_tasks(20)
+    together = sampler.draw(model, tasks, SAMPLING, END)
+    alone = [sampler.draw(model, [task], SAMPLING, END)[0] for task in tasks]
+    for one, other in zip(together, alone, strict=True):
+        assert [c.tokens for c in one.completions] == [c.tokens for c in other.completions]
+
+
+def test_completions_end_once_or_at_the_limit() -> None:
+    model, tasks = make_model(sharpness=0.3), make_tasks(30)
+    completions = [c for one in sampler.draw(model, tasks, SAMPLING, END) for c in one.completions]
+    assert {len(one.tokens) for one in completions} >= {1, 12}
+    for one in completions:
+        assert END not in one.tokens[:-1]
+        assert one.tokens[-1] == END or len(one.tokens) == SAMPLING.max_new_tokens
+        assert len(one.logprobs) == len(one.tokens)
+        assert max(one.logprobs) <= 0
+
+
+def test_a_batch_is_cut_where_rows_are_too_many() -> None:
+    model, tasks = make_model(), make_tasks(3, completions=sampler.ROWS // 2 + 1)
+    assert [len(one.completions) for one in sampler.draw(model, tasks, SAMPLING, END)] == [129] * 3
+    assert sampler.draw(model, [], SAMPLING, END) == []
+
+
+def test_honest_work_is_accepted() -> None:
+    model, tasks = make_model(), make_tasks(40)
+    groups = sampler.generate(model, tasks, SAMPLING, END)
+    evidence = scorer.score(model, tasks, groups, SAMPLING, END)
+    assert {judge(one, Limits.fp32()).verdict for one in evidence} == {Verdict.ACCEPTED}
+    assert max(one.logprob_error for one in evidence) < 1e-4
+    assert [one.tokens for one in evidence] == [sum(len(c.tokens) for c in g.completions) for g in groups]
+
+
+def test_greedy_sold_as_drawn_is_seen() -> None:
+    model, tasks = make_model(), make_tasks(20)
+    groups = sampler.generate(model, tasks, replace(SAMPLING, temperature=0), END)
+    assert all(len({one.tokens for one in group.completions}) == 1 for group in groups)
+    assert set(verdicts(model, tasks, groups)) == {Reason.DRAW_DISTANCE}
+
+
+def test_stale_weights_are_seen() -> None:
+    model, tasks = make_model(), make_tasks(20)
+    groups = sampler.generate(model, tasks, SAMPLING, END)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for weight in model.parameters():  # as far as one step of the recipe moves them
+            weight.add_(4e-4 * torch.randn(weight.shape, generator=generator))
+    reasons = verdicts(model, tasks, groups)
+    assert reasons.count(Reason.WITHIN_LIMITS) == 0
+    assert set(reasons) & {Reason.MANTISSA_MEAN, Reason.EXPONENTS}
+
+
+def test_other_weights_and_other_seeds_are_seen() -> None:
+    model, tasks = make_model(), make_tasks(20)
+    groups = sampler.generate(make_model(seed=1), tasks, SAMPLING, END)
+    assert set(verdicts(model, tasks, groups)) == {Reason.EXPONENTS}
+    others = [replace(task, seeds=task.seeds[::-1]) for task in tasks]
+    groups = sampler.generate(model, others, SAMPLING, END)
+    assert Reason.WITHIN_LIMITS not in verdicts(model, tasks, groups)
+
+
+def test_an_empty_or_foreign_proof_is_malformed() -> None:
+    model, tasks = make_model(), make_tasks(2)
+    groups = sampler.generate(model, tasks, SAMPLING, END)
+    bad = [replace(groups[0], proof=b""), replace(groups[1], proof=b"\0" * len(groups[1].proof))]
+    assert set(verdicts(model, tasks, bad)) == {Reason.MALFORMED_PROOF}
+
+
+def test_a_token_outside_the_vocabulary_is_our_mistake() -> None:
+    model, tasks = make_model(), make_tasks(1)
+    group = Group(0, (Completion((1, 50), (-1.0, -1.0)),), b"")
+    with pytest.raises(EngineError, match="vocabulary"):
+        scorer.score(model, tasks, [group], SAMPLING, END)
+
+
+def test_weights_go_through_a_file(tmp_path: Path) -> None:
+    model, other = make_model(), make_model(seed=3)
+    save_folder(model, tmp_path)
+    load_weights(other, tmp_path / "model.safetensors")
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["Qwen3ForCausalLM"]
+
+
+def test_other_readers_agree_on_the_container(tmp_path: Path) -> None:
+    loader = pytest.importorskip("safetensors.torch")
+    model = make_model()
+    loaded = loader.load(encode_weights(model))
+    assert loaded.keys() == model.state_dict().keys()
+    assert all(torch.equal(loaded[name], weight) for name, weight in model.state_dict().items())
+    path = tmp_path / "theirs.safetensors"
+    loader.save_file({name: weight.bfloat16() for name, weight in model.state_dict().items()}, path)
+    load_weights(model, path)
+
+
+def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(encode_weights(TinyModel(ModelShape(width=32))))
+    with pytest.raises(EngineError, match="shape"):
+        load_weights(make_model(), path)
+    path.write_bytes(encode_weights(TinyModel(ModelShape(layers=1))))
+    with pytest.raises(EngineError, match="names differ"):
+        load_weights(make_model(), path)
+    path.write_bytes(b"nonsense")
+    with pytest.raises(EngineError, match="not a weights file"):
+        load_weights(make_model(), path)
+
+
+def test_an_engine_says_what_is_missing() -> None:
+    engine = TinyEngine(EngineConfig())
+    with pytest.raises(EngineError, match="no weights"):
+        engine.generate([], SAMPLING)
+    with pytest.raises(EngineError, match="not opened"):
+        engine.evaluate()
+    with pytest.raises(ConfigError, match="50 tokens"):
+        TinyEngine(EngineConfig(shape=ModelShape(vocabulary=10)))

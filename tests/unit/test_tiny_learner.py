@@ -1,0 +1,122 @@
+"""The learner: warm-up, steps, and checkpoints that continue bit for bit."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from roles.engines.base import EngineError, GroupTask, Sampling, TrainingGroup
+from roles.engines.config import EngineConfig
+from roles.engines.tiny import sampler
+from roles.engines.tiny.learner import TinyLearner
+from roles.envs.sort import SortEnvironment
+from roles.rl.advantage import has_spread
+from roles.rl.alone import Alone
+from roles.rl.recipe import Recipe, WarmUp
+
+# A sixteenth of the recipe's work: enough to see it learn something.
+FAST = Recipe(
+    groups=4, draw=8, draw_limit=16, minibatches=2, steps=10, warm_up=WarmUp(steps=60, batch=32, ramp=10)
+)
+CONFIG = EngineConfig(recipe=FAST, seed=3)
+SORT = SortEnvironment()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def make_groups(learner: TinyLearner, count: int, size: int = 8) -> list[TrainingGroup]:
+    """Groups with rewards for short completions: any policy has some spread in that."""
+    tasks = [
+        GroupTask(
+            group,
+            SORT.task(hashlib.sha256(b"%d" % group).digest()).prompt,
+            tuple(hashlib.sha256(b"%d %d" % (group, slot)).digest() for slot in range(size)),
+        )
+        for group in range(count)
+    ]
+    drawn = sampler.draw(learner.model, tasks, Sampling(1.0, 12, size), SORT.end_token)
+    groups = [
+        TrainingGroup(task.prompt, one.completions, tuple(float(len(c.tokens) < 6) for c in one.completions))
+        for task, one in zip(tasks, drawn, strict=True)
+    ]
+    return [group for group in groups if has_spread(group.rewards)]
+
+
+def test_continuing_from_a_checkpoint_is_bit_identical(tmp_path: Path) -> None:
+    learner = TinyLearner(CONFIG, SORT)
+    assert learner.open(tmp_path / "checkpoint") == 0
+    groups = make_groups(learner, 12)
+    assert len(groups) > 3
+    learner.step(groups)
+    learner.save(tmp_path / "checkpoint", tmp_path / "weights.safetensors")
+    expected = learner.step(groups)
+    other = TinyLearner(CONFIG, SORT)
+    assert other.open(tmp_path / "checkpoint") == 1
+    other.evaluate()  # which changes nothing
+    assert other.step(groups) == expected
+    pairs = zip(learner.model.parameters(), other.model.parameters(), strict=True)
+    assert all(torch.equal(one, another) for one, another in pairs)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "weights.safetensors"]
+
+
+def test_a_step_makes_what_was_rewarded_likelier() -> None:
+    learner = TinyLearner(CONFIG, SORT)
+    learner.start()
+    before = make_groups(learner, 16)
+    for _ in range(6):
+        report = learner.step(before)
+    after = make_groups(learner, 16)
+    assert report.step == 6
+    assert report.tokens == sum(len(one.tokens) for group in before for one in group.completions)
+    assert report.k3 > 0
+    assert _mean(after) > _mean(before)
+
+
+def test_on_policy_there_is_no_drift() -> None:
+    learner = TinyLearner(CONFIG, SORT)
+    learner.start()
+    report = learner.step(make_groups(learner, 8))
+    assert abs(report.k3) < 1e-6
+    assert report.gradient_norm > 0
+    assert 0 < report.entropy < 4
+
+
+def test_what_cannot_be_learned_from_is_refused(tmp_path: Path) -> None:
+    learner = TinyLearner(CONFIG, SORT)
+    learner.start()
+    with pytest.raises(EngineError, match="at least one group"):
+        learner.step([])
+    torch.save({"format": "something else"}, tmp_path / "checkpoint")
+    with pytest.raises(EngineError, match="no checkpoint"):
+        learner.open(tmp_path / "checkpoint")
+    for damage in (b"", b"nonsense", b"PK\x03\x04 half a file"):
+        (tmp_path / "checkpoint").write_bytes(damage)
+        with pytest.raises(EngineError, match="damaged"):
+            learner.open(tmp_path / "checkpoint")
+
+
+def test_evaluation_repeats() -> None:
+    learner = TinyLearner(CONFIG, SORT)
+    learner.start()
+    assert learner.evaluate() == learner.evaluate()
+
+
+def test_the_sampler_lags_by_exactly_two() -> None:
+    alone = Alone(CONFIG)
+    alone.warm_up()
+    versions = [alone.learner.model.lm_head.weight.detach().clone()]
+    for step in range(1, 5):
+        alone.step()
+        sampled = alone.sampler.lm_head.weight
+        assert torch.equal(sampled, versions[max(0, step - 1 - FAST.lag)])
+        versions.append(alone.learner.model.lm_head.weight.detach().clone())
+    assert alone.course.tasks >= 4 * FAST.draw
+
+
+def _mean(groups: list[TrainingGroup]) -> float:
+    rewards = [reward for group in groups for reward in group.rewards]
+    return sum(rewards) / len(rewards)

@@ -1,0 +1,280 @@
+"""Activation proofs: the package's bytes, the law of interpolation, and every way to cheat them."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from numpy.typing import NDArray
+
+from proofs.field import PRIME, evaluate, interpolate
+from proofs.toploc import (
+    MAX_MODULUS,
+    NO_MATCH,
+    ChunkStats,
+    Malformed,
+    ToplocStats,
+    bfloat16_patterns,
+    commit,
+    encode,
+    injective_moduli,
+    largest,
+    package_statistics,
+    proof_size,
+    verify,
+)
+
+PERFECT = ToplocStats(chunks=2, exponent_mismatches=0, mantissa_mean=0.0, mantissa_median=0.0)
+
+
+def ramp(tokens: int, width: int) -> NDArray[np.float32]:
+    """Activations that are exact in float32 and need no random number generator."""
+    index = np.arange(tokens * width, dtype=np.uint64)
+    spread = (index * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(40)).astype(np.int64)
+    return ((spread - (1 << 23)) / (1 << 20)).astype(np.float32).reshape(tokens, width)
+
+
+def noise(tokens: int, width: int, seed: int = 0) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_normal((tokens, width), dtype=np.float32)
+
+
+def stats_of(proof: bytes, rows: NDArray[np.float32]) -> ToplocStats:
+    (result,) = verify([proof], [rows])
+    assert isinstance(result, ToplocStats), result
+    return result
+
+
+# Bytes
+
+
+def test_newton_vector_of_the_package() -> None:
+    coefficients = interpolate(np.array([[1, 3, 5, 2]]), np.array([[1, 5, 4, 1]]))
+    assert coefficients.tolist() == [[49133, 40920, 49130, 57309]]
+
+
+@pytest.mark.parametrize(
+    ("indices", "patterns", "proof"),
+    [
+        ([100000, 70000, 5, 65503], [16256, 16384, 49024, 0], "ffd907647c1d6a06d0a3"),
+        ([7, 65504, 131001], [1, 2, 3], "ffd8ffd300010000"),
+    ],
+)
+def test_point_vectors_of_the_package(indices: list[int], patterns: list[int], proof: str) -> None:
+    assert encode(np.array([indices]), np.array([patterns])) == [bytes.fromhex(proof)]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "width", "digest"),
+    [
+        (32, 64, "c68c70969ab16d3361440fca4815cddfd4db61a380e91666686ea1a34af7d089"),
+        (40, 64, "cd5cfd3842a98331315e8d37863b78b75b35e26058cbaa130a9814add1b693f7"),
+        (33, 100, "dd7e9099f5db2a758d46753bcd6874326c745965212e593349ca0cd33ff6361b"),
+        (64, 4096, "b94f12e2ad6f688d23d90279de023133929a3c57530e200aae8afc674477c236"),
+        (1, 7, "aa67e7dc35d92c7e8db8ca3b8ee43def7413ed2684fcd28a9f88206964f9fe92"),
+    ],
+)
+def test_whole_proofs_of_the_package(tokens: int, width: int, digest: str) -> None:
+    """Made by the package's own C++ interpolation from the same top values."""
+    (proof,) = commit([ramp(tokens, width)])
+    assert sha256(proof).hexdigest() == digest
+
+
+def test_zeros_and_sizes() -> None:
+    (proof,) = commit([np.zeros((40, 64), dtype=np.float32)])
+    assert proof == (b"\xff\xd9" + bytes(256)) * 2
+    assert proof_size(40, 64) == 516
+    assert proof_size(33, 64) == 258 + 2 + 2 * 64
+    assert proof_size(0, 64) == 0
+    assert commit([np.zeros((0, 64), dtype=np.float32)]) == [b""]
+
+
+def test_a_batch_is_the_proofs_one_by_one() -> None:
+    batch = [noise(n, 64, seed=n) for n in (5, 32, 0, 33, 100, 1, 64)] + [noise(40, 100)]
+    assert commit(batch) == [commit([rows])[0] for rows in batch]
+    assert verify(commit(batch), batch) == [verify(commit([rows]), [rows])[0] for rows in batch]
+
+
+def test_more_chunks_than_a_batch() -> None:
+    rows = noise(32 * 300, 8)
+    assert commit([rows])[0][258 * 299 :] == commit([rows[32 * 299 :]])[0]
+
+
+def test_shapes_are_ours_to_get_right() -> None:
+    with pytest.raises(ValueError, match="tokens, width"):
+        commit([np.zeros(64, dtype=np.float32)])
+    with pytest.raises(ValueError, match="zip"):
+        verify([b""], [])
+
+
+# Arithmetic
+
+
+@given(st.integers(1, 40), st.integers(1, 5), st.integers(0, 2**32))
+@settings(max_examples=60, deadline=None)
+def test_evaluate_undoes_interpolate(points: int, polynomials: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    x = np.array([rng.choice(PRIME, points, replace=False) for _ in range(polynomials)])
+    y = rng.integers(0, PRIME, (polynomials, points))
+    coefficients = interpolate(x, y)
+    assert (evaluate(coefficients, x) == y).all()
+    order = rng.permutation(points)
+    assert (interpolate(x[:, order], y[:, order]) == coefficients).all()
+
+
+def test_the_field_at_its_edges() -> None:
+    x = np.array([[0, PRIME - 1, PRIME - 2, 1]])
+    y = np.array([[PRIME - 1, PRIME - 1, 0, PRIME - 1]])
+    assert (evaluate(interpolate(x, y), x) == y).all()
+    top = np.full((1, 128), PRIME - 1)
+    expected = sum((PRIME - 1) ** (power + 1) for power in range(128)) % PRIME
+    assert evaluate(top, np.array([[PRIME - 1]])).tolist() == [[expected]]
+
+
+def test_rounding_is_to_nearest_even() -> None:
+    bits = [0x3F808000, 0x3F818000, 0x3F808001, 0x3F807FFF, 0x7F7FFFFF, 0xFFFFFFFF, 0x80000000, 0x7F800000]
+    values = np.array(bits, dtype=np.uint32).view(np.float32)
+    rounded = [0x3F80, 0x3F82, 0x3F81, 0x3F80, 0x7F80, 0x7FC0, 0x8000, 0x7F80]
+    assert bfloat16_patterns(values).tolist() == rounded
+
+
+@given(st.integers(1, 5000), st.sampled_from([0.0, 1e-40, 1e-3, 1.0, 1e30]), st.integers(0, 2**32))
+@settings(max_examples=60, deadline=None)
+def test_largest_agrees_with_sorting(size: int, scale: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows = (np.round(rng.standard_normal((2, size)), rng.integers(0, 4)) * scale).astype(np.float32)
+    k = min(128, size)
+    indices, patterns = largest(rows, k)
+    for row, got, values in zip(rows, indices, patterns, strict=True):
+        every = bfloat16_patterns(row)
+        expected = np.argsort(-(every & 0x7FFF).astype(int), kind="stable")[:k]
+        assert got.tolist() == expected.tolist()
+        assert values.tolist() == every[expected].tolist()
+
+
+def test_moduli_step_down_together_and_stop() -> None:
+    rows = np.array([[1, 2], [0, MAX_MODULUS], [5, 5 + MAX_MODULUS], [0, 3]])
+    assert injective_moduli(rows).tolist() == [MAX_MODULUS, MAX_MODULUS - 1, MAX_MODULUS - 1, MAX_MODULUS]
+    # 256 k - i takes every value from 32,513 to 65,536: each modulus there brings two of these together.
+    clash = np.array([[*range(256), *range(256 * 128, 256 * 257, 256)]])
+    with pytest.raises(ValueError, match="32768"):
+        injective_moduli(clash)
+
+
+# Verification
+
+
+@pytest.mark.parametrize("width", [1, 3, 64, 100, 2100, 4096])
+def test_our_own_proof_is_perfect(width: int) -> None:
+    rows = noise(50, width)
+    assert stats_of(commit([rows])[0], rows) == PERFECT
+
+
+def test_an_index_that_wraps_is_reduced_by_the_verifier_too() -> None:
+    rows = np.zeros((32, 4096), dtype=np.float32)
+    rows.reshape(-1)[[0, MAX_MODULUS, 9]] = [4.0, 50.0, 6.0]
+    (proof,) = commit([rows])
+    assert int.from_bytes(proof[:2], "big") < MAX_MODULUS
+    assert stats_of(proof, rows) == ToplocStats(1, 0, 0.0, 0.0)
+
+
+def test_small_numeric_noise_is_seen_in_the_mantissas_only() -> None:
+    rows = noise(64, 64)
+    (proof,) = commit([rows])
+    stats = stats_of(proof, rows * np.float32(1.004))
+    assert stats.exponent_mismatches < 8
+    assert 0 < stats.mantissa_mean < 2
+
+
+def test_doubled_activations_disagree_everywhere() -> None:
+    rows = noise(64, 64)
+    stats = stats_of(commit([rows])[0], rows * np.float32(2))
+    assert stats.exponent_mismatches == 128
+    assert stats.mantissa_mean == stats.mantissa_median == np.inf
+
+
+def test_negated_activations_are_caught_here_and_not_by_the_package() -> None:
+    rows = noise(64, 64)
+    (proof,) = commit([rows])
+    assert stats_of(proof, -rows).exponent_mismatches == 128
+    assert package_statistics(proof, -rows) == [ChunkStats(0, 0.0, 0.0)] * 2
+
+
+def test_the_package_statistics() -> None:
+    rows = noise(64, 64)
+    (proof,) = commit([rows])
+    assert package_statistics(proof, rows) == [ChunkStats(0, 0.0, 0.0)] * 2
+    assert package_statistics(proof, rows * np.float32(2)) == [ChunkStats(128, NO_MATCH, NO_MATCH)] * 2
+    noisy = rows * (1 + 0.03 * noise(64, 64, seed=9))
+    for chunk in package_statistics(proof, noisy):
+        assert 15 <= chunk.exponent_mismatches <= 60
+        assert 2 < chunk.mantissa_mean < 10
+    with pytest.raises(ValueError, match="bytes"):
+        package_statistics(proof[:-1], rows)
+
+
+def test_the_median_is_the_upper_one() -> None:
+    rows = np.array([[1.0, 1.0, 1.0, 1.0]], dtype=np.float32)
+    shifted = np.array([[1.0, 1.0, 1.0 + 4 / 128, 1.0 + 8 / 128]], dtype=np.float32)
+    assert package_statistics(commit([rows])[0], shifted) == [ChunkStats(0, 3.0, 4.0)]
+
+
+def test_a_forged_polynomial_does_not_pass() -> None:
+    rng = np.random.default_rng(3)
+    words = rng.integers(0, PRIME, (2, 129)).astype(">u2")
+    words[:, 0] = MAX_MODULUS
+    assert stats_of(words.tobytes(), noise(64, 64)).exponent_mismatches >= 100
+    words[:, 1:] = 0
+    words[:, 1] = 0x4026  # the constant 2.59
+    assert stats_of(words.tobytes(), noise(64, 64)).mantissa_mean > 10
+
+
+def test_another_sequences_proof_and_swapped_chunks_do_not_pass() -> None:
+    mine, theirs = noise(64, 64, seed=1), noise(64, 64, seed=2)
+    proof = commit([mine])[0]
+    assert stats_of(proof, theirs).mantissa_mean > 10
+    assert stats_of(proof[258:] + proof[:258], mine).mantissa_mean > 10
+
+
+def test_what_is_not_finite_agrees_with_nothing() -> None:
+    rows = noise(64, 64)
+    rows[40, 3], rows[41, 7] = np.nan, np.inf
+    assert stats_of(commit([rows])[0], rows).exponent_mismatches == 2
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda p: b"",
+        lambda p: p[:258],
+        lambda p: p[:-1],
+        lambda p: p[:-2],
+        lambda p: p + p[:258],
+        lambda p: p + b"\0",
+        lambda p: p[:2],
+        lambda p: bytes(len(p)),
+        lambda p: b"\0\0" + p[2:],
+        lambda p: b"\0\1" + p[2:],
+        lambda p: b"\x80\0" + p[2:],
+        lambda p: (65496).to_bytes(2, "big") + p[2:],
+        lambda p: (65498).to_bytes(2, "big") + p[2:],
+        lambda p: p[:2] + PRIME.to_bytes(2, "big") + p[4:],
+        lambda p: p[:-2] + b"\xff\xff",
+    ],
+)
+def test_malformed_proofs(damage: object) -> None:
+    assert callable(damage)
+    rows = noise(64, 64)
+    honest = commit([rows])[0]
+    good, bad, also_good = verify([honest, damage(honest), honest], [rows] * 3)
+    assert isinstance(bad, Malformed)
+    assert good == also_good == PERFECT
+
+
+def test_wide_chunks_may_need_a_smaller_modulus_but_not_any() -> None:
+    rows = noise(32, 4096)
+    (proof,) = commit([rows])
+    for modulus, sound in ((32767, False), (32768, True), (65497, True), (65498, False)):
+        (result,) = verify([modulus.to_bytes(2, "big") + proof[2:]], [rows])
+        assert isinstance(result, ToplocStats) is sound
