@@ -159,11 +159,12 @@ async def measure(addr: str, port: int, rounds: int, report: Report) -> None:
     async with p2p.open_host(listen=()) as host:
         peer = await host.connect_addr(p2p.Multiaddr.parse(addr))
         bench = Bench(host, peer, port)
+        # First: later on, the other process has freed memory to reuse.
+        note("idle connection", "shoal", "resident, per side", "KiB", await _idle(bench, addr) / KI)
         for _ in range(rounds):
             await _round(bench, note)
         note("ping under bulk", "shoal", "p50", "ms", (await _pings(bench, 0.5)) * 1e3)
         note("ping under bulk", "shoal", "p99", "ms", (await _pings(bench, 0.99)) * 1e3)
-        note("idle connection", "shoal", "resident, per side", "KiB", await _idle(bench, addr) / KI)
     for (case, subject, metric, unit), numbers in values.items():
         report.add(case, subject, metric, unit, numbers)
     for name in WRITES:

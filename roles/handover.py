@@ -46,9 +46,12 @@ class Handover:
         for name in await node.world.disk.list(folder):
             data = await node.world.disk.read(f"{folder}/{name}")
             try:
-                handover.deliver(*decode_delivery_untrusted(data, node.world.verify))
+                delivery = decode_delivery_untrusted(data, node.world.verify)
             except BadMessage as error:
                 logger.warning("delivery_unreadable %s: %s", name, error)
+                continue
+            handover.expect()
+            handover.deliver(*delivery)
         return handover
 
     async def wait_room(self) -> None:
@@ -61,9 +64,12 @@ class Handover:
         """Put a delivery on disk, before its verdict is known to anybody."""
         await self._node.world.disk.replace(self._path(verdict), encode_delivery(verdict, submission))
 
-    def deliver(self, verdict: SignedVerdict, submission: Submission) -> None:
-        """Hand it to the trainer, however long that takes."""
+    def expect(self) -> None:
+        """Count a delivery that will come: `wait_room` heeds it from now on."""
         self._under_way += 1
+
+    def deliver(self, verdict: SignedVerdict, submission: Submission) -> None:
+        """Hand an expected one to the trainer, however long that takes."""
         self._nursery.start_soon(self._deliver, verdict, submission)
 
     async def _deliver(self, verdict: SignedVerdict, submission: Submission) -> None:

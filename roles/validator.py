@@ -2,11 +2,12 @@
 
 Theory of operation
 -------------------
-A submission passes cheap checks in the task of its stream (signature, run, admission, its place in the
-draw order); then it waits for the one scorer, oldest policy first, so that weights are loaded seldom and
-nothing goes stale in the queue. The verdict is in the ledger before anybody hears of it, and the ledger
-answers whoever asks again. Accepted submissions stay on disk until the trainer has taken them;
-`DELIVERIES` may wait for it, and when they do, judging stops: back-pressure, not loss.
+A submission passes cheap checks in the task of its stream (signature, run, admission); then it waits for
+the one scorer, oldest policy first, so that weights are loaded seldom and nothing goes stale in the queue.
+While the disk makes one verdict durable the scorer works on the next. A verdict is in the ledger before
+anybody hears of it, and the ledger answers whoever asks again. Accepted submissions stay on disk until the
+trainer has taken them; `roles.handover` lets a few wait for it, and when they do, judging stops:
+back-pressure, not loss.
 
 `INCONCLUSIVE` means nobody's fault (the policy is gone here, or too old to matter): no ledger entry.
 """
@@ -55,6 +56,8 @@ logger = logging.getLogger(__name__)
 
 QUEUE: Final = 64
 """Submissions that wait for the scorer; each sender has four, and one scorer serves a dozen senders."""
+RECORDING: Final = 8
+"""Verdicts that the disk may be busy with: a synced write takes as long as scoring a submission."""
 POLICY_SECONDS: Final = 20.0
 """How long to wait for a policy that a worker has and we have not: one forest's time."""
 VERDICT_KIND: Final = "verdict"
@@ -110,6 +113,7 @@ class Validator:
         self._jobs: list[tuple[PolicyVersion, int, _Job]] = []
         self._order = itertools.count()
         self._work = trio.Event()
+        self._recording = trio.Semaphore(RECORDING)
         self._known: dict[bytes, _Job | int] = {}
         """By content digest: the job under way, or the ledger entry of the verdict."""
         self._loaded = PolicyVersion(-1)
@@ -156,7 +160,7 @@ class Validator:
         ):
             await self._recall(node, ledger)
             handover = await Handover.open(node, run, "validator/accepted", nursery)
-            bench = _Bench(node, run, environment, engine, ledger, handover)
+            bench = _Bench(node, run, environment, engine, ledger, handover, nursery)
 
             async def answer(peer: PeerId, payload: bytes) -> bytes:
                 return encode_reply(await self._answer(bench, peer, payload))
@@ -252,31 +256,36 @@ class Validator:
             self._work = trio.Event()
             await self._work.wait()
         await bench.handover.wait_room()
+        await self._recording.acquire()
         job = heapq.heappop(self._jobs)[2]
         place = job.submission.commitment
-        try:
-            reason = await self._find_policy(bench, place.version)
-            if reason:
-                job.verdict = bench.sign(job.submission, Verdict.INCONCLUSIVE, reason)
-                self.inconclusive[reason] = self.inconclusive.get(reason, 0) + 1
-                del self._known[place.content]
-                return
-            with bench.node.shardcast.pin(place.version) as weights:
-                verdict = await self._judge(bench, job.submission, weights)
-            await self._record(bench, job, verdict)
-        finally:
+        reason = await self._find_policy(bench, place.version)
+        if reason:
+            job.verdict = bench.sign(job.submission, Verdict.INCONCLUSIVE, reason)
+            self.inconclusive[reason] = self.inconclusive.get(reason, 0) + 1
+            del self._known[place.content]
             job.done.set()
+            self._recording.release()
+            return
+        with bench.node.shardcast.pin(place.version) as weights:
+            verdict = await self._judge(bench, job.submission, weights)
+        self._slots.fill(place.node, place.version, place.index, place.content)
+        if verdict.verdict is Verdict.ACCEPTED:
+            bench.handover.expect()
+        bench.nursery.start_soon(self._record, bench, job, verdict)
 
     async def _record(self, bench: _Bench, job: _Job, verdict: SignedVerdict) -> None:
+        """Make a verdict durable, then known, then send what it accepts on its way."""
         place = job.submission.commitment
         if verdict.verdict is Verdict.ACCEPTED:
             # Before the ledger: whoever finds the verdict there must find the submission, too.
             await bench.handover.keep(verdict, job.submission)
         entry = await bench.ledger.append(VERDICT_KIND, verdict.to_bytes())
         self._known[place.content] = entry.seqno
-        self._slots.fill(place.node, place.version, place.index, place.content)
         self._count(verdict)
         job.verdict = verdict
+        job.done.set()
+        self._recording.release()
         bench.node.world.trace("verdict", verdict=verdict.verdict.value, version=int(place.version))
         if verdict.verdict is Verdict.ACCEPTED:
             bench.handover.deliver(verdict, job.submission)
@@ -316,6 +325,7 @@ class _Bench:
     engine: Engine
     ledger: Ledger
     handover: Handover
+    nursery: trio.Nursery
 
     def check_shapes(self, groups: tuple[Group, ...]) -> Judgement:
         """The first group that is not even shaped right, or acceptance."""

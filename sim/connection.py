@@ -9,7 +9,7 @@ import trio
 
 from p2p.host import MAX_OUTBOX, Stream
 from p2p.identity import PeerId, ProtocolId
-from sim.fabric import Fabric, Lane, Wire
+from sim.fabric import Endpoint, Fabric, Lane, Wire, tampered
 from sim.stream import OVERHEAD, SimStream
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class End:
     """One side of a connection."""
 
     __slots__ = (
-        "_fabric", "_lane", "dropped", "host", "open", "openings", "other", "peer", "queued", "side",
+        "_fabric", "_lane", "_said", "dropped", "host", "open", "openings", "other", "peer", "queued", "side",
         "spoken", "streams", "wire",
     )  # fmt: skip
 
@@ -84,9 +84,13 @@ class End:
         self.openings: dict[Opening, None] = {}
         self._fabric = host.fabric
         self._lane = wire.lanes[side]
+        self._said: dict[ProtocolId, bytes] = {}
 
     def send(self, protocol: ProtocolId, message: bytes) -> bool:
         """Put a message on the wire; False if too much waits there already."""
+        src = self._lane.src
+        if src.lies or src.repeats:
+            message = self._misspoken(src, protocol, message)
         size = len(message) + OVERHEAD
         if self.queued + size > MAX_OUTBOX:
             self.dropped += 1
@@ -94,6 +98,13 @@ class End:
         self.queued += size
         self._fabric.transmit(self._lane, size, "message", self.other.take_message, protocol, message)
         return True
+
+    def _misspoken(self, src: Endpoint, protocol: ProtocolId, message: bytes) -> bytes:
+        """What a liar or an equivocator says in place of ``message``."""
+        if src.rng.random() < src.repeats and protocol in self._said:
+            return self._said[protocol]
+        self._said[protocol] = message
+        return tampered(src, message)
 
     def take_message(self, protocol: ProtocolId, message: bytes) -> None:
         """A message has come off the wire."""

@@ -50,7 +50,7 @@ class Endpoint:
     """A machine on the network, through all lives of its node."""
 
     __slots__ = (
-        "down_cost", "down_free", "host", "index", "listeners", "name", "owner", "received", "region", "rng",
+        "down_cost", "down_free", "host", "index", "lies", "listeners", "name", "owner", "received", "region", "repeats", "rng",
         "sent", "silent", "spec", "uneven", "up_cost", "up_free", "wires",
     )  # fmt: skip
 
@@ -66,6 +66,10 @@ class Endpoint:
         self.received = 0
         self.silent = False
         """Whether the machine is gone: it does not even refuse."""
+        self.lies = 0.0
+        """Share of its messages and stream segments in which a bit is flipped."""
+        self.repeats = 0.0
+        """Share of its messages in whose place an older one is sent."""
         self.wires: dict[Wire, None] = {}
         self.host: SimHost | None = None
         self.listeners: dict[int, SimListener] = {}
@@ -163,6 +167,8 @@ class Fabric:
         self._queue = simulation.queue
         self._cuts: dict[Cut, None] = {}
         self._clogs: dict[tuple[str, str], int] = {}
+        self.detours: dict[int, int] = {}
+        """Who answers in whose place: machine numbers."""
 
     def add(self, name: str, owner: Owner, link: LinkSpec | None = None, region: str = "") -> Endpoint:
         """Connect a new machine."""
@@ -178,6 +184,7 @@ class Fabric:
 
     def at(self, index: int) -> Endpoint | None:
         """The machine with the address ``/memory/<index>``."""
+        index = self.detours.get(index, index)
         return self.endpoints[index - 1] if 1 <= index <= len(self.endpoints) else None
 
     def latency_of(self, one: Endpoint, other: Endpoint) -> int:
@@ -322,6 +329,15 @@ class Fabric:
             for side in (0, 1):
                 owner = wire.lanes[side].src.owner
                 self._queue.schedule(self._queue.now, owner, "idle", wire.lose, side)
+
+
+def tampered(src: Endpoint, data: bytes) -> bytes:
+    """What a lying machine makes of ``data``: mostly the same, sometimes with one bit flipped."""
+    if not data or src.rng.random() >= src.lies:
+        return data
+    flipped = bytearray(data)
+    flipped[src.rng.randrange(len(flipped))] ^= 1 << src.rng.randrange(8)
+    return bytes(flipped)
 
 
 def _deliver(lane: Lane, deliver: Callable[..., None], args: tuple[Any, ...]) -> None:

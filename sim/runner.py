@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sim.fabric import Endpoint
+from sim.faults import Fault, apply_plan, draw_plan, plan_to_json
 from sim.kernel import run_simulation
+from sim.queue import SECOND
 from sim.scenario import Scenario
 from sim.simulation import SimOptions, Simulation
-from sim.swarm import open_swarm
+from sim.swarm import Swarm, open_swarm
 
 HASHED_KEYS_FROM = 200
 """Nodes from which keyed hashes stand for Ed25519."""
@@ -33,6 +35,10 @@ class Result:
     cpu_seconds: float
     metrics: Mapping[str, float | int | str]
     expectations: list[dict[str, object]]
+    faults: list[dict[str, Any]]
+    """What went wrong on purpose, as a plan that can be replayed."""
+    witnessed: Mapping[str, int]
+    """How often each `sometimes` claim held."""
 
     @property
     def ok(self) -> bool:
@@ -49,7 +55,10 @@ def run_scenario(
 ) -> Result:
     """Run one scenario with one seed. Raises what the simulation raises."""
     options = options or SimOptions(hashed_keys=scenario.nodes >= HASHED_KEYS_FROM)
+    if scenario.draw is not None and scenario.draw.buggify:
+        options = replace(options, buggify=True)
     workload = scenario.open_workload()
+    plan: list[Fault] = []
 
     def latency(one: Endpoint, other: Endpoint) -> float:
         return scenario.latency
@@ -58,6 +67,7 @@ def run_scenario(
         if progress is not None:
             _report_progress(simulation, progress, scenario.duration / 200)
         async with open_swarm(simulation, latency) as swarm:
+            _schedule_faults(swarm, scenario, plan)
             return await workload.run(swarm, scenario)
 
     outcome = run_simulation(main, seed=seed, horizon=scenario.horizon, options=options)
@@ -73,7 +83,27 @@ def run_scenario(
         cpu_seconds=round(outcome.cpu_seconds, 3),
         metrics=metrics,
         expectations=[expectation.judge(metrics) for expectation in scenario.expect],
+        faults=plan_to_json(plan),
+        witnessed=outcome.simulation.witnessed,
     )
+
+
+def _schedule_faults(swarm: Swarm, scenario: Scenario, plan: list[Fault]) -> None:
+    """Let the scenario's own faults happen, and draw the others once the nodes are known."""
+    plan.extend(scenario.faults)
+    apply_plan(swarm, scenario.faults)
+    draw = scenario.draw
+    if draw is None:
+        return
+
+    def begin() -> None:
+        rng = swarm.simulation.rng("swarm", "faults")
+        drawn = draw_plan(rng, list(swarm.nodes), draw.start, draw.end, draw.kinds)
+        plan.extend(drawn)
+        apply_plan(swarm, drawn)
+
+    queue = swarm.simulation.queue
+    queue.schedule(int(draw.start * SECOND), queue.kernel, "faults", begin)
 
 
 def _report_progress(simulation: Simulation, progress: Progress, step: float) -> None:

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from p2p.errors import ConfigError
+from sim.faults import Fault, plan_from_table
 from sim.link import LinkSpec
 from sim.swarm import Swarm
 
@@ -74,6 +75,23 @@ class Expectation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnFaults:
+    """A safety phase in which faults drawn from the seed happen; a liveness phase follows it."""
+
+    start: float = 30.0
+    """Virtual second from which on things go wrong."""
+
+    end: float = 120.0
+    """Virtual second at which everything is whole again."""
+
+    kinds: Sequence[str] | None = None
+    """Which kinds may occur; all by default."""
+
+    buggify: bool = True
+    """Whether `World.buggify` sites may misbehave too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
     """What happens, to how many, for how long."""
 
@@ -106,6 +124,12 @@ class Scenario:
     """The workload's own settings."""
 
     expect: Sequence[Expectation] = ()
+
+    faults: Sequence[Fault] = ()
+    """What goes wrong, and when."""
+
+    draw: DrawnFaults | None = None
+    """Faults drawn from the seed, besides."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes <= MAX_NODES:
@@ -163,6 +187,9 @@ def scenario_from_table(name: str, table: Mapping[str, Any]) -> Scenario:
         values["expect"] = tuple(
             _build(Expectation, entry, f"scenario {name}, [[expect]]") for entry in values.get("expect", ())
         )
+        values["faults"] = plan_from_table(values.get("faults", ()))
+        if "draw" in values:
+            values["draw"] = _build(DrawnFaults, values["draw"], f"scenario {name}, [draw]")
         scenario: Scenario = _build(Scenario, {"name": name, **values}, f"scenario {name}")
     except ValueError as error:
         raise ConfigError(f"scenario {name}: {error}") from None

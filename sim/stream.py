@@ -13,7 +13,7 @@ from typing import Final, NoReturn
 
 import trio
 
-from sim.fabric import Fabric, Lane
+from sim.fabric import Fabric, Lane, tampered
 from sim.link import SEGMENT
 
 WINDOW_CHUNKS: Final = 2
@@ -94,6 +94,8 @@ class SimStream(trio.abc.HalfCloseableStream):
         while self._under_way >= self._window:
             await self._sender.wait()
             self._check_sendable()
+        if self._lane.src.lies:
+            segment = tampered(self._lane.src, segment)
         self._under_way += len(segment)
         self._fabric.transmit(
             self._lane, len(segment) + OVERHEAD, "segment", self._other._take_segment, segment

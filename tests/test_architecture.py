@@ -172,6 +172,28 @@ def test_nobody_polls(path: Path) -> None:
     assert bool(sleeps) == (relative(path) in SLEEP_IN_LOOP), sleeps
 
 
+# The only files of the swarm services that know trio; everything else there is a pure machine.
+DRIVERS = {"service.py", "asker.py", "publisher.py", "pusher.py", "store.py"}
+
+
+def test_only_drivers_of_services_know_trio() -> None:
+    services = {"dht", "gossip", "membership", "shardcast"}
+    know = {
+        path.name
+        for path in SOURCES
+        if path.parent.name in services and path.parent.parent.name == "p2p" and imports(path, "trio")
+    }
+    assert know <= DRIVERS
+
+
+def imports(path: Path, module: str) -> bool:
+    return any(
+        (isinstance(node, ast.Import) and any(name.name.split(".")[0] == module for name in node.names))
+        or (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == module)
+        for node in runtime_nodes(tree_of(path))
+    )
+
+
 def is_set(node: ast.AST) -> bool:
     is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     return isinstance(node, ast.Set | ast.SetComp) or (is_call and node.func.id in {"set", "frozenset"})  # type: ignore[attr-defined]

@@ -15,9 +15,6 @@ from typing import Any, Final
 from p2p.dht.record import (
     MAX_ADDRS,
     MAX_RECORD,
-    PROTOCOL_ID as PROTOCOL_ID,
-    Record,
-    decode_record_untrusted,
     read_addrs_untrusted,
 )
 from p2p.dht.stamp import ID_BYTES, NONCE_BYTES, dht_id, stamp_work
@@ -250,27 +247,3 @@ def _records(items: list[Any]) -> tuple[bytes, ...]:
     if not all(isinstance(item, bytes) and len(item) <= MAX_RECORD for item in items):
         raise BadMessage(f"a record is at most {MAX_RECORD} bytes")
     return tuple(items)
-
-
-__all__ = [
-    "MAX_CONTACTS",
-    "MAX_RECORDS",
-    "PROTOCOL_ID",
-    "Contact",
-    "Envelope",
-    "FindNode",
-    "FindValue",
-    "Nodes",
-    "Ping",
-    "Pong",
-    "Record",
-    "Reply",
-    "Request",
-    "Store",
-    "Stored",
-    "Values",
-    "decode_contact_untrusted",
-    "decode_record_untrusted",
-    "decode_untrusted",
-    "encode",
-]

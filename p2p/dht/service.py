@@ -38,7 +38,7 @@ from p2p.dht.events import (
     Tick,
     Written,
 )
-from p2p.dht.messages import PROTOCOL_ID, Contact
+from p2p.dht.messages import Contact
 from p2p.dht.record import (
     ADDR_NAMESPACE,
     ADDRESSES,
@@ -46,6 +46,7 @@ from p2p.dht.record import (
     MAX_NAME,
     MAX_NAMESPACE,
     MAX_VALUE,
+    PROTOCOL_ID,
     Namespace,
     Record,
     RecordJudge,

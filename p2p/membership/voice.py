@@ -49,8 +49,8 @@ class Voice:
         return self._seqno
 
     def newest(self) -> SignedHeartbeat:
-        """Our newest heartbeat."""
-        if self._newest is None:
+        """Our newest heartbeat; a new one, if it does not say any more what we are."""
+        if self._newest is None or self._newest.heartbeat.profile != self._profile:
             self._newest = self._sign(leaving=False)
         return self._newest
 

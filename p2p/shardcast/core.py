@@ -34,6 +34,7 @@ from p2p.shardcast.manifest import NO_POLICY, Equivocation, Index, Manifest, dec
 from p2p.shardcast.messages import (
     INLINE_INDEX,
     Ask,
+    Blame,
     ChunkHeader,
     Credit,
     Evidence,
@@ -47,7 +48,7 @@ from p2p.shardcast.messages import (
     mask_of,
     ranges_of,
 )
-from p2p.shardcast.policy import ChunkEvent, Policy
+from p2p.shardcast.policy import SLOW_LINK, ChunkEvent, Policy
 from p2p.shardcast.relay import Relay, news_of
 from p2p.shardcast.repair import Repair
 
@@ -177,6 +178,10 @@ class ShardcastCore:
                 handout = self._relay.handouts.get(name)
                 if handout is not None and not handout.credit(peer, received, granted, self._now):
                     self._convict(peer, "confirmed chunks that it was never given")
+            case Blame(name, accused):
+                handout = self._relay.handouts.get(name)
+                if handout is not None:
+                    handout.blame(accused, peer)
             case _:
                 assert_never(message)
 
@@ -267,7 +272,9 @@ class ShardcastCore:
             if chunk >= policy.count:
                 self._convict(peer, "wants a chunk that does not exist")
                 return
-            self._relay.serve(peer, policy, chunk)
+            handout = self._relay.handouts.get(name)
+            if handout is None or not handout.complain(chunk, peer):
+                self._relay.serve(peer, policy, chunk)
 
     def _peer_has(self, peer: PeerId, name: bytes, mask: int) -> None:
         policy = self._policies.get(name)
@@ -303,6 +310,7 @@ class ShardcastCore:
             policy.advance(header.index, ChunkEvent.DIGEST_BAD)
             self.stats.chunks_bad += 1
             self._convict(peer, "sent a chunk with a wrong digest")
+            self._out.append(ev.Send(policy.manifest.trainer, Blame(header.policy, peer)))
             return
         policy.advance(header.index, ChunkEvent.DIGEST_OK)
         policy.arrived(header.index, self._now)
@@ -496,15 +504,24 @@ class ShardcastCore:
 
     def _pull(self, policy: Policy) -> None:
         """Ask for what is late, and tell the neighbours that it is taken."""
-        plan = self._repair.pull(policy, self._now, lambda peer: not self._is_gone(peer))
-        name, mask = policy.manifest.digest, 0
-        for peer, chunks in plan.items():
-            self._out.append(ev.Send(peer, Want(name, tuple(chunks))))
-            mask |= sum(1 << chunk for chunk in chunks)
-        if mask and not policy.eager:
-            for peer in self._audience(policy):
-                if peer not in plan:
-                    self._out += [ev.Send(peer, Taken(name, part)) for part in ranges_of(mask)]
+        plan = self._repair.pull(policy, self._now, lambda peer: self._rate(policy, peer))
+        name = policy.manifest.digest
+        taken = {peer: sum(1 << chunk for chunk in chunks) for peer, chunks in plan.items()}
+        self._out += [ev.Send(peer, Want(name, tuple(chunks))) for peer, chunks in plan.items()]
+        if not taken or policy.eager:
+            return
+        for peer in self._audience(policy):
+            mask = sum(taken.values()) - taken.get(peer, 0)
+            self._out += [ev.Send(peer, Taken(name, part)) for part in ranges_of(mask)]
+
+    def _rate(self, policy: Policy, peer: PeerId) -> float:
+        """What to expect of ``peer``'s uplink, in bytes per second; 0 if it is gone."""
+        if self._is_gone(peer):
+            return 0.0
+        roster = self._known.roster(policy.manifest.trainer)
+        if roster is None or peer not in roster.positions:
+            return SLOW_LINK
+        return max(roster.upload(peer), SLOW_LINK / 8)
 
 
 def _bound(memory: dict[Any, Any], most: int) -> None:

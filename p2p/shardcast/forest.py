@@ -77,6 +77,13 @@ class Roster:
         object.__setattr__(self, "name", digest_of(self.content))
         object.__setattr__(self, "positions", {peer: place for place, peer in enumerate(self.peers)})
 
+    def __eq__(self, other: object) -> bool:
+        """Rosters that say the same are the same, so that a process full of nodes plants one forest."""
+        return isinstance(other, Roster) and self.name == other.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)  # for `plant` to look up; nothing is ever iterated in its order
+
     @classmethod
     def sign(cls, signer: Signer, run: bytes, epoch: int, entries: Iterable[RosterEntry]) -> Roster:
         """A roster of ``entries`` without the origin itself; the strongest `MAX_ROSTER` if there are more."""
@@ -92,6 +99,11 @@ class Roster:
     def encode(self) -> bytes:
         """The signed bytes."""
         return pack([self.content, self.signature])
+
+    def upload(self, peer: PeerId) -> float:
+        """Bytes per second at the lower end of ``peer``'s class; 0 if it is in none. Raises `KeyError`."""
+        rank = self.classes[self.positions[peer]]
+        return float(CLASS_UNIT * 2 ** (rank - 1)) if rank else 0.0
 
     def neighbours(self, peer: PeerId) -> tuple[PeerId, ...]:
         """With whom ``peer`` exchanges have-lists: everybody up to `MESH`, else about eight.

@@ -22,6 +22,8 @@ in measurements, against 1.2); with more, the slow hoard what the fast could car
 _AT_RISK: Final = 4
 """Chunks lately given to a root that dies: given again, confirmed or not, since a root confirms what it
 has received and may not have forwarded."""
+_VOICES: Final = 2
+"""Peers that must accuse a root: one alone could slander whomever it likes."""
 _LATE: Final = 4
 _SMOOTHING: Final = 0.25
 
@@ -41,6 +43,7 @@ class _Root:
     received: int = 0
     given: list[_Gift] = field(default_factory=list)
     trusted: bool = True
+    blamed: dict[PeerId, None] = field(default_factory=dict)
 
     @property
     def pending(self) -> int:
@@ -61,6 +64,7 @@ class HandOut:
         self._roots = {peer: _Root(stripe) for stripe, peer in enumerate(forest.roots)}
         self._stall = stall
         self._chunk_time = 0.0
+        self._regiven: dict[int, None] = {}
 
     @property
     def epoch(self) -> int:
@@ -120,6 +124,29 @@ class HandOut:
         if root is not None:
             start = min(root.received, max(0, len(root.given) - _AT_RISK))
             self._again.extend(g.chunk for g in root.given[start:] if g.chunk not in self._again)
+
+    def blame(self, root: PeerId, by: PeerId) -> None:
+        """``by`` says that a root lied to it. Two such voices, or the only one there can be, and it is out."""
+        accused = self._roots.get(root)
+        if accused is None or by == root or by not in self.forest.roster.positions:
+            return
+        accused.blamed[by] = None
+        if len(accused.blamed) >= min(_VOICES, len(self.forest.roster.peers) - 1):
+            self.lose(root)
+
+    def complain(self, chunk: int, by: PeerId) -> bool:
+        """A peer of the roster asks the origin itself for a chunk that some root should have brought.
+
+        True if the chunk is given again along another stripe, once, which serves everybody who misses it.
+        """
+        if by not in self.forest.roster.positions:
+            return False
+        if chunk < self._next and chunk not in self._regiven and len(self._roots) > 1:
+            self._regiven[chunk] = None
+            if chunk not in self._again:
+                self._again.append(chunk)
+            return True
+        return chunk in self._again
 
     def expire(self, now: float) -> None:
         """Give again what a root has not confirmed in time, and that root nothing more until it has."""

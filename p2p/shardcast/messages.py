@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from p2p.errors import BadMessage
-from p2p.identity import ProtocolId
+from p2p.identity import PeerId, ProtocolId, decode_peer_id_untrusted
 from p2p.shardcast.manifest import DIGEST_BYTES, MAX_CHUNKS, MAX_MANIFEST, MAX_WIRE
 from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
 
@@ -112,7 +112,15 @@ class Credit:
     granted: int
 
 
-Message = Hello | PolicyNews | RosterNews | Evidence | Ask | Have | Taken | Want | Credit
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """To the origin: ``peer`` sent me a wrong chunk of this policy."""
+
+    policy: bytes
+    peer: PeerId
+
+
+Message = Blame | Hello | PolicyNews | RosterNews | Evidence | Ask | Have | Taken | Want | Credit
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +154,8 @@ def encode_message(message: Message) -> bytes:
             return pack(["want", policy, list(chunks)])
         case Credit(policy, received, granted):
             return pack(["credit", policy, received, granted])
+        case Blame(policy, peer):
+            return pack(["blame", policy, peer.digest])
 
 
 def decode_message_untrusted(data: bytes | memoryview) -> Message:
@@ -179,6 +189,9 @@ def decode_message_untrusted(data: bytes | memoryview) -> Message:
             policy, received, granted = fields_untrusted(rest, bytes, int, int, what=kind)
             received, granted = _bounded(received, 0, MAX_CHUNKS), _bounded(granted, 0, 2 * MAX_CHUNKS)
             return Credit(_policy(policy), received, granted)
+        case "blame":
+            policy, peer = fields_untrusted(rest, bytes, bytes, what=kind)
+            return Blame(_policy(policy), decode_peer_id_untrusted(peer))
     raise BadMessage("a shardcast message of an unknown kind")
 
 

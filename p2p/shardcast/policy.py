@@ -25,6 +25,8 @@ SLOW_LINK: Final = 1 * MIB
 """Bytes per second of a link that is slow and yet no fault: what a chunk's time is guessed from at first."""
 _LATE: Final = 4
 """Chunk times after which a chunk is late: its share of a full mesh's jitter, with room."""
+_LAGS: Final = 2
+"""Times the usual lag behind others after which a chunk is late: roots differ in strength by that."""
 _SMOOTHING: Final = 0.25
 
 
@@ -91,6 +93,8 @@ class Policy:
         self.eager = False
         """Nobody will push it to us: pull whatever any holder has."""
         self.verified = self.requested = self.urgent = 0
+        self.failed = 0
+        """Chunks that somebody was asked for and did not bring."""
         self.unsaid = 0
         """Chunks that we hold and have not told our neighbours of."""
         self.say_at = math.inf
@@ -112,6 +116,7 @@ class Policy:
         """Chunks that wait in our lanes to be forwarded to children."""
         self._stall = stall
         self._sights: dict[int, _Sight] = {}
+        self._lag = 0.0
         self._chunk_time = manifest.anchor.wire / self.count / SLOW_LINK
         self.ask_at = now + self.patience
         """When to ask others what they have, if nothing comes before."""
@@ -139,7 +144,7 @@ class Policy:
     @property
     def patience(self) -> float:
         """Seconds that a chunk may lag behind others' possession of it before it is pulled."""
-        return max(self._stall, _LATE * self._chunk_time)
+        return max(self._stall, _LATE * self._chunk_time, _LAGS * self._lag)
 
     def state(self, index: int) -> ChunkState:
         """The state of one chunk."""
@@ -166,7 +171,8 @@ class Policy:
         """A chunk came for the first time: learn how long chunks take."""
         sight = self._sights.pop(index, None)
         lag = now - sight.when if sight is not None else 0.0
-        self._chunk_time += _SMOOTHING * (lag - self._chunk_time)
+        self._lag += _SMOOTHING * (lag - self._lag)
+        self._chunk_time += _SMOOTHING * (min(now - self.progress, _LATE * self._stall) - self._chunk_time)
         self.progress = now
         self.asks = 0
         self.ask_at = now + self.patience
@@ -225,6 +231,7 @@ class Policy:
         for index in [i for i, request in self.requests.items() if request.peer == peer]:
             self.advance(index, ChunkEvent.PEER_LOST)
             self.urgent |= 1 << index
+            self.failed |= 1 << index
         for index, sight in self._sights.items():
             if sight.peer == peer and not self.requested >> index & 1:
                 self.urgent |= 1 << index
@@ -246,6 +253,7 @@ class Policy:
         for index, request in overdue:
             self.advance(index, ChunkEvent.STALLED)
             self.urgent |= 1 << index
+            self.failed |= 1 << index
             self.holders[request.peer] = self.holders.get(request.peer, 0) & ~(1 << index)
         return list(dict.fromkeys(request.peer for _, request in overdue))
 

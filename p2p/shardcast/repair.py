@@ -8,7 +8,7 @@ from random import Random
 from typing import Final
 
 from p2p.identity import PeerId
-from p2p.shardcast.policy import SLOW_LINK, ChunkEvent, Policy, Request
+from p2p.shardcast.policy import ChunkEvent, Policy, Request
 
 WINDOW: Final = 4
 """Chunks asked of one holder at a time: enough that it never idles for a round trip, few enough to lose
@@ -34,40 +34,52 @@ class Repair:
         self._stall = stall
         self._holders: dict[PeerId, _Holder] = {}
 
-    def pull(self, policy: Policy, now: float, usable: Callable[[PeerId], bool]) -> dict[PeerId, list[int]]:
-        """Ask for what is late; returns the chunks to want, by holder."""
+    def pull(self, policy: Policy, now: float, rate: Callable[[PeerId], float]) -> dict[PeerId, list[int]]:
+        """Ask for what is late; returns the chunks to want, by holder.
+
+        ``rate`` is what a peer claims to upload in bytes per second; 0 if it cannot be asked.
+        """
         late = policy.late(now)
         if not late or policy.index is None:
             return {}
         plan: dict[PeerId, list[int]] = {}
         origin = policy.manifest.trainer
-        holders = [peer for peer in policy.holders if peer != origin and usable(peer)]
+        claims = {peer: claim for peer in policy.holders if peer != origin and (claim := rate(peer))}
         held = 0
-        for peer in holders:
+        for peer in claims:
             held |= policy.holders[peer]
-        self._rng.shuffle(holders)
-        for peer, index in self._spread(policy, holders, late):
+        for peer, index in self._spread(policy, claims, late):
             plan.setdefault(peer, []).append(index)
             self._ask(policy, peer, index, now)
         orphans = policy.missing & late & ~held
-        if policy.last_resort and orphans and usable(origin):
+        if not policy.last_resort:
+            orphans &= policy.failed
+        if orphans and (claim := rate(origin)):
+            self._meet(policy, origin, claim)
             for index in self._pick(orphans, self._room(origin)):
                 plan.setdefault(origin, []).append(index)
                 self._ask(policy, origin, index, now)
         return plan
 
-    def _spread(self, policy: Policy, holders: list[PeerId], late: int) -> Iterator[tuple[PeerId, int]]:
-        """One chunk per holder in turn, while any has room and something to give."""
-        room = {peer: self._room(peer) for peer in holders}
-        while room:
-            for peer in list(room):
-                index = next(self._pick(policy.holders[peer] & late, room[peer]), None)
-                if index is None:
-                    del room[peer]
-                    continue
-                room[peer] -= 1
-                late &= ~(1 << index)
-                yield peer, index
+    def _spread(self, policy: Policy, claims: dict[PeerId, float], late: int) -> Iterator[tuple[PeerId, int]]:
+        """Each chunk to the holder that would bring it first, while any has room and something to give."""
+        order = list(claims)
+        self._rng.shuffle(order)
+        open_to = {peer: self._meet(policy, peer, claims[peer]) for peer in order}
+        while open_to:
+            peer = min(open_to, key=lambda p: (open_to[p].owed + 1) * open_to[p].chunk_time)
+            index = next(self._pick(policy.holders[peer] & late, self._room(peer)), None)
+            if index is None:
+                del open_to[peer]
+                continue
+            late &= ~(1 << index)
+            yield peer, index
+
+    def _meet(self, policy: Policy, peer: PeerId, claim: float) -> _Holder:
+        holder = self._holders.get(peer)
+        if holder is None:
+            holder = self._holders[peer] = _Holder(policy.manifest.anchor.wire / policy.count / claim)
+        return holder
 
     def _pick(self, mask: int, count: int) -> Iterator[int]:
         """Up to ``count`` bits of ``mask``, from a random place on, so that askers differ."""
@@ -84,9 +96,7 @@ class Repair:
         return WINDOW - (holder.owed if holder is not None else 0)
 
     def _ask(self, policy: Policy, peer: PeerId, index: int, now: float) -> None:
-        holder = self._holders.get(peer)
-        if holder is None:
-            holder = self._holders[peer] = _Holder(policy.manifest.anchor.wire / policy.count / SLOW_LINK)
+        holder = self._holders[peer]
         holder.owed += 1
         policy.advance(index, ChunkEvent.ASK)
         policy.requests[index] = Request(peer, now, now + self._patience(holder))

@@ -98,7 +98,6 @@ class SendQueue:
         """The next piece for the peer, or None; and the streams whose FIN is in it."""
         ended: list[MuxStream] = []
         if self._control or (self._small and not (self._bulk and self._bulk_turn)):
-            self._bulk_turn = True
             piece = self._gather(ended)
             if piece:
                 return piece, ended
@@ -114,6 +113,7 @@ class SendQueue:
             self._control = out[whole:]
             return out[:whole]
         self._control = bytearray()
+        self._bulk_turn = bool(self._small and self._bulk)
         for _ in range(len(self._small)):
             stream = self._small.popleft()
             if stream.queued > SMALL:  # it has grown while it waited

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import select
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import trio
 
+from roles.demo import join_command
 from roles.rl.recipe import Recipe, WarmUp
-from roles.stage import CAST, DemoPlan, Stage
+from roles.stage import CAST, Child, DemoPlan, Stage
 from roles.summary import Status
 
 SMALL = replace(
@@ -87,3 +94,52 @@ async def test_killed_nodes_lose_nothing_and_the_run_goes_on(tmp_path: Path) -> 
     assert figures["cheater_accepted"] == 0
     assert figures["honest_rejected"] == 0
     assert {name for name in CAST if not (tmp_path / name / "key").stat().st_mode & 0o077} == set(CAST)
+
+
+async def test_another_shell_joins_with_one_address_and_works(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        await stage.children["trainer-1"].wait_status(holds(1))
+        newcomer = Child("newcomer", tmp_path)
+        newcomer.folder.mkdir()
+        command = join_command(stage).split()[3:]
+        process = await newcomer.start(
+            [*command, "--data", str(newcomer.folder), "--json", "--status", "0.5", "--die-with-parent"]
+        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(newcomer.listen, lambda: None)
+            await newcomer.wait_status(lambda status: status["roles"]["inference"]["accepted"] > 0)
+            await newcomer.stop()
+        assert process.returncode == 0
+
+
+def descendants(ancestor: int) -> list[int]:
+    """Processes below a process, engines below nodes included."""
+    table = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    family = [ancestor]
+    for pid, parent in sorted(tuple(map(int, line.split())) for line in table.splitlines()):
+        if parent in family:
+            family.append(pid)
+    return family[1:]
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_however_the_demo_ends_nothing_of_it_is_left(tmp_path: Path, how: signal.Signals) -> None:
+    demo = subprocess.Popen(
+        [sys.executable, "-m", "roles.demo", "--data", str(tmp_path / "swarm")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert demo.stdout is not None
+    try:
+        assert "join from another shell" in demo.stdout.readline()
+        family = [os.pidfd_open(pid) for pid in descendants(demo.pid)]
+        assert len(family) >= len(CAST)
+        demo.send_signal(how)
+        demo.wait(timeout=3)
+        assert demo.returncode == (130 if how is signal.SIGINT else -signal.SIGKILL)
+        for process in family:  # a pidfd becomes readable when its process has ended
+            assert select.select([process], [], [], 3)[0], "a process of the demo outlived it"
+    finally:
+        demo.kill()
+        demo.communicate()

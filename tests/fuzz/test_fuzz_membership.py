@@ -115,6 +115,7 @@ def test_no_bytes_break_the_core(messages: list[bytes]) -> None:
         seqno=1,
     )
     now = 0.0
+    core.handle(Tick(), now)
     for data in messages:
         core.handle(Received(ENEMY.peer_id, data), now)
         now = max(now, core.next_deadline)

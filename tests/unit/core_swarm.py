@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any, Protocol
 
@@ -125,7 +126,7 @@ class CoreSwarm:
         deadline = node.core.next_deadline
         if deadline < node.timer:
             node.timer = max(deadline, self.now)
-            self.call_at(node.timer, lambda when=node.timer: self._fire(node, when))
+            self.call_at(node.timer, partial(self._fire, node, node.timer))
 
     def _fire(self, node: Node, when: float) -> None:
         if node.timer == when and self.nodes.get(node.peer) is node:
@@ -187,7 +188,7 @@ class CoreSwarm:
                 if end in self.nodes:
                     self.call_at(
                         self.now + self.latency[1],
-                        lambda end=end, other=other: self.notify(self.nodes[end], other, "disconnected"),
+                        partial(self.notify, self.nodes[end], other, "disconnected"),
                     )
 
     def partition(self, peers: list[PeerId]) -> None:

@@ -56,7 +56,7 @@ class MembershipSwarm(CoreSwarm):
             case Changed(event):
                 node.events.append((self.now, event))
             case Penalise(peer, points, _):
-                node.penalties[peer] += points
+                node.penalties[peer] += round(points)
             case AddAddrs():
                 pass
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
 import trio
@@ -13,7 +15,10 @@ from p2p.dht.service import SEQNO_PATH, SEQNO_RESERVE, STAMP_PATH
 from p2p.dht.stamp import check_stamp
 from p2p.host import Host
 from p2p.identity import PeerId
+from p2p.machine import open_world
 from p2p.multiaddr import Multiaddr
+from p2p.swarm import open_host
+from p2p.transport.memory import MemoryNetwork
 from sim.kernel import run_simulation
 from sim.simulation import Simulation
 from sim.swarm import SimNode, Swarm, open_swarm
@@ -197,3 +202,25 @@ def test_a_cancelled_reading_leaves_nothing_behind() -> None:
         assert await dhts[1].put("run", b"name", b"value", 60) > 0
 
     in_town(main)
+
+
+async def test_it_runs_over_the_real_host(tmp_path: Path) -> None:
+    """Noise and Yamux over memory, this machine's clock and disk."""
+    network = MemoryNetwork()
+    async with AsyncExitStack() as stack:
+        dhts: list[Dht] = []
+        hosts: list[Host] = []
+        for index in range(5):
+            world = await stack.enter_async_context(open_world(tmp_path / str(index)))
+            host = await stack.enter_async_context(
+                open_host(network=network, world=world, listen=[f"/memory/{index + 1}"], strict=True)
+            )
+            dhts.append(await stack.enter_async_context(open_dht(world, host, CONFIG)))
+            hosts.append(host)
+            with trio.fail_after(20):
+                if index:
+                    assert await dhts[index].bootstrap([hosts[0].addrs[0]]) >= 1
+        with trio.fail_after(20):
+            assert await dhts[1].put("run", b"name", b"value", 600) >= 4
+            assert [record.value for record in await dhts[4].get("run", b"name")] == [b"value"]
+            assert await dhts[3].find_peer(hosts[2].peer_id) == hosts[2].addrs

@@ -8,12 +8,11 @@ import pytest
 
 from bench.dht import WALL, Case, Node, Swarm, measure
 from p2p.dht.config import DhtConfig
-from p2p.dht.events import Forget, Get, PeerDown, Penalise, Received, Send, Tick
+from p2p.dht.events import Forget, Get, Join, PeerDown, Penalise, Received, Send, Tick
 from p2p.dht.messages import Contact, FindNode, Nodes, Ping, Pong, Store, Stored, decode_untrusted, encode
 from p2p.dht.publications import MAX_PUBLICATIONS
 from p2p.dht.record import CLOCK_TOLERANCE, Record, record_key, sign_record
 from p2p.errors import LimitExceeded
-from p2p.identity import PeerId
 
 
 def joined(size: int, seed: int = 1, **options: float) -> Swarm:
@@ -145,6 +144,18 @@ def test_records_are_renewed_while_their_publisher_lives_and_end_after_it() -> N
     assert swarm.get(nodes[9], b"name")[1] == ()
 
 
+def test_what_was_said_alone_is_said_again_on_joining() -> None:
+    swarm = joined(12, 17)
+    late = swarm.add()
+    written = swarm.put(late, b"name", b"value")
+    assert written is not None
+    assert written.copies == 0
+    first, *_ = swarm.nodes.values()
+    swarm.give(late, Join(999, (first.peer,)))
+    swarm.run(swarm.now + 10)
+    assert [record.value for record in swarm.get(first, b"name")[1]] == [b"value"]
+
+
 def test_what_is_forgotten_is_not_renewed() -> None:
     swarm = joined(12, 8)
     node = list(swarm.nodes.values())[4]
@@ -155,7 +166,7 @@ def test_what_is_forgotten_is_not_renewed() -> None:
 
 
 def test_holders_hand_on_what_a_dead_publisher_left() -> None:
-    config = DhtConfig(difficulty=4, replicate_interval=300, refresh_interval=100)
+    config = DhtConfig(difficulty=4, replicate_interval=300)
     swarm = Swarm(40, 9, config=config)
     swarm.join_all()
     nodes = list(swarm.nodes.values())
@@ -187,17 +198,11 @@ def test_who_has_no_address_reads_but_is_in_no_table() -> None:
     swarm.put(nodes[1], b"name", b"value")
     client = swarm.add()
     client.core._neighbours.own = replace(client.core.own, addrs=())
-    swarm.give(client, swarm_join(client, nodes[0].peer))
+    swarm.give(client, Join(999, (nodes[0].peer,)))
     swarm.run(swarm.now + 20)
     assert client.core.contacts > 10
     assert [record.value for record in swarm.get(client, b"name")[1]] == [b"value"]
     assert all(node.core.contact_of(client.peer) is None for node in nodes)
-
-
-def swarm_join(_node: Node, seed: PeerId) -> object:
-    from p2p.dht.events import Join
-
-    return Join(999, (seed,))
 
 
 # One core, attacked.
@@ -279,7 +284,7 @@ def test_unasked_answers_change_nothing(pair: tuple[Swarm, Node, Node]) -> None:
 
 def test_an_unreachable_seed_ends_a_join_at_once(pair: tuple[Swarm, Node, Node]) -> None:
     swarm, victim, other = pair
-    swarm.give(victim, swarm_join(victim, other.peer))
+    swarm.give(victim, Join(999, (other.peer,)))
     swarm.give(victim, PeerDown(other.peer, unreachable=True))
     assert 999 in victim.done
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +16,13 @@ from p2p.dht import DhtConfig
 from p2p.errors import ConfigError
 from p2p.identity import KeyPair
 from p2p.machine import open_world
-from p2p.membership import MembershipConfig
+from p2p.membership import Membership, MembershipConfig
 from p2p.multiaddr import Multiaddr
 from p2p.network import Network
 from p2p.node.admission import Capability
 from p2p.node.config import NodeConfig
 from p2p.node.node import Node, open_node, run_roles
+from p2p.node.rundoc import RunConfig
 from p2p.shardcast import NO_POLICY, PolicyVersion
 from p2p.swarm import SwarmConfig, open_host
 from p2p.transport.memory import MemoryNetwork
@@ -166,6 +167,32 @@ async def test_roles_run_and_are_told_to_the_swarm(tmp_path: Path) -> None:
                     changed = trio.Event()
             assert second.health([role])["roles"] == {"echo": {"ran": True}}
             nursery.cancel_scope.cancel()
+
+
+async def test_the_dht_is_a_second_way_to_find_members(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heartbeats lead nowhere from the bootstrap address: the run's records in the DHT do."""
+    real = Membership.join
+    network = MemoryNetwork()
+    config = replace(CONFIG, run=RunConfig(refresh=0.05))
+
+    async def join(self: Membership, addrs: Sequence[Multiaddr]) -> None:
+        if addrs:  # the first node has nobody to join
+            joins.append(tuple(addrs))
+            if len(joins) == 1:
+                await trio.sleep_forever()
+            await real(self, addrs)
+
+    joins: list[tuple[Multiaddr, ...]] = []
+    with trio.fail_after(30):
+        async with member(network, tmp_path / "0", TRAINER, document=RUN.document) as first:
+            monkeypatch.setattr(Membership, "join", join)
+            addrs = first.host.addrs
+            async with member(network, tmp_path / "1", VALIDATOR, bootstrap=addrs, config=config) as second:
+                await wait_members(second, 1)
+                assert joins == [addrs, addrs]
+                assert second.membership.members()[0].peer == first.peer_id
 
 
 async def test_a_pinned_run_needs_nobody(tmp_path: Path) -> None:

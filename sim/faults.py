@@ -1,0 +1,378 @@
+"""Faults as data: a plan is a list of timed faults, so that it can be drawn, kept, replayed and shrunk.
+
+Theory of operation
+-------------------
+Each kind of fault is a row of `KINDS`: a function that does it, and returns what undoes it. A drawn plan
+follows swarm testing (Groce et al., ISSTA 2012): each kind is off with probability one half, because a run
+in which everything happens always hides what only happens when something else does not. All faults end
+before the safety phase does; then every node is up and every link whole, and the swarm has a bounded time to
+converge (the liveness phase, as TigerBeetle's VOPR has it).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+from p2p.errors import ConfigError
+from sim.disk import DiskModel
+from sim.queue import SECOND
+from sim.swarm import Swarm
+
+SWITCHED_OFF: Final = 0.5
+"""Probability that a kind of fault does not occur at all in a drawn plan."""
+MAX_FAULTS: Final = 10_000
+"""Faults of one plan: more is a mistake in the file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Fault:
+    """One thing that goes wrong, at some nodes, for some time."""
+
+    at: float
+    """Virtual seconds."""
+
+    kind: str
+
+    who: tuple[str, ...]
+    """Names of nodes."""
+
+    seconds: float = 0.0
+    """How long it lasts; 0 is for ever, or at one moment only."""
+
+    value: float = 0.0
+    """How bad it is, by kind: see `KINDS`."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigError(f"no fault is called {self.kind!r}; there are: {', '.join(sorted(KINDS))}")
+        if not (self.at >= 0 and self.seconds >= 0 and math.isfinite(self.at + self.seconds)):
+            raise ConfigError(f"fault {self.kind}: at and seconds must be finite and not negative")
+
+    def __str__(self) -> str:
+        until = f" for {self.seconds:g} s" if self.seconds else ""
+        return f"{self.at:g} s: {self.kind}({self.value:g}) at {', '.join(self.who)}{until}"
+
+
+Undo = Callable[[], None]
+Act = Callable[[Swarm, Fault], Undo]
+
+
+def _kill(
+    swarm: Swarm, fault: Fault, *, silent: bool = False, torn: bool = False, wipe: bool = False
+) -> Undo:
+    victims = [name for name in fault.who if swarm.nodes[name].alive]
+    for name in victims:
+        swarm.kill(name, silent=silent, torn=torn)
+
+    def undo() -> None:
+        for name in victims:
+            if not swarm.nodes[name].alive:
+                swarm.restart(name, wipe=wipe)
+
+    return undo
+
+
+def _vanish(swarm: Swarm, fault: Fault) -> Undo:
+    return _kill(swarm, fault, silent=True)
+
+
+def _torn(swarm: Swarm, fault: Fault) -> Undo:
+    return _kill(swarm, fault, silent=True, torn=True)
+
+
+def _wipe(swarm: Swarm, fault: Fault) -> Undo:
+    return _kill(swarm, fault, wipe=True)
+
+
+def _pause(swarm: Swarm, fault: Fault) -> Undo:
+    for name in fault.who:
+        swarm.pause(name, fault.seconds)
+    return _nothing
+
+
+def _partition(swarm: Swarm, fault: Fault) -> Undo:
+    rest = [name for name in swarm.nodes if name not in fault.who]
+    cuts = swarm.partition(fault.who, rest)
+    return lambda: swarm.repair(cuts)
+
+
+def _mute(swarm: Swarm, fault: Fault) -> Undo:
+    rest = [name for name in swarm.nodes if name not in fault.who]
+    cuts = swarm.partition(fault.who, rest, one_way=True)
+    return lambda: swarm.repair(cuts)
+
+
+def _hold(swarm: Swarm, fault: Fault) -> Undo:
+    rest = [name for name in swarm.nodes if name not in fault.who]
+    cuts = [
+        swarm.fabric.cut(one, other, breaks=False)
+        for one, other in ((list(fault.who), rest), (rest, list(fault.who)))
+    ]
+    return lambda: swarm.repair(cuts)
+
+
+def _clog(swarm: Swarm, fault: Fault) -> Undo:
+    pairs = [(name, other) for name in fault.who for other in swarm.nodes if other != name]
+    for name, other in pairs:
+        swarm.fabric.clog(name, other, fault.value)
+
+    def undo() -> None:
+        for name, other in pairs:
+            swarm.fabric.clog(name, other, 0)
+
+    return undo
+
+
+def _relink(swarm: Swarm, fault: Fault, **changes: Callable[[float], float]) -> Undo:
+    before = {name: swarm.nodes[name].endpoint.spec for name in fault.who}
+    for name, spec in before.items():
+        new = {field: change(getattr(spec, field)) for field, change in changes.items()}
+        swarm.nodes[name].endpoint.set_link(replace(spec, **new))
+
+    def undo() -> None:
+        for name, spec in before.items():
+            swarm.nodes[name].endpoint.set_link(spec)
+
+    return undo
+
+
+def _throttle(swarm: Swarm, fault: Fault) -> Undo:
+    return _relink(swarm, fault, up=lambda up: up * fault.value, down=lambda down: down * fault.value)
+
+
+def _drip(swarm: Swarm, fault: Fault) -> Undo:
+    return _relink(swarm, fault, up=lambda up: fault.value)
+
+
+def _lossy(swarm: Swarm, fault: Fault) -> Undo:
+    return _relink(swarm, fault, loss=lambda loss: fault.value)
+
+
+def _jitter(swarm: Swarm, fault: Fault) -> Undo:
+    return _relink(swarm, fault, jitter=lambda jitter: fault.value)
+
+
+def _skew(swarm: Swarm, fault: Fault) -> Undo:
+    worlds = [swarm.nodes[name].world for name in fault.who]
+    for world in worlds:
+        world.skew += fault.value
+
+    def undo() -> None:
+        for world in worlds:
+            world.skew -= fault.value
+
+    return undo
+
+
+def _drift(swarm: Swarm, fault: Fault) -> Undo:
+    worlds = [swarm.nodes[name].world for name in fault.who]
+    for world in worlds:
+        world.set_rate(fault.value)
+
+    def undo() -> None:
+        for world in worlds:
+            world.set_rate(1.0)
+
+    return undo
+
+
+def _redisk(swarm: Swarm, fault: Fault, change: Callable[[DiskModel], DiskModel]) -> Undo:
+    disks = [swarm.nodes[name].disk for name in fault.who]
+    before = [disk.model for disk in disks]
+    for disk in disks:
+        disk.model = change(disk.model)
+
+    def undo() -> None:
+        for disk, model in zip(disks, before, strict=True):
+            disk.model = model
+
+    return undo
+
+
+def _slow_disk(swarm: Swarm, fault: Fault) -> Undo:
+    return _redisk(swarm, fault, lambda model: replace(model, fsync=fault.value, bytes_per_second=1e6))
+
+
+def _full_disk(swarm: Swarm, fault: Fault) -> Undo:
+    return _redisk(swarm, fault, lambda model: replace(model, capacity=0))
+
+
+def _slow_cpu(swarm: Swarm, fault: Fault) -> Undo:
+    worlds = [swarm.nodes[name].world for name in fault.who]
+    for world in worlds:
+        world.slowness *= fault.value
+
+    def undo() -> None:
+        for world in worlds:
+            world.slowness /= fault.value
+
+    return undo
+
+
+def _decay(swarm: Swarm, fault: Fault) -> Undo:
+    rng = swarm.rng("faults/decay")
+    for name in fault.who:
+        disk = swarm.nodes[name].disk
+        paths = [path for path in disk.paths() if disk.size_now(path)]
+        if paths:
+            disk.corrupt(rng.choice(paths), rng.randrange(1 << 30))
+    return _nothing
+
+
+def _lie(swarm: Swarm, fault: Fault) -> Undo:
+    endpoints = [swarm.nodes[name].endpoint for name in fault.who]
+    for endpoint in endpoints:
+        endpoint.lies = fault.value
+
+    def undo() -> None:
+        for endpoint in endpoints:
+            endpoint.lies = 0.0
+
+    return undo
+
+
+def _repeat(swarm: Swarm, fault: Fault) -> Undo:
+    endpoints = [swarm.nodes[name].endpoint for name in fault.who]
+    for endpoint in endpoints:
+        endpoint.repeats = fault.value
+
+    def undo() -> None:
+        for endpoint in endpoints:
+            endpoint.repeats = 0.0
+
+    return undo
+
+
+def _impostor(swarm: Swarm, fault: Fault) -> Undo:
+    """The first of ``who`` is dialled in place of the others."""
+    impostor, *victims = fault.who
+    fabric = swarm.fabric
+    index = swarm.nodes[impostor].endpoint.index
+    for name in victims:
+        fabric.detours[swarm.nodes[name].endpoint.index] = index
+
+    def undo() -> None:
+        for name in victims:
+            fabric.detours.pop(swarm.nodes[name].endpoint.index, None)
+
+    return undo
+
+
+def _nothing() -> None:
+    """There is nothing to undo."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One row of the table: how a kind of fault works and how it is drawn."""
+
+    act: Act
+    value: tuple[float, float]
+    """From where to where its value is drawn."""
+    victims: int = 1
+    """How many nodes at most a drawn fault hits."""
+
+
+KINDS: Final[Mapping[str, Kind]] = {
+    "kill": Kind(_kill, (0, 0), 3),  # the process ends, its peers are told; it comes back after `seconds`
+    "vanish": Kind(_vanish, (0, 0), 3),  # the machine is gone without a word
+    "torn": Kind(_torn, (0, 0)),  # power cut: a random part of the unsynced writes survives
+    "wipe": Kind(_wipe, (0, 0)),  # comes back with an empty disk
+    "pause": Kind(_pause, (0, 0), 2),  # nothing happens for a while, then everything at once
+    "partition": Kind(_partition, (0, 0), 1000),  # cut off from the rest, both ways
+    "mute": Kind(_mute, (0, 0), 3),  # hears, and is not heard
+    "hold": Kind(_hold, (0, 0), 2),  # everything is late, nothing is lost
+    "clog": Kind(_clog, (0.1, 3.0), 3),  # value: seconds of delay on all that is sent
+    "throttle": Kind(_throttle, (0.01, 0.5), 3),  # value: share of the bandwidth that is left
+    "drip": Kind(_drip, (0.01, 0.1)),  # value: Mbit/s of upload; promises much and gives drops
+    "lossy": Kind(_lossy, (0.01, 0.3), 5),  # value: probability of a retransmission
+    "jitter": Kind(_jitter, (0.01, 0.5), 5),  # value: seconds
+    "skew": Kind(_skew, (-600, 600), 3),  # value: seconds by which the wall clock is off
+    "drift": Kind(_drift, (0.9, 1.1), 3),  # value: how fast all clocks run
+    "slow_disk": Kind(_slow_disk, (0.05, 2.0), 3),  # value: seconds of an fsync; reads at 1 MB/s
+    "full_disk": Kind(_full_disk, (0, 0)),
+    "slow_cpu": Kind(_slow_cpu, (2, 20), 3),  # value: factor on blocking work
+    "decay": Kind(_decay, (0, 0)),  # one bit of one stored file flips
+    "liar": Kind(_lie, (0.05, 1.0)),  # value: share of messages and stream segments with a flipped bit
+    "equivocator": Kind(_repeat, (0.05, 0.5)),  # value: share of messages replaced by older ones
+    "impostor": Kind(_impostor, (0, 0), 3),  # the first answers where the others are dialled
+}
+
+
+def apply_plan(swarm: Swarm, plan: Iterable[Fault]) -> None:
+    """Let the faults of ``plan`` happen at their times, as callbacks of the heap."""
+    queue = swarm.simulation.queue
+    for fault in sorted(plan):
+        queue.schedule(int(fault.at * SECOND), queue.kernel, fault.kind, _begin, swarm, fault)
+
+
+def _begin(swarm: Swarm, fault: Fault) -> None:
+    known = tuple(name for name in fault.who if name in swarm.nodes)
+    if not known:
+        return
+    simulation = swarm.simulation
+    simulation.trace.record((simulation.queue.now, "sim", "fault", str(fault)))
+    simulation.sometimes(f"fault/{fault.kind}", True)
+    undo = KINDS[fault.kind].act(swarm, replace(fault, who=known))
+    if fault.seconds > 0:
+        due = simulation.queue.now + int(fault.seconds * SECOND)
+        simulation.queue.schedule(due, simulation.queue.kernel, f"end of {fault.kind}", undo)
+
+
+def draw_plan(
+    rng: Random, names: Sequence[str], start: float, end: float, kinds: Sequence[str] | None = None
+) -> list[Fault]:
+    """A random plan for the safety phase from ``start`` to ``end``; every fault is over by then."""
+    if end <= start or not names:
+        return []
+    plan = []
+    for kind in kinds if kinds is not None else sorted(KINDS):
+        if rng.random() < SWITCHED_OFF:
+            continue
+        row = KINDS[kind]
+        for _ in range(1 + int(rng.expovariate(0.7))):
+            at = rng.uniform(start, end - 1)
+            seconds = min(end - at - 0.5, rng.lognormvariate(math.log(10), 1.0))
+            count = min(len(names) // 2 or 1, 1 + int(rng.random() * row.victims))
+            if kind == "impostor":
+                count = min(2, len(names))
+            who = tuple(sorted(rng.sample(list(names), count)))
+            fault = Fault(
+                at=round(at, 3),
+                kind=kind,
+                who=who,
+                seconds=round(max(0.5, seconds), 3),
+                value=round(rng.uniform(*row.value), 4),
+            )
+            plan.append(fault)
+    return sorted(plan)
+
+
+def plan_to_json(plan: Iterable[Fault]) -> list[dict[str, Any]]:
+    """As plain values."""
+    return [asdict(fault) for fault in plan]
+
+
+def plan_from_table(rows: object) -> tuple[Fault, ...]:
+    """Raises `ConfigError` that names the row."""
+    if not isinstance(rows, list | tuple) or len(rows) > MAX_FAULTS:
+        raise ConfigError(f"a plan is a list of at most {MAX_FAULTS} faults")
+    plan = []
+    for number, row in enumerate(rows):
+        try:
+            plan.append(Fault(**{**row, "who": tuple(row["who"])}))
+        except (TypeError, KeyError) as error:
+            raise ConfigError(f"fault {number}: need at, kind and who ({error})") from None
+    return tuple(sorted(plan))
+
+
+def save_plan(path: Path, scenario: str, seed: int, nodes: int, plan: Iterable[Fault], why: str) -> None:
+    """Write a file that ``shoal sim replay`` runs again."""
+    content = {"scenario": scenario, "seed": seed, "nodes": nodes, "why": why, "faults": plan_to_json(plan)}
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,132 @@
+"""Topics as nodes use them, on the simulated host."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import trio
+
+from p2p.errors import BadMessage, PeerUnreachable
+from p2p.gossip import Gossip, GossipConfig, Validity, open_gossip
+from p2p.identity import PeerId
+from sim.kernel import run_simulation
+from sim.simulation import Simulation
+from sim.swarm import SimNode, Swarm, open_swarm
+
+TOPIC = "run/policy"
+
+
+class Stage:
+    """Nodes in a ring with chords that hear one topic, all but the last."""
+
+    def __init__(self, swarm: Swarm, size: int) -> None:
+        self.swarm = swarm
+        self.size = size
+        self.services: dict[str, Gossip] = {}
+        self.heard: dict[str, list[tuple[PeerId, bytes]]] = {}
+        for number in range(size):
+            swarm.add(f"n{number}", self.live)
+
+    async def live(self, node: SimNode) -> None:
+        async with node.open_host() as host, open_gossip(node.world, host, GossipConfig()) as service:
+            self.services[node.name] = service
+            self.heard[node.name] = []
+            number = int(node.name[1:])
+            if number != self.size - 1:
+                service.subscribe(TOPIC, self.validate, lambda *said: self.heard[node.name].append(said))
+            await self.swarm.sleep(0.1)
+            for step in (1, 3):
+                other = self.swarm.nodes[f"n{(number + step) % self.size}"]
+                host.add_addrs(other.peer_id, [other.addr])
+                try:
+                    await host.connect(other.peer_id)
+                except PeerUnreachable:
+                    continue
+            await trio.sleep_forever()
+
+    def validate(self, author: PeerId, data: bytes) -> Validity:
+        if data.startswith(b"old"):
+            return Validity.IGNORE
+        if data.startswith(b"bad"):
+            raise BadMessage("as asked")
+        return Validity.ACCEPT
+
+
+def play(body: Callable[[Stage], Awaitable[Any]], size: int = 10) -> str:
+    async def main(simulation: Simulation) -> None:
+        async with open_swarm(simulation) as swarm:
+            stage = Stage(swarm, size)
+            await swarm.sleep(5)
+            await body(stage)
+
+    return run_simulation(main, seed=1, horizon=1000).trace_hash
+
+
+def test_what_is_published_reaches_all_who_hear_and_nobody_else() -> None:
+    async def body(stage: Stage) -> None:
+        stage.services["n2"].publish(TOPIC, b"version 1")
+        await stage.swarm.sleep(2)
+        said = (stage.swarm.nodes["n2"].peer_id, b"version 1")
+        for name, heard in stage.heard.items():
+            assert heard == ([] if name in ("n2", "n9") else [said])
+
+    play(body)
+
+
+def test_publishing_needs_no_subscription() -> None:
+    async def body(stage: Stage) -> None:
+        stage.services["n9"].publish(TOPIC, b"hello")
+        await stage.swarm.sleep(2)
+        assert sum(len(heard) for heard in stage.heard.values()) == 9
+
+    play(body)
+
+
+@pytest.mark.parametrize(("data", "reason"), [(b"old news", "ignore"), (b"bad news", "reject")])
+def test_what_is_not_accepted_stays_where_it_is(data: bytes, reason: str) -> None:
+    async def body(stage: Stage) -> None:
+        stage.services["n2"].publish(TOPIC, data)
+        await stage.swarm.sleep(2)
+        assert not any(stage.heard.values())
+        judged = sum(service.counters.get(reason, 0) for service in stage.services.values())
+        assert 0 < judged <= 4  # whom n2 is connected to
+
+    play(body)
+
+
+def test_who_leaves_a_topic_hears_no_more() -> None:
+    async def body(stage: Stage) -> None:
+        stage.services["n3"].unsubscribe(TOPIC)
+        await stage.swarm.sleep(2)
+        assert stage.services["n3"].topics == {}
+        stage.services["n2"].publish(TOPIC, b"version 1")
+        await stage.swarm.sleep(2)
+        assert stage.heard["n3"] == []
+        assert len(stage.heard["n4"]) == 1
+
+    play(body)
+
+
+def test_a_restarted_node_is_heard_again() -> None:
+    async def body(stage: Stage) -> None:
+        stage.services["n2"].publish(TOPIC, b"version 1")
+        await stage.swarm.sleep(2)
+        stage.swarm.restart("n2")
+        await stage.swarm.sleep(5)
+        stage.services["n2"].publish(TOPIC, b"version 2")
+        stage.services["n6"].publish(TOPIC, b"version 3")
+        await stage.swarm.sleep(2)
+        assert sorted(data for _, data in stage.heard["n7"]) == [b"version 1", b"version 2", b"version 3"]
+        assert [data for _, data in stage.heard["n2"]] == [b"version 3"]
+
+    play(body)
+
+
+def test_same_seed_same_trace() -> None:
+    async def body(stage: Stage) -> None:
+        stage.services["n2"].publish(TOPIC, b"version 1")
+        await stage.swarm.sleep(3)
+
+    assert play(body) == play(body)

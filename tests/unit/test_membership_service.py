@@ -1,0 +1,196 @@
+"""Membership as nodes use it, on the simulated host."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import trio
+
+from p2p.identity import PeerId
+from p2p.membership import Change, MemberEvent, Membership, MembershipConfig, open_membership
+from p2p.membership.service import SEQNO_PATH
+from sim.kernel import run_simulation
+from sim.simulation import Simulation
+from sim.swarm import SimNode, Swarm, open_swarm
+
+CONFIG = MembershipConfig(interval=1.0)
+
+
+class Stage:
+    """Nodes with membership; the first one is everybody's bootstrap."""
+
+    def __init__(self, swarm: Swarm, size: int) -> None:
+        self.swarm = swarm
+        self.services: dict[str, Membership] = {}
+        self.events: dict[str, list[MemberEvent]] = {}
+        self.refused: set[PeerId] = set()
+        self.leaving: dict[str, trio.Event] = {}
+        for number in range(size):
+            swarm.add(f"n{number}", self.live)
+
+    async def live(self, node: SimNode) -> None:
+        self.leaving[node.name] = trio.Event()
+        async with (
+            node.open_host() as host,
+            open_membership(node.world, host, CONFIG, may=lambda peer: peer not in self.refused) as service,
+        ):
+            self.services[node.name] = service
+            self.events[node.name] = []
+            service.on_change(self.events[node.name].append)
+            service.me.update(roles=("trainer",) if node.name == "n0" else ("inference",), version="1")
+            await service.join([self.swarm.nodes["n0"].addr])
+            await self.leaving[node.name].wait()
+            await self.swarm.sleep(0)
+
+    def peers(self, name: str) -> set[str]:
+        names = {node.peer_id: node.name for node in self.swarm.nodes.values()}
+        return {names[member.peer] for member in self.services[name].members()}
+
+    def changes(self, name: str, of: str) -> list[Change]:
+        peer = self.swarm.nodes[of].peer_id
+        return [event.change for event in self.events[name] if event.member.peer == peer]
+
+
+def play(body: Callable[[Stage], Awaitable[Any]], size: int = 6) -> str:
+    async def main(simulation: Simulation) -> None:
+        async with open_swarm(simulation) as swarm:
+            stage = Stage(swarm, size)
+            await swarm.sleep(6)
+            await body(stage)
+
+    return run_simulation(main, seed=1, horizon=1000).trace_hash
+
+
+async def everybody_knows_everybody(stage: Stage) -> None:
+    names = {node.name for node in stage.swarm.alive}
+    for name in sorted(names):
+        assert stage.peers(name) == names - {name}
+
+
+def test_nodes_join_and_find_each_other_by_role() -> None:
+    async def body(stage: Stage) -> None:
+        await everybody_knows_everybody(stage)
+        (trainer,) = stage.services["n3"].find("trainer")
+        assert trainer.peer == stage.swarm.nodes["n0"].peer_id
+        assert trainer.addrs == (stage.swarm.nodes["n0"].addr,)
+        assert len(stage.services["n0"].find("inference")) == 5
+        assert stage.services["n0"].neighbours
+        assert not any(stage.services["n0"].counters.values())
+
+    play(body)
+
+
+def test_what_a_node_says_of_itself_is_known_soon() -> None:
+    async def body(stage: Stage) -> None:
+        stage.services["n1"].me.update(policy=7, upload=5, slots=2, load=0.25, run=b"run")
+        await stage.swarm.sleep(4)
+        for name in ("n0", "n2", "n5"):
+            peer = stage.swarm.nodes["n1"].peer_id
+            (member,) = [each for each in stage.services[name].members() if each.peer == peer]
+            assert (member.policy, member.upload, member.slots, member.load, member.run) == (
+                7,
+                5,
+                2,
+                0.25,
+                b"run",
+            )
+            assert stage.changes(name, "n1")[-1] is Change.CHANGED
+
+    play(body)
+
+
+def test_a_field_that_does_not_exist_is_refused() -> None:
+    async def body(stage: Stage) -> None:
+        with pytest.raises(TypeError):
+            stage.services["n1"].me.update(colour="red")
+        with pytest.raises(ValueError, match="load"):
+            stage.services["n1"].me.update(load=2.0)
+
+    play(body, size=2)
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_killed_node_is_dead_to_all(silent: bool) -> None:
+    async def body(stage: Stage) -> None:
+        stage.swarm.kill("n2", silent=silent)
+        await stage.swarm.sleep(4)
+        await everybody_knows_everybody(stage)
+        assert stage.changes("n5", "n2") == [Change.JOINED, Change.DIED]
+
+    play(body)
+
+
+def test_a_node_that_ends_cleanly_has_left() -> None:
+    async def body(stage: Stage) -> None:
+        stage.leaving["n2"].set()
+        await stage.swarm.sleep(2)
+        for name in ("n0", "n1", "n3", "n4", "n5"):
+            assert stage.changes(name, "n2") == [Change.JOINED, Change.LEFT]
+
+    play(body)
+
+
+@pytest.mark.parametrize("wipe", [False, True])
+def test_a_restarted_node_is_alive_again(wipe: bool) -> None:
+    async def body(stage: Stage) -> None:
+        before = int(await stage.swarm.nodes["n3"].world.disk.read(SEQNO_PATH))
+        stage.swarm.restart("n3", wipe=wipe)
+        await stage.swarm.sleep(8)
+        assert int(await stage.swarm.nodes["n3"].world.disk.read(SEQNO_PATH)) > before
+        await everybody_knows_everybody(stage)
+        peer = stage.swarm.nodes["n3"].peer_id
+        for name in ("n0", "n5"):
+            (member,) = [each for each in stage.services[name].members() if each.peer == peer]
+            assert stage.swarm.simulation.now - member.seen < 8
+
+    play(body)
+
+
+def test_a_node_alone_joins_at_once_and_one_without_a_swarm_waits() -> None:
+    async def body(stage: Stage) -> None:
+        assert stage.peers("n0") == {"n1"}
+        stage.swarm.kill("n0")
+        stage.swarm.kill("n1")
+        stage.swarm.add("n2", stage.live)
+        await stage.swarm.sleep(30)
+        assert stage.peers("n2") == set()
+        stage.swarm.restart("n0")
+        await stage.swarm.sleep(70)
+        assert stage.peers("n2") == {"n0"}
+
+    play(body, size=2)
+
+
+def test_who_is_refused_disappears() -> None:
+    async def body(stage: Stage) -> None:
+        stage.refused.add(stage.swarm.nodes["n4"].peer_id)
+        await stage.swarm.sleep(2)
+        assert "n4" not in stage.peers("n0") | stage.peers("n1")
+        assert stage.changes("n0", "n4")[-1] is Change.FORGOTTEN
+
+    play(body)
+
+
+def test_interest_is_a_direct_line() -> None:
+    async def body(stage: Stage) -> None:
+        peer = stage.swarm.nodes["n0"].peer_id
+        stage.services["n5"].interest([peer])
+        await stage.swarm.sleep(3)
+        (member,) = [
+            each
+            for each in stage.services["n0"].find("inference")
+            if each.addrs == (stage.swarm.nodes["n5"].addr,)
+        ]
+        assert stage.swarm.simulation.now - member.seen < 1.5
+
+    play(body)
+
+
+def test_same_seed_same_trace() -> None:
+    async def body(stage: Stage) -> None:
+        stage.swarm.kill("n2")
+        await stage.swarm.sleep(5)
+
+    assert play(body) == play(body)

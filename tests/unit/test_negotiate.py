@@ -1,0 +1,110 @@
+"""multistream-select, both sides."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, strategies as st
+
+from p2p.errors import BadMessage, LocalProtocolError, ProtocolNotSupported, RemoteProtocolError
+from p2p.identity import ProtocolId
+from p2p.transport.negotiate import HEADER, MAX_LINE, MAX_PROPOSALS, NOT_AVAILABLE, Chooser, Proposer, line
+
+A, B, C = (ProtocolId(f"/test/{name}") for name in "abc")
+
+
+def carry(one: Proposer, other: Chooser, step: int = 1000) -> None:
+    while data := one.data_to_send():
+        for start in range(0, len(data), step):
+            other.receive_data(data[start : start + step])
+        answer = other.data_to_send()
+        for start in range(0, len(answer), step):
+            one.receive_data(answer[start : start + step])
+
+
+def test_a_line_is_length_text_newline() -> None:
+    assert line(HEADER) == b"\x13/multistream/1.0.0\n"
+    assert line(NOT_AVAILABLE) == b"\x03na\n"
+
+
+@pytest.mark.parametrize("step", [1, 5, 1000])
+@pytest.mark.parametrize(("served", "chosen"), [({A}, A), ({B}, B), ({A, B}, A), ({C}, C)])
+def test_the_first_proposal_that_is_served_is_chosen(served, chosen, step) -> None:
+    one, other = Proposer([A, B, C]), Chooser(served.__contains__)
+    carry(one, other, step)
+    assert one.chosen == other.chosen == chosen
+
+
+def test_the_chooser_greets_at_once() -> None:
+    # py-libp2p waits for the header before it proposes anything.
+    assert Chooser({A}.__contains__).data_to_send() == line(HEADER)
+
+
+def test_the_proposer_pipelines_header_and_proposal() -> None:
+    assert Proposer([A, B]).data_to_send() == line(HEADER) + line(A)
+
+
+def test_data_behind_the_proposal_belongs_to_the_protocol() -> None:
+    one, other = Proposer([A]), Chooser({A}.__contains__)
+    other.receive_data(one.data_to_send() + b"early data")
+    assert other.chosen == A
+    assert other.leftover == b"early data"
+    one.receive_data(other.data_to_send() + b"early answer")
+    assert one.leftover == b"early answer"
+
+
+def test_nothing_in_common() -> None:
+    one, other = Proposer([A, B]), Chooser({C}.__contains__)
+    with pytest.raises(ProtocolNotSupported, match="/test/a or /test/b"):
+        carry(one, other)
+    assert other.chosen is None
+
+
+def test_listing_is_not_available() -> None:
+    other = Chooser({A}.__contains__)
+    other.data_to_send()
+    other.receive_data(line(HEADER) + line("ls"))
+    assert other.data_to_send() == line(NOT_AVAILABLE)
+
+
+def test_proposing_without_end_is_cut_off() -> None:
+    other = Chooser({A}.__contains__)
+    other.receive_data(line(HEADER) + line(B) * MAX_PROPOSALS)
+    with pytest.raises(RemoteProtocolError):
+        other.receive_data(line(B))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        line("/multistream/2.0.0"),
+        b"\x00",
+        line("x" * MAX_LINE),
+        b"\x02ab",
+        b"\x03\xff\xfe\n",
+        b"\xff" * 9,
+        b"GET / HTTP/1.1\r\n\r\n" * 9,
+    ],
+)
+def test_what_is_no_negotiation_is_a_bad_message(data: bytes) -> None:
+    with pytest.raises(BadMessage):
+        Chooser({A}.__contains__).receive_data(data)
+
+
+def test_an_answer_to_something_else_breaks_the_protocol() -> None:
+    one = Proposer([A])
+    with pytest.raises(RemoteProtocolError, match="/test/b"):
+        one.receive_data(line(HEADER) + line(B))
+
+
+def test_there_must_be_a_proposal() -> None:
+    with pytest.raises(LocalProtocolError):
+        Proposer([])
+
+
+@given(st.binary(max_size=300))
+def test_garbage_never_surprises(data: bytes) -> None:
+    for machine in (Proposer([A]), Chooser({A}.__contains__)):
+        try:
+            machine.receive_data(data)
+        except (RemoteProtocolError, ProtocolNotSupported):
+            pass

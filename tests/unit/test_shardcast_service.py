@@ -1,0 +1,162 @@
+"""Real drivers over real hosts in memory: publish, fetch, restart, prune."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from random import Random
+
+import pytest
+import trio
+
+from p2p.errors import LocalProtocolError
+from p2p.host import Host
+from p2p.identity import KeyPair
+from p2p.machine import RealWorld, open_world
+from p2p.shardcast import PolicyVersion, RosterEntry, Shardcast, ShardcastConfig, open_shardcast
+from p2p.shardcast.manifest import digest_of
+from p2p.swarm import open_host
+from p2p.transport.memory import MemoryNetwork
+
+RUN = b"run"
+
+
+class Member:
+    def __init__(self, world: RealWorld, host: Host, shardcast: Shardcast) -> None:
+        self.world, self.host, self.shardcast = world, host, shardcast
+
+
+class Town:
+    """A trainer and some others on one memory network; gossip is a loop over all of them."""
+
+    def __init__(self, folder: Path, config: ShardcastConfig | None = None) -> None:
+        self.folder = folder
+        self.config = config or ShardcastConfig(roster_interval=0.0)
+        self.network = MemoryNetwork()
+        self.members: dict[int, Member] = {}
+        self.keys = [KeyPair(digest_of(b"member %d" % number)) for number in range(8)]
+
+    def announce(self, sender: int, data: bytes) -> None:
+        for number, member in self.members.items():
+            if number != sender:
+                member.shardcast.receive_announcement(self.keys[sender].peer_id, data)
+
+    @asynccontextmanager
+    async def member(self, number: int) -> AsyncIterator[Member]:
+        async with AsyncExitStack() as stack:
+            folder = self.folder / str(number)
+            folder.mkdir(exist_ok=True)
+            world = await stack.enter_async_context(open_world(folder, self.keys[number]))
+            host = await stack.enter_async_context(
+                open_host(network=self.network, world=world, listen=["/memory/0"], strict=True)
+            )
+            shardcast = await stack.enter_async_context(
+                open_shardcast(
+                    world,
+                    host,
+                    self.config,
+                    run=RUN,
+                    may_publish=self.keys[0].peer_id.__eq__,
+                    roster=lambda: [RosterEntry(self.keys[n].peer_id) for n in self.members],
+                    announce=lambda data: self.announce(number, data),
+                )
+            )
+            for other in self.members.values():
+                await host.connect_addr(other.host.addrs[0])
+                host.add_addrs(other.host.peer_id, other.host.addrs)
+                other.host.add_addrs(host.peer_id, host.addrs)
+            self.members[number] = Member(world, host, shardcast)
+            try:
+                yield self.members[number]
+            finally:
+                del self.members[number]
+
+
+async def publish(member: Member, version: int, size: int = 420_000) -> bytes:
+    weights = Random(version).randbytes(size)
+    path = f"weights-{version}"
+    await member.world.disk.write(path, weights)
+    await member.shardcast.publish(PolicyVersion(version), path)
+    return weights
+
+
+@pytest.fixture
+def town(tmp_path: Path) -> Town:
+    return Town(tmp_path)
+
+
+async def everybody(town: Town, stack: AsyncExitStack, count: int) -> list[Member]:
+    return [await stack.enter_async_context(town.member(number)) for number in range(count)]
+
+
+async def test_five_receivers_get_what_was_published(town: Town) -> None:
+    with trio.fail_after(20):
+        async with AsyncExitStack() as stack:
+            trainer, *others = await everybody(town, stack, 6)
+            for version in range(3):
+                weights = await publish(trainer, version)
+                for other in others:
+                    assert await other.shardcast.wait_policy(PolicyVersion(version)) == version
+                    path = other.shardcast.weights(PolicyVersion(version))
+                    assert await other.world.disk.read(path) == weights
+                    assert other.shardcast.manifest(PolicyVersion(version)).weights_digest == digest_of(weights)
+            sent = trainer.shardcast.stats.uploaded_as_origin
+            assert sent <= 1.1 * 3 * 420_000
+            from_peers = sum(other.shardcast.stats.from_peers for other in others)
+            from_origin = sum(other.shardcast.stats.from_origin for other in others)
+            assert from_peers / (from_peers + from_origin) >= 0.7
+
+
+async def test_a_late_joiner_and_a_restarted_node_catch_up(town: Town) -> None:
+    with trio.fail_after(20):
+        async with AsyncExitStack() as stack:
+            trainer, *_ = await everybody(town, stack, 3)
+            weights = await publish(trainer, 5, 3_000_000)
+            async with town.member(3) as late:
+                await late.shardcast.wait_policy(PolicyVersion(5))
+                assert await late.world.disk.read(late.shardcast.weights(PolicyVersion(5))) == weights
+            async with town.member(3) as again:
+                assert again.shardcast.newest == 5
+                assert again.shardcast.stats.from_peers + again.shardcast.stats.from_origin == 0
+
+
+async def test_a_restarted_origin_never_equivocates(town: Town) -> None:
+    with trio.fail_after(20):
+        async with town.member(0) as trainer:
+            await publish(trainer, 1)
+            first = trainer.shardcast.manifest(PolicyVersion(1))
+        async with town.member(0) as trainer:
+            assert trainer.shardcast.newest == 1
+            again = await trainer.shardcast.publish(PolicyVersion(1), "weights-1")
+            assert again.encode() == first.encode()
+            await trainer.world.disk.write("other", b"other weights")
+            with pytest.raises(LocalProtocolError, match="is out"):
+                await trainer.shardcast.publish(PolicyVersion(1), "other")
+            async with town.member(1) as other:
+                await other.shardcast.wait_policy(PolicyVersion(1))
+
+
+async def test_old_versions_go_and_pinned_ones_stay(town: Town) -> None:
+    with trio.fail_after(20):
+        async with AsyncExitStack() as stack:
+            trainer, other = await everybody(town, stack, 2)
+            await publish(trainer, 0)
+            await other.shardcast.wait_policy(PolicyVersion(0))
+            with other.shardcast.pin(PolicyVersion(0)) as path:
+                for version in range(1, 5):
+                    await publish(trainer, version)
+                    await other.shardcast.wait_policy(PolicyVersion(version))
+                assert await other.world.disk.size(path) == 420_000
+            with pytest.raises(KeyError):
+                other.shardcast.weights(PolicyVersion(1))
+            await publish(trainer, 5)
+            await other.shardcast.wait_policy(PolicyVersion(5))
+            await publish(trainer, 6)
+            await other.shardcast.wait_policy(PolicyVersion(6))
+            assert await other.world.disk.size(path) is None
+
+
+async def test_garbage_from_gossip_is_not_passed_on(town: Town) -> None:
+    async with town.member(0) as trainer:
+        assert not trainer.shardcast.receive_announcement(town.keys[1].peer_id, b"garbage")

@@ -1,0 +1,463 @@
+"""The yamux machine: every rule of its theory of operation, and every pitfall we know of."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from p2p.errors import LimitExceeded, LocalProtocolError, RemoteProtocolError
+from p2p.transport.yamux import Mux
+from p2p.transport.yamux_frames import (
+    ACK,
+    DATA,
+    FIN,
+    FULL_WINDOW,
+    GO_AWAY,
+    HEADER,
+    INITIAL_WINDOW,
+    MAX_CONTROL,
+    MAX_LATE,
+    MAX_QUEUED,
+    MAX_STREAMS,
+    PING,
+    RST,
+    SYN,
+    WINDOW_BUDGET,
+    WINDOW_UPDATE,
+    DataReceived,
+    EndReceived,
+    Event,
+    PongReceived,
+    StreamOpened,
+    StreamReset,
+    WentAway,
+)
+from p2p.wire import KI
+
+EXTRA = FULL_WINDOW - INITIAL_WINDOW
+
+
+def frame(kind: int, flags: int, stream_id: int, payload: bytes | int = b"") -> bytes:
+    if isinstance(payload, int):
+        return HEADER.pack(0, kind, flags, stream_id, payload)
+    return HEADER.pack(0, kind, flags, stream_id, len(payload)) + payload
+
+
+def drain(mux: Mux) -> bytes:
+    out = b""
+    while (piece := mux.data_to_send()) is not None:
+        assert 0 < len(piece) <= 65519
+        out += piece
+    return out
+
+
+def frames(data: bytes) -> list[tuple[int, int, int, int]]:
+    """(type, flags, stream id, length) of every frame."""
+    found, start = [], 0
+    while start < len(data):
+        _, kind, flags, stream_id, length = HEADER.unpack_from(data, start)
+        found.append((kind, flags, stream_id, length))
+        start += HEADER.size + (length if kind == DATA else 0)
+    return found
+
+
+def feed(mux: Mux, data: bytes) -> list[Event]:
+    return mux.receive_data(bytearray(data))
+
+
+def exchange(one: Mux, other: Mux) -> tuple[list[Event], list[Event]]:
+    """Carry everything both ways until silence; returns what each side saw."""
+    at_one: list[Event] = []
+    at_other: list[Event] = []
+    while one.has_data or other.has_data:
+        at_other += feed(other, drain(one))
+        at_one += feed(one, drain(other))
+    return at_one, at_other
+
+
+def pair() -> tuple[Mux, Mux]:
+    return Mux(dialer=True), Mux(dialer=False)
+
+
+def connected() -> tuple[Mux, Mux, int]:
+    """A dialer and a listener with one stream between them."""
+    one, other = pair()
+    stream_id = one.open_stream()
+    exchange(one, other)
+    return one, other, stream_id
+
+
+def send(mux: Mux, stream_id: int, data: bytes) -> int:
+    return mux.send(stream_id, memoryview(data))
+
+
+def test_the_dialer_has_odd_ids_and_the_listener_even_ones() -> None:
+    one, other = pair()
+    assert [one.open_stream(), one.open_stream()] == [1, 3]
+    assert [other.open_stream(), other.open_stream()] == [2, 4]
+
+
+def test_opening_widens_both_windows_at_once() -> None:
+    one, other = pair()
+    one.open_stream()
+    opening = drain(one)
+    assert frames(opening) == [(WINDOW_UPDATE, SYN, 1, EXTRA)]
+    assert feed(other, opening) == [StreamOpened(1)]
+    assert frames(drain(other)) == [(WINDOW_UPDATE, ACK, 1, EXTRA)]
+
+
+def test_beyond_the_budget_windows_stay_small() -> None:
+    one, _ = pair()
+    for _ in range(WINDOW_BUDGET // EXTRA + 3):
+        one.open_stream()
+    lengths = [length for _, _, _, length in frames(drain(one))]
+    assert lengths.count(EXTRA) == WINDOW_BUDGET // EXTRA
+    assert lengths[-3:] == [0, 0, 0]
+
+
+def test_the_budget_comes_back_with_the_stream() -> None:
+    one, other = pair()
+    for _ in range(3 * WINDOW_BUDGET // EXTRA):
+        stream_id = one.open_stream()
+        assert frames(drain(one))[-1][3] == EXTRA
+        one.reset(stream_id)
+        feed(other, drain(one))
+
+
+@pytest.mark.parametrize("flags_on", [DATA, WINDOW_UPDATE])
+def test_syn_and_fin_may_ride_on_either_type(flags_on: int) -> None:
+    other = Mux(dialer=False)
+    payload = b"hi" if flags_on == DATA else 1000
+    events = feed(other, frame(flags_on, SYN, 1, payload))
+    assert events[0] == StreamOpened(1)
+    assert (DataReceived(1, bytearray(b"hi")) in events) == (flags_on == DATA)
+    events = feed(other, frame(flags_on, FIN, 1, b"bye" if flags_on == DATA else 0))
+    assert events[-1] == EndReceived(1)
+    assert (DataReceived(1, bytearray(b"bye")) in events) == (flags_on == DATA)
+
+
+@pytest.mark.parametrize("flags_on", [DATA, WINDOW_UPDATE])
+def test_rst_may_ride_on_either_type(flags_on: int) -> None:
+    one, _, stream_id = connected()
+    assert feed(one, frame(flags_on, RST, stream_id, 0)) == [StreamReset(stream_id)]
+    assert one.stream_ids == ()
+    assert one.take_closed() == [stream_id]
+
+
+def test_syn_data_and_fin_in_one_frame() -> None:
+    other = Mux(dialer=False)
+    events = feed(other, frame(DATA, SYN | FIN, 1, b"all"))
+    assert events == [StreamOpened(1), DataReceived(1, bytearray(b"all")), EndReceived(1)]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 300))
+def test_any_split_of_the_bytes_gives_the_same_streams(seed: int, step: int) -> None:
+    rng = Random(seed)
+    one = Mux(dialer=True)
+    sent: dict[int, bytes] = {}
+    for _ in range(4):
+        stream_id = one.open_stream()
+        data = rng.randbytes(rng.randrange(2000))
+        sent[stream_id] = data
+        send(one, stream_id, data)
+        one.send_end(stream_id)
+    wire = drain(one)
+    other = Mux(dialer=False)
+    received: dict[int, bytes] = {}
+    ended = []
+    for start in range(0, len(wire), step):
+        for event in feed(other, wire[start : start + step]):
+            match event:
+                case DataReceived(stream_id, data):
+                    received[stream_id] += data
+                case StreamOpened(stream_id):
+                    received[stream_id] = b""
+                case EndReceived(stream_id):
+                    ended.append(stream_id)
+    assert received == sent
+    assert sorted(ended) == sorted(sent)
+
+
+def test_an_end_is_a_frame_of_its_own_behind_the_data() -> None:
+    # js-libp2p drops the payload of a DATA frame that carries FIN.
+    one, _, stream_id = connected()
+    send(one, stream_id, b"last words")
+    one.send_end(stream_id)
+    assert frames(drain(one)) == [(DATA, 0, stream_id, 10), (DATA, FIN, stream_id, 0)]
+
+
+def test_a_stream_is_over_when_both_sides_have_ended() -> None:
+    one, other, stream_id = connected()
+    one.send_end(stream_id)
+    exchange(one, other)
+    assert one.stream_ids == other.stream_ids == (stream_id,)
+    send(other, stream_id, b"still")
+    other.send_end(stream_id)
+    at_one, _ = exchange(one, other)
+    assert at_one == [DataReceived(stream_id, bytearray(b"still")), EndReceived(stream_id)]
+    assert one.stream_ids == other.stream_ids == ()
+    assert one.take_closed() == other.take_closed() == [stream_id]
+
+
+def test_a_stream_lives_until_its_queue_is_sent() -> None:
+    one, other, stream_id = connected()
+    feed(one, frame(DATA, FIN, stream_id, b""))
+    send(one, stream_id, b"queued")
+    one.send_end(stream_id)
+    assert one.stream_ids == (stream_id,)
+    assert EndReceived(stream_id) in feed(other, drain(one))
+    assert one.stream_ids == ()
+
+
+def test_sending_stops_at_the_window_and_goes_on_after_an_update() -> None:
+    one = Mux(dialer=True)
+    stream_id = one.open_stream()
+    drain(one)
+    sent = 0
+    while taken := send(one, stream_id, bytes(100_000)):
+        sent += taken
+        drain(one)
+    assert sent == INITIAL_WINDOW
+    assert one.take_writable() == []
+    feed(one, frame(WINDOW_UPDATE, ACK, stream_id, 10))
+    assert one.take_writable() == [stream_id]
+    assert send(one, stream_id, bytes(100)) == 10
+
+
+def test_a_queue_is_bounded_and_says_when_there_is_room() -> None:
+    one, other, stream_id = connected()
+    assert send(one, stream_id, bytes(MAX_QUEUED + 1)) == MAX_QUEUED
+    assert send(one, stream_id, b"x") == 0
+    assert one.room(stream_id) == 0
+    assert one.take_writable() == []
+    one.data_to_send()
+    assert one.take_writable() == [stream_id]
+    assert one.room(stream_id) > 0
+
+
+def test_the_window_refills_as_the_application_reads() -> None:
+    one, other, stream_id = connected()
+    total = received = 0
+    for _ in range(40):
+        total += send(one, stream_id, bytes(MAX_QUEUED))
+        at_one, at_other = [], feed(other, drain(one))
+        for event in at_other:
+            assert isinstance(event, DataReceived)
+            received += len(event.data)
+            other.consumed(stream_id, len(event.data))
+        feed(one, drain(other))
+    assert received == total == 40 * MAX_QUEUED > 2 * FULL_WINDOW
+
+
+def test_updates_are_sent_per_half_window_not_per_read() -> None:
+    one, other, stream_id = connected()
+    half = FULL_WINDOW // 2
+    other.consumed(stream_id, half - 1)
+    assert not other.has_data
+    other.consumed(stream_id, 1)
+    assert frames(drain(other)) == [(WINDOW_UPDATE, 0, stream_id, half)]
+
+
+def test_an_overrun_window_breaks_the_protocol() -> None:
+    other = Mux(dialer=False)
+    feed(other, frame(WINDOW_UPDATE, SYN, 1, 0))
+    feed(other, HEADER.pack(0, DATA, 0, 1, FULL_WINDOW))
+    with pytest.raises(RemoteProtocolError, match="overran"):
+        feed(other, bytes(FULL_WINDOW) + HEADER.pack(0, DATA, 0, 1, 1))
+
+
+def test_a_huge_announced_frame_is_refused_by_its_header() -> None:
+    other = Mux(dialer=False)
+    with pytest.raises(RemoteProtocolError):
+        feed(other, HEADER.pack(0, DATA, SYN, 1, 2**32 - 1))
+
+
+def test_frames_of_unknown_streams_are_read_over() -> None:
+    one, _, stream_id = connected()
+    late = frame(DATA, 0, 77, b"who?") + frame(WINDOW_UPDATE, 0, 77, 5) + frame(DATA, FIN, 77, b"bye")
+    assert feed(one, late + frame(DATA, 0, stream_id, b"ok")) == [DataReceived(stream_id, bytearray(b"ok"))]
+    assert not one.has_data
+
+
+def test_data_of_a_stream_that_we_reset_midway_is_read_over() -> None:
+    one, _, stream_id = connected()
+    whole = frame(DATA, 0, stream_id, b"x" * 100)
+    feed(one, whole[:50])
+    one.reset(stream_id)
+    assert feed(one, whole[50:] + frame(PING, ACK, 0, 7)) == [PongReceived(7)]
+
+
+def test_opening_twice_or_with_our_parity_breaks_the_protocol() -> None:
+    other = Mux(dialer=False)
+    feed(other, frame(WINDOW_UPDATE, SYN, 1, 0))
+    for stream_id in (1, 2, 0):
+        with pytest.raises(RemoteProtocolError):
+            feed(other, frame(WINDOW_UPDATE, SYN, stream_id, 0))
+
+
+def test_data_after_the_end_breaks_the_protocol() -> None:
+    other = Mux(dialer=False)
+    feed(other, frame(DATA, SYN | FIN, 1, b"end"))
+    with pytest.raises(RemoteProtocolError, match="after its end"):
+        feed(other, frame(DATA, 0, 1, b"more"))
+
+
+@pytest.mark.parametrize("data", [b"\x01" + bytes(11), HEADER.pack(0, 4, 0, 0, 0)])
+def test_unknown_versions_and_types_break_the_protocol(data: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        feed(Mux(dialer=True), data)
+
+
+def test_ten_thousand_openings_cost_refusals_not_memory() -> None:
+    other = Mux(dialer=False)
+    events = []
+    for index in range(10_000):
+        events += feed(other, frame(WINDOW_UPDATE, SYN, 2 * index + 1, 0))
+        answers = frames(drain(other))
+        assert answers[0][1] == (ACK if index < MAX_STREAMS else RST)
+    assert len(events) == len(other.stream_ids) == MAX_STREAMS
+
+
+def test_a_flood_whose_answers_are_not_read_breaks_the_protocol() -> None:
+    other = Mux(dialer=False)
+    with pytest.raises(RemoteProtocolError, match="control frames"):
+        for value in range(MAX_CONTROL // HEADER.size + 2):
+            feed(other, frame(PING, SYN, 0, value))
+
+
+def test_too_many_streams_of_our_own_are_refused() -> None:
+    one, other = pair()
+    ids = [one.open_stream() for _ in range(MAX_STREAMS)]
+    with pytest.raises(LimitExceeded):
+        one.open_stream()
+    exchange(one, other)
+    with pytest.raises(LimitExceeded):
+        one.open_stream()
+    one.reset(ids[0])
+    one.open_stream()
+
+
+def test_pings_are_answered_with_their_value() -> None:
+    one, other = pair()
+    one.ping(1234)
+    assert exchange(one, other)[0] == [PongReceived(1234)]
+
+
+def test_after_going_away_no_stream_is_opened_on_either_side() -> None:
+    one, other = pair()
+    one.go_away(2)
+    assert frames(drain(one)) == [(GO_AWAY, 0, 0, 2)]
+    assert feed(other, frame(GO_AWAY, 0, 0, 2)) == [WentAway(2)]
+    for mux in (one, other):
+        with pytest.raises(LimitExceeded):
+            mux.open_stream()
+    assert feed(one, frame(WINDOW_UPDATE, SYN, 2, 0)) == []
+    assert frames(drain(one)) == [(WINDOW_UPDATE, RST, 2, 0)]
+
+
+def test_a_reset_throws_the_queue_away() -> None:
+    one, other, stream_id = connected()
+    send(one, stream_id, bytes(200_000))
+    one.reset(stream_id)
+    assert frames(drain(one)) == [(WINDOW_UPDATE, RST, stream_id, 0)]
+    with pytest.raises(LocalProtocolError):
+        send(one, stream_id, b"x")
+
+
+def test_a_reset_wakes_who_waits_for_room() -> None:
+    one, _, stream_id = connected()
+    send(one, stream_id, bytes(MAX_QUEUED + 1))
+    feed(one, frame(WINDOW_UPDATE, RST, stream_id, 0))
+    assert one.take_writable() == [stream_id]
+
+
+def test_a_little_late_data_is_dropped_more_is_answered_with_a_reset() -> None:
+    one, other, stream_id = connected()
+    other.send_end(stream_id)
+    other.stop_receiving(stream_id, unread=False)
+    drain(other)
+    assert feed(other, frame(DATA, 0, stream_id, bytes(MAX_LATE))) == []
+    assert not other.has_data
+    assert feed(other, frame(DATA, 0, stream_id, b"x")) == []
+    assert frames(drain(other)) == [(WINDOW_UPDATE, RST, stream_id, 0)]
+
+
+def test_a_reset_for_unread_data_comes_behind_what_we_sent() -> None:
+    one, other, stream_id = connected()
+    send(other, stream_id, b"sorry")
+    other.send_end(stream_id)
+    other.stop_receiving(stream_id, unread=True)
+    kinds = [(flags, length) for _, flags, _, length in frames(drain(other))]
+    assert kinds == [(0, 5), (FIN, 0), (RST, 0)]
+
+
+def test_small_frames_share_a_record_and_go_ahead_of_bulk() -> None:
+    one, other = pair()
+    bulk, *small = (one.open_stream() for _ in range(5))
+    drain(one)
+    send(one, bulk, bytes(200_000))
+    for stream_id in small:
+        send(one, stream_id, b"beat")
+    first, second = one.data_to_send(), one.data_to_send()
+    assert first is not None
+    assert second is not None
+    assert [stream_id for _, _, stream_id, _ in frames(bytes(first))] == small
+    assert frames(bytes(second)) == [(DATA, 0, bulk, 65507)]
+
+
+def test_a_flood_of_small_frames_does_not_stop_the_bulk() -> None:
+    one, _ = pair()
+    bulk, small = one.open_stream(), one.open_stream()
+    drain(one)
+    send(one, bulk, bytes(250_000))
+    served = []
+    for _ in range(8):
+        send(one, small, b"beat")
+        piece = one.data_to_send()
+        assert piece is not None
+        served.append(frames(bytes(piece))[0][2])
+    assert served.count(bulk) == 4
+
+
+def test_bulk_streams_take_turns() -> None:
+    one, _ = pair()
+    ids = [one.open_stream() for _ in range(3)]
+    drain(one)
+    for stream_id in ids:
+        send(one, stream_id, bytes(200_000))
+    order = []
+    for _ in range(6):
+        piece = one.data_to_send()
+        assert piece is not None
+        order.append(frames(bytes(piece))[0][2])
+    assert order == ids * 2
+
+
+def test_small_writes_grow_into_large_frames() -> None:
+    one, _, stream_id = connected()
+    for _ in range(32):
+        send(one, stream_id, bytes(4 * KI))
+    assert [length for _, _, _, length in frames(drain(one))] == [65507, 65507, 32 * 4 * KI - 2 * 65507]
+
+
+def test_many_control_frames_take_several_records() -> None:
+    one = Mux(dialer=True, record=1000)
+    for value in range(200):
+        one.ping(value)
+    pieces = []
+    while (piece := one.data_to_send()) is not None:
+        assert len(piece) <= 1000
+        assert len(piece) % HEADER.size == 0
+        pieces.append(piece)
+    assert [length for _, _, _, length in frames(b"".join(pieces))] == list(range(200))
+
+
+def test_a_whole_record_is_handed_on_without_a_copy() -> None:
+    _, other, stream_id = connected()
+    record = bytearray(frame(DATA, 0, stream_id, bytes(60_000)))
+    (event,) = other.receive_data(record)
+    assert isinstance(event, DataReceived)
+    assert event.data is record
