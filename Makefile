@@ -37,6 +37,7 @@ lint: $(STAMP)
 	$(VENV)/bin/lint-imports
 
 interop: $(STAMP)
+	cd tests/interop/js && npm install --silent --no-audit --no-fund
 	$(PYTHON) -m pytest -q tests/interop
 
 $(STAMP): pyproject.toml constraints.txt

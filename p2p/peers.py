@@ -22,8 +22,8 @@ PENALTY_HALF_LIFE: Final = 60.0
 """Seconds in which half of the points are forgotten: a bad minute does not follow a peer for hours."""
 REFUSAL: Final = 300.0
 """Seconds for which a peer that reached the limit is refused: five times as long as it takes to forgive."""
-VIOLATION: Final = 50.0
-"""Points for breaking a protocol: the second time within a minute is one too many."""
+VIOLATION: Final = 67.0
+"""Points for breaking a protocol: the second time within a minute (67 / 2 + 67 > 100) is one too many."""
 
 
 class AddressBook:

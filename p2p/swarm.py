@@ -87,7 +87,7 @@ class SwarmHost:
         self._handlers: dict[ProtocolId, StreamHandler] = {}
         self._infos: dict[PeerId, identify.PeerInfo] = {}
         self._served = 0
-        self._outbox = Outbox(self._start_lane)
+        self._outbox = Outbox(partial(self._spawn, self._run_lane))
         callbacks = Callbacks(
             serves=self._handlers.__contains__,
             on_stream=self._serve_soon,
@@ -264,9 +264,6 @@ class SwarmHost:
             return False
         return connector.live(peer) is not None or not connector.is_unreachable(peer)
 
-    def _start_lane(self, lane: Lane) -> None:
-        self._spawn(self._run_lane, lane)
-
     async def _run_lane(self, lane: Lane) -> None:
         try:
             await lane.run(partial(self._open, lazy=True), partial(self._outbox.sent, lane.peer))
@@ -365,22 +362,22 @@ async def open_host(
     failure: BaseException | None = None
     try:
         async with AsyncExitStack() as stack:
-            if world is None:
-                from p2p.machine import open_world
-
-                world = await stack.enter_async_context(open_world(key=key))
-            config = config or SwarmConfig()
-            config = replace(config, strict=strict or config.strict)
-            host = SwarmHost(world, network or TcpNetwork(), key or _key_of(world), config)
-            await stack.enter_async_context(host.running([_parse(addr) for addr in listen]))
             try:
+                if world is None:
+                    from p2p.machine import open_world
+
+                    world = await stack.enter_async_context(open_world(key=key))
+                config = config or SwarmConfig()
+                config = replace(config, strict=strict or config.strict)
+                host = SwarmHost(world, network or TcpNetwork(), key or _key_of(world), config)
+                await stack.enter_async_context(host.running([_parse(addr) for addr in listen]))
                 yield host
             except BaseException as error:
                 failure = error
                 raise
     except BaseExceptionGroup as group:
         if failure is not None and _leaves(group) == [failure]:
-            raise failure from None  # the caller's own error, without the wrapping of our nurseries
+            raise failure from None  # as it was, without the wrapping of our nurseries
         raise
 
 

@@ -92,10 +92,6 @@ class Churn:
         self.deaths = 0
         self.returns = 0
         self.zone_events = 0
-        self.on_death: Callable[[str], None] = _ignore
-        """Told the name, just before the node dies."""
-        self.on_return: Callable[[str], None] = _ignore
-        """Told the name, just before the node's next life."""
         self._swarm = swarm
         self._model = model
         self._queue = swarm.simulation.queue
@@ -126,7 +122,6 @@ class Churn:
 
     def kill(self, name: str) -> None:
         """End a node by the model, and let it come back."""
-        self.on_death(name)
         self.deaths += 1
         self._swarm.kill(name, silent=self._rng.random() < self._model.silent)
         self._after(self._pause(), self._return, name)
@@ -138,7 +133,6 @@ class Churn:
         return away / max(0.05, 1 + self._model.day_swing * hour)
 
     def _return(self, name: str) -> None:
-        self.on_return(name)
         self.returns += 1
         self._swarm.restart(name)
         self.add(name)
@@ -187,7 +181,3 @@ def replay_sessions(swarm: Swarm, sessions: Sequence[Session], start: Callable[[
         begin, end = (queue.now + int(moment * SECOND) for moment in (session.start, session.end))
         queue.schedule(begin, queue.kernel, "churn", start, session.node)
         queue.schedule(end, queue.kernel, "churn", swarm.kill, session.node)
-
-
-def _ignore(name: str) -> None:
-    """Nobody has asked to be told."""

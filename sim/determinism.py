@@ -41,16 +41,25 @@ def deterministic(seed: int) -> Iterator[None]:
     """Make trio's scheduling a function of ``seed``, and keep the world out, for the length of the block."""
     before = _run._ALLOW_DETERMINISTIC_SCHEDULING
     state = _run._r.getstate()
-    thresholds = gc.get_threshold()
     _run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
     _run._r.seed(seed)
+    try:
+        with raised_gc_thresholds():
+            yield
+    finally:
+        _run._r.setstate(state)
+        _run._ALLOW_DETERMINISTIC_SCHEDULING = before  # type: ignore[misc]
+
+
+@contextmanager
+def raised_gc_thresholds() -> Iterator[None]:
+    """Let the collector look less often for the length of the block."""
+    thresholds = gc.get_threshold()
     gc.set_threshold(*GC_THRESHOLDS)
     try:
         yield
     finally:
         gc.set_threshold(*thresholds)
-        _run._r.setstate(state)
-        _run._ALLOW_DETERMINISTIC_SCHEDULING = before  # type: ignore[misc]
 
 
 @contextmanager

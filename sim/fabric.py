@@ -50,8 +50,8 @@ class Endpoint:
     """A machine on the network, through all lives of its node."""
 
     __slots__ = (
-        "down_cost", "down_free", "host", "index", "lies", "listeners", "name", "owner", "received", "region", "repeats", "rng",
-        "sent", "silent", "spec", "uneven", "up_cost", "up_free", "wires",
+        "down_cost", "down_free", "host", "index", "lies", "listeners", "name", "owner", "received", "region",
+        "repeats", "rng", "sent", "silent", "spec", "uneven", "up_cost", "up_free", "wires",
     )  # fmt: skip
 
     def __init__(self, index: int, name: str, owner: Owner, region: str, rng: Random) -> None:

@@ -132,7 +132,7 @@ def _clog(swarm: Swarm, fault: Fault) -> Undo:
 def _relink(swarm: Swarm, fault: Fault, **changes: Callable[[float], float]) -> Undo:
     before = {name: swarm.nodes[name].endpoint.spec for name in fault.who}
     for name, spec in before.items():
-        new = {field: change(getattr(spec, field)) for field, change in changes.items()}
+        new: dict[str, Any] = {field: change(getattr(spec, field)) for field, change in changes.items()}
         swarm.nodes[name].endpoint.set_link(replace(spec, **new))
 
     def undo() -> None:

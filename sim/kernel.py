@@ -27,7 +27,7 @@ from typing import Final, Generic, TypeVar
 
 import trio
 
-from sim.determinism import closed_doors, deterministic
+from sim.determinism import closed_doors, deterministic, raised_gc_thresholds
 from sim.errors import SimDeadlock, SimStuck, SimulationError
 from sim.queue import SECOND, EventQueue, nanoseconds
 from sim.simulation import SimOptions, Simulation
@@ -253,6 +253,23 @@ def run_simulation(
         trace_hash=simulation.trace.digest,
         events=queue.events,
         virtual_seconds=clock.ended_at / 1e9,
+        cpu_seconds=time.process_time() - started,
+        simulation=simulation,
+    )
+
+
+def run_bare(main: Callable[[Simulation], T], *, seed: int, options: SimOptions | None = None) -> Outcome[T]:
+    """Run ``main`` without trio (L0): it fills ``simulation.queue`` and runs it itself."""
+    simulation = Simulation(seed, options or SimOptions())
+    started = time.process_time()
+    with raised_gc_thresholds():
+        value = main(simulation)
+    return Outcome(
+        value=value,
+        finished=True,
+        trace_hash=simulation.trace.digest,
+        events=simulation.queue.events,
+        virtual_seconds=simulation.now,
         cpu_seconds=time.process_time() - started,
         simulation=simulation,
     )

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
+from p2p.errors import ConfigError
 from sim.fabric import Endpoint
 from sim.faults import Fault, apply_plan, draw_plan, plan_to_json
-from sim.kernel import run_simulation
+from sim.kernel import run_bare, run_simulation
 from sim.queue import SECOND
-from sim.scenario import Scenario
+from sim.scenario import BareWorkload, Scenario, Workload
 from sim.simulation import SimOptions, Simulation
 from sim.swarm import Swarm, open_swarm
 
@@ -39,6 +41,10 @@ class Result:
     """What went wrong on purpose, as a plan that can be replayed."""
     witnessed: Mapping[str, int]
     """How often each `sometimes` claim held."""
+    series: Mapping[str, list[tuple[float, float]]]
+    """Curves over virtual seconds, for reports."""
+    distributions: Mapping[str, list[float]]
+    """One value per node, for reports."""
 
     @property
     def ok(self) -> bool:
@@ -46,15 +52,25 @@ class Result:
         return all(entry["ok"] for entry in self.expectations)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
-        return asdict(self)
+        """As plain values, without what only reports show."""
+        values = asdict(self)
+        del values["series"], values["distributions"]
+        return values
 
 
 def run_scenario(
-    scenario: Scenario, seed: int, *, options: SimOptions | None = None, progress: Progress | None = None
+    scenario: Scenario,
+    seed: int,
+    *,
+    options: SimOptions | None = None,
+    progress: Progress | None = None,
+    started: Callable[[Simulation], None] | None = None,
 ) -> Result:
-    """Run one scenario with one seed. Raises what the simulation raises."""
-    options = options or SimOptions(hashed_keys=scenario.nodes >= HASHED_KEYS_FROM)
+    """Run one scenario with one seed. Raises what the simulation raises.
+
+    ``started`` is given the simulation before anything happens, ``progress`` now and then on the way.
+    """
+    options = replace(options or SimOptions(), hashed_keys=scenario.nodes >= HASHED_KEYS_FROM)
     if scenario.draw is not None and scenario.draw.buggify:
         options = replace(options, buggify=True)
     workload = scenario.open_workload()
@@ -64,13 +80,18 @@ def run_scenario(
         return scenario.latency
 
     async def main(simulation: Simulation) -> Mapping[str, float | int | str]:
+        if started is not None:
+            started(simulation)
         if progress is not None:
             _report_progress(simulation, progress, scenario.duration / 200)
         async with open_swarm(simulation, latency) as swarm:
             _schedule_faults(swarm, scenario, plan)
             return await workload.run(swarm, scenario)
 
-    outcome = run_simulation(main, seed=seed, horizon=scenario.horizon, options=options)
+    if scenario.level == 0:
+        outcome = run_bare(partial(_play_bare, workload, scenario, started), seed=seed, options=options)
+    else:
+        outcome = run_simulation(main, seed=seed, horizon=scenario.horizon, options=options)
     metrics = outcome.value if outcome.value is not None else {}
     return Result(
         scenario=scenario.name,
@@ -85,7 +106,22 @@ def run_scenario(
         expectations=[expectation.judge(metrics) for expectation in scenario.expect],
         faults=plan_to_json(plan),
         witnessed=outcome.simulation.witnessed,
+        series=outcome.simulation.series,
+        distributions=outcome.simulation.distributions,
     )
+
+
+def _play_bare(
+    workload: Workload,
+    scenario: Scenario,
+    started: Callable[[Simulation], None] | None,
+    simulation: Simulation,
+) -> Mapping[str, float | int | str]:
+    if not isinstance(workload, BareWorkload):
+        raise ConfigError(f"scenario {scenario.name}: {scenario.workload} does not run at level 0")
+    if started is not None:
+        started(simulation)
+    return workload.run_bare(simulation, scenario)
 
 
 def _schedule_faults(swarm: Swarm, scenario: Scenario, plan: list[Fault]) -> None:

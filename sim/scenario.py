@@ -25,11 +25,12 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 from p2p.errors import ConfigError
 from sim.faults import Fault, plan_from_table
 from sim.link import LinkSpec
+from sim.simulation import Simulation
 from sim.swarm import Swarm
 
 FOLDER: Final = Path(__file__).parent / "scenarios"
@@ -46,6 +47,15 @@ class Workload(Protocol):
 
     async def run(self, swarm: Swarm, scenario: Scenario) -> Mapping[str, float | int | str]:
         """Play the scenario and return its metrics by name."""
+        ...
+
+
+@runtime_checkable
+class BareWorkload(Protocol):
+    """A workload that also runs at level 0: cores on the heap, no trio."""
+
+    def run_bare(self, simulation: Simulation, scenario: Scenario) -> Mapping[str, float | int | str]:
+        """Set up, let ``simulation.queue`` run, and return metrics."""
         ...
 
 

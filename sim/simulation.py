@@ -49,6 +49,10 @@ class Simulation:
         """How often each `sometimes` claim held; 0 for those that were made and never held."""
         self.fired: dict[str, int] = {}
         """How often each buggify site misbehaved."""
+        self.series: dict[str, list[tuple[float, float]]] = {}
+        """Curves for the report, by name: (virtual seconds, value)."""
+        self.distributions: dict[str, list[float]] = {}
+        """Histograms for the report, by name: one value per node."""
         self._active: dict[str, bool] = {}
 
     @property
@@ -76,6 +80,10 @@ class Simulation:
         if fires:
             self.fired[name] = self.fired.get(name, 0) + 1
         return fires
+
+    def plot(self, curve: str, value: float) -> None:
+        """Add a point, now, to a curve of the report."""
+        self.series.setdefault(curve, []).append((round(self.now, 6), float(value)))
 
     def _raise(self, failure: SimulationError | None) -> None:
         if failure is not None:

@@ -23,6 +23,7 @@ from sim.fabric import Cut, Fabric, Latency
 from sim.host import SimHost, open_sim_host
 from sim.link import LinkSpec
 from sim.network import SimNetwork
+from sim.queue import SECOND
 from sim.simulation import Simulation
 from sim.world import SimWorld
 
@@ -155,6 +156,10 @@ class Swarm:
         self.strict = strict
         self.failures: list[NodeFailed] = []
         """What nodes raised, where the swarm is not strict."""
+        self.on_death: list[Callable[[SimNode], None]] = []
+        """Told just before a node dies, whoever kills it."""
+        self.on_return: list[Callable[[SimNode], None]] = []
+        """Told just before a node's next life."""
         self._nursery = nursery
         self._world = SimWorld(simulation, "swarm")
 
@@ -192,6 +197,8 @@ class Swarm:
         """
         node = self.nodes[name]
         if node.alive:
+            for listener in self.on_death:
+                listener(node)
             dice = self.simulation.rng(name, f"torn/{node.life}") if torn else None
             node.end_life(silent=silent, torn=dice)
 
@@ -201,6 +208,8 @@ class Swarm:
         node = self.nodes[name]
         if wipe:
             node.disk.wipe()
+        for listener in self.on_return:
+            listener(node)
         node.begin_life()
         self._start(node)
         return node
@@ -210,6 +219,20 @@ class Swarm:
         logger.info("a node crashed: %s", failure)
         self.failures.append(failure)
         self.kill(failure.node)
+
+    def every(self, seconds: float, callback: Callable[[], None]) -> None:
+        """Call back each so many virtual seconds, as long as the swarm is open: invariants, curves."""
+        queue = self.simulation.queue
+
+        def again() -> None:
+            callback()
+            queue.schedule(queue.now + int(seconds * SECOND), self._world.owner, "watch", again)
+
+        queue.schedule(queue.now + int(seconds * SECOND), self._world.owner, "watch", again)
+
+    def end_watches(self) -> None:
+        """What `every` calls is called no more."""
+        self._world.owner.alive = False
 
     # The network between them.
 
@@ -235,7 +258,7 @@ class Swarm:
     def pause(self, name: str, seconds: float) -> None:
         """Let nothing happen at a node for a while, and then everything at once: a long swap or GC."""
         node = self.nodes[name]
-        node.world.owner.paused_until = self.simulation.queue.now + int(seconds * 1e9)
+        node.world.owner.paused_until = self.simulation.queue.now + int(seconds * SECOND)
 
 
 @asynccontextmanager
@@ -247,5 +270,7 @@ async def open_swarm(
     With ``strict`` an exception in a node ends the simulation; without, it counts as a crash.
     """
     async with trio.open_nursery() as nursery:
-        yield Swarm(simulation, nursery, latency, strict=strict)
+        swarm = Swarm(simulation, nursery, latency, strict=strict)
+        yield swarm
+        swarm.end_watches()
         nursery.cancel_scope.cancel()

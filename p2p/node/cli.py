@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from collections.abc import Sequence
@@ -195,13 +196,16 @@ def _report_run(options: Options, run: SignedRun) -> None:
 async def _report_health(node: Node, roles: Sequence[Role], interval: float) -> None:
     due = node.world.now()
     while True:
-        _say(json.dumps(node.health(roles)))
+        line = json.dumps(node.health(roles))
+        # In a thread: a parent that does not read must not stop the node.
+        await trio.to_thread.run_sync(_say, line, abandon_on_cancel=True)
         due += interval
         await node.world.sleep_until(due)
 
 
 def _say(text: str) -> None:
-    print(text, flush=True)  # noqa: T201 - standard output is for results
+    with contextlib.suppress(BrokenPipeError):  # who listened has gone; the node has not
+        print(text, flush=True)  # noqa: T201 - standard output is for results
 
 
 def _complain(error: object) -> None:

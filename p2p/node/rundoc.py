@@ -5,8 +5,9 @@ Theory of operation
 A node has at most one run. It gets the document from its command line, from its disk, or from the peers it
 was told to bootstrap from, and pins it: from then on only a document of the same owner and name with a
 higher epoch replaces it. Whoever asks (``/shoal/run/1.0.0``: one frame ``[run id or empty, epoch]``, one
-frame back) gets the document if it is newer than what the asker has, else an empty frame. The document is
-signed, so it does not matter who hands it over; by choosing whom to bootstrap from one chooses the owner.
+frame back) gets the document if it is newer than what the asker has, or of another run (the asker learns
+that it asks the wrong peer), else an empty frame. The document is signed, so it does not matter who hands
+it over; by choosing whom to bootstrap from one chooses the owner.
 """
 
 from __future__ import annotations
@@ -56,6 +57,10 @@ PEER_TROUBLE: Final = (
 """What asking one peer may raise without anything being wrong here."""
 
 logger = logging.getLogger(__name__)
+
+
+class OtherRun(BadMessage):
+    """The peer is in another run than the one this node is pinned to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +140,7 @@ class RunBook:
         if self._run is None:
             return True
         if run.id != self._run.id:
-            raise BadMessage(
+            raise OtherRun(
                 f"it is of run {run.name!r} ({run.id.hex()[:12]}) by {run.owner}; this node is pinned to "
                 f"{self._run.name!r} ({self._run.id.hex()[:12]}) by {self._run.owner}: use another --data"
             )
@@ -147,7 +152,7 @@ class RunBook:
 
     async def _answer(self, peer: PeerId, payload: bytes) -> bytes:
         run_id, epoch = fields_untrusted(unpack_untrusted(payload), bytes, int, what="run request")
-        if self._run is None or (run_id and (run_id != self._run.id or epoch >= self._run.epoch)):
+        if self._run is None or (run_id == self._run.id and epoch >= self._run.epoch):
             return b""
         return self._run.document
 

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from p2p.dht import Namespace, Record
-from p2p.errors import BadMessage
+from p2p.errors import BadMessage, ConfigError
 from p2p.gossip import Validity
 from p2p.identity import PeerId
 from p2p.membership import Change, MemberEvent, Membership
 from p2p.multiaddr import Multiaddr, decode_multiaddr_untrusted
-from p2p.node.rundoc import PEER_TROUBLE
+from p2p.node.rundoc import PEER_TROUBLE, OtherRun
 from p2p.shardcast import RosterEntry, Shardcast
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import pack, unpack_untrusted
@@ -114,6 +114,24 @@ class Wiring:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._node.membership.join, self._bootstrap)
             nursery.start_soon(self._join_dht)
+            nursery.start_soon(self._check_run)
+
+    async def _check_run(self) -> None:
+        """Take a newer run document from the bootstrap peers; end the node if all are in another run."""
+        node = self._node
+        addrs = [addr for addr in self._bootstrap if addr.peer_id != node.peer_id]
+        strangers = 0
+        for addr in addrs:
+            try:
+                with trio.fail_after(node.config.run.ask_timeout):
+                    await node.book.ask(node.host, await node.host.connect_addr(addr))
+                return
+            except OtherRun as error:
+                strangers += 1
+                if strangers == len(addrs):
+                    raise ConfigError(f"the run file of {addr} cannot be used: {error}") from error
+            except PEER_TROUBLE as error:
+                logger.info("run.no_answer addr=%s reason=%s", addr, error or type(error).__name__)
 
     async def _join_dht(self) -> None:
         await self._node.dht.bootstrap([a for a in self._bootstrap if a.peer_id != self._node.peer_id])

@@ -126,7 +126,7 @@ class HandOut:
             self._again.extend(g.chunk for g in root.given[start:] if g.chunk not in self._again)
 
     def blame(self, root: PeerId, by: PeerId) -> None:
-        """``by`` says that a root lied to it. Two such voices, or the only one there can be, and it is out."""
+        """``by`` says that a root lied to it. Two such voices, or the only possible one: it is out."""
         accused = self._roots.get(root)
         if accused is None or by == root or by not in self.forest.roster.positions:
             return

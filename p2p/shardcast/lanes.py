@@ -62,6 +62,17 @@ class Lane:
             self.recent.append(header)
         return header
 
+    def hurry(self, policy: bytes, chunk: int) -> bool:
+        """Put a chunk that waits here in front of the others; False if it does not."""
+        if self.busy is not None and (self.busy.policy, self.busy.index) == (policy, chunk):
+            return True
+        for header in self.queue:
+            if (header.policy, header.index) == (policy, chunk):
+                self.queue.remove(header)
+                self.queue.appendleft(header)
+                return True
+        return False
+
     def purge(self, policy: bytes) -> None:
         """Forget what is queued of a policy."""
         self.queue = deque(header for header in self.queue if header.policy != policy)

@@ -73,11 +73,17 @@ class Relay:
         return lane
 
     def serve(self, peer: PeerId, policy: Policy, chunk: int) -> None:
-        """Queue a chunk that ``peer`` asked for, if it is here and ``peer`` is not owed too many."""
-        lane = self.lane(peer)
+        """Queue a chunk that ``peer`` asked for, if it is here and ``peer`` is not owed too many.
+
+        One that is queued for it already goes to the front instead: it must not be sent twice.
+        """
+        lane, name = self.lane(peer), policy.manifest.digest
+        if lane.hurry(name, chunk):
+            return
         if policy.verified >> chunk & 1 and lane.owed < MAX_OWED and policy.serve(peer):
+            policy.taken[peer] = policy.taken.get(peer, 0) & ~(1 << chunk)
             lane.owed += 1
-            self._queue(peer, ChunkHeader(policy.manifest.digest, chunk), policy)
+            self._queue(peer, ChunkHeader(name, chunk), policy)
 
     def credit(self, policy: Policy) -> Iterator[ev.Effect]:
         """Confirm what the origin gave us to relay; ask for more unless our children lag."""
@@ -143,7 +149,7 @@ class Relay:
         policy = self._policies.get(header.policy)
         if policy is None or not policy.verified >> header.index & 1:
             return False
-        return header.stripe == NO_STRIPE or policy.needs(peer, header.index)
+        return policy.needs(peer, header.index)
 
     def _explain(self, peer: PeerId, lane: Lane, header: ChunkHeader) -> Iterator[ev.Effect]:
         policy = self._policies[header.policy]

@@ -8,7 +8,7 @@ from random import Random
 from typing import Final
 
 from p2p.identity import PeerId
-from p2p.shardcast.policy import ChunkEvent, Policy, Request
+from p2p.shardcast.policy import SLOW_LINK, ChunkEvent, Policy, Request
 
 WINDOW: Final = 4
 """Chunks asked of one holder at a time: enough that it never idles for a round trip, few enough to lose
@@ -99,10 +99,13 @@ class Repair:
         holder = self._holders[peer]
         holder.owed += 1
         policy.advance(index, ChunkEvent.ASK)
-        policy.requests[index] = Request(peer, now, now + self._patience(holder))
+        policy.requests[index] = Request(peer, now, now + self._patience(holder, policy))
 
-    def _patience(self, holder: _Holder) -> float:
-        return max(self._stall, _LATE * holder.chunk_time) + holder.owed * holder.chunk_time
+    def _patience(self, holder: _Holder, policy: Policy) -> float:
+        usual = max(self._stall, _LATE * holder.chunk_time) + holder.owed * holder.chunk_time
+        # However slow a holder is, others may have got the chunk meanwhile: look around again.
+        slow_link = policy.manifest.anchor.wire / policy.count / SLOW_LINK
+        return min(usual, max(_LATE * self._stall, 2 * _LATE * slow_link))
 
     def came(self, policy: Policy, index: int, peer: PeerId, now: float) -> bool:
         """A chunk came; returns whether it had been asked of ``peer``. Call before the policy's `advance`."""
@@ -118,7 +121,7 @@ class Repair:
         holder.came = now
         for other in policy.requests.values():
             if other.peer == peer:
-                other.deadline = max(other.deadline, now + self._patience(holder))
+                other.deadline = max(other.deadline, now + self._patience(holder, policy))
         return True
 
     def expire(self, policy: Policy, now: float) -> None:

@@ -20,20 +20,18 @@ each direction: 4 zero bytes and 64 bits little endian. At 64 KiB a record they 
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import nacl.bindings
-import nacl.exceptions
 
 from p2p.errors import BadMessage, LocalProtocolError, RemoteProtocolError, WrongPeer
 from p2p.identity import SIGNATURE_BYTES, PeerId, ProtocolId, decode_peer_id_untrusted, verify_raw
 from p2p.protobuf import as_bytes_untrusted, as_int_untrusted, as_text_untrusted, field, fields_untrusted
 from p2p.transport.cipher import AEAD, KEY_BYTES, TAG_BYTES, Aead, Buffer
+from p2p.transport.symmetric import NONCE, Symmetric, exchange
 
 PROTOCOL_ID: Final = ProtocolId("/noise")
 MAX_RECORD: Final = 65_535
@@ -45,10 +43,8 @@ which we refuse anyway, about 600."""
 MAX_MUXERS: Final = 16
 """Names of muxers a peer may offer; two exist."""
 
-_NAME: Final = b"Noise_XX_25519_ChaChaPoly_SHA256"
 _SIGNATURE_PREFIX: Final = b"noise-libp2p-static-key:"
 _KEY_ED25519: Final = 1
-_NONCE: Final = struct.Struct("<4xQ")
 _LENGTH: Final = struct.Struct(">H")
 
 
@@ -110,7 +106,7 @@ class NoiseHandshake:
         self._initiator = initiator
         self._muxers = tuple(muxers)
         self._expected = expected
-        self._symmetric = _Symmetric()
+        self._symmetric = Symmetric()
         self._buffer = bytearray()
         self._out = bytearray()
         self._remote_ephemeral = b""
@@ -188,9 +184,9 @@ class NoiseHandshake:
         symmetric.decrypt(message[KEY_BYTES:])
         public = nacl.bindings.crypto_scalarmult_base(self._ephemeral)
         symmetric.mix_hash(public)
-        symmetric.mix_key(_exchange(self._ephemeral, self._remote_ephemeral))
+        symmetric.mix_key(exchange(self._ephemeral, self._remote_ephemeral))
         sealed_static = symmetric.encrypt(self._static.public)
-        symmetric.mix_key(_exchange(self._static.private, self._remote_ephemeral))
+        symmetric.mix_key(exchange(self._static.private, self._remote_ephemeral))
         self._send(public + sealed_static + symmetric.encrypt(self._payload()))
         self._next = self._receive_third
 
@@ -201,12 +197,12 @@ class NoiseHandshake:
         symmetric = self._symmetric
         self._remote_ephemeral = message[:KEY_BYTES]
         symmetric.mix_hash(self._remote_ephemeral)
-        symmetric.mix_key(_exchange(self._ephemeral, self._remote_ephemeral))
+        symmetric.mix_key(exchange(self._ephemeral, self._remote_ephemeral))
         remote_static = symmetric.decrypt(message[KEY_BYTES:static_end])
-        symmetric.mix_key(_exchange(self._ephemeral, remote_static))
+        symmetric.mix_key(exchange(self._ephemeral, remote_static))
         hello = self._check(symmetric.decrypt(message[static_end:]), remote_static)
         sealed_static = symmetric.encrypt(self._static.public)
-        symmetric.mix_key(_exchange(self._static.private, self._remote_ephemeral))
+        symmetric.mix_key(exchange(self._static.private, self._remote_ephemeral))
         self._send(sealed_static + symmetric.encrypt(self._payload()))
         self._finish(hello)
 
@@ -216,7 +212,7 @@ class NoiseHandshake:
             raise BadMessage("the third handshake message is cut off")
         symmetric = self._symmetric
         remote_static = symmetric.decrypt(message[:static_end])
-        symmetric.mix_key(_exchange(self._ephemeral, remote_static))
+        symmetric.mix_key(exchange(self._ephemeral, remote_static))
         self._finish(self._check(symmetric.decrypt(message[static_end:]), remote_static))
 
     def _check(self, payload: bytes, remote_static: bytes) -> Hello:
@@ -251,7 +247,7 @@ class NoiseSession:
         """Write one record of at most `MAX_PLAINTEXT` bytes to the front of ``out``; returns its length."""
         length = len(plaintext) + TAG_BYTES
         _LENGTH.pack_into(out, 0, length)
-        self._outgoing.seal_into(_NONCE.pack(self._sealed), plaintext, b"", out[2 : 2 + length])
+        self._outgoing.seal_into(NONCE.pack(self._sealed), plaintext, b"", out[2 : 2 + length])
         self._sealed += 1
         return 2 + length
 
@@ -307,67 +303,9 @@ class NoiseSession:
         if len(sealed) < TAG_BYTES:
             raise RemoteProtocolError("a record is too short for its tag")
         plaintext = bytearray(len(sealed) - TAG_BYTES)
-        self._incoming.open_into(_NONCE.pack(self._opened), sealed, b"", plaintext)
+        self._incoming.open_into(NONCE.pack(self._opened), sealed, b"", plaintext)
         self._opened += 1
         return plaintext
-
-
-class _Symmetric:
-    """Noise's SymmetricState and CipherState (revision 34, §5.1 and §5.2) for one handshake."""
-
-    __slots__ = ("_chaining", "_cipher", "_hash", "_nonce")
-
-    def __init__(self) -> None:
-        self._chaining = self._hash = _NAME  # exactly 32 bytes: used as they are
-        self._cipher: Aead | None = None
-        self._nonce = 0
-        self.mix_hash(b"")  # the prologue
-
-    def mix_hash(self, data: bytes) -> None:
-        self._hash = hashlib.sha256(self._hash + data).digest()
-
-    def mix_key(self, secret: bytes) -> None:
-        self._chaining, key = _hkdf(self._chaining, secret)
-        self._cipher = AEAD(key)
-        self._nonce = 0
-
-    def encrypt(self, plaintext: bytes) -> bytes:
-        sealed = plaintext
-        if self._cipher is not None:
-            out = bytearray(len(plaintext) + TAG_BYTES)
-            self._cipher.seal_into(_NONCE.pack(self._nonce), plaintext, self._hash, memoryview(out))
-            self._nonce += 1
-            sealed = bytes(out)
-        self.mix_hash(sealed)
-        return sealed
-
-    def decrypt(self, sealed: bytes) -> bytes:
-        plaintext = sealed
-        if self._cipher is not None:
-            if len(sealed) < TAG_BYTES:
-                raise BadMessage("a handshake message is cut off")
-            out = bytearray(len(sealed) - TAG_BYTES)
-            self._cipher.open_into(_NONCE.pack(self._nonce), sealed, self._hash, out)
-            self._nonce += 1
-            plaintext = bytes(out)
-        self.mix_hash(sealed)
-        return plaintext
-
-    def split(self) -> tuple[bytes, bytes]:
-        return _hkdf(self._chaining, b"")
-
-
-def _hkdf(chaining: bytes, secret: bytes) -> tuple[bytes, bytes]:
-    temporary = hmac.digest(chaining, secret, "sha256")
-    first = hmac.digest(temporary, b"\x01", "sha256")
-    return first, hmac.digest(temporary, first + b"\x02", "sha256")
-
-
-def _exchange(private: bytes, public: bytes) -> bytes:
-    try:
-        return nacl.bindings.crypto_scalarmult(private, public)
-    except nacl.exceptions.CryptoError:
-        raise RemoteProtocolError("the peer's X25519 key is of low order") from None
 
 
 def decode_hello_untrusted(payload: bytes, remote_static: bytes) -> Hello:

@@ -46,8 +46,19 @@ class Churn:
             await swarm.sleep(spread)
         for zone in range(zones):
             churn.add_zone(f"zone{zone}")
+        swarm.every(scenario.duration / 100, lambda: self._plot(swarm))
         await swarm.sleep_until(scenario.duration)
-        return self._measure(swarm, churn, swarm.simulation.now)
+        metrics = self._measure(swarm, churn, swarm.simulation.now)
+        nodes = swarm.nodes.values()
+        swarm.simulation.distributions["bytes sent, by node"] = [float(node.endpoint.sent) for node in nodes]
+        swarm.simulation.distributions["seconds until a death was known"] = self._watch.delays
+        return metrics
+
+    def _plot(self, swarm: Swarm) -> None:
+        known = [len(view.members()) for view in self._views.values()]
+        swarm.simulation.plot("nodes alive", len(swarm.alive))
+        swarm.simulation.plot("members known, mean over nodes", statistics.fmean(known) if known else 0)
+        swarm.simulation.plot("bytes sent so far", sum(node.endpoint.sent for node in swarm.nodes.values()))
 
     def _open_churn(self, swarm: Swarm, scenario: Scenario) -> ChurnDriver:
         preset = scenario.parameters.get("preset")
@@ -63,14 +74,14 @@ class Churn:
             zone_interval=scenario.parameter("zone_interval", math.inf),
         )
         churn = ChurnDriver(swarm, model)
-        churn.on_death = lambda name: self._die(swarm, name)
-        churn.on_return = lambda name: self._watch.returned(swarm.nodes[name].peer_id)
+        swarm.on_death.append(self._note_death)
+        swarm.on_return.append(lambda node: self._watch.returned(node.peer_id))
         return churn
 
-    def _die(self, swarm: Swarm, name: str) -> None:
-        self._views.pop(name, None)
-        self._since.pop(name, None)
-        self._watch.died(name, swarm.nodes[name].peer_id, swarm.simulation.now)
+    def _note_death(self, node: SimNode) -> None:
+        self._views.pop(node.name, None)
+        self._since.pop(node.name, None)
+        self._watch.died(node.name, node.peer_id, node.simulation.now)
 
     async def _live(self, node: SimNode) -> None:
         async with (

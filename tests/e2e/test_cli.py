@@ -80,6 +80,20 @@ def test_a_newcomer_needs_one_address(tmp_path: Path) -> None:
         assert first.interrupt() == 0
 
 
+def test_a_folder_pinned_to_one_run_does_not_join_another(tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "ours.shoal", tmp_path / "theirs.shoal"
+    ours.write_bytes(RUN.document)
+    theirs.write_bytes(sign_run(replace(TERMS, name="theirs"), OWNER).document)
+    with node(tmp_path / "a", "--run", str(theirs)) as stranger:
+        addr = stranger.line()["addrs"][0]
+        stranger.line()
+        code, error = fail("--data", str(tmp_path / "b"), *LOOPBACK, "--run", str(ours), "--bootstrap", addr)
+        assert code == 1
+        assert error.startswith(f"error: the run file of {addr} cannot be used: it is of run 'theirs'")
+        assert "this node is pinned to 'sorting'" in error
+        assert error.endswith("use another --data\n")
+
+
 def test_a_newer_edition_is_never_rolled_back(tmp_path: Path) -> None:
     old, new = tmp_path / "1.shoal", tmp_path / "2.shoal"
     old.write_bytes(RUN.document)

@@ -153,6 +153,7 @@ def test_what_was_said_alone_is_said_again_on_joining() -> None:
     first, *_ = swarm.nodes.values()
     swarm.give(late, Join(999, (first.peer,)))
     swarm.run(swarm.now + 10)
+    swarm.kill(late)
     assert [record.value for record in swarm.get(first, b"name")[1]] == [b"value"]
 
 

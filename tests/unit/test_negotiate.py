@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from hypothesis import given, strategies as st
 
@@ -104,7 +106,5 @@ def test_there_must_be_a_proposal() -> None:
 @given(st.binary(max_size=300))
 def test_garbage_never_surprises(data: bytes) -> None:
     for machine in (Proposer([A]), Chooser({A}.__contains__)):
-        try:
+        with contextlib.suppress(RemoteProtocolError, ProtocolNotSupported):
             machine.receive_data(data)
-        except (RemoteProtocolError, ProtocolNotSupported):
-            pass

@@ -11,13 +11,13 @@ import pytest
 import trio
 import trio.testing
 
-from p2p.errors import BadMessage, ConfigError
+from p2p.errors import BadMessage, ConfigError, PeerUnreachable
 from p2p.host import Host, request
 from p2p.identity import KeyPair
 from p2p.machine import RealWorld
 from p2p.multiaddr import Multiaddr
 from p2p.node.admission import Capability
-from p2p.node.rundoc import PATH, PROTOCOL_ID, RunBook, RunConfig
+from p2p.node.rundoc import PATH, PROTOCOL_ID, OtherRun, RunBook, RunConfig
 from p2p.swarm import open_host
 from p2p.transport.memory import MemoryNetwork
 from p2p.wire import pack
@@ -109,12 +109,13 @@ async def test_a_newcomer_goes_on_asking(tmp_path: Path) -> None:
         assert newcomer.run == RUN
 
 
-async def test_a_peer_with_another_run_gives_nothing_to_a_pinned_node(tmp_path: Path) -> None:
+async def test_a_pinned_node_learns_that_a_peer_is_in_another_run(tmp_path: Path) -> None:
     async with two_hosts(tmp_path) as ((host, book), (other, pinned)):
         await book.offer(OTHER.document)
         await pinned.offer(RUN.document)
         await other.connect_addr(host.addrs[0])
-        assert not await pinned.ask(other, host.peer_id)
+        with pytest.raises(OtherRun, match="it is of run 'other'"):
+            await pinned.ask(other, host.peer_id)
         assert pinned.run == RUN
 
 
@@ -123,5 +124,5 @@ async def test_garbage_costs_the_asker_its_stream(tmp_path: Path) -> None:
         await book.offer(RUN.document)
         peer = await other.connect_addr(host.addrs[0])
         for question in (b"garbage", pack([b"", "0"]), pack([bytes(99), 0])):
-            with pytest.raises((trio.BrokenResourceError, BadMessage)):
+            with pytest.raises((trio.BrokenResourceError, BadMessage, PeerUnreachable)):
                 await request(other, peer, PROTOCOL_ID, question)

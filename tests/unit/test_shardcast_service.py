@@ -100,7 +100,8 @@ async def test_five_receivers_get_what_was_published(town: Town) -> None:
                     assert await other.shardcast.wait_policy(PolicyVersion(version)) == version
                     path = other.shardcast.weights(PolicyVersion(version))
                     assert await other.world.disk.read(path) == weights
-                    assert other.shardcast.manifest(PolicyVersion(version)).weights_digest == digest_of(weights)
+                    manifest = other.shardcast.manifest(PolicyVersion(version))
+                    assert manifest.weights_digest == digest_of(weights)
             sent = trainer.shardcast.stats.uploaded_as_origin
             assert sent <= 1.1 * 3 * 420_000
             from_peers = sum(other.shardcast.stats.from_peers for other in others)

@@ -228,7 +228,7 @@ def test_sending_stops_at_the_window_and_goes_on_after_an_update() -> None:
 
 
 def test_a_queue_is_bounded_and_says_when_there_is_room() -> None:
-    one, other, stream_id = connected()
+    one, _other, stream_id = connected()
     assert send(one, stream_id, bytes(MAX_QUEUED + 1)) == MAX_QUEUED
     assert send(one, stream_id, b"x") == 0
     assert one.room(stream_id) == 0
@@ -243,7 +243,7 @@ def test_the_window_refills_as_the_application_reads() -> None:
     total = received = 0
     for _ in range(40):
         total += send(one, stream_id, bytes(MAX_QUEUED))
-        at_one, at_other = [], feed(other, drain(one))
+        _at_one, at_other = [], feed(other, drain(one))
         for event in at_other:
             assert isinstance(event, DataReceived)
             received += len(event.data)
@@ -253,7 +253,7 @@ def test_the_window_refills_as_the_application_reads() -> None:
 
 
 def test_updates_are_sent_per_half_window_not_per_read() -> None:
-    one, other, stream_id = connected()
+    _one, other, stream_id = connected()
     half = FULL_WINDOW // 2
     other.consumed(stream_id, half - 1)
     assert not other.has_data
@@ -323,9 +323,9 @@ def test_ten_thousand_openings_cost_refusals_not_memory() -> None:
 
 def test_a_flood_whose_answers_are_not_read_breaks_the_protocol() -> None:
     other = Mux(dialer=False)
+    flood = b"".join(frame(PING, SYN, 0, value) for value in range(MAX_CONTROL // HEADER.size + 2))
     with pytest.raises(RemoteProtocolError, match="control frames"):
-        for value in range(MAX_CONTROL // HEADER.size + 2):
-            feed(other, frame(PING, SYN, 0, value))
+        feed(other, flood)
 
 
 def test_too_many_streams_of_our_own_are_refused() -> None:
@@ -359,7 +359,7 @@ def test_after_going_away_no_stream_is_opened_on_either_side() -> None:
 
 
 def test_a_reset_throws_the_queue_away() -> None:
-    one, other, stream_id = connected()
+    one, _other, stream_id = connected()
     send(one, stream_id, bytes(200_000))
     one.reset(stream_id)
     assert frames(drain(one)) == [(WINDOW_UPDATE, RST, stream_id, 0)]
@@ -375,7 +375,7 @@ def test_a_reset_wakes_who_waits_for_room() -> None:
 
 
 def test_a_little_late_data_is_dropped_more_is_answered_with_a_reset() -> None:
-    one, other, stream_id = connected()
+    _one, other, stream_id = connected()
     other.send_end(stream_id)
     other.stop_receiving(stream_id, unread=False)
     drain(other)
@@ -386,7 +386,7 @@ def test_a_little_late_data_is_dropped_more_is_answered_with_a_reset() -> None:
 
 
 def test_a_reset_for_unread_data_comes_behind_what_we_sent() -> None:
-    one, other, stream_id = connected()
+    _one, other, stream_id = connected()
     send(other, stream_id, b"sorry")
     other.send_end(stream_id)
     other.stop_receiving(stream_id, unread=True)
@@ -395,7 +395,7 @@ def test_a_reset_for_unread_data_comes_behind_what_we_sent() -> None:
 
 
 def test_small_frames_share_a_record_and_go_ahead_of_bulk() -> None:
-    one, other = pair()
+    one, _other = pair()
     bulk, *small = (one.open_stream() for _ in range(5))
     drain(one)
     send(one, bulk, bytes(200_000))

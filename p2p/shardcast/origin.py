@@ -1,0 +1,67 @@
+"""Which of our own versions is being handed out, and which comes next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from p2p.identity import PeerId
+from p2p.shardcast import events as ev
+from p2p.shardcast.forest import plant
+from p2p.shardcast.handout import HandOut
+from p2p.shardcast.known import Known
+from p2p.shardcast.messages import INLINE_INDEX
+from p2p.shardcast.policy import Policy
+from p2p.shardcast.relay import Relay, news_of
+
+_OVERTIME: Final = 4
+"""Shortest patiences without a chunk given away after which a hand-out no longer delays the next: its
+roots are all dead or stuck, and a newer version is worth more to whoever still listens."""
+
+
+class Origin:
+    """One version at a time: the next starts when the one before has left, those in between never."""
+
+    def __init__(self, known: Known, relay: Relay, is_gone: Callable[[PeerId], bool], stall: float) -> None:
+        self._known = known
+        self._relay = relay
+        self._is_gone = is_gone
+        self._overtime = _OVERTIME * stall
+        self._pending: Policy | None = None
+
+    def publish(self, policy: Policy) -> None:
+        """``policy`` is next, whatever was."""
+        self._pending = policy
+
+    def start(self, now: float) -> Iterator[ev.Effect]:
+        """Announce and hand out what is pending, if it is its turn."""
+        policy, handouts = self._pending, self._relay.handouts
+        busy = any(not h.exhausted and now < h.progress + self._overtime for h in handouts.values())
+        if policy is None or busy:
+            return
+        self._pending = None
+        yield ev.Gossip(news_of(policy, INLINE_INDEX))
+        roster = self._known.roster(policy.manifest.trainer)
+        if roster is None:
+            return
+        forest = plant(roster, policy.manifest.version)
+        handout = HandOut(policy.count, forest, now, policy.patience)
+        for peer in forest.roots:
+            if self._is_gone(peer):
+                handout.lose(peer)
+        handouts[policy.manifest.digest] = handout
+
+    def expire(self, now: float) -> None:
+        """Give again what roots have not confirmed in time."""
+        for handout in self._relay.handouts.values():
+            handout.expire(now)
+
+    @property
+    def next_deadline(self) -> float:
+        """When `expire` or `start` next has something to do."""
+        handouts = self._relay.handouts.values()
+        due = [handout.next_deadline for handout in handouts]
+        if self._pending is not None:
+            due += [handout.progress + self._overtime for handout in handouts if not handout.exhausted]
+        return min(due, default=math.inf)

@@ -1,0 +1,131 @@
+"""Many seeds and parameters at once: one process a run, through any `concurrent.futures` executor.
+
+A cluster's executor is named by import path (``dask.distributed:Client.get_executor`` style factories work
+as long as what they return has ``submit``); by default all cores of this machine are used.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from itertools import product
+from multiprocessing import get_context
+from typing import Any
+
+from p2p.errors import ConfigError, ShoalError
+from sim.errors import SimulationError
+from sim.runner import Result, run_scenario
+from sim.scenario import Scenario
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a sweep, and what came of it."""
+
+    seed: int
+    changes: Mapping[str, Any]
+    result: Result | None
+    error: str | None
+    """Why there is no result."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether it ended and met its expectations."""
+        return self.result is not None and self.result.ok
+
+
+def changed(scenario: Scenario, changes: Mapping[str, Any]) -> Scenario:
+    """The scenario with other fields (``nodes``, ``duration`` ...) or other ``parameters``."""
+    fields = {
+        key: value for key, value in changes.items() if key in {"nodes", "duration", "latency", "level"}
+    }
+    others = {key: value for key, value in changes.items() if key not in fields}
+    return scenario.with_changes(**fields, parameters={**scenario.parameters, **others})
+
+
+def run_one(scenario: Scenario, seed: int, changes: Mapping[str, Any]) -> Run:
+    """What a worker process does."""
+    try:
+        return Run(seed, changes, run_scenario(changed(scenario, changes), seed), None)
+    except (SimulationError, ShoalError, ExceptionGroup) as error:
+        return Run(seed, changes, None, describe(error))
+
+
+def describe(error: BaseException) -> str:
+    """The innermost reason, in one line."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"
+
+
+def grid(settings: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Every combination of the values of each key."""
+    return [dict(zip(settings, values, strict=True)) for values in product(*settings.values())]
+
+
+def open_executor(path: str | None, jobs: int | None) -> Executor:
+    """This machine's cores, or whatever the callable ``module:name`` returns."""
+    if path is None:
+        # Spawned, not forked: a fork copies the parent's threads' locks as they happen to be.
+        return ProcessPoolExecutor(jobs or os.cpu_count(), mp_context=get_context("spawn"))
+    module, _, name = path.partition(":")
+    try:
+        factory: Callable[[], Executor] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"no executor {path}: {error}") from error
+    return factory()
+
+
+def sweep(
+    scenario: Scenario, seeds: Sequence[int], settings: Mapping[str, Sequence[Any]], executor: Executor
+) -> Iterator[Run]:
+    """Run every seed with every combination of settings; runs come as they end."""
+    with executor:
+        futures = [
+            executor.submit(run_one, scenario, seed, changes) for changes in grid(settings) for seed in seeds
+        ]
+        for future in as_completed(futures):
+            yield future.result()
+
+
+def summarise(runs: Sequence[Run]) -> dict[str, Any]:
+    """Failures by seed, and the spread of every metric for each setting."""
+    rows: dict[str, Any] = {}
+    for run in sorted(runs, key=lambda run: (str(run.changes), run.seed)):
+        row = rows.setdefault(str(dict(run.changes)), {"changes": dict(run.changes), "runs": 0, "values": {}})
+        row["runs"] += 1
+        for name, value in (run.result.metrics if run.result is not None else {}).items():
+            if isinstance(value, int | float):
+                row["values"].setdefault(name, []).append(value)
+    for row in rows.values():
+        row["metrics"] = {name: _spread(values) for name, values in row.pop("values").items()}
+    witnessed: dict[str, int] = {}
+    for run in runs:
+        for name, count in (run.result.witnessed if run.result is not None else {}).items():
+            witnessed[name] = witnessed.get(name, 0) + count
+    return {
+        "runs": len(runs),
+        "failed": [
+            {"seed": run.seed, "changes": dict(run.changes), "why": _why(run)}
+            for run in sorted(runs, key=lambda run: run.seed)
+            if not run.ok
+        ],
+        "settings": list(rows.values()),
+        "witnessed": dict(sorted(witnessed.items())),
+        "cpu_seconds": round(sum(run.result.cpu_seconds for run in runs if run.result is not None), 1),
+    }
+
+
+def _why(run: Run) -> str:
+    if run.result is None:
+        return run.error or "no result"
+    broken = [entry for entry in run.result.expectations if not entry["ok"]]
+    return "; ".join(f"{entry['name']} (is {entry['value']})" for entry in broken)
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return {"min": min(values), "median": statistics.median(values), "max": max(values)}

@@ -1,0 +1,182 @@
+"""Whatever comes in, SHARDCAST's parsers raise `BadMessage` or give a value that encodes back."""
+
+from __future__ import annotations
+
+import contextlib
+from random import Random
+
+from hypothesis import given, settings, strategies as st
+
+from p2p.errors import BadMessage
+from p2p.identity import KeyPair
+from p2p.shardcast import events as ev
+from p2p.shardcast.codec import decode_chunk_untrusted
+from p2p.shardcast.config import ShardcastConfig
+from p2p.shardcast.core import ShardcastCore
+from p2p.shardcast.forest import Roster, RosterEntry, decode_roster_untrusted
+from p2p.shardcast.known import Known
+from p2p.shardcast.manifest import (
+    NO_POLICY,
+    Chunk,
+    Draft,
+    Encoding,
+    Index,
+    PolicyVersion,
+    decode_index_untrusted,
+    decode_manifest_untrusted,
+    digest_of,
+)
+from p2p.shardcast.messages import (
+    Ask,
+    Blame,
+    ChunkHeader,
+    Credit,
+    Evidence,
+    Have,
+    Hello,
+    Message,
+    PolicyNews,
+    RosterNews,
+    Taken,
+    Want,
+    decode_bulk_untrusted,
+    decode_message_untrusted,
+    encode_chunk_header,
+    encode_message,
+)
+from p2p.wire import pack
+
+KEY = KeyPair(digest_of(b"trainer"))
+OTHERS = [KeyPair(digest_of(b"%d" % number)).peer_id for number in range(3)]
+NAME = digest_of(b"policy")
+INDEX = Index.of([Chunk(digest_of(b"%d" % number), 10, 20) for number in range(5)])
+DRAFT = Draft(b"run", PolicyVersion(1), NO_POLICY, b"", NAME, 100, 0, (Encoding.of(INDEX),))
+MANIFEST = DRAFT.sign(KEY)
+ROSTER = Roster.sign(KEY, b"run", 1, [RosterEntry(peer) for peer in OTHERS])
+MESSAGES: list[Message] = [
+    Hello(-1),
+    PolicyNews(MANIFEST.encode(), INDEX.data),
+    RosterNews(ROSTER.encode()),
+    Evidence(MANIFEST.encode(), MANIFEST.encode()),
+    Ask(NAME, True),
+    Have(NAME, ((0, 3), (5, 1))),
+    Taken(NAME, ((7, 1),)),
+    Want(NAME, (1, 2)),
+    Credit(NAME, 3, 5),
+    Blame(NAME, OTHERS[0]),
+]
+
+nested = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.binary(max_size=40)
+    | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=9),
+    max_leaves=12,
+)
+kinds = st.sampled_from(["hello", "policy", "roster", "evidence", "ask", "have", "taken", "want", "credit", "blame"])
+shaped = st.tuples(kinds, st.lists(nested, max_size=4)).map(lambda pair: pack([pair[0], *pair[1]]))
+valid = st.sampled_from([encode_message(message) for message in MESSAGES])
+
+
+@st.composite
+def mutated(draw, source):
+    data = bytearray(draw(source))
+    for _ in range(draw(st.integers(0, 3))):
+        data[draw(st.integers(0, len(data) - 1))] = draw(st.integers(0, 255))
+    return bytes(data[: draw(st.integers(0, len(data)))]) if draw(st.booleans()) else bytes(data)
+
+
+foreign = st.one_of(st.binary(max_size=200), shaped, mutated(valid))
+
+
+def test_every_message_survives_the_wire() -> None:
+    for message in MESSAGES:
+        assert decode_message_untrusted(encode_message(message)) == message
+
+
+@settings(max_examples=300, deadline=None)
+@given(foreign)
+def test_messages(data: bytes) -> None:
+    with contextlib.suppress(BadMessage):
+        message = decode_message_untrusted(data)
+        assert decode_message_untrusted(encode_message(message)) == message
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.one_of(st.binary(max_size=100), foreign.map(lambda data: b"\1" + data), st.binary().map(b"\0".__add__))
+)
+def test_bulk_frames(data: bytes) -> None:
+    with contextlib.suppress(BadMessage):
+        item = decode_bulk_untrusted(data)
+        if isinstance(item, tuple):
+            assert encode_chunk_header(item[0]) + item[1] == data
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.one_of(st.binary(max_size=200), nested.map(pack), mutated(st.just(MANIFEST.encode()))))
+def test_manifests(data: bytes) -> None:
+    with contextlib.suppress(BadMessage):
+        assert decode_manifest_untrusted(data, b"run", lambda *_: True).encode()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(nested, max_size=10).map(pack))
+def test_manifests_with_a_good_signature(content: bytes) -> None:
+    with contextlib.suppress(BadMessage):
+        decode_manifest_untrusted(pack([content, bytes(64)]), b"run", lambda *_: True)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.one_of(st.binary(max_size=200), mutated(st.just(ROSTER.encode()))))
+def test_rosters(data: bytes) -> None:
+    with contextlib.suppress(BadMessage):
+        assert decode_roster_untrusted(data, b"run", lambda *_: True).encode() == data
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=300))
+def test_indexes(data: bytes) -> None:
+    named = Encoding("raw-zstd1", NO_POLICY, max(1, len(data) // 40), 10, digest_of(data))
+    with contextlib.suppress(BadMessage):
+        decode_index_untrusted(data, named, 100)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.one_of(st.binary(max_size=100), st.binary(max_size=50).map(lambda b: b"\x28\xb5\x2f\xfd" + b)))
+def test_chunks(data: bytes) -> None:
+    with contextlib.suppress(BadMessage):
+        decode_chunk_untrusted(Chunk(digest_of(data), len(data), 100), data)
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from(OTHERS), st.one_of(st.sampled_from(MESSAGES), st.integers(0, 8))), max_size=25
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps)
+def test_no_order_of_messages_breaks_a_core(course) -> None:
+    known = Known(b"run", KEY.peer_id.__eq__, lambda *_: True)
+    core = ShardcastCore(OTHERS[0], ShardcastConfig(), known, Random(1))
+    now = 0.0
+    for peer, step in course:
+        now += 0.3
+        with contextlib.suppress(BadMessage):
+            if isinstance(step, int):
+                header = ChunkHeader(MANIFEST.digest, step, 1, step % 3)
+                core.handle(ev.ChunkCame(peer, header, b"0123456789"), now)
+            else:
+                core.handle(ev.Heard(peer, _about(step), gossip=peer == OTHERS[2]), now)
+        if core.next_deadline <= now:
+            core.handle(ev.Tick(), now)
+            assert core.next_deadline > now
+
+
+def _about(message: Message) -> Message:
+    """The same about the policy that the core may know."""
+    if isinstance(message, Ask | Have | Taken | Want | Credit | Blame):
+        return type(message)(MANIFEST.digest, *[getattr(message, name) for name in message.__slots__[1:]])
+    return message

@@ -1,0 +1,169 @@
+"""Whatever the bytes, the transport's parsers raise what they promise, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+
+from hypothesis import given, strategies as st
+
+from p2p.errors import BadMessage, ProtocolNotSupported, RemoteProtocolError
+from p2p.identify import decode_info_untrusted, encode_info
+from p2p.identity import KeyPair, ProtocolId, decode_peer_id_untrusted
+from p2p.multiaddr import Multiaddr, decode_multiaddr_untrusted
+from p2p.protobuf import field, fields_untrusted
+from p2p.transport.negotiate import Chooser, Proposer, line
+from p2p.transport.noise import (
+    Hello,
+    NoiseHandshake,
+    NoiseSession,
+    StaticKey,
+    decode_hello_untrusted,
+    decode_public_key_untrusted,
+)
+from p2p.transport.yamux import Mux
+from p2p.transport.yamux_frames import HEADER
+from p2p.wire import FrameParser, decode_varint_untrusted, unpack_untrusted
+
+ALICE, BOB = KeyPair(b"\x01" * 32), KeyPair(b"\x02" * 32)
+PUBLIC_KEY = field(1, 1) + field(2, ALICE.peer_id.public_key)
+HELLO = field(1, PUBLIC_KEY) + field(2, bytes(64)) + field(4, field(2, b"/yamux/1.0.0"))
+INFO = encode_info(
+    ALICE.peer_id,
+    [ProtocolId("/a"), ProtocolId("/b")],
+    [Multiaddr.tcp("1.2.3.4", 5)],
+    Multiaddr.tcp("::1", 6),
+)
+
+
+def mutated(valid: bytes) -> st.SearchStrategy[bytes]:
+    """Valid bytes with a few of them changed, cut or doubled; or anything."""
+
+    def mutate(changes: list[tuple[int, int]], cut: int, extra: bytes) -> bytes:
+        data = bytearray(valid)
+        for position, value in changes:
+            data[position % len(data)] = value
+        return bytes(data[: cut % (len(data) + 1)]) + extra
+
+    changes = st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=4)
+    return st.binary(max_size=200) | st.builds(mutate, changes, st.integers(0, 10_000), st.binary(max_size=8))
+
+
+@given(mutated(PUBLIC_KEY))
+def test_public_keys(data: bytes) -> None:
+    with contextlib.suppress(BadMessage):
+        decode_public_key_untrusted(data)
+
+
+@given(mutated(HELLO))
+def test_hellos(data: bytes) -> None:
+    with contextlib.suppress(BadMessage):
+        decode_hello_untrusted(data, bytes(32))
+
+
+@given(mutated(INFO))
+def test_identify(data: bytes) -> None:
+    try:
+        info = decode_info_untrusted(data)
+    except BadMessage:
+        return
+    assert len(info.protocols) <= 128
+
+
+def test_identify_goes_both_ways() -> None:
+    info = decode_info_untrusted(INFO)
+    assert info.protocols == ("/a", "/b")
+    assert info.listen_addrs == (Multiaddr.tcp("1.2.3.4", 5),)
+    assert info.observed_addr == Multiaddr.tcp("::1", 6)
+
+
+@given(mutated(Multiaddr.parse("/dns4/example.org/tcp/4001").with_peer(ALICE.peer_id).to_bytes()))
+def test_addresses(data: bytes) -> None:
+    try:
+        addr = decode_multiaddr_untrusted(data)
+    except BadMessage:
+        return
+    assert decode_multiaddr_untrusted(addr.to_bytes()) == addr
+
+
+@given(mutated(ALICE.peer_id.digest))
+def test_peer_ids(data: bytes) -> None:
+    with contextlib.suppress(BadMessage):
+        assert decode_peer_id_untrusted(data).digest == data
+
+
+@given(st.binary(max_size=100))
+def test_small_parsers(data: bytes) -> None:
+    for parse in (
+        decode_varint_untrusted,
+        unpack_untrusted,
+        lambda data: list(fields_untrusted(data)),
+        lambda data: list(FrameParser(50).receive_data(data)),
+    ):
+        with contextlib.suppress(BadMessage):
+            parse(data)
+
+
+@given(mutated(line("/multistream/1.0.0") + line("/a") + line("na")), st.integers(1, 50))
+def test_negotiations(data: bytes, step: int) -> None:
+    for machine in (Proposer([ProtocolId("/a"), ProtocolId("/b")]), Chooser({"/b"}.__contains__)):
+        with contextlib.suppress(RemoteProtocolError, ProtocolNotSupported):
+            for start in range(0, len(data), step):
+                machine.receive_data(data[start : start + step])
+                machine.data_to_send()
+
+
+def _static(key: KeyPair) -> StaticKey:
+    return StaticKey.create(key, hashlib.sha256(key.seed).digest())
+
+
+FIRST = NoiseHandshake(_static(ALICE), b"\x11" * 32, initiator=True).data_to_send()
+
+
+@given(mutated(FIRST), st.booleans())
+def test_handshakes(data: bytes, initiator: bool) -> None:
+    machine = NoiseHandshake(_static(BOB), b"\x22" * 32, initiator=initiator)
+    with contextlib.suppress(RemoteProtocolError):
+        machine.receive_data(data)
+
+
+@given(st.binary(max_size=200), st.integers(1, 50))
+def test_records(data: bytes, step: int) -> None:
+    session = NoiseSession(decode_hello(), bytes(32), bytes(32))
+    with contextlib.suppress(RemoteProtocolError):
+        for start in range(0, len(data), step):
+            session.receive_data(data[start : start + step])
+
+
+def decode_hello() -> Hello:
+    one = NoiseHandshake(_static(ALICE), b"\x11" * 32, initiator=True)
+    other = NoiseHandshake(_static(BOB), b"\x22" * 32, initiator=False)
+    other.receive_data(one.data_to_send())
+    one.receive_data(other.data_to_send())
+    return one.session.hello
+
+
+headers = st.builds(
+    HEADER.pack,
+    st.just(0) | st.integers(0, 255),
+    st.integers(0, 4),
+    st.integers(0, 15),
+    st.integers(0, 6),
+    st.integers(0, 40) | st.integers(0, 2**32 - 1),
+)
+
+
+@given(st.lists(headers | st.binary(max_size=20), max_size=20), st.integers(1, 100), st.booleans())
+def test_yamux(pieces: list[bytes], step: int, dialer: bool) -> None:
+    mux = Mux(dialer=dialer)
+    mux.send(mux.open_stream(), memoryview(b"something"))
+    data = b"".join(pieces)
+    with contextlib.suppress(RemoteProtocolError):
+        for start in range(0, len(data), step):
+            mux.receive_data(bytearray(data[start : start + step]))
+            for stream_id in mux.stream_ids[::2]:
+                mux.send_end(stream_id)
+                mux.stop_receiving(stream_id, unread=bool(stream_id % 3))
+    while mux.data_to_send():
+        pass
+    assert mux.data_to_send() is None

@@ -1,0 +1,360 @@
+"""The driver: handshakes, streams over a connection, closing, and what ends it."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+
+from p2p.errors import ProtocolNotSupported, RemoteProtocolError, WrongPeer
+from p2p.identity import KeyPair
+from p2p.machine import open_world
+from p2p.transport import connection as connection_module, noise, yamux_frames
+from p2p.transport.connection import ConnectionConfig
+from p2p.transport.memory import MemoryStream, memory_pair
+from p2p.transport.negotiate import Chooser, Proposer, line
+from p2p.transport.noise import NoiseHandshake, StaticKey
+from p2p.transport.upgrade import secure
+from p2p.wire import KI, MIB
+from tests.unit.transport_pair import ALICE, BOB, ECHO, NOBODY, open_pair, secure_pair
+
+
+async def read_all(stream: trio.abc.ReceiveStream) -> bytes:
+    data = bytearray()
+    while piece := await stream.receive_some():
+        data += piece
+    return bytes(data)
+
+
+# Handshakes.
+
+
+async def test_both_sides_prove_who_they_are() -> None:
+    async with open_world(key=ALICE) as world:
+        one, other = await secure_pair(world, *memory_pair())
+        assert one.peer == BOB.peer_id
+        assert other.peer == ALICE.peer_id
+
+
+class Slow(trio.abc.HalfCloseableStream):
+    """Hands on one byte at a time, and what was sent with it."""
+
+    def __init__(self, inner: MemoryStream) -> None:
+        self.inner = inner
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await self.inner.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self.inner.wait_send_all_might_not_block()
+
+    async def send_eof(self) -> None:
+        await self.inner.send_eof()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        return await self.inner.receive_some(1)
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
+
+
+async def test_a_handshake_byte_by_byte() -> None:
+    async with open_world(key=ALICE) as world:
+        one, other = memory_pair()
+        secured = await secure_pair(world, Slow(one), Slow(other))
+        assert secured[0].peer == BOB.peer_id
+
+
+async def test_a_peer_without_early_muxers_negotiates_yamux_inside_noise() -> None:
+    """As py-libp2p does, written out by hand."""
+    async with open_world(key=ALICE) as world, trio.open_nursery() as nursery:
+        ours, raw = memory_pair()
+        results = []
+
+        async def listen() -> None:
+            static = StaticKey.create(ALICE, world.entropy(32))
+            results.append(await secure(ours, static, world.entropy, dialer=False))
+
+        nursery.start_soon(listen)
+        with trio.fail_after(5):
+            await _negotiate(raw, Proposer([noise.PROTOCOL_ID]))
+            handshake = NoiseHandshake(
+                StaticKey.create(BOB, world.entropy(32)), world.entropy(32), initiator=True
+            )
+            await raw.send_all(handshake.data_to_send())
+            while not handshake.done:
+                handshake.receive_data(await raw.receive_some())
+            await raw.send_all(handshake.data_to_send())
+            session = handshake.session
+            inner = Proposer([yamux_frames.PROTOCOL_ID])
+            await raw.send_all(session.seal(inner.data_to_send()))
+            while inner.chosen is None:
+                for piece in session.receive_data(await raw.receive_some()):
+                    inner.receive_data(piece)
+        await trio.testing.wait_all_tasks_blocked()
+        assert results[0].peer == BOB.peer_id
+
+
+async def _negotiate(raw: trio.abc.Stream, machine: Proposer | Chooser) -> None:
+    await raw.send_all(machine.data_to_send())
+    while machine.chosen is None:
+        machine.receive_data(await raw.receive_some())
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [line("/multistream/1.0.0") + line("na"), b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", b"\xff" * 5000],
+)
+async def test_a_listener_that_is_no_shoal_node(reply: bytes) -> None:
+    async with open_world(key=ALICE) as world:
+        ours, theirs = memory_pair()
+        await theirs.send_all(reply)
+        await theirs.send_eof()
+        with pytest.raises((RemoteProtocolError, ProtocolNotSupported)), trio.fail_after(5):
+            await secure(ours, StaticKey.create(ALICE, world.entropy(32)), world.entropy, dialer=True)
+
+
+async def test_plaintext_on_offer_is_refused() -> None:
+    async with open_world(key=ALICE) as world, trio.open_nursery() as nursery:
+        ours, theirs = memory_pair()
+
+        async def listen() -> None:
+            static = StaticKey.create(ALICE, world.entropy(32))
+            with pytest.raises(RemoteProtocolError):
+                await secure(ours, static, world.entropy, dialer=False)
+
+        nursery.start_soon(listen)
+        await theirs.send_all(line("/multistream/1.0.0") + line("/plaintext/2.0.0"))
+        answer = await theirs.receive_some() + await theirs.receive_some()
+        assert answer == line("/multistream/1.0.0") + line("na")
+        await theirs.send_eof()
+
+
+async def test_the_wrong_peer_is_named() -> None:
+    carol = KeyPair(b"\x03" * 32)
+    async with open_world(key=ALICE) as world, trio.open_nursery() as nursery:
+        one, other = memory_pair()
+
+        async def dial() -> None:
+            static = StaticKey.create(ALICE, world.entropy(32))
+            with pytest.raises(WrongPeer, match=str(BOB.peer_id)):
+                await secure(one, static, world.entropy, dialer=True, expected=carol.peer_id)
+            await one.aclose()
+
+        async def listen() -> None:
+            static = StaticKey.create(BOB, world.entropy(32))
+            with pytest.raises(RemoteProtocolError):
+                await secure(other, static, world.entropy, dialer=False)
+
+        nursery.start_soon(dial)
+        nursery.start_soon(listen)
+
+
+# Streams.
+
+
+async def test_streams_keep_trios_rules() -> None:
+    async with open_pair(ConnectionConfig(keepalive=float("inf"), yield_every=0)) as pair:
+        await trio.testing.check_half_closeable_stream(pair.stream_pair, None)
+
+
+async def test_data_may_follow_the_proposal_at_once() -> None:
+    async with open_pair() as pair:
+        ours = pair.alice.open_stream(ECHO)
+        await ours.send_all(b"early")
+        assert not ours.is_negotiated
+        await pair.arrived.wait()
+        assert await pair.accepted[0].receive_some() == b"early"
+        await ours.wait_negotiated()
+        assert ours.is_negotiated
+
+
+async def test_a_lazy_stream_of_an_unknown_protocol_breaks() -> None:
+    async with open_pair() as pair:
+        ours = pair.alice.open_stream(NOBODY)
+        await ours.send_all(b"early")
+        with pytest.raises(trio.BrokenResourceError, match="does not speak"):
+            await ours.receive_some()
+        with pytest.raises(ProtocolNotSupported):
+            await pair.alice.open_stream(NOBODY).wait_negotiated()
+
+
+async def test_closing_before_the_answer_to_a_negotiation_loses_nothing() -> None:
+    async with open_pair() as pair:
+        ours = pair.alice.open_stream(ECHO)
+        await ours.send_all(b"fire and forget")
+        await ours.aclose()
+        await pair.arrived.wait()
+        assert await read_all(pair.accepted[0]) == b"fire and forget"
+
+
+@pytest.mark.parametrize("size", [1, 4 * KI, 64 * KI, 3 * MIB])
+async def test_what_is_sent_arrives(size: int) -> None:
+    data = (bytes(range(256)) * (6 * MIB // 256))[: 6 * MIB]
+    async with open_pair() as pair:
+        ours, theirs = await pair.stream_pair()
+        total = min(len(data), size * 200)
+
+        async def send() -> None:
+            for start in range(0, total, size):
+                await ours.send_all(data[start : min(total, start + size)])
+            await ours.send_eof()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send)
+            assert await read_all(theirs) == data[:total]
+
+
+async def test_a_slow_reader_stops_its_stream_and_no_other() -> None:
+    async with open_pair() as pair:
+        slow, _ = await pair.stream_pair()
+        quick, other = await pair.stream_pair()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(slow.send_all, bytes(64 * MIB))
+            await trio.testing.wait_all_tasks_blocked()
+            await quick.send_all(b"hello")
+            assert await other.receive_some() == b"hello"
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_slow_reader_may_take_minutes(autojump_clock) -> None:
+    async with open_pair(ConnectionConfig(keepalive=30)) as pair:
+        ours, theirs = await pair.stream_pair()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ours.send_all, bytes(16 * MIB))
+            await pair.world.sleep(600)
+            received = 0
+            while received < 16 * MIB:
+                received += len(await theirs.receive_some())
+
+
+async def test_try_send_is_all_or_nothing() -> None:
+    async with open_pair() as pair:
+        ours, theirs = await pair.stream_pair()
+        assert ours.try_send(b"one")
+        assert not ours.try_send(bytes(5 * MIB))
+        assert ours.try_send(b"two")
+        await ours.aclose()
+        assert not ours.try_send(b"three")
+        assert await read_all(theirs) == b"onetwo"
+
+
+async def test_cancelling_a_receive_loses_nothing() -> None:
+    async with open_pair() as pair:
+        ours, theirs = await pair.stream_pair()
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await theirs.receive_some()
+        await ours.send_all(b"kept")
+        assert await theirs.receive_some() == b"kept"
+
+
+# Ends.
+
+
+async def test_closing_flushes_what_is_queued() -> None:
+    async with open_pair() as pair:
+        ours, theirs = await pair.stream_pair()
+        await ours.send_all(bytes(200_000))
+        await ours.send_eof()
+        pair.alice.close()
+        assert len(await read_all(theirs)) == 200_000
+        await pair.alice.wait_closed()
+        await pair.bob.wait_closed()
+        assert pair.alice.failure is pair.bob.failure is None
+
+
+async def test_a_lost_connection_breaks_its_streams() -> None:
+    async with open_pair() as pair:
+        ours, theirs = await pair.stream_pair()
+        await pair.raw[0].aclose()
+        for stream in (ours, theirs):
+            with pytest.raises(trio.BrokenResourceError):
+                await stream.receive_some()
+        await pair.alice.wait_closed()
+        await pair.bob.wait_closed()
+        assert not pair.alice.is_open
+        with pytest.raises(trio.BrokenResourceError):
+            pair.alice.open_stream(ECHO)
+
+
+async def test_breaking_yamux_ends_the_connection_with_a_reason() -> None:
+    async with open_pair() as pair:
+        pair.alice.mux._queue.say(9, 0, 0, 0)
+        pair.alice.flush()
+        await pair.bob.wait_closed()
+        assert "type 9" in str(pair.bob.failure)
+        await pair.alice.wait_closed()
+        assert pair.alice.failure is None
+
+
+async def test_garbage_under_noise_ends_the_connection_with_a_reason() -> None:
+    async with open_pair() as pair:
+        await pair.raw[0].send_all(b"\x00\x20" + bytes(32))
+        await pair.bob.wait_closed()
+        assert "authenticate" in str(pair.bob.failure)
+
+
+async def test_garbling_a_negotiation_ends_the_connection() -> None:
+    async with open_pair() as pair:
+        stream_id = pair.alice.mux.open_stream()
+        pair.alice.mux.send(stream_id, memoryview(b"\x05what?"))
+        pair.alice.flush()
+        await pair.bob.wait_closed()
+        assert pair.bob.failure is not None
+
+
+async def test_a_peer_that_hangs_is_given_up_after_four_intervals(autojump_clock) -> None:
+    async with open_world(key=ALICE) as world, trio.open_nursery() as nursery:
+        one, other = memory_pair()
+        secured, _ = await secure_pair(world, one, other)
+        connection = connection_module.Connection(
+            world,
+            one,
+            secured,
+            dialer=True,
+            serves=ECHO.__eq__,
+            on_stream=lambda stream: None,
+            config=ConnectionConfig(keepalive=10),
+        )
+        start = world.now()
+        nursery.start_soon(connection.run)
+        await connection.wait_closed()
+        assert 30 <= world.now() - start <= 50
+        assert connection.failure is None
+
+
+async def test_idle_connections_live_on_pings(autojump_clock) -> None:
+    async with open_pair(ConnectionConfig(keepalive=10)) as pair:
+        await pair.world.sleep(1000)
+        assert pair.alice.is_open
+        assert pair.bob.is_open
+
+
+async def test_a_stream_that_never_says_its_protocol_is_reset(autojump_clock) -> None:
+    async with open_pair(ConnectionConfig(keepalive=10)) as pair:
+        pair.alice.mux.open_stream()
+        pair.alice.flush()
+        await pair.world.sleep(5)
+        assert len(pair.bob.mux.stream_ids) == 1
+        await pair.world.sleep(30)
+        assert pair.bob.mux.stream_ids == ()
+
+
+async def test_sealing_buffers_are_shared_and_given_back() -> None:
+    async with open_pair() as pair:
+        ours, theirs = await pair.stream_pair()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ours.send_all, bytes(2 * MIB))
+            received = 0
+            while received < 2 * MIB:
+                received += len(await theirs.receive_some())
+        await trio.testing.wait_all_tasks_blocked()
+        assert 1 <= len(connection_module._buffers) <= connection_module._POOL
+
+
+async def test_a_connection_says_what_it_is() -> None:
+    async with open_pair() as pair:
+        await pair.stream_pair()
+        assert repr(pair.alice) == f"Connection(to {BOB.peer_id!r}, 1 streams)"
+        assert repr(pair.bob) == f"Connection(from {ALICE.peer_id!r}, 1 streams)"

@@ -1,0 +1,131 @@
+"""The laws of the forest."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from p2p.errors import BadMessage
+from p2p.identity import KeyPair, PeerId, verify
+from p2p.shardcast.forest import (
+    MESH,
+    Forest,
+    Roster,
+    RosterEntry,
+    capacity_class,
+    decode_roster_untrusted,
+    plant,
+)
+from p2p.shardcast.manifest import PolicyVersion, digest_of
+
+ORIGIN = KeyPair(digest_of(b"origin"))
+PEERS = [KeyPair(digest_of(b"peer %d" % number)).peer_id for number in range(300)]
+UPLOADS = st.sampled_from([0.0, 50e3, 1e6, 1e6, 5e6, 40e6])
+
+
+def roster_of(uploads: list[float], epoch: int = 1) -> Roster:
+    entries = [RosterEntry(peer, upload) for peer, upload in zip(PEERS, uploads, strict=False)]
+    return Roster.sign(ORIGIN, b"run", epoch, entries)
+
+
+def reached(forest: Forest, number: int, gone: frozenset[PeerId] = frozenset()) -> list[PeerId]:
+    root = forest.roots[number]
+    found, waiting = [root], [root]
+    while waiting:
+        children = forest.children(number, waiting.pop(), gone.__contains__)
+        found += children
+        waiting += children
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(UPLOADS, min_size=1, max_size=120), st.integers(0, 10**6))
+def test_each_stripe_spans_all_and_each_peer_is_interior_once(uploads: list[float], version: int) -> None:
+    forest = plant(roster_of(uploads), PolicyVersion(version))
+    interior: list[int] = []
+    for number, stripe in enumerate(forest.stripes):
+        assert sorted(reached(forest, number)) == sorted(forest.roster.peers)
+        for place, children in stripe.children.items():
+            assert len(children) <= stripe.slots[place]
+            assert all(stripe.parent[child] == place for child in children)
+        interior += stripe.children
+        deepest = max(stripe.depth(place) for place in range(len(uploads)))
+        assert deepest <= (2 if len(uploads) <= MESH else 2 + math.log2(len(uploads)))
+    assert len(interior) == len(set(interior))
+
+
+@pytest.mark.parametrize(
+    ("count", "stripes"), [(1, 1), (8, 8), (16, 16), (17, 4), (128, 4), (129, 8), (300, 8)]
+)
+def test_stripes_and_fan_out_of_equals(count: int, stripes: int) -> None:
+    forest = plant(roster_of([1e6] * count), PolicyVersion(1))
+    assert len(forest.stripes) == stripes
+    if count > MESH:
+        assert max(max(stripe.slots.values()) for stripe in forest.stripes) <= stripes + 2
+        depth = max(s.depth(place) for s in forest.stripes for place in range(count))
+        assert depth <= 2 + math.ceil(math.log(count, stripes))
+
+
+def test_the_forest_turns_with_the_version_and_nothing_else() -> None:
+    roster = roster_of([1e6] * 40)
+    again = roster_of([1e6] * 40)
+    assert roster == again
+    assert plant(roster, PolicyVersion(3)) == plant(again, PolicyVersion(3))
+    roots = {plant(roster, PolicyVersion(version)).roots for version in range(8)}
+    assert len(roots) > 4
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(50, 300), st.randoms(use_true_random=False))
+def test_with_two_in_a_hundred_dead_every_living_peer_is_still_reached(count: int, random) -> None:
+    forest = plant(roster_of([1e6] * count), PolicyVersion(1))
+    gone = frozenset(random.sample(forest.roster.peers, count // 50))
+    alive = [number for number, root in enumerate(forest.roots) if root not in gone]
+    assert alive
+    for number in alive:
+        assert set(reached(forest, number, gone)) == set(forest.roster.peers) - gone
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 300))
+def test_neighbours_are_few_mutual_and_connected(count: int) -> None:
+    roster = roster_of([1e6] * count)
+    table = {peer: roster.neighbours(peer) for peer in roster.peers}
+    assert all(len(table[peer]) <= (MESH - 1 if count <= MESH else 8) for peer in table)
+    assert all(peer in table[other] for peer in table for other in table[peer])
+    seen, waiting = {roster.peers[0]}, [roster.peers[0]]
+    while waiting:
+        news = [peer for peer in table[waiting.pop()] if peer not in seen]
+        seen.update(news)
+        waiting += news
+    assert len(seen) == count
+    assert roster.neighbours(ORIGIN.peer_id) == ()
+
+
+def test_weak_peers_are_leaves_and_strong_ones_carry_more() -> None:
+    forest = plant(roster_of([0.0] * 10 + [1e6] * 20 + [16e6] * 2), PolicyVersion(1))
+    fanout = {}
+    for stripe in forest.stripes:
+        for place, children in stripe.children.items():
+            fanout[forest.roster.peers[place]] = len(children)
+    assert all(peer not in fanout for peer in PEERS[:10])
+    assert max(fanout, key=lambda peer: fanout[peer]) in PEERS[30:32]
+
+
+def test_rosters_survive_the_wire_and_refuse_what_is_wrong() -> None:
+    roster = roster_of([1e6] * 5)
+    decoded = decode_roster_untrusted(roster.encode(), b"run", verify)
+    assert decoded == roster
+    assert decoded.peers == roster.peers
+    with pytest.raises(BadMessage, match="another run"):
+        decode_roster_untrusted(roster.encode(), b"other", verify)
+    forged = Roster.sign(ORIGIN, b"run", 2, [RosterEntry(PEERS[0])])
+    with pytest.raises(BadMessage, match="signature"):
+        decode_roster_untrusted(forged.encode()[:-1] + b"\0", b"run", lambda *_: False)
+
+
+def test_capacity_classes_are_powers_of_two() -> None:
+    assert [capacity_class(upload) for upload in (0, 16383, 16384, 32768, 5e6)] == [0, 0, 1, 2, 9]
+    assert capacity_class(1e30) == 31

@@ -1,0 +1,375 @@
+"""The production host: limits, scores, identify, ping, and what not every host can be asked."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+
+import p2p
+from p2p import connector as connector_module, identify
+from p2p.connector import HANDSHAKE_TIMEOUT, MAX_HANDSHAKES, MAX_PER_PEER
+from p2p.errors import (
+    BadMessage,
+    ConfigError,
+    LocalProtocolError,
+    PeerUnreachable,
+    RemoteProtocolError,
+)
+from p2p.host import Stream, request, serve_requests
+from p2p.identity import KeyPair, PeerId, ProtocolId
+from p2p.machine import open_world
+from p2p.multiaddr import Multiaddr
+from p2p.peers import (
+    MAX_ADDRS,
+    PENALTY_HALF_LIFE,
+    PENALTY_LIMIT,
+    REFUSAL,
+    AddressBook,
+    Scores,
+)
+from p2p.swarm import SwarmConfig, SwarmHost, open_host
+from p2p.transport.connection import ConnectionConfig
+from p2p.transport.memory import MemoryNetwork
+from p2p.transport.noise import StaticKey
+from p2p.transport.upgrade import secure
+
+ECHO = ProtocolId("/test/echo")
+NEWS = ProtocolId("/test/news")
+QUIET = SwarmConfig(connection=ConnectionConfig(keepalive=float("inf")))
+
+
+async def echo(peer: PeerId, data: bytes) -> bytes:
+    return data
+
+
+@asynccontextmanager
+async def two_hosts(
+    *, strict: bool = True, config: SwarmConfig = QUIET
+) -> AsyncIterator[tuple[SwarmHost, SwarmHost]]:
+    network = MemoryNetwork()
+    async with (
+        open_host(network=network, listen=("/memory/0",), strict=strict, config=config) as one,
+        open_host(network=network, listen=("/memory/0",), strict=strict, config=config) as other,
+    ):
+        one.add_addrs(other.peer_id, other.addrs)
+        yield one, other
+
+
+# Opening and closing.
+
+
+async def test_a_host_needs_no_arguments() -> None:
+    async with open_host() as host:
+        (addr,) = host.addrs
+        assert addr.peer_id == host.peer_id
+        assert addr.host_port[0] == "127.0.0.1"
+        assert addr.host_port[1] != 0
+        assert repr(host) == f"SwarmHost({host.peer_id!r}, 0 peers)"
+
+
+async def test_an_identity_may_be_given_or_comes_from_the_world() -> None:
+    key = KeyPair(b"\x05" * 32)
+    async with open_host(key=key, listen=()) as host:
+        assert host.peer_id == key.peer_id
+    async with open_world(key=key) as world, open_host(world=world, listen=()) as host:
+        assert host.peer_id == key.peer_id
+
+
+@pytest.mark.parametrize(
+    "addr", ["nonsense", "/memory/1", "/ip4/127.0.0.1/tcp/1/p2p", "/ip4/203.0.113.1/tcp/1"]
+)
+async def test_an_address_that_cannot_be_had_is_an_error_of_the_configuration(addr: str) -> None:
+    with pytest.raises(ConfigError):
+        async with open_host(listen=(addr,)):
+            pass
+
+
+async def test_the_callers_own_error_comes_out_as_it_is() -> None:
+    with pytest.raises(KeyError):
+        async with open_host(listen=()):
+            raise KeyError
+
+
+async def test_nothing_outlives_the_block() -> None:
+    async with trio.open_nursery() as nursery:
+        before = trio.lowlevel.current_statistics().tasks_living
+        async with two_hosts() as (one, other):
+            other.set_handler(ECHO, serve_requests(echo))
+            assert await request(one, other.peer_id, ECHO, b"x") == b"x"
+            await one.open_stream(other.peer_id, ECHO)
+            one.send(other.peer_id, NEWS, b"x")
+        assert trio.lowlevel.current_statistics().tasks_living == before
+        assert not nursery.child_tasks
+
+
+async def test_what_was_sent_before_closing_arrives() -> None:
+    network = MemoryNetwork()
+    received = bytearray()
+    done = trio.Event()
+
+    async def read(stream: Stream) -> None:
+        while data := await stream.receive_some():
+            received.extend(data)
+        done.set()
+
+    async with open_host(network=network, listen=("/memory/0",), strict=True) as other:
+        other.set_handler(ECHO, read)
+        async with open_host(network=network, listen=()) as one:
+            one.add_addrs(other.peer_id, other.addrs)
+            async with await one.open_stream(other.peer_id, ECHO) as stream:
+                await stream.send_all(bytes(500_000))
+        await done.wait()
+    assert len(received) == 500_000
+
+
+async def test_announced_addresses_replace_our_own() -> None:
+    public = Multiaddr.parse("/dns4/example.org/tcp/4001")
+    async with open_host(config=SwarmConfig(announce=(public,))) as host:
+        assert host.addrs == (public.with_peer(host.peer_id),)
+
+
+async def test_a_bootstrap_address_must_name_who_answers() -> None:
+    async with open_host(listen=()) as host:
+        with pytest.raises(ConfigError, match="/p2p/"):
+            await host.connect_addr(Multiaddr.parse("/ip4/127.0.0.1/tcp/1"))
+        with pytest.raises(PeerUnreachable, match="ourselves"):
+            await host.connect(host.peer_id)
+
+
+# Handlers that go wrong.
+
+
+async def test_a_crash_is_logged_and_costs_one_stream(caplog) -> None:
+    async def crash(stream: Stream) -> None:
+        raise KeyError("our bug")
+
+    async with two_hosts(strict=False) as (one, other):
+        other.set_handler(ECHO, crash)
+        with (
+            caplog.at_level(logging.ERROR, "p2p.swarm"),
+            pytest.raises((trio.BrokenResourceError, PeerUnreachable)),
+        ):
+            await request(one, other.peer_id, ECHO, b"x")
+        assert "our bug" in caplog.text
+        other.set_handler(ECHO, serve_requests(echo))
+        assert await request(one, other.peer_id, ECHO, b"still here") == b"still here"
+
+
+async def test_a_crash_ends_a_strict_host() -> None:
+    async def crash(stream: Stream) -> None:
+        raise KeyError("our bug")
+
+    async def ask() -> None:
+        async with two_hosts() as (one, other):
+            other.set_handler(ECHO, crash)
+            await one.open_stream(other.peer_id, ECHO)
+            await trio.sleep_forever()
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await ask()
+    assert caught.group_contains(KeyError, match="our bug")
+
+
+async def test_violations_add_up_to_a_refusal() -> None:
+    async def offended(stream: Stream) -> None:
+        raise BadMessage("rude")
+
+    async with two_hosts() as (one, other):
+        other.set_handler(ECHO, offended)
+        for _ in range(2):
+            with contextlib.suppress(PeerUnreachable):
+                await one.open_stream(other.peer_id, ECHO)
+            while one.connected:
+                await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(PeerUnreachable):
+            await other.connect(one.peer_id)
+        assert other._connector.is_refused(one.peer_id)
+
+
+async def test_a_handler_that_waits_for_a_gone_peer_does_not_crash(caplog) -> None:
+    async def wait(stream: Stream) -> None:
+        await stream.receive_some()
+
+    async with two_hosts() as (one, other):
+        other.set_handler(ECHO, wait)
+        await one.open_stream(other.peer_id, ECHO)
+        await one.disconnect(other.peer_id)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+# Limits.
+
+
+async def test_silent_visitors_are_shown_out(autojump_clock) -> None:
+    network = MemoryNetwork()
+    async with open_host(network=network, listen=("/memory/0",), config=QUIET) as host:
+        raw = [await network.dial(host.addrs[0]) for _ in range(MAX_HANDSHAKES + 5)]
+        await trio.testing.wait_all_tasks_blocked()
+        late = [stream for stream in raw if await _is_closed(stream)]
+        assert len(late) == 5
+        await host.world.sleep(HANDSHAKE_TIMEOUT + 1)
+        assert host._connector._handshakes == 0
+        assert host.connected == ()
+
+
+async def _is_closed(stream: trio.abc.HalfCloseableStream) -> bool:
+    """Whether the other side has hung up: reads over the negotiation header that waits otherwise."""
+    with trio.move_on_after(0.1):
+        return not await stream.receive_some()
+    return False
+
+
+async def test_connections_are_bounded(monkeypatch) -> None:
+    monkeypatch.setattr(connector_module, "MAX_CONNECTIONS", 2)
+    network = MemoryNetwork()
+    async with two_hosts() as (one, other):
+        await one.connect(other.peer_id)
+        async with (
+            open_host(network=network, listen=("/memory/0",)) as third,
+            open_host(network=network, listen=("/memory/0",)) as fourth,
+            open_host(network=network, listen=("/memory/0",)) as fifth,
+        ):
+            for peer in (fourth, fifth):
+                third.add_addrs(peer.peer_id, peer.addrs)
+                await third.connect(peer.peer_id)
+            third.add_addrs(other.peer_id, fourth.addrs)
+            with pytest.raises((PeerUnreachable, RemoteProtocolError)):
+                await third.connect(other.peer_id)
+            assert len(third.connected) == 2
+
+
+async def test_one_peer_may_have_a_few_connections_only() -> None:
+    key = KeyPair(b"\x09" * 32)
+    network = MemoryNetwork()
+    async with (
+        open_host(network=network, listen=("/memory/0",), config=QUIET) as host,
+        open_world(key=key) as world,
+    ):
+        raw = []
+        for _ in range(MAX_PER_PEER + 3):
+            stream = await network.dial(host.addrs[0])
+            await secure(stream, StaticKey.create(key, world.entropy(32)), world.entropy, dialer=True)
+            raw.append(stream)
+            await trio.testing.wait_all_tasks_blocked()
+        assert host.connected == (key.peer_id,)
+        live = [c for c in host._connector._connections[key.peer_id] if c.is_open]
+        assert len(live) == MAX_PER_PEER
+        for stream in raw:
+            await stream.aclose()
+
+
+# Peers that lie.
+
+
+async def test_observed_and_listen_addresses_are_learnt() -> None:
+    async with open_host(strict=True) as one, open_host(strict=True) as other:
+        other.set_handler(ECHO, serve_requests(echo))
+        await one.connect_addr(other.addrs[0])
+        while one.info(other.peer_id) is None or other.info(one.peer_id) is None:
+            await trio.testing.wait_all_tasks_blocked(0.01)
+        info = one.info(other.peer_id)
+        assert info is not None
+        assert info.agent == identify.AGENT
+        assert set(info.protocols) == {identify.PROTOCOL_ID, identify.PING_ID, ECHO}
+        assert info.observed_addr is not None
+        assert info.observed_addr.host_port[0] == "127.0.0.1"
+        assert other.addrs_of(one.peer_id)[0] == one.addrs[0]
+        await one.disconnect(other.peer_id)
+        assert one.info(other.peer_id) is None
+
+
+async def test_a_ping_takes_some_time() -> None:
+    async with two_hosts() as (one, other):
+        assert 0 < await p2p.ping(one, other.peer_id) < 5
+
+
+async def test_a_wrong_echo_is_a_bad_message() -> None:
+    async def lie(stream: Stream) -> None:
+        await stream.receive_some()
+        await stream.send_all(bytes(32))
+
+    async with two_hosts() as (one, other):
+        other.set_handler(identify.PING_ID, lie)
+        with pytest.raises(BadMessage):
+            await p2p.ping(one, other.peer_id)
+
+
+async def test_messages_wait_while_the_peer_is_dialled_and_stop_when_it_is_gone(autojump_clock) -> None:
+    async with two_hosts() as (one, other):
+        stranger = KeyPair(b"\x0a" * 32).peer_id
+        assert one.send(stranger, NEWS, b"lost")
+        await trio.testing.wait_all_tasks_blocked()
+        assert one.dropped_messages == 1
+        assert not one.send(stranger, NEWS, b"dropped at once")
+        assert one.dropped_messages == 2
+        await one.world.sleep(connector_module.DIAL_BACKOFF + 1)
+        assert one.send(stranger, NEWS, b"tried again")
+        await trio.testing.wait_all_tasks_blocked()
+        one.add_addrs(stranger, [other.addrs[0].transport])
+        assert one.send(stranger, NEWS, b"a new address is worth a try")
+        with pytest.raises(LocalProtocolError):
+            one.send(other.peer_id, NEWS, bytes(p2p.host.MAX_MESSAGE + 1))
+
+
+async def test_a_lane_that_was_reset_is_opened_again() -> None:
+    received = []
+    async with two_hosts() as (one, other):
+        one.send(other.peer_id, NEWS, b"nobody listens yet")
+        await trio.testing.wait_all_tasks_blocked()
+        other.set_message_handler(NEWS, lambda peer, message: received.append(message))
+        one.send(other.peer_id, NEWS, b"now")
+        await trio.testing.wait_all_tasks_blocked()
+    assert received == [b"now"]
+
+
+# What is remembered.
+
+
+def test_an_address_book_is_bounded_and_newest_first() -> None:
+    peer, other = (KeyPair(bytes([seed]) * 32).peer_id for seed in (1, 2))
+    book = AddressBook()
+    addrs = [Multiaddr.tcp("10.0.0.1", port) for port in range(1, MAX_ADDRS + 4)]
+    for addr in addrs:
+        assert book.add(peer, [addr])
+    assert not book.add(peer, [addrs[-1].with_peer(peer)])
+    assert book.of(peer) == tuple(reversed(addrs))[:MAX_ADDRS]
+    assert not book.add(peer, [addrs[0].with_peer(other)])
+    book.forget(peer, addrs[-1])
+    assert addrs[-1] not in book.of(peer)
+    assert book.of(other) == ()
+
+
+def test_points_fade_and_refusals_end_but_bans_do_not() -> None:
+    peer, other = (KeyPair(bytes([seed]) * 32).peer_id for seed in (1, 2))
+    scores = Scores()
+    assert not scores.penalise(peer, PENALTY_LIMIT - 1, now=0)
+    assert scores.points(peer, PENALTY_HALF_LIFE) == pytest.approx((PENALTY_LIMIT - 1) / 2)
+    assert not scores.penalise(peer, PENALTY_LIMIT / 2, now=PENALTY_HALF_LIFE)
+    assert scores.penalise(peer, PENALTY_LIMIT, now=PENALTY_HALF_LIFE)
+    assert scores.is_refused(peer, PENALTY_HALF_LIFE + REFUSAL - 1)
+    assert not scores.is_refused(peer, PENALTY_HALF_LIFE + REFUSAL)
+    scores.ban(other)
+    assert scores.is_refused(other, 1e9)
+
+
+def test_importing_p2p_is_light() -> None:
+    code = "import p2p, sys; print(*sorted({m.split('.')[0] for m in sys.modules}))"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert "trio" in loaded
+    assert not {"asyncio", "numpy", "torch", "cryptography.x509", "zstandard", "blake3"} & set(loaded)
+
+
+def test_the_public_api_is_what_it_says() -> None:
+    assert sorted(p2p.__all__) == list(p2p.__all__)
+    assert all(hasattr(p2p, name) for name in p2p.__all__)

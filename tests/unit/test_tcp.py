@@ -1,0 +1,114 @@
+"""What is special about TCP: names, both families, and a machine that runs out of sockets."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+import pytest
+import trio
+import trio.testing
+
+from p2p.errors import ConfigError, LimitExceeded, PeerUnreachable
+from p2p.multiaddr import Multiaddr
+from p2p.transport.memory import BACKLOG, MemoryNetwork
+from p2p.transport.tcp import TcpListener, TcpNetwork, TcpStream
+from p2p.transport.wakeup import DirectStream, Wakeup
+
+
+async def test_names_are_looked_up() -> None:
+    network = TcpNetwork()
+    listener = await network.listen(Multiaddr.parse("/ip4/127.0.0.1/tcp/0"))
+    for name in ("dns", "dns4"):
+        addr = Multiaddr(((name, "localhost"), listener.addr.parts[1]))
+        async with await network.dial(addr), await listener.accept():
+            pass
+    with pytest.raises(PeerUnreachable):
+        await network.dial(Multiaddr.parse("/dns4/no-such-host.invalid/tcp/1"))
+    await listener.aclose()
+
+
+async def test_listening_everywhere_names_an_address_others_can_use() -> None:
+    listener = await TcpNetwork().listen(Multiaddr.parse("/ip4/0.0.0.0/tcp/0"))
+    assert listener.addr.host_port[0] != "0.0.0.0"
+    async with await TcpNetwork().dial(listener.addr), await listener.accept() as accepted:
+        assert isinstance(accepted, TcpStream)
+        assert isinstance(accepted, DirectStream)
+        assert accepted.remote_addr.parts[1][0] == "tcp"
+    await listener.aclose()
+
+
+async def test_only_tcp_addresses_will_do() -> None:
+    with pytest.raises(ConfigError, match="not a TCP address"):
+        await TcpNetwork().listen(Multiaddr.parse("/memory/1"))
+    with pytest.raises(PeerUnreachable, match="not a TCP address"):
+        await TcpNetwork().dial(Multiaddr.parse("/memory/1"))
+
+
+async def test_a_machine_without_sockets_says_so(monkeypatch) -> None:
+    listener = await TcpNetwork().listen(Multiaddr.parse("/ip4/127.0.0.1/tcp/0"))
+    assert isinstance(listener, TcpListener)
+
+    async def exhausted(self) -> None:
+        await trio.lowlevel.checkpoint()
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trio.SocketListener, "accept", exhausted)
+        with pytest.raises(LimitExceeded, match="no socket"):
+            await listener.accept()
+    await listener.aclose()
+
+
+async def test_receiving_into_a_buffer_and_sending_without_waiting() -> None:
+    network = TcpNetwork()
+    listener = await network.listen(Multiaddr.parse("/ip4/127.0.0.1/tcp/0"))
+    async with await network.dial(listener.addr) as one, await listener.accept() as other:
+        assert isinstance(one, TcpStream)
+        assert isinstance(other, TcpStream)
+        assert one.send_nowait(memoryview(b"hello")) == 5
+        buffer = memoryview(bytearray(10))
+        assert await other.receive_into(buffer) == 5
+        assert bytes(buffer[:5]) == b"hello"
+        while one.send_nowait(memoryview(bytes(65536))):
+            pass
+        await one.send_eof()
+        with pytest.raises(trio.ClosedResourceError):
+            one.send_nowait(memoryview(b"x"))
+    with pytest.raises(trio.ClosedResourceError):
+        await other.receive_into(buffer)
+    await listener.aclose()
+
+
+async def test_a_dead_peer_breaks_the_stream() -> None:
+    network = TcpNetwork()
+    listener = await network.listen(Multiaddr.parse("/ip4/127.0.0.1/tcp/0"))
+    one, other = await network.dial(listener.addr), await listener.accept()
+    assert isinstance(other, TcpStream)
+    other._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    await other.aclose()
+    with pytest.raises(trio.BrokenResourceError):
+        await one.receive_some()
+    await one.aclose()
+    await listener.aclose()
+
+
+async def test_a_memory_backlog_is_bounded() -> None:
+    network = MemoryNetwork()
+    listener = await network.listen(Multiaddr.parse("/memory/5"))
+    streams = [await network.dial(listener.addr) for _ in range(BACKLOG)]
+    with pytest.raises(PeerUnreachable):
+        await network.dial(listener.addr)
+    await listener.aclose()
+    assert await streams[0].receive_some() == b""
+
+
+async def test_one_task_waits_at_a_wakeup() -> None:
+    wakeup = Wakeup()
+    wakeup.set()  # nobody there: forgotten
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wakeup.wait)
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(trio.BusyResourceError):
+            await wakeup.wait()
+        wakeup.set()

@@ -1,0 +1,98 @@
+"""Varints, frames, and msgpack read with distrust."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from hypothesis import given, strategies as st
+
+from p2p.errors import BadMessage
+from p2p.wire import (
+    MAX_VARINT_BYTES,
+    FrameParser,
+    FrameReader,
+    decode_varint_untrusted,
+    encode_varint,
+    fields_untrusted,
+    frame,
+    pack,
+    unpack_untrusted,
+)
+
+
+@given(st.integers(0, 2**63 - 1), st.binary(max_size=3))
+def test_varints_go_both_ways(number: int, behind: bytes) -> None:
+    data = encode_varint(number)
+    assert decode_varint_untrusted(data + behind) == (number, len(data))
+    assert all(decode_varint_untrusted(data[:cut]) is None for cut in range(len(data)))
+
+
+@pytest.mark.parametrize("data", [b"\x80\x00", b"\xff" * MAX_VARINT_BYTES, b"\x80" * 20])
+def test_long_or_padded_varints_are_bad(data: bytes) -> None:
+    with pytest.raises(BadMessage):
+        decode_varint_untrusted(data)
+
+
+@given(st.lists(st.binary(max_size=300), max_size=5), st.integers(1, 400))
+def test_frames_survive_any_split(payloads: list[bytes], step: int) -> None:
+    wire = b"".join(frame(payload) for payload in payloads)
+    parser = FrameParser(300)
+    found = []
+    for start in range(0, len(wire), step):
+        found += parser.receive_data(wire[start : start + step])
+    assert found == payloads
+    assert parser.pending == 0
+
+
+def test_a_frame_beyond_the_limit_is_refused_by_its_length() -> None:
+    with pytest.raises(BadMessage, match="over the limit"):
+        list(FrameParser(10).receive_data(encode_varint(11)))
+
+
+class Chunks:
+    """A stream of given pieces."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self.pieces = list(pieces)
+
+    async def receive_some(self, max_bytes: int | None = None, /) -> bytes:
+        await trio.lowlevel.checkpoint()
+        return self.pieces.pop(0) if self.pieces else b""
+
+
+async def test_a_reader_tells_the_end_from_a_cut() -> None:
+    reader = FrameReader(Chunks(frame(b"one") + frame(b"two")[:2], frame(b"two")[2:]), 10)
+    assert [await reader.receive() for _ in range(3)] == [b"one", b"two", None]
+    with pytest.raises(BadMessage, match="within a frame"):
+        await FrameReader(Chunks(frame(b"cut")[:3]), 10).receive()
+
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.binary(max_size=9)
+    | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(values)
+def test_msgpack_goes_both_ways(value: object) -> None:
+    assert unpack_untrusted(pack(value)) == value
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\xc1", b"\x91" * 17 + b"\x00", b"\xdd\xff\xff\xff\xff", b"\x00\x00", b"\x81\x01\x02\x03"]
+)
+def test_what_is_no_msgpack_is_a_bad_message(data: bytes) -> None:
+    with pytest.raises(BadMessage):
+        unpack_untrusted(data)
+
+
+def test_fields_have_the_types_asked_for() -> None:
+    assert fields_untrusted([1, b"x"], int, bytes, what="thing") == [1, b"x"]
+    for value in ([1], [1, "x"], [True, b"x"], "no list", {}):
+        with pytest.raises(BadMessage, match="thing"):
+            fields_untrusted(value, int, bytes, what="thing")
