@@ -32,6 +32,7 @@ from p2p.transport.dial import race
 from p2p.transport.noise import StaticKey
 from p2p.transport.stream import MuxedStream
 from p2p.transport.upgrade import Secured, secure
+from p2p.transport.wakeup import AddressedStream
 from p2p.world import World
 
 MAX_CONNECTIONS: Final = 1024
@@ -242,7 +243,8 @@ class Connector:
         try:
             with trio.fail_after(HANDSHAKE_TIMEOUT):
                 secured = await secure(raw, self._static, self._world.entropy, dialer=False)
-            adopted = self._adopt(raw, secured, dialer=False, addr=getattr(raw, "remote_addr", None))
+            addr = raw.remote_addr if isinstance(raw, AddressedStream) else None
+            adopted = self._adopt(raw, secured, dialer=False, addr=addr)
         except (RemoteProtocolError, ProtocolNotSupported, trio.BrokenResourceError) as error:
             logger.info("a handshake failed: %s", error)
         except trio.TooSlowError:

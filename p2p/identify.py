@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -68,7 +69,8 @@ def decode_info_untrusted(data: bytes) -> PeerInfo:
             addr = _dialable(as_bytes_untrusted(value, "a listen address"))
             listen_addrs += [addr] if addr else []
         elif number == 3 and len(protocols) < MAX_PROTOCOLS:
-            protocols.append(ProtocolId(as_text_untrusted(value, "a protocol")[:MAX_LINE]))
+            # Interned: a thousand peers speak the same few dozen.
+            protocols.append(ProtocolId(sys.intern(as_text_untrusted(value, "a protocol")[:MAX_LINE])))
         elif number == 4:
             observed = _dialable(as_bytes_untrusted(value, "an observed address"))
         elif number == 6:

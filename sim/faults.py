@@ -15,6 +15,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -40,7 +41,7 @@ class Fault:
     kind: str
 
     who: tuple[str, ...]
-    """Names of nodes."""
+    """Names of nodes; in files also patterns (``n1*``), shares (``25%``) and zones (``zone:zone1``)."""
 
     seconds: float = 0.0
     """How long it lasts; 0 is for ever, or at one moment only."""
@@ -313,7 +314,7 @@ def apply_plan(swarm: Swarm, plan: Iterable[Fault]) -> None:
 
 
 def _begin(swarm: Swarm, fault: Fault) -> None:
-    known = tuple(name for name in fault.who if name in swarm.nodes)
+    known = _victims(swarm, fault)
     if not known:
         return
     simulation = swarm.simulation
@@ -323,6 +324,20 @@ def _begin(swarm: Swarm, fault: Fault) -> None:
     if fault.seconds > 0:
         due = simulation.queue.now + int(fault.seconds * SECOND)
         simulation.queue.schedule(due, simulation.queue.kernel, f"end of {fault.kind}", undo)
+
+
+def _victims(swarm: Swarm, fault: Fault) -> tuple[str, ...]:
+    """The nodes that ``who`` means: names, patterns (``n1*``), shares (``25%``) and zones (``zone:z1``)."""
+    found: dict[str, None] = {}
+    for word in fault.who:
+        if word.endswith("%"):
+            count = round(len(swarm.nodes) * float(word[:-1]) / 100)
+            found.update(dict.fromkeys(swarm.rng("faults/who").sample(list(swarm.nodes), count)))
+        elif word.startswith("zone:"):
+            found.update({name: None for name, node in swarm.nodes.items() if node.zone == word[5:]})
+        else:
+            found.update({name: None for name in swarm.nodes if fnmatchcase(name, word)})
+    return tuple(found)
 
 
 def draw_plan(

@@ -9,7 +9,8 @@ topologies in time to the last node, at a third to a sixth of the cost of exact 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from random import Random
 from typing import Final
 
 SEGMENT: Final = 256 * 1024
@@ -52,3 +53,14 @@ class LinkSpec:
 def cost_per_byte(mbit: float) -> float:
     """Nanoseconds that one payload byte occupies a line of ``mbit`` Mbit/s."""
     return 8e9 / (mbit * MBIT * PAYLOAD_SHARE) if mbit != math.inf else 0.0
+
+
+def behind_nat(link: LinkSpec) -> LinkSpec:
+    """The same line behind a router that lets nobody in."""
+    return replace(link, nat=True)
+
+
+def drawn_link(rng: Random, up: tuple[float, float], down_factor: float) -> LinkSpec:
+    """A line with uploads spread evenly in the logarithm, and downloads up to ``down_factor`` as wide."""
+    uplink = math.exp(rng.uniform(math.log(up[0]), math.log(up[1])))
+    return LinkSpec(up=uplink, down=uplink * math.exp(rng.uniform(0, math.log(down_factor))))

@@ -57,3 +57,18 @@ class ShardcastStats:
     versions_completed: int = 0
     versions_skipped: int = 0
     """Versions given up for a newer one."""
+
+    def count_came(self, size: int, *, asked: bool, origin: bool) -> None:
+        """A chunk came for the first time: because it was asked for, from the origin itself."""
+        self.chunks_repaired += asked
+        if origin:
+            self.from_origin += size
+        else:
+            self.from_peers += size
+
+    def count_sent(self, size: int, *, origin: bool) -> None:
+        """A chunk left; ``origin`` if it is of a policy of ours."""
+        if origin:
+            self.uploaded_as_origin += size
+        else:
+            self.uploaded_as_relay += size

@@ -281,7 +281,7 @@ class ShardcastCore:
             return
         policy.advance(header.index, ChunkEvent.DIGEST_OK)
         policy.arrived(header.index, self._now)
-        self._count(policy, peer, len(data), asked)
+        self.stats.count_came(len(data), asked=asked, origin=peer == policy.manifest.trainer)
         policy.holds(peer, bit, self._now)
         self._out.append(ev.Keep(header.policy, header.index, data))
         self._relay.forward(policy, header, peer)
@@ -293,19 +293,9 @@ class ShardcastCore:
         elif asked or policy.eager or policy.urgent:
             self._out += self._exchange.pull(policy, self._now)
 
-    def _count(self, policy: Policy, peer: PeerId, size: int, asked: bool) -> None:
-        self.stats.chunks_repaired += asked
-        if peer == policy.manifest.trainer:
-            self.stats.from_origin += size
-        else:
-            self.stats.from_peers += size
-
     def _chunk_sent(self, peer: PeerId, size: int) -> None:
         policy = self._relay.sent(peer, self._now)
-        if policy is not None and policy.manifest.trainer == self._local:
-            self.stats.uploaded_as_origin += size
-        else:
-            self.stats.uploaded_as_relay += size
+        self.stats.count_sent(size, origin=policy is not None and policy.manifest.trainer == self._local)
 
     def _stored(self, name: bytes) -> None:
         policy = self._policies.get(name)

@@ -10,6 +10,7 @@ from p2p.identity import PeerId, Verify
 from p2p.shardcast.forest import Roster, decode_roster_untrusted
 from p2p.shardcast.manifest import Equivocation, Manifest, decode_manifest_untrusted, digest_of
 from p2p.shardcast.messages import Evidence
+from p2p.shardcast.peers import bound
 
 MAX_MANIFESTS: Final = 64
 """Manifests remembered, newest versions first: two minutes of the fastest run, hours of a usual one.
@@ -29,6 +30,7 @@ class Known:
         self._verify = verify
         self._judged: dict[bytes, Manifest] = {}
         self._by_version: dict[int, Manifest] = {}
+        self._seen: dict[bytes, None] = {}
         self._rosters: dict[PeerId, dict[int, Roster]] = {}
         self.halted: dict[PeerId, Equivocation] = {}
 
@@ -43,8 +45,7 @@ class Known:
         if manifest is None:
             manifest = decode_manifest_untrusted(data, self._run, self._verify)
             self._judged[name] = manifest
-            if len(self._judged) > MAX_MANIFESTS:
-                del self._judged[next(iter(self._judged))]
+            bound(self._judged, MAX_MANIFESTS)
         return manifest
 
     def file(self, manifest: Manifest) -> Equivocation | None:
@@ -75,7 +76,12 @@ class Known:
 
     def roster_untrusted(self, data: bytes) -> Roster | None:
         """A roster that is believed and new, remembered; else None. Raise `BadMessage`."""
+        name = digest_of(data)
+        if name in self._seen:
+            return None  # every lane brings it once: judge it for the first
         roster = decode_roster_untrusted(data, self._run, self._verify)
+        self._seen[name] = None
+        bound(self._seen, MAX_MANIFESTS)
         return roster if self.add_roster(roster) else None
 
     def add_roster(self, roster: Roster) -> bool:
@@ -88,8 +94,7 @@ class Known:
         epochs[roster.epoch] = roster
         if len(epochs) > MAX_ROSTERS:
             del epochs[min(epochs)]
-        if len(self._rosters) > MAX_ORIGINS:
-            del self._rosters[next(iter(self._rosters))]
+        bound(self._rosters, MAX_ORIGINS)
         return True
 
     def roster(self, origin: PeerId, epoch: int | None = None) -> Roster | None:

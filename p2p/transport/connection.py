@@ -118,7 +118,6 @@ class Connection:
         self._heard = True
         self._silence = 0
         self._fresh: dict[int, int] = {}  # incoming streams without a protocol, and for how many ticks
-        self._pings: dict[int, trio.Event] = {}
 
     @property
     def is_open(self) -> bool:
@@ -132,7 +131,7 @@ class Connection:
             with self._scope:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._read)
-                    nursery.start_soon(self._write)
+                    await self._write()
         finally:
             self._tear_down()
             try:
@@ -259,11 +258,10 @@ class Connection:
             case StreamReset(stream_id):
                 if stream := self._streams.get(stream_id):
                     stream.fail(ProtocolError("the peer reset the stream"))
-            case PongReceived(value):
-                if waiting := self._pings.pop(value, None):
-                    waiting.set()
             case WentAway():
                 logger.debug("%r is going away", self.peer)
+            case PongReceived():
+                pass  # that it was heard is all we wanted
 
     def _settle(self) -> None:
         """Tell streams what the mux found out about them."""

@@ -6,6 +6,8 @@ from typing import Protocol, runtime_checkable
 
 import trio
 
+from p2p.multiaddr import Multiaddr
+
 
 class Wakeup:
     """Lets one task sleep until somebody wakes it; waking nobody does nothing."""
@@ -31,6 +33,13 @@ class Wakeup:
         if self._task is not None:
             trio.lowlevel.reschedule(self._task)
             self._task = None
+
+
+@runtime_checkable
+class AddressedStream(Protocol):
+    """A raw stream that knows where its other end is."""
+
+    remote_addr: Multiaddr
 
 
 @runtime_checkable

@@ -19,7 +19,7 @@ from p2p.shardcast.forest import Forest, Roster, RosterEntry, plant
 from p2p.shardcast.manifest import PolicyVersion
 from sim.errors import SimulationError
 from sim.fabric import Fabric, Lane
-from sim.link import LinkSpec
+from sim.link import LinkSpec, drawn_link
 from sim.queue import SECOND, Owner
 from sim.scenario import Scenario
 from sim.simulation import Simulation
@@ -77,7 +77,12 @@ class Broadcast:
         self._by_peer = {node.peer: node for node in self._nodes}
         self._origin = self._make_origin(scenario)
         self._forest = self._plant()
-        self._connect()
+        relays = int(scenario.parameter("relays", 0))
+        self._stripes = 1 if relays else len(self._forest.stripes)
+        if relays:
+            self._connect_two_tiers(relays)
+        else:
+            self._connect()
         self._schedule_deaths(scenario)
         for chunk in range(self._chunks):
             self._pass_on(self._origin, chunk)
@@ -85,11 +90,10 @@ class Broadcast:
         return self._measure()
 
     def _make_node(self, name: str, scenario: Scenario) -> _Node:
-        low, high = scenario.parameter("up_low", 20.0), scenario.parameter("up_high", 1000.0)
-        up = math.exp(self._rng.uniform(math.log(low), math.log(high)))
-        down = up * math.exp(self._rng.uniform(0, math.log(scenario.parameter("down_factor", 4.0))))
+        uplinks = scenario.parameter("up_low", 20.0), scenario.parameter("up_high", 1000.0)
+        link = drawn_link(self._rng, uplinks, scenario.parameter("down_factor", 4.0))
         peer = self._simulation.keys.signer(name).peer_id
-        return _Node(self._fabric, name, peer, LinkSpec(up=up, down=down), self._chunks)
+        return _Node(self._fabric, name, peer, link, self._chunks)
 
     def _make_origin(self, scenario: Scenario) -> _Node:
         up = scenario.parameter("origin_up", 1000.0)
@@ -119,6 +123,13 @@ class Broadcast:
                 for number in range(len(self._forest.stripes)):
                     self._feed(number, self._by_peer[self._rng.choice(peers)], node)
 
+    def _connect_two_tiers(self, relays: int) -> None:
+        """The reference's design: an origin, fixed relay servers, and clients spread over them."""
+        for node in self._nodes[:relays]:
+            self._feed(0, self._origin, node)
+        for number, node in enumerate(self._nodes[relays:]):
+            self._feed(0, self._nodes[number % relays], node)
+
     def _feed(self, stripe: int, giver: _Node, taker: _Node) -> _Feed:
         latency = self._fabric.latency_of(giver.endpoint, taker.endpoint)
         feed = _Feed(giver, taker, latency)
@@ -128,7 +139,7 @@ class Broadcast:
     # The flow
 
     def _pass_on(self, node: _Node, chunk: int) -> None:
-        for feed in node.feeds.get(chunk % len(self._forest.stripes), ()):
+        for feed in node.feeds.get(chunk % self._stripes, ()):
             feed.queue.append(chunk)
             self._pump(feed)
 
@@ -170,7 +181,7 @@ class Broadcast:
         peers, positions = self._forest.roster.peers, self._forest.roster.positions
         for stripe, feeds in dead.feeds.items():
             above = self._origin
-            if dead.peer in positions:
+            if dead.peer in positions and self._stripes > 1:
                 for place in self._forest.stripes[stripe].ancestors(positions[dead.peer]):
                     if self._by_peer[peers[place]].owner.alive:
                         above = self._by_peer[peers[place]]
@@ -182,7 +193,7 @@ class Broadcast:
     def _resume(self, stripe: int, giver: _Node, taker: _Node) -> None:
         if taker.owner.alive:
             feed = self._feed(stripe, giver, taker)
-            wanted = range(stripe, self._chunks, len(self._forest.stripes))
+            wanted = range(stripe, self._chunks, self._stripes)
             feed.queue.extend(chunk for chunk in wanted if giver.has[chunk] and not taker.has[chunk])
             self._pump(feed)
         else:  # two in a row: the taker's own children hang on nobody until it is adopted too
@@ -210,5 +221,5 @@ class Broadcast:
             "origin_policies_sent": round(self._origin.endpoint.sent / size, 3),
             "duplicate_share": round(self._duplicates / max(1, self._chunks * len(alive)), 5),
             "dead": len(self._nodes) - len(alive),
-            "stripes": len(self._forest.stripes),
+            "stripes": self._stripes,
         }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from p2p.identity import PeerId
 from p2p.node.config import NodeConfig
@@ -43,7 +43,9 @@ LOOK: Final = 0.5
 class Spine:
     """A `sim.scenario.Workload`."""
 
-    def __init__(self) -> None:
+    def __init__(self, cast: Mapping[str, str] = CAST) -> None:
+        """``cast`` gives every node's role; the first only relays, and knows the run."""
+        self._cast = dict(cast)
         self._open: dict[str, tuple[Node, Sequence[Role]]] = {}
         self._run: Run | None = None
         self._config = NodeConfig()
@@ -52,8 +54,8 @@ class Spine:
     async def run(self, swarm: Swarm, scenario: Scenario) -> Mapping[str, float | int | str]:
         """Play until everybody holds the last policy, or the duration is over."""
         self._swarm = swarm
-        cast = dict(CAST)
-        for number in range(3, scenario.nodes - len(CAST) + 3):
+        cast = dict(self._cast)
+        for number in range(3, scenario.nodes - len(cast) + 3):
             cast[f"inference-{number}"] = "inference"
         recipe = _recipe(scenario)
         self._run = _write_run(swarm, recipe)
@@ -96,9 +98,12 @@ class Spine:
                 swarm.restart("inference-1")
         return status
 
+    def health(self) -> dict[str, Mapping[str, Any]]:
+        """What every node says of itself now."""
+        return {name: node.health(roles) for name, (node, roles) in self._open.items()}
+
     def _status(self, recipe: Recipe) -> SwarmStatus:
-        nodes = {name: node.health(roles) for name, (node, roles) in self._open.items()}
-        return SwarmStatus(nodes, recipe.submission * recipe.group_size)
+        return SwarmStatus(self.health(), recipe.submission * recipe.group_size)
 
 
 def _recipe(scenario: Scenario) -> Recipe:

@@ -75,7 +75,8 @@ nested = st.recursive(
     lambda inner: st.lists(inner, max_size=9),
     max_leaves=12,
 )
-kinds = st.sampled_from(["hello", "policy", "roster", "evidence", "ask", "have", "taken", "want", "credit", "blame"])
+KINDS = ("hello", "policy", "roster", "evidence", "ask", "have", "taken", "want", "credit", "blame")
+kinds = st.sampled_from(KINDS)
 shaped = st.tuples(kinds, st.lists(nested, max_size=4)).map(lambda pair: pack([pair[0], *pair[1]]))
 valid = st.sampled_from([encode_message(message) for message in MESSAGES])
 

@@ -249,6 +249,21 @@ async def test_cancelling_a_receive_loses_nothing() -> None:
         assert await theirs.receive_some() == b"kept"
 
 
+async def test_what_has_arrived_can_be_read_after_everything_is_over() -> None:
+    async with open_pair() as pair:
+        ours, theirs = await pair.stream_pair()
+        await ours.send_all(b"last words")
+        await ours.send_eof()
+        await theirs.send_eof()
+        await trio.testing.wait_all_tasks_blocked()
+        assert pair.bob.mux.stream_ids == ()
+        pair.alice.close()
+        await pair.bob.wait_closed()
+        assert await theirs.receive_some(4) == b"last"
+        assert await read_all(theirs) == b" words"
+        assert await theirs.receive_some() == b""  # the end stays the end
+
+
 # Ends.
 
 

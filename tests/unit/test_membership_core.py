@@ -12,6 +12,7 @@ from p2p.membership.core import MembershipCore
 from p2p.membership.events import (
     Bootstrap,
     Change,
+    Effect,
     Interest,
     Leave,
     MembershipConfig,
@@ -28,6 +29,7 @@ from p2p.membership.messages import (
     Give,
     Link,
     Message,
+    Unlink,
     decode_message_untrusted,
     encode_message,
 )
@@ -200,20 +202,24 @@ def test_a_node_that_lost_its_disk_and_its_clock_is_told_its_number() -> None:
     assert len(swarm.knowing(peer_named(8))) == 19
 
 
-def test_a_partition_heals() -> None:
-    swarm = MembershipSwarm(24, seed=6)
+@pytest.mark.parametrize("bootstrap_lives", [True, False])
+def test_a_partition_heals(bootstrap_lives: bool) -> None:
+    swarm = MembershipSwarm(25, seed=6)
     swarm.run(6 * INTERVAL)
-    left = [peer_named(number) for number in range(12)]
+    left = [peer_named(number) for number in range(13)]
+    if not bootstrap_lives:
+        swarm.kill(peer_named(0))
+        swarm.run(15)
     swarm.partition(left)
     swarm.run(20)
     for node in swarm.alive():
         others = {member.peer for member in node.core.members()}
         assert {peer in left for peer in others} == {node.peer in left}
-        assert len(others) == 11
+        assert len(others) == (11 + bootstrap_lives if node.peer in left else 11)
     swarm.run(120)
     swarm.repair()
     swarm.run(60)
-    assert all(len(node.core.members()) == 23 for node in swarm.alive())
+    assert all(len(node.core.members()) == len(swarm.alive()) - 1 for node in swarm.alive())
 
 
 def test_a_lonely_node_comes_back_by_its_bootstrap() -> None:
@@ -361,6 +367,66 @@ def test_an_accusation_cannot_kill_the_living() -> None:
         swarm.run(INTERVAL)
     assert len(swarm.knowing(victim.peer)) == 29
     assert all(changes(node, victim.peer) == [Change.JOINED] for node in swarm.alive() if node is not victim)
+
+
+def test_a_look_alike_of_the_last_words_is_not_passed_on() -> None:
+    swarm = MembershipSwarm(30)
+    swarm.run(6 * INTERVAL)
+    victim = swarm.nodes[peer_named(3)]
+    node = next(each for each in swarm.alive()[1:] if victim.peer not in each.core.neighbours)
+    (seqno,) = {entry.signed.seqno for entry in [node.core._view.get(victim.peer)]}
+    tell(swarm, node, Accuse((heartbeat_of(victim.peer, seqno, signer=ENEMY),)))
+    swarm.run(2 * INTERVAL)
+    assert not any(each.penalties for each in swarm.alive())
+    assert len(swarm.knowing(victim.peer)) == 29
+
+
+def linked_core(neighbours: int) -> MembershipCore:
+    core = make_core(1000)
+    core.handle(Tick(), 0.0)
+    for number in range(2, 2 + neighbours):
+        link = encode_message(Link(True, heartbeat_of(peer_named(number), 1)))
+        core.handle(Received(peer_named(number), link), 0.0)
+    assert len(core.neighbours) == neighbours
+    while core.next_deadline < 1.0:
+        core.handle(Tick(), core.next_deadline)
+    return core
+
+
+def sent(effects: list[Effect]) -> list[tuple[PeerId, Message]]:
+    return [(each.peer, decode_message_untrusted(each.data)) for each in effects if isinstance(each, Send)]
+
+
+def test_a_refutation_goes_where_the_accusation_went() -> None:
+    core = linked_core(3)
+    first, second = heartbeat_of(ENEMY, 5), heartbeat_of(ENEMY, 6)
+    for message in (Accuse((first,)), Accuse((first,)), Give((second,)), Accuse((first,))):
+        core.handle(Received(peer_named(2), encode_message(message)), 1.0)
+        told = sent(core.handle(Tick(), core.next_deadline)) if core.next_deadline < 2 else []
+        if message == Give((second,)):
+            refuted = [(peer, said) for peer, said in told if isinstance(said, Give)]
+            assert refuted == [(peer_named(3), Give((second,))), (peer_named(4), Give((second,)))]
+    answer = sent(core.handle(Received(peer_named(3), encode_message(Accuse((first,)))), 1.0))
+    assert answer == [(peer_named(3), Give((second,)))]
+
+
+def test_an_accusation_of_a_stranger_is_passed_on_once() -> None:
+    core = linked_core(3)
+    accusation = Accuse((heartbeat_of(ENEMY, 5),))
+    core.handle(Received(peer_named(2), encode_message(accusation)), 1.0)
+    told = sent(core.handle(Tick(), core.next_deadline))
+    assert told == [(peer_named(3), accusation), (peer_named(4), accusation)]
+    core.handle(Received(peer_named(3), encode_message(accusation)), 1.5)
+    assert core.next_deadline > 2
+
+
+def test_who_takes_us_for_a_neighbour_without_being_ours_is_told() -> None:
+    core = linked_core(10)
+    beat = encode_message(Beat(True, heartbeat_of(ENEMY, 5)))
+    assert sent(core.handle(Received(ENEMY, beat), 1.0)) == [(ENEMY, Unlink())]
+    assert ENEMY not in core.neighbours
+    core.handle(Received(peer_named(2), encode_message(Beat(False, heartbeat_of(peer_named(2), 2)))), 1.0)
+    assert peer_named(2) not in core.neighbours
 
 
 def test_an_accusation_without_words_of_the_accused_is_forgery() -> None:

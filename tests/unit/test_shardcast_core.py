@@ -215,8 +215,8 @@ def test_eight_equal_peers_are_fed_near_the_bound() -> None:
     swarm = Swarm(8)
     swarm.publish(1, 32 * MIB, 128 * KI)
     swarm.run(60)
-    assert swarm.time_to_all(1) <= 1.25 * bound(32 * MIB, swarm)
-    assert swarm.origin.sent <= 1.05 * 32 * MIB
+    assert swarm.time_to_all(1) <= 1.1 * bound(32 * MIB, swarm)
+    assert swarm.origin.sent <= 1.02 * 32 * MIB
     for node in swarm.peers:
         assert node.core.stats.duplicates <= 0.02 * 32 * MIB
         assert node.core.newest is not None
@@ -228,7 +228,7 @@ def test_uneven_uplinks_are_used_by_their_strength() -> None:
     swarm = Swarm(8, up=lambda n: uplinks[n] * MBIT, down=lambda _: 100 * MBIT)
     swarm.publish(1, 32 * MIB, 128 * KI)
     swarm.run(60)
-    assert swarm.time_to_all(1) <= 1.5 * bound(32 * MIB, swarm)
+    assert swarm.time_to_all(1) <= 1.45 * bound(32 * MIB, swarm)
     strong, weak = swarm.peers[0], swarm.peers[7]
     assert strong.core.stats.uploaded_as_relay > 3 * weak.core.stats.uploaded_as_relay
 
@@ -255,12 +255,12 @@ def test_five_receivers_of_a_small_policy_feed_each_other() -> None:
     assert peers / everything >= 0.7
 
 
-def test_a_relay_that_dies_midway_costs_less_than_a_half() -> None:
+def test_a_relay_that_dies_midway_costs_little() -> None:
     swarm = Swarm(8)
     swarm.publish(1, 32 * MIB, 128 * KI)
     swarm.at(3, lambda: swarm.kill(swarm.peers[2]))
     swarm.run(60)
-    assert swarm.time_to_all(1) <= 1.4 * bound(32 * MIB, swarm)
+    assert swarm.time_to_all(1) <= 1.15 * bound(32 * MIB, swarm)
 
 
 def test_a_relay_that_vanishes_without_a_word() -> None:
@@ -268,7 +268,7 @@ def test_a_relay_that_vanishes_without_a_word() -> None:
     swarm.publish(1, 32 * MIB, 128 * KI)
     swarm.at(3, lambda: swarm.kill(swarm.peers[2]))
     swarm.run(60)
-    assert swarm.time_to_all(1) <= 1.6 * bound(32 * MIB, swarm)
+    assert swarm.time_to_all(1) <= 1.2 * bound(32 * MIB, swarm)
 
 
 def test_a_relay_that_claims_much_and_drips() -> None:
@@ -276,7 +276,7 @@ def test_a_relay_that_claims_much_and_drips() -> None:
     swarm.peers[2].drips = True
     swarm.publish(1, 32 * MIB, 128 * KI)
     swarm.run(60)
-    assert swarm.time_to_all(1) <= 1.6 * bound(32 * MIB, swarm)
+    assert swarm.time_to_all(1) <= 1.2 * bound(32 * MIB, swarm)
 
 
 def test_a_corrupt_relay_is_found_out_and_costs_single_chunks() -> None:
@@ -300,7 +300,7 @@ def test_the_dead_at_birth_do_not_stop_the_rest(count: int) -> None:
         node.alive = False
     swarm.publish(1, 8 * MIB, 64 * KI)
     swarm.run(60)
-    assert swarm.time_to_all(1) <= 2.2 * bound(8 * MIB, swarm)
+    assert swarm.time_to_all(1) <= 1.8 * bound(8 * MIB, swarm)
 
 
 def test_a_newcomer_outside_the_roster_pulls_from_peers() -> None:

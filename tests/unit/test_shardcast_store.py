@@ -1,0 +1,159 @@
+"""The store: what survives a crash, what is believed afterwards, what is kept."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from p2p.identity import KeyPair
+from p2p.machine import RealWorld, open_world
+from p2p.shardcast.codec import encode_spans
+from p2p.shardcast.config import ShardcastConfig
+from p2p.shardcast.manifest import (
+    NO_POLICY,
+    Draft,
+    Encoding,
+    Index,
+    Manifest,
+    PolicyVersion,
+    digest_of,
+)
+from p2p.shardcast.store import Entry, Store, chunks_at
+from p2p.wire import KI, MIB
+
+KEY = KeyPair(digest_of(b"trainer"))
+RUN = b"run"
+
+
+def policy(version: int, size: int = 300_000) -> tuple[Manifest, Index, list[bytes], bytes]:
+    raw = Random(version).randbytes(size)
+    encoded = encode_spans(raw, 32 * KI)
+    index = Index.of([chunk for chunk, _ in encoded])
+    draft = Draft(RUN, PolicyVersion(version), NO_POLICY, b"", digest_of(raw), size, 0, (Encoding.of(index),))
+    return draft.sign(KEY), index, [wire for _, wire in encoded], raw
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[RealWorld]:
+    async with open_world(tmp_path, KEY) as world:
+        yield world
+
+
+def open_store(world: RealWorld, **config: int) -> Store:
+    return Store(world, ShardcastConfig(**config), RUN)
+
+
+async def fetch(store: Store, version: int) -> Entry:
+    manifest, index, wires, _ = policy(version)
+    store.begin(manifest, index)
+    for chunk, wire in enumerate(wires):
+        store.keep_nowait(manifest.digest, chunk, wire)
+    assert await store.finish(manifest.digest)
+    entry = store.stored(PolicyVersion(version))
+    assert entry is not None
+    return entry
+
+
+async def test_a_whole_policy_survives_and_is_served(world: RealWorld) -> None:
+    await fetch(open_store(world), 1)
+    manifest, index, wires, raw = policy(1)
+    store = open_store(world)
+    (entry,) = await store.load()
+    assert entry.stored
+    assert (entry.manifest, entry.index) == (manifest, index)
+    assert [await store.chunk(manifest.digest, chunk) for chunk in range(len(wires))] == wires
+    assert await world.disk.read(entry.weights) == raw
+
+
+async def test_what_was_flushed_before_a_crash_is_resumed(world: RealWorld) -> None:
+    manifest, index, wires, _ = policy(1)
+    store = open_store(world)
+    store.begin(manifest, index)
+    for chunk in (0, 1, 4):
+        store.keep_nowait(manifest.digest, chunk, wires[chunk])
+    await store.flush(manifest.digest)
+    store.keep_nowait(manifest.digest, 2, wires[2])  # never written
+    again = open_store(world)
+    (entry,) = await again.load()
+    assert (entry.verified, entry.stored) == (0b10011, False)
+    assert await again.chunk(manifest.digest, 4) == wires[4]
+    assert await again.chunk(manifest.digest, 2) is None
+
+
+async def test_a_decayed_chunk_is_not_believed(world: RealWorld) -> None:
+    entry = await fetch(open_store(world), 1)
+    await world.disk.write(entry.path, b"decay", chunks_at(len(entry.index)) + entry.index.offsets[3])
+    (again,) = await open_store(world).load()
+    assert again.verified == (1 << len(entry.index)) - 1 - (1 << 3)
+    assert not again.stored
+
+
+async def test_a_torn_head_is_removed(world: RealWorld) -> None:
+    entry = await fetch(open_store(world), 1)
+    await world.disk.write(entry.path, bytes(50), 0)
+    assert await open_store(world).load() == []
+    assert await world.disk.size(entry.path) is None
+
+
+async def test_torn_weights_are_assembled_again(world: RealWorld) -> None:
+    entry = await fetch(open_store(world), 1)
+    await world.disk.write(entry.weights, b"torn")
+    (again,) = await open_store(world).load()
+    assert again.stored
+    assert await world.disk.read(again.weights) == policy(1)[3]
+
+
+async def test_weights_that_are_not_what_the_manifest_says(world: RealWorld) -> None:
+    manifest, index, wires, _ = policy(1)
+    lying = Draft(RUN, PolicyVersion(1), NO_POLICY, b"", bytes(32), 300_000, 0, (Encoding.of(index),)).sign(
+        KEY
+    )
+    store = open_store(world)
+    store.begin(lying, index)
+    for chunk, wire in enumerate(wires):
+        store.keep_nowait(lying.digest, chunk, wire)
+    assert not await store.finish(lying.digest)
+    assert store.stored(PolicyVersion(1)) is None
+    assert manifest.digest != lying.digest
+
+
+async def test_limits_by_versions_bytes_and_pins(world: RealWorld) -> None:
+    store = open_store(world, keep_versions=2)
+    for version in range(4):
+        entry = await fetch(store, version)
+        entry.pins = version == 0
+        await store.prune()
+    assert [store.stored(PolicyVersion(version)) is not None for version in range(4)] == [
+        True,
+        False,
+        True,
+        True,
+    ]
+    tight = open_store(world, keep_versions=9, keep_bytes=700_000)
+    assert [entry.version for entry in await tight.load()] == [0, 2, 3]
+    assert len(await tight.prune()) == 2
+    assert tight.stored(PolicyVersion(3)) is not None
+
+
+async def test_memory_for_chunks_is_bounded(world: RealWorld) -> None:
+    store = open_store(world, cache_bytes=100_000)
+    for version in range(3):
+        await fetch(store, version)
+    assert store._cached <= 100_000
+    manifest, _, wires, _ = policy(0)
+    assert await store.chunk(manifest.digest, 0) == wires[0]
+
+
+async def test_a_draft_is_all_or_nothing(world: RealWorld) -> None:
+    manifest, index, wires, _ = policy(1)
+    store = open_store(world)
+    await store.write_draft(chunks_at(len(index)), b"".join(wires))
+    assert await open_store(world).load() == []
+    await store.write_draft(chunks_at(len(index)), b"".join(wires))
+    await store.commit_draft(manifest, index, "weights")
+    (entry,) = await open_store(world).load()
+    assert entry.stored
+    assert entry.footprint < MIB
