@@ -113,7 +113,7 @@ def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
 
 def join_command(stage: Stage) -> str:
     """What a second shell types to take part."""
-    return f"python -m p2p.node --role inference --bootstrap {stage.bootstrap}"
+    return f"python -m p2p.node --role inference --data my-node --bootstrap {stage.bootstrap}"
 
 
 @contextlib.contextmanager

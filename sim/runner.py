@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
+
+import outcome
 
 from p2p.errors import ConfigError
 from sim.fabric import Endpoint
@@ -86,29 +89,36 @@ def run_scenario(
             _report_progress(simulation, progress, scenario.duration / 200)
         async with open_swarm(simulation, latency) as swarm:
             _schedule_faults(swarm, scenario, plan)
-            return await workload.run(swarm, scenario)
+            # Captured, so that what the workload raises comes out bare and not in the nursery's group.
+            played = await outcome.acapture(workload.run, swarm, scenario)
+        return played.unwrap()
 
     if scenario.level == 0:
-        outcome = run_bare(partial(_play_bare, workload, scenario, started), seed=seed, options=options)
+        ended = run_bare(partial(_play_bare, workload, scenario, started), seed=seed, options=options)
     else:
-        outcome = run_simulation(main, seed=seed, horizon=scenario.horizon, options=options)
-    metrics = outcome.value if outcome.value is not None else {}
+        ended = run_simulation(main, seed=seed, horizon=scenario.horizon, options=options)
+    metrics = {name: _finite(value) for name, value in (ended.value or {}).items()}
     return Result(
         scenario=scenario.name,
         seed=seed,
         level=scenario.level,
         nodes=scenario.nodes,
-        trace_hash=outcome.trace_hash,
-        events=outcome.events,
-        virtual_seconds=round(outcome.virtual_seconds, 9),
-        cpu_seconds=round(outcome.cpu_seconds, 3),
+        trace_hash=ended.trace_hash,
+        events=ended.events,
+        virtual_seconds=round(ended.virtual_seconds, 9),
+        cpu_seconds=round(ended.cpu_seconds, 3),
         metrics=metrics,
         expectations=[expectation.judge(metrics) for expectation in scenario.expect],
         faults=plan_to_json(plan),
-        witnessed=outcome.simulation.witnessed,
-        series=outcome.simulation.series,
-        distributions=outcome.simulation.distributions,
+        witnessed=ended.simulation.witnessed,
+        series=ended.simulation.series,
+        distributions=ended.simulation.distributions,
     )
+
+
+def _finite(value: float | int | str) -> float | int | str:
+    """JSON knows no infinity; what did not happen happened ``never``."""
+    return value if isinstance(value, str) or math.isfinite(value) else "never"
 
 
 def _play_bare(

@@ -1,8 +1,7 @@
 """Byte streams over simulated wires, with the back-pressure real ones have.
 
-A stream may have two link chunks under way, plus what fits into the latency of its path: without a
-window a slow receiver eats its sender's line, with one chunk the line runs half empty (simulated and
-measured). A byte counts as under way until the receiving program has read it.
+A stream may have four pieces under way, plus what fits into the latency of its path: without a window a
+slow receiver eats its sender's line, with one piece the line runs half empty (simulated and measured). A byte counts as under way until the receiving program has read it.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import trio
 from sim.fabric import Fabric, Lane, tampered
 from sim.link import SEGMENT
 
-WINDOW_CHUNKS: Final = 2
+WINDOW_PIECES: Final = 4
 MAX_WINDOW: Final = 16 * 1024 * 1024
 """Bytes under way on one stream at most, however long and fat the path: what our Yamux windows allow."""
 OVERHEAD: Final = 32
@@ -217,7 +216,7 @@ class SimStream(trio.abc.HalfCloseableStream):
 
 
 def window_of(lane: Lane) -> int:
-    """Bytes that may be under way: two chunks, and what the path itself holds."""
+    """Bytes that may be under way: four pieces, and what the path itself holds."""
     slowest = max(lane.src.up_cost, lane.dst.down_cost)
     in_path = int(lane.latency / slowest) if slowest > 0 else MAX_WINDOW
-    return min(MAX_WINDOW, WINDOW_CHUNKS * SEGMENT + in_path)
+    return min(MAX_WINDOW, WINDOW_PIECES * SEGMENT + in_path)

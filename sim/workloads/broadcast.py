@@ -80,7 +80,7 @@ class Broadcast:
         relays = int(scenario.parameter("relays", 0))
         self._stripes = 1 if relays else len(self._forest.stripes)
         if relays:
-            self._connect_two_tiers(relays)
+            self._connect_two_tiers(relays, scenario.parameter("relay_up", 10_000.0))
         else:
             self._connect()
         self._schedule_deaths(scenario)
@@ -123,9 +123,10 @@ class Broadcast:
                 for number in range(len(self._forest.stripes)):
                     self._feed(number, self._by_peer[self._rng.choice(peers)], node)
 
-    def _connect_two_tiers(self, relays: int) -> None:
+    def _connect_two_tiers(self, relays: int, mbit: float) -> None:
         """The reference's design: an origin, fixed relay servers, and clients spread over them."""
         for node in self._nodes[:relays]:
+            node.endpoint.set_link(LinkSpec(up=mbit, down=mbit))
             self._feed(0, self._origin, node)
         for number, node in enumerate(self._nodes[relays:]):
             self._feed(0, self._nodes[number % relays], node)

@@ -79,7 +79,7 @@ def _table() -> dict[str, object]:
 
 def test_an_honest_owner_with_a_wrong_table_is_refused_with_the_reason() -> None:
     assert decode_run_untrusted(_signed_table(_table())) == RUN
-    for change, reason in [
+    changes: list[tuple[dict[str, object], str]] = [
         ({"epoc": 1}, "there is no key 'epoc'; did you mean 'epoch'"),
         ({"epoch": 0}, "positive"),
         ({"epoch": "1"}, "must be a whole number"),
@@ -88,7 +88,8 @@ def test_an_honest_owner_with_a_wrong_table_is_refused_with_the_reason() -> None
         ({"name": "two\nlines"}, "printable"),
         ({"recipe": {"temperature": 1}}, "canonical"),
         ({"delivery": {"chunk_bytes": 1}}, "chunk_bytes must be 0, or from 4 KiB"),
-    ]:
+    ]
+    for change, reason in changes:
         with pytest.raises(BadMessage, match=reason):
             decode_run_untrusted(_signed_table({**_table(), **change}))
 
@@ -126,7 +127,7 @@ def test_engine_and_environment_come_from_the_run() -> None:
 
 
 def test_a_draft_fills_in_the_rest() -> None:
-    table = {
+    table: dict[str, object] = {
         "name": "r",
         "days": 1,
         "trainers": [str(TRAINER.peer_id)],
@@ -137,13 +138,14 @@ def test_a_draft_fills_in_the_rest() -> None:
     terms = read_draft(table, "draft.toml", now=1000.0)
     assert (terms.expiry, terms.recipe.steps, terms.recipe.rate) == (1000 + 86_400, 7, 1.0)
     assert (terms.limits.surprise, terms.limits.mantissa_mean) == (9.0, 2.0)
-    for change, reason in [
+    changes: list[tuple[dict[str, object], str]] = [
         ({"limits": {"preset": "fp8"}}, "draft.toml: limits: preset must be one of fp32, bf16"),
         ({"trainers": ["12D3"]}, r"draft.toml: trainers\[0\]"),
         ({"recipe": {"stepps": 3}}, "draft.toml: recipe: there is no key 'stepps'; did you mean 'steps'"),
         ({"environments": ["chess"]}, "no environment 'chess'"),
         ({"name": ""}, "draft.toml: a run's name"),
-    ]:
+    ]
+    for change, reason in changes:
         with pytest.raises(ConfigError, match=reason):
             read_draft({**table, **change}, "draft.toml", now=0.0)
 

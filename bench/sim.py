@@ -1,0 +1,162 @@
+"""``python -m bench sim``: how fast the simulator is, and what a node costs.
+
+Cases: `kernel` (sleeps a CPU second), `L1` (whole membership nodes under churn: events a CPU second,
+resident KiB a node), `L0` (the recorded events of the same cores without trio; timers on the bare heap),
+`broadcast` (64 chunks to 10,000 nodes with deaths). All rates are per CPU second, each in a process of
+its own, relative to a calibration loop where a bound is set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
+from typing import Any
+
+import p2p.membership.service
+import trio
+from bench.report import Report
+from sim.kernel import run_bare, run_simulation
+from sim.runner import run_scenario
+from sim.scenario import load_scenario
+from sim.simulation import Simulation
+from sim.tape import recording
+from sim.world import SimWorld
+
+Figures = dict[str, float]
+
+
+def kernel(nodes: int) -> Figures:
+    """Tasks that sleep."""
+
+    async def main(simulation: Simulation) -> None:
+        async def sleeper(world: SimWorld) -> None:
+            rng = world.rng("sleeps")
+            for _ in range(200_000 // nodes):
+                await world.sleep(rng.random())
+
+        async with trio.open_nursery() as nursery:
+            for number in range(nodes):
+                nursery.start_soon(sleeper, SimWorld(simulation, f"n{number}"))
+
+    outcome = run_simulation(main, seed=1)
+    return {"events": outcome.events, "cpu": outcome.cpu_seconds}
+
+
+def bare_heap(nodes: int) -> Figures:
+    """Timers that set timers, no trio."""
+
+    def main(simulation: Simulation) -> None:
+        worlds = [SimWorld(simulation, f"n{number}") for number in range(nodes)]
+
+        def again(world: SimWorld, left: int) -> None:
+            if left:
+                delay = world.rng("timers").random()
+                world.call_at(world.now() + delay, lambda: again(world, left - 1))
+
+        for world in worlds:
+            again(world, 400_000 // nodes)
+        simulation.queue.run()
+
+    outcome = run_bare(main, seed=1)
+    return {"events": outcome.events, "cpu": outcome.cpu_seconds}
+
+
+def whole_nodes(nodes: int) -> Figures:
+    """Membership with churn at L1."""
+    before = _resident()
+    scenario = replace(load_scenario("thousand"), nodes=nodes, duration=120.0)
+    result = run_scenario(scenario, 1)
+    return {
+        "events": result.events,
+        "cpu": result.cpu_seconds,
+        "kib_per_node": (_resident() - before) / nodes,
+        "virtual": result.virtual_seconds,
+        "bytes_per_second": float(result.metrics["bytes_per_second"]),
+        "deaths_known_share": float(result.metrics["deaths_known_share"]),
+    }
+
+
+def replayed_cores(nodes: int) -> Figures:
+    """The events of the same cores, told again without trio, hosts and links."""
+    with recording(p2p.membership.service, "MembershipCore") as tape:
+        run_scenario(replace(load_scenario("churn"), nodes=nodes, duration=120.0), 1)
+    replayed = tape.replay()
+    if replayed.differs_at is not None:
+        raise SystemExit(f"event {replayed.differs_at} had other effects at L0")
+    return {"events": replayed.events, "cpu": replayed.cpu_seconds}
+
+
+def broadcast(nodes: int) -> Figures:
+    """64 chunks down the forest."""
+    result = run_scenario(replace(load_scenario("ten_thousand"), nodes=nodes), 1)
+    return {"events": result.events, "cpu": result.cpu_seconds}
+
+
+CASES: dict[str, tuple[Callable[[int], Figures], Sequence[int]]] = {
+    "kernel": (kernel, (100, 1000)),
+    "L0 timers": (bare_heap, (100, 1000)),
+    "L0 membership": (replayed_cores, (100,)),
+    "L0 broadcast": (broadcast, (1000, 10_000)),
+    "L1 membership": (whole_nodes, (100, 1000)),
+}
+
+
+def _resident() -> float:
+    return float(getrusage(RUSAGE_SELF).ru_maxrss)
+
+
+def _calibrate() -> float:
+    """Millions of simple loop steps a CPU second: what this machine is worth at this moment."""
+    started, total = time.process_time(), 0
+    for number in range(3_000_000):
+        total += number & 7
+    return 3.0 / (time.process_time() - started)
+
+
+def _measure(case: str, nodes: int) -> Figures:
+    """One case in a process of its own."""
+    code = f"from bench.sim import child; child({case!r}, {nodes})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    figures: Figures = json.loads(done.stdout)
+    return figures
+
+
+def child(case: str, nodes: int) -> None:
+    """What the process of one case does."""
+    figures: dict[str, Any] = {"calibration": _calibrate(), **CASES[case][0](nodes)}
+    sys.stdout.write(json.dumps(figures))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Measure every case, print a table, and write the JSON."""
+    parser = argparse.ArgumentParser(prog="bench sim")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--largest", type=int, default=10_000, help="leave out larger cases")
+    options = parser.parse_args(arguments)
+    report = Report("sim")
+    for case, (_, sizes) in CASES.items():
+        for nodes in sizes:
+            if nodes > options.largest:
+                continue
+            runs = [_measure(case, nodes) for _ in range(options.repeat)]
+            subject = f"{nodes} nodes"
+            rates = [figures["events"] / figures["cpu"] for figures in runs]
+            report.add(case, subject, "events per CPU second", "1/s", rates)
+            report.add(case, subject, "CPU time", "s", [figures["cpu"] for figures in runs])
+            relative = [rate / figures["calibration"] for rate, figures in zip(rates, runs, strict=True)]
+            report.add(case, subject, "events per million loop steps", "1", relative)
+            for name in ("kib_per_node", "bytes_per_second", "deaths_known_share"):
+                if name in runs[0]:
+                    report.add(case, subject, name, "", [figures[name] for figures in runs])
+            print(f"{case:15} {nodes:6} nodes  {rates[0]:10,.0f} events/s  {runs[0]['cpu']:7.1f} CPU s")
+    if options.json is not None:
+        options.json.write_text(report.to_json(), encoding="utf-8")
+    return 0

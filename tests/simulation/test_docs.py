@@ -1,0 +1,37 @@
+"""The example in docs/simulation.md runs, is deterministic and is as short as it claims."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+DOCS = Path(__file__).parent.parent.parent / "docs" / "simulation.md"
+
+
+def example() -> str:
+    found = re.search(r"<!-- example.*?-->\n```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    assert found is not None
+    return found.group(1)
+
+
+def run(code: str) -> str:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(compile(code, str(DOCS), "exec"), {"__name__": "example"})
+    return out.getvalue()
+
+
+def test_the_example_simulates_a_protocol_of_its_own() -> None:
+    text = run(example())
+    share = re.match(r"(\d+)% of the living know the newest rumour", text)
+    assert share is not None
+    assert 50 <= int(share.group(1)) <= 100
+    assert run(example()) == text
+
+
+def test_the_example_is_forty_lines() -> None:
+    lines = [line for line in example().splitlines() if line.strip()]
+    assert len(lines) <= 42
+    assert "roles" not in example()

@@ -1,0 +1,213 @@
+"""Scenario files, the runner, and the command line around them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from p2p.errors import ConfigError
+from sim.cli import main
+from sim.faults import KINDS, Fault
+from sim.report import report, sweep_report
+from sim.runner import run_scenario
+from sim.scenario import Scenario, load_scenario, scenario_from_table, scenario_names
+from sim.sweep import changed, grid, run_one, summarise
+
+
+@pytest.mark.parametrize("name", scenario_names())
+def test_every_scenario_loads_and_says_what_it_asks(name: str) -> None:
+    scenario = load_scenario(name)
+    assert scenario.caption.endswith("?")
+    assert scenario.expect
+    scenario.open_workload()
+
+
+def small(name: str, **changes) -> Scenario:
+    return dataclasses.replace(load_scenario(name), **changes)
+
+
+def test_churn_keeps_its_promises_at_twenty_nodes() -> None:
+    result = run_scenario(small("churn", nodes=20, duration=300.0), 1)
+    assert result.ok, result.expectations
+    assert result.metrics["deaths"] > 5
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_swarm_is_whole_again_after_a_storm(seed: int) -> None:
+    result = run_scenario(small("storm", nodes=14), seed)
+    assert result.ok, result.expectations
+    assert all(
+        name in result.witnessed for name in {f"fault/{fault['kind']}": None for fault in result.faults}
+    )
+
+
+def test_a_policy_reaches_all_past_a_liar_and_a_dripper() -> None:
+    faults = (
+        Fault(at=2.0, kind="liar", who=("n2",), seconds=20.0, value=0.5),
+        Fault(at=2.0, kind="drip", who=("n3",), value=0.05),
+    )
+    parameters = {"versions": 2, "interval": 20.0, "policy_bytes": 600_000, "chunk_bytes": 32_768}
+    result = run_scenario(
+        small("slow_relay", nodes=10, faults=faults, parameters=parameters, duration=70.0), 1
+    )
+    assert result.metrics["hold_newest"] >= 0.88
+
+
+def test_a_broadcast_at_level_0_reaches_the_living() -> None:
+    result = run_scenario(small("ten_thousand", nodes=300), 1)
+    assert result.ok, result.expectations
+    assert result.metrics["dead"] == 6
+    assert result.metrics["times_bound"] < 1.5
+    again = run_scenario(small("ten_thousand", nodes=300), 1)
+    assert again.trace_hash == result.trace_hash
+    assert run_scenario(small("ten_thousand", nodes=300), 2).trace_hash != result.trace_hash
+
+
+def test_a_workload_says_on_which_levels_it_runs() -> None:
+    with pytest.raises(ConfigError, match="level 0"):
+        run_scenario(small("churn", level=0), 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"speed": 3}, "unknown key 'speed'"),
+        ({"link": {"upp": 3}}, r"\[link\]: unknown key 'upp'"),
+        ({"link": {"up": -3}}, "upload"),
+        ({"nodes": 0}, "nodes must be 1"),
+        ({"duration": -1}, "duration"),
+        ({"expect": [{"metric": "x"}]}, "at_least or at_most"),
+        ({"faults": [{"at": 1, "kind": "x", "who": []}]}, "no fault is called 'x'"),
+        ({"workload": "sim.nowhere:Churn"}, "no workload"),
+        ({"workload": "sim.workloads.churn:Nobody"}, "no workload"),
+        ({"parameters": {"lifetime": "long"}}, "must be a number"),
+    ],
+)
+def test_what_is_wrong_in_a_scenario_is_named(change: dict, complaint: str) -> None:
+    table = {"caption": "?", "workload": "sim.workloads.churn:Churn", "nodes": 5, "duration": 30, **change}
+    with pytest.raises(ConfigError, match=complaint):
+        run_scenario(scenario_from_table("test", table), 1)
+    with pytest.raises(ConfigError, match=r"there are: .*churn"):
+        load_scenario("no-such")
+
+
+def test_a_broken_expectation_fails_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'caption = "Mine?"\nworkload = "sim.workloads.churn:Churn"\nnodes = 5\nduration = 40.0\n'
+        '[[expect]]\nmetric = "alive"\nat_least = 6\n[[expect]]\nmetric = "no_such"\nat_most = 1\n'
+    )
+    out = tmp_path / "out.json"
+    assert main(["run", str(path), "--json", str(out), "--report", str(tmp_path / "out.html")]) == 1
+    result = json.loads(out.read_text())
+    assert [entry["ok"] for entry in result["expectations"]] == [False, False]
+    keys = {"scenario", "seed", "level", "nodes", "trace_hash", "events", "virtual_seconds", "cpu_seconds"}
+    assert keys <= result.keys()
+    assert "FAILED" in capsys.readouterr().out
+    assert main(["run", str(path), "--baseline", str(out)]) == 1
+    assert "the trace is the same" in capsys.readouterr().out
+
+
+def test_commands_that_make_no_sense(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "no-such"]) == 2
+    assert main(["sweep", "churn", "--seeds", "one"]) == 2
+    assert main(["sweep", "churn", "--set", "lifetime"]) == 2
+    assert main(["replay", "no-such.json"]) == 2
+    assert "no saved plan" in capsys.readouterr().err
+    assert main(["list"]) == 0
+    assert "churn" in capsys.readouterr().out
+
+
+def test_a_saved_plan_is_replayed_and_shrunk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'caption = "Mine?"\nworkload = "sim.workloads.churn:Churn"\nnodes = 6\nduration = 60.0\n'
+        "[parameters]\nlifetime = 1e9\narrival = 1.0\n"
+        '[[expect]]\nmetric = "alive"\nat_least = 6\n'
+    )
+    faults = [
+        {"at": 20.0, "kind": "skew", "who": ["n1", "n2"], "seconds": 5.0, "value": 3.0},
+        {"at": 30.0, "kind": "kill", "who": ["n3", "n4"]},
+        {"at": 31.0, "kind": "clog", "who": ["n1"], "seconds": 5.0, "value": 1.0},
+    ]
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps({"scenario": str(path), "seed": 1, "nodes": 6, "faults": faults}))
+    assert main(["replay", str(plan)]) == 1
+    small_plan = tmp_path / "small.json"
+    assert main(["shrink", str(plan), "--out", str(small_plan)]) == 1
+    left = json.loads(small_plan.read_text())["faults"]
+    assert [fault["kind"] for fault in left] == ["kill"]
+    assert len(left[0]["who"]) == 1
+    capsys.readouterr()
+
+
+def test_a_trace_opens_in_perfetto(tmp_path: Path) -> None:
+    out = tmp_path / "trace.json"
+    assert main(["trace", "churn", "--nodes", "5", "--duration", "20", "--out", str(out)]) == 0
+    events = json.loads(out.read_text())["traceEvents"]
+    kinds = {event["ph"] for event in events}
+    assert kinds == {"X", "s", "f", "M"}
+    assert {event["args"]["name"] for event in events if event["ph"] == "M"} >= {f"n{n}" for n in range(5)}
+
+
+def test_sweeps_try_every_setting_with_every_seed() -> None:
+    assert grid({}) == [{}]
+    assert grid({"a": [1, 2], "b": [3]}) == [{"a": 1, "b": 3}, {"a": 2, "b": 3}]
+    scenario = changed(load_scenario("churn"), {"nodes": 6, "duration": 40.0, "lifetime": 5.0})
+    assert (scenario.nodes, scenario.parameters["lifetime"]) == (6, 5.0)
+    runs = [run_one(scenario, seed, {"lifetime": 1e9}) for seed in (1, 2)]
+    summary = summarise(runs)
+    assert summary["runs"] == 2
+    assert summary["settings"][0]["metrics"]["alive"] == {"min": 6, "median": 6, "max": 6}
+    bad = run_one(scenario, 1, {"lifetime": "never"})
+    assert bad.result is None
+    assert "must be a number" in summarise([bad])["failed"][0]["why"]
+
+
+class Balance(HTMLParser):
+    """Checks that what is opened is closed."""
+
+    OPEN = ("html", "head", "body", "table", "figure", "svg", "h1", "h2", "style", "title")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack: list[str] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs) -> None:
+        assert not any(str(value).startswith("http") for _, value in attrs), "a report fetches nothing"
+        if tag in self.OPEN:
+            self.stack.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self.OPEN:
+            assert self.stack.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_reports_are_whole_pages_that_fetch_nothing() -> None:
+    scenario = small(
+        "churn", nodes=8, duration=60.0, faults=(Fault(at=30.0, kind="kill", who=("n1",), seconds=5.0),)
+    )
+    result = run_scenario(scenario, 1)
+    summary = summarise([run_one(scenario, 1, {})])
+    for page in (report(result, "A <b>caption</b>"), sweep_report("churn", "Why?", summary)):
+        checker = Balance()
+        checker.feed(page)
+        assert checker.stack == []
+    text = report(result, "A <b>caption</b>")
+    assert "nodes alive" in text
+    assert "<svg" in text
+    assert "&lt;b&gt;" in text
+
+
+def test_the_table_of_faults_is_documented() -> None:
+    text = (Path(__file__).parent.parent.parent / "docs" / "simulation.md").read_text()
+    assert [kind for kind in KINDS if f"`{kind}`" not in text] == []
+    assert [name for name in scenario_names() if f"`{name}`" not in text] == []
