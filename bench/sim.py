@@ -19,8 +19,9 @@ from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
-import p2p.membership.service
 import trio
+
+import p2p.membership.service
 from bench.report import Report
 from sim.kernel import run_bare, run_simulation
 from sim.runner import run_scenario

@@ -7,6 +7,7 @@ sampling; docs/protocols/sampling.md.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 from p2p.identity import PeerId
@@ -54,3 +55,13 @@ def draw_order(node: Node, run: Run, version: PolicyVersion, author: PeerId | No
         group_size=recipe.group_size,
         groups=recipe.submission,
     )
+
+
+def validator_of(run: Run, node: PeerId, version: PolicyVersion) -> PeerId:
+    """Who judges ``node`` under a policy: one validator, since only who sees all places sees gaps and replays.
+
+    Derived, so that a node cannot choose its judge; another policy, perhaps another judge.
+    """
+    place = b"".join((run.id, node.digest, int(version).to_bytes(8, "big")))
+    number = int.from_bytes(hashlib.sha256(place).digest()[:8], "big")
+    return run.terms.validators[number % len(run.terms.validators)]

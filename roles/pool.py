@@ -21,6 +21,8 @@ class PooledGroup:
     version: PolicyVersion
     source: bytes
     """Content digest of the submission."""
+    number: int
+    """Which of the submission's groups it is, from 0."""
     group: TrainingGroup
 
 
@@ -35,7 +37,7 @@ class PoolCounts:
 
 
 class GroupPool:
-    """Groups by age. ``capacity`` is back-pressure, not loss: `has_room` says when to take more."""
+    """Groups by age. ``capacity`` is back-pressure, not loss: `has_room_behind` says when to take more."""
 
     def __init__(self, capacity: int, staleness: int) -> None:
         self._capacity = capacity
@@ -46,10 +48,9 @@ class GroupPool:
     def __len__(self) -> int:
         return len(self._groups)
 
-    @property
-    def has_room(self) -> bool:
-        """Whether another submission may come in."""
-        return len(self._groups) < self._capacity
+    def has_room_behind(self, coming: int) -> bool:
+        """Whether another submission may come in behind the ``coming`` groups that are being taken in."""
+        return len(self._groups) + coming < self._capacity
 
     @property
     def sources(self) -> dict[bytes, None]:
@@ -70,7 +71,7 @@ class GroupPool:
         self.counts.stale += len(self._groups) - len(fresh)
         self._groups = fresh
 
-    def take(self, count: int, step: int) -> list[TrainingGroup] | None:
+    def take(self, count: int, step: int) -> list[PooledGroup] | None:
         """The ``count`` oldest groups, for the step that follows ``step``; None while there are fewer."""
         self.drop_stale(step)
         if len(self._groups) < count:
@@ -81,4 +82,4 @@ class GroupPool:
         self.counts.staleness_max = max(
             self.counts.staleness_max, *(step - pooled.version for pooled in taken)
         )
-        return [pooled.group for pooled in taken]
+        return taken

@@ -1,15 +1,32 @@
-"""Trying again: the pauses between attempts, growing, spread, and bounded."""
+"""Trying again: one attempt at a question, and the pauses between attempts."""
 
 from __future__ import annotations
 
+import logging
 from typing import Final
 
+import trio
+
+from p2p.errors import BadMessage
+from p2p.host import request
+from p2p.identity import PeerId, ProtocolId
+from p2p.node.node import Node
+from p2p.node.rundoc import PEER_TROUBLE
 from p2p.world import World
+
+logger = logging.getLogger(__name__)
 
 FIRST_PAUSE: Final = 0.1
 """Seconds. A peer that restarts is back within a few of them."""
 LONGEST_PAUSE: Final = 5.0
 """Seconds. Longer would leave a recovered peer idle; shorter would hammer a dead one."""
+ANSWER_SECONDS: Final = 120.0
+"""How long an attempt may take, the transfer of a large submission over a slow link included."""
+PATIENCE: Final = 90.0
+"""Seconds after which who is asked says "later": before the asker gives up and asks again, so that nobody
+ever waits for an answer that nobody reads."""
+NONSENSE: Final = 10.0
+"""Penalty points of an answer that is none."""
 
 
 class Backoff:
@@ -25,3 +42,16 @@ class Backoff:
         pause = self._pause * self._rng.uniform(0.75, 1.25)
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
         await self._world.sleep(pause)
+
+
+async def ask(node: Node, peer: PeerId, protocol: ProtocolId, payload: bytes) -> bytes | None:
+    """One attempt; None when it should be repeated: whatever a peer does, it does not end this node."""
+    try:
+        with trio.fail_after(ANSWER_SECONDS):
+            await node.locate(peer)
+            return await request(node.host, peer, protocol, payload)
+    except BadMessage as error:
+        node.host.penalise(peer, NONSENSE, str(error))
+    except PEER_TROUBLE as error:
+        logger.debug("%s did not answer on %s: %r", peer.short, protocol, error)
+    return None

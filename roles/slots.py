@@ -16,6 +16,9 @@ from p2p.shardcast.manifest import PolicyVersion
 REORDER_WINDOW: Final = 8
 """How many places a submission may be ahead of the lowest one that is missing: twice the four that an
 honest node has under way (`roles.inference`), for one retry each."""
+MAX_MISPLACED: Final = 16
+"""Submissions out of place that one node gets verdicts for under one policy. Honest nodes send none, and a
+verdict stays in the ledger for ever."""
 
 
 class Place(Enum):
@@ -30,14 +33,15 @@ class Place(Enum):
 class _Seen:
     lowest_missing: int = 0
     beyond: dict[int, bytes] = field(default_factory=dict)
-    """Content of the places from ``lowest_missing`` on that are filled."""
+    """Content of the places from ``lowest_missing`` on that are filled, none beyond the window."""
+    misplaced: int = 0
 
 
 class SlotBook:
     """The places filled by every node, for the policy versions that are still accepted.
 
     Bounded: versions below the staleness bound are forgotten, a node's version holds at most
-    `REORDER_WINDOW` places, and nodes are those that the run admits.
+    `REORDER_WINDOW` places, and a node is here because a submission of it was judged under that version.
     """
 
     def __init__(self) -> None:
@@ -53,12 +57,24 @@ class SlotBook:
         return Place.FRESH
 
     def fill(self, node: PeerId, version: PolicyVersion, index: int, content: bytes) -> None:
-        """Record that the place is taken by ``content``, whatever the verdict on it will be."""
+        """Record that the place is taken by ``content``, whatever the verdict on it will be.
+
+        A submission that is out of place takes none, but is counted.
+        """
+        fresh = self.judge(node, version, index) is Place.FRESH
         seen = self._seen.setdefault((version, node), _Seen())
+        if not fresh:
+            seen.misplaced += 1
+            return
         seen.beyond[index] = content
         while seen.lowest_missing in seen.beyond:
             del seen.beyond[seen.lowest_missing]
             seen.lowest_missing += 1
+
+    def has_strayed(self, node: PeerId, version: PolicyVersion) -> bool:
+        """Whether the node has sent `MAX_MISPLACED` submissions out of place: it gets no more verdicts."""
+        seen = self._seen.get((version, node))
+        return seen is not None and seen.misplaced >= MAX_MISPLACED
 
     def forget_below(self, version: PolicyVersion) -> int:
         """Forget versions below ``version``; returns how many places were left out in them."""

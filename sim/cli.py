@@ -194,7 +194,8 @@ def run_sweep(options: argparse.Namespace, console: Console) -> int:
     console.print(
         f"{summary['runs']} runs, {len(summary['failed'])} failed, {summary['cpu_seconds']:.0f} CPU seconds, "
         f"{len(summary['witnessed'])} claims of which "
-        f"{sum(not count for count in summary['witnessed'].values())} were never reached",
+        f"{sum(not count for count in summary['witnessed'].values())} were never reached, all traces "
+        f"{summary['trace_hash']}",
         highlight=False,
     )
     return EXIT_FAILED if summary["failed"] else 0

@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sim.link import SEGMENT, LinkSpec, cost_per_byte
+from sim.link import LinkSpec, cost_per_byte
 
 _ROUNDING = 1e-9
 """Share of a chunk below which what is left of it is floating-point dust."""
@@ -66,7 +66,7 @@ def broadcast_times(
     parents: Mapping[str, str | None],
     links: Mapping[str, LinkSpec],
     chunks: int,
-    chunk_bytes: int = SEGMENT,
+    chunk_bytes: int,
 ) -> dict[str, float]:
     """Seconds until each machine holds all ``chunks`` that the roots (parent None) have from the start."""
     up = {name: 1e9 / cost_per_byte(link.up) for name, link in links.items()}

@@ -11,9 +11,9 @@ from typing import Any
 import outcome
 
 from p2p.errors import ConfigError
-from sim.fabric import Endpoint
 from sim.faults import Fault, apply_plan, draw_plan, plan_to_json
 from sim.kernel import run_bare, run_simulation
+from sim.latency import RegionLatency
 from sim.queue import SECOND
 from sim.scenario import BareWorkload, Scenario, Workload
 from sim.simulation import SimOptions, Simulation
@@ -79,8 +79,7 @@ def run_scenario(
     workload = scenario.open_workload()
     plan: list[Fault] = []
 
-    def latency(one: Endpoint, other: Endpoint) -> float:
-        return scenario.latency
+    latency = RegionLatency(scenario.latency)
 
     async def main(simulation: Simulation) -> Mapping[str, float | int | str]:
         if started is not None:
@@ -88,6 +87,8 @@ def run_scenario(
         if progress is not None:
             _report_progress(simulation, progress, scenario.duration / 200)
         async with open_swarm(simulation, latency) as swarm:
+            if scenario.regions:
+                swarm.draw_regions()
             _schedule_faults(swarm, scenario, plan)
             # Captured, so that what the workload raises comes out bare and not in the nursery's group.
             played = await outcome.acapture(workload.run, swarm, scenario)

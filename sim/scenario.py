@@ -127,6 +127,9 @@ class Scenario:
     latency: float = 0.05
     """Seconds one way between any two machines, where no table says otherwise."""
 
+    regions: bool = False
+    """Whether machines are spread over the regions of `sim.latency`, whose table then says how far apart."""
+
     link: LinkSpec = field(default_factory=LinkSpec)
     """Every machine's line, where the workload does not draw its own."""
 

@@ -1,7 +1,8 @@
 """Byte streams over simulated wires, with the back-pressure real ones have.
 
 A stream may have four pieces under way, plus what fits into the latency of its path: without a window a
-slow receiver eats its sender's line, with one piece the line runs half empty (simulated and measured). A byte counts as under way until the receiving program has read it.
+slow receiver eats its sender's line, with one piece the line runs half empty (simulated and measured). A
+byte counts as under way until the receiving program has read it.
 """
 
 from __future__ import annotations

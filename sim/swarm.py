@@ -21,6 +21,7 @@ from sim.disk import SimDisk
 from sim.errors import NodeFailed
 from sim.fabric import Cut, Fabric, Latency
 from sim.host import SimHost, open_sim_host
+from sim.latency import draw_region
 from sim.link import LinkSpec
 from sim.network import SimNetwork
 from sim.queue import SECOND
@@ -162,11 +163,16 @@ class Swarm:
         """Told just before a node's next life."""
         self._nursery = nursery
         self._world = SimWorld(simulation, "swarm")
+        self._regions: Random | None = None
 
     @property
     def alive(self) -> list[SimNode]:
         """The nodes that run now, in the order in which they were added."""
         return [node for node in self.nodes.values() if node.alive]
+
+    def draw_regions(self) -> None:
+        """Put each machine that is added from now on in a region of the world, by weight."""
+        self._regions = self.rng("regions")
 
     def rng(self, purpose: str) -> Random:
         """A generator for the scenario itself."""
@@ -183,6 +189,8 @@ class Swarm:
     def add(self, name: str, main: NodeMain, *, link: LinkSpec | None = None, zone: str = "") -> SimNode:
         """Add a machine and start its first life."""
         node = self.nodes[name] = SimNode(self, name, main, link=link or LinkSpec(), zone=zone)
+        if self._regions is not None:
+            node.endpoint.region = draw_region(self._regions)
         self._start(node)
         return node
 

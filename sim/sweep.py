@@ -6,6 +6,7 @@ as long as what they return has ``submit``); by default all cores of this machin
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import os
 import statistics
@@ -93,7 +94,7 @@ def sweep(
 
 
 def summarise(runs: Sequence[Run]) -> dict[str, Any]:
-    """Failures by seed, and the spread of every metric for each setting."""
+    """Failures by seed, the spread of every metric for each setting, and one hash of all traces."""
     rows: dict[str, Any] = {}
     for run in sorted(runs, key=lambda run: (str(run.changes), run.seed)):
         row = rows.setdefault(str(dict(run.changes)), {"changes": dict(run.changes), "runs": 0, "values": {}})
@@ -116,8 +117,17 @@ def summarise(runs: Sequence[Run]) -> dict[str, Any]:
         ],
         "settings": list(rows.values()),
         "witnessed": dict(sorted(witnessed.items())),
+        "trace_hash": _hash_of_all(runs),
         "cpu_seconds": round(sum(run.result.cpu_seconds for run in runs if run.result is not None), 1),
     }
+
+
+def _hash_of_all(runs: Sequence[Run]) -> str:
+    """Equal for two sweeps in which every run had the same trace."""
+    traces = sorted(
+        (str(dict(run.changes)), run.seed, run.result.trace_hash) for run in runs if run.result is not None
+    )
+    return hashlib.blake2b(repr(traces).encode(), digest_size=16).hexdigest()
 
 
 def _why(run: Run) -> str:

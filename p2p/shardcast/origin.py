@@ -63,5 +63,6 @@ class Origin:
         handouts = self._relay.handouts.values()
         due = [handout.next_deadline for handout in handouts]
         if self._pending is not None:
-            due += [handout.progress + self._overtime for handout in handouts if not handout.exhausted]
+            turns = [handout.progress + self._overtime for handout in handouts if not handout.exhausted]
+            due.append(max(turns, default=math.inf))  # `start` waits for every one of them
         return min(due, default=math.inf)

@@ -66,7 +66,9 @@ def _path() -> str:
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, "PATH": _path(), "PYTHONPATH": str(Path(__file__).parents[2])}
+    here = str(Path(__file__).parents[2])
+    python_path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PATH": _path(), "PYTHONPATH": python_path}
 
 
 class Machine:
@@ -107,37 +109,49 @@ class Lab:
 
     def __init__(self, topology: Topology, machines: dict[str, Machine]) -> None:
         self.topology = topology
-        self._machines = machines
+        self.machines = machines
 
     async def times(self) -> dict[str, float]:
         """Broadcast once, over new connections; seconds until each machine (not the root) has everything.
 
-        Raises `LabError` if a process dies and `trio.TooSlowError` after `RUN_SECONDS`.
+        Raises `LabError` if a process dies or `RUN_SECONDS` are over.
         """
+        try:
+            with trio.fail_after(RUN_SECONDS):
+                return await self._play()
+        except trio.TooSlowError as error:
+            raise LabError(f"{self.topology.name} did not end within {RUN_SECONDS:.0f} s") from error
+
+    async def _play(self) -> dict[str, float]:
         topology = self.topology
         joins = {
             name: f"join {_address(topology, parent) if parent else '-'} {len(topology.children(name))}"
             for name, parent in topology.parents.items()
         }
         play = f"play {topology.chunks} {topology.chunk_bytes}"
-        with trio.fail_after(RUN_SECONDS):
-            await self.ask_all(joins)
-            root, *others = topology.parents
-            # Everybody but the root is waiting by the time the root begins.
-            answers = await self.ask_all({name: play for name in (*others, root)})
+        await self.ask_all(joins)
+        root, *others = topology.parents
+        answers = await self.ask_all({name: play for name in (*others, root)})
         start = float(answers.pop(root))
         return {name: float(answers[name]) - start for name in others}
 
     async def ask_all(self, orders: dict[str, str]) -> dict[str, str]:
-        """Give every machine its order at once, and collect the answers."""
+        """Give every machine its order at once, and collect the answers. Raises `LabError`."""
         answers: dict[str, str] = {}
+        failures: list[LabError] = []
 
         async def ask(name: str, order: str) -> None:
-            answers[name] = await self._machines[name].ask(order)
+            try:
+                answers[name] = await self.machines[name].ask(order)
+            except LabError as error:
+                failures.append(error)
+                nursery.cancel_scope.cancel()
 
         async with trio.open_nursery() as nursery:
             for name, order in orders.items():
                 nursery.start_soon(ask, name, order)
+        if failures:
+            raise failures[0]
         return answers
 
 
@@ -150,22 +164,30 @@ async def open_lab(topology: Topology, congestion: str = CUBIC) -> AsyncIterator
     """
     if len(topology.places) > MAX_MACHINES:
         raise LabError(f"{len(topology.places)} machines are too many for one bridge")
+    relay = [sys.executable, "-m", "sim.lab.relay", congestion]
     async with AsyncExitStack() as stack:
-        with trio.fail_after(START_SECONDS):
-            hub = Machine(await stack.enter_async_context(_process(["cat"])))
-            relay = [sys.executable, "-m", "sim.lab.relay", congestion]
-            machines = {
-                name: Machine(await stack.enter_async_context(_process(relay))) for name in topology.parents
-            }
-            await hub.ask("up")  # what comes back says that `cat` runs, in its own namespace
-            await _within(hub, "ip link add hub type bridge", "ip link set hub up")
-            for number, place in enumerate(topology.places, start=1):
-                machine = machines[place.name]
-                await machine.answer()
-                await _connect(hub, machine, number, place.link)
-            lab = Lab(topology, machines)
-            await lab.ask_all({name: f"listen {_address(topology, name)}" for name in machines})
+        hub = Machine(await stack.enter_async_context(_process(["cat"])))
+        machines = {
+            name: Machine(await stack.enter_async_context(_process(relay))) for name in topology.parents
+        }
+        lab = Lab(topology, machines)
+        try:
+            with trio.fail_after(START_SECONDS):
+                await _build(hub, lab)
+        except trio.TooSlowError as error:
+            raise LabError(f"{topology.name} was not up within {START_SECONDS:.0f} s") from error
         yield lab
+
+
+async def _build(hub: Machine, lab: Lab) -> None:
+    """Connect the machines, once each is in its namespace, and let them listen."""
+    await hub.ask("up")  # what comes back says that `cat` runs
+    await _within(hub, "ip link add hub type bridge", "ip link set hub up")
+    for number, place in enumerate(lab.topology.places, start=1):
+        machine = lab.machines[place.name]
+        await machine.answer()
+        await _connect(hub, machine, number, place.link)
+    await lab.ask_all({name: f"listen {_address(lab.topology, name)}" for name in lab.machines})
 
 
 async def _connect(hub: Machine, machine: Machine, number: int, link: LinkSpec) -> None:

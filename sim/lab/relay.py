@@ -48,7 +48,7 @@ class Relay:
                 await broadcast.run(self._up, self._down)
                 return str(broadcast.whole_at)
             case _:
-                raise SystemExit(f"no such order: {' '.join(words)}")
+                raise ValueError(f"no such order: {' '.join(words)}")
 
     async def _join(self, parent: str, children: int) -> None:
         await self._stack.aclose()

@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from sim.link import SEGMENT, LinkSpec
+from sim.link import LinkSpec
 
 CHUNKS: Final = 32
 """8 MiB in chunks of 256 KiB: some seconds at these rates, so that TCP's first second does not decide."""
+CHUNK_BYTES: Final = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +34,7 @@ class Topology:
     places: tuple[Place, ...]
     """Parents before their children."""
     chunks: int = CHUNKS
-    chunk_bytes: int = SEGMENT
+    chunk_bytes: int = CHUNK_BYTES
 
     def __post_init__(self) -> None:
         known: dict[str, None] = {}

@@ -8,7 +8,7 @@ from roles.pool import GroupPool, PooledGroup
 
 
 def group(version: int, *rewards: float, source: bytes = b"s") -> PooledGroup:
-    return PooledGroup(PolicyVersion(version), source, TrainingGroup((version,), (), rewards))
+    return PooledGroup(PolicyVersion(version), source, 0, TrainingGroup((version,), (), rewards))
 
 
 def test_takes_the_oldest_first_and_only_when_there_are_enough() -> None:
@@ -18,7 +18,7 @@ def test_takes_the_oldest_first_and_only_when_there_are_enough() -> None:
     pool.add([group(1, 0, 1)])
     taken = pool.take(2, step=3)
     assert taken is not None
-    assert [item.prompt for item in taken] == [(1,), (2,)]
+    assert [item.group.prompt for item in taken] == [(1,), (2,)]
     assert (pool.counts.used, pool.counts.staleness_max, len(pool)) == (2, 2, 1)
 
 
@@ -39,6 +39,7 @@ def test_groups_without_spread_teach_nothing() -> None:
 def test_room_ends_at_the_capacity() -> None:
     pool = GroupPool(2, staleness=2)
     pool.add([group(0, 0, 1)])
-    assert pool.has_room
+    assert pool.has_room_behind(0)
+    assert not pool.has_room_behind(1)
     pool.add([group(0, 0, 1)])
-    assert not pool.has_room
+    assert not pool.has_room_behind(0)

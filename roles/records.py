@@ -1,0 +1,76 @@
+"""What became of the submissions of every node: counts for people, rebuilt from the ledger at a restart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from p2p.identity import PeerId
+from proofs.checks import Verdict
+from roles.messages import SignedVerdict
+
+MAX_NODES: Final = 10_000
+"""Nodes with a record of their own, as many peers as a host remembers: identities are cheap to mint. The one
+judged longest ago goes first; its verdicts stay in the ledger and in the totals."""
+MAX_REASONS: Final = 32
+"""Reasons counted apart, twice as many as there are checks. Some quote what was sent, and so have no end."""
+OTHER: Final = "other"
+"""What further reasons are counted as."""
+
+
+@dataclass(slots=True)
+class NodeRecord:
+    """The submissions of one node, by verdict."""
+
+    accepted: int = 0
+    rejected: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+
+
+class Records:
+    """All nodes' records, and their totals."""
+
+    def __init__(self, max_nodes: int = MAX_NODES) -> None:
+        self._max_nodes = max_nodes
+        self._nodes: dict[PeerId, NodeRecord] = {}
+        self.accepted = 0
+        self.rejected = 0
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def count(self, verdict: SignedVerdict) -> None:
+        """Add an acceptance or a rejection; nothing else leaves a mark."""
+        node = verdict.commitment.node
+        record = self._nodes.pop(node, None) or NodeRecord()
+        if verdict.verdict is Verdict.ACCEPTED:
+            self.accepted += 1
+            record.accepted += 1
+        elif verdict.verdict is Verdict.REJECTED:
+            self.rejected += 1
+            record.rejected += 1
+            tally(record.reasons, verdict.reason)
+        self._nodes[node] = record
+        if len(self._nodes) > self._max_nodes:
+            del self._nodes[next(iter(self._nodes))]
+
+    def of(self, node: PeerId) -> NodeRecord:
+        """One node's record, empty if it has none."""
+        return self._nodes.get(node) or NodeRecord()
+
+    def health(self) -> dict[str, dict[str, object]]:
+        """As plain values, by node."""
+        return {
+            str(peer): {
+                "accepted": record.accepted,
+                "rejected": record.rejected,
+                "reasons": dict(record.reasons),
+            }
+            for peer, record in self._nodes.items()
+        }
+
+
+def tally(counts: dict[str, int], reason: str) -> None:
+    """Count a reason, as `OTHER` once there are `MAX_REASONS` different ones."""
+    key = reason if reason in counts or len(counts) < MAX_REASONS else OTHER
+    counts[key] = counts.get(key, 0) + 1

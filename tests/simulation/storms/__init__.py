@@ -1,0 +1,31 @@
+"""Workloads with invariants, for storms of drawn faults.
+
+Each is a safety phase, in which faults happen and invariants are checked on every event that could break
+them, and a liveness phase, in which nothing goes wrong any more and the swarm has a bounded time to
+converge. `Broken` ends the run at the moment at which an invariant is broken; what has not converged fails
+the expectations of the scenario, the TOML file beside this one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from sim.errors import SimulationError
+from sim.scenario import Scenario, load_scenario
+
+FOLDER: Final = Path(__file__).parent
+STORMS: Final = ("gossip", "ledger", "membership", "policies", "spine")
+
+
+class Broken(AssertionError):
+    """An invariant does not hold."""
+
+
+def load_storm(name: str) -> Scenario:
+    """One of `STORMS`."""
+    return load_scenario(str(FOLDER / f"{name}.toml"))
+
+
+FAILURES: Final = (SimulationError, ExceptionGroup)
+"""What a run that fails may raise."""
