@@ -58,7 +58,7 @@ def draw_order(node: Node, run: Run, version: PolicyVersion, author: PeerId | No
 
 
 def validator_of(run: Run, node: PeerId, version: PolicyVersion) -> PeerId:
-    """Who judges ``node`` under a policy: one validator, since only who sees all places sees gaps and replays.
+    """Who judges ``node`` under a policy: one validator, as only who sees all places sees gaps and replays.
 
     Derived, so that a node cannot choose its judge; another policy, perhaps another judge.
     """

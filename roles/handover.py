@@ -7,25 +7,24 @@ from typing import Final
 
 import trio
 
-from p2p.errors import BadMessage, PeerUnreachable, ProtocolNotSupported
-from p2p.host import request
+from p2p.errors import BadMessage
 from p2p.node.node import Node
-from p2p.wire import fields_untrusted, unpack_untrusted
 from roles.messages import (
     VERDICT_PROTOCOL,
+    Receipt,
     SignedVerdict,
     Submission,
     decode_delivery_untrusted,
+    decode_receipt_untrusted,
     encode_delivery,
 )
-from roles.retry import Backoff
+from roles.retry import NONSENSE, Backoff, ask
 from roles.run import Run
 
 logger = logging.getLogger(__name__)
 
 WAITING: Final = 4
 """Deliveries without an answer before judging stops: more would only grow stale on the way."""
-ANSWER_SECONDS: Final = 120.0
 
 
 class Handover:
@@ -82,22 +81,19 @@ class Handover:
         self._changed.set()
 
     async def _ask(self, payload: bytes) -> bool:
-        """Whether the trainer has answered: it has taken it, or has no use for it."""
+        """Whether the trainer has answered for good: it has taken it, or has no use for it."""
         trainer = self._run.terms.trainers[0]
+        data = await ask(self._node, trainer, VERDICT_PROTOCOL, payload)
+        if data is None:
+            return False
         try:
-            with trio.fail_after(ANSWER_SECONDS):
-                await self._node.locate(trainer)
-                data = await request(self._node.host, trainer, VERDICT_PROTOCOL, payload)
-            taken, reason = fields_untrusted(unpack_untrusted(data), bool, str, what="answer")
+            receipt, reason = decode_receipt_untrusted(data)
         except BadMessage as error:
-            self._node.host.penalise(trainer, 10.0, str(error))
+            self._node.host.penalise(trainer, NONSENSE, str(error))
             return False
-        except (PeerUnreachable, ProtocolNotSupported, trio.BrokenResourceError, trio.TooSlowError) as error:
-            logger.debug("trainer did not answer: %r", error)
-            return False
-        if not taken:
-            logger.info("not taken by the trainer: %s", reason)
-        return True
+        if receipt is not Receipt.TAKEN:
+            logger.info("%s, says the trainer: %s", receipt.value, reason)
+        return receipt is not Receipt.LATER
 
     def _path(self, verdict: SignedVerdict) -> str:
         return f"{self._folder}/{verdict.commitment.content.hex()}"

@@ -5,27 +5,27 @@ Theory of operation
 One loop loads the newest whole policy and generates; every finished submission is signed and put on disk
 before anything else happens to it. A task per submission then asks a validator for a verdict, again and
 again across crashes of either side, until a signed one is here. `UNDER_WAY` submissions may be without
-verdict: that is the back-pressure of the whole pipeline, from the trainer's pool to this engine.
+verdict, those of earlier lives included: that is the back-pressure of the whole pipeline, from the trainer's
+pool to this engine, and keeps every submission within the validator's window (`roles.slots`).
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final, Self
 
 import trio
 
-from p2p.errors import BadMessage, PeerUnreachable, ProtocolNotSupported
-from p2p.host import request
+from p2p.errors import BadMessage
 from p2p.identity import PeerId
 from p2p.node.node import Node
 from p2p.node.tables import read_table
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Verdict
-from roles.draws import draw_order
+from roles.draws import draw_order, validator_of
 from roles.engines.base import Engine, Sampling
 from roles.engines.client import open_engine
 from roles.engines.config import DeviceProfile
@@ -41,15 +41,13 @@ from roles.messages import (
     encode_groups,
 )
 from roles.outbox import Outbox
-from roles.retry import Backoff
+from roles.retry import NONSENSE, Backoff, ask
 from roles.run import Run, run_of
 
 logger = logging.getLogger(__name__)
 
 UNDER_WAY: Final = 4
 """Submissions without a verdict: enough to hide a round trip and a queue, few enough not to go stale."""
-VERDICT_SECONDS: Final = 120.0
-"""How long a validator may take before it is asked again (it answers from its ledger then)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +73,8 @@ class InferenceCounts:
     policies_loaded: int = 0
     policies_skipped: int = 0
     retries: int = 0
+    refusal: str = ""
+    """What a validator said last that will not change by asking again."""
 
 
 class Inference:
@@ -101,12 +101,14 @@ class Inference:
             "policies_loaded": counts.policies_loaded,
             "policies_skipped": counts.policies_skipped,
             "retries": counts.retries,
+            "refusal": counts.refusal,
             **{verdict.value: counts.verdicts.get(verdict.value, 0) for verdict in Verdict},
         }
 
     async def run(self, node: Node) -> None:
         """Generate until cancelled."""
         run = run_of(node)
+        run.check_job(node.peer_id, "inference")
         environment = run.open_environments()[0]
         config = run.engine_config(threads=self._config.threads, nice=self._config.nice)
         outbox = await Outbox.open(node.world, f"{self.name}/outbox")
@@ -116,9 +118,14 @@ class Inference:
             trio.open_nursery() as nursery,
         ):
             for submission in outbox:
-                nursery.start_soon(self._deliver, node, run, outbox, submission, None)
+                await room.acquire()
+                nursery.start_soon(self._deliver, node, run, outbox, submission, room)
+            # The order of draws under a policy is on disk, so a restart must not come back to an older one.
+            await node.shardcast.wait_policy(outbox.newest)
             while True:
                 await room.acquire()
+                if node.shardcast.newest >= run.terms.recipe.steps:
+                    await trio.sleep_forever()  # nobody learns from work under the last policy
                 submission = await self._produce(node, run, environment, engine, outbox)
                 nursery.start_soon(self._deliver, node, run, outbox, submission, room)
 
@@ -165,12 +172,11 @@ class Inference:
             self._loaded = version
 
     async def _deliver(
-        self, node: Node, run: Run, outbox: Outbox, submission: Submission, room: trio.Semaphore | None
+        self, node: Node, run: Run, outbox: Outbox, submission: Submission, room: trio.Semaphore
     ) -> None:
         """Ask until there is a signed verdict, then forget the submission."""
         place = submission.commitment
-        first = place.index % len(run.terms.validators)
-        validators = itertools.cycle(run.terms.validators[first:] + run.terms.validators[:first])
+        validators = _whom_to_ask(run, place)
         backoff = Backoff(node.world, f"deliver/{place.version}/{place.index}")
         while (verdict := await self._ask(node, next(validators), submission)) is None:
             self.counts.retries += 1
@@ -180,29 +186,42 @@ class Inference:
         if verdict.verdict is Verdict.REJECTED:
             logger.warning("rejected version=%d index=%d: %s", place.version, place.index, verdict.reason)
         await outbox.remove(submission)
-        if room is not None:
-            room.release()
+        room.release()
 
     async def _ask(self, node: Node, validator: PeerId, submission: Submission) -> SignedVerdict | None:
         """One attempt; None when it should be repeated."""
+        data = await ask(node, validator, ROLLOUT_PROTOCOL, submission.to_bytes())
+        if data is None:
+            return None
         try:
-            with trio.fail_after(VERDICT_SECONDS):
-                await node.locate(validator)
-                data = await request(node.host, validator, ROLLOUT_PROTOCOL, submission.to_bytes())
             reply = decode_reply_untrusted(data, node.world.verify)
         except BadMessage as error:
-            node.host.penalise(validator, 10.0, str(error))
-            return None
-        except (PeerUnreachable, ProtocolNotSupported, trio.BrokenResourceError, trio.TooSlowError) as error:
-            logger.debug("validator %s did not answer: %r", validator.short, error)
+            node.host.penalise(validator, NONSENSE, str(error))
             return None
         if isinstance(reply, Refusal):
-            logger.info("validator %s: %s", validator.short, reply.reason)
+            self._note_refusal(validator, reply)
             return None
         if reply.commitment != submission.commitment or reply.validator != validator:
-            node.host.penalise(validator, 10.0, "a verdict about another submission")
+            node.host.penalise(validator, NONSENSE, "a verdict about another submission")
             return None
         return reply
+
+    def _note_refusal(self, validator: PeerId, refusal: Refusal) -> None:
+        """Tell the operator, once, what only the operator can change."""
+        if not refusal.retry and refusal.reason != self.counts.refusal:
+            self.counts.refusal = refusal.reason
+            logger.warning("validator %s refuses: %s", validator.short, refusal.reason)
+        else:
+            logger.info("validator %s: %s", validator.short, refusal.reason)
+
+
+def _whom_to_ask(run: Run, place: Commitment) -> Iterator[PeerId]:
+    """The place's judge, and between times the others: they say when it is too old for anybody to judge."""
+    judge = validator_of(run, place.node, place.version)
+    others = [validator for validator in run.terms.validators if validator != judge]
+    for other in itertools.cycle(others or [judge]):
+        yield judge
+        yield other
 
 
 def run_sampling(run: Run) -> Sampling:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
 from blake3 import blake3
@@ -23,7 +24,7 @@ from p2p.identity import (
     decode_peer_id_untrusted,
 )
 from p2p.shardcast.manifest import PolicyVersion
-from p2p.wire import MIB, fields_untrusted, pack, unpack_untrusted
+from p2p.wire import KI, MIB, fields_untrusted, pack, unpack_untrusted
 from proofs.checks import Verdict
 from roles.engines.base import Completion, Group
 
@@ -34,6 +35,8 @@ VERDICT_PROTOCOL: Final = ProtocolId("/shoal/proof/1.0.0")
 
 MAX_SUBMISSION: Final = 8 * MIB
 """Bytes. 64 groups of 16 answers of 1,000 tokens at 8 bytes each: more is sent as several."""
+MAX_DELIVERY: Final = MAX_SUBMISSION + 128 * KI
+"""Bytes: a submission, and a verdict of at most one ledger entry."""
 MAX_GROUPS: Final = 256
 MAX_COMPLETIONS: Final = 1024
 """Per group. INTELLECT-2 used 16."""
@@ -279,3 +282,28 @@ def decode_delivery_untrusted(data: bytes, verify: Verify) -> tuple[SignedVerdic
     if verdict.commitment != submission.commitment:
         raise BadMessage("a delivery's verdict is about another submission")
     return verdict, submission
+
+
+class Receipt(Enum):
+    """A trainer's answer to a delivery."""
+
+    TAKEN = "taken"
+    """It is on the trainer's disk: the validator may forget it."""
+    UNWANTED = "unwanted"
+    """The trainer has no use for it, and never will: forget it."""
+    LATER = "later"
+    """There is no room now: keep it, and ask again."""
+
+
+def encode_receipt(receipt: Receipt, reason: str) -> bytes:
+    """The answer on `VERDICT_PROTOCOL`, with one sentence."""
+    return pack([receipt.value, reason])
+
+
+def decode_receipt_untrusted(data: bytes) -> tuple[Receipt, str]:
+    """Raise `BadMessage`, and nothing else, whatever the bytes."""
+    value, reason = fields_untrusted(unpack_untrusted(data), str, str, what="answer")
+    try:
+        return Receipt(value), reason[:MAX_REASON]
+    except ValueError:
+        raise BadMessage(f"{value[:20]!r} is no answer to a delivery") from None

@@ -48,6 +48,9 @@ class Outbox:
         except BadMessage as error:
             logger.warning("outbox_unreadable %s: %s", name, error)
             return
+        if submission.commitment.node != self._world.signer.peer_id:
+            logger.warning("outbox_foreign %s: it was made under another key, nobody takes it now", name)
+            return
         self._pending[name] = submission
         self._advance(submission.commitment.version, submission.commitment.index + 1)
 
@@ -59,6 +62,11 @@ class Outbox:
 
     def __len__(self) -> int:
         return len(self._pending)
+
+    @property
+    def newest(self) -> PolicyVersion:
+        """The newest policy that was worked under, in whatever life; -1 before the first."""
+        return self._next[0]
 
     def next_index(self, version: PolicyVersion) -> int:
         """The next place in the draw order under ``version``."""

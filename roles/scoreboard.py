@@ -31,7 +31,7 @@ def size(count: float) -> str:
 def draw(status: SwarmStatus, seconds: float) -> Lines:
     """The whole view."""
     trainer = status.trainer
-    table = Table(title=None, expand=False, pad_edge=False)
+    table = Table()
     for column in ("node", "peer", "policy", "sees", "work", "received", "from peers", "sent on"):
         table.add_column(column, justify="left" if column in {"node", "peer", "work"} else "right")
     for name, node in status.nodes.items():

@@ -4,45 +4,51 @@ Theory of operation
 -------------------
 Deliveries of validators go to disk, then into the pool; a delivery is answered once there is room, which
 is the back-pressure of the whole swarm. A step takes the oldest groups that are fresh enough. After it,
-in this order: checkpoint and weights on disk, policy published, used submissions removed. A trainer that
-is killed anywhere goes on from its checkpoint; the version never goes back, and a version that was
-published is never published with other weights (SHARDCAST keeps the manifest).
+in this order: used groups, checkpoint and weights on disk, policy published, used submissions removed. A
+trainer that is killed anywhere goes on from its checkpoint, and learns from every group it has taken once
+(`roles.intake`); the version never goes back, and a version that was published is never published with
+other weights (SHARDCAST keeps the manifest).
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import ClassVar, Final, Self
 
 import trio
 
-from p2p.errors import BadMessage, RemoteProtocolError
-from p2p.host import serve_requests
+from p2p.errors import RemoteProtocolError
+from p2p.host import Stream, send_frame
 from p2p.identity import PeerId
 from p2p.node.admission import Capability
 from p2p.node.node import Node
 from p2p.node.tables import read_table
 from p2p.shardcast.manifest import PolicyVersion
-from p2p.wire import pack
-from proofs.checks import Verdict
+from p2p.wire import FrameReader
+from proofs.checks import Verdict, check_shape
 from roles.draws import draw_order
 from roles.engines.base import Engine, StepReport, TrainingGroup
 from roles.engines.client import open_engine
 from roles.engines.config import DeviceProfile
 from roles.envs.base import Environment
+from roles.intake import Intake
 from roles.messages import (
-    MAX_SUBMISSION,
+    MAX_DELIVERY,
     VERDICT_PROTOCOL,
+    Receipt,
     SignedVerdict,
     Submission,
     decode_delivery_untrusted,
     decode_groups_untrusted,
-    encode_delivery,
+    encode_receipt,
 )
 from roles.pool import GroupPool, PooledGroup
+from roles.retry import PATIENCE
 from roles.run import Ledger, Run, open_ledger, run_of
 
 logger = logging.getLogger(__name__)
@@ -55,7 +61,7 @@ KEPT_WEIGHTS: Final = 8
 PROGRESS: Final = "trainer/progress.json"
 INTAKE: Final = "trainer/intake"
 RECEIPT_KIND: Final = "receipt"
-"""Kind of our ledger entries; the body is the verdict that was taken."""
+"""Kind of our ledger entries; the body is the content digest of the submission that was taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +82,12 @@ class TrainerConfig:
 
     profile: DeviceProfile = field(default_factory=DeviceProfile)
     """Speeds of the fake engine; others ignore it."""
+
+    def __post_init__(self) -> None:
+        if self.pool_steps < 1 or self.evaluate_every < 0:
+            raise ValueError(
+                "pool_steps is at least 1, or no step ever has enough, and evaluate_every at least 0"
+            )
 
 
 @dataclass(slots=True)
@@ -112,8 +124,8 @@ class Trainer:
         self._pool: GroupPool | None = None
         self._taken: dict[bytes, None] = {}
         """Content digests of all submissions taken so far (their receipts are in the ledger)."""
-        self._on_disk: dict[bytes, None] = {}
-        """Those of which a group is still to be learnt from."""
+        self._taking: dict[bytes, None] = {}
+        """Those that are being written to disk now."""
 
     @classmethod
     def from_config(cls, table: Mapping[str, object]) -> Self:
@@ -140,6 +152,8 @@ class Trainer:
         run = run_of(node)
         recipe = run.terms.recipe
         self._steps = recipe.steps
+        run.check_job(node.peer_id, self.name)
+        run.check_store(node.config.shardcast.keep_versions)
         self._pool = GroupPool(max(1, round(self._config.pool_steps * recipe.groups)), recipe.lag)
         environment = run.open_environments()[0]
         config = replace(
@@ -151,17 +165,13 @@ class Trainer:
             open_engine(node.world, config, name=self.name) as engine,
         ):
             step = await self._resume(node, engine, ledger)
-            desk = _Desk(node, run, environment, ledger)
-            await self._restore_intake(desk)
-
-            async def answer(peer: PeerId, payload: bytes) -> bytes:
-                taken, reason = await self._take(desk, peer, payload)
-                return pack([taken, reason])
-
-            node.host.set_handler(VERDICT_PROTOCOL, serve_requests(answer, max_request=MAX_SUBMISSION))
+            desk = _Desk(node, run, environment, ledger, Intake(node.world, INTAKE))
+            await self._restore_intake(desk, step)
+            node.host.set_handler(VERDICT_PROTOCOL, partial(self._serve, desk))
             while step < recipe.steps:
                 step = await self._step(desk, engine, step)
             self._done = True
+            self._make_room()
             await trio.sleep_forever()
 
     async def _resume(self, node: Node, engine: Engine, ledger: Ledger) -> int:
@@ -201,10 +211,12 @@ class Trainer:
 
     async def _step(self, desk: _Desk, engine: Engine, step: int) -> int:
         """Wait for enough groups, learn, save, publish."""
-        groups = await self._wait_groups(desk.run.terms.recipe.groups, step)
+        pooled = await self._wait_groups(desk.run.terms.recipe.groups, step)
+        groups = [item.group for item in pooled]
         report = await engine.step(groups)
         step += 1
         self._note(groups, report, step)
+        await desk.intake.mark_used(pooled, step)
         await engine.save(CHECKPOINT, _weights(step))
         await desk.node.world.disk.replace(PROGRESS, json.dumps(asdict(self._progress)).encode())
         await self._publish(desk.node, step)
@@ -216,13 +228,10 @@ class Trainer:
         """Remove the submissions of which no group can be used any more."""
         assert self._pool is not None
         self._pool.drop_stale(step)
-        left = self._pool.sources
-        for digest in [digest for digest in self._on_disk if digest not in left]:
-            del self._on_disk[digest]
-            await desk.node.world.disk.remove(f"{INTAKE}/{digest.hex()}")
+        await desk.intake.forget_all_but(self._pool.sources | self._taking)
         self._make_room()
 
-    async def _wait_groups(self, count: int, step: int) -> list[TrainingGroup]:
+    async def _wait_groups(self, count: int, step: int) -> list[PooledGroup]:
         assert self._pool is not None
         while (groups := self._pool.take(count, step)) is None:
             self._make_room()
@@ -246,50 +255,83 @@ class Trainer:
         self._last = report
         logger.info("step %d: reward %.3f, k3 %.4f", step, progress.train_reward, report.k3)
 
-    async def _take(self, desk: _Desk, peer: PeerId, payload: bytes) -> tuple[bool, str]:
-        """Answer one delivery: (taken, why not)."""
-        world = desk.node.world
-        verdict, submission = decode_delivery_untrusted(payload, world.verify)
-        place = verdict.commitment
-        if verdict.validator != peer or not desk.run.may(peer, Capability.VALIDATE):
-            return False, f"{peer} is no validator of this run"
-        if place.run != desk.run.id or verdict.verdict is not Verdict.ACCEPTED:
-            return False, "only accepted submissions of this run are taken"
-        while not self._done and place.content not in self._taken and not self._has_room():
-            await self._consumed.wait()
-        if self._done:
-            return False, "the run has all its steps"
-        if place.content in self._taken:
-            return True, ""
-        if self._progress.step - place.version > desk.run.terms.recipe.lag:
-            return False, "the policy is older than the run uses"
-        groups = desk.pooled(verdict, submission)
-        self._taken[place.content] = None
-        await world.disk.replace(f"{INTAKE}/{place.content.hex()}", encode_delivery(verdict, submission))
-        self._on_disk[place.content] = None
-        self._pool_in(groups)
-        await desk.ledger.append(RECEIPT_KIND, place.content)
-        return True, ""
+    async def _serve(self, desk: _Desk, stream: Stream) -> None:
+        """A `StreamHandler`: answer the deliveries of a validator. Nobody else is even read."""
+        if not desk.node.may(stream.peer, Capability.VALIDATE):
+            reason = f"{stream.peer} is no validator of this run"
+            await send_frame(stream, encode_receipt(Receipt.UNWANTED, reason))
+            return
+        reader = FrameReader(stream, MAX_DELIVERY)
+        while (payload := await reader.receive()) is not None:
+            await send_frame(stream, encode_receipt(*await self._take(desk, stream.peer, payload)))
 
-    def _has_room(self) -> bool:
-        return self._pool is not None and self._pool.has_room
+    async def _take(self, desk: _Desk, peer: PeerId, payload: bytes) -> tuple[Receipt, str]:
+        """Answer one delivery, and say why if it is not taken."""
+        verdict, submission = decode_delivery_untrusted(payload, desk.node.world.verify)
+        place = verdict.commitment
+        if verdict.validator != peer:
+            return Receipt.UNWANTED, "a verdict comes from the validator that signed it"
+        if place.run != desk.run.id or verdict.verdict is not Verdict.ACCEPTED:
+            return Receipt.UNWANTED, "only accepted submissions of this run are taken"
+        with trio.move_on_after(PATIENCE):
+            while self._must_wait(desk, place.content):
+                await self._consumed.wait()
+        if self._must_wait(desk, place.content):
+            return Receipt.LATER, "the pool is full"
+        if self._done:
+            return Receipt.UNWANTED, "the run has all its steps"
+        if place.content in self._taken:
+            return Receipt.TAKEN, ""
+        if self._progress.step - place.version > desk.run.terms.recipe.lag:
+            return Receipt.UNWANTED, "the policy is older than the run uses"
+        if not desk.node.shardcast.holds(place.version):
+            return Receipt.UNWANTED, "the policy is not held by the trainer"
+        await self._keep(desk, verdict, submission, desk.pooled(verdict, submission))
+        return Receipt.TAKEN, ""
+
+    def _must_wait(self, desk: _Desk, content: bytes) -> bool:
+        """Whether a delivery can be neither taken nor turned down now."""
+        if self._done or content in self._taken:
+            return False
+        assert self._pool is not None
+        coming = len(self._taking) * desk.run.terms.recipe.submission
+        return content in self._taking or not self._pool.has_room_behind(coming)
+
+    async def _keep(
+        self, desk: _Desk, verdict: SignedVerdict, submission: Submission, groups: list[PooledGroup]
+    ) -> None:
+        """Disk, ledger, pool, in this order: whoever is told that it was taken can rely on it."""
+        content = verdict.commitment.content
+        self._taking[content] = None
+        try:
+            await desk.intake.keep(verdict, submission)
+            await desk.ledger.append(RECEIPT_KIND, content)
+            self._taken[content] = None
+            self._pool_in(groups)
+        finally:
+            del self._taking[content]
+            self._make_room()
 
     def _pool_in(self, groups: list[PooledGroup]) -> None:
         assert self._pool is not None
         self._pool.add(groups)
         self._arrived.set()
 
-    async def _restore_intake(self, desk: _Desk) -> None:
+    async def _restore_intake(self, desk: _Desk, step: int) -> None:
         """Take up again what was received and not yet learnt from."""
-        disk = desk.node.world.disk
-        for name in await disk.list(INTAKE):
-            data = await disk.read(f"{INTAKE}/{name}")
+        async for verdict, submission, used in desk.intake.restore(step):
+            content = verdict.commitment.content
+            if content not in self._taken:  # killed between the file and the receipt
+                self._taken[content] = None
+                await desk.ledger.append(RECEIPT_KIND, content)
+            if not desk.node.shardcast.holds(verdict.commitment.version):
+                continue  # so old that no step may use it: forgotten after the next one
             try:
-                verdict, submission = decode_delivery_untrusted(data, desk.node.world.verify)
-                self._pool_in(desk.pooled(verdict, submission))
-                self._on_disk[verdict.commitment.content] = None
-            except (BadMessage, KeyError) as error:
-                logger.warning("intake_unreadable %s: %s", name, error)
+                groups = desk.pooled(verdict, submission)
+            except RemoteProtocolError as error:
+                logger.warning("intake_unusable %s: %s", content.hex(), error)
+                continue
+            self._pool_in([group for group in groups if group.number not in used])
 
 
 def _weights(step: int) -> str:
@@ -304,22 +346,30 @@ class _Desk:
     run: Run
     environment: Environment
     ledger: Ledger
+    intake: Intake
 
     def pooled(self, verdict: SignedVerdict, submission: Submission) -> list[PooledGroup]:
         """The groups of an accepted submission, with the validator's rewards.
 
-        Raises `RemoteProtocolError` if the rewards do not fit: a validator's own fault.
+        Raises `RemoteProtocolError` if they are not what this run learns from: a validator's own fault.
         """
         place = verdict.commitment
-        groups = decode_groups_untrusted(submission.content)
-        size = self.run.terms.recipe.group_size
-        if len(verdict.rewards) != size * len(groups):
-            raise RemoteProtocolError("a verdict's rewards do not fit its submission")
         order = draw_order(self.node, self.run, place.version, place.node)
         tasks = order.tasks(self.environment, place.index)
+        groups = decode_groups_untrusted(submission.content)
+        size = self.run.terms.recipe.group_size
+        if place.policy != order.policy or [g.group for g in groups] != [task.group for _, task in tasks]:
+            raise RemoteProtocolError("an accepted submission is of another policy or place")
+        if len(verdict.rewards) != size * len(groups) or not all(map(math.isfinite, verdict.rewards)):
+            raise RemoteProtocolError("a verdict's rewards do not fit its submission")
+        shape = self.run.shape(self.environment)
         pooled = []
-        for number, (group, (_, task)) in enumerate(zip(groups, tasks, strict=True)):
+        for number, (group, (task, _)) in enumerate(zip(groups, tasks, strict=True)):
+            claims = [completion.logprobs for completion in group.completions]
+            tokens = [completion.tokens for completion in group.completions]
+            if check_shape(tokens, claims, shape).verdict is not Verdict.ACCEPTED:
+                raise RemoteProtocolError("an accepted submission has the wrong shape")
             rewards = verdict.rewards[number * size : (number + 1) * size]
-            training = TrainingGroup(task.prompt, group.completions, rewards)
-            pooled.append(PooledGroup(place.version, place.content, training))
+            training = TrainingGroup(tuple(task.prompt), group.completions, rewards)
+            pooled.append(PooledGroup(place.version, place.content, number, training))
         return pooled

@@ -9,7 +9,12 @@ anybody hears of it, and the ledger answers whoever asks again. Accepted submiss
 trainer has taken them; `roles.handover` lets a few wait for it, and when they do, judging stops:
 back-pressure, not loss.
 
-`INCONCLUSIVE` means nobody's fault (the policy is gone here, or too old to matter): no ledger entry.
+`INCONCLUSIVE` means nobody's fault (the policy is gone here or too old to matter, our engine failed): no
+ledger entry. A *refusal* is no verdict at all: the worker keeps the submission and asks again.
+
+What a peer can make this node hold is bounded: streams, the queue, verdicts on work out of place, and what
+is counted about nodes and reasons. One validator judges all work of a node under one policy
+(`roles.draws.validator_of`): to two of them a node could sell one place twice, and neither sees gaps.
 """
 
 from __future__ import annotations
@@ -19,37 +24,43 @@ import itertools
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar, Final, Self
 
 import trio
 
 from p2p.errors import BadMessage
-from p2p.host import serve_requests
+from p2p.host import Stream, send_frame
 from p2p.identity import PeerId
 from p2p.node.admission import Capability
 from p2p.node.node import Node
 from p2p.node.tables import read_table
 from p2p.shardcast.manifest import PolicyVersion
-from proofs.checks import Judgement, Reason, Shape, Verdict, check_shape, judge, judge_pool
-from roles.draws import draw_order
-from roles.engines.base import Engine, Group, GroupTask
+from p2p.wire import FrameReader
+from proofs.checks import Verdict
+from roles.draws import draw_order, validator_of
+from roles.engines.base import EngineError
 from roles.engines.client import open_engine
 from roles.engines.config import DeviceProfile
-from roles.envs.base import Environment, Task
 from roles.handover import Handover
-from roles.inference import run_sampling
+from roles.judging import Bench
 from roles.messages import (
     MAX_SUBMISSION,
     ROLLOUT_PROTOCOL,
+    Commitment,
     Refusal,
     SignedVerdict,
     Submission,
+    content_digest,
     decode_groups_untrusted,
     decode_submission_untrusted,
     decode_verdict_untrusted,
     encode_reply,
 )
-from roles.run import Ledger, Run, open_ledger, run_of
+from roles.records import Records, tally
+from roles.retry import PATIENCE
+from roles.run import Ledger, open_ledger, run_of
+from roles.seats import Seats
 from roles.slots import Place, SlotBook
 
 logger = logging.getLogger(__name__)
@@ -59,7 +70,10 @@ QUEUE: Final = 64
 RECORDING: Final = 8
 """Verdicts that the disk may be busy with: a synced write takes as long as scoring a submission."""
 POLICY_SECONDS: Final = 20.0
-"""How long to wait for a policy that a worker has and we have not: one forest's time."""
+"""How long to wait for a policy that a worker has and we have not, before it is to ask again: one forest's
+time."""
+REQUEST_SECONDS: Final = 60.0
+"""How long a submission may take to arrive: the largest at 1 Mbit/s."""
 VERDICT_KIND: Final = "verdict"
 """Kind of our ledger entries; the body is `SignedVerdict.to_bytes`."""
 REPLAYED: Final = "this place in the draw order was filled before"
@@ -68,6 +82,7 @@ WRONG_GROUPS: Final = "not the groups of its place in the draw order"
 STALE: Final = "the policy is older than the run uses"
 NOT_HELD: Final = "the policy is not held by this validator"
 OTHER_POLICY: Final = "the policy digest is not that of the version"
+ENGINE_FAILED: Final = "the validator's engine could not score it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,15 +108,6 @@ class _Job:
     verdict: SignedVerdict | None = None
 
 
-@dataclass(slots=True)
-class NodeRecord:
-    """What one node has submitted, by verdict. Rebuilt from the ledger at a restart."""
-
-    accepted: int = 0
-    rejected: int = 0
-    reasons: dict[str, int] = field(default_factory=dict)
-
-
 class Validator:
     """Judges submissions for a run."""
 
@@ -115,9 +121,10 @@ class Validator:
         self._work = trio.Event()
         self._recording = trio.Semaphore(RECORDING)
         self._known: dict[bytes, _Job | int] = {}
-        """By content digest: the job under way, or the ledger entry of the verdict."""
+        """By `_key`: the job under way, or the ledger entry of the verdict."""
         self._loaded = PolicyVersion(-1)
-        self.records: dict[PeerId, NodeRecord] = {}
+        self._seats = Seats()
+        self.records = Records()
         self.inconclusive: dict[str, int] = {}
         self.refused: dict[str, int] = {}
         self.left_out = 0
@@ -129,28 +136,22 @@ class Validator:
 
     def health(self) -> dict[str, object]:
         """Counts for people and dashboards."""
-        records = self.records
         return {
             "version": int(self._loaded),
-            "accepted": sum(record.accepted for record in records.values()),
-            "rejected": sum(record.rejected for record in records.values()),
+            "accepted": self.records.accepted,
+            "rejected": self.records.rejected,
             "inconclusive": dict(self.inconclusive),
             "refused": dict(self.refused),
             "queue": len(self._jobs),
             "left_out": self.left_out,
-            "nodes": {
-                str(peer): {
-                    "accepted": record.accepted,
-                    "rejected": record.rejected,
-                    "reasons": dict(record.reasons),
-                }
-                for peer, record in records.items()
-            },
+            "nodes": self.records.health(),
         }
 
     async def run(self, node: Node) -> None:
         """Judge until cancelled."""
         run = run_of(node)
+        run.check_job(node.peer_id, self.name)
+        run.check_store(node.config.shardcast.keep_versions)
         environment = run.open_environments()[0]
         config = run.engine_config(threads=self._config.threads, nice=self._config.nice)
         async with (
@@ -160,12 +161,8 @@ class Validator:
         ):
             await self._recall(node, ledger)
             handover = await Handover.open(node, run, "validator/accepted", nursery)
-            bench = _Bench(node, run, environment, engine, ledger, handover, nursery)
-
-            async def answer(peer: PeerId, payload: bytes) -> bytes:
-                return encode_reply(await self._answer(bench, peer, payload))
-
-            node.host.set_handler(ROLLOUT_PROTOCOL, serve_requests(answer, max_request=MAX_SUBMISSION))
+            bench = Bench(node, run, environment, engine, ledger, handover, nursery)
+            node.host.set_handler(ROLLOUT_PROTOCOL, partial(self._serve, bench))
             while True:
                 await self._judge_next(bench)
 
@@ -174,83 +171,106 @@ class Validator:
         async for entry in ledger.entries(VERDICT_KIND):
             verdict = decode_verdict_untrusted(entry.body, node.world.verify)
             place = verdict.commitment
-            self._known[place.content] = entry.seqno
+            self._known[_key(place)] = entry.seqno
             self._slots.fill(place.node, place.version, place.index, place.content)
-            self._count(verdict)
+            self.records.count(verdict)
 
-    def _count(self, verdict: SignedVerdict) -> None:
-        record = self.records.setdefault(verdict.commitment.node, NodeRecord())
-        if verdict.verdict is Verdict.ACCEPTED:
-            record.accepted += 1
-        else:
-            record.rejected += 1
-            record.reasons[verdict.reason] = record.reasons.get(verdict.reason, 0) + 1
+    async def _serve(self, bench: Bench, stream: Stream) -> None:
+        """A `StreamHandler`: one submission in, one answer out."""
+        with self._seats.seat(stream.peer) as seated:
+            if not seated:
+                reply: SignedVerdict | Refusal = self._refuse("too many streams", retry=True)
+            else:
+                payload = None
+                with trio.move_on_after(REQUEST_SECONDS):
+                    payload = await FrameReader(stream, MAX_SUBMISSION).receive()
+                if payload is None:
+                    return
+                reply = await self._answer(bench, stream.peer, payload)
+            await send_frame(stream, encode_reply(reply))
 
-    async def _answer(self, bench: _Bench, peer: PeerId, payload: bytes) -> SignedVerdict | Refusal:
-        """The task of one incoming stream: everything that needs no model, then wait for the scorer."""
+    async def _answer(self, bench: Bench, peer: PeerId, payload: bytes) -> SignedVerdict | Refusal:
+        """Everything that needs no model, then wait for the scorer."""
         submission = decode_submission_untrusted(payload, bench.node.world.verify)
         place = submission.commitment
-        known = self._known.get(place.content)
+        refusal = self._admit(bench, peer, place)
+        if refusal is not None:
+            return refusal
+        known = self._known.get(_key(place))
+        if known is None:
+            early = await self._prepare(bench, submission)
+            if early is not None:
+                return early
+            known = self._known.get(_key(place))
+        if known is None:
+            known = self._enqueue(submission)
         if isinstance(known, int):
             entry = await bench.ledger.read(known)
             return decode_verdict_untrusted(entry.body, bench.node.world.verify)
-        if known is None:
-            early = await self._admit(bench, peer, submission)
-            if early is not None:
-                return early
-            known = self._known.get(place.content) or self._enqueue(submission)
-        if isinstance(known, int):
-            return await self._answer(bench, peer, payload)
-        await known.done.wait()
-        if known.verdict is None:
-            return Refusal("the validator could not judge it now", retry=True)
-        return known.verdict
+        with trio.move_on_after(PATIENCE):
+            await known.done.wait()
+        return known.verdict or self._refuse("not judged yet", retry=True)
 
-    async def _admit(
-        self, bench: _Bench, peer: PeerId, submission: Submission
-    ) -> SignedVerdict | Refusal | None:
-        """None if a scorer should look at it."""
-        run, place = bench.run, submission.commitment
+    def _admit(self, bench: Bench, peer: PeerId, place: Commitment) -> Refusal | None:
+        """Why this peer may not ask about this place; None if it may."""
+        run = bench.run
         if place.run != run.id:
             return self._refuse(
+                "another run",
                 f"the submission is for run {place.run.hex()[:12]}, this validator judges "
-                f"{run.id.hex()[:12]}: start the node with that run", retry=False,
-            )  # fmt: skip
+                f"{run.id.hex()[:12]}: start the node with that run",
+            )
         if place.node != peer:
-            return self._refuse("a submission must come from the node that signed it", retry=False)
-        if not run.may(peer, Capability.GENERATE):
-            return self._refuse(f"{peer} may not generate in this run", retry=False)
-        if len(self._jobs) >= QUEUE:
-            return self._refuse("the validator's queue is full", retry=True)
-        reason = await self._find_policy(bench, place.version)
-        if reason:
-            self.inconclusive[reason] = self.inconclusive.get(reason, 0) + 1
-            return bench.sign(submission, Verdict.INCONCLUSIVE, reason)
+            return self._refuse("another node", "a submission must come from the node that signed it")
+        if not bench.node.may(peer, Capability.GENERATE):
+            return self._refuse("not admitted", f"{peer} may not generate in this run")
         return None
 
-    def _refuse(self, reason: str, *, retry: bool) -> Refusal:
-        self.refused[reason] = self.refused.get(reason, 0) + 1
-        logger.info("refused: %s", reason)
-        return Refusal(reason, retry)
-
-    async def _find_policy(self, bench: _Bench, version: PolicyVersion) -> str:
-        """Wait for a policy that is on its way. Empty once it is held, else why it cannot be."""
-        shardcast, lag = bench.node.shardcast, bench.run.terms.recipe.lag
+    async def _prepare(self, bench: Bench, submission: Submission) -> SignedVerdict | Refusal | None:
+        """Wait for the policy. None if the scorer should look at it."""
+        shardcast, place = bench.node.shardcast, submission.commitment
+        judge = validator_of(bench.run, place.node, place.version)
+        if self._is_stale(bench, place.version):
+            return self._give_up(bench, submission, STALE)
+        if judge != bench.node.host.peer_id:
+            return self._refuse("another judge", f"{judge} judges this node under this policy", retry=True)
         with trio.move_on_after(POLICY_SECONDS):
-            await shardcast.wait_policy(version)
-        self.left_out += self._slots.forget_below(PolicyVersion(shardcast.newest - lag - 1))
-        if shardcast.newest - version > lag:
-            return STALE
-        return "" if shardcast.holds(version) else NOT_HELD
+            await shardcast.wait_policy(place.version)
+        if shardcast.newest < place.version:
+            return self._refuse("policy to come", "the validator has no such policy yet", retry=True)
+        if not shardcast.holds(place.version):
+            return self._give_up(bench, submission, NOT_HELD)
+        if self._slots.has_strayed(place.node, place.version):
+            return self._refuse("out of place", "too many submissions out of place", retry=True)
+        if len(self._jobs) >= QUEUE:
+            return self._refuse("queue is full", retry=True)
+        return None
+
+    def _refuse(self, kind: str, sentence: str = "", *, retry: bool = False) -> Refusal:
+        """A refusal, counted by its kind: sentences name peers and runs, of which there is no end."""
+        tally(self.refused, kind)
+        logger.info("refused: %s", sentence or kind)
+        return Refusal(sentence or kind, retry)
+
+    def _give_up(self, bench: Bench, submission: Submission, reason: str) -> SignedVerdict:
+        """A verdict that blames nobody."""
+        tally(self.inconclusive, reason)
+        return bench.sign(submission, Verdict.INCONCLUSIVE, reason)
+
+    def _is_stale(self, bench: Bench, version: PolicyVersion) -> bool:
+        """Whether no trainer can use work under ``version`` any more."""
+        newest, lag = bench.node.shardcast.newest, bench.run.terms.recipe.lag
+        self.left_out += self._slots.forget_below(PolicyVersion(newest - lag - 1))
+        return newest - version > lag
 
     def _enqueue(self, submission: Submission) -> _Job:
         job = _Job(submission)
-        self._known[submission.commitment.content] = job
+        self._known[_key(submission.commitment)] = job
         heapq.heappush(self._jobs, (submission.commitment.version, next(self._order), job))
         self._work.set()
         return job
 
-    async def _judge_next(self, bench: _Bench) -> None:
+    async def _judge_next(self, bench: Bench) -> None:
         """Take the oldest submission through the scorer, the ledger, and towards the trainer."""
         while not self._jobs:
             self._work = trio.Event()
@@ -258,31 +278,45 @@ class Validator:
         await bench.handover.wait_room()
         await self._recording.acquire()
         job = heapq.heappop(self._jobs)[2]
-        place = job.submission.commitment
-        reason = await self._find_policy(bench, place.version)
-        if reason:
-            job.verdict = bench.sign(job.submission, Verdict.INCONCLUSIVE, reason)
-            self.inconclusive[reason] = self.inconclusive.get(reason, 0) + 1
-            del self._known[place.content]
+        verdict = await self._decide(bench, job.submission)
+        if verdict.verdict is Verdict.INCONCLUSIVE:
+            del self._known[_key(verdict.commitment)]
+            job.verdict = verdict
             job.done.set()
             self._recording.release()
             return
-        with bench.node.shardcast.pin(place.version) as weights:
-            verdict = await self._judge(bench, job.submission, weights)
-        self._slots.fill(place.node, place.version, place.index, place.content)
         if verdict.verdict is Verdict.ACCEPTED:
             bench.handover.expect()
         bench.nursery.start_soon(self._record, bench, job, verdict)
 
-    async def _record(self, bench: _Bench, job: _Job, verdict: SignedVerdict) -> None:
+    async def _decide(self, bench: Bench, submission: Submission) -> SignedVerdict:
+        """The verdict on the submission whose turn it is; its place is taken, whatever it says."""
+        place = submission.commitment
+        if self._is_stale(bench, place.version):
+            return self._give_up(bench, submission, STALE)
+        if not bench.node.shardcast.holds(place.version):
+            return self._give_up(bench, submission, NOT_HELD)
+        with bench.node.shardcast.pin(place.version) as weights:
+            try:
+                verdict = await self._judge(bench, submission, weights)
+            except EngineError as error:
+                # Foreign tokens went in; that they have the right shape is no promise that no sum overflows.
+                logger.error(
+                    "engine_failed %s v%d/%d: %s", place.node.short, place.version, place.index, error
+                )
+                verdict = self._give_up(bench, submission, ENGINE_FAILED)
+        self._slots.fill(place.node, place.version, place.index, place.content)
+        return verdict
+
+    async def _record(self, bench: Bench, job: _Job, verdict: SignedVerdict) -> None:
         """Make a verdict durable, then known, then send what it accepts on its way."""
         place = job.submission.commitment
         if verdict.verdict is Verdict.ACCEPTED:
             # Before the ledger: whoever finds the verdict there must find the submission, too.
             await bench.handover.keep(verdict, job.submission)
         entry = await bench.ledger.append(VERDICT_KIND, verdict.to_bytes())
-        self._known[place.content] = entry.seqno
-        self._count(verdict)
+        self._known[_key(place)] = entry.seqno
+        self.records.count(verdict)
         job.verdict = verdict
         job.done.set()
         self._recording.release()
@@ -290,7 +324,7 @@ class Validator:
         if verdict.verdict is Verdict.ACCEPTED:
             bench.handover.deliver(verdict, job.submission)
 
-    async def _judge(self, bench: _Bench, submission: Submission, weights: str) -> SignedVerdict:
+    async def _judge(self, bench: Bench, submission: Submission, weights: str) -> SignedVerdict:
         """From place and shape to the model's replay; the first violation decides."""
         place = submission.commitment
         filled = self._slots.judge(place.node, place.version, place.index)
@@ -315,72 +349,6 @@ class Validator:
         return bench.conclude(submission, judgement, tasks, groups)
 
 
-@dataclass(frozen=True, slots=True)
-class _Bench:
-    """What judging needs: opened once, the same for all submissions."""
-
-    node: Node
-    run: Run
-    environment: Environment
-    engine: Engine
-    ledger: Ledger
-    handover: Handover
-    nursery: trio.Nursery
-
-    def check_shapes(self, groups: tuple[Group, ...]) -> Judgement:
-        """The first group that is not even shaped right, or acceptance."""
-        terms = self.run.terms
-        shape = Shape(
-            group_size=terms.recipe.group_size,
-            max_new_tokens=terms.recipe.max_new_tokens,
-            vocabulary=terms.model.shape.vocabulary,
-            end_token=self.environment.end_token,
-        )
-        judgement = Judgement(Verdict.ACCEPTED, Reason.WITHIN_LIMITS)
-        for group in groups:
-            tokens = [completion.tokens for completion in group.completions]
-            judgement = check_shape(tokens, [completion.logprobs for completion in group.completions], shape)
-            if judgement.verdict is not Verdict.ACCEPTED:
-                break
-        return judgement
-
-    async def replay(self, tasks: list[GroupTask], groups: tuple[Group, ...]) -> Judgement:
-        """Run the model over the groups and hold what it says against the limits."""
-        limits = self.run.terms.limits
-        pool = await self.engine.score(tasks, groups, run_sampling(self.run))
-        for evidence in pool:
-            judgement = judge(evidence, limits)
-            if judgement.verdict is not Verdict.ACCEPTED:
-                return judgement
-        return judge_pool(pool, limits)
-
-    def conclude(
-        self,
-        submission: Submission,
-        judgement: Judgement,
-        tasks: list[tuple[Task, GroupTask]],
-        groups: tuple[Group, ...],
-    ) -> SignedVerdict:
-        """The signed verdict, with rewards recomputed if it is acceptance."""
-        rewards: tuple[float, ...] = ()
-        if judgement.verdict is Verdict.ACCEPTED:
-            rewards = tuple(
-                self.environment.reward(task, completion.tokens)
-                for (task, _), group in zip(tasks, groups, strict=True)
-                for completion in group.completions
-            )
-        else:
-            place = submission.commitment
-            logger.info("rejected %s v%d/%d: %s", place.node.short, place.version, place.index, judgement)
-        verdict = SignedVerdict(
-            self.node.host.peer_id, submission.commitment, judgement.verdict, judgement.reason.value,
-            float(judgement.statistic), float(judgement.limit), rewards,
-        )  # fmt: skip
-        return verdict.signed(self.node.world.signer)
-
-    def sign(self, submission: Submission, verdict: Verdict, reason: str) -> SignedVerdict:
-        """A verdict that no model was asked for."""
-        unsigned = SignedVerdict(
-            self.node.host.peer_id, submission.commitment, verdict, reason[:200], 0.0, 0.0, ()
-        )
-        return unsigned.signed(self.node.world.signer)
+def _key(place: Commitment) -> bytes:
+    """What verdicts are remembered by: all of a commitment, so that no two nodes or places share one."""
+    return content_digest(place.to_bytes())

@@ -25,7 +25,7 @@ GB: Final = 1e9
 """Makers count in powers of ten."""
 
 MEMORY_EFFICIENCY: Final = 0.6
-"""Estimate: share of peak memory bandwidth that decoding reaches, kernels launches and collectives included."""
+"""Estimate: share of peak memory bandwidth that decoding reaches, launches and collectives included."""
 COMPUTE_EFFICIENCY: Final = 0.5
 """Estimate: share of peak dense bf16 that a large prefill reaches."""
 TRAINING_EFFICIENCY: Final = 0.4
@@ -83,7 +83,7 @@ DEVICES: Final = {
         64 * GB,
         89.6 * GB,
         1.0e12,
-        "estimate: two channels of DDR5-5600 (2 x 8 bytes x 5.6 GT/s); 8 cores x 4 GHz x 32 fp32 flops (AVX2)",
+        "estimate: two channels of DDR5-5600 (2 x 8 bytes x 5.6 GT/s); 8 cores x 4 GHz x 32 flops (AVX2)",
     ),
 }
 """By name."""

@@ -12,7 +12,7 @@ import outcome
 
 from p2p.errors import ConfigError
 from sim.faults import Fault, apply_plan, draw_plan, plan_to_json
-from sim.kernel import run_bare, run_simulation
+from sim.kernel import Outcome, run_bare, run_simulation
 from sim.latency import RegionLatency
 from sim.queue import SECOND
 from sim.scenario import BareWorkload, Scenario, Workload
@@ -98,6 +98,12 @@ def run_scenario(
         ended = run_bare(partial(_play_bare, workload, scenario, started), seed=seed, options=options)
     else:
         ended = run_simulation(main, seed=seed, horizon=scenario.horizon, options=options)
+    return _result(scenario, seed, ended, plan)
+
+
+def _result(
+    scenario: Scenario, seed: int, ended: Outcome[Mapping[str, float | int | str]], plan: list[Fault]
+) -> Result:
     metrics = {name: _finite(value) for name, value in (ended.value or {}).items()}
     return Result(
         scenario=scenario.name,

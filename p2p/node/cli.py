@@ -175,8 +175,10 @@ def _report_start(options: Options, host: Host, *, has_run: bool, asking: bool) 
         return
     lines = [f"node     {host.peer_id}", *(f"address  {addr}" for addr in addrs)]
     lines += [f"roles    {', '.join(options.role)}", f"data     {options.data}"]
-    if has_run:
+    if has_run and addrs:
         lines.append(f"next     others join with: python -m p2p.node --role inference --bootstrap {addrs[0]}")
+    elif has_run:
+        lines.append("next     this node listens nowhere: others cannot join through it")
     elif asking:
         lines.append("next     asking the bootstrap peers for the run; nothing to do")
     else:

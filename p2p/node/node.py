@@ -118,6 +118,11 @@ async def open_node(
     bootstrap = (*config.bootstrap, *bootstrap)
     book = RunBook(world, reader)
     await book.load(document)
+    if book.expired is not None and not bootstrap:
+        raise ConfigError(
+            f"the pinned run file of {book.expired.name!r} has expired: give the newer one with --run FILE, "
+            "or --bootstrap ADDR of a member"
+        )
     if book.run is None and not bootstrap:
         raise ConfigError("this node knows no run: give it --run FILE, or --bootstrap ADDR of a member")
     book.serve(host)

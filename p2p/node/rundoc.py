@@ -4,10 +4,13 @@ Theory of operation
 -------------------
 A node has at most one run. It gets the document from its command line, from its disk, or from the peers it
 was told to bootstrap from, and pins it: from then on only a document of the same owner and name with a
-higher epoch replaces it. Whoever asks (``/shoal/run/1.0.0``: one frame ``[run id or empty, epoch]``, one
-frame back) gets the document if it is newer than what the asker has, or of another run (the asker learns
-that it asks the wrong peer), else an empty frame. The document is signed, so it does not matter who hands
-it over; by choosing whom to bootstrap from one chooses the owner.
+higher epoch replaces it. A pinned document that has expired still says which run this is, and nothing more:
+the node asks for the next edition as a newcomer asks for its first.
+
+Whoever asks (``/shoal/run/1.0.0``: one frame ``[run id or empty, epoch]``, one frame back) gets the document
+if it is newer than what the asker has, or of another run (the asker learns that it asks the wrong peer),
+else an empty frame. The document is signed, so it does not matter who hands it over; by choosing whom to
+bootstrap from one chooses the owner.
 """
 
 from __future__ import annotations
@@ -88,6 +91,8 @@ class RunBook:
         self._world = world
         self._reader = reader
         self._run: SignedRun | None = None
+        self._pin: SignedRun | None = None
+        """The newest edition ever seen, expired or not: nothing older, and no other run, is taken."""
         self._turn = trio.Lock()
         self._found = trio.Event()
 
@@ -96,6 +101,11 @@ class RunBook:
         """The newest edition, if there is one yet."""
         return self._run
 
+    @property
+    def expired(self) -> SignedRun | None:
+        """The pinned edition, if it has expired and there is no newer one."""
+        return self._pin if self._run is None else None
+
     def may(self, peer: PeerId, capability: Capability) -> bool:
         """As the newest edition says; nobody may anything before there is one."""
         return self._run is not None and self._run.may(peer, capability)
@@ -103,18 +113,23 @@ class RunBook:
     async def load(self, document: bytes | None = None) -> None:
         """Take what is pinned on disk, then ``document`` (from the command line) if it is newer.
 
-        Raises `ConfigError` if either is void, or if they are of different runs.
+        Raises `ConfigError` if either is void, or if they are of different runs. What is pinned may have
+        expired: then there is no `run` until a newer edition comes.
         """
         if await self._world.disk.size(PATH):
-            await self._take(await self._world.disk.read(PATH, 0, MAX_DOCUMENT + 1), "the pinned run file")
+            pinned = await self._world.disk.read(PATH, 0, MAX_DOCUMENT + 1)
+            try:
+                self._pin = self._reader(pinned, self._world.verify)
+            except BadMessage as error:
+                raise ConfigError(f"the pinned run file cannot be used: {error}") from error
+            if not self._has_expired(self._pin):
+                self._run = self._pin
+                self._found.set()
         if document is not None:
-            await self._take(document, "the run file")
-
-    async def _take(self, document: bytes, what: str) -> None:
-        try:
-            await self.offer(document)
-        except BadMessage as error:
-            raise ConfigError(f"{what} cannot be used: {error}") from error
+            try:
+                await self.offer(document)
+            except BadMessage as error:
+                raise ConfigError(f"the run file cannot be used: {error}") from error
 
     async def offer(self, document: bytes) -> bool:
         """Judge a document; pin it and return True if it is newer than ours.
@@ -128,23 +143,27 @@ class RunBook:
             if not self._is_news(run):
                 return False
             await self._world.disk.replace(PATH, document)
-            self._run = run
+            self._run = self._pin = run
             self._found.set()
         logger.info("run.pinned id=%s owner=%s epoch=%d", run.id.hex(), run.owner, run.epoch)
         self._world.trace("run.pinned", epoch=run.epoch)
         return True
 
     def _is_news(self, run: SignedRun) -> bool:
-        if self._world.wall() > run.expiry + EXPIRY_TOLERANCE:
+        pin = self._pin
+        if self._has_expired(run):
             raise BadMessage(f"the run file of {run.name!r} has expired; ask its owner for a newer one")
-        if self._run is None:
+        if pin is None:
             return True
-        if run.id != self._run.id:
+        if run.id != pin.id:
             raise OtherRun(
                 f"it is of run {run.name!r} ({run.id.hex()[:12]}) by {run.owner}; this node is pinned to "
-                f"{self._run.name!r} ({self._run.id.hex()[:12]}) by {self._run.owner}: use another --data"
+                f"{pin.name!r} ({pin.id.hex()[:12]}) by {pin.owner}: use another --data"
             )
-        return run.epoch > self._run.epoch
+        return run.epoch > pin.epoch
+
+    def _has_expired(self, run: SignedRun) -> bool:
+        return self._world.wall() > run.expiry + EXPIRY_TOLERANCE
 
     def serve(self, host: Host) -> None:
         """Answer those who ask for the document."""
@@ -161,7 +180,7 @@ class RunBook:
 
         Raises what `p2p.host.request` raises, and `BadMessage` if the document is void or another run's.
         """
-        known = pack([self._run.id, self._run.epoch] if self._run else [b"", 0])
+        known = pack([self._pin.id, self._pin.epoch] if self._pin else [b"", 0])
         document = await request(host, peer, PROTOCOL_ID, known, max_reply=MAX_DOCUMENT)
         return bool(document) and await self.offer(document)
 

@@ -61,6 +61,7 @@ class Shardcast:
         self._changed = trio.Event()
         self._timer: Timer | None = None
         self._timer_at = math.inf
+        self._closed = False
         # One entry per policy that is fetched or dropped, and the core fetches two at a time.
         self._chores, self._chores_out = trio.open_memory_channel[ev.Finish | ev.Abandon](math.inf)
 
@@ -156,6 +157,8 @@ class Shardcast:
 
     def handle(self, event: ev.Event) -> list[ev.Effect]:
         """Let the core judge ``event`` and do what it asks. Raises `BadMessage` when a peer is at fault."""
+        if self._closed:
+            return []  # the host outlives this service, and goes on to report
         effects = self._core.handle(event, self._world.now())
         for effect in effects:
             self._apply(effect)
@@ -277,6 +280,12 @@ class Shardcast:
         for peer in self._host.connected:
             self.handle(ev.PeerUp(peer))
 
+    def close(self) -> None:
+        """Hear nothing more: no task can be started any longer. Called once, by `open_shardcast`."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+
 
 def _ignore(_: bytes) -> None:
     """Before the service is open there is nobody to tell."""
@@ -303,8 +312,9 @@ async def open_shardcast(
     store = Store(world, config, run)
     service = Shardcast(world, host, core, store, Publisher(world, config, run, known, store, roster))
     async with trio.open_nursery() as nursery:
-        await service.open(nursery, announce)
         try:
+            await service.open(nursery, announce)
             yield service
         finally:
+            service.close()
             nursery.cancel_scope.cancel()

@@ -177,8 +177,8 @@ class Store:
         return data if len(data) == expected.wire else None
 
     def _remember(self, policy: bytes, chunk: int, data: bytes) -> None:
+        self._cached += len(data) - len(self._cache.pop((policy, chunk), b""))
         self._cache[policy, chunk] = data
-        self._cached += len(data)
         while self._cached > self._config.cache_bytes and len(self._cache) > 1:
             _, old = self._cache.popitem(last=False)
             self._cached -= len(old)
@@ -234,10 +234,13 @@ class Store:
             full = rank >= self._config.keep_versions or total > self._config.keep_bytes
             if rank and full and not entry.pins:
                 total -= entry.footprint
-                gone.append(entry.manifest.digest)
-        for policy in gone:
-            await self.forget(policy)
-        return gone
+                gone.append(entry)
+        forgotten = []
+        for entry in gone:
+            if not entry.pins:  # it may have been pinned while another was removed
+                await self.forget(entry.manifest.digest)
+                forgotten.append(entry.manifest.digest)
+        return forgotten
 
     # Publishing
 

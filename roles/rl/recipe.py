@@ -8,6 +8,12 @@ warm-up shows clean examples; what it leaves unlearned is practised with nothing
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
+
+MAX_SUBMISSION_GROUPS: Final = 256
+"""What `roles.messages` can carry."""
+MAX_COMPLETIONS: Final = 8192
+"""Per submission: a verdict carries 4 bytes of reward for each, and is one ledger entry of at most 64 KiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +117,13 @@ class Recipe:
     """Seed of the draws of the sampled evaluation."""
 
     def __post_init__(self) -> None:
+        if min(self.groups, self.submission, self.max_new_tokens) < 1 or min(self.steps, self.lag) < 0:
+            raise ValueError("groups, submission and max_new_tokens are at least 1, steps and lag at least 0")
+        if self.submission > MAX_SUBMISSION_GROUPS or self.submission * self.group_size > MAX_COMPLETIONS:
+            raise ValueError(
+                f"a submission has at most {MAX_SUBMISSION_GROUPS} groups and {MAX_COMPLETIONS} completions, "
+                f"not {self.submission} and {self.submission * self.group_size}"
+            )
         if self.clip_negative <= 1 + self.clip:
             raise ValueError(
                 f"clip_negative must exceed 1 + clip ({1 + self.clip}), not {self.clip_negative}"

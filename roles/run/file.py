@@ -21,7 +21,7 @@ from p2p.identity import PeerId, Signer, Verify, decode_peer_id_untrusted, verif
 from p2p.node.admission import Capability
 from p2p.node.tables import read_table, write_table
 from p2p.wire import KI, MIB, fields_untrusted, pack, unpack_untrusted
-from proofs.checks import Limits
+from proofs.checks import Limits, Shape
 from roles.engines.config import EngineConfig, ModelShape
 from roles.envs.base import Environment, open_environment
 from roles.rl.recipe import Recipe
@@ -217,6 +217,42 @@ class Run:
             threads=threads,
             nice=nice,
         )
+
+    def shape(self, environment: Environment) -> Shape:
+        """What every group of this run looks like, whatever it says."""
+        return Shape(
+            group_size=self.terms.recipe.group_size,
+            max_new_tokens=self.terms.recipe.max_new_tokens,
+            vocabulary=self.terms.model.shape.vocabulary,
+            end_token=environment.end_token,
+        )
+
+    def check_job(self, peer: PeerId, job: str) -> None:
+        """Raise `ConfigError` unless the node ``peer`` can do ``job`` (the name of a role) in this run.
+
+        Nobody dials itself, and nobody's work is judged by itself: three jobs, three nodes.
+        """
+        terms, remedy = self.terms, "give this role a node of its own, with its own --data"
+        named = {"trainer": terms.trainers, "validator": terms.validators}.get(job)
+        if named is not None and peer not in named:
+            raise ConfigError(
+                f"{peer} is no {job} of run {self.name!r}: its owner names {', '.join(map(str, named))}; "
+                "take another --role, or the --data of one of those"
+            )
+        if job == "validator" and peer == terms.trainers[0]:
+            raise ConfigError(
+                f"{peer} is the trainer of run {self.name!r} and cannot hand work to itself: {remedy}"
+            )
+        if job == "inference" and peer in terms.validators:
+            raise ConfigError(f"{peer} is a validator of run {self.name!r} and cannot judge itself: {remedy}")
+
+    def check_store(self, keep_versions: int) -> None:
+        """Raise `ConfigError` if a trainer or validator that keeps so few policies cannot serve this run."""
+        if keep_versions <= self.terms.recipe.lag:
+            raise ConfigError(
+                f"run {self.name!r} uses policies that are {self.terms.recipe.lag} versions old: set "
+                f"keep_versions in [shardcast] to at least {self.terms.recipe.lag + 1}, not {keep_versions}"
+            )
 
     def open_environments(self) -> list[Environment]:
         """The environments, in order. Raises `ConfigError` if one is missing here, or has other source."""

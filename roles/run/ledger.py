@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
+from weakref import WeakKeyDictionary
 
 import trio
 
@@ -155,11 +156,38 @@ class Ledger:
         return f"Ledger({self._folder}, {len(self._places)} entries)"
 
 
+class _Shared:
+    """An open ledger, and how many use it."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.users = 0
+        self.recovering = trio.Lock()
+        self.recovered = False
+
+
+_OPEN: Final[WeakKeyDictionary[World, dict[str, _Shared]]] = WeakKeyDictionary()
+"""By node and folder. Two roles of one node sign one log: with one log each they would equivocate."""
+
+
 @asynccontextmanager
 async def open_ledger(
     world: World, folder: str = "ledger", *, segment_bytes: int = SEGMENT_BYTES
 ) -> AsyncIterator[Ledger]:
-    """The ledger of this node in ``folder``, checked and repaired. Raises `StorageError`."""
-    ledger = Ledger(world, folder, segment_bytes=segment_bytes)
-    await ledger.recover()
-    yield ledger
+    """The ledger of this node in ``folder``, checked and repaired. Raises `StorageError`.
+
+    Whoever opens it while it is open gets the same one.
+    """
+    of_node = _OPEN.setdefault(world, {})
+    shared = of_node.setdefault(folder, _Shared(Ledger(world, folder, segment_bytes=segment_bytes)))
+    shared.users += 1
+    try:
+        async with shared.recovering:
+            if not shared.recovered:
+                await shared.ledger.recover()
+                shared.recovered = True
+        yield shared.ledger
+    finally:
+        shared.users -= 1
+        if not shared.users and of_node.get(folder) is shared:
+            del of_node[folder]

@@ -14,6 +14,7 @@ lack), so latency and loss of the model are not checked here.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import subprocess
@@ -192,6 +193,8 @@ async def _build(hub: Machine, lab: Lab) -> None:
 
 async def _connect(hub: Machine, machine: Machine, number: int, link: LinkSpec) -> None:
     """Lay machine ``number``'s line to the hub and shape both ends."""
+    if math.isinf(link.up) or math.isinf(link.down):
+        raise LabError(f"machine {number} has an infinite line, and `tc` shapes no such thing")
     await _within(
         hub,
         f"ip link add m{number} type veth peer name eth0 netns {machine.pid}",

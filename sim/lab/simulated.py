@@ -123,13 +123,13 @@ class _HostStage(_Stage):
 
 
 def _since_root(topology: Topology, whole: Mapping[str, float | None]) -> dict[str, float]:
-    """Seconds from the root's start to each other machine's end."""
+    """Seconds from the root's start to each other machine's end, in the topology's order."""
     times: dict[str, float] = {}
-    root = topology.places[0].name
+    root, *others = topology.parents
     start = whole[root]
     assert start is not None
-    for name, at in whole.items():
-        if name != root:
-            assert at is not None
-            times[name] = at - start
+    for name in others:
+        at = whole[name]
+        assert at is not None
+        times[name] = at - start
     return times

@@ -7,8 +7,8 @@ and signatures. What carries its effects is a reduced driver with the service's 
 pair, a chunk is reported as sent when it has left, at most two are under way, a death is learnt by a reset.
 
 Sizes are by modelling. A chunk's object has a few bytes, which are hashed, and the length of the 4 MiB
-that the core expects; on the lines it is charged ``coarse`` times that, and stands for so many chunks. The core
-sees uplinks divided, and its patience multiplied, by the same factor: all that it estimates keeps its
+that the core expects; on the lines it is charged ``coarse`` times that, and stands for so many chunks. The
+core sees uplinks divided, and its patience multiplied, by the same factor: all that it estimates keeps its
 proportions. A chunk that is coarse takes longer per hop, so times come out late rather than early. Control
 messages travel beside the bulk, with latency only: behind chunks many times too large they would wait far
 longer than in a swarm (their bytes are counted). Announcements reach everybody after three latencies:
@@ -28,7 +28,7 @@ from p2p.shardcast.codec import DECODE_RATE
 from p2p.shardcast.core import ShardcastCore
 from p2p.shardcast.forest import Roster, plant
 from p2p.shardcast.known import Known
-from p2p.shardcast.manifest import MAX_SPAN, Chunk, Draft, Encoding, Index, Manifest, digest_of
+from p2p.shardcast.manifest import MAX_SPAN, Chunk, Draft, Encoding, Index, digest_of
 from p2p.shardcast.messages import ChunkHeader, Message, encode_message
 from sim.errors import SimulationError
 from sim.fabric import Lane
@@ -118,10 +118,9 @@ class Peer:
                 pass  # there is no disk, and announcements are passed on by the swarm
 
     def _finish(self, policy: bytes) -> None:
-        manifest = self._swarm.manifests[policy]
         stage = self._swarm.stage
         seconds = stage.policy_bytes / DECODE_RATE
-        stage.arrived(self.site, manifest.version, seconds)
+        stage.arrived(self.site, seconds)
         due = stage.queue.now + nanoseconds(seconds)
         stage.queue.schedule(due, self.site.owner, "stored", self.handle, ev.Stored(policy))
 
@@ -132,7 +131,7 @@ class Peer:
         stream = self._streams.get(peer)
         if stream is None:
             other = self._swarm.peers[peer]
-            if not other.site.alive:
+            if not (other.site.alive and self.site.alive):
                 return None
             self._connect(other)
             other._connect(self)
@@ -178,18 +177,16 @@ class Peer:
         stream.under_way -= 1
         if self.site.alive:
             self._pump(stream)
-        data = self._swarm.chunks[header.policy][header.index]
+        data = self._swarm.chunks[header.index]
         stream.taker.handle(ev.ChunkCame(self.site.peer, header, data))
 
     def die(self) -> None:
-        """The process ends; whoever is connected is told by a reset."""
+        """The process ends; whoever is connected is told by a reset. What is under way still arrives."""
         self.site.owner.alive = False
-        for peer, stream in self._streams.items():
+        for stream in self._streams.values():
             other = stream.taker
             due = self._queue.now + stream.latency
             self._queue.schedule(due, other.site.owner, "reset", other.lose, self.site.peer)
-            stream.open = False
-            other._streams[self.site.peer].open = peer == self.site.peer
 
     def lose(self, peer: PeerId) -> None:
         """The connection to ``peer`` is gone."""
@@ -204,12 +201,10 @@ class CoreSwarm:
         self.stage = stage
         self.coarse = coarse
         self.control_bytes = 0
-        self.manifests: dict[bytes, Manifest] = {}
-        self.chunks: dict[bytes, list[Payload]] = {}
+        self.chunks: list[Payload] = []
         self.peers = {site.peer: Peer(self, site) for site in stage.sites}
-        self._newest: Manifest | None = None
 
-    def roster(self, epoch: int) -> Roster:
+    def roster(self) -> Roster:
         """Everybody who is alive, with nine tenths of his uplink."""
         signer = self.stage.simulation.keys.signer("origin")
         entries = [
@@ -217,28 +212,18 @@ class CoreSwarm:
             for site in self.stage.sites
             if site.alive and site is not self.stage.origin
         ]
-        return Roster.sign(signer, RUN, epoch, entries)
+        return Roster.sign(signer, RUN, 1, entries)
 
-    def publish(self, version: int) -> None:
-        """Let the origin announce and hand out a version."""
+    def publish(self) -> None:
+        """Let the origin announce and hand out the policy."""
         count = math.ceil(self.stage.policy_bytes / (MAX_SPAN * self.coarse))
-        payloads = [Payload(b"%d:%d" % (version, place)) for place in range(count)]
-        index = Index.of([Chunk(digest_of(data), MAX_SPAN, MAX_SPAN) for data in payloads])
-        before = self._newest
-        draft = Draft(
-            RUN,
-            PolicyVersion(version),
-            before.version if before is not None else NO_POLICY,
-            before.digest if before is not None else b"",
-            digest_of(index.data),
-            index.size,
-            0,
-            (Encoding.of(index),),
-        )
-        manifest = self._newest = draft.sign(self.stage.simulation.keys.signer("origin"))
-        self.manifests[manifest.digest] = manifest
-        self.chunks[manifest.digest] = payloads
-        self.peers[self.stage.origin.peer].handle(ev.Publish(manifest, index, self.roster(version)))
+        self.chunks = [Payload(b"%d" % place) for place in range(count)]
+        index = Index.of([Chunk(digest_of(data), MAX_SPAN, MAX_SPAN) for data in self.chunks])
+        weights = digest_of(index.data)
+        encodings = (Encoding.of(index),)
+        draft = Draft(RUN, PolicyVersion(1), NO_POLICY, b"", weights, index.size, 0, encodings)
+        manifest = draft.sign(self.stage.simulation.keys.signer("origin"))
+        self.peers[self.stage.origin.peer].handle(ev.Publish(manifest, index, self.roster()))
 
     def gossip(self, author: Peer, message: Message) -> None:
         """Bring an announcement to all."""
@@ -262,9 +247,7 @@ class Intellect2:
         stage = Stage(simulation, scenario)
         swarm = CoreSwarm(stage, int(scenario.parameter("coarse", 16)))
         queue = stage.queue
-        for version in range(1, stage.versions + 1):
-            due = nanoseconds(stage.published_at(version))
-            queue.schedule(due, stage.origin.owner, "publish", swarm.publish, version)
+        queue.schedule(0, stage.origin.owner, "publish", swarm.publish)
         for site in stage.workers:
             if math.isfinite(site.died):
                 queue.schedule(nanoseconds(site.died), queue.kernel, "death", swarm.peers[site.peer].die)
@@ -272,7 +255,7 @@ class Intellect2:
         return {
             **stage.distribution(),
             **_counted([peer.core.stats for peer in swarm.peers.values()], stage, swarm),
-            "forest_depth": depth_of(plant(swarm.roster(1), PolicyVersion(1))),
+            "forest_depth": depth_of(plant(swarm.roster(), PolicyVersion(1))),
             **stage.generation(),
         }
 

@@ -3,9 +3,9 @@
 Parameters of a scenario, by number of node: the first ``liars`` claim the best uplink and corrupt
 ``lie_share`` of the chunks they send; the next ``drippers`` claim the best uplink and send bulk at ``drip``
 Mbit/s, whatever their line carries; the next ``slow_relays`` are honest, but since their uplink was measured
-it has fallen to ``slow_up`` Mbit/s; the last ``late_share`` of all join at ``late_at`` seconds. Lines are the
-scenario's ``[link]``, or drawn between ``up_low`` and ``up_high`` with downloads up to ``down_factor`` as wide;
-``nat_share`` of the nodes cannot be dialled.
+it has fallen to ``slow_up`` Mbit/s; the last ``late_share`` of all join at ``late_at`` seconds. Lines are
+the scenario's ``[link]``, or drawn between ``up_low`` and ``up_high`` with downloads up to ``down_factor`` as
+wide; ``nat_share`` of the nodes cannot be dialled.
 
 Everybody runs the service unchanged and speaks the real protocol. What lies and drips is the bulk stream
 below the service, so no code of the product knows that it may.
@@ -132,8 +132,8 @@ class _BentStream(trio.abc.SendStream):
         await self._stream.send_all(self._corrupted(bytes(data)))
 
     def _corrupted(self, data: bytes) -> bytes:
-        # A chunk of random weights does not compress; news in bulk are two orders of magnitude smaller.
-        # The last byte of a frame is the chunk's, so the frame stays well-formed and only the digest is wrong.
+        # Chunks of random weights do not compress; news in bulk are two orders of magnitude smaller. The
+        # last byte of a frame is the chunk's, so the frame stays well-formed and only the digest is wrong.
         is_chunk = len(data) >= self._chunk_bytes // 2
         if is_chunk and self._world.rng("lies").random() < self._part.lies:
             return data[:-1] + bytes((data[-1] ^ 1,))

@@ -3,11 +3,12 @@
 Both `sim.workloads.intellect2` workloads play on this stage with the same draws, so that a seed gives the
 same lines, machines and deaths whoever distributes. Everything is stated in the scenario; nothing is fitted.
 
-Generation is computed after the fact from when each policy was ready at each worker: a worker decodes as many
-rollouts at a time as its memory holds, finishes them before it changes the policy (no sequence mixes two),
-loads the newest that is ready, and goes on. A rollout counts if it is delivered at most ``max_staleness``
-versions behind the newest publication; what is older, or dies with its machine, is lost. Delivery itself
-(some bytes a token) is free.
+One policy is distributed, and the next ones are taken to cost each worker the same time; a worker that
+needs longer than the ``interval`` between two takes every second or third. Generation is computed from
+that: a worker decodes as many rollouts at a time as its memory holds, finishes them before it changes the
+policy (no sequence mixes two), loads the newest that is ready, and goes on. A rollout counts if it is
+delivered at most ``max_staleness`` versions behind the newest publication; what is older, or dies with its
+machine, is lost. Delivery itself (some bytes a token) is free.
 """
 
 from __future__ import annotations
@@ -15,19 +16,21 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from p2p.identity import PeerId
 from sim.fabric import Endpoint, Fabric
 from sim.link import MBIT, LinkSpec, drawn_link
-from sim.profiles import MODELS, Machine, ModelSize, machine_named
+from sim.profiles import DEVICES, MODELS, PREFILL_FLOPS, TRAINING_FLOPS, Machine, machine_named
 from sim.queue import SECOND, Owner
 from sim.scenario import Scenario
 from sim.simulation import Simulation
+from sim.workloads.policies import percentile
 
 MODEL = MODELS["32B"]
 FILE_BYTES = 62e9
 """Bytes of one policy as published (INTELLECT-2, arXiv 2505.07291)."""
+PERCENTILES = (10, 50, 90, 99, 100)
 PROMPT_TOKENS = 500
 """Estimate: a mathematics or coding task with its instructions."""
 
@@ -43,10 +46,10 @@ class Site:
     machine: Machine | None = None
     """What a worker computes on; None for the trainer's site and for relay servers."""
     died: float = math.inf
-    whole: dict[int, float] = field(default_factory=dict)
-    """Virtual second at which all bytes of a version were here."""
-    ready: list[tuple[float, int]] = field(default_factory=list)
-    """When which version could be loaded, in order."""
+    whole: float = math.inf
+    """Virtual second at which all bytes of the policy were here."""
+    ready: float = math.inf
+    """Virtual second at which it could be loaded: checked and put together."""
 
     @property
     def alive(self) -> bool:
@@ -63,11 +66,12 @@ class Stage:
         self.queue = simulation.queue
         self.fabric = Fabric(simulation, lambda one, other: scenario.latency)
         self.interval = scenario.parameter("interval", 1320.0)
-        self.versions = int(scenario.parameter("versions", 2))
+        self.versions = int(scenario.parameter("versions", 4))
         self.policy_bytes = scenario.parameter("policy_bytes", FILE_BYTES)
-        self.origin = self._add("origin", LinkSpec(up=scenario.parameter("origin_up", 10_000.0), down=10_000.0))
-        server = LinkSpec(up=scenario.parameter("relay_up", 10_000.0), down=scenario.parameter("relay_up", 10_000.0))
-        self.relays = [self._add(f"relay{n}", server) for n in range(int(scenario.parameter("relays", 10)))]
+        trainer, server = scenario.parameter("origin_up", 10_000.0), scenario.parameter("relay_up", 10_000.0)
+        self.origin = self._add("origin", LinkSpec(up=trainer, down=trainer))
+        line = LinkSpec(up=server, down=server)
+        self.relays = [self._add(f"relay{n}", line) for n in range(int(scenario.parameter("relays", 10)))]
         self.workers = [self._draw_worker(n) for n in range(scenario.nodes)]
         self._schedule_deaths()
 
@@ -81,12 +85,8 @@ class Stage:
         """Virtual seconds."""
         return self.queue.now / SECOND
 
-    def published_at(self, version: int) -> float:
-        """Virtual second at which ``version`` (from 1) is published; version 0 was there before."""
-        return (version - 1) * self.interval
-
     def version_at(self, when: float) -> int:
-        """The newest version published at ``when``."""
+        """The newest version published at ``when``: the first at 0; one before it was there already."""
         return min(self.versions, int(when // self.interval) + 1)
 
     def _add(self, name: str, link: LinkSpec) -> Site:
@@ -109,50 +109,40 @@ class Stage:
         rng = self.simulation.rng("swarm", "deaths")
         count = round(self.scenario.parameter("deaths", 0.02) * len(self.workers))
         for site in rng.sample(self.workers, count):
-            site.died = rng.uniform(0, self.versions * self.interval)
+            site.died = rng.uniform(0, self.interval)
 
-    def arrived(self, site: Site, version: int, usable_after: float) -> None:
-        """All bytes of ``version`` are at ``site``, which can load it ``usable_after`` seconds later."""
-        site.whole[version] = self.now
-        site.ready.append((self.now + usable_after, version))
+    def arrived(self, site: Site, ready_after: float) -> None:
+        """All bytes are at ``site``, which can load the policy ``ready_after`` seconds later."""
+        site.whole = self.now
+        site.ready = self.now + ready_after
 
     # What came of it
 
     def distribution(self) -> dict[str, float | int | str]:
-        """How long policies took, and over whose lines they went. A dead worker is not waited for."""
+        """How long a policy took, and over whose lines it went. A dead worker is not waited for."""
         alive = [site for site in self.workers if site.alive]
-        delays = {version: self._delays(alive, version) for version in range(1, self.versions + 1)}
-        everything = sorted(delay for row in delays.values() for delay in row)
-        done = [delay for delay in everything if math.isfinite(delay)]
-        self.simulation.distributions["seconds until a policy was whole"] = done
-        sent = [site.endpoint.sent / self.policy_bytes / self.versions for site in self.workers]
-        self.simulation.distributions["policies sent per version, by worker"] = sent
-        rates = [8 * self.policy_bytes / MBIT / delay for delay in done]
+        delays = sorted(site.whole for site in alive)
+        done = [delay for delay in delays if math.isfinite(delay)]
+        sent = [site.endpoint.sent / self.policy_bytes for site in self.workers]
+        self.simulation.distributions["seconds until the policy was whole"] = done
+        self.simulation.distributions["policies sent, by worker"] = sent
+        mean = statistics.fmean(done) if done else math.inf
         return {
-            "versions": self.versions,
-            "got_share": round(len(done) / max(1, len(everything)), 4),
-            "seconds_mean": round(statistics.fmean(done), 1) if done else math.inf,
-            **{f"seconds_{p}": round(_percentile(everything, p), 1) for p in (10, 50, 90, 99, 100)},
-            "mbits_mean": round(statistics.fmean(rates), 1) if rates else 0.0,
-            "mbits_at_mean_seconds": round(8 * self.policy_bytes / MBIT / statistics.fmean(done), 1) if done else 0.0,
+            "got_share": round(len(done) / max(1, len(delays)), 4),
+            "seconds_mean": round(mean, 1),
+            **{f"seconds_{percent}": round(percentile(delays, percent), 1) for percent in PERCENTILES},
+            "mbits_at_mean": round(8 * self.policy_bytes / MBIT / mean, 1),
             "own_line_seconds_50": round(self._own_line(alive), 1),
             "bound_seconds": round(self._bound(alive), 1),
-            "origin_policies_sent": round(self.origin.endpoint.sent / self.policy_bytes / self.versions, 3),
-            "relay_policies_sent": round(
-                sum(site.endpoint.sent for site in self.relays) / self.policy_bytes / self.versions, 2
-            ),
+            "origin_policies_sent": round(self.origin.endpoint.sent / self.policy_bytes, 3),
+            "relays_policies_sent": round(self._sent(self.relays), 2),
             "worker_policies_sent_50": round(statistics.median(sent), 3),
-            "worker_policies_sent_max": round(max(sent), 3),
+            "worker_policies_sent_100": round(max(sent), 3),
             "dead": len(self.workers) - len(alive),
         }
 
-    def _delays(self, alive: Sequence[Site], version: int) -> list[float]:
-        """Seconds until each worker had ``version`` or a newer one."""
-        published = self.published_at(version)
-        return [
-            min((when for v, when in site.whole.items() if v >= version), default=math.inf) - published
-            for site in alive
-        ]
+    def _sent(self, sites: Sequence[Site]) -> float:
+        return sum(site.endpoint.sent for site in sites) / self.policy_bytes
 
     def _own_line(self, alive: Sequence[Site]) -> float:
         """Seconds that a policy fills the median worker's own downlink: nobody can be faster."""
@@ -172,14 +162,16 @@ class Stage:
         batch = self.scenario.parameter("batch_rollouts", 4096.0)
         limit = int(self.scenario.parameter("max_staleness", 2))
         end = self.versions * self.interval
-        outputs = [generate(site, MODEL, answer, end) for site in self.workers]
-        delivered = [(when, version, count) for output in outputs for when, version, count in output.delivered]
+        outputs = [self._generate(site, answer, end) for site in self.workers]
+        delivered = [
+            (when, version, count) for output in outputs for when, version, count in output.delivered
+        ]
         staleness = [(self.version_at(when) - version, count) for when, version, count in delivered]
         rollouts = sum(count for _, count in staleness)
         stale = sum(count for lag, count in staleness if lag > limit)
         died = sum(output.died_with for output in outputs)
         tokens = answer * rollouts
-        trainer = Machine(machine_named("H100").device, int(self.scenario.parameter("trainer_h100s", 16)))
+        trainer = Machine(DEVICES["H100"], int(self.scenario.parameter("trainer_h100s", 16)))
         trained = batch * (answer + PROMPT_TOKENS) * self.versions
         useful = answer * (rollouts - stale)
         step = trainer.step_seconds(MODEL, trained / self.versions)
@@ -196,8 +188,19 @@ class Stage:
             "seconds_to_a_batch": round(batch * end / max(1, rollouts - stale), 1),
             "training_seconds": round(step, 1),
             "trainer_utilisation": round(min(1.0, step / self.interval), 3),
-            "inference_per_training_flops": round(2 * useful / (8 * trained), 2),
+            "inference_per_training_flops": round(
+                PREFILL_FLOPS * useful / ((TRAINING_FLOPS + PREFILL_FLOPS) * trained), 2
+            ),
         }
+
+    def _generate(self, site: Site, answer: float, end: float) -> Output:
+        step = max(1, math.ceil(site.ready / self.interval)) if site.ready < math.inf else self.versions + 1
+        ready = [
+            ((version - 1) * self.interval + site.ready, version)
+            for version in range(1, self.versions + 1, step)
+        ]
+        assert site.machine is not None, "only workers generate"
+        return generate(site.machine, ready, answer, end, site.died)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,25 +215,25 @@ class Output:
     """Rollouts that were under way when the machine died."""
 
 
-def generate(site: Site, model: ModelSize, answer: float, end: float) -> Output:
-    """Decode rollouts of ``answer`` tokens until ``end``, each round with the newest policy ready at its start."""
-    assert site.machine is not None, "only workers generate"
+def generate(
+    machine: Machine, ready: Sequence[tuple[float, int]], answer: float, end: float, died: float
+) -> Output:
+    """Decode rollouts of ``answer`` tokens until ``end``, each round with the newest version ready by then.
+
+    ``ready`` is (virtual second, version) in order; version 0 was there before.
+    """
     context = PROMPT_TOKENS + answer / 2
-    together = site.machine.sequences(model, context)
+    together = machine.sequences(MODEL, context)
     if not together:
         return Output([], 0.0, 0)
-    round_seconds = together * answer / site.machine.generate_rate(model, context)
+    seconds = together * answer / machine.generate_rate(MODEL, context)
     delivered, busy, now, version = [], 0.0, 0.0, 0
-    while now + round_seconds <= min(end, site.died):
-        now += round_seconds
-        busy += round_seconds
+    while now + seconds <= min(end, died):
+        now += seconds
+        busy += seconds
         delivered.append((now, version, together))
-        newest = max((v for when, v in site.ready if when <= now), default=0)
+        newest = max((v for when, v in ready if when <= now), default=0)
         if newest > version:
             version = newest
-            now += site.machine.load_seconds(model)
-    return Output(delivered, busy, together if now < site.died <= end else 0)
-
-
-def _percentile(ordered: Sequence[float], percent: int) -> float:
-    return ordered[math.ceil(percent / 100 * len(ordered)) - 1] if ordered else math.inf
+            now += machine.load_seconds(MODEL)
+    return Output(delivered, busy, together if now < died <= end else 0)

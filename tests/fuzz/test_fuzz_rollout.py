@@ -14,6 +14,7 @@ from roles.messages import (
     decode_commitment_untrusted,
     decode_delivery_untrusted,
     decode_groups_untrusted,
+    decode_receipt_untrusted,
     decode_reply_untrusted,
     decode_submission_untrusted,
     decode_verdict_untrusted,
@@ -32,6 +33,7 @@ foreign = st.binary(max_size=200) | values.map(pack) | st.lists(values.map(pack)
     [
         decode_commitment_untrusted,
         decode_groups_untrusted,
+        decode_receipt_untrusted,
         lambda data: decode_submission_untrusted(data, verify),
         lambda data: decode_verdict_untrusted(data, verify),
         lambda data: decode_reply_untrusted(data, verify),

@@ -161,7 +161,8 @@ def test_a_submission_for_another_run_is_refused_with_a_sentence() -> None:
     health = play(OtherRun)
     assert health["done"] == 1
     refused = health["validator-1"]["roles"]["validator"]["refused"]
-    assert any("is for run 787878787878" in reason for reason in refused)
+    assert list(refused) == ["another run"]
+    assert "is for run 787878787878" in health["attacker-1"]["roles"]["forger"]["refusal"]
     assert health["attacker-1"]["peer"] not in health["validator-1"]["roles"]["validator"]["nodes"]
 
 

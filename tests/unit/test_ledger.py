@@ -211,3 +211,14 @@ async def test_a_disk_that_fails_once_leaves_the_chain_whole(
         second = await ledger.append("verdict", b"second")
     async with ledger_in(tmp_path) as ledger:
         assert [entry async for entry in ledger.entries()] == [first, second]
+
+
+async def test_two_roles_of_one_node_sign_one_log(tmp_path: Path) -> None:
+    world = RealWorld(AUTHOR, tmp_path)
+    async with open_ledger(world) as first, open_ledger(world) as second:
+        await first.append("verdict", b"a")
+        await second.append("receipt", b"b")
+        await first.append("verdict", b"c")
+        assert first.head == second.head
+    async with open_ledger(world) as again:
+        assert [entry.body async for entry in again.entries()] == [b"a", b"b", b"c"]

@@ -126,3 +126,23 @@ async def test_garbage_costs_the_asker_its_stream(tmp_path: Path) -> None:
         for question in (b"garbage", pack([b"", "0"]), pack([bytes(99), 0])):
             with pytest.raises((trio.BrokenResourceError, BadMessage, PeerUnreachable)):
                 await request(other, peer, PROTOCOL_ID, question)
+
+
+async def test_an_expired_pin_waits_for_the_next_edition_and_keeps_out_the_rest(tmp_path: Path) -> None:
+    (tmp_path / PATH).write_bytes(sign_run(replace(TERMS, expiry=1), OWNER).document)
+    book = book_in(tmp_path)
+    await book.load()
+    assert book.run is None
+    assert book.expired is not None
+    with pytest.raises(BadMessage):
+        await book.offer(OTHER.document)
+    assert not await book.offer(RUN.document)
+    assert await book.offer(NEWER.document)
+    assert (book.run, book.expired) == (NEWER, None)
+
+
+async def test_an_expired_pin_is_replaced_from_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / PATH).write_bytes(sign_run(replace(TERMS, expiry=1), OWNER).document)
+    book = book_in(tmp_path)
+    await book.load(NEWER.document)
+    assert book.run == NEWER

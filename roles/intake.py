@@ -1,0 +1,77 @@
+"""What the trainer has received and not yet learnt from, on disk; and which groups of it were learnt from.
+
+Theory of operation
+-------------------
+A delivery is a file before it is answered, and stays until no group of it can be used. Groups of one
+delivery may be used in different steps, so a second file says which group went into which step. It is
+written *before* the checkpoint of that step: after a crash, what it says of later steps than the checkpoint's
+never happened, and everything else is neither lost nor learnt from twice.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+
+from p2p.errors import BadMessage
+from p2p.world import World
+from roles.messages import SignedVerdict, Submission, decode_delivery_untrusted, encode_delivery
+from roles.pool import PooledGroup
+
+logger = logging.getLogger(__name__)
+
+_USED: Final = "used.json"
+
+
+class Intake:
+    """The deliveries below one folder of the node's disk."""
+
+    def __init__(self, world: World, folder: str) -> None:
+        self._world = world
+        self._folder = folder
+        self._files: dict[bytes, None] = {}
+        """Content digests of the submissions on disk."""
+        self._used: dict[tuple[bytes, int], int] = {}
+        """By (submission, group): the step it went into."""
+
+    async def keep(self, verdict: SignedVerdict, submission: Submission) -> None:
+        """Put a delivery on disk; it survives a crash when this returns."""
+        content = verdict.commitment.content
+        await self._world.disk.replace(self._path(content.hex()), encode_delivery(verdict, submission))
+        self._files[content] = None
+
+    async def mark_used(self, groups: Sequence[PooledGroup], step: int) -> None:
+        """Say that ``groups`` go into ``step``, before its checkpoint is written."""
+        self._used = {key: at for key, at in self._used.items() if key[0] in self._files}
+        self._used |= {(group.source, group.number): step for group in groups}
+        rows = [[content.hex(), number, at] for (content, number), at in self._used.items()]
+        await self._world.disk.replace(self._path(_USED), json.dumps(rows).encode())
+
+    async def restore(self, step: int) -> AsyncIterator[tuple[SignedVerdict, Submission, frozenset[int]]]:
+        """What an earlier life left, each with the groups that went into ``step`` or an earlier one."""
+        disk = self._world.disk
+        if await disk.size(self._path(_USED)) is not None:
+            rows = json.loads(await disk.read(self._path(_USED)))
+            self._used = {(bytes.fromhex(name), number): at for name, number, at in rows if at <= step}
+        for name in await disk.list(self._folder):
+            if name == _USED:
+                continue
+            try:
+                delivery = decode_delivery_untrusted(await disk.read(self._path(name)), self._world.verify)
+            except BadMessage as error:
+                logger.warning("intake_unreadable %s: %s", name, error)
+                continue
+            content = delivery[0].commitment.content
+            self._files[content] = None
+            yield *delivery, frozenset(number for source, number in self._used if source == content)
+
+    async def forget_all_but(self, needed: dict[bytes, None]) -> None:
+        """Remove the deliveries of which no group can be used any more."""
+        for content in [content for content in self._files if content not in needed]:
+            del self._files[content]
+            await self._world.disk.remove(self._path(content.hex()))
+
+    def _path(self, name: str) -> str:
+        return f"{self._folder}/{name}"

@@ -1,0 +1,84 @@
+"""What judging one submission takes: shapes, the model's replay, and a signed verdict at the end."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import trio
+
+from p2p.node.node import Node
+from proofs.checks import Judgement, Reason, Verdict, check_shape, judge, judge_pool
+from roles.engines.base import Engine, Group, GroupTask
+from roles.envs.base import Environment, Task
+from roles.handover import Handover
+from roles.inference import run_sampling
+from roles.messages import MAX_REASON, SignedVerdict, Submission
+from roles.run import Ledger, Run
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What judging needs: opened once, the same for all submissions."""
+
+    node: Node
+    run: Run
+    environment: Environment
+    engine: Engine
+    ledger: Ledger
+    handover: Handover
+    nursery: trio.Nursery
+
+    def check_shapes(self, groups: tuple[Group, ...]) -> Judgement:
+        """The first group that is not even shaped right, or acceptance."""
+        shape = self.run.shape(self.environment)
+        judgement = Judgement(Verdict.ACCEPTED, Reason.WITHIN_LIMITS)
+        for group in groups:
+            tokens = [completion.tokens for completion in group.completions]
+            judgement = check_shape(tokens, [completion.logprobs for completion in group.completions], shape)
+            if judgement.verdict is not Verdict.ACCEPTED:
+                break
+        return judgement
+
+    async def replay(self, tasks: list[GroupTask], groups: tuple[Group, ...]) -> Judgement:
+        """Run the model over the groups and hold what it says against the limits."""
+        limits = self.run.terms.limits
+        pool = await self.engine.score(tasks, groups, run_sampling(self.run))
+        for evidence in pool:
+            judgement = judge(evidence, limits)
+            if judgement.verdict is not Verdict.ACCEPTED:
+                return judgement
+        return judge_pool(pool, limits)
+
+    def conclude(
+        self,
+        submission: Submission,
+        judgement: Judgement,
+        tasks: list[tuple[Task, GroupTask]],
+        groups: tuple[Group, ...],
+    ) -> SignedVerdict:
+        """The signed verdict, with rewards recomputed if it is acceptance."""
+        rewards: tuple[float, ...] = ()
+        if judgement.verdict is Verdict.ACCEPTED:
+            rewards = tuple(
+                self.environment.reward(task, completion.tokens)
+                for (task, _), group in zip(tasks, groups, strict=True)
+                for completion in group.completions
+            )
+        else:
+            place = submission.commitment
+            logger.info("rejected %s v%d/%d: %s", place.node.short, place.version, place.index, judgement)
+        verdict = SignedVerdict(
+            self.node.host.peer_id, submission.commitment, judgement.verdict, judgement.reason.value,
+            float(judgement.statistic), float(judgement.limit), rewards,
+        )  # fmt: skip
+        return verdict.signed(self.node.world.signer)
+
+    def sign(self, submission: Submission, verdict: Verdict, reason: str) -> SignedVerdict:
+        """A verdict that no model was asked for."""
+        unsigned = SignedVerdict(
+            self.node.host.peer_id, submission.commitment, verdict, reason[:MAX_REASON], 0.0, 0.0, ()
+        )
+        return unsigned.signed(self.node.world.signer)

@@ -1,0 +1,231 @@
+"""Roles under crashes, several validators, greedy peers: nothing honest is rejected, lost or used twice."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+import trio
+
+from p2p.shardcast.manifest import PolicyVersion
+from roles.engines.fake import FakeEngine
+from roles.inference import Inference
+from roles.intake import Intake
+from roles.pool import PooledGroup
+from roles.rl.recipe import Recipe
+from roles.run import Run, sign_run
+from roles.summary import SwarmStatus
+from roles.trainer import Trainer
+from sim.kernel import run_simulation
+from sim.scenario import Scenario, load_scenario
+from sim.simulation import Simulation
+from sim.swarm import NodeMain, SimNode, Swarm, open_swarm
+from sim.workloads import spine
+from tests.simulation.test_bad_submissions import Forger
+
+CAST = {
+    "relay-1": "none",
+    "trainer-1": "trainer",
+    "validator-1": "validator",
+    "inference-1": "inference",
+    "inference-2": "inference",
+}
+
+
+class Play(spine.Spine):
+    """The spine with a cast and crashes of its own."""
+
+    async def disturb(self, swarm: Swarm) -> None:
+        """What goes wrong, beginning when the first policy is out."""
+
+    async def _play(self, swarm: Swarm, scenario: Scenario, recipe: Recipe) -> SwarmStatus:
+        watcher = swarm.nodes["relay-1"].world
+        while self._status(recipe).trainer.get("step", -1) < 1:
+            await watcher.sleep(spine.LOOK)
+        await self.disturb(swarm)
+        return await super()._play(swarm, scenario, recipe)
+
+
+def perform(play: Play, seed: int = 7, **parameters: float) -> Mapping[str, Any]:
+    """Every node's health at the end of a short run, and whether it ended well."""
+    scenario: Scenario = load_scenario("spine").with_changes(nodes=len(play._cast))
+    changes = {"steps": 4, "kill_at_step": 99, **parameters}
+    scenario = replace(scenario, parameters={**scenario.parameters, **changes})
+
+    async def main(simulation: Simulation) -> dict[str, Any]:
+        async with open_swarm(simulation) as swarm:
+            metrics = await play.run(swarm, scenario)
+            return {"done": metrics["done"], **play.health()}
+
+    outcome = run_simulation(main, seed=seed, horizon=600)
+    assert outcome.value is not None
+    return outcome.value
+
+
+class Lingering(Play):
+    """Goes on for a while when everything is done."""
+
+    async def _play(self, swarm: Swarm, scenario: Scenario, recipe: Recipe) -> SwarmStatus:
+        await super()._play(swarm, scenario, recipe)
+        await swarm.sleep(30)
+        return self._status(recipe)
+
+
+def validators(health: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [
+        node["roles"]["validator"]
+        for node in health.values()
+        if isinstance(node, dict) and "validator" in node["roles"]
+    ]
+
+
+@pytest.fixture
+def two_validators(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """A cast in which every node's work may go to either of two validators."""
+    one = spine._write_run
+
+    def write_run(swarm: Swarm, recipe: Recipe) -> Run:
+        keys = swarm.simulation.keys
+        judges = tuple(keys.signer(name).peer_id for name in ("validator-1", "validator-2"))
+        return sign_run(replace(one(swarm, recipe).terms, validators=judges), keys.signer("owner"))
+
+    monkeypatch.setattr(spine, "_write_run", write_run)
+    return {**CAST, "validator-2": "validator"}
+
+
+def test_two_validators_share_the_work_and_see_no_gaps(two_validators: dict[str, str]) -> None:
+    health = perform(Play(two_validators), steps=10)
+    assert health["done"] == 1
+    assert [judge["rejected"] for judge in validators(health)] == [0, 0]
+    assert all(judge["accepted"] > 0 for judge in validators(health))
+
+
+def test_a_run_goes_on_without_one_of_two_validators(two_validators: dict[str, str]) -> None:
+    class Bereft(Play):
+        async def disturb(self, swarm: Swarm) -> None:
+            swarm.kill("validator-2")
+            del self._open["validator-2"]
+
+    cast = {**two_validators, **{f"inference-{number}": "inference" for number in range(3, 7)}}
+    health = perform(Bereft(cast), steps=6)
+    assert health["done"] == 1
+    assert [judge["rejected"] for judge in validators(health)] == [0]
+
+
+def test_a_worker_killed_again_and_again_without_a_validator_stays_in_its_window() -> None:
+    class Stubborn(Play):
+        async def disturb(self, swarm: Swarm) -> None:
+            watcher = swarm.nodes["relay-1"].world
+            swarm.kill("validator-1")
+            for _ in range(4):
+                await watcher.sleep(5)
+                swarm.restart("inference-1")
+            await watcher.sleep(5)
+            swarm.restart("validator-1")
+
+    health = perform(Stubborn(CAST))
+    assert health["done"] == 1
+    assert validators(health)[0]["rejected"] == 0
+
+
+@pytest.mark.parametrize(
+    "where", ["before the checkpoint", "before the policy is out", "before it is forgotten"]
+)
+def test_a_trainer_killed_anywhere_learns_from_every_group_once(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, name = {
+        "before the checkpoint": (FakeEngine, "save"),
+        "before the policy is out": (Trainer, "_publish"),
+        "before it is forgotten": (Intake, "forget_all_but"),
+    }[where]
+    here = trio.Event()
+    calls = itertools.count()
+    used: dict[int, list[tuple[bytes, int]]] = {}
+    step = getattr(owner, name)
+    wait = Trainer._wait_groups
+
+    async def stop_here(self: object, *args: Any) -> None:
+        if next(calls) in (4, 7):
+            here.set()
+            await trio.sleep_forever()
+        await step(self, *args)
+
+    async def wait_groups(self: Trainer, count: int, step: int) -> list[PooledGroup]:
+        taken = await wait(self, count, step)
+        used[step] = [(group.source, group.number) for group in taken]  # a step done again replaces itself
+        return taken
+
+    class Fatal(Play):
+        async def disturb(self, swarm: Swarm) -> None:
+            nonlocal here
+            for _ in range(2):
+                await here.wait()
+                here = trio.Event()
+                swarm.kill("trainer-1", torn=True)
+                await swarm.sleep(0.5)
+                swarm.restart("trainer-1")
+
+    monkeypatch.setattr(owner, name, stop_here)
+    monkeypatch.setattr(Trainer, "_wait_groups", wait_groups)
+    health = perform(Fatal(CAST), steps=8)
+    assert health["done"] == 1
+    assert validators(health)[0]["rejected"] == 0
+    assert sorted(used) == list(range(8))
+    times = Counter(key for keys in used.values() for key in keys)
+    assert set(times.values()) == {1}
+
+
+class Prophet(Forger):
+    """Claims a policy that will not exist for long."""
+
+    name: ClassVar[str] = "prophet"
+
+    def forge(self, honest: Any) -> dict[str, Any]:
+        return {"version": PolicyVersion(honest.commitment.version + 1000)}
+
+
+def test_work_under_a_policy_to_come_waits_with_its_worker() -> None:
+    health = perform(Lingering({**CAST, "attacker-1": f"{__name__}:Prophet"}))
+    assert health["done"] == 1
+    judge = validators(health)[0]
+    assert set(judge["refused"]) == {"policy to come"}
+    assert judge["rejected"] == 0
+    assert health["attacker-1"]["roles"]["prophet"]["inconclusive"] == 0
+
+
+def test_nobody_works_under_the_last_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    late: list[int] = []
+    plain = Inference._produce
+
+    async def produce(self: Inference, *args: Any) -> Any:
+        submission = await plain(self, *args)
+        late.append(submission.commitment.version)
+        return submission
+
+    monkeypatch.setattr(Inference, "_produce", produce)
+    health = perform(Lingering(CAST), steps=3)
+    assert health["done"] == 1
+    assert late.count(3) <= 2  # what the two nodes were about to draw when it came
+
+
+def test_clocks_ten_minutes_off_change_nothing() -> None:
+    class Unsynchronised(Play):
+        def _life(self, role: str) -> NodeMain:
+            plain = super()._life(role)
+
+            async def live(machine: SimNode) -> None:
+                machine.world.skew = {"trainer-1": 600.0, "inference-1": -600.0}.get(machine.name, 0.0)
+                await plain(machine)
+
+            return live
+
+    health = perform(Unsynchronised(CAST))
+    assert health["done"] == 1
+    judge = validators(health)[0]
+    assert judge["rejected"] == 0
+    assert all(judge["nodes"][health[name]["peer"]]["accepted"] for name in ("inference-1", "inference-2"))

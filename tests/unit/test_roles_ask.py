@@ -1,0 +1,156 @@
+"""Asking peers never ends a node, and a trainer's word that it has taken something is kept."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from p2p.errors import BadMessage, LimitExceeded, PeerUnreachable, ProtocolNotSupported, WrongPeer
+from p2p.identity import KeyPair, verify
+from p2p.machine import RealWorld
+from p2p.shardcast.manifest import PolicyVersion
+from proofs.checks import Verdict
+from roles.messages import (
+    ROLLOUT_PROTOCOL,
+    Commitment,
+    Receipt,
+    SignedVerdict,
+    Submission,
+    content_digest,
+    decode_receipt_untrusted,
+    encode_delivery,
+    encode_receipt,
+)
+from roles.outbox import Outbox
+from roles.pool import GroupPool
+from roles.retry import NONSENSE, ask
+from roles.rl.recipe import Recipe
+from roles.trainer import Trainer, TrainerConfig
+
+WORKER, JUDGE = KeyPair(b"w" * 32), KeyPair(b"j" * 32)
+RUN_ID = b"r" * 32
+
+
+class Unlucky:
+    """A host on which every stream fails in one way."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.penalties: list[float] = []
+
+    async def open_stream(self, *_: object) -> object:
+        await trio.lowlevel.checkpoint()
+        raise self.error
+
+    def penalise(self, _: object, points: float, __: str) -> None:
+        self.penalties.append(points)
+
+
+@pytest.mark.parametrize(
+    ("error", "penalties"),
+    [
+        (WrongPeer("somebody else has the port now"), []),
+        (LimitExceeded("256 streams are open"), []),
+        (PeerUnreachable("gone"), []),
+        (ProtocolNotSupported("no such role"), []),
+        (trio.BrokenResourceError("lost"), []),
+        (trio.ClosedResourceError("closed"), []),
+        (BadMessage("garbage"), [NONSENSE]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+async def test_whatever_a_peer_does_the_question_is_asked_again(
+    error: Exception, penalties: list[float]
+) -> None:
+    async def locate(_: object) -> bool:
+        await trio.lowlevel.checkpoint()
+        return False
+
+    host = Unlucky(error)
+    node: Any = SimpleNamespace(host=host, locate=locate)
+    assert await ask(node, JUDGE.peer_id, ROLLOUT_PROTOCOL, b"?") is None
+    assert host.penalties == penalties
+
+
+def submission(index: int = 0, signer: KeyPair = WORKER) -> Submission:
+    content = bytes([index])
+    place = Commitment(RUN_ID, signer.peer_id, PolicyVersion(1), bytes(32), index, content_digest(content))
+    return Submission.sign(place, content, signer)
+
+
+def delivery(index: int = 0) -> bytes:
+    work = submission(index)
+    verdict = SignedVerdict(JUDGE.peer_id, work.commitment, Verdict.ACCEPTED, "", 0.0, 0.0, ()).signed(JUDGE)
+    return encode_delivery(verdict, work)
+
+
+class SlowDisk:
+    """An intake and a ledger that take their time."""
+
+    def __init__(self) -> None:
+        self.durable = trio.Event()
+        self.kept = 0
+
+    async def keep(self, *_: object) -> None:
+        await self.durable.wait()
+        self.kept += 1
+
+    async def append(self, *_: object) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+async def test_a_delivery_is_taken_only_when_it_is_durable_however_often_it_comes() -> None:
+    disk = SlowDisk()
+    recipe = Recipe()
+    run = SimpleNamespace(id=RUN_ID, terms=SimpleNamespace(recipe=recipe))
+    node = SimpleNamespace(
+        world=SimpleNamespace(verify=verify), shardcast=SimpleNamespace(holds=lambda _: True)
+    )
+    desk: Any = SimpleNamespace(node=node, run=run, intake=disk, ledger=disk, pooled=lambda *_: [])
+    trainer = Trainer(TrainerConfig())
+    trainer._pool = GroupPool(100, 2)
+    answers: list[Receipt] = []
+
+    async def hand_over() -> None:
+        answers.append((await trainer._take(desk, JUDGE.peer_id, delivery()))[0])
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(hand_over)
+        nursery.start_soon(hand_over)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not answers
+        disk.durable.set()
+    assert answers == [Receipt.TAKEN, Receipt.TAKEN]
+    assert disk.kept == 1
+
+
+async def test_a_full_trainer_says_later_before_the_validator_loses_patience(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    run = SimpleNamespace(id=RUN_ID, terms=SimpleNamespace(recipe=Recipe()))
+    desk: Any = SimpleNamespace(node=SimpleNamespace(world=SimpleNamespace(verify=verify)), run=run)
+    trainer = Trainer(TrainerConfig())
+    trainer._pool = GroupPool(0, 2)
+    with trio.fail_after(119):
+        receipt, _ = await trainer._take(desk, JUDGE.peer_id, delivery())
+    assert receipt is Receipt.LATER
+
+
+@pytest.mark.parametrize("receipt", Receipt)
+def test_a_receipt_travels_whole(receipt: Receipt) -> None:
+    assert decode_receipt_untrusted(encode_receipt(receipt, "because")) == (receipt, "because")
+    with pytest.raises(BadMessage):
+        decode_receipt_untrusted(encode_receipt(receipt, "because")[:-1])
+
+
+async def test_an_outbox_does_not_send_what_was_made_under_another_key(tmp_path: Any) -> None:
+    world = RealWorld(WORKER, tmp_path)
+    outbox = await Outbox.open(world, "outbox")
+    await outbox.add(submission(3))
+    assert [item.commitment.index for item in await Outbox.open(world, "outbox")] == [3]
+    assert (await Outbox.open(world, "outbox")).newest == 1
+    assert not list(await Outbox.open(RealWorld(JUDGE, tmp_path), "outbox"))

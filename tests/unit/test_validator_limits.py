@@ -1,0 +1,162 @@
+"""What peers can make a validator hold is bounded, and told apart by kinds that have an end."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from p2p.errors import ConfigError
+from p2p.identity import KeyPair
+from p2p.node.tables import read_table
+from p2p.shardcast.manifest import PolicyVersion
+from proofs.checks import Verdict
+from roles.draws import validator_of
+from roles.messages import Commitment, SignedVerdict
+from roles.records import MAX_REASONS, OTHER, Records
+from roles.rl.recipe import Recipe
+from roles.run import Run, sign_run
+from roles.seats import Seats
+from roles.slots import MAX_MISPLACED, REORDER_WINDOW, Place, SlotBook
+from roles.trainer import TrainerConfig
+from tests.unit.test_run_file import OWNER, TERMS
+
+NODE = KeyPair(b"n" * 32).peer_id
+OTHER_NODE = KeyPair(b"m" * 32).peer_id
+V1, V2 = PolicyVersion(1), PolicyVersion(2)
+
+
+def verdict(kind: Verdict, reason: str = "", node: bytes = b"n") -> SignedVerdict:
+    peer = KeyPair(node * 32).peer_id
+    place = Commitment(bytes(32), peer, V1, bytes(32), 0, bytes(32))
+    return SignedVerdict(peer, place, kind, reason, 0.0, 0.0, ())
+
+
+def test_places_far_ahead_are_not_kept_and_not_counted_as_left_out() -> None:
+    book = SlotBook()
+    for index in range(2**32 - 100, 2**32):
+        assert book.judge(NODE, V1, index) is Place.GAP
+        book.fill(NODE, V1, index, b"")
+    assert book.judge(NODE, V1, 0) is Place.FRESH
+    assert book.forget_below(V2) == 0
+
+
+def test_a_replay_leaves_no_trace_but_a_count() -> None:
+    book = SlotBook()
+    for index in range(5):
+        book.fill(NODE, V1, index, b"")
+    book.fill(NODE, V1, 0, b"again")
+    assert book.judge(NODE, V1, 5) is Place.FRESH
+    assert book.forget_below(V2) == 0
+
+
+def test_who_keeps_sending_out_of_place_gets_no_more_verdicts() -> None:
+    book = SlotBook()
+    for number in range(MAX_MISPLACED):
+        assert not book.has_strayed(NODE, V1)
+        book.fill(NODE, V1, REORDER_WINDOW + 1 + number, b"")
+    assert book.has_strayed(NODE, V1)
+    assert not book.has_strayed(NODE, V2)
+    assert not book.has_strayed(OTHER_NODE, V1)
+
+
+def test_reasons_that_quote_the_sender_have_an_end() -> None:
+    records = Records()
+    for number in range(10 * MAX_REASONS):
+        records.count(verdict(Verdict.REJECTED, f"not msgpack: at {number}"))
+    reasons = records.of(NODE).reasons
+    assert len(reasons) == MAX_REASONS + 1
+    assert sum(reasons.values()) == records.rejected == 10 * MAX_REASONS
+    assert reasons[OTHER] == 9 * MAX_REASONS
+
+
+def test_identities_have_an_end_and_totals_stay() -> None:
+    records = Records(max_nodes=3)
+    for node in (b"a", b"b", b"c", b"a", b"d"):
+        records.count(verdict(Verdict.ACCEPTED, node=node))
+    assert len(records) == 3
+    assert records.accepted == 5
+    assert records.of(KeyPair(b"a" * 32).peer_id).accepted == 2
+    assert records.of(KeyPair(b"b" * 32).peer_id).accepted == 0
+
+
+def test_an_inconclusive_verdict_is_no_mark_against_anybody() -> None:
+    records = Records()
+    records.count(verdict(Verdict.INCONCLUSIVE, "the policy is gone"))
+    assert (records.accepted, records.rejected, records.of(NODE).reasons) == (0, 0, {})
+
+
+def test_seats_are_bounded_by_peer_and_in_all_and_come_back() -> None:
+    seats = Seats(per_peer=2, in_all=3)
+    with seats.seat(NODE) as first, seats.seat(NODE) as second, seats.seat(NODE) as third:
+        assert (first, second, third) == (True, True, False)
+        with seats.seat(OTHER_NODE) as theirs, seats.seat(OTHER_NODE) as one_too_many:
+            assert (theirs, one_too_many) == (True, False)
+    with pytest.raises(ZeroDivisionError), seats.seat(NODE):
+        raise ZeroDivisionError
+    with seats.seat(NODE) as first, seats.seat(NODE) as second:
+        assert (first, second) == (True, True)
+
+
+def test_each_node_has_one_judge_under_a_policy_and_all_judges_have_work() -> None:
+    judges = tuple(KeyPair(bytes([number]) * 32).peer_id for number in range(3))
+    run: Run = sign_run(replace(TERMS, validators=judges), OWNER)
+    counts = dict.fromkeys(judges, 0)
+    for version in range(300):
+        counts[validator_of(run, NODE, PolicyVersion(version))] += 1
+    assert min(counts.values()) > 60
+    assert validator_of(run, NODE, V1) == validator_of(run, NODE, V1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"groups": 0},
+        {"submission": 0},
+        {"submission": 257},
+        {"submission": 256, "group_size": 64},
+        {"lag": -1},
+    ],
+)
+def test_recipes_that_no_node_could_work_by_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"at least|at most"):
+        replace(Recipe(), **change)
+
+
+def test_a_pool_smaller_than_a_step_is_refused() -> None:
+    with pytest.raises(ConfigError, match="pool_steps"):
+        read_table(TrainerConfig, {"pool_steps": 0.5}, "[role.trainer]")
+    with pytest.raises(ConfigError, match="not a number"):
+        read_table(TrainerConfig, {"pool_steps": math.nan}, "[role.trainer]")
+
+
+def test_a_store_too_small_for_the_runs_lag_is_named() -> None:
+    run = sign_run(replace(TERMS, recipe=replace(TERMS.recipe, lag=4)), OWNER)
+    run.check_store(5)
+    with pytest.raises(ConfigError, match=r"keep_versions in .shardcast. to at least 5"):
+        run.check_store(4)
+
+
+def test_a_job_that_a_node_cannot_do_is_named_before_it_waits_for_ever() -> None:
+    trainer, judge, worker = (KeyPair(bytes([number]) * 32).peer_id for number in (1, 2, 3))
+    run = sign_run(replace(TERMS, trainers=(trainer,), validators=(judge,)), OWNER)
+    for peer, job in (
+        (trainer, "trainer"),
+        (judge, "validator"),
+        (worker, "inference"),
+        (trainer, "inference"),
+    ):
+        run.check_job(peer, job)
+    for peer, job in (
+        (worker, "trainer"),
+        (worker, "validator"),
+        (trainer, "validator"),
+        (judge, "inference"),
+    ):
+        with pytest.raises(ConfigError, match="--data"):
+            run.check_job(peer, job)
+    both = sign_run(replace(TERMS, trainers=(trainer,), validators=(trainer,)), OWNER)
+    with pytest.raises(ConfigError, match="cannot hand work to itself"):
+        both.check_job(trainer, "validator")
