@@ -7,6 +7,7 @@ protocol id, in front: a heartbeat can never be replayed as a manifest.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Final, NewType, Protocol
 
@@ -27,6 +28,8 @@ _SIGNATURE_PREFIX: Final = b"shoal-signature:"
 
 _BASE58: Final = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _BASE58_DIGIT: Final = {character: digit for digit, character in enumerate(_BASE58)}
+_MEMO: Final = 4096
+"""Names remembered in both forms: text is asked for again and again for the same peers; 1 MiB at most."""
 MAX_BASE58: Final = 128
 """Characters. A PeerId has 52; the decoder is quadratic, so foreign text is cut off long before it hurts."""
 
@@ -77,7 +80,7 @@ class PeerId:
     @classmethod
     def from_base58(cls, text: str) -> PeerId:
         """Raise `ValueError` unless ``text`` is a base58 Ed25519 PeerId (12D3Koo...)."""
-        return cls(base58_decode(text))
+        return _from_base58(text)
 
     @property
     def public_key(self) -> bytes:
@@ -90,11 +93,21 @@ class PeerId:
         return str(self)[-6:]
 
     def __str__(self) -> str:
-        return base58_encode(self.digest)
+        return _to_base58(self.digest)
 
     def __repr__(self) -> str:
         text = str(self)
         return f"PeerId({text[:4]}…{text[-4:]})"
+
+
+@functools.lru_cache(_MEMO)
+def _from_base58(text: str) -> PeerId:
+    return PeerId(base58_decode(text))
+
+
+@functools.lru_cache(_MEMO)
+def _to_base58(digest: bytes) -> str:
+    return base58_encode(digest)
 
 
 def decode_peer_id_untrusted(data: object) -> PeerId:

@@ -73,6 +73,8 @@ class InferenceCounts:
     policies_loaded: int = 0
     policies_skipped: int = 0
     retries: int = 0
+    idle: bool = False
+    """Whether the run has all its steps."""
     refusal: str = ""
     """What a validator said last that will not change by asking again."""
 
@@ -102,6 +104,7 @@ class Inference:
             "policies_skipped": counts.policies_skipped,
             "retries": counts.retries,
             "refusal": counts.refusal,
+            "idle": counts.idle,
             **{verdict.value: counts.verdicts.get(verdict.value, 0) for verdict in Verdict},
         }
 
@@ -125,7 +128,9 @@ class Inference:
             while True:
                 await room.acquire()
                 if node.shardcast.newest >= run.terms.recipe.steps:
-                    await trio.sleep_forever()  # nobody learns from work under the last policy
+                    self.counts.idle = True  # nobody learns from work under the last policy
+                    logger.info("run %s has all its steps: no more to do", run.name)
+                    await trio.sleep_forever()
                 submission = await self._produce(node, run, environment, engine, outbox)
                 nursery.start_soon(self._deliver, node, run, outbox, submission, room)
 

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from p2p.errors import ConfigError
 from sim.disk import DiskModel
+from sim.link import LinkSpec
 from sim.queue import SECOND
 from sim.swarm import Swarm
 
@@ -131,14 +132,17 @@ def _clog(swarm: Swarm, fault: Fault) -> Undo:
 
 
 def _relink(swarm: Swarm, fault: Fault, **changes: Callable[[float], float]) -> Undo:
-    before = {name: swarm.nodes[name].endpoint.spec for name in fault.who}
-    for name, spec in before.items():
+    def change(spec: LinkSpec) -> LinkSpec:
         new: dict[str, Any] = {field: change(getattr(spec, field)) for field, change in changes.items()}
-        swarm.nodes[name].endpoint.set_link(replace(spec, **new))
+        return replace(spec, **new)
+
+    ends = {name: swarm.nodes[name].endpoint for name in fault.who}
+    for name, end in ends.items():
+        end.set_link(swarm.bent_links.bend(name, end.spec, change))
 
     def undo() -> None:
-        for name, spec in before.items():
-            swarm.nodes[name].endpoint.set_link(spec)
+        for name, end in ends.items():
+            end.set_link(swarm.bent_links.unbend(name, change))
 
     return undo
 
@@ -184,14 +188,13 @@ def _drift(swarm: Swarm, fault: Fault) -> Undo:
 
 
 def _redisk(swarm: Swarm, fault: Fault, change: Callable[[DiskModel], DiskModel]) -> Undo:
-    disks = [swarm.nodes[name].disk for name in fault.who]
-    before = [disk.model for disk in disks]
-    for disk in disks:
-        disk.model = change(disk.model)
+    disks = {name: swarm.nodes[name].disk for name in fault.who}
+    for name, disk in disks.items():
+        disk.model = swarm.bent_disks.bend(name, disk.model, change)
 
     def undo() -> None:
-        for disk, model in zip(disks, before, strict=True):
-            disk.model = model
+        for name, disk in disks.items():
+            disk.model = swarm.bent_disks.unbend(name, change)
 
     return undo
 

@@ -268,6 +268,10 @@ class SimHost:
         for end in list(self._ends.values()):
             end.close()
         self._ends.clear()
+        for dial in self._dials.values():
+            dial.error = PeerUnreachable("this host is closed")
+            dial.done.set()
+        self._dials.clear()
 
     def crash(self) -> None:
         """The process is gone: whatever its tasks still do on their way out reaches nobody."""

@@ -112,6 +112,14 @@ def _figures(result: Result) -> list[str]:
     return ["<h2>Over time, and over nodes</h2>", *figures] if figures else []
 
 
+def _tick(value: float) -> str:
+    """A number beside an axis: three digits and a thousands letter, for there is no room for more."""
+    for power, letter in ((9, " G"), (6, " M"), (3, " k")):
+        if abs(value) >= 10**power:
+            return f"{value / 10**power:.3g}{letter}"
+    return f"{value:.3g}"
+
+
 def _number(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return html.escape(str(value))
@@ -176,10 +184,10 @@ def _axes(xs: tuple[float, float], ys: tuple[float, float], under: str, beside: 
     base = _HEIGHT - _BOTTOM
     lines = f"<path d='M{_LEFT} {_TOP}V{base}H{_WIDTH - 8}' fill=none stroke=#999 />"
     texts = [
-        (_LEFT - 6, _TOP + 8, "end", _number(ys[1])),
-        (_LEFT - 6, base, "end", _number(ys[0])),
-        (_LEFT, base + 16, "start", _number(xs[0])),
-        (_WIDTH - 8, base + 16, "end", _number(xs[1])),
+        (_LEFT - 6, _TOP + 8, "end", _tick(ys[1])),
+        (_LEFT - 6, base, "end", _tick(ys[0])),
+        (_LEFT, base + 16, "start", _tick(xs[0])),
+        (_WIDTH - 8, base + 16, "end", _tick(xs[1])),
         ((_LEFT + _WIDTH) // 2, base + 16, "middle", under),
         (_LEFT - 6, (_TOP + base) // 2, "end", beside),
     ]

@@ -17,7 +17,8 @@ import trio
 
 from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr
-from sim.disk import SimDisk
+from sim.bends import Bends
+from sim.disk import DiskModel, SimDisk
 from sim.errors import NodeFailed
 from sim.fabric import Cut, Fabric, Latency
 from sim.host import SimHost, open_sim_host
@@ -161,6 +162,10 @@ class Swarm:
         """Told just before a node dies, whoever kills it."""
         self.on_return: list[Callable[[SimNode], None]] = []
         """Told just before a node's next life."""
+        self.bent_links: Bends[LinkSpec] = Bends()
+        """Lines that faults have changed."""
+        self.bent_disks: Bends[DiskModel] = Bends()
+        """Disks that faults have changed."""
         self._nursery = nursery
         self._world = SimWorld(simulation, "swarm")
         self._regions: Random | None = None

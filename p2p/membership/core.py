@@ -117,6 +117,11 @@ class MembershipCore:
         """The active view, longest first."""
         return tuple(self._overlay.active)
 
+    @property
+    def size(self) -> int:
+        """How many `members` there are."""
+        return len(self._view)
+
     def members(self) -> list[Member]:
         """Everybody known to live and admitted, without ourselves, longest known first."""
         return self._view.members()
@@ -241,7 +246,7 @@ class MembershipCore:
         if signed.heartbeat.leaving:
             self._silence.bury(signed, Change.LEFT, now)
         elif held or hold or self._view.has_room():
-            self._hold(signed, now)
+            self._hold(signed, source, now)
         if refutes or signed.heartbeat.leaving:
             self._rumours.spread(signed, accused=False, source=source, now=now)
         return True
@@ -253,7 +258,7 @@ class MembershipCore:
             self._judge.refuse("replayed", source, REPLAYED_POINTS)
             self._outbox.send(source, Give((known.signed,)))
 
-    def _hold(self, signed: SignedHeartbeat, now: float) -> None:
+    def _hold(self, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
         peer = signed.peer
         before = self._view.update(signed, now)
         profile = signed.heartbeat.profile
@@ -262,7 +267,8 @@ class MembershipCore:
         entry = self._view.get(peer)
         assert entry is not None
         if before is None:
-            self._rumours.announce(peer, now)
+            if self._view.has_room():  # a full view takes in whom it meets by chance, which is no news
+                self._rumours.announce(peer, source, now)
             self._outbox.tell(Change.JOINED, Member.of(signed, now))
             surplus = self._view.surplus(self._overlay.active, peer)
             if surplus is not None:
@@ -322,9 +328,12 @@ class MembershipCore:
 
     def _flush(self, now: float) -> None:
         """Pass on rumours and news, to each neighbour what it may not know."""
-        rumours, news = self._rumours.take(now)
-        entries = [entry for peer in news if (entry := self._view.get(peer)) is not None]
-        digests = tuple(Digest.of(entry.signed) for entry in entries)
+        rumours = self._rumours.take(now)
+        news = [
+            (Digest.of(entry.signed), source)
+            for new, source in self._rumours.take_news(now)
+            if (entry := self._view.get(new)) is not None
+        ]
         for peer in self._overlay.active:
             fresh = [rumour for rumour in rumours if peer not in rumour.known_by]
             accused = tuple(rumour.signed for rumour in fresh if rumour.accused)
@@ -333,6 +342,7 @@ class MembershipCore:
                 self._outbox.send(peer, Accuse(accused))
             if alive:
                 self._outbox.send(peer, Give(alive))
+            digests = tuple(digest for digest, source in news if source != peer)
             if digests:
                 self._outbox.send(peer, News(digests))
 

@@ -43,6 +43,8 @@ takes 2**63 tries and would only hide the finder behind somebody else."""
 
 _MEMO: Final = 2048
 """Decoded heartbeats remembered: each arrives about eight times, once per neighbour; 2 MiB at most."""
+_PEERS: Final = 4096
+"""Peers and their addresses remembered, so that all heartbeats of a peer share them; 2 MiB at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,13 +126,23 @@ class SignedHeartbeat:
 
 def key_of(peer: PeerId) -> bytes:
     """The `KEY_BYTES` that name ``peer`` in digests."""
-    return peer.public_key[:KEY_BYTES]
+    return _key_of(peer.digest)
+
+
+@functools.lru_cache(_PEERS)
+def _key_of(digest: bytes) -> bytes:
+    return PeerId(digest).public_key[:KEY_BYTES]
+
+
+@functools.lru_cache(_PEERS)
+def _peer(public_key: bytes) -> PeerId:
+    return PeerId.from_public_key(public_key)
 
 
 def sign_heartbeat(heartbeat: Heartbeat, signer: Signer) -> SignedHeartbeat:
     """Sign ``heartbeat``. Raise `ValueError` if its addresses are longer than a heartbeat may be."""
     profile = heartbeat.profile
-    addrs = [addr.transport.to_bytes() for addr in profile.addrs]
+    addrs = _wire_addrs(profile.addrs)
     body = pack(
         [
             heartbeat.peer.public_key,
@@ -138,7 +150,7 @@ def sign_heartbeat(heartbeat: Heartbeat, signer: Signer) -> SignedHeartbeat:
             heartbeat.expires,
             round(heartbeat.interval * 1000),
             heartbeat.leaving,
-            [addr for addr in addrs if len(addr) <= MAX_ADDR][:MAX_ADDRS],
+            addrs,
             list(profile.roles),
             profile.run,
             profile.policy,
@@ -149,6 +161,12 @@ def sign_heartbeat(heartbeat: Heartbeat, signer: Signer) -> SignedHeartbeat:
         ]
     )
     return SignedHeartbeat(heartbeat, body, signer.sign(PROTOCOL_ID, body))
+
+
+@functools.lru_cache(_MEMO)
+def _wire_addrs(addrs: tuple[Multiaddr, ...]) -> tuple[bytes, ...]:
+    encoded = (addr.transport.to_bytes() for addr in addrs)
+    return tuple(addr for addr in encoded if len(addr) <= MAX_ADDR)[:MAX_ADDRS]
 
 
 def decode_heartbeat_untrusted(data: object) -> SignedHeartbeat:
@@ -167,7 +185,7 @@ def _decode(data: bytes) -> SignedHeartbeat:
     if len(addrs) > MAX_ADDRS or any(not isinstance(role, str) for role in roles):
         raise BadMessage("a heartbeat has too many addresses or a role that is no text")
     try:
-        peer = PeerId.from_public_key(key)
+        peer = _peer(key)
         profile = Profile(
             addrs=tuple(_addr_untrusted(addr, peer) for addr in addrs),
             roles=tuple(roles),
@@ -193,7 +211,14 @@ def _decode(data: bytes) -> SignedHeartbeat:
 
 def _addr_untrusted(data: object, peer: PeerId) -> Multiaddr:
     """An address in a heartbeat is a bare place; whose place it is, the heartbeat says."""
+    if not isinstance(data, bytes) or len(data) > MAX_ADDR:
+        raise BadMessage(f"an address in a heartbeat has at most {MAX_ADDR} bytes")
+    return _place(data, peer)
+
+
+@functools.lru_cache(_PEERS)
+def _place(data: bytes, peer: PeerId) -> Multiaddr:
     addr = decode_multiaddr_untrusted(data)
-    if not isinstance(data, bytes) or len(data) > MAX_ADDR or addr.parts[-1][0] == "p2p":
-        raise BadMessage(f"an address in a heartbeat has at most {MAX_ADDR} bytes and no /p2p/")
+    if addr.parts[-1][0] == "p2p":
+        raise BadMessage("an address in a heartbeat has no /p2p/")
     return addr.with_peer(peer)

@@ -18,10 +18,11 @@ Digests and keys travel as one packed byte string each: 20 and 8 bytes an entry.
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from p2p.errors import BadMessage
 from p2p.membership.heartbeat import (
@@ -69,11 +70,15 @@ MAX_HOPS: Final = 8
 MAX_MEMBERSHIP_MESSAGE: Final = 40 * KI
 """Bytes: `MAX_HEARTBEATS` of the longest kind, with their headers."""
 
+_MEMO: Final = 1024
+"""Decoded messages remembered. A flood brings the same bytes from every neighbour; in a simulation, where
+nodes share a process, so does every beat."""
+_MEMO_BYTES: Final = 1024
+"""Longer messages are decoded each time: 4 MiB are remembered at most."""
 _DIGEST: Final = struct.Struct(f">{KEY_BYTES}sQi")
 
 
-@dataclass(frozen=True, slots=True)
-class Digest:
+class Digest(NamedTuple):
     """That a newer heartbeat exists, in 20 bytes. Unsigned: a reason to ask, never a fact."""
 
     key: bytes
@@ -194,6 +199,10 @@ def decode_message_untrusted(data: bytes) -> Message:
     """Raise `BadMessage`, and nothing else, whatever the bytes. Signatures are *not* checked."""
     if len(data) > MAX_MEMBERSHIP_MESSAGE:
         raise BadMessage(f"a membership message has at most {MAX_MEMBERSHIP_MESSAGE} bytes")
+    return _decode(data) if len(data) > _MEMO_BYTES else _decode_again(data)
+
+
+def _decode(data: bytes) -> Message:
     value = unpack_untrusted(data)
     if not isinstance(value, list) or not value or type(value[0]) is not int:
         raise BadMessage("a membership message starts with the number of its kind")
@@ -204,16 +213,19 @@ def decode_message_untrusted(data: bytes) -> Message:
     return build(*fields_untrusted(value[1:], *kinds, what="membership message"))
 
 
+_decode_again = functools.lru_cache(_MEMO)(_decode)
+
+
 def _pack_digests(digests: tuple[Digest, ...]) -> bytes:
-    return b"".join(_DIGEST.pack(digest.key, digest.seqno, digest.policy) for digest in digests)
+    return b"".join([_DIGEST.pack(*digest) for digest in digests])
 
 
 def _digests_untrusted(data: bytes) -> tuple[Digest, ...]:
     if len(data) % _DIGEST.size or len(data) > MAX_DIGESTS * _DIGEST.size:
         raise BadMessage(f"digests are at most {MAX_DIGESTS} times {_DIGEST.size} bytes")
-    digests = tuple(Digest(*fields) for fields in _DIGEST.iter_unpack(data))
-    for digest in digests:
-        if digest.seqno > MAX_SEQNO or not NO_POLICY <= digest.policy <= MAX_POLICY:
+    digests = tuple(map(Digest._make, _DIGEST.iter_unpack(data)))
+    for _, seqno, policy in digests:
+        if seqno > MAX_SEQNO or not NO_POLICY <= policy <= MAX_POLICY:
             raise BadMessage("a digest is out of range")
     return digests
 

@@ -9,12 +9,14 @@ from typing import Final
 from p2p.membership.events import MembershipConfig
 from p2p.membership.messages import MAX_KEYS, Digest
 from p2p.membership.rumours import TokenBucket
-from p2p.membership.view import Stage, View
+from p2p.membership.view import Entry, Stage, View
 
 BURST_INTERVALS: Final = 16
 """A newcomer may spend the budget of so many intervals at once: it has a whole view to fill."""
 REFRESH_AGE: Final = 4.0
 """Intervals after which a member's heartbeat is fetched again though nothing in its digest changed."""
+LEISURE: Final = 1 / 3
+"""Intervals between two requests that can wait, so that one message asks for several heartbeats."""
 UNKNOWN_AT_CAPACITY: Final = 2
 """Unknown peers taken in per interval when the view is full: it is renewed within a hundred intervals."""
 MAX_ASKED: Final = 1024
@@ -29,7 +31,9 @@ class Pull:
         self._interval = config.interval
         burst = BURST_INTERVALS * config.refresh
         self._budget = TokenBucket(config.refresh / config.interval, burst, burst, -math.inf)
-        self._asked: dict[bytes, float] = {}
+        self._asked: dict[bytes, float] = {}  # longest first
+        self._leisure_at = -math.inf
+        self._leisurely = False
         self._unknown = TokenBucket(
             UNKNOWN_AT_CAPACITY / config.interval, UNKNOWN_AT_CAPACITY, UNKNOWN_AT_CAPACITY, -math.inf
         )
@@ -44,27 +48,40 @@ class Pull:
 
     def wanted(self, digests: Iterable[Digest], now: float) -> tuple[bytes, ...]:
         """The keys to ask the sender of ``digests`` for."""
-        for key in [key for key, since in self._asked.items() if since <= now - self._interval]:
-            del self._asked[key]
-        keys: dict[bytes, None] = {}
+        asked, named = self._asked, self._view.named
+        self._leisurely = False
+        while asked and asked[oldest := next(iter(asked))] <= now - self._interval:
+            del asked[oldest]
+        keys: list[bytes] = []
         for digest in digests:
-            if len(keys) == MAX_KEYS or len(self._asked) == MAX_ASKED:
+            entry = named(digest.key)
+            if entry is not None and digest.seqno <= entry.signed.heartbeat.seqno:
+                continue
+            if len(keys) == MAX_KEYS or len(asked) == MAX_ASKED:
                 break
-            if digest.key not in self._asked and self._is_wanted(digest, now) and self._budget.take(1, now):
-                keys[digest.key] = None
-                self._asked[digest.key] = now
+            wanted = digest.key not in asked and self._is_wanted(digest, entry, now)
+            if wanted and self._budget.take(1, now):
+                keys.append(digest.key)
+                asked[digest.key] = now
+        if keys and self._leisurely:
+            self._leisure_at = now + LEISURE * self._interval
         return tuple(keys)
 
-    def _is_wanted(self, digest: Digest, now: float) -> bool:
-        entry = self._view.named(digest.key)
+    def _is_wanted(self, digest: Digest, entry: Entry | None, now: float) -> bool:
+        """Whether to ask for what ``digest`` says is newer than ``entry``."""
         if entry is None:
             if self._view.is_old(digest.key, digest.seqno):
                 return False
-            return self._view.has_room() or self._unknown.take(1, now)
-        if digest.seqno <= entry.signed.heartbeat.seqno:
-            return False
+            return self._view.has_room() or (self._is_leisure(now) and self._unknown.take(1, now))
         if entry.stage is not Stage.FRESH:
             return True
-        changed = digest.policy != entry.signed.heartbeat.profile.policy
-        old = now - entry.seen > REFRESH_AGE * entry.interval
-        return (changed or old) and self._budget.available(now) > self._budget.burst / 2
+        if digest.policy == entry.signed.heartbeat.profile.policy:
+            old = now - entry.seen > REFRESH_AGE * entry.interval
+            if not old or not self._is_leisure(now):
+                return False
+        return self._budget.available(now) > self._budget.burst / 2
+
+    def _is_leisure(self, now: float) -> bool:
+        """Whether it is time to ask for what can wait; if so, it is so for one message."""
+        self._leisurely = now >= self._leisure_at
+        return self._leisurely

@@ -16,7 +16,11 @@ from p2p.membership.heartbeat import SignedHeartbeat
 from p2p.membership.messages import MAX_HEARTBEATS
 
 FLUSH_DELAY: Final = 0.2
-"""Seconds that rumours and news are gathered for. A flood crosses 1,000 nodes in five hops."""
+"""Seconds that rumours are gathered for. A flood crosses 1,000 nodes in five hops."""
+NEWS_DELAY: Final = 0.5
+"""Seconds that news of newcomers are gathered for: they are many at once, and nobody waits for them."""
+MAX_NEWS: Final = 64
+"""Newcomers told of at once, as many as may be asked for at once."""
 MAX_RUMOURS: Final = 4096
 """Peers whose last rumour is remembered: a drop of 4,000 nodes at once still floods each only once."""
 QUOTA_UNIT: Final = 256
@@ -43,11 +47,16 @@ class Rumours:
     """Which rumours were heard, and which wait to be passed on."""
 
     def __init__(self) -> None:
-        self.flush_at = math.inf
-        """When to pass on what waits."""
+        self._rumours_at = math.inf
+        self._news_at = math.inf
         self._ranks: dict[PeerId, int] = {}
         self._queue: dict[PeerId, Rumour] = {}
-        self._news: dict[PeerId, None] = {}
+        self._news: dict[PeerId, PeerId] = {}
+
+    @property
+    def flush_at(self) -> float:
+        """When to pass on what waits."""
+        return min(self._rumours_at, self._news_at)
 
     def newest(self, peer: PeerId) -> int:
         """The highest sequence number in a rumour about ``peer``; -1 if there was none."""
@@ -76,24 +85,30 @@ class Rumours:
             del self._ranks[next(iter(self._ranks))]
         self._ranks[signed.peer] = rank
         self._queue[signed.peer] = Rumour(signed, accused, {source: None})
-        self._flush_soon(now)
+        self._rumours_at = min(self._rumours_at, now + FLUSH_DELAY)
 
-    def announce(self, peer: PeerId, now: float) -> None:
-        """Tell the neighbours, by digest, that ``peer`` is new."""
-        self._news[peer] = None
-        self._flush_soon(now)
+    def announce(self, peer: PeerId, source: PeerId, now: float) -> None:
+        """Tell the neighbours, by digest, that ``peer`` is new; all but ``source``, who told us."""
+        self._news[peer] = source
+        self._news_at = min(self._news_at, now + NEWS_DELAY)
 
-    def take(self, now: float) -> tuple[list[Rumour], list[PeerId]]:
-        """The rumours, at most `MAX_HEARTBEATS`, and the new peers to tell of now; oldest first."""
+    def take(self, now: float) -> list[Rumour]:
+        """The rumours to pass on now, oldest first, at most `MAX_HEARTBEATS`."""
+        if self._rumours_at > now:
+            return []
         rumours = [self._queue.pop(peer) for peer in list(self._queue)[:MAX_HEARTBEATS]]
-        news = list(self._news)[:MAX_HEARTBEATS]
-        for peer in news:
-            del self._news[peer]
-        self.flush_at = now + FLUSH_DELAY if self._queue or self._news else math.inf
-        return rumours, news
+        self._rumours_at = now + FLUSH_DELAY if self._queue else math.inf
+        return rumours
 
-    def _flush_soon(self, now: float) -> None:
-        self.flush_at = min(self.flush_at, now + FLUSH_DELAY)
+    def take_news(self, now: float) -> list[tuple[PeerId, PeerId]]:
+        """The new peers to tell of now, each with who told us, oldest first, at most `MAX_NEWS`."""
+        if self._news_at > now:
+            return []
+        news = list(self._news.items())[:MAX_NEWS]
+        for peer, _ in news:
+            del self._news[peer]
+        self._news_at = now + NEWS_DELAY if self._news else math.inf
+        return news
 
 
 @dataclass(slots=True)

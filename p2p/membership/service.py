@@ -87,6 +87,11 @@ class Membership:
         """Everybody we know to be alive and admitted, without ourselves, longest known first."""
         return self._core.members()
 
+    @property
+    def size(self) -> int:
+        """How many `members` there are: what it costs nothing to ask."""
+        return self._core.size
+
     def find(self, role: str) -> list[Member]:
         """The members that run ``role``."""
         return [member for member in self._core.members() if role in member.roles]
@@ -141,7 +146,9 @@ class Membership:
 
     def _on_timer(self) -> None:
         self._timer, self._timer_at = None, math.inf
-        self.me.update(addrs=self._host.addrs)
+        addrs = self._host.addrs
+        if addrs != self.me.profile.addrs:
+            self.me.update(addrs=addrs)
         self._drive(Tick())
 
     def _drive(self, event: Event) -> None:

@@ -18,6 +18,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from heapq import heappop, heappush, heapreplace
 from random import Random
 from typing import Final
 
@@ -32,6 +33,8 @@ ACCUSE: Final = 2.0
 CONFIRM: Final = 0.8
 """Intervals an accused peer has to speak up. With `ACCUSE` this makes 2.8: at 5 s a death is known 14 s
 after the last heartbeat plus the time of the flood, within 15 s of the death."""
+SURPLUS_TRIES: Final = 8
+"""Random members looked at for one that may go, before all are: most may."""
 MAX_GRAVES: Final = 4096
 """Dead peers remembered, 2 MiB at most: at 1,000 nodes that live for half an hour each, two hours."""
 
@@ -59,6 +62,8 @@ class Entry:
     accused_at: float = math.inf
     avoid_until: float = -math.inf
     """Until then it is not asked to be a neighbour: it refused, or could not be reached."""
+    waits_until: float = math.inf
+    """When the view looks at it again, at the latest; infinite if only with all the others."""
 
     @property
     def interval(self) -> float:
@@ -69,6 +74,11 @@ class Entry:
     def direct(self) -> bool:
         """Whether it beats to us itself."""
         return self.direct_at > -math.inf
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether its silence must be judged to the second."""
+        return self.direct_at > -math.inf or self.stage is Stage.ACCUSED
 
     def is_heard(self, now: float) -> bool:
         """Whether it beat to us itself a moment ago: no accusation can impress us."""
@@ -86,7 +96,12 @@ class Grave:
 
 
 class View:
-    """The living and the dead. Bounded: passive and direct members, graves."""
+    """The living and the dead. Bounded: passive and direct members, graves.
+
+    The few that beat to us, or are accused, wait on a heap for their judgement; a newer heartbeat leaves
+    them where they are until they come to its top. The many known through others are looked through
+    together, at most once in an interval.
+    """
 
     def __init__(self, local: PeerId, config: MembershipConfig, rng: Random) -> None:
         self._local = key_of(local)
@@ -96,8 +111,32 @@ class View:
         self._graves: dict[PeerId, Grave] = {}
         self._living: dict[bytes, Entry] = {}
         self._dead: dict[bytes, Grave] = {}
-        self.next_due = math.inf
-        """When `overdue` may have something to say: never later than it has."""
+        self._directs = 0
+        self._watched: list[tuple[float, int, PeerId]] = []
+        self._pushes = 0
+        self._look_through_at = math.inf
+
+    @property
+    def next_due(self) -> float:
+        """When `overdue` may have something to say."""
+        watched = self._watched
+        while watched:
+            when, _, peer = watched[0]
+            entry = self._entries.get(peer)
+            if entry is None or entry.waits_until != when:
+                heappop(watched)
+                continue
+            due = self._due(entry)
+            if not entry.is_watched:
+                heappop(watched)
+                entry.waits_until = math.inf
+                self._look_through_at = min(self._look_through_at, due)
+            elif due > when:
+                entry.waits_until = due
+                heapreplace(watched, (due, self._count_push(), peer))
+            else:
+                return min(when, self._look_through_at)
+        return self._look_through_at
 
     def __contains__(self, peer: PeerId) -> bool:
         return peer in self._entries
@@ -137,10 +176,12 @@ class View:
         if entry is not None:
             before, entry.signed = entry.signed, signed
             entry.seen, entry.stage, entry.accused_at = now, Stage.FRESH, math.inf
-            return before  # what is due has only moved away
+            if signed.heartbeat.interval < before.heartbeat.interval:
+                self._schedule(entry)
+            return before  # else what is due has only moved away
         self._exhume(signed.peer)
-        self._entries[signed.peer] = self._living[key_of(signed.peer)] = Entry(signed, now)
-        self._schedule(signed.peer)
+        entry = self._entries[signed.peer] = self._living[key_of(signed.peer)] = Entry(signed, now)
+        self._schedule(entry)
         return None
 
     def expect(self, peer: PeerId, now: float) -> None:
@@ -149,31 +190,43 @@ class View:
         if entry is not None:
             was_direct, entry.direct_at = entry.direct, now
             if not was_direct:
+                self._directs += 1
                 entry.direct_since = now
-                self._schedule(peer)
+                self._schedule(entry)
 
     def lose_touch(self, peer: PeerId) -> None:
         """A living peer does not beat to us itself any more."""
         entry = self._entries.get(peer)
-        if entry is not None:
+        if entry is not None and entry.direct:
+            self._directs -= 1
             entry.direct_at = -math.inf
+            self._schedule(entry)
 
     def accuse(self, peer: PeerId, now: float) -> None:
         """A living peer must speak up, or it is dead."""
         entry = self._entries[peer]
         entry.stage, entry.accused_at = Stage.ACCUSED, now
-        self._schedule(peer)
+        self._schedule(entry)
 
     def overdue(self, now: float) -> list[PeerId]:
         """The living whose silence must be judged now."""
-        due = {peer: self._due(peer) for peer in self._entries}
-        self.next_due = min((when for when in due.values() if when > now), default=math.inf)
-        return [peer for peer, when in due.items() if when <= now]
+        peers = []
+        while self.next_due <= now and self._watched and self._watched[0][0] <= now:
+            peer = heappop(self._watched)[2]
+            self._entries[peer].waits_until = math.inf
+            peers.append(peer)
+        if self._look_through_at <= now:
+            others = {peer: self._due(entry) for peer, entry in self._entries.items() if not entry.is_watched}
+            peers += [peer for peer, due in others.items() if due <= now]
+            later = min((due for due in others.values() if due > now), default=math.inf)
+            self._look_through_at = max(later, now + self._config.interval)
+        return peers
 
     def judged(self, peer: PeerId) -> None:
         """The judgement of a peer has gone a step further; if it lives, there will be another."""
-        if peer in self._entries:
-            self._schedule(peer)
+        entry = self._entries.get(peer)
+        if entry is not None:
+            self._schedule(entry)
 
     def drop(self, peer: PeerId) -> Member | None:
         """Forget a living peer altogether."""
@@ -181,6 +234,7 @@ class View:
         if entry is None:
             return None
         del self._living[key_of(peer)]
+        self._directs -= entry.direct
         return Member.of(entry.signed, entry.seen)
 
     def bury(self, signed: SignedHeartbeat, now: float, *, healable: bool) -> Member | None:
@@ -192,9 +246,8 @@ class View:
         self._graves[signed.peer] = self._dead[key_of(signed.peer)] = Grave(signed, now, healable)
         return member
 
-    def passive(self, active: dict[PeerId, None]) -> list[PeerId]:
-        """Members that neither are neighbours nor beat to us, longest known first."""
-        return [peer for peer, entry in self._entries.items() if not entry.direct and peer not in active]
+    def __len__(self) -> int:
+        return len(self._entries)
 
     def has_room(self) -> bool:
         """Whether another passive member fits without pushing one out."""
@@ -202,14 +255,16 @@ class View:
 
     def surplus(self, active: dict[PeerId, None], keep: PeerId) -> PeerId | None:
         """A random passive member that must go for ``keep`` to stay, if the view is too full."""
-        if self.has_room():
+        passive = len(self._entries) - self._directs
+        if self.has_room() or (passive <= self._config.passive and self._directs <= self._config.direct):
             return None
-        passive = self.passive(active)
-        direct = len(self._entries) - len(passive)
-        if len(passive) <= self._config.passive and direct <= self._config.direct:
-            return None
-        others = [peer for peer in passive if peer != keep]
-        return self._rng.choice(others) if others else keep
+        peers = list(self._entries)
+        for _ in range(SURPLUS_TRIES):
+            peer = self._rng.choice(peers)
+            if not self._entries[peer].direct and peer not in active and peer != keep:
+                return peer
+        others = [peer for peer, entry in self._entries.items() if not entry.direct and peer not in active]
+        return self._rng.choice([peer for peer in others if peer != keep] or [keep])
 
     def sample(self, count: int, first: Iterable[PeerId]) -> list[SignedHeartbeat]:
         """Heartbeats of ``first`` and of ``count`` random others, none of them accused."""
@@ -237,12 +292,22 @@ class View:
         if self._graves.pop(peer, None) is not None:
             del self._dead[key_of(peer)]
 
-    def _schedule(self, peer: PeerId) -> None:
-        self.next_due = min(self.next_due, self._due(peer))
+    def _schedule(self, entry: Entry) -> None:
+        """Look at ``entry`` when it is due, or earlier."""
+        due = self._due(entry)
+        if not entry.is_watched:
+            self._look_through_at = min(self._look_through_at, due)
+        elif due < entry.waits_until:
+            entry.waits_until = due
+            heappush(self._watched, (due, self._count_push(), entry.signed.peer))
 
-    def _due(self, peer: PeerId) -> float:
+    def _count_push(self) -> int:
+        """Among those due at once, who was scheduled first comes first."""
+        self._pushes += 1
+        return self._pushes
+
+    def _due(self, entry: Entry) -> float:
         """When the judgement of a living peer goes on."""
-        entry = self._entries[peer]
         interval = entry.signed.heartbeat.interval
         if not entry.direct:
             end = entry.seen + self._config.stale * interval

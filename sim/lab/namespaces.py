@@ -32,7 +32,7 @@ from sim.link import LinkSpec
 BURST: Final = "32kb"
 QUEUE: Final = "100ms"
 CUBIC: Final = "cubic"
-"""Linux's default almost everywhere, and what the model's ack charge was calibrated with."""
+"""Linux's default almost everywhere; needs `CAP_NET_ADMIN` where the kernel prefers another."""
 MAX_MACHINES: Final = 250
 """Hosts of one /24; a machine with two cores is busy with twenty."""
 START_SECONDS: Final = 60.0

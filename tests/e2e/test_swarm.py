@@ -28,11 +28,12 @@ PATIENCE = 150
 
 
 @asynccontextmanager
-async def staged(folder: Path) -> AsyncIterator[Stage]:
+async def staged(folder: Path, steps: int = SMALL.steps) -> AsyncIterator[Stage]:
     """The demo's cast with a small recipe, ended whatever happens."""
+    recipe = replace(SMALL, steps=steps)
     with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
-            stage = Stage(DemoPlan(seed=1, recipe=SMALL, evaluate_every=0, folder=folder), nursery)
+            stage = Stage(DemoPlan(seed=1, recipe=recipe, evaluate_every=0, folder=folder), nursery)
             try:
                 await stage.start()
                 yield stage
@@ -97,7 +98,8 @@ async def test_killed_nodes_lose_nothing_and_the_run_goes_on(tmp_path: Path) -> 
 
 
 async def test_another_shell_joins_with_one_address_and_works(tmp_path: Path) -> None:
-    async with staged(tmp_path) as stage:
+    # Nobody works under the last policy: the run has to outlast the newcomer's start on a busy machine.
+    async with staged(tmp_path, steps=500) as stage:
         await stage.children["trainer-1"].wait_status(holds(1))
         newcomer = Child("newcomer", tmp_path)
         newcomer.folder.mkdir()

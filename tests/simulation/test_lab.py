@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+import select
 import signal
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,6 +23,8 @@ from sim.link import LinkSpec
 from sim.maxmin import broadcast_times
 
 RATE = 10.0
+ANY = ""
+"""Whatever congestion control this machine has."""
 CHAIN = Topology(
     name="chain of 3",
     caption="One relay; small enough for a test suite.",
@@ -28,7 +33,7 @@ CHAIN = Topology(
         Place(name="relay", parent="root", link=LinkSpec(up=RATE, down=RATE)),
         Place(name="leaf", parent="relay", link=LinkSpec(up=RATE, down=RATE)),
     ),
-    chunks=6,
+    chunks=4,
 )
 
 
@@ -38,11 +43,11 @@ def exact_times(topology: Topology) -> Mapping[str, float]:
 
 @pytest.mark.parametrize("level", [1, 2])
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: topology.name)
-def test_the_last_machine_is_done_when_exact_sharing_says(topology: Topology, level: int) -> None:
-    """Within the error of the model itself against real links: 8 % here, 12 % there (bench links)."""
-    simulated = simulated_times(topology, level)
+def test_simulated_links_are_as_wide_as_they_should_be(topology: Topology, level: int) -> None:
+    """No faster than exact sharing, and slower by what real links are: 15 % where all uplinks are full."""
+    simulated, exact = simulated_times(topology, level), exact_times(topology)
     assert list(simulated) == [name for name, parent in topology.parents.items() if parent is not None]
-    assert max(simulated.values()) == pytest.approx(max(exact_times(topology).values()), rel=0.08)
+    assert 0.99 < max(simulated.values()) / max(exact.values()) < 1.15
 
 
 def test_the_same_seed_gives_the_same_times() -> None:
@@ -77,7 +82,8 @@ async def test_a_stream_that_ends_early_is_no_broadcast() -> None:
     assert broadcast.whole_at is None
 
 
-def lab_or_skip() -> None:
+@pytest.fixture(scope="module")
+def shaped_links() -> None:
     reason = reason_to_skip()
     if reason is not None:
         pytest.skip(f"level L3, real shaped links: {reason}")
@@ -91,23 +97,23 @@ def is_gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.usefixtures("shaped_links")
 async def test_real_links_are_as_wide_as_they_should_be() -> None:
     """Never faster than exact sharing allows (a burst of 32 KiB is free), and not far behind it."""
-    lab_or_skip()
     before, exact = interfaces(), exact_times(CHAIN)
-    async with open_lab(CHAIN) as lab:
+    async with open_lab(CHAIN, ANY) as lab:
         assert interfaces() == before
         times = await lab.times()
         pids = [machine.pid for machine in lab.machines.values()]
     for name, seconds in times.items():
-        assert 0.93 * exact[name] < seconds < 1.5 * exact[name]
+        assert 0.93 * exact[name] < seconds < 2 * exact[name]
     assert all(map(is_gone, pids))
     assert interfaces() == before
 
 
+@pytest.mark.usefixtures("shaped_links")
 async def test_a_machine_that_dies_ends_the_run() -> None:
-    lab_or_skip()
-    async with open_lab(CHAIN) as lab:
+    async with open_lab(CHAIN, ANY) as lab:
         os.kill(lab.machines["leaf"].pid, signal.SIGKILL)
         with pytest.raises(LabError, match=r"gone|ended"):
             await lab.times()
@@ -115,8 +121,35 @@ async def test_a_machine_that_dies_ends_the_run() -> None:
     assert all(map(is_gone, pids))
 
 
+ORPHANED = """
+import sys, trio
+from sim.lab.namespaces import open_lab
+from tests.simulation.test_lab import ANY, CHAIN
+
+async def main():
+    async with open_lab(CHAIN, ANY) as lab:
+        print(*(machine.pid for machine in lab.machines.values()), flush=True)
+        await trio.sleep_forever()
+
+trio.run(main)
+"""
+
+
+@pytest.mark.usefixtures("shaped_links")
+def test_nothing_outlives_a_lab_whose_owner_is_killed() -> None:
+    command = [sys.executable, "-c", ORPHANED]
+    with subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None
+        machines = [os.pidfd_open(int(pid)) for pid in owner.stdout.readline().split()]
+        owner.kill()
+    assert len(machines) == len(CHAIN.places)
+    for machine in machines:
+        assert select.select([machine], [], [], 10)[0]  # a process that has ended is readable
+        os.close(machine)
+
+
+@pytest.mark.usefixtures("shaped_links")
 async def test_an_impossible_line_is_reported_and_leaves_nothing_behind() -> None:
-    lab_or_skip()
     place = Place(name="root", parent=None, link=LinkSpec(up=math.inf, down=1))
     with pytest.raises(LabError, match="infinite"):
         async with open_lab(Topology(name="odd", caption="", places=(place,))):

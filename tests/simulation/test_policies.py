@@ -48,7 +48,9 @@ def test_honest_relays_bring_every_version_to_everybody() -> None:
 
 
 def test_a_liar_is_noticed_and_costs_each_victim_little() -> None:
-    metrics = play("liar", nodes=12, duration=40.0, versions=2, interval=15.0, liars=1, lie_share=1.0, **SMALL).metrics
+    metrics = play(
+        "liar", nodes=12, duration=40.0, versions=2, interval=15.0, liars=1, lie_share=1.0, **SMALL
+    ).metrics
     assert metrics["hold_newest"] == metrics["arrived_share"] == 1.0
     assert 1 <= metrics["chunks_bad"] <= 10 * 2
 
@@ -62,7 +64,9 @@ def test_a_dripper_is_worked_around() -> None:
 
 
 def test_late_joiners_get_what_was_published_before_they_came() -> None:
-    metrics = play("late_joiners", nodes=9, duration=60.0, late_at=30.0, **{**SMALL, "interval": 10.0}).metrics
+    metrics = play(
+        "late_joiners", nodes=9, duration=60.0, late_at=30.0, **{**SMALL, "interval": 10.0}
+    ).metrics
     assert metrics["hold_newest"] == 1.0
     assert 0 < metrics["join_seconds_50"] <= metrics["join_seconds_100"] < 10
     assert metrics["origin_policies_since_join"] < 2.0
@@ -90,14 +94,15 @@ def test_parts_are_cast_by_number() -> None:
         },
     )  # fmt: skip
     parts = cast_parts(scenario, Random(1))
-    assert list(parts)[0] == ORIGIN
+    assert next(iter(parts)) == ORIGIN
     best = max(part.claim for name, part in parts.items() if name != ORIGIN)
     assert [name for name, part in parts.items() if part.lies] == ["n1"]
     assert [name for name, part in parts.items() if part.drips < math.inf] == ["n2", "n3"]
     assert parts["n1"].claim == parts["n2"].claim == best
     assert parts["n4"].link.up == 2.0 < parts["n4"].claim
     assert [name for name, part in parts.items() if part.joins] == ["n9", "n10"]
-    assert not parts["n3"].honest and parts["n4"].honest
+    assert not parts["n3"].honest
+    assert parts["n4"].honest
 
 
 def test_percentiles_name_a_value_that_occurs() -> None:
@@ -108,7 +113,13 @@ def test_percentiles_name_a_value_that_occurs() -> None:
 
 # The INTELLECT-2 stage
 
-STAGE: Mapping[str, float] = {"policy_bytes": 6.2e9, "interval": 132.0, "relays": 2, "versions": 2, "deaths": 0.0}
+STAGE: Mapping[str, float] = {
+    "policy_bytes": 6.2e9,
+    "interval": 132.0,
+    "relays": 2,
+    "versions": 2,
+    "deaths": 0.0,
+}
 
 
 def test_the_core_and_the_tree_play_on_the_same_lines() -> None:
@@ -172,7 +183,9 @@ def test_profiles_are_within_a_factor_of_two_of_what_was_published() -> None:
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=lambda model: model.name)
 def test_more_and_better_devices_are_faster(model) -> None:
-    rates = [machine_named(name).generate_rate(model, 3000) for name in ("4x3090", "4x4090", "4xH100", "8xH100")]
+    rates = [
+        machine_named(name).generate_rate(model, 3000) for name in ("4x3090", "4x4090", "4xH100", "8xH100")
+    ]
     assert rates == sorted(rates)
     table = H100S.engine_table(model, context=3000, step_tokens=1e6)
     assert DeviceProfile(**table).step_seconds == H100S.step_seconds(model, 1e6)

@@ -20,6 +20,7 @@ from p2p.membership import Membership, MembershipConfig
 from p2p.multiaddr import Multiaddr
 from p2p.network import Network
 from p2p.node.admission import Capability
+from p2p.node.cli import _parse, _report_start
 from p2p.node.config import NodeConfig
 from p2p.node.node import Node, open_node, run_roles
 from p2p.node.rundoc import RunConfig
@@ -217,3 +218,12 @@ async def test_role_tables_come_from_the_configuration(tmp_path: Path) -> None:
         assert node.role_table("echo") == {"loud": True}
         assert node.role_table("other") == {}
         assert node.world.now() < math.inf
+
+
+async def test_a_node_that_listens_nowhere_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = _parse(["--data", str(tmp_path)])
+    async with open_host(network=MemoryNetwork(), key=KeyPair(b"q" * 32), listen=[]) as host:
+        _report_start(options, host, has_run=True, asking=False)
+    assert "listens nowhere" in capsys.readouterr().out

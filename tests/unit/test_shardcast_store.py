@@ -7,6 +7,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import trio
 
 from p2p.identity import KeyPair
 from p2p.machine import RealWorld, open_world
@@ -157,3 +158,32 @@ async def test_a_draft_is_all_or_nothing(world: RealWorld) -> None:
     (entry,) = await open_store(world).load()
     assert entry.stored
     assert entry.footprint < MIB
+
+
+async def test_a_chunk_that_two_ask_for_at_once_counts_once(world: RealWorld) -> None:
+    manifest, _, wires, _ = policy(0)
+    await fetch(open_store(world), 0)
+    store = open_store(world)
+    await store.load()
+    store._cache.clear()
+    store._cached = 0
+    async with trio.open_nursery() as nursery:
+        for _ in range(5):
+            nursery.start_soon(store.chunk, manifest.digest, 0)
+    assert store._cached == len(wires[0])
+
+
+async def test_a_policy_pinned_while_another_is_removed_stays(
+    world: RealWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(world, keep_versions=1)
+    entries = [await fetch(store, version) for version in range(3)]
+    forget = store.forget
+
+    async def pin_meanwhile(digest: bytes) -> None:
+        await forget(digest)
+        entries[0].pins += 1
+
+    monkeypatch.setattr(store, "forget", pin_meanwhile)
+    assert await store.prune() == [entries[1].manifest.digest]
+    assert store.stored(PolicyVersion(0)) is entries[0]

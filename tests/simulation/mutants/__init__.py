@@ -1,5 +1,47 @@
-"""Planted bugs: each must be found by a storm, so that a real one of its kind would be."""
+"""Planted bugs: each must be found by a storm, so that a real one of its kind would be.
+
+A mutant patches one thing of one production class for the length of a block. `Mutant.seed` is the first seed
+of its storm that finds it; tests/simulation/hunt.py looks for it, and shrinks what it finds.
+"""
 
 from __future__ import annotations
 
-MUTANTS = {}
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Final
+from unittest.mock import patch
+
+from tests.simulation.mutants import gossip, ledger, membership, policies
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One planted bug."""
+
+    storm: str
+    """Which storm is to find it."""
+
+    seed: int
+    """The first of its seeds that does."""
+
+    target: type
+    method: str
+    instead: Callable[..., Any]
+    """What the method does with the bug."""
+
+    def plant(self) -> AbstractContextManager[object]:
+        """The bug is there for the length of the block."""
+        return patch.object(self.target, self.method, self.instead)
+
+
+MUTANTS: Final[Mapping[str, Mutant]] = {
+    name: Mutant(storm, seed, *change)
+    for storm, module in (
+        ("membership", membership),
+        ("policies", policies),
+        ("gossip", gossip),
+        ("ledger", ledger),
+    )
+    for name, (seed, *change) in module.BUGS.items()
+}

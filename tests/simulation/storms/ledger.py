@@ -24,7 +24,6 @@ class LedgerStorm:
         self._appended: dict[str, float] = {}
 
     async def run(self, swarm: Swarm, scenario: Scenario) -> Mapping[str, float | int | str]:
-        swarm.on_return.append(self._returned)
         for number in range(scenario.nodes):
             swarm.add(f"n{number}", self._live, link=scenario.link)
         await swarm.sleep_until(scenario.duration)
@@ -32,10 +31,6 @@ class LedgerStorm:
             "appended": sum(len(told) for told in self._told.values()),
             "at_work": sum(when > scenario.duration - 10 for when in self._appended.values()),
         }
-
-    def _returned(self, node: SimNode) -> None:
-        if not node.disk.paths():
-            self._told.pop(node.name, None)
 
     async def _live(self, node: SimNode) -> None:
         """One life of the machine: its process is started again when the disk fails it."""

@@ -52,17 +52,12 @@ class PoliciesStorm:
     async def run(self, swarm: Swarm, scenario: Scenario) -> Mapping[str, float | int | str]:
         self._until = scenario.parameter("publish_until", 80.0)
         swarm.on_death.append(lambda node: self._open.pop(node.name, None) and None)
-        swarm.on_return.append(self._returned)
         swarm.add(ORIGIN, self._live, link=scenario.link)
         for number in range(1, scenario.nodes):
             swarm.add(f"n{number}", self._live, link=scenario.link)
         swarm.every(0.5, lambda: self._watch(swarm))
         await swarm.sleep_until(scenario.duration)
         return self._measure(swarm)
-
-    def _returned(self, node: SimNode) -> None:
-        if not node.disk.paths():
-            self._whole.pop(node.name, None)
 
     def _watch(self, swarm: Swarm) -> None:
         for node in swarm.nodes.values():

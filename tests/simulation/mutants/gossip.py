@@ -1,0 +1,43 @@
+"""Bugs in gossip."""
+
+from __future__ import annotations
+
+from p2p.gossip.cache import SeenCache
+from p2p.gossip.core import GossipCore
+from p2p.gossip.events import Connected, Effect, Event
+from p2p.identity import PeerId
+
+
+def see_nothing(seen: SeenCache, identity: bytes) -> bool:
+    return False
+
+
+def trust_everybody(core: GossipCore, *args: object, **keywords: object) -> None:
+    _init(core, *args, **{**keywords, "verify": lambda *_: True})
+
+
+def start_from_zero(core: GossipCore, *args: object, **keywords: object) -> None:
+    _init(core, *args, **{**keywords, "seqno": 0})
+
+
+def greet_nobody(core: GossipCore, event: Event, now: float) -> list[Effect]:
+    if isinstance(event, Connected):
+        core._mesh.connected(event.peer)
+        return []
+    return _handle(core, event, now)
+
+
+def graft_nobody(core: GossipCore, peer: PeerId, topic: str, now: float) -> None:
+    core._mesh.back_off(topic, peer, now, core._config.backoff)
+    core._to(peer).prune.append((topic, round(core._config.backoff)))
+
+
+_init = GossipCore.__init__
+_handle = GossipCore.handle
+
+BUGS = {
+    "messages are not deduplicated": (1, SeenCache, "__contains__", see_nothing),
+    "signatures are not checked": (1, GossipCore, "__init__", trust_everybody),
+    "message numbers start again": (1, GossipCore, "__init__", start_from_zero),
+    "newcomers do not hear what we hear": (1, GossipCore, "handle", greet_nobody),
+}

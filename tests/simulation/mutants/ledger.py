@@ -1,0 +1,39 @@
+"""Bugs in ledgers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from unittest.mock import patch
+
+from roles.run.chain import Entry, Segment, read_segment
+from roles.run.ledger import Ledger
+
+
+async def append_without_fsync(ledger: Ledger, statements: Sequence[tuple[str, bytes]]) -> list[Entry]:
+    async def no_fsync(path: str) -> None:
+        pass
+
+    with patch.object(ledger._world.disk, "fsync", no_fsync):
+        return await _append_all(ledger, statements)
+
+
+async def check_one_too_few(ledger: Ledger, data: bytes) -> Segment:
+    segment = await _check(ledger, data)
+    if not segment.torn or len(segment.places) < 2 or segment.whole == len(data):
+        return segment
+    shorter = data[: segment.places[-1].offset - 2]
+    return read_segment(shorter, ledger.head, ledger._world.signer.peer_id)
+
+
+async def cut_nothing(ledger: Ledger, whole: int) -> None:
+    ledger._torn = False
+
+
+_append_all = Ledger.append_all
+_check = Ledger._check
+
+BUGS = {
+    "entries are acknowledged before fsync": (1, Ledger, "append_all", append_without_fsync),
+    "recovery cuts a whole entry": (1, Ledger, "_check", check_one_too_few),
+    "half an entry is left where it is": (1, Ledger, "_cut", cut_nothing),
+}

@@ -1,0 +1,42 @@
+"""Bugs in who is alive."""
+
+from __future__ import annotations
+
+from p2p.identity import PeerId
+from p2p.membership.overlay import Overlay
+from p2p.membership.silence import Silence
+from p2p.membership.view import Entry, View
+from p2p.membership.voice import Voice
+
+
+def newest_of_nobody(view: View, peer: PeerId) -> int:
+    return -1
+
+
+def probe_for_ever(silence: Silence, entry: Entry, now: float) -> None:
+    entry.seen = now
+    silence.probe(entry)
+
+
+def mend_nothing(overlay: Overlay, now: float) -> None:
+    """The other side of a partition stays there."""
+
+
+def start_from_one(voice: Voice, *args: object) -> None:
+    _init(voice, *args[:-1], 1)
+
+
+def hold_on(overlay: Overlay, peer: PeerId, now: float) -> None:
+    """Who is lost stays a neighbour."""
+    overlay._pending.pop(peer, None)
+
+
+_init = Voice.__init__
+
+BUGS = {
+    "stale heartbeats are accepted": (1, View, "newest", newest_of_nobody),
+    "nobody is ever declared dead": (1, Silence, "_judge_silence", probe_for_ever),
+    "partitions are not mended": (21, Overlay, "_heal", mend_nothing),
+    "sequence numbers start again": (2, Voice, "__init__", start_from_one),
+    "lost neighbours are not replaced": (1, Overlay, "remove", hold_on),
+}

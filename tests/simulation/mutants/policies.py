@@ -1,0 +1,93 @@
+"""Bugs in SHARDCAST."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from p2p.identity import PeerId
+from p2p.shardcast import core
+from p2p.shardcast.core import ShardcastCore
+from p2p.shardcast.messages import ChunkHeader
+from p2p.shardcast.origin import Origin
+from p2p.shardcast.policy import Policy
+from p2p.shardcast.repair import Repair
+from p2p.shardcast.store import Store
+from p2p.world import Disk
+
+
+def pull_nothing(repair: Repair, policy: Policy, now: float, rate: Callable[[PeerId], float]) -> dict:
+    return {}
+
+
+def believe_the_chunk(node: ShardcastCore, peer: PeerId, header: ChunkHeader, data: bytes) -> None:
+    policy = node._policies.get(header.policy)
+    if policy is not None and policy.index is not None and header.index < policy.count:
+        right, digest_of = policy.index.chunks[header.index], core.digest_of
+        if len(data) == right.wire:
+            core.digest_of = lambda _: right.digest
+        try:
+            _chunk_came(node, peer, header, data)
+        finally:
+            core.digest_of = digest_of
+
+
+async def finish_without_fsync(store: Store, policy: bytes) -> bool:
+    return await _without_fsync(store, _finish, policy)
+
+
+async def commit_without_fsync(store: Store, *args: object) -> object:
+    return await _without_fsync(store, _commit, *args)
+
+
+async def _without_fsync(store: Store, step: Callable, *args: object) -> object:
+    disk = store._disk
+    store._disk = _Forgetful(disk)
+    try:
+        return await step(store, *args)
+    finally:
+        store._disk = disk
+
+
+class _Forgetful:
+    """A disk whose owner forgets to fsync."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._disk, name)
+
+    async def fsync(self, path: str) -> None:
+        pass
+
+    async def rename(self, old: str, new: str) -> None:
+        data = await self._disk.read(old)
+        await self._disk.write(new, data)
+        await self._disk.remove(old)
+
+
+def wait_for_ever(repair: Repair, policy: Policy, now: float) -> None:
+    """A request to somebody who does not answer is never given up."""
+
+
+def stop_at_the_first_pending(origin: Origin) -> float:
+    """As it was: due when any hand-out ends, although all must have."""
+    handouts = origin._relay.handouts.values()
+    due = [handout.next_deadline for handout in handouts]
+    if origin._pending is not None:
+        due += [handout.progress + origin._overtime for handout in handouts if not handout.exhausted]
+    return min(due, default=float("inf"))
+
+
+_chunk_came = ShardcastCore._chunk_came
+_finish = Store.finish
+_commit = Store.commit_draft
+
+BUGS = {
+    "nothing is pulled": (1, Repair, "pull", pull_nothing),
+    "relays do not check digests": (1, ShardcastCore, "_chunk_came", believe_the_chunk),
+    "versions are announced before they are durable": (1, Store, "finish", finish_without_fsync),
+    "publishing forgets fsync": (1, Store, "commit_draft", commit_without_fsync),
+    "a deadline lies in the past": (1, Origin, "next_deadline", property(stop_at_the_first_pending)),
+    "silent holders are waited for": (1, Repair, "expire", wait_for_ever),
+}
