@@ -30,7 +30,7 @@ def encode_varint(number: int) -> bytes:
 
 
 def decode_varint_untrusted(data: bytes | bytearray | memoryview, offset: int = 0) -> tuple[int, int] | None:
-    """Return (number, offset behind it), or None while it is incomplete. Raise `BadMessage` if it is too long."""
+    """Return (number, offset behind it), or None while incomplete. Raise `BadMessage` if it is too long."""
     number = shift = 0
     for index in range(offset, min(len(data), offset + MAX_VARINT_BYTES)):
         byte = data[index]

@@ -50,7 +50,7 @@ class Disk(Protocol):
         ...
 
     async def replace(self, path: str, data: bytes | memoryview) -> None:
-        """Put ``data`` at ``path`` atomically and durably: temporary file, fsync, rename, fsync of the folder."""
+        """Put ``data`` at ``path`` atomically and durably: temporary file, fsync, rename, fsync of folder."""
         ...
 
     async def rename(self, old: str, new: str) -> None:

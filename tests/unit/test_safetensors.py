@@ -38,8 +38,9 @@ def file(header: object, data: bytes) -> bytes:
     return len(text).to_bytes(8, "little") + text + data
 
 
-def entry(begin: int, end: int, shape: Sequence[object] | None = None, dtype: str = "U8") -> dict[str, object]:
-    return {"dtype": dtype, "shape": [end - begin] if shape is None else list(shape), "data_offsets": [begin, end]}
+def entry(begin: int, end: int, shape: Sequence[object] | None = None, dtype: str = "U8"):
+    sizes = [end - begin] if shape is None else list(shape)
+    return {"dtype": dtype, "shape": sizes, "data_offsets": [begin, end]}
 
 
 @pytest.mark.parametrize(
