@@ -131,16 +131,11 @@ def _live(console: Console) -> Iterator[Any]:
             shown.append(len(curve))
             step, greedy, sampled = curve[-1]
             console.print(
-                f"{seconds:5.0f} s  step {step:3d}  held-out greedy {greedy:.3f}  sampled {sampled:.3f}  "
-                f"policy {status.trainer['step']} at every node within {_behind(status)} versions"
+                f"{seconds:5.0f} s  step {step:3d}  held-out greedy {greedy:.3f}  sampled {sampled:.3f}",
+                highlight=False,
             )
 
     yield show
-
-
-def _behind(status: SwarmStatus) -> int:
-    newest = max(node["shardcast"]["newest"] for node in status.nodes.values())
-    return int(newest - min(node["shardcast"]["newest"] for node in status.nodes.values()))
 
 
 def complaints(figures: dict[str, Any]) -> Iterator[str]:
@@ -171,8 +166,8 @@ def report(console: Console, figures: dict[str, Any], failures: list[str]) -> No
         f"  the cheater       {figures['cheater_submitted']} submissions, "
         f"{figures['cheater_accepted']} accepted; honest work rejected: {figures['honest_rejected']}\n"
         f"  weights           {size(figures['policy_bytes'])} a policy; the trainer sent "
-        f"{figures['origin_upload_bytes'] / per_policy:.2f} × that for five receivers, who got "
-        f"{figures['leaf_share_from_peers']:.0%} from each other",
+        f"{figures['origin_upload_bytes'] / per_policy:.2f} × that in all,\n"
+        f"                    five receivers got {figures['leaf_share_from_peers']:.0%} from each other",
         highlight=False,
     )
     for failure in failures:

@@ -65,15 +65,17 @@ class _File:
         self._undo.clear()
 
     def crash(self, torn: Random | None) -> None:
-        """Lose what was not synced; with ``torn``, keep a random part of it, oldest first."""
+        """Lose what was not synced; with ``torn``, keep a random part, oldest first, the last torn."""
         keep = torn.randint(0, len(self._undo)) if torn is not None else 0
-        for step in reversed(self._undo[keep:]):
+        for number in range(len(self._undo) - 1, keep - 1, -1):
+            step = self._undo[number]
             if isinstance(step, bytearray):
                 self.data = step
             else:
                 offset, old, length = step
                 self.data[offset : offset + len(old)] = old
-                del self.data[length:]
+                half = torn.randint(0, len(self.data) - length) if torn is not None and number == keep else 0
+                del self.data[length + half :]
         self._undo.clear()
 
 
@@ -223,7 +225,8 @@ class DiskHandle:
         else:
             await trio.lowlevel.checkpoint()
         if not self._alive():
-            await trio.sleep_forever()  # a killed process writes nothing more; it is being cancelled
+            await trio.lowlevel.checkpoint()  # a killed process writes nothing more; it is being cancelled
+            raise StorageError(f"{self._disk.node} is gone")  # and this leaves a shield
 
     async def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         """Bytes of a file; shorter than ``length`` only at its end."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from p2p.errors import StorageError
 from roles.run import open_ledger
@@ -14,6 +15,8 @@ from tests.simulation.storms import Broken
 SEGMENT_BYTES = 2000
 """Small, so that segments are closed often."""
 RESTART = 1.0
+FSYNC = 0.05
+"""Seconds, as on a disk that turns: many a crash comes between a write and its fsync."""
 
 
 class LedgerStorm:
@@ -25,7 +28,8 @@ class LedgerStorm:
 
     async def run(self, swarm: Swarm, scenario: Scenario) -> Mapping[str, float | int | str]:
         for number in range(scenario.nodes):
-            swarm.add(f"n{number}", self._live, link=scenario.link)
+            node = swarm.add(f"n{number}", self._live, link=scenario.link)
+            node.disk.model = replace(node.disk.model, fsync=FSYNC)
         await swarm.sleep_until(scenario.duration)
         return {
             "appended": sum(len(told) for told in self._told.values()),
