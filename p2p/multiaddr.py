@@ -6,6 +6,7 @@ whoever answers must prove the id (`p2p.transport`).
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import re
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from p2p.wire import decode_varint_untrusted, encode_varint
 MAX_MULTIADDR: Final = 512
 """Bytes or characters. The longest we can dial, a DNS name of 253 with port and id, has about 320."""
 
+_MEMO: Final = 4096
+"""Places remembered, so that all who hold an address share it; 4 MiB at most."""
 _CODES: Final = {"ip4": 4, "tcp": 6, "ip6": 41, "dns": 53, "dns4": 54, "dns6": 55, "memory": 777, "p2p": 421}
 _NAMES: Final = {code: name for name, code in _CODES.items()}
 _FIXED_BYTES: Final = {"ip4": 4, "tcp": 2, "ip6": 16, "memory": 8}
@@ -66,11 +69,7 @@ class Multiaddr:
     @property
     def transport(self) -> Multiaddr:
         """The address without ``/p2p/…``."""
-        if self.parts[-1][0] != "p2p":
-            return self
-        if len(self.parts) == 1:
-            raise ValueError(f"{self} names a peer but no place to dial")
-        return Multiaddr(self.parts[:-1])
+        return self if self.parts[-1][0] != "p2p" else _place(self)
 
     def with_peer(self, peer: PeerId) -> Multiaddr:
         """The same place, with ``peer`` as the one who must answer."""
@@ -104,6 +103,13 @@ class Multiaddr:
 
     def __repr__(self) -> str:
         return f"Multiaddr({self})"
+
+
+@functools.lru_cache(_MEMO)
+def _place(addr: Multiaddr) -> Multiaddr:
+    if len(addr.parts) == 1:
+        raise ValueError(f"{addr} names a peer but no place to dial")
+    return Multiaddr(addr.parts[:-1])
 
 
 def _check_part(name: str, value: str) -> None:

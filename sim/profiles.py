@@ -11,9 +11,9 @@ functions, so that no rounded figure looks like a measurement:
 
 Two published measurements that went into none of the efficiencies: Qwen3-8B in fp16 on two RTX 3090, one
 replica each, prompts of 4,096 tokens and answers of 1,024, gave 387 answer tokens a second (forum post,
-May 2025); the roofline gives 360 to 400. Qwen3-32B in bf16 on one H100 with chat-sized requests gave 2,353
-tokens a second, prompts included (GPUStack's performance lab); the roofline gives about 1,100 without
-them. A profile is good to a factor of two, not better, and conclusions must bear that.
+May 2025); the roofline, which leaves out the prompts' prefill, gives 372. Qwen3-32B in bf16 on one H100 with
+chat-sized requests gave 2,353 tokens a second, prompts included (GPUStack's performance lab); the roofline
+gives 1,230 without them. A profile is good to a factor of two, and conclusions must bear that.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ Wall clocks appear in one place: a heartbeat whose expiry is long past, or absur
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from random import Random
 from typing import Final, assert_never
@@ -99,13 +100,12 @@ class MembershipCore:
         self._silence = Silence(outbox, view, overlay, rumours, judge, voice)
         self._pull = Pull(view, config)
         self._quotas = Quotas()
+        self._judge_at = math.inf
 
     @property
     def next_deadline(self) -> float:
         """When to deliver the next `Tick`."""
-        return min(
-            self._voice.next_beat, self._rumours.flush_at, self._view.next_due, self._overlay.next_deadline
-        )
+        return min(self._voice.next_beat, self._rumours.flush_at, self._judge_at, self._overlay.next_deadline)
 
     @property
     def counters(self) -> Mapping[str, int]:
@@ -116,6 +116,11 @@ class MembershipCore:
     def neighbours(self) -> tuple[PeerId, ...]:
         """The active view, longest first."""
         return tuple(self._overlay.active)
+
+    @property
+    def is_linked(self) -> bool:
+        """Whether we have a neighbour."""
+        return bool(self._overlay.active)
 
     @property
     def size(self) -> int:
@@ -147,6 +152,7 @@ class MembershipCore:
                 self._leave()
             case _:
                 assert_never(event)
+        self._judge_at = self._view.settle()
         return self._outbox.take()
 
     # What others say.
@@ -267,7 +273,7 @@ class MembershipCore:
         entry = self._view.get(peer)
         assert entry is not None
         if before is None:
-            if self._view.has_room():  # a full view takes in whom it meets by chance, which is no news
+            if self._view.is_sparse():
                 self._rumours.announce(peer, source, now)
             self._outbox.tell(Change.JOINED, Member.of(signed, now))
             surplus = self._view.surplus(self._overlay.active, peer)
@@ -303,7 +309,7 @@ class MembershipCore:
     def _tick(self, now: float) -> None:
         if self._voice.next_beat <= now:
             self._beat(now)
-        if self._view.next_due <= now:
+        if self._view.settle() <= now:
             self._silence.sweep(now)
         if self._overlay.next_deadline <= now:
             self._overlay.tick(now)

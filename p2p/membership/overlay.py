@@ -73,7 +73,8 @@ class Overlay:
     @property
     def next_deadline(self) -> float:
         """When `tick` has something to do."""
-        return min(self._retry_at, self._heal_at, min(self._pending.values(), default=math.inf))
+        soonest = min(self._retry_at, self._heal_at)
+        return min(soonest, *self._pending.values()) if self._pending else soonest
 
     def bootstrap(self, peers: tuple[PeerId, ...], now: float) -> None:
         """Join through ``peers``, one after the other, until a neighbour is found."""

@@ -124,7 +124,7 @@ class Membership:
         if not others:
             return
         self._drive(Bootstrap(others))
-        while not self._core.neighbours:
+        while not self._core.is_linked:
             await self._linked.wait()
 
     def _open(self) -> None:
@@ -154,18 +154,19 @@ class Membership:
     def _drive(self, event: Event) -> None:
         if self._closed:
             return
-        for effect in self._core.handle(event, self._world.now()):
+        now = self._world.now()
+        for effect in self._core.handle(event, now):
             self._carry_out(effect)
-        if not self._core.neighbours:
-            self._linked = trio.Event() if self._linked.is_set() else self._linked
-        else:
+        if self._core.is_linked:
             self._linked.set()
+        elif self._linked.is_set():
+            self._linked = trio.Event()
         deadline = self._core.next_deadline
         if deadline < self._timer_at and not self._closed:
             if self._timer is not None:
                 self._timer.cancel()
             self._timer_at = deadline
-            self._timer = self._world.call_at(max(deadline, self._world.now()), self._on_timer)
+            self._timer = self._world.call_at(max(deadline, now), self._on_timer)
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:

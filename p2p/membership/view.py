@@ -33,6 +33,9 @@ ACCUSE: Final = 2.0
 CONFIRM: Final = 0.8
 """Intervals an accused peer has to speak up. With `ACCUSE` this makes 2.8: at 5 s a death is known 14 s
 after the last heartbeat plus the time of the flood, within 15 s of the death."""
+SPARSE: Final = 7 / 8
+"""Share of its capacity up to which a view tells the neighbours whom it has met. A fuller one is a random
+sample, in which every death makes room for one more: no news, and the digests with the beats suffice."""
 SURPLUS_TRIES: Final = 8
 """Random members looked at for one that may go, before all are: most may."""
 MAX_GRAVES: Final = 4096
@@ -110,15 +113,19 @@ class View:
         self._entries: dict[PeerId, Entry] = {}
         self._graves: dict[PeerId, Grave] = {}
         self._living: dict[bytes, Entry] = {}
+        self.named: Final = self._living.get
+        """The living peer that the key of a digest means; asked thousands of times a second."""
         self._dead: dict[bytes, Grave] = {}
         self._directs = 0
         self._watched: list[tuple[float, int, PeerId]] = []
         self._pushes = 0
         self._look_through_at = math.inf
 
-    @property
-    def next_due(self) -> float:
-        """When `overdue` may have something to say."""
+    def settle(self) -> float:
+        """When `overdue` may have something to say.
+
+        Tidies the heap on the way, so it is no property: who looks must not change what happens.
+        """
         watched = self._watched
         while watched:
             when, _, peer = watched[0]
@@ -151,10 +158,6 @@ class View:
     def grave(self, peer: PeerId) -> Grave | None:
         """The grave of a dead one."""
         return self._graves.get(peer)
-
-    def named(self, key: bytes) -> Entry | None:
-        """The living peer that a digest means."""
-        return self._living.get(key)
 
     def is_old(self, key: bytes, seqno: int) -> bool:
         """Whether a digest means ourselves, or words that the dead said."""
@@ -211,7 +214,7 @@ class View:
     def overdue(self, now: float) -> list[PeerId]:
         """The living whose silence must be judged now."""
         peers = []
-        while self.next_due <= now and self._watched and self._watched[0][0] <= now:
+        while self.settle() <= now and self._watched and self._watched[0][0] <= now:
             peer = heappop(self._watched)[2]
             self._entries[peer].waits_until = math.inf
             peers.append(peer)
@@ -252,6 +255,10 @@ class View:
     def has_room(self) -> bool:
         """Whether another passive member fits without pushing one out."""
         return len(self._entries) < self._config.passive + self._config.active
+
+    def is_sparse(self) -> bool:
+        """Whether the view holds so few that we may know all there are."""
+        return len(self._entries) < SPARSE * (self._config.passive + self._config.active)
 
     def surplus(self, active: dict[PeerId, None], keep: PeerId) -> PeerId | None:
         """A random passive member that must go for ``keep`` to stay, if the view is too full."""

@@ -26,11 +26,6 @@ def start_from_one(voice: Voice, *args: object) -> None:
     _init(voice, *args[:-1], 1)
 
 
-def hold_on(overlay: Overlay, peer: PeerId, now: float) -> None:
-    """Who is lost stays a neighbour."""
-    overlay._pending.pop(peer, None)
-
-
 _init = Voice.__init__
 
 BUGS = {
@@ -38,5 +33,4 @@ BUGS = {
     "nobody is ever declared dead": (1, Silence, "_judge_silence", probe_for_ever),
     "partitions are not mended": (21, Overlay, "_heal", mend_nothing),
     "sequence numbers start again": (2, Voice, "__init__", start_from_one),
-    "lost neighbours are not replaced": (1, Overlay, "remove", hold_on),
 }
