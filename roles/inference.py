@@ -26,7 +26,7 @@ from p2p.node.tables import read_table
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Verdict
 from roles.draws import draw_order, validator_of
-from roles.engines.base import Engine, Sampling
+from roles.engines.base import Engine, Group, GroupTask, Sampling
 from roles.engines.client import open_engine
 from roles.engines.config import DeviceProfile
 from roles.envs.base import Environment
@@ -142,7 +142,7 @@ class Inference:
         order = draw_order(node, run, version)
         index = outbox.next_index(version)
         tasks = [task for _, task in order.tasks(environment, index)]
-        groups = await engine.generate(tasks, self.sampling(run))
+        groups = await self.draw(node, run, engine, tasks)
         content = encode_groups(tuple(groups))
         commitment = Commitment(run.id, order.node, version, order.policy, index, content_digest(content))
         submission = Submission.sign(commitment, content, node.world.signer)
@@ -151,9 +151,9 @@ class Inference:
         node.world.trace("submitted", version=int(version), index=index)
         return submission
 
-    def sampling(self, run: Run) -> Sampling:
-        """How completions are drawn: as the run says."""
-        return run_sampling(run)
+    async def draw(self, node: Node, run: Run, engine: Engine, tasks: Sequence[GroupTask]) -> list[Group]:
+        """Do the work: as the run prescribes."""
+        return await engine.generate(tasks, run_sampling(run))
 
     @property
     def loaded(self) -> PolicyVersion:

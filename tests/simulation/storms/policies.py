@@ -92,6 +92,7 @@ class PoliciesStorm:
             ) as service:
                 host.set_message_handler(ANNOUNCE, lambda peer, data: _hear(service, peer, data))
                 self._check_kept(node, service)
+                _check_assembly(node, service)
                 self._open[node.name] = service
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(_meet_others, node, host)
@@ -136,6 +137,20 @@ class PoliciesStorm:
             "chunks_bad": sum(service.stats.chunks_bad for service in self._open.values()),
             "chunks_repaired": sum(service.stats.chunks_repaired for service in self._open.values()),
         }
+
+
+def _check_assembly(node: SimNode, service: Shardcast) -> None:
+    """What was verified chunk by chunk must be what the manifest says."""
+    store, finish = service._store, service._store.finish
+
+    async def checked(policy: bytes) -> bool:
+        entry = store.entry(policy)
+        whole = await finish(policy)
+        if not whole and entry is not None and store.entry(policy) is entry:
+            raise Broken(f"{node.name} passed on chunks that are not those of version {entry.version}")
+        return whole
+
+    store.finish = checked
 
 
 def _roster(origin: SimNode) -> Sequence[RosterEntry]:
