@@ -92,7 +92,7 @@ class Node:
             "peer": str(self.peer_id),
             "run": self.run.id.hex(),
             "epoch": self.run.epoch,
-            "members": len(self.membership.members()),
+            "members": self.membership.size,
             "connected": len(self.host.connected),
             "shardcast": {"newest": int(self.shardcast.newest), **asdict(self.shardcast.stats)},
             "roles": {role.name: role.health() for role in roles},

@@ -55,7 +55,7 @@ class Churn:
         return metrics
 
     def _plot(self, swarm: Swarm) -> None:
-        known = [len(view.members()) for view in self._views.values()]
+        known = [view.size for view in self._views.values()]
         swarm.simulation.plot("nodes alive", len(swarm.alive))
         swarm.simulation.plot("members known, mean over nodes", statistics.fmean(known) if known else 0)
         swarm.simulation.plot("bytes sent so far", sum(node.endpoint.sent for node in swarm.nodes.values()))
