@@ -49,9 +49,10 @@ STOP_SECONDS: Final = 2.0
 CHUNK_BYTES: Final = 32 * KI
 """So small that a policy of 420 kB has a forest to flow through."""
 
-# Calibrated on the demo's own policy. Of 36,000 honest chunks one had eight mantissas off by one (0.0625);
-# weights one step old at the lowest rate have 1.1 in the median group and at least 0.09. And 120,000 honest
-# answers end with a token of probability 1e-6 once in eight runs, while the seeded draw already decides.
+# Calibrated on the demo's own policy: 4,000 honest groups have a mantissa mean of at most 0.047 and one
+# exponent mismatch; weights one step old at the lowest rate have a mean of 1.2 in the median group, and eight
+# groups are judged at a time. And 120,000 honest answers end with a token of probability 1e-6 once in eight
+# runs, while the seeded draw already decides.
 DEMO_LIMITS: Final = replace(Limits.fp32(), mantissa_mean=0.25, exponent_mismatches=3, end_probability=1e-12)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from functools import partial
@@ -41,7 +42,7 @@ async def _play(topology: Topology, kind: type[_Stage], simulation: Simulation) 
         return await stage.times()
 
 
-class _Stage:
+class _Stage(ABC):
     """All machines of a topology in one simulation."""
 
     def __init__(self, topology: Topology, swarm: Swarm) -> None:
@@ -59,9 +60,9 @@ class _Stage:
         whole = {name: broadcast.whole_at for name, broadcast in self._broadcasts.items()}
         return _since_root(self.topology, whole)
 
+    @abstractmethod
     async def live(self, node: SimNode) -> None:
         """One machine: connect, wait for the others, play."""
-        raise NotImplementedError
 
     async def play(self, node: SimNode, up: trio.abc.Stream | None, down: list[trio.abc.Stream]) -> None:
         """Play once everybody is connected."""

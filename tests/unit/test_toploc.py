@@ -278,3 +278,23 @@ def test_wide_chunks_may_need_a_smaller_modulus_but_not_any() -> None:
     for modulus, sound in ((32767, False), (32768, True), (65497, True), (65498, False)):
         (result,) = verify([modulus.to_bytes(2, "big") + proof[2:]], [rows])
         assert isinstance(result, ToplocStats) is sound
+
+
+def test_noise_in_values_near_zero_is_nobodys_fault() -> None:
+    """One row is one chunk, and its top k takes all of it, down to values as small as float32 noise."""
+    theirs = noise(1, 64)
+    theirs[0, :4] = 3e-6, -4e-6, 5e-6, 1e-5
+    mine = theirs.copy()
+    mine[0, :4] = -2e-6, 6e-6, 9e-7, 3e-5
+    (proof,) = commit([theirs])
+    assert verify([proof], [mine]) == [ToplocStats(1, 0, 0.0, 0.0)]
+    assert package_statistics(proof, mine)[0].exponent_mismatches > 0
+
+
+def test_one_infinite_value_among_small_ones_hides_nothing() -> None:
+    theirs, mine = noise(1, 64), noise(1, 64)
+    mine[0] = theirs[0] * 2
+    mine[0, 0] = np.inf
+    (stats,) = verify(commit([theirs]), [mine])
+    assert isinstance(stats, ToplocStats)
+    assert stats.exponent_mismatches == 64
