@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 
@@ -28,13 +28,15 @@ def simulated_times(topology: Topology, level: int, seed: int = 1) -> dict[str, 
 
     ``level`` is 1 or 2. Must not be called where trio runs. Raises what `run_simulation` does.
     """
-    stage = {1: _HostStage, 2: _NetworkStage}[level]
-    outcome = run_simulation(partial(_play, topology, stage), seed=seed, horizon=HORIZON)
+    kinds: dict[int, Callable[[Topology, Swarm], _Stage]] = {1: _HostStage, 2: _NetworkStage}
+    outcome = run_simulation(partial(_play, topology, kinds[level]), seed=seed, horizon=HORIZON)
     assert outcome.value is not None
     return outcome.value
 
 
-async def _play(topology: Topology, kind: type[_Stage], simulation: Simulation) -> dict[str, float]:
+async def _play(
+    topology: Topology, kind: Callable[[Topology, Swarm], _Stage], simulation: Simulation
+) -> dict[str, float]:
     async with open_swarm(simulation, lambda one, other: LATENCY) as swarm:
         stage = kind(topology, swarm)
         for place in topology.places:
