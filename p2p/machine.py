@@ -147,16 +147,13 @@ class ProcessWorker:
         return self._process.pid
 
     async def call(self, request: bytes) -> bytes:
-        """One request, one reply. Raises `WorkerDied`.
-
-        A call that has begun is carried through even when its caller is cancelled: half a frame in
-        the pipe would end the worker.
-        """
+        """One request, one reply. Raises `WorkerDied`, also after a call was cancelled on its way."""
         async with self._turn:
-            with trio.CancelScope(shield=True):
-                reply = await self._exchange(request)
-        await trio.lowlevel.checkpoint_if_cancelled()
-        return reply
+            try:
+                return await self._exchange(request)
+            except trio.Cancelled:
+                self._process.kill()  # half a call is in the pipe: nobody can use this worker any more
+                raise
 
     async def _exchange(self, request: bytes) -> bytes:
         assert self._process.stdin is not None

@@ -180,3 +180,12 @@ def test_values_survive_the_pipe() -> None:
     assert codec.training_from_wire(reply[2]) == training
     method, arguments = codec.decode_request(codec.encode_request("configure", config_to_wire(CONFIG)))
     assert (method, config_from_wire(arguments[0])) == ("configure", CONFIG)
+
+
+async def test_a_cancelled_call_ends_the_worker_at_once(tmp_path) -> None:
+    async with open_world(tmp_path) as world, open_engine(world, EngineConfig()) as engine:
+        with trio.move_on_after(0.5) as scope:
+            await engine.open("checkpoint")  # a warm-up of many seconds
+        assert scope.cancelled_caught
+        with pytest.raises(WorkerDied):
+            await engine.evaluate()
