@@ -44,7 +44,7 @@ START_SECONDS: Final = 60.0
 """How long a process may take to say its address on a busy machine."""
 FINISH_SECONDS: Final = 60.0
 """How long after the last step everybody may take to hold the last policy."""
-STOP_SECONDS: Final = 2.0
+STOP_SECONDS: Final = 1.5
 """How long a process may take to end before it is killed: Ctrl-C promises under 3 s for all."""
 CHUNK_BYTES: Final = 32 * KI
 """So small that a policy of 420 kB has a forest to flow through."""
