@@ -69,8 +69,8 @@ class Cheat(Inference):
         """Stale work is drawn as it should be; everything else is greedy.
 
         Where the policy is sure of every token of every task, the greedy answer is the one that the seeds
-        give: handing it in would be honest work (about one submission in 700 of the demo). Then this turn
-        is for stale work, too.
+        give: handing it in would be honest work (seen once in five runs of the demo). Then this turn is for
+        stale work, too.
         """
         honest = run_sampling(run)
         if not self._stale_turn:
