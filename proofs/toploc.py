@@ -47,9 +47,9 @@ MAX_MODULUS: Final = PRIME
 MIN_MODULUS: Final = 1 << 15
 
 # Where a chunk has hardly more values than the top k takes (a last chunk of one or two short rows), the top k
-# holds values near zero, whose float32 noise is as large as they are: an honest submission of a whole demo
-# run was refused for such a chunk. The strict comparison leaves out what is 16 times smaller than the largest,
-# which no top k of a full chunk contains.
+# holds values near zero, whose float32 noise is as large as they are: an honest submission of a demo run was
+# refused for such a chunk. The strict comparison leaves out what is 16 times smaller than the largest, which
+# no top k of a full chunk contains.
 SIGNIFICANT_EXPONENTS: Final = 4
 
 NO_MATCH: Final = float(2**64)
