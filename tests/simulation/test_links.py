@@ -49,6 +49,12 @@ TOPOLOGIES = {
 }
 
 
+@pytest.fixture(autouse=True)
+def even_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exact sharing is even; streams that are as uneven as TCP's are held against real links (bench links)."""
+    monkeypatch.setattr("sim.stream.WINDOW_PIECES", (4,))
+
+
 class Cascade:
     """The same as the oracle's, over hosts and streams of the simulator, without latency."""
 
