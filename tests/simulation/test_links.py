@@ -51,7 +51,7 @@ TOPOLOGIES = {
 
 @pytest.fixture(autouse=True)
 def even_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exact sharing is even; streams that are as uneven as TCP's are held against real links (bench links)."""
+    """Exact sharing is even; streams as uneven as TCP's are held against real links (bench links)."""
     monkeypatch.setattr("sim.stream.WINDOW_PIECES", (4,))
 
 
