@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from p2p.errors import BadMessage
-from p2p.identity import SIGNATURE_BYTES, PeerId, ProtocolId, Signer
+from p2p.identity import PEER_ID_BYTES, SIGNATURE_BYTES, PeerId, ProtocolId, Signer
 from p2p.multiaddr import Multiaddr, decode_multiaddr_untrusted
 from p2p.wire import fields_untrusted, pack, unpack_untrusted
 
@@ -40,6 +40,7 @@ NO_POLICY: Final = -1
 KEY_BYTES: Final = 8
 """Bytes that name a peer in digests: the head of its public key. Finding a second key with the same head
 takes 2**63 tries and would only hide the finder behind somebody else."""
+_KEY: Final = slice(PEER_ID_BYTES - 32, PEER_ID_BYTES - 32 + KEY_BYTES)
 
 _MEMO: Final = 2048
 """Decoded heartbeats remembered: each arrives about eight times, once per neighbour; 2 MiB at most."""
@@ -126,12 +127,7 @@ class SignedHeartbeat:
 
 def key_of(peer: PeerId) -> bytes:
     """The `KEY_BYTES` that name ``peer`` in digests."""
-    return _key_of(peer.digest)
-
-
-@functools.lru_cache(_PEERS)
-def _key_of(digest: bytes) -> bytes:
-    return PeerId(digest).public_key[:KEY_BYTES]
+    return peer[_KEY]
 
 
 @functools.lru_cache(_PEERS)
