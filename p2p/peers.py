@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ MAX_ADDRS: Final = 8
 MAX_PEERS: Final = 10_000
 """Peers whose addresses, or scores, are kept: the largest run we simulate. About 1 KiB each; the one
 touched longest ago goes first."""
+
+_MEMO: Final = 4096
+"""Lists of addresses remembered: peers say the same for hours. 1 MiB at most."""
 
 PENALTY_LIMIT: Final = 100.0
 """Points at which a peer is disconnected and refused."""
@@ -35,9 +39,9 @@ class AddressBook:
     def add(self, peer: PeerId, addrs: Sequence[Multiaddr]) -> bool:
         """Remember; returns whether one of them is new."""
         known = self._addrs.pop(peer, ())
-        fresh = tuple(dict.fromkeys(addr.transport for addr in addrs if addr.peer_id in (None, peer)))
+        fresh = _places(peer, tuple(addrs))
         kept = tuple(addr for addr in known if addr not in fresh)
-        both = (*fresh, *kept)[:MAX_ADDRS]
+        both = (*fresh, *kept)[:MAX_ADDRS] if kept else fresh
         if both:
             self._addrs[peer] = both
         if len(self._addrs) > MAX_PEERS:
@@ -52,6 +56,13 @@ class AddressBook:
     def of(self, peer: PeerId) -> tuple[Multiaddr, ...]:
         """Where ``peer`` was last said to be, newest first, without ``/p2p/``."""
         return self._addrs.get(peer, ())
+
+
+@functools.lru_cache(_MEMO)
+def _places(peer: PeerId, addrs: tuple[Multiaddr, ...]) -> tuple[Multiaddr, ...]:
+    """Where ``addrs`` say that ``peer`` is, at most `MAX_ADDRS`; one tuple for all books that hold it."""
+    places = dict.fromkeys(addr.transport for addr in addrs if addr.peer_id in (None, peer))
+    return tuple(places)[:MAX_ADDRS]
 
 
 @dataclass(slots=True)

@@ -50,16 +50,19 @@ class Endpoint:
     """A machine on the network, through all lives of its node."""
 
     __slots__ = (
-        "down_cost", "down_free", "host", "index", "lies", "listeners", "name", "owner", "received", "region",
-        "repeats", "rng", "sent", "silent", "spec", "uneven", "up_cost", "up_free", "wires",
+        "_make_rng", "_rng", "down_cost", "down_free", "host", "index", "lies", "listeners", "name", "owner",
+        "received", "region", "repeats", "sent", "silent", "spec", "uneven", "up_cost", "up_free", "wires",
     )  # fmt: skip
 
-    def __init__(self, index: int, name: str, owner: Owner, region: str, rng: Random) -> None:
+    def __init__(
+        self, index: int, name: str, owner: Owner, region: str, make_rng: Callable[[], Random]
+    ) -> None:
         self.index = index
         self.name = name
         self.owner = owner
         self.region = region
-        self.rng = rng
+        self._make_rng = make_rng
+        self._rng: Random | None = None
         self.up_free = 0
         self.down_free = 0
         self.sent = 0
@@ -74,6 +77,13 @@ class Endpoint:
         self.host: SimHost | None = None
         self.listeners: dict[int, SimListener] = {}
         self.set_link(LinkSpec())
+
+    @property
+    def rng(self) -> Random:
+        """What the line's mishaps are drawn from; made when first asked for, since it takes 2.5 KiB."""
+        if self._rng is None:
+            self._rng = self._make_rng()
+        return self._rng
 
     def set_link(self, spec: LinkSpec) -> None:
         """Change the line from now on; what has been sent is on its way."""
@@ -174,8 +184,9 @@ class Fabric:
         """Connect a new machine."""
         if name in self.by_name:
             raise ValueError(f"there is a machine called {name} already")
-        rng = self.simulation.rng(name, "link")
-        endpoint = Endpoint(len(self.endpoints) + 1, name, owner, region, rng)
+        endpoint = Endpoint(
+            len(self.endpoints) + 1, name, owner, region, lambda: self.simulation.rng(name, "link")
+        )
         if link is not None:
             endpoint.set_link(link)
         self.endpoints.append(endpoint)

@@ -73,6 +73,10 @@ from p2p.multiaddr import Multiaddr
 WELCOME_DIGESTS: Final = 16
 """Digests for a newcomer, beside those of our neighbours: its next neighbours tell it the rest."""
 
+REFUTABLE: Final = 2.0
+"""Intervals after an accusation in which a sign of life is news for everybody: later the peer is dead for
+all (`CONFIRM`), and its return is a newcomer's."""
+
 
 class MembershipCore:
     """Heartbeats, neighbours and deaths of one node. Feed it `Event`s, carry out its `Effect`s."""
@@ -96,7 +100,7 @@ class MembershipCore:
         self._voice = voice = Voice(signer, config, wall, seqno)
         self._view = view = View(self.peer, config, rng)
         self._overlay = overlay = Overlay(view, config, rng, outbox.send, voice.newest)
-        self._rumours = rumours = Rumours()
+        self._rumours = rumours = Rumours(self.peer)
         self._silence = Silence(outbox, view, overlay, rumours, judge, voice)
         self._pull = Pull(view, config)
         self._quotas = Quotas()
@@ -152,6 +156,8 @@ class MembershipCore:
                 self._leave()
             case _:
                 assert_never(event)
+        if self._rumours.flush_at <= now:
+            self._flush(now)
         self._judge_at = self._view.settle()
         return self._outbox.take()
 
@@ -200,14 +206,14 @@ class MembershipCore:
                 "malformed", peer, MALFORMED_POINTS, "it passed off another's heartbeat as its own"
             )
             return
-        if isinstance(message, Beat):
-            self._view.expect(peer, now)
+        is_expected = isinstance(message, Beat) and self._view.expect(peer, now)
         self._take_in(message.heartbeat, peer, now, hold=True)
         if peer not in self._view:
             return
         match message:
             case Beat(linked, _, digests):
-                self._view.expect(peer, now)
+                if not is_expected:
+                    self._view.expect(peer, now)
                 self._overlay.beaten(peer, linked, now)
                 self._offered(peer, digests, now)
             case Join():
@@ -248,7 +254,7 @@ class MembershipCore:
             return False
         if not self._judge.is_genuine(signed, source):
             return False
-        refutes = self._rumours.is_accused(peer)
+        refutes = self._rumours.is_accused(peer, now - REFUTABLE * signed.heartbeat.interval)
         if signed.heartbeat.leaving:
             self._silence.bury(signed, Change.LEFT, now)
         elif held or hold or self._view.has_room():
@@ -313,8 +319,6 @@ class MembershipCore:
             self._silence.sweep(now)
         if self._overlay.next_deadline <= now:
             self._overlay.tick(now)
-        if self._rumours.flush_at <= now:
-            self._flush(now)
 
     def _beat(self, now: float) -> None:
         """A sign of life to all who wait for one."""
@@ -334,23 +338,19 @@ class MembershipCore:
 
     def _flush(self, now: float) -> None:
         """Pass on rumours and news, to each neighbour what it may not know."""
-        rumours = self._rumours.take(now)
-        news = [
-            (Digest.of(entry.signed), source)
-            for new, source in self._rumours.take_news(now)
-            if (entry := self._view.get(new)) is not None
-        ]
-        for peer in self._overlay.active:
-            fresh = [rumour for rumour in rumours if peer not in rumour.known_by]
-            accused = tuple(rumour.signed for rumour in fresh if rumour.accused)
-            alive = tuple(rumour.signed for rumour in fresh if not rumour.accused)
+        active = self._overlay.active
+        for peers, rumours in self._rumours.take(now, active):
+            accused = tuple(rumour.signed for rumour in rumours if rumour.accused)
+            alive = tuple(rumour.signed for rumour in rumours if not rumour.accused)
             if accused:
-                self._outbox.send(peer, Accuse(accused))
+                self._outbox.send_all(peers, Accuse(accused))
             if alive:
-                self._outbox.send(peer, Give(alive))
-            digests = tuple(digest for digest, source in news if source != peer)
+                self._outbox.send_all(peers, Give(alive))
+        for peers, newcomers in self._rumours.take_news(now, active):
+            entries = (self._view.get(peer) for peer in newcomers)
+            digests = tuple(Digest.of(entry.signed) for entry in entries if entry is not None)
             if digests:
-                self._outbox.send(peer, News(digests))
+                self._outbox.send_all(peers, News(digests))
 
     def _leave(self) -> None:
         """Say good-bye."""

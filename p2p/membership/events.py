@@ -17,13 +17,13 @@ class MembershipConfig:
 
     interval: float = 5.0
     """Seconds between our own heartbeats."""
-    active: int = 8
+    active: int = 6
     """Neighbours aimed at. Two fewer are borne, two more accepted."""
     passive: int = 200
     """Other peers whose heartbeats are kept."""
     direct: int = 4096
     """Peers that may beat to us without being neighbours: a trainer hears its whole run."""
-    sample: int = 24
+    sample: int = 16
     """Digests of random members that go with each heartbeat to a neighbour."""
     hops: int = 3
     """Steps of the walk that finds a newcomer its neighbours."""
@@ -31,7 +31,7 @@ class MembershipConfig:
     """Heartbeats asked for in an interval to keep old entries fresh; unknown peers may take 16 times more."""
     expiry: float = 3.0
     """Intervals of silence after which a peer that beats to us is dead."""
-    stale: float = 24.0
+    stale: float = 36.0
     """Intervals without a newer heartbeat after which a peer known only through others is forgotten."""
     lifetime: float = 1800.0
     """Seconds for which a heartbeat is worth anything on paper. Wall clocks that differ by up to this

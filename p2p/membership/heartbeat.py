@@ -126,7 +126,12 @@ class SignedHeartbeat:
 
 
 def key_of(peer: PeerId) -> bytes:
-    """The `KEY_BYTES` that name ``peer`` in digests."""
+    """The `KEY_BYTES` that name ``peer`` in digests; the same object for all who ask."""
+    return _key_of(peer)
+
+
+@functools.lru_cache(_PEERS)
+def _key_of(peer: PeerId) -> bytes:
     return peer[_KEY]
 
 

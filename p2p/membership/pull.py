@@ -13,12 +13,14 @@ from p2p.membership.view import Entry, Stage, View
 
 BURST_INTERVALS: Final = 16
 """A newcomer may spend the budget of so many intervals at once: it has a whole view to fill."""
-REFRESH_AGE: Final = 4.0
-"""Intervals after which a member's heartbeat is fetched again though nothing in its digest changed."""
-LEISURE: Final = 1 / 3
+REFRESH_AGE: Final = 24.0
+"""Intervals after which a member's heartbeat is fetched again though nothing in its digest changed: early
+enough before it is `stale` (36) for one in ten digests to name it."""
+LEISURE: Final = 1.0
 """Intervals between two requests that can wait, so that one message asks for several heartbeats."""
-UNKNOWN_AT_CAPACITY: Final = 2
-"""Unknown peers taken in per interval when the view is full: it is renewed within a hundred intervals."""
+UNKNOWN_AT_CAPACITY: Final = 1 / 4
+"""Unknown peers taken in per interval when the view is full: at 5 s, and if nobody dies, it is renewed
+within an hour."""
 MAX_ASKED: Final = 1024
 """Keys asked for, remembered for an interval so that nobody else is asked for them too."""
 
@@ -33,10 +35,7 @@ class Pull:
         self._budget = TokenBucket(config.refresh / config.interval, burst, burst, -math.inf)
         self._asked: dict[bytes, float] = {}  # longest first
         self._leisure_at = -math.inf
-        self._leisurely = False
-        self._unknown = TokenBucket(
-            UNKNOWN_AT_CAPACITY / config.interval, UNKNOWN_AT_CAPACITY, UNKNOWN_AT_CAPACITY, -math.inf
-        )
+        self._unknown = TokenBucket(UNKNOWN_AT_CAPACITY / config.interval, 1, 1, -math.inf)
 
     def was_asked(self, key: bytes) -> bool:
         """Whether the heartbeat behind ``key`` was asked for and has not come."""
@@ -49,39 +48,33 @@ class Pull:
     def wanted(self, digests: Iterable[Digest], now: float) -> tuple[bytes, ...]:
         """The keys to ask the sender of ``digests`` for."""
         asked, named = self._asked, self._view.named
-        self._leisurely = False
         while asked and asked[oldest := next(iter(asked))] <= now - self._interval:
             del asked[oldest]
+        room = self._view.room - len(asked)  # who is on the way needs some of it
+        leisure = now >= self._leisure_at
         keys: list[bytes] = []
-        for digest in digests:
-            entry = named(digest.key)
-            if entry is not None and digest.seqno <= entry.signed.heartbeat.seqno:
+        for key, seqno, policy in digests:
+            entry = named(key)
+            if entry is None:
+                if (room <= 0 and not leisure) or key in asked or self._view.is_old(key, seqno):
+                    continue
+                if room <= 0 and not self._unknown.take(1, now):
+                    continue
+                room -= 1
+            elif seqno <= entry.seqno or not self._is_wanted(entry, policy, leisure, now) or key in asked:
                 continue
-            if len(keys) == MAX_KEYS or len(asked) == MAX_ASKED:
+            if len(keys) == MAX_KEYS or len(asked) == MAX_ASKED or not self._budget.take(1, now):
                 break
-            wanted = digest.key not in asked and self._is_wanted(digest, entry, now)
-            if wanted and self._budget.take(1, now):
-                keys.append(digest.key)
-                asked[digest.key] = now
-        if keys and self._leisurely:
+            keys.append(key)
+            asked[key] = now
+        if keys and leisure:
             self._leisure_at = now + LEISURE * self._interval
         return tuple(keys)
 
-    def _is_wanted(self, digest: Digest, entry: Entry | None, now: float) -> bool:
-        """Whether to ask for what ``digest`` says is newer than ``entry``."""
-        if entry is None:
-            if self._view.is_old(digest.key, digest.seqno):
-                return False
-            return self._view.has_room() or (self._is_leisure(now) and self._unknown.take(1, now))
+    def _is_wanted(self, entry: Entry, policy: int, leisure: bool, now: float) -> bool:
+        """Whether to ask for something newer than ``entry`` that says ``policy``."""
         if entry.stage is not Stage.FRESH:
             return True
-        if digest.policy == entry.signed.heartbeat.profile.policy:
-            old = now - entry.seen > REFRESH_AGE * entry.interval
-            if not old or not self._is_leisure(now):
-                return False
+        if policy == entry.policy and (not leisure or now - entry.seen <= REFRESH_AGE * entry.interval):
+            return False
         return self._budget.available(now) > self._budget.burst / 2
-
-    def _is_leisure(self, now: float) -> bool:
-        """Whether it is time to ask for what can wait; if so, it is so for one message."""
-        self._leisurely = now >= self._leisure_at
-        return self._leisurely

@@ -3,22 +3,32 @@
 A rumour about a peer has a rank: ``2 * seqno`` for "it lives", one more for "nothing came after that" and
 "it left". It is passed on only when its rank is higher than any heard before, so each flood ends, a
 refutation outruns its accusation, and no accusation can be repeated without new signed words of the accused.
+
+A flood would cross most links both ways, since both ends hear of it at about the same time. So one end of
+each link passes it on at once, and the other only after `SECOND_WAVE`, if it has not heard it from there.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from p2p.identity import PeerId
 from p2p.membership.heartbeat import SignedHeartbeat
 from p2p.membership.messages import MAX_HEARTBEATS
 
+T = TypeVar("T")
+
 FLUSH_DELAY: Final = 0.2
-"""Seconds that rumours are gathered for. A flood crosses 1,000 nodes in five hops."""
+"""Seconds between two messages of rumours: the first goes out at once, those of a disaster are gathered."""
+SECOND_WAVE: Final = 0.2
+"""Seconds that one end of each link waits whether the other knows already; more than a message takes."""
 NEWS_DELAY: Final = 0.5
 """Seconds that news of newcomers are gathered for: they are many at once, and nobody waits for them."""
+MEMORY: Final = 600.0
+"""Seconds for which a rumour is remembered, so that it cannot be told again: no flood lasts for one."""
 MAX_NEWS: Final = 64
 """Newcomers told of at once, as many as may be asked for at once."""
 MAX_RUMOURS: Final = 4096
@@ -31,6 +41,9 @@ QUOTA_BURST: Final = 2000.0
 """Units at once: the death of 1,000 peers in one zone, told from both sides of it."""
 MAX_QUOTAS: Final = 8192
 """Connections counted; beyond it the oldest starts afresh."""
+
+
+_NEVER: Final = (-1 << 1, -math.inf)
 
 
 @dataclass(slots=True)
@@ -46,69 +59,112 @@ class Rumour:
 class Rumours:
     """Which rumours were heard, and which wait to be passed on."""
 
-    def __init__(self) -> None:
-        self._rumours_at = math.inf
-        self._news_at = math.inf
-        self._ranks: dict[PeerId, int] = {}
-        self._queue: dict[PeerId, Rumour] = {}
+    def __init__(self, local: PeerId) -> None:
+        self._local = local
+        self._passed_at = -math.inf
+        self._first_at = self._second_at = self._news_at = math.inf
+        self._ranks: dict[PeerId, tuple[int, float]] = {}
+        """Rank of the last rumour about a peer, and when it came; oldest first."""
+        self._first: dict[PeerId, Rumour] = {}
+        self._second: dict[PeerId, Rumour] = {}
         self._news: dict[PeerId, PeerId] = {}
 
     @property
     def flush_at(self) -> float:
         """When to pass on what waits."""
-        return min(self._rumours_at, self._news_at)
+        return min(self._first_at, self._second_at, self._news_at)
 
-    def newest(self, peer: PeerId) -> int:
-        """The highest sequence number in a rumour about ``peer``; -1 if there was none."""
-        return self._ranks.get(peer, -1) >> 1
-
-    def is_accused(self, peer: PeerId) -> bool:
-        """Whether the last rumour about ``peer`` was no sign of life."""
-        return bool(self._ranks.get(peer, 0) & 1)
+    def is_accused(self, peer: PeerId, since: float) -> bool:
+        """Whether the last rumour about ``peer`` was no sign of life, and came after ``since``."""
+        rank, heard = self._ranks.get(peer, _NEVER)
+        return bool(rank & 1) and heard > since
 
     def is_old(self, peer: PeerId, seqno: int, *, accused: bool, source: PeerId) -> bool:
         """Whether this was heard before; if it still waits here, ``source`` need not be told."""
-        if 2 * seqno + accused > self._ranks.get(peer, -1):
+        if 2 * seqno + accused > self._ranks.get(peer, _NEVER)[0]:
             return False
-        waiting = self._queue.get(peer)
+        waiting = self._first.get(peer) or self._second.get(peer)
         if waiting is not None and waiting.signed.seqno == seqno and waiting.accused == accused:
             waiting.known_by[source] = None
         return True
 
     def spread(self, signed: SignedHeartbeat, *, accused: bool, source: PeerId, now: float) -> None:
-        """Pass it on with the next flush, unless something as good was passed on before."""
-        rank = 2 * signed.seqno + (accused or signed.heartbeat.leaving)
-        if rank <= self._ranks.get(signed.peer, -1):
+        """Pass it on, as soon as may be, unless something as good was passed on before."""
+        peer, rank = signed.peer, 2 * signed.seqno + (accused or signed.heartbeat.leaving)
+        if rank <= self._ranks.get(peer, _NEVER)[0]:
             return
-        self._ranks.pop(signed.peer, None)
-        if len(self._ranks) >= MAX_RUMOURS:
-            del self._ranks[next(iter(self._ranks))]
-        self._ranks[signed.peer] = rank
-        self._queue[signed.peer] = Rumour(signed, accused, {source: None})
-        self._rumours_at = min(self._rumours_at, now + FLUSH_DELAY)
+        self._remember(peer, rank, now)
+        self._second.pop(peer, None)
+        self._first[peer] = Rumour(signed, accused, {source: None})
+        self._first_at = max(now, self._passed_at + FLUSH_DELAY)
 
     def announce(self, peer: PeerId, source: PeerId, now: float) -> None:
         """Tell the neighbours, by digest, that ``peer`` is new; all but ``source``, who told us."""
         self._news[peer] = source
         self._news_at = min(self._news_at, now + NEWS_DELAY)
 
-    def take(self, now: float) -> list[Rumour]:
-        """The rumours to pass on now, oldest first, at most `MAX_HEARTBEATS`."""
-        if self._rumours_at > now:
-            return []
-        rumours = [self._queue.pop(peer) for peer in list(self._queue)[:MAX_HEARTBEATS]]
-        self._rumours_at = now + FLUSH_DELAY if self._queue else math.inf
-        return rumours
+    def take(self, now: float, neighbours: Iterable[PeerId]) -> list[tuple[list[PeerId], list[Rumour]]]:
+        """What to pass on now, and to which of ``neighbours``: at most `MAX_HEARTBEATS` rumours a wave."""
+        taken: list[tuple[list[PeerId], list[Rumour]]] = []
+        if self._second_at <= now:
+            later, self._second = _split(self._second)
+            self._second_at = now + FLUSH_DELAY if self._second else math.inf
+            taken += _grouped(neighbours, later, lambda rumour, peer: peer not in rumour.known_by)
+        if self._first_at <= now:
+            first, self._first = _split(self._first)
+            self._passed_at = now
+            self._first_at = now + FLUSH_DELAY if self._first else math.inf
+            taken += _grouped(neighbours, first, self._goes_first)
+            self._wait_for_others(first, neighbours, now)
+        return taken
 
-    def take_news(self, now: float) -> list[tuple[PeerId, PeerId]]:
-        """The new peers to tell of now, each with who told us, oldest first, at most `MAX_NEWS`."""
+    def _goes_first(self, rumour: Rumour, peer: PeerId) -> bool:
+        """Whether ours is the end of the link that does not wait: it is drawn, once for each pair."""
+        swapped = (self._local[-1] ^ peer[-1]) & 1
+        return peer not in rumour.known_by and (self._local < peer) != bool(swapped)
+
+    def _wait_for_others(self, rumours: list[Rumour], neighbours: Iterable[PeerId], now: float) -> None:
+        for rumour in rumours:
+            rumour.known_by.update(dict.fromkeys(p for p in neighbours if self._goes_first(rumour, p)))
+            if any(peer not in rumour.known_by for peer in neighbours):
+                self._second[rumour.signed.peer] = rumour
+                self._second_at = min(self._second_at, now + SECOND_WAVE)
+
+    def take_news(self, now: float, neighbours: Iterable[PeerId]) -> list[tuple[list[PeerId], list[PeerId]]]:
+        """The new peers to tell of now and to whom, oldest first, at most `MAX_NEWS`."""
         if self._news_at > now:
             return []
         news = list(self._news.items())[:MAX_NEWS]
-        for peer, _ in news:
-            del self._news[peer]
+        self._news = dict(list(self._news.items())[MAX_NEWS:])  # a new one: an emptied dict keeps its size
         self._news_at = now + NEWS_DELAY if self._news else math.inf
-        return news
+        grouped = _grouped(neighbours, news, lambda item, peer: item[1] != peer)
+        return [(peers, [new for new, _ in told]) for peers, told in grouped]
+
+    def _remember(self, peer: PeerId, rank: int, now: float) -> None:
+        ranks = self._ranks
+        ranks.pop(peer, None)
+        while ranks and (len(ranks) >= MAX_RUMOURS or ranks[next(iter(ranks))][1] < now - MEMORY):
+            del ranks[next(iter(ranks))]
+        ranks[peer] = (rank, now)
+
+
+def _split(waiting: dict[PeerId, Rumour]) -> tuple[list[Rumour], dict[PeerId, Rumour]]:
+    """The oldest, as many as fit a message, and the rest."""
+    rumours = list(waiting.values())
+    rest = rumours[MAX_HEARTBEATS:]
+    return rumours[:MAX_HEARTBEATS], {rumour.signed.peer: rumour for rumour in rest}
+
+
+def _grouped(
+    neighbours: Iterable[PeerId], items: list[T], is_for: Callable[[T, PeerId], bool]
+) -> list[tuple[list[PeerId], list[T]]]:
+    """Neighbours for whom the same ``items`` are meant, and these: what is sent is encoded once."""
+    groups: dict[tuple[int, ...], list[PeerId]] = {}
+    for peer in neighbours if items else ():
+        meant = tuple([number for number, item in enumerate(items) if is_for(item, peer)])
+        if meant:
+            groups.setdefault(meant, []).append(peer)
+    return [(peers, [items[number] for number in meant]) for meant, peers in groups.items()]
 
 
 @dataclass(slots=True)

@@ -55,7 +55,7 @@ class Silence:
         elif entry.is_heard(now):
             self.probe(entry)
         else:
-            entry.signed = signed
+            entry.hear(signed, entry.seen)
             self._accuse(entry, source, now)
 
     def echoed(self, signed: SignedHeartbeat, now: float) -> None:
@@ -67,6 +67,7 @@ class Silence:
         """Ask the silent peer itself, once."""
         if entry.stage is Stage.FRESH:
             entry.stage = Stage.PROBED
+            self._view.judged(entry.signed.peer)
             self._outbox.send(entry.signed.peer, Accuse((entry.signed,)))
 
     def unreachable(self, peer: PeerId, now: float) -> None:

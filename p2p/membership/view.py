@@ -2,7 +2,7 @@
 
 How the silence of a peer is judged, in its own intervals since we first saw its newest heartbeat:
 
-| peer | 1.5 | 2 | 2.8 | `expiry` (3) | `stale` (24) |
+| peer | 1.5 | 2 | 2.8 | `expiry` (3) | `stale` (36) |
 |---|---|---|---|---|---|
 | beats to us | asked itself | accused to all | dead, unless refuted | dead | |
 | known through others | | | | | forgotten |
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heappop, heappush, heapreplace
 from random import Random
@@ -57,6 +57,12 @@ class Entry:
     signed: SignedHeartbeat
     seen: float
     """First sight of its newest heartbeat."""
+    seqno: int = field(init=False)
+    """Of its newest heartbeat: what digests are compared with, thousands of times a second."""
+    policy: int = field(init=False)
+    """As its newest heartbeat says."""
+    due: float = math.inf
+    """When its judgement goes on, while it is watched."""
     direct_at: float = -math.inf
     """When it last beat to us itself; minus infinity if it does not."""
     direct_since: float = -math.inf
@@ -67,6 +73,16 @@ class Entry:
     """Until then it is not asked to be a neighbour: it refused, or could not be reached."""
     waits_until: float = math.inf
     """When the view looks at it again, at the latest; infinite if only with all the others."""
+
+    def __post_init__(self) -> None:
+        self.hear(self.signed, self.seen)
+
+    def hear(self, signed: SignedHeartbeat, now: float) -> None:
+        """Its newest heartbeat has come."""
+        heartbeat = signed.heartbeat
+        self.signed, self.seen = signed, now
+        self.seqno, self.policy = heartbeat.seqno, heartbeat.profile.policy
+        self.stage, self.accused_at = Stage.FRESH, math.inf
 
     @property
     def interval(self) -> float:
@@ -133,12 +149,11 @@ class View:
             if entry is None or entry.waits_until != when:
                 heappop(watched)
                 continue
-            due = self._due(entry)
             if not entry.is_watched:
                 heappop(watched)
-                entry.waits_until = math.inf
-                self._look_through_at = min(self._look_through_at, due)
-            elif due > when:
+                entry.due = entry.waits_until = math.inf
+                self._look_through_at = min(self._look_through_at, self._due(entry))
+            elif (due := entry.due) > when:
                 entry.waits_until = due
                 heapreplace(watched, (due, self._count_push(), peer))
             else:
@@ -177,25 +192,26 @@ class View:
         """Take in a newer heartbeat; return the one before it, None for a newcomer."""
         entry = self._entries.get(signed.peer)
         if entry is not None:
-            before, entry.signed = entry.signed, signed
-            entry.seen, entry.stage, entry.accused_at = now, Stage.FRESH, math.inf
-            if signed.heartbeat.interval < before.heartbeat.interval:
-                self._schedule(entry)
-            return before  # else what is due has only moved away
+            before = entry.signed
+            entry.hear(signed, now)
+            self._schedule(entry)
+            return before
         self._exhume(signed.peer)
         entry = self._entries[signed.peer] = self._living[key_of(signed.peer)] = Entry(signed, now)
         self._schedule(entry)
         return None
 
-    def expect(self, peer: PeerId, now: float) -> None:
-        """A living peer beats to us itself, from now on."""
+    def expect(self, peer: PeerId, now: float) -> bool:
+        """A living peer beats to us itself, from now on; False if we do not know it."""
         entry = self._entries.get(peer)
-        if entry is not None:
-            was_direct, entry.direct_at = entry.direct, now
-            if not was_direct:
-                self._directs += 1
-                entry.direct_since = now
-                self._schedule(entry)
+        if entry is None:
+            return False
+        was_direct, entry.direct_at = entry.direct, now
+        if not was_direct:
+            self._directs += 1
+            entry.direct_since = now
+            self._schedule(entry)
+        return True
 
     def lose_touch(self, peer: PeerId) -> None:
         """A living peer does not beat to us itself any more."""
@@ -252,9 +268,14 @@ class View:
     def __len__(self) -> int:
         return len(self._entries)
 
+    @property
+    def room(self) -> int:
+        """How many more passive members fit without pushing one out; negative if it is overfull."""
+        return self._config.passive + self._config.active - len(self._entries)
+
     def has_room(self) -> bool:
         """Whether another passive member fits without pushing one out."""
-        return len(self._entries) < self._config.passive + self._config.active
+        return self.room > 0
 
     def is_sparse(self) -> bool:
         """Whether the view holds so few that we may know all there are."""
@@ -303,8 +324,11 @@ class View:
         """Look at ``entry`` when it is due, or earlier."""
         due = self._due(entry)
         if not entry.is_watched:
-            self._look_through_at = min(self._look_through_at, due)
-        elif due < entry.waits_until:
+            if due < self._look_through_at:
+                self._look_through_at = due
+            return
+        entry.due = due
+        if due < entry.waits_until:
             entry.waits_until = due
             heappush(self._watched, (due, self._count_push(), entry.signed.peer))
 

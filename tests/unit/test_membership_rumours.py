@@ -1,0 +1,84 @@
+"""Floods: who passes on first, what is remembered, and that a freed seat is offered once."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from p2p.identity import PeerId
+from p2p.membership.events import MembershipConfig
+from p2p.membership.heartbeat import Heartbeat, Profile, SignedHeartbeat, key_of, sign_heartbeat
+from p2p.membership.messages import Digest
+from p2p.membership.pull import Pull
+from p2p.membership.rumours import FLUSH_DELAY, MEMORY, SECOND_WAVE, Rumours
+from p2p.membership.view import View
+from tests.unit.core_swarm import FakeSigner, peer_named
+
+
+def words_of(number: int, seqno: int = 1) -> SignedHeartbeat:
+    peer = peer_named(number)
+    heartbeat = Heartbeat(peer=peer, seqno=seqno, expires=0, interval=5.0, profile=Profile())
+    return sign_heartbeat(heartbeat, FakeSigner(peer))
+
+
+def told(rumours: Rumours, now: float, *neighbours: PeerId) -> list[PeerId]:
+    return [peer for peers, _ in rumours.take(now, neighbours) for peer in peers]
+
+
+@pytest.mark.parametrize("pair", [(1, 2), (2, 7), (3, 9), (40, 4)])
+def test_one_end_of_each_link_goes_first(pair: tuple[int, int]) -> None:
+    first = {}
+    for here, there in (pair, pair[::-1]):
+        rumours = Rumours(peer_named(here))
+        rumours.spread(words_of(99), accused=True, source=peer_named(here), now=1.0)
+        first[here] = told(rumours, 1.0, peer_named(there)) == [peer_named(there)]
+        later = told(rumours, 1.0 + SECOND_WAVE, peer_named(there))
+        assert later == ([] if first[here] else [peer_named(there)])
+    assert sorted(first.values()) == [False, True]
+
+
+def test_the_second_wave_spares_whom_the_rumour_came_from_meanwhile() -> None:
+    local, neighbours = peer_named(1), tuple(peer_named(number) for number in range(2, 12))
+    rumours = Rumours(local)
+    rumours.spread(words_of(99), accused=True, source=local, now=1.0)
+    at_once = told(rumours, 1.0, *neighbours)
+    waiting = [peer for peer in neighbours if peer not in at_once]
+    assert at_once
+    assert len(waiting) > 1
+    assert rumours.is_old(peer_named(99), 1, accused=True, source=waiting[0])
+    assert told(rumours, 1.0 + SECOND_WAVE, *neighbours) == waiting[1:]
+    assert rumours.flush_at == float("inf")
+
+
+def test_the_rumours_of_a_disaster_are_gathered() -> None:
+    rumours = Rumours(peer_named(1))
+    neighbours = tuple(peer_named(number) for number in range(2, 12))
+    rumours.spread(words_of(50), accused=True, source=peer_named(2), now=1.0)
+    rumours.take(1.0, neighbours)
+    for number in range(51, 60):
+        rumours.spread(words_of(number), accused=True, source=peer_named(2), now=1.05)
+    assert rumours.flush_at == 1.0 + FLUSH_DELAY
+    (_, of_first_wave), *_ = rumours.take(1.0 + FLUSH_DELAY, neighbours)[-1:]
+    assert [rumour.signed.peer for rumour in of_first_wave] == [peer_named(n) for n in range(51, 60)]
+
+
+def test_a_rumour_is_not_remembered_for_ever() -> None:
+    rumours = Rumours(peer_named(1))
+    rumours.spread(words_of(50), accused=True, source=peer_named(2), now=0.0)
+    rumours.spread(words_of(51), accused=True, source=peer_named(2), now=MEMORY - 1)
+    assert rumours.is_old(peer_named(50), 1, accused=True, source=peer_named(3))
+    rumours.spread(words_of(52), accused=True, source=peer_named(2), now=MEMORY + 1)
+    assert not rumours.is_old(peer_named(50), 1, accused=True, source=peer_named(3))
+    assert rumours.is_old(peer_named(51), 1, accused=True, source=peer_named(3))
+
+
+def test_one_free_seat_is_offered_to_one_stranger() -> None:
+    config = MembershipConfig(passive=10)
+    view = View(peer_named(1), config, Random(1))
+    for number in range(2, 2 + config.passive + config.active - 1):
+        view.update(words_of(number), 0.0)
+    pull = Pull(view, config)
+    strangers = [Digest(key_of(peer_named(number)), 1, -1) for number in range(100, 120)]
+    assert len(pull.wanted(strangers, 1.0)) == 2  # one for the seat, one to renew the view at leisure
+    assert pull.wanted(strangers, 1.1) == ()
