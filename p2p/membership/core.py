@@ -250,6 +250,8 @@ class MembershipCore:
         if signed.seqno <= self._view.newest(peer):
             self._stale(signed, source)
             return False
+        if source != peer and signed.seqno <= self._rumours.last_words(peer):
+            return False  # said before a silence of which we heard: no sign of life
         if not (held or hold) and self._rumours.is_old(peer, signed.seqno, accused=False, source=source):
             return False
         if not self._judge.is_genuine(signed, source):

@@ -79,6 +79,11 @@ class Rumours:
         rank, heard = self._ranks.get(peer, _NEVER)
         return bool(rank & 1) and heard > since
 
+    def last_words(self, peer: PeerId) -> int:
+        """The sequence number after which, they say, nothing came from ``peer``; -1 if nobody says so."""
+        rank, _ = self._ranks.get(peer, _NEVER)
+        return rank >> 1 if rank & 1 else -1
+
     def is_old(self, peer: PeerId, seqno: int, *, accused: bool, source: PeerId) -> bool:
         """Whether this was heard before; if it still waits here, ``source`` need not be told."""
         if 2 * seqno + accused > self._ranks.get(peer, _NEVER)[0]:

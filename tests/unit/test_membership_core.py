@@ -26,9 +26,11 @@ from p2p.membership.heartbeat import Heartbeat, Profile, SignedHeartbeat, sign_h
 from p2p.membership.messages import (
     Accuse,
     Beat,
+    Digest,
     Give,
     Link,
     Message,
+    News,
     Unlink,
     decode_message_untrusted,
     encode_message,
@@ -420,6 +422,24 @@ def test_an_accusation_of_a_stranger_is_passed_on_once() -> None:
     assert len(told) == 2
     core.handle(Received(peer_named(3), encode_message(accusation)), 1.5)
     assert core.next_deadline > 2
+
+
+def test_nothing_said_before_an_accusation_is_a_sign_of_life() -> None:
+    core = linked_core(3)
+    core.handle(Received(peer_named(2), encode_message(Accuse((heartbeat_of(ENEMY, 5),)))), 1.0)
+    for seqno in (4, 5, 6):
+        words = heartbeat_of(ENEMY, seqno)
+        core.handle(Received(peer_named(3), encode_message(News((Digest.of(words),)))), 1.1)
+        core.handle(Received(peer_named(3), encode_message(Give((words,)))), 1.2)
+        known = [member.peer for member in core.members()]
+        assert (ENEMY in known) == (seqno == 6)
+
+
+def test_who_is_accused_may_speak_for_itself_with_what_it_said_last() -> None:
+    core = linked_core(3)
+    core.handle(Received(peer_named(2), encode_message(Accuse((heartbeat_of(ENEMY, 5),)))), 1.0)
+    core.handle(Received(ENEMY, encode_message(Link(False, heartbeat_of(ENEMY, 5)))), 1.1)
+    assert ENEMY in [member.peer for member in core.members()]
 
 
 def test_who_takes_us_for_a_neighbour_without_being_ours_is_told() -> None:
