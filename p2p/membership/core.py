@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from itertools import filterfalse
 from random import Random
 from typing import Final, assert_never
 
@@ -328,7 +329,7 @@ class MembershipCore:
         ceiling = self._voice.reserve()
         if ceiling is not None:
             self._outbox.put(Reserve(ceiling))
-        for peer in [peer for peer in self._view if not self._judge.may(peer)]:
+        for peer in list(filterfalse(self._judge.may, self._view)):
             self._silence.forget(peer)
             self._overlay.remove(peer, now)
         active = self._overlay.active

@@ -88,7 +88,8 @@ class Digest(NamedTuple):
     @classmethod
     def of(cls, signed: SignedHeartbeat) -> Digest:
         """The digest of one heartbeat."""
-        return cls(key_of(signed.peer), signed.seqno, signed.heartbeat.profile.policy)
+        heartbeat = signed.heartbeat
+        return cls(key_of(heartbeat.peer), heartbeat.seqno, heartbeat.profile.policy)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,12 @@ class Pull:
                 if room <= 0 and not self._unknown.take(1, now):
                     continue
                 room -= 1
-            elif seqno <= entry.seqno or not self._is_wanted(entry, policy, leisure, now) or key in asked:
+            elif (
+                seqno <= entry.seqno
+                or (policy == entry.policy and not leisure and entry.stage is Stage.FRESH)
+                or key in asked
+                or not self._is_wanted(entry, policy, now)
+            ):
                 continue
             if len(keys) == MAX_KEYS or len(asked) == MAX_ASKED or not self._budget.take(1, now):
                 break
@@ -71,10 +76,10 @@ class Pull:
             self._leisure_at = now + LEISURE * self._interval
         return tuple(keys)
 
-    def _is_wanted(self, entry: Entry, policy: int, leisure: bool, now: float) -> bool:
-        """Whether to ask for something newer than ``entry`` that says ``policy``."""
+    def _is_wanted(self, entry: Entry, policy: int, now: float) -> bool:
+        """Whether to ask, at leisure, for something newer than ``entry`` that says ``policy``."""
         if entry.stage is not Stage.FRESH:
             return True
-        if policy == entry.policy and (not leisure or now - entry.seen <= REFRESH_AGE * entry.interval):
+        if policy == entry.policy and now - entry.seen <= REFRESH_AGE * entry.interval:
             return False
         return self._budget.available(now) > self._budget.burst / 2

@@ -133,7 +133,7 @@ class View:
         """The living peer that the key of a digest means; asked thousands of times a second."""
         self._dead: dict[bytes, Grave] = {}
         self._directs = 0
-        self._watched: list[tuple[float, int, PeerId]] = []
+        self._watched: list[tuple[float, int, Entry]] = []
         self._pushes = 0
         self._look_through_at = math.inf
 
@@ -144,9 +144,8 @@ class View:
         """
         watched = self._watched
         while watched:
-            when, _, peer = watched[0]
-            entry = self._entries.get(peer)
-            if entry is None or entry.waits_until != when:
+            when, _, entry = watched[0]
+            if entry.waits_until != when:
                 heappop(watched)
                 continue
             if not entry.is_watched:
@@ -155,7 +154,7 @@ class View:
                 self._look_through_at = min(self._look_through_at, self._due(entry))
             elif (due := entry.due) > when:
                 entry.waits_until = due
-                heapreplace(watched, (due, self._count_push(), peer))
+                heapreplace(watched, (due, self._count_push(), entry))
             else:
                 return min(when, self._look_through_at)
         return self._look_through_at
@@ -231,9 +230,9 @@ class View:
         """The living whose silence must be judged now."""
         peers = []
         while self.settle() <= now and self._watched and self._watched[0][0] <= now:
-            peer = heappop(self._watched)[2]
-            self._entries[peer].waits_until = math.inf
-            peers.append(peer)
+            entry = heappop(self._watched)[2]
+            entry.waits_until = math.inf
+            peers.append(entry.signed.peer)
         if self._look_through_at <= now:
             others = {peer: self._due(entry) for peer, entry in self._entries.items() if not entry.is_watched}
             peers += [peer for peer, due in others.items() if due <= now]
@@ -254,6 +253,7 @@ class View:
             return None
         del self._living[key_of(peer)]
         self._directs -= entry.direct
+        entry.waits_until = math.inf
         return Member.of(entry.signed, entry.seen)
 
     def bury(self, signed: SignedHeartbeat, now: float, *, healable: bool) -> Member | None:
@@ -330,7 +330,7 @@ class View:
         entry.due = due
         if due < entry.waits_until:
             entry.waits_until = due
-            heappush(self._watched, (due, self._count_push(), entry.signed.peer))
+            heappush(self._watched, (due, self._count_push(), entry))
 
     def _count_push(self) -> int:
         """Among those due at once, who was scheduled first comes first."""
