@@ -114,26 +114,24 @@ class Rumours:
         if self._second_at <= now:
             later, self._second = _split(self._second)
             self._second_at = now + FLUSH_DELAY if self._second else math.inf
-            taken += _grouped(neighbours, later, lambda rumour, peer: peer not in rumour.known_by)
+            taken += _grouped(neighbours, later, _is_news)
         if self._first_at <= now:
             first, self._first = _split(self._first)
             self._passed_at = now
             self._first_at = now + FLUSH_DELAY if self._first else math.inf
-            taken += _grouped(neighbours, first, self._goes_first)
-            self._wait_for_others(first, neighbours, now)
+            at_once = [peer for peer in neighbours if self._goes_first(peer)]
+            taken += _grouped(at_once, first, _is_news)
+            for rumour in first:
+                rumour.known_by.update(dict.fromkeys(at_once))
+                if any(peer not in rumour.known_by for peer in neighbours):
+                    self._second[rumour.signed.peer] = rumour
+                    self._second_at = min(self._second_at, now + SECOND_WAVE)
         return taken
 
-    def _goes_first(self, rumour: Rumour, peer: PeerId) -> bool:
+    def _goes_first(self, peer: PeerId) -> bool:
         """Whether ours is the end of the link that does not wait: it is drawn, once for each pair."""
-        swapped = (self._local[-1] ^ peer[-1]) & 1
-        return peer not in rumour.known_by and (self._local < peer) != bool(swapped)
-
-    def _wait_for_others(self, rumours: list[Rumour], neighbours: Iterable[PeerId], now: float) -> None:
-        for rumour in rumours:
-            rumour.known_by.update(dict.fromkeys(p for p in neighbours if self._goes_first(rumour, p)))
-            if any(peer not in rumour.known_by for peer in neighbours):
-                self._second[rumour.signed.peer] = rumour
-                self._second_at = min(self._second_at, now + SECOND_WAVE)
+        local = self._local
+        return (local < peer) != bool((local[-1] ^ peer[-1]) & 1)
 
     def take_news(self, now: float, neighbours: Iterable[PeerId]) -> list[tuple[list[PeerId], list[PeerId]]]:
         """The new peers to tell of now and to whom, oldest first, at most `MAX_NEWS`."""
@@ -151,6 +149,10 @@ class Rumours:
         while ranks and (len(ranks) >= MAX_RUMOURS or ranks[next(iter(ranks))][1] < now - MEMORY):
             del ranks[next(iter(ranks))]
         ranks[peer] = (rank, now)
+
+
+def _is_news(rumour: Rumour, peer: PeerId) -> bool:
+    return peer not in rumour.known_by
 
 
 def _split(waiting: dict[PeerId, Rumour]) -> tuple[list[Rumour], dict[PeerId, Rumour]]:
