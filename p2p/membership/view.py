@@ -132,6 +132,8 @@ class View:
         self.named: Final = self._living.get
         """The living peer that the key of a digest means; asked thousands of times a second."""
         self._dead: dict[bytes, Grave] = {}
+        self._turns: list[PeerId] = []
+        """Whom `sample` is yet to name, before all have their turn again."""
         self._directs = 0
         self._watched: list[tuple[float, int, Entry]] = []
         self._pushes = 0
@@ -198,6 +200,8 @@ class View:
         self._exhume(signed.peer)
         entry = self._entries[signed.peer] = self._living[key_of(signed.peer)] = Entry(signed, now)
         self._schedule(entry)
+        if len(self._turns) <= 2 * len(self._entries):
+            self._turns.append(signed.peer)
         return None
 
     def expect(self, peer: PeerId, now: float) -> bool:
@@ -295,11 +299,23 @@ class View:
         return self._rng.choice([peer for peer in others if peer != keep] or [keep])
 
     def sample(self, count: int, first: Iterable[PeerId]) -> list[SignedHeartbeat]:
-        """Heartbeats of ``first`` and of ``count`` random others, none of them accused."""
-        chosen = dict.fromkeys(peer for peer in first if peer in self._entries)
-        peers = list(self._entries)
-        chosen.update(dict.fromkeys(self._rng.sample(peers, min(count, len(peers)))))
-        entries = (self._entries[peer] for peer in chosen)
+        """Heartbeats of ``first`` and of ``count`` others, none of them accused.
+
+        Of the others those met last come first, then all in random order, and nobody twice before everybody
+        had a turn: drawn anew each time, the last of 200 would be named a minute later.
+        """
+        known, turns = self._entries, self._turns
+        chosen = dict.fromkeys(peer for peer in first if peer in known)
+        left = min(count, len(known))
+        while left:
+            if not turns:
+                turns.extend(known)
+                self._rng.shuffle(turns)
+            peer = turns.pop()
+            if peer in known:
+                chosen[peer] = None
+                left -= 1
+        entries = [known[peer] for peer in chosen]
         return [entry.signed for entry in entries if entry.stage is not Stage.ACCUSED]
 
     def candidates(self, active: dict[PeerId, None], now: float) -> list[PeerId]:
