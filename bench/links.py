@@ -20,7 +20,8 @@ from typing import Final
 import trio
 
 from bench.report import Ratio, Report
-from sim.lab.namespaces import CUBIC, open_lab, reason_to_skip
+from sim.lab.namespaces import CUBIC, reason_to_skip
+from sim.lab.real import open_lab
 from sim.lab.simulated import simulated_times
 from sim.lab.topologies import TOPOLOGIES, Topology
 from sim.maxmin import broadcast_times

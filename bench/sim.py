@@ -21,7 +21,6 @@ from typing import Any
 
 import trio
 
-import p2p.membership.service
 from bench.report import Report
 from sim.kernel import run_bare, run_simulation
 from sim.runner import run_scenario
@@ -86,7 +85,7 @@ def whole_nodes(nodes: int) -> Figures:
 
 def replayed_cores(nodes: int) -> Figures:
     """The events of the same cores, told again without trio, hosts and links."""
-    with recording(p2p.membership.service, "MembershipCore") as tape:
+    with recording("membership") as tape:
         run_scenario(replace(load_scenario("churn"), nodes=nodes, duration=120.0), 1)
     replayed = tape.replay()
     if replayed.differs_at is not None:

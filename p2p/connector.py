@@ -33,7 +33,7 @@ from p2p.transport.noise import StaticKey
 from p2p.transport.stream import MuxedStream
 from p2p.transport.upgrade import Secured, secure
 from p2p.transport.wakeup import AddressedStream
-from p2p.world import World
+from p2p.world import World, dawdle, lateness
 
 MAX_CONNECTIONS: Final = 1024
 """Connections in all. 11 KiB each when idle; a node needs about 200 (views, forest, trainers, validators)."""
@@ -134,6 +134,7 @@ class Connector:
 
     def tell(self, peer: PeerId, state: PeerState) -> None:
         """Call the watchers, unless the host is closing."""
+        self._world.sometimes("connector/lost messages", state is PeerState.UNREACHABLE)
         if not self.closing:
             for watcher in self._watchers:
                 watcher(PeerEvent(peer, state))
@@ -158,7 +159,7 @@ class Connector:
     def is_unreachable(self, peer: PeerId) -> bool:
         """Whether a dial failed moments ago."""
         now = self._world.now()
-        return self._unreachable.get(peer, now) > now
+        return self._unreachable.get(peer, now) > now or self._world.buggify("connector/takes it for gone")
 
     def add_addrs(self, peer: PeerId, addrs: Sequence[Multiaddr]) -> None:
         """Remember where ``peer`` may be dialled; news makes an unreachable peer worth a try."""
@@ -177,6 +178,7 @@ class Connector:
         if self.is_refused(peer):
             raise PeerUnreachable(f"{peer} is refused for what it did")
         dial = self._dials.get(peer)
+        self._world.sometimes("connector/shared a dial", dial is not None)
         if dial is None:
             dial = self._dials[peer] = _Dial(trio.Event())
             self._spawn(self._dial, peer, dial)
@@ -187,6 +189,7 @@ class Connector:
     async def _dial(self, peer: PeerId, dial: _Dial) -> None:
         try:
             async with self._dial_slots:
+                await dawdle(self._world, "connector/slow dial")
                 with trio.fail_after(DIAL_TIMEOUT):
                     ready, addr = await race(peer, self.book.of(peer), partial(self._dial_addr, peer))
             if not self._adopt(ready.raw, ready.secured, dialer=True, addr=addr):
@@ -218,7 +221,7 @@ class Connector:
         now = self._world.now()
         for other in [other for other, until in self._unreachable.items() if until <= now]:
             del self._unreachable[other]
-        self._unreachable[peer] = now + DIAL_BACKOFF
+        self._unreachable[peer] = now + DIAL_BACKOFF + lateness(self._world, "connector/long backoff")
 
     # Accepting.
 
@@ -231,7 +234,7 @@ class Connector:
                 logger.warning("cannot accept a connection: %s", error)
                 await self._world.sleep(ACCEPT_BACKOFF)
                 continue
-            if self._handshakes >= MAX_HANDSHAKES or self._count() >= MAX_CONNECTIONS:
+            if self._handshakes >= MAX_HANDSHAKES or self._is_full():
                 logger.info("refused a connection: too many")
                 await trio.aclose_forcefully(raw)
                 continue
@@ -243,6 +246,7 @@ class Connector:
         try:
             with trio.fail_after(HANDSHAKE_TIMEOUT):
                 secured = await secure(raw, self._static, self._world.entropy, dialer=False)
+            await dawdle(self._world, "connector/slow greeting")
             addr = raw.remote_addr if isinstance(raw, AddressedStream) else None
             adopted = self._adopt(raw, secured, dialer=False, addr=addr)
         except (RemoteProtocolError, ProtocolNotSupported, trio.BrokenResourceError) as error:
@@ -256,15 +260,16 @@ class Connector:
 
     # Carrying.
 
-    def _count(self) -> int:
-        return sum(map(len, self._connections.values()))
+    def _is_full(self) -> bool:
+        count = sum(map(len, self._connections.values()))
+        return count >= MAX_CONNECTIONS or self._world.buggify("connector/full")
 
     def _adopt(
         self, raw: trio.abc.HalfCloseableStream, secured: Secured, *, dialer: bool, addr: Multiaddr | None
     ) -> bool:
         """Make a secured stream one of our connections, unless that is unwelcome."""
         peer = secured.peer
-        if self.closing or self._count() >= MAX_CONNECTIONS or self.is_refused(peer):
+        if self.closing or self.is_refused(peer) or self._is_full():
             return False
         connection = Connection(
             self._world,
@@ -278,6 +283,7 @@ class Connector:
         connection.remote_addr = addr
         siblings = self._connections.setdefault(peer, [])
         siblings.append(connection)
+        self._world.sometimes("connector/both dialled", len(siblings) > 1)
         if len(siblings) > MAX_PER_PEER:
             siblings[0].close()
         self._unreachable.pop(peer, None)
@@ -299,6 +305,7 @@ class Connector:
             self._callbacks.on_lost(connection)
             if not siblings:
                 self.tell(peer, PeerState.DISCONNECTED)
+        self._world.sometimes("connector/saw a protocol broken", connection.failure is not None)
         if connection.failure is not None:
             self.penalise(peer, VIOLATION, str(connection.failure))
 

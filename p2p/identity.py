@@ -68,6 +68,7 @@ class PeerId(bytes):
     __slots__ = ()
 
     def __new__(cls, digest: bytes) -> Self:
+        """Name the peer whose identity multihash this is."""
         if len(digest) != PEER_ID_BYTES or not digest.startswith(_PEER_ID_PREFIX):
             raise ValueError("a PeerId is the identity multihash of an Ed25519 public key (38 bytes)")
         return super().__new__(cls, digest)

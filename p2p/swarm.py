@@ -218,7 +218,7 @@ class SwarmHost:
             raise PeerUnreachable(f"{peer} has just gone")
         try:
             stream = connection.open_stream(protocol)
-            if lazy or protocol in connection.spoken:
+            if lazy or (protocol in connection.spoken and not self.world.buggify("swarm/asks again")):
                 return connection, stream
             try:
                 await stream.wait_negotiated()
@@ -231,7 +231,7 @@ class SwarmHost:
         return connection, stream
 
     def _serve_soon(self, stream: MuxedStream) -> None:
-        if self._served >= MAX_SERVED:
+        if self._served >= MAX_SERVED or self.world.buggify("swarm/serves too many"):
             logger.warning("%s streams are being served: reset one of %r", MAX_SERVED, stream.peer)
             stream.reset()
             return
@@ -278,7 +278,7 @@ class SwarmHost:
     # Connections come and go.
 
     def _welcome(self, connection: Connection) -> None:
-        if self._config.identify:
+        if self._config.identify and not self.world.buggify("swarm/does not identify"):
             self._spawn(self._identify, connection)
 
     def _forget(self, connection: Connection) -> None:

@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from random import Random
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from p2p.identity import Signer, Verify
 
 T = TypeVar("T")
+
+LATE: Final = 1.0
+"""Seconds that a site may be late on purpose: many round trips, and less than anybody's patience."""
 
 
 class Timer(Protocol):
@@ -139,9 +142,24 @@ class World(Protocol):
         ...
 
     def buggify(self, name: str) -> bool:
-        """Whether to misbehave here on purpose; always False outside the simulator."""
+        """Whether to do, on purpose, what is legal here and seldom happens; never outside the simulator.
+
+        ``name`` is "module/what", the same nowhere else: tests/simulation/test_buggify.py collects the sites.
+        """
         ...
 
     def sometimes(self, name: str, condition: bool) -> None:
-        """Claim that ``condition`` holds at least once over many simulations."""
+        """Claim that ``condition`` holds at least once over many simulations. Named like a `buggify` site."""
         ...
+
+
+def lateness(world: World, name: str) -> float:
+    """A `World.buggify` site that is late, by this many seconds: up to `LATE`, 0.0 outside the simulator."""
+    return world.rng(name).uniform(0.0, LATE) if world.buggify(name) else 0.0
+
+
+async def dawdle(world: World, name: str) -> None:
+    """A `World.buggify` site that takes its time: up to `LATE` seconds, none outside the simulator."""
+    seconds = lateness(world, name)
+    if seconds:
+        await world.sleep(seconds)

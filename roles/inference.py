@@ -6,15 +6,17 @@ One loop loads the newest whole policy and generates; every finished submission 
 before anything else happens to it. A task per submission then asks a validator for a verdict, again and
 again across crashes of either side, until a signed one is here. `UNDER_WAY` submissions may be without
 verdict, those of earlier lives included: that is the back-pressure of the whole pipeline, from the trainer's
-pool to this engine, and keeps every submission within the validator's window (`roles.slots`).
+pool to this engine. When one is stuck and the others pass it, nothing is drawn that the validator would take
+for a gap (`roles.slots`), until it has arrived or a new policy has come.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar, Final, Self
 
 import trio
@@ -24,6 +26,7 @@ from p2p.identity import PeerId
 from p2p.node.node import Node
 from p2p.node.tables import read_table
 from p2p.shardcast.manifest import PolicyVersion
+from p2p.world import dawdle
 from proofs.checks import Verdict
 from roles.draws import draw_order, validator_of
 from roles.engines.base import Engine, Group, GroupTask, Sampling
@@ -43,6 +46,7 @@ from roles.messages import (
 from roles.outbox import Outbox
 from roles.retry import NONSENSE, Backoff, ask
 from roles.run import Run, run_of
+from roles.slots import REORDER_WINDOW
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +124,7 @@ class Inference:
             open_engine(node.world, replace(config, profile=self._config.profile), name=self.name) as engine,
             trio.open_nursery() as nursery,
         ):
+            node.world.sometimes("inference/took up old submissions", len(outbox) > 0)
             for submission in outbox:
                 await room.acquire()
                 nursery.start_soon(self._deliver, node, run, outbox, submission, room)
@@ -139,9 +144,15 @@ class Inference:
     ) -> Submission:
         """Draw the next submission under the newest policy and keep it."""
         version = await self.load_newest(node, engine)
+        while outbox.lead(version) > REORDER_WINDOW:
+            await _wait_any(
+                outbox.wait_removed, partial(node.shardcast.wait_policy, PolicyVersion(version + 1))
+            )
+            version = await self.load_newest(node, engine)
         order = draw_order(node, run, version)
         index = outbox.next_index(version)
         tasks = [task for _, task in order.tasks(environment, index)]
+        await dawdle(node.world, "inference/slow engine")
         groups = await self.draw(node, run, engine, tasks)
         content = encode_groups(tuple(groups))
         commitment = Commitment(run.id, order.node, version, order.policy, index, content_digest(content))
@@ -163,7 +174,10 @@ class Inference:
     async def load_newest(self, node: Node, engine: Engine) -> PolicyVersion:
         """Make the engine run the newest whole policy; returns it."""
         version = await node.shardcast.wait_policy(self.loaded)
+        if node.shardcast.holds(self._loaded) and node.world.buggify("inference/keeps its policy"):
+            return self._loaded
         if version != self._loaded:
+            node.world.sometimes("inference/skipped a policy", 0 <= self._loaded < version - 1)
             with node.shardcast.pin(version) as weights:
                 await engine.load(weights)
             self.note_policy(version)
@@ -183,6 +197,7 @@ class Inference:
         place = submission.commitment
         validators = _whom_to_ask(run, place)
         backoff = Backoff(node.world, f"deliver/{place.version}/{place.index}")
+        await dawdle(node.world, "inference/late submission")
         while (verdict := await self._ask(node, next(validators), submission)) is None:
             self.counts.retries += 1
             await backoff.wait()
@@ -218,6 +233,18 @@ class Inference:
             logger.warning("validator %s refuses: %s", validator.short, refusal.reason)
         else:
             logger.info("validator %s: %s", validator.short, refusal.reason)
+
+
+async def _wait_any(*waits: Callable[[], Awaitable[object]]) -> None:
+    """Return when the first of them does."""
+
+    async def run(wait: Callable[[], Awaitable[object]]) -> None:
+        await wait()
+        nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        for wait in waits:
+            nursery.start_soon(run, wait)
 
 
 def _whom_to_ask(run: Run, place: Commitment) -> Iterator[PeerId]:

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 from p2p.errors import BadMessage
-from p2p.world import World
+from p2p.world import World, dawdle
 from roles.messages import SignedVerdict, Submission, decode_delivery_untrusted, encode_delivery
 from roles.pool import PooledGroup
 
@@ -71,6 +71,7 @@ class Intake:
         """Remove the deliveries of which no group can be used any more."""
         for content in [content for content in self._files if content not in needed]:
             del self._files[content]
+            await dawdle(self._world, "intake/slow removal")
             await self._world.disk.remove(self._path(content.hex()))
 
     def _path(self, name: str) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import trio
 
 from p2p.node.node import Node
+from p2p.world import dawdle
 from proofs.checks import Judgement, Reason, Verdict, check_shape, judge, judge_pool
 from roles.engines.base import Engine, Group, GroupTask
 from roles.envs.base import Environment, Task
@@ -45,6 +46,7 @@ class Bench:
     async def replay(self, tasks: list[GroupTask], groups: tuple[Group, ...]) -> Judgement:
         """Run the model over the groups and hold what it says against the limits."""
         limits = self.run.terms.limits
+        await dawdle(self.node.world, "judging/slow replay")
         pool = await self.engine.score(tasks, groups, run_sampling(self.run))
         for evidence in pool:
             judgement = judge(evidence, limits)

@@ -9,10 +9,12 @@ import logging
 from collections.abc import Iterator
 from typing import Final
 
+import trio
+
 from p2p.errors import BadMessage
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import fields_untrusted, pack, unpack_untrusted
-from p2p.world import World
+from p2p.world import World, dawdle
 from roles.messages import Submission, decode_submission_untrusted
 
 logger = logging.getLogger(__name__)
@@ -28,6 +30,7 @@ class Outbox:
         self._folder = folder
         self._pending: dict[str, Submission] = {}
         self._next: tuple[PolicyVersion, int] = (PolicyVersion(-1), 0)
+        self._removed = trio.Event()
 
     @classmethod
     async def open(cls, world: World, folder: str) -> Outbox:
@@ -72,18 +75,31 @@ class Outbox:
         """The next place in the draw order under ``version``."""
         return self._next[1] if self._next[0] == version else 0
 
+    def lead(self, version: PolicyVersion) -> int:
+        """How many places the next one under ``version`` is ahead of the oldest that is still pending."""
+        places = [sent.commitment.index for sent in self if sent.commitment.version == version]
+        return self.next_index(version) - min(places) if places else 0
+
+    async def wait_removed(self) -> None:
+        """Return when the next submission is forgotten."""
+        await self._removed.wait()
+
     async def add(self, submission: Submission) -> None:
         """Keep it, durably, and move the cursor behind it."""
         name = _name(submission)
         await self._world.disk.replace(f"{self._folder}/{name}", submission.to_bytes())
         self._pending[name] = submission
         self._advance(submission.commitment.version, submission.commitment.index + 1)
+        await dawdle(self._world, "outbox/slow cursor")
         await self._world.disk.replace(f"{self._folder}/{_CURSOR}", pack(list(self._next)))
 
     async def remove(self, submission: Submission) -> None:
         """Forget it: a signed receipt is here."""
         name = _name(submission)
         if self._pending.pop(name, None) is not None:
+            self._removed.set()
+            self._removed = trio.Event()
+            await dawdle(self._world, "outbox/slow removal")
             await self._world.disk.remove(f"{self._folder}/{name}")
 
 

@@ -7,7 +7,7 @@ counted, not kept (DAPO's dynamic sampling, arXiv 2503.14476).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from p2p.shardcast.manifest import PolicyVersion
 from roles.engines.base import TrainingGroup
@@ -34,6 +34,8 @@ class PoolCounts:
     without_spread: int = 0
     stale: int = 0
     staleness_max: int = 0
+    staleness: dict[int, int] = field(default_factory=dict)
+    """Used groups by how many steps behind they were."""
 
 
 class GroupPool:
@@ -79,7 +81,8 @@ class GroupPool:
         self._groups.sort(key=lambda pooled: pooled.version)
         taken, self._groups = self._groups[:count], self._groups[count:]
         self.counts.used += count
-        self.counts.staleness_max = max(
-            self.counts.staleness_max, *(step - pooled.version for pooled in taken)
-        )
+        for pooled in taken:
+            behind = step - pooled.version
+            self.counts.staleness[behind] = self.counts.staleness.get(behind, 0) + 1
+        self.counts.staleness_max = max(self.counts.staleness_max, *self.counts.staleness)
         return taken

@@ -12,7 +12,7 @@ from p2p.host import request
 from p2p.identity import PeerId, ProtocolId
 from p2p.node.node import Node
 from p2p.node.rundoc import PEER_TROUBLE
-from p2p.world import World
+from p2p.world import World, dawdle
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +42,7 @@ class Backoff:
         pause = self._pause * self._rng.uniform(0.75, 1.25)
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
         await self._world.sleep(pause)
+        await dawdle(self._world, "retry/long pause")
 
 
 async def ask(node: Node, peer: PeerId, protocol: ProtocolId, payload: bytes) -> bytes | None:
@@ -49,9 +50,11 @@ async def ask(node: Node, peer: PeerId, protocol: ProtocolId, payload: bytes) ->
     try:
         with trio.fail_after(ANSWER_SECONDS):
             await node.locate(peer)
-            return await request(node.host, peer, protocol, payload)
+            answer = await request(node.host, peer, protocol, payload)
+            return None if node.world.buggify("retry/lost answer") else answer
     except BadMessage as error:
         node.host.penalise(peer, NONSENSE, str(error))
     except PEER_TROUBLE as error:
+        node.world.sometimes("retry/no answer", True)
         logger.debug("%s did not answer on %s: %r", peer.short, protocol, error)
     return None

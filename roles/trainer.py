@@ -30,6 +30,7 @@ from p2p.node.node import Node
 from p2p.node.tables import read_table
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import FrameReader
+from p2p.world import dawdle
 from proofs.checks import Verdict, check_shape
 from roles.draws import draw_order
 from roles.engines.base import Engine, StepReport, TrainingGroup
@@ -141,6 +142,7 @@ class Trainer:
             "done": self._done,
             "policy_bytes": self._policy_bytes,
             "pooled": 0 if pool is None else len(pool),
+            "staleness": {} if pool is None else dict(pool.counts.staleness),
             "groups_stale": 0 if pool is None else pool.counts.stale,
             "groups_without_spread": 0 if pool is None else pool.counts.without_spread,
             "submissions_taken": len(self._taken),
@@ -183,6 +185,7 @@ class Trainer:
             values = json.loads(await node.world.disk.read(PROGRESS))
             self._progress = Progress(**values)
         self._progress.step = step
+        node.world.sometimes("trainer/went on from a checkpoint", step > 0)
         await engine.save(CHECKPOINT, _weights(step))
         await self._publish(node, step)
         await self._evaluate(node, engine, step)
@@ -217,9 +220,11 @@ class Trainer:
         step += 1
         self._note(groups, report, step)
         await desk.intake.mark_used(pooled, step)
+        await dawdle(desk.node.world, "trainer/slow checkpoint")
         await engine.save(CHECKPOINT, _weights(step))
         await desk.node.world.disk.replace(PROGRESS, json.dumps(asdict(self._progress)).encode())
         await self._publish(desk.node, step)
+        desk.node.world.sometimes("trainer/learnt from an old policy", self._progress.staleness_max > 0)
         await self._forget_used(desk, step)
         await self._evaluate(desk.node, engine, step)
         return step
@@ -276,10 +281,11 @@ class Trainer:
         with trio.move_on_after(PATIENCE):
             while self._must_wait(desk, place.content):
                 await self._consumed.wait()
-        if self._must_wait(desk, place.content):
+        if self._must_wait(desk, place.content) or desk.node.world.buggify("trainer/says later"):
             return Receipt.LATER, "the pool is full"
         if self._done:
             return Receipt.UNWANTED, "the run has all its steps"
+        desk.node.world.sometimes("trainer/was given it before", place.content in self._taken)
         if place.content in self._taken:
             return Receipt.TAKEN, ""
         if self._progress.step - place.version > desk.run.terms.recipe.lag:
@@ -305,6 +311,7 @@ class Trainer:
         self._taking[content] = None
         try:
             await desk.intake.keep(verdict, submission)
+            await dawdle(desk.node.world, "trainer/slow receipt")
             await desk.ledger.append(RECEIPT_KIND, content)
             self._taken[content] = None
             self._pool_in(groups)

@@ -9,8 +9,10 @@ anybody hears of it, and the ledger answers whoever asks again. Accepted submiss
 trainer has taken them; `roles.handover` lets a few wait for it, and when they do, judging stops:
 back-pressure, not loss.
 
-`INCONCLUSIVE` means nobody's fault (the policy is gone here or too old to matter, our engine failed): no
-ledger entry. A *refusal* is no verdict at all: the worker keeps the submission and asks again.
+`INCONCLUSIVE` means nobody's fault (the policy is not here or too old to matter, our engine failed): no
+ledger entry. It is as final as the others, though: the place in the draw order is taken, or the worker's
+next ones would be ahead of a place that never comes, and whoever asks again is told the same. A *refusal* is
+no verdict at all: the worker keeps the submission and asks again.
 
 What a peer can make this node hold is bounded: streams, the queue, verdicts on work out of place, and what
 is counted about nodes and reasons. One validator judges all work of a node under one policy
@@ -37,6 +39,7 @@ from p2p.node.node import Node
 from p2p.node.tables import read_table
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import FrameReader
+from p2p.world import dawdle
 from proofs.checks import Verdict
 from roles.draws import draw_order, validator_of
 from roles.engines.base import EngineError
@@ -74,6 +77,8 @@ POLICY_SECONDS: Final = 20.0
 time."""
 REQUEST_SECONDS: Final = 60.0
 """How long a submission may take to arrive: the largest at 1 Mbit/s."""
+GIVEN_UP: Final = 1024
+"""Submissions given up whose verdicts are remembered: four under way from each of 256 nodes."""
 VERDICT_KIND: Final = "verdict"
 """Kind of our ledger entries; the body is `SignedVerdict.to_bytes`."""
 REPLAYED: Final = "this place in the draw order was filled before"
@@ -122,6 +127,8 @@ class Validator:
         self._recording = trio.Semaphore(RECORDING)
         self._known: dict[bytes, _Job | int] = {}
         """By `_key`: the job under way, or the ledger entry of the verdict."""
+        self._given_up: dict[bytes, SignedVerdict] = {}
+        """The last `INCONCLUSIVE` verdicts, by `_key`."""
         self._loaded = PolicyVersion(-1)
         self._seats = Seats()
         self.records = Records()
@@ -197,6 +204,9 @@ class Validator:
         if refusal is not None:
             return refusal
         known = self._known.get(_key(place))
+        bench.node.world.sometimes("validator/was asked again", known is not None)
+        if _key(place) in self._given_up:
+            return self._given_up[_key(place)]
         if known is None:
             early = await self._prepare(bench, submission)
             if early is not None:
@@ -207,7 +217,7 @@ class Validator:
         if isinstance(known, int):
             entry = await bench.ledger.read(known)
             return decode_verdict_untrusted(entry.body, bench.node.world.verify)
-        with trio.move_on_after(PATIENCE):
+        with trio.move_on_after(0 if bench.node.world.buggify("validator/says not yet") else PATIENCE):
             await known.done.wait()
         return known.verdict or self._refuse("not judged yet", retry=True)
 
@@ -234,15 +244,17 @@ class Validator:
             return self._give_up(bench, submission, STALE)
         if judge != bench.node.host.peer_id:
             return self._refuse("another judge", f"{judge} judges this node under this policy", retry=True)
+        bench.node.world.sometimes("validator/waits for a policy", shardcast.newest < place.version)
         with trio.move_on_after(POLICY_SECONDS):
             await shardcast.wait_policy(place.version)
         if shardcast.newest < place.version:
             return self._refuse("policy to come", "the validator has no such policy yet", retry=True)
         if not shardcast.holds(place.version):
+            self._slots.fill(place.node, place.version, place.index, place.content)
             return self._give_up(bench, submission, NOT_HELD)
         if self._slots.has_strayed(place.node, place.version):
             return self._refuse("out of place", "too many submissions out of place", retry=True)
-        if len(self._jobs) >= QUEUE:
+        if len(self._jobs) >= QUEUE or bench.node.world.buggify("validator/full queue"):
             return self._refuse("queue is full", retry=True)
         return None
 
@@ -254,8 +266,13 @@ class Validator:
 
     def _give_up(self, bench: Bench, submission: Submission, reason: str) -> SignedVerdict:
         """A verdict that blames nobody."""
+        bench.node.world.sometimes("validator/blames nobody", True)
         tally(self.inconclusive, reason)
-        return bench.sign(submission, Verdict.INCONCLUSIVE, reason)
+        verdict = bench.sign(submission, Verdict.INCONCLUSIVE, reason)
+        self._given_up[_key(verdict.commitment)] = verdict
+        if len(self._given_up) > GIVEN_UP:
+            del self._given_up[next(iter(self._given_up))]
+        return verdict
 
     def _is_stale(self, bench: Bench, version: PolicyVersion) -> bool:
         """Whether no trainer can use work under ``version`` any more."""
@@ -294,19 +311,25 @@ class Validator:
         place = submission.commitment
         if self._is_stale(bench, place.version):
             return self._give_up(bench, submission, STALE)
-        if not bench.node.shardcast.holds(place.version):
-            return self._give_up(bench, submission, NOT_HELD)
+        if bench.node.shardcast.holds(place.version):
+            verdict = await self._look(bench, submission)
+        else:
+            verdict = self._give_up(bench, submission, NOT_HELD)
+        self._slots.fill(place.node, place.version, place.index, place.content)
+        return verdict
+
+    async def _look(self, bench: Bench, submission: Submission) -> SignedVerdict:
+        """Judge under the policy, which is here; our engine's failure is not the worker's."""
+        place = submission.commitment
         with bench.node.shardcast.pin(place.version) as weights:
             try:
-                verdict = await self._judge(bench, submission, weights)
+                return await self._judge(bench, submission, weights)
             except EngineError as error:
                 # Foreign tokens went in; that they have the right shape is no promise that no sum overflows.
                 logger.error(
                     "engine_failed %s v%d/%d: %s", place.node.short, place.version, place.index, error
                 )
-                verdict = self._give_up(bench, submission, ENGINE_FAILED)
-        self._slots.fill(place.node, place.version, place.index, place.content)
-        return verdict
+                return self._give_up(bench, submission, ENGINE_FAILED)
 
     async def _record(self, bench: Bench, job: _Job, verdict: SignedVerdict) -> None:
         """Make a verdict durable, then known, then send what it accepts on its way."""
@@ -314,6 +337,7 @@ class Validator:
         if verdict.verdict is Verdict.ACCEPTED:
             # Before the ledger: whoever finds the verdict there must find the submission, too.
             await bench.handover.keep(verdict, job.submission)
+        await dawdle(bench.node.world, "validator/slow record")
         entry = await bench.ledger.append(VERDICT_KIND, verdict.to_bytes())
         self._known[_key(place)] = entry.seqno
         self.records.count(verdict)

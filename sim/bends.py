@@ -6,6 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from sim.clock import Pace
+from sim.disk import DiskModel
+from sim.link import LinkSpec
+
 T = TypeVar("T")
 Change = Callable[[T], T]
 
@@ -23,7 +27,7 @@ class _Bent(Generic[T]):
 
 
 class Bends(Generic[T]):
-    """Changes to one thing (the line, the disk) of each node, applied in the order in which they came.
+    """Changes to one thing (the line, the clock) of each node, applied in the order in which they came.
 
     Faults overlap, and end in any order. To put back what was there before would let the second of two end
     in the state that the first had made, for ever.
@@ -45,3 +49,31 @@ class Bends(Generic[T]):
         if not bent.changes:
             del self._bent[name]
         return bent.now()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Words:
+    """How truly a machine speaks. The default is a machine without faults."""
+
+    lies: float = 0.0
+    """Share of its messages and stream segments in which a bit is flipped."""
+
+    repeats: float = 0.0
+    """Share of its messages in whose place an older one is sent."""
+
+    lags: float = 0.0
+    """Share of its messages whose stream lags behind the others of their connection."""
+
+
+class Bent:
+    """All that faults can bend, of every machine by its name."""
+
+    def __init__(self) -> None:
+        self.links: Bends[LinkSpec] = Bends()
+        self.disks: Bends[DiskModel] = Bends()
+        self.clocks: Bends[Pace] = Bends()
+        self.words: Bends[Words] = Bends()
+        self.clogs: Bends[float] = Bends()
+        """Seconds of delay from one machine to another, by ``"one>other"``."""
+        self.places: Bends[int] = Bends()
+        """Number of the machine that answers in this one's place."""

@@ -3,6 +3,12 @@
 Parameters are fits, with their sources; the trace files they come from are not copied. In all five spot
 fits lognormal beats Weibull. Losses come together (88 to 97 % of the nodes lost in the 16-node zones went in
 drops of four or more), so each zone also has events of its own that take a share of it, or all.
+
+People's machines keep hours: with ``day_swing`` the chance that a machine comes back rises and falls over the
+day. A drawn time away is spent at that pace, so that at every moment the chance to come is ``1 + day_swing *
+cos(2 pi t / day)`` times the average, whatever distribution it was drawn from.
+
+Instead of a model, recorded lives may happen (`Churn.replay`): whose, and when, is then no chance at all.
 """
 
 from __future__ import annotations
@@ -21,6 +27,8 @@ from sim.swarm import Swarm
 
 HOUR: Final = 3600.0
 DAY: Final = 24 * HOUR
+PRECISION: Final = 1e-6
+"""Seconds to which the hours of the day are worked out."""
 LONGEST: Final = 365 * DAY
 """A lognormal tail has no end; a simulation has."""
 
@@ -82,7 +90,94 @@ class ChurnModel:
     """Share of zone events that take the whole zone; the others take a share drawn evenly."""
 
     day_swing: float = 0.0
-    """How much more likely machines come at the best hour than on average, 0 to 1, over a day."""
+    """How much more likely machines come back at the best hour than on average, 0 to 1, over a day."""
+
+    day: float = DAY
+    """Seconds of a day. Its best hour is where the simulation begins."""
+
+    def __post_init__(self) -> None:
+        if not all(0 <= share <= 1 for share in (self.silent, self.zone_all, self.day_swing)):
+            raise ConfigError("churn: silent, zone_all and day_swing are shares from 0 to 1")
+        if not (self.zone_interval > 0 and 0 < self.day < math.inf):
+            raise ConfigError("churn: zone_interval and day must be positive")
+
+    def return_after(self, now: float, away: float) -> float:
+        """Seconds until a machine comes back that leaves at ``now`` for ``away`` seconds of an average hour.
+
+        What is away for long sees good hours and bad: the two differ by a third of a day at most.
+        """
+        turn = self.day_swing * self.day / (2 * math.pi)
+
+        def spent(seconds: float) -> float:  # the integral of the chance to come, over the average
+            return seconds + turn * (_wave(now + seconds, self.day) - _wave(now, self.day))
+
+        low, high = max(0.0, away - 2 * turn), away + 2 * turn
+        while high - low > PRECISION:
+            middle = (low + high) / 2
+            low, high = (middle, high) if spent(middle) < away else (low, middle)
+        return high
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Session:
+    """One recorded life: seconds since the start of the recording."""
+
+    start: float
+    end: float
+    node: str
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.end < math.inf:
+            raise ValueError("a session must end after it starts, and neither before 0")
+        if not self.node:
+            raise ValueError("the node has no name")
+
+
+def read_sessions(path: Path) -> list[Session]:
+    """A CSV with the columns node, start, end (seconds), in order of time.
+
+    Raises `ConfigError` naming the file and the line: one that cannot be read, or that lets a node live twice
+    at a time.
+    """
+    try:
+        rows = csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines(), strict=True)
+        sessions = _sessions(path, rows)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"{path}: no recorded sessions can be read ({error})") from None
+    ends: dict[str, Session] = {}
+    for session in sorted(sessions):
+        before = ends.get(session.node)
+        if before is not None and session.start < before.end:
+            number = sessions[session]
+            raise ConfigError(
+                f"{path}, line {number}: {session.node} lives already, since {before.start:g} s"
+            )
+        ends[session.node] = session
+    if not ends:
+        raise ConfigError(f"{path}: there is no session; need the columns node, start, end")
+    return sorted(sessions)
+
+
+def _sessions(path: Path, rows: csv.DictReader[str]) -> dict[Session, int]:
+    """Each session with its line."""
+    sessions: dict[Session, int] = {}
+    for row in rows:
+        try:
+            if None in row:
+                raise ValueError("more fields than columns")
+            session = Session(float(row["start"]), float(row["end"]), row["node"])
+            if session in sessions:
+                raise ValueError(f"the same as line {sessions[session]}")
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{path}, line {rows.line_num}: need node, start, end in seconds ({error})"
+            ) from None
+        sessions[session] = rows.line_num
+    return sessions
+
+
+def _wave(moment: float, day: float) -> float:
+    return math.sin(2 * math.pi * math.fmod(moment, day) / day)
 
 
 class Churn:
@@ -92,20 +187,20 @@ class Churn:
         self.deaths = 0
         self.returns = 0
         self.zone_events = 0
+        self.model: Final = model
         self._swarm = swarm
-        self._model = model
         self._queue = swarm.simulation.queue
         self._rng = swarm.rng("churn")
         self._stopped = False
 
     def add(self, name: str) -> None:
         """Let a node that has just been added live by the model from now on."""
-        self._after(self._model.up.draw(self._rng), self._die, name, self._swarm.nodes[name].life)
+        self._after(self.model.up.draw(self._rng), self._die, name, self._swarm.nodes[name].life)
 
     def add_zone(self, zone: str) -> None:
         """Let events hit ``zone`` from now on."""
-        if self._model.zone_interval < math.inf:
-            self._after(self._rng.expovariate(1 / self._model.zone_interval), self._hit_zone, zone)
+        if self.model.zone_interval < math.inf:
+            self._after(self._rng.expovariate(1 / self.model.zone_interval), self._hit_zone, zone)
 
     def stop(self) -> None:
         """No more deaths; whoever is away still comes back."""
@@ -123,14 +218,13 @@ class Churn:
     def kill(self, name: str) -> None:
         """End a node by the model, and let it come back."""
         self.deaths += 1
-        self._swarm.kill(name, silent=self._rng.random() < self._model.silent)
+        self._swarm.kill(name, silent=self._rng.random() < self.model.silent)
         self._after(self._pause(), self._return, name)
 
     def _pause(self) -> float:
-        """Time away: drawn, and longer when people sleep."""
-        away = self._model.down.draw(self._rng)
-        hour = math.cos(2 * math.pi * self._swarm.simulation.now / DAY)
-        return away / max(0.05, 1 + self._model.day_swing * hour)
+        """Time away: drawn, and spent slowly while people sleep."""
+        away = self.model.down.draw(self._rng)
+        return self.model.return_after(self._swarm.simulation.now, away) if self.model.day_swing else away
 
     def _return(self, name: str) -> None:
         self.returns += 1
@@ -142,42 +236,28 @@ class Churn:
         if self._stopped:
             return
         self.zone_events += 1
-        share = 1.0 if self._rng.random() < self._model.zone_all else self._rng.random()
+        share = 1.0 if self._rng.random() < self.model.zone_all else self._rng.random()
         for node in [node for node in self._swarm.alive if node.zone == zone]:
             if self._rng.random() < share:
                 self.kill(node.name)
 
+    def replay(self, sessions: Sequence[Session], add: Callable[[str], object]) -> None:
+        """Let recorded lives happen from now on: ``add`` starts a node's first, its disk lives through all.
 
-@dataclass(frozen=True, slots=True, order=True)
-class Session:
-    """One recorded life: seconds since the start of the recording."""
+        How each ended was not recorded: `ChurnModel.silent` says how many vanish without a word.
+        """
+        for session in sessions:
+            self._after(session.start, self._begin, session.node, add)
+            self._after(session.end, self._end, session.node)
 
-    start: float
-    end: float
-    node: str
+    def _begin(self, name: str, add: Callable[[str], object]) -> None:
+        if name not in self._swarm.nodes:
+            add(name)
+        else:
+            self.returns += 1
+            self._swarm.restart(name)
 
-
-def read_sessions(path: Path) -> list[Session]:
-    """A CSV with the columns node, start, end (seconds), in order of time. Raises `ConfigError` by line."""
-    sessions = []
-    with path.open(newline="", encoding="utf-8") as file:
-        for number, row in enumerate(csv.DictReader(file), start=2):
-            try:
-                session = Session(float(row["start"]), float(row["end"]), row["node"])
-            except (KeyError, TypeError, ValueError) as error:
-                raise ConfigError(
-                    f"{path}, line {number}: need node, start, end in seconds ({error})"
-                ) from None
-            if not 0 <= session.start < session.end:
-                raise ConfigError(f"{path}, line {number}: a session must end after it starts")
-            sessions.append(session)
-    return sorted(sessions)
-
-
-def replay_sessions(swarm: Swarm, sessions: Sequence[Session], start: Callable[[str], None]) -> None:
-    """Let recorded lives happen: ``start`` adds or restarts the node, the recording ends it."""
-    queue = swarm.simulation.queue
-    for session in sessions:
-        begin, end = (queue.now + int(moment * SECOND) for moment in (session.start, session.end))
-        queue.schedule(begin, queue.kernel, "churn", start, session.node)
-        queue.schedule(end, queue.kernel, "churn", swarm.kill, session.node)
+    def _end(self, name: str) -> None:
+        if self._swarm.nodes[name].alive:
+            self.deaths += 1
+            self._swarm.kill(name, silent=self._rng.random() < self.model.silent)

@@ -6,7 +6,7 @@ import argparse
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from p2p.errors import ConfigError, ShoalError
 from sim.diff import Side, first_difference
 from sim.errors import SimulationError
 from sim.faults import Fault, plan_from_table, save_plan
+from sim.lab.namespaces import LabUnavailable
 from sim.perfetto import write_perfetto
 from sim.report import report, sweep_report
 from sim.runner import Progress as Report, Result, run_scenario
@@ -31,11 +32,16 @@ from sim.trace import EVERYTHING
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
+EXIT_UNAVAILABLE: Final = 3
+"""This machine has no level 3; the sentence says what is missing."""
 EXIT_INTERRUPTED: Final = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0, 1 when an expectation or the simulation fails, 2 when the command makes no sense."""
+    """Return 0, 1 when an expectation or the simulation fails, 2 when the command makes no sense.
+
+    3 when this machine has no level 3.
+    """
     options = parser().parse_args(arguments)
     logging.basicConfig(level=logging.ERROR)
     console, complaints = Console(), Console(stderr=True)
@@ -53,6 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         complaints.print(f"[red]{error}[/red]", highlight=False)
         return EXIT_USAGE
+    except LabUnavailable as error:
+        complaints.print(f"[yellow]{error}[/yellow]", highlight=False)
+        return EXIT_UNAVAILABLE
     except (SimulationError, ShoalError, ExceptionGroup) as error:
         complaints.print(f"[red]the simulation failed: {describe(error)}[/red]", highlight=False)
         return EXIT_FAILED
@@ -127,7 +136,7 @@ def list_scenarios(options: argparse.Namespace, console: Console) -> int:
 def run(options: argparse.Namespace, console: Console) -> int:
     """Run one scenario, print what came of it."""
     scenario = _scenario(options)
-    with _progress(console, scenario.duration, scenario.name) as progress:
+    with _progress(console, scenario) as progress:
         result = run_scenario(scenario, options.seed, progress=progress)
     _write(options.json, json.dumps(result.to_json(), indent=2))
     _write(options.report, report(result, scenario.caption))
@@ -151,6 +160,13 @@ def show(result: Result, console: Console) -> None:
     for entry in result.expectations:
         mark = "[green]met[/green]" if entry["ok"] else "[red]FAILED[/red]"
         console.print(f"{mark}  {entry['name']}  (is {entry['value']})", highlight=False)
+    if not result.trace_hash:
+        console.print(
+            f"{result.nodes} processes, {result.virtual_seconds:,.0f} real seconds,"
+            f" {result.cpu_seconds:.1f} CPU seconds, no trace",
+            highlight=False,
+        )
+        return
     rate = result.events / max(result.cpu_seconds, 1e-9)
     console.print(
         f"{result.nodes} nodes, {result.virtual_seconds:,.0f} virtual seconds in {result.cpu_seconds:.1f} CPU"
@@ -168,8 +184,11 @@ def show_changes(before: dict[str, Any], result: Result, console: Console) -> No
         if was != now:
             known = isinstance(was, int | float) and isinstance(now, int | float) and was
             table.add_row(name, str(was), str(now), f"{100 * (now / was - 1):+.1f} %" if known else "")
-    same = before["trace_hash"] == result.trace_hash
     console.print(table if table.row_count else "no metric has changed", highlight=False)
+    if before["level"] != result.level:
+        console.print(f"before is level {before['level']}, now is level {result.level}", highlight=False)
+        return
+    same = before["trace_hash"] == result.trace_hash
     console.print(f"the trace is {'the same' if same else 'another one'}", highlight=False)
 
 
@@ -191,14 +210,23 @@ def run_sweep(options: argparse.Namespace, console: Console) -> int:
         console.print(
             f"[red]seed {entry['seed']} {entry['changes'] or ''}: {entry['why']}[/red]", highlight=False
         )
+    for title, counts in (("claim held", summary["witnessed"]), ("site misbehaved", summary["fired"])):
+        if counts:
+            console.print(_counts(title, counts))
     console.print(
         f"{summary['runs']} runs, {len(summary['failed'])} failed, {summary['cpu_seconds']:.0f} CPU seconds, "
-        f"{len(summary['witnessed'])} claims of which "
-        f"{sum(not count for count in summary['witnessed'].values())} were never reached, all traces "
-        f"{summary['trace_hash']}",
+        f"all traces {summary['trace_hash']}",
         highlight=False,
     )
     return EXIT_FAILED if summary["failed"] else 0
+
+
+def _counts(title: str, counts: Mapping[str, int]) -> Table:
+    """How often each happened; what never did stands out."""
+    table = Table(title, "times", box=None)
+    for name, times in counts.items():
+        table.add_row(name, f"{times:,}" if times else "[red]never[/red]")
+    return table
 
 
 def _seeds(text: str) -> list[int]:
@@ -248,7 +276,8 @@ def _load_plan(path: Path) -> tuple[Scenario, int, tuple[Fault, ...]]:
         content = json.loads(path.read_text(encoding="utf-8"))
         plan = plan_from_table(content["faults"])
         scenario = load_scenario(content["scenario"]).with_changes(nodes=content["nodes"])
-        return replace(scenario, draw=None, faults=plan), int(content["seed"]), plan
+        draw = scenario.draw and replace(scenario.draw, kinds=())  # sites misbehave as they did
+        return replace(scenario, draw=draw, faults=plan), int(content["seed"]), plan
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is no saved plan: {error!r}") from None
 
@@ -311,21 +340,23 @@ def _write(path: Path | None, text: str) -> None:
 
 
 @contextmanager
-def _progress(console: Console, duration: float, name: str) -> Iterator[Report | None]:
-    """A bar in virtual seconds, on a terminal only."""
+def _progress(console: Console, scenario: Scenario) -> Iterator[Report | None]:
+    """A bar in seconds of the scenario, on a terminal only."""
     if not (console.is_terminal and sys.stderr.isatty()):
         yield None
         return
+    unit = "s" if scenario.level == 3 else "virtual s"
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn("{task.completed:,.0f} of {task.total:,.0f} virtual s"),
+        TextColumn(f"{{task.completed:,.0f}} of {{task.total:,.0f}} {unit}"),
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
-        task = bar.add_task(name, total=duration)
+        task = bar.add_task(scenario.name, total=scenario.duration)
 
-        def report(simulation: Simulation) -> None:
-            bar.update(task, completed=min(simulation.now, duration), refresh=True)
+        def report(seconds: float, doing: str) -> None:
+            done = min(seconds, scenario.duration)
+            bar.update(task, completed=done, description=f"{scenario.name}, {doing}", refresh=True)
 
         yield report

@@ -10,11 +10,14 @@ import trio
 from p2p.host import MAX_OUTBOX, Stream
 from p2p.identity import PeerId, ProtocolId
 from sim.fabric import Endpoint, Fabric, Lane, Wire, tampered
+from sim.queue import SECOND
 from sim.stream import OVERHEAD, SimStream
 
 if TYPE_CHECKING:
     from sim.host import SimHost
 
+LAG: Final = 1.0
+"""Seconds by which a message's stream may lag behind the other streams of its connection."""
 MAX_STREAMS: Final = 1024
 """Streams of one connection; a peer that opens more is refused."""
 _OPEN_BYTES: Final = 64
@@ -64,8 +67,8 @@ class End:
     """One side of a connection."""
 
     __slots__ = (
-        "_fabric", "_lane", "_said", "dropped", "host", "open", "openings", "other", "peer", "queued", "side",
-        "spoken", "streams", "wire",
+        "_behind", "_fabric", "_lane", "_said", "dropped", "host", "open", "openings", "other", "peer",
+        "queued", "side", "spoken", "streams", "wire",
     )  # fmt: skip
 
     def __init__(self, host: SimHost, peer: PeerId, wire: Wire, side: int) -> None:
@@ -85,6 +88,8 @@ class End:
         self._fabric = host.fabric
         self._lane = wire.lanes[side]
         self._said: dict[ProtocolId, bytes] = {}
+        self._behind: dict[ProtocolId, int] = {}
+        """Until when the streams lag that do."""
 
     def send(self, protocol: ProtocolId, message: bytes) -> bool:
         """Put a message on the wire; False if too much waits there already."""
@@ -106,11 +111,30 @@ class End:
         self._said[protocol] = message
         return tampered(src, message)
 
-    def take_message(self, protocol: ProtocolId, message: bytes) -> None:
-        """A message has come off the wire."""
+    def take_message(self, protocol: ProtocolId, message: bytes, late: bool = False) -> None:
+        """A message has come off the wire; ``late`` if it has fallen behind others since."""
+        if (self._behind or self.other._lane.src.lags) and not late and self._falls_behind(protocol, message):
+            return
         self.other.queued -= len(message) + OVERHEAD
         if self.open:
             self.host.take_message(self, protocol, message)
+
+    def _falls_behind(self, protocol: ProtocolId, message: bytes) -> bool:
+        """Whether messages of other protocols overtake this one; those of its own wait behind it.
+
+        Each protocol has a stream of its own: what waits for a window, or for the task that reads it, does
+        not hold up the others.
+        """
+        sender, queue = self.other._lane.src, self._fabric.simulation.queue
+        due = self._behind.get(protocol, 0)
+        if sender.rng.random() < sender.lags:
+            due = max(due, queue.now + int(sender.rng.random() * LAG * SECOND))
+        if due <= queue.now:
+            self._behind.pop(protocol, None)
+            return False
+        self._behind[protocol] = due
+        queue.schedule(due, self._lane.src.owner, "late", self.take_message, protocol, message, True)
+        return True
 
     def open_stream(self, protocol: ProtocolId, opening: Opening | None) -> SimHostStream:
         """Begin a stream; with ``opening``, the other side says whether it serves ``protocol``."""

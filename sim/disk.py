@@ -174,6 +174,7 @@ class SimDisk:
             raise StorageError(f"{self.node}: disk full writing {path}")
         self._files[path] = self._durable[path] = _File(bytearray(data))
         self.used += len(data) - old
+        self._sync_removals(path.rpartition("/")[0])
 
     def rename_now(self, old: str, new: str) -> None:
         """Move durably, at once."""
@@ -182,6 +183,7 @@ class SimDisk:
         self.used -= self.size_now(new) or 0
         self._files[new] = self._durable[new] = self._files.pop(old)
         self._durable.pop(old, None)
+        self._sync_removals(new.rpartition("/")[0])
 
     def remove_now(self, path: str) -> None:
         """Remove a file or folder, at once."""

@@ -50,8 +50,9 @@ class Endpoint:
     """A machine on the network, through all lives of its node."""
 
     __slots__ = (
-        "_make_rng", "_rng", "down_cost", "down_free", "host", "index", "lies", "listeners", "name", "owner",
-        "received", "region", "repeats", "sent", "silent", "spec", "uneven", "up_cost", "up_free", "wires",
+        "_make_rng", "_rng", "down_cost", "down_free", "host", "index", "lags", "lies", "listeners", "name",
+        "owner", "received", "region", "repeats", "sent", "silent", "spec", "uneven", "up_cost", "up_free",
+        "wires",
     )  # fmt: skip
 
     def __init__(
@@ -73,6 +74,8 @@ class Endpoint:
         """Share of its messages and stream segments in which a bit is flipped."""
         self.repeats = 0.0
         """Share of its messages in whose place an older one is sent."""
+        self.lags = 0.0
+        """Share of its messages whose stream lags behind the others of their connection."""
         self.wires: dict[Wire, None] = {}
         self.host: SimHost | None = None
         self.listeners: dict[int, SimListener] = {}
@@ -86,7 +89,7 @@ class Endpoint:
         return self._rng
 
     def set_link(self, spec: LinkSpec) -> None:
-        """Change the line from now on; what has been sent is on its way."""
+        """The line of a machine that has sent nothing yet; later see `sim.repace.relink`."""
         self.spec = spec
         self.up_cost = cost_per_byte(spec.up)
         self.down_cost = cost_per_byte(spec.down)
@@ -231,7 +234,7 @@ class Fabric:
         if arrival < lane.last:
             arrival = lane.last
         lane.last = arrival
-        self._queue.schedule(arrival, dst.owner, label, self._arrive, lane, size, label, deliver, args)
+        self._queue.schedule(arrival, dst.owner, label, self.arrive, lane, size, label, deliver, args)
 
     def _mishap(self, lane: Lane) -> int:
         """Nanoseconds lost to jitter, retransmission and clogs."""
@@ -244,9 +247,10 @@ class Fabric:
                 delay += RETRANSMISSION + 2 * lane.latency
         return delay
 
-    def _arrive(
+    def arrive(
         self, lane: Lane, size: int, label: str, deliver: Callable[..., None], args: tuple[Any, ...]
     ) -> None:
+        """A transfer has reached the receiver's line."""
         if not lane.open:
             return
         if lane.held is not None:
@@ -260,7 +264,7 @@ class Fabric:
             src.down_free = max(src.down_free, now) + int(ACK_SHARE * size * src.down_cost)
         if dst.down_free > now - took:
             dst.down_free += took
-            self._queue.schedule(dst.down_free, dst.owner, label, _deliver, lane, deliver, args)
+            self._queue.schedule(dst.down_free, dst.owner, label, deliver_if_open, lane, deliver, args)
         else:
             dst.down_free = now
             deliver(*args)
@@ -290,7 +294,7 @@ class Fabric:
                     held, lane.held = lane.held, None
                     lane.last = max(lane.last, self._queue.now)
                     for item in held:
-                        self._queue.schedule(self._queue.now, lane.dst.owner, item[2], self._arrive, *item)
+                        self._queue.schedule(self._queue.now, lane.dst.owner, item[2], self.arrive, *item)
 
     @property
     def cuts(self) -> tuple[Cut, ...]:
@@ -351,7 +355,8 @@ def tampered(src: Endpoint, data: bytes) -> bytes:
     return bytes(flipped)
 
 
-def _deliver(lane: Lane, deliver: Callable[..., None], args: tuple[Any, ...]) -> None:
+def deliver_if_open(lane: Lane, deliver: Callable[..., None], args: tuple[Any, ...]) -> None:
+    """A transfer has come through the receiver's line."""
     if lane.open:
         deliver(*args)
 

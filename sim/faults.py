@@ -16,15 +16,21 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from p2p.errors import ConfigError
+from sim.bends import Bends, Words
+from sim.clock import Pace
 from sim.disk import DiskModel
 from sim.link import LinkSpec
 from sim.queue import SECOND
+from sim.repace import relink
 from sim.swarm import Swarm
+
+T = TypeVar("T")
 
 SWITCHED_OFF: Final = 0.5
 """Probability that a kind of fault does not occur at all in a drawn plan."""
@@ -80,18 +86,6 @@ def _kill(
     return undo
 
 
-def _vanish(swarm: Swarm, fault: Fault) -> Undo:
-    return _kill(swarm, fault, silent=True)
-
-
-def _torn(swarm: Swarm, fault: Fault) -> Undo:
-    return _kill(swarm, fault, silent=True, torn=True)
-
-
-def _wipe(swarm: Swarm, fault: Fault) -> Undo:
-    return _kill(swarm, fault, wipe=True)
-
-
 def _pause(swarm: Swarm, fault: Fault) -> Undo:
     for name in fault.who:
         swarm.pause(name, fault.seconds)
@@ -119,16 +113,32 @@ def _hold(swarm: Swarm, fault: Fault) -> Undo:
     return lambda: swarm.repair(cuts)
 
 
-def _clog(swarm: Swarm, fault: Fault) -> Undo:
-    pairs = [(name, other) for name in fault.who for other in swarm.nodes if other != name]
-    for name, other in pairs:
-        swarm.fabric.clog(name, other, fault.value)
+def _bend(
+    bends: Bends[T], known: Mapping[str, T], change: Callable[[T], T], put: Callable[[str, T], None]
+) -> Undo:
+    """Change one thing of several nodes until the fault ends, whatever else bends it meanwhile."""
+
+    def once(value: T) -> T:  # a change is known by its identity
+        return change(value)
+
+    for name, value in known.items():
+        put(name, bends.bend(name, value, once))
 
     def undo() -> None:
-        for name, other in pairs:
-            swarm.fabric.clog(name, other, 0)
+        for name in known:
+            put(name, bends.unbend(name, once))
 
     return undo
+
+
+def _clog(swarm: Swarm, fault: Fault) -> Undo:
+    pairs = {f"{name}>{other}": 0.0 for name in fault.who for other in swarm.nodes if other != name}
+
+    def put(pair: str, seconds: float) -> None:
+        one, _, other = pair.partition(">")
+        swarm.fabric.clog(one, other, seconds)
+
+    return _bend(swarm.bent.clogs, pairs, lambda seconds: seconds + fault.value, put)
 
 
 def _relink(swarm: Swarm, fault: Fault, **changes: Callable[[float], float]) -> Undo:
@@ -137,14 +147,10 @@ def _relink(swarm: Swarm, fault: Fault, **changes: Callable[[float], float]) -> 
         return replace(spec, **new)
 
     ends = {name: swarm.nodes[name].endpoint for name in fault.who}
-    for name, end in ends.items():
-        end.set_link(swarm.bent_links.bend(name, end.spec, change))
-
-    def undo() -> None:
-        for name, end in ends.items():
-            end.set_link(swarm.bent_links.unbend(name, change))
-
-    return undo
+    specs = {name: end.spec for name, end in ends.items()}
+    return _bend(
+        swarm.bent.links, specs, change, lambda name, spec: relink(swarm.simulation.queue, ends[name], spec)
+    )
 
 
 def _throttle(swarm: Swarm, fault: Fault) -> Undo:
@@ -163,40 +169,32 @@ def _jitter(swarm: Swarm, fault: Fault) -> Undo:
     return _relink(swarm, fault, jitter=lambda jitter: fault.value)
 
 
+def _repace(swarm: Swarm, fault: Fault, change: Callable[[Pace], Pace]) -> Undo:
+    clocks = {name: swarm.nodes[name].clock for name in fault.who}
+    paces = {name: clock.pace for name, clock in clocks.items()}
+    return _bend(swarm.bent.clocks, paces, change, lambda name, pace: clocks[name].set_pace(pace))
+
+
 def _skew(swarm: Swarm, fault: Fault) -> Undo:
-    worlds = [swarm.nodes[name].world for name in fault.who]
-    for world in worlds:
-        world.skew += fault.value
-
-    def undo() -> None:
-        for world in worlds:
-            world.skew -= fault.value
-
-    return undo
+    return _repace(swarm, fault, lambda pace: replace(pace, skew=pace.skew + fault.value))
 
 
 def _drift(swarm: Swarm, fault: Fault) -> Undo:
-    worlds = [swarm.nodes[name].world for name in fault.who]
-    for world in worlds:
-        world.set_rate(fault.value)
+    return _repace(swarm, fault, lambda pace: replace(pace, rate=pace.rate * fault.value))
 
-    def undo() -> None:
-        for world in worlds:
-            world.set_rate(1.0)
 
-    return undo
+def _slow_cpu(swarm: Swarm, fault: Fault) -> Undo:
+    return _repace(swarm, fault, lambda pace: replace(pace, slowness=pace.slowness * fault.value))
 
 
 def _redisk(swarm: Swarm, fault: Fault, change: Callable[[DiskModel], DiskModel]) -> Undo:
     disks = {name: swarm.nodes[name].disk for name in fault.who}
-    for name, disk in disks.items():
-        disk.model = swarm.bent_disks.bend(name, disk.model, change)
+    models = {name: disk.model for name, disk in disks.items()}
 
-    def undo() -> None:
-        for name, disk in disks.items():
-            disk.model = swarm.bent_disks.unbend(name, change)
+    def put(name: str, model: DiskModel) -> None:
+        disks[name].model = model
 
-    return undo
+    return _bend(swarm.bent.disks, models, change, put)
 
 
 def _slow_disk(swarm: Swarm, fault: Fault) -> Undo:
@@ -205,18 +203,6 @@ def _slow_disk(swarm: Swarm, fault: Fault) -> Undo:
 
 def _full_disk(swarm: Swarm, fault: Fault) -> Undo:
     return _redisk(swarm, fault, lambda model: replace(model, capacity=0))
-
-
-def _slow_cpu(swarm: Swarm, fault: Fault) -> Undo:
-    worlds = [swarm.nodes[name].world for name in fault.who]
-    for world in worlds:
-        world.slowness *= fault.value
-
-    def undo() -> None:
-        for world in worlds:
-            world.slowness /= fault.value
-
-    return undo
 
 
 def _decay(swarm: Swarm, fault: Fault) -> Undo:
@@ -229,43 +215,41 @@ def _decay(swarm: Swarm, fault: Fault) -> Undo:
     return _nothing
 
 
+def _respeak(swarm: Swarm, fault: Fault, change: Callable[[Words], Words]) -> Undo:
+    ends = {name: swarm.nodes[name].endpoint for name in fault.who}
+    words = {name: Words(lies=end.lies, repeats=end.repeats, lags=end.lags) for name, end in ends.items()}
+
+    def put(name: str, now: Words) -> None:
+        end = ends[name]
+        end.lies, end.repeats, end.lags = now.lies, now.repeats, now.lags
+
+    return _bend(swarm.bent.words, words, change, put)
+
+
 def _lie(swarm: Swarm, fault: Fault) -> Undo:
-    endpoints = [swarm.nodes[name].endpoint for name in fault.who]
-    for endpoint in endpoints:
-        endpoint.lies = fault.value
-
-    def undo() -> None:
-        for endpoint in endpoints:
-            endpoint.lies = 0.0
-
-    return undo
+    return _respeak(swarm, fault, lambda words: replace(words, lies=max(words.lies, fault.value)))
 
 
 def _repeat(swarm: Swarm, fault: Fault) -> Undo:
-    endpoints = [swarm.nodes[name].endpoint for name in fault.who]
-    for endpoint in endpoints:
-        endpoint.repeats = fault.value
+    return _respeak(swarm, fault, lambda words: replace(words, repeats=max(words.repeats, fault.value)))
 
-    def undo() -> None:
-        for endpoint in endpoints:
-            endpoint.repeats = 0.0
 
-    return undo
+def _reorder(swarm: Swarm, fault: Fault) -> Undo:
+    return _respeak(swarm, fault, lambda words: replace(words, lags=max(words.lags, fault.value)))
 
 
 def _impostor(swarm: Swarm, fault: Fault) -> Undo:
     """The first of ``who`` is dialled in place of the others."""
-    impostor, *victims = fault.who
-    fabric = swarm.fabric
-    index = swarm.nodes[impostor].endpoint.index
-    for name in victims:
-        fabric.detours[swarm.nodes[name].endpoint.index] = index
+    impostor = swarm.nodes[fault.who[0]].endpoint.index
+    places = {name: swarm.nodes[name].endpoint.index for name in fault.who[1:]}
 
-    def undo() -> None:
-        for name in victims:
-            fabric.detours.pop(swarm.nodes[name].endpoint.index, None)
+    def put(name: str, place: int) -> None:
+        if place == places[name]:
+            swarm.fabric.detours.pop(place, None)
+        else:
+            swarm.fabric.detours[places[name]] = place
 
-    return undo
+    return _bend(swarm.bent.places, places, lambda _: impostor, put)
 
 
 def _nothing() -> None:
@@ -285,9 +269,11 @@ class Kind:
 
 KINDS: Final[Mapping[str, Kind]] = {
     "kill": Kind(_kill, (0, 0), 3),  # the process ends, its peers are told; it comes back after `seconds`
-    "vanish": Kind(_vanish, (0, 0), 3),  # the machine is gone without a word
-    "torn": Kind(_torn, (0, 0)),  # power cut: a random part of the unsynced writes survives
-    "wipe": Kind(_wipe, (0, 0)),  # comes back with an empty disk
+    "vanish": Kind(partial(_kill, silent=True), (0, 0), 3),  # the machine is gone without a word
+    "torn": Kind(
+        partial(_kill, silent=True, torn=True), (0, 0)
+    ),  # power cut: a random part of the unsynced writes survives
+    "wipe": Kind(partial(_kill, wipe=True), (0, 0)),  # comes back with an empty disk
     "pause": Kind(_pause, (0, 0), 2),  # nothing happens for a while, then everything at once
     "partition": Kind(_partition, (0, 0), 1000),  # cut off from the rest, both ways
     "mute": Kind(_mute, (0, 0), 3),  # hears, and is not heard
@@ -305,6 +291,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "decay": Kind(_decay, (0, 0)),  # one bit of one stored file flips
     "liar": Kind(_lie, (0.05, 1.0)),  # value: share of messages and stream segments with a flipped bit
     "equivocator": Kind(_repeat, (0.05, 0.5)),  # value: share of messages replaced by older ones
+    "reorder": Kind(_reorder, (0.05, 0.5), 3),  # value: share of messages that other protocols' overtake
     "impostor": Kind(_impostor, (0, 0), 3),  # the first answers where the others are dialled
 }
 
@@ -344,9 +331,17 @@ def _victims(swarm: Swarm, fault: Fault) -> tuple[str, ...]:
 
 
 def draw_plan(
-    rng: Random, names: Sequence[str], start: float, end: float, kinds: Sequence[str] | None = None
+    rng: Random,
+    names: Sequence[str],
+    start: float,
+    end: float,
+    kinds: Sequence[str] | None = None,
+    spare: Mapping[str, Sequence[str]] | None = None,
 ) -> list[Fault]:
-    """A random plan for the safety phase from ``start`` to ``end``; every fault is over by then."""
+    """A random plan for the safety phase from ``start`` to ``end``; every fault is over by then.
+
+    ``spare`` names nodes, by kind, that a fault does not hit.
+    """
     if end <= start or not names:
         return []
     plan = []
@@ -354,13 +349,17 @@ def draw_plan(
         if rng.random() < SWITCHED_OFF:
             continue
         row = KINDS[kind]
+        spared = spare.get(kind, ()) if spare is not None else ()
+        victims = [name for name in names if name not in spared]
+        if not victims:
+            continue
         for _ in range(1 + int(rng.expovariate(0.7))):
             at = rng.uniform(start, end - 1)
             seconds = min(end - at - 0.5, rng.lognormvariate(math.log(10), 1.0))
-            count = min(len(names) // 2 or 1, 1 + int(rng.random() * row.victims))
+            count = min(len(victims) // 2 or 1, 1 + int(rng.random() * row.victims))
             if kind == "impostor":
-                count = min(2, len(names))
-            who = tuple(sorted(rng.sample(list(names), count)))
+                count = 2
+            who = tuple(sorted(rng.sample(victims, min(count, len(victims)))))
             fault = Fault(
                 at=round(at, 3),
                 kind=kind,

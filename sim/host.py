@@ -77,6 +77,7 @@ class SimHost:
         self._scores = Scores()
         self._unreachable: dict[PeerId, float] = {}
         self._traffic: dict[PeerId, tuple[int, int]] = {}
+        self._addrs = (Multiaddr((("memory", str(endpoint.index)), ("p2p", str(self._peer_id)))),)
         self._closed = False
 
     def __repr__(self) -> str:
@@ -90,7 +91,7 @@ class SimHost:
     @property
     def addrs(self) -> tuple[Multiaddr, ...]:
         """``/memory/<n>/p2p/<id>``."""
-        return (Multiaddr((("memory", str(self._endpoint.index)), ("p2p", str(self._peer_id)))),)
+        return self._addrs
 
     @property
     def connected(self) -> tuple[PeerId, ...]:

@@ -8,7 +8,8 @@ whole discrete-event kernel: no MockClock, no guest mode. Events that wake no ta
 core) are run one after the other without going back to trio; an instrument tells when one did wake a task.
 
 A run ends when ``main`` returns, when the horizon comes, or when something fails. Then the trace is
-muted and the root scope cancelled; tasks that shield their cleanup still get virtual time for it.
+muted and the root scope cancelled; tasks that shield their cleanup still get virtual time for it. If that
+never ends, the run has failed, if it had not before, and the shields are lifted.
 
 Three ways to stand still are told apart: nobody will ever do anything (`SimDeadlock`), a task spins on
 checkpoints (`SimStuck`, by an instrument that counts passes of trio's loop), and events that breed
@@ -27,10 +28,10 @@ from typing import Final, Generic, TypeVar
 
 import trio
 
-from sim.determinism import closed_doors, deterministic, raised_gc_thresholds
+from sim.determinism import closed_doors, deterministic, lift_shields, raised_gc_thresholds
 from sim.errors import SimDeadlock, SimStuck, SimulationError
 from sim.queue import SECOND, EventQueue, nanoseconds
-from sim.simulation import SimOptions, Simulation
+from sim.simulation import CURRENT_NODE, SimOptions, Simulation
 
 T = TypeVar("T")
 
@@ -40,6 +41,8 @@ SPIN_SAMPLE: Final = 100
 """Further passes during which the names of the tasks that run are collected."""
 WINDING_DOWN: Final = 3600 * SECOND
 """Virtual time that shielded cleanup may take after the end."""
+INSISTENCE: Final = 100
+"""How often shields are lifted before a task counts as one that nothing can end."""
 _MAX_NAMED: Final = 12
 """Waiting tasks that a `SimDeadlock` names."""
 _PLUMBING: Final = frozenset(
@@ -64,6 +67,7 @@ class SimClock(trio.abc.Clock):
         self._horizon = horizon
         self._root = trio.CancelScope()
         self._ending = False
+        self._insisted = 0
         self._returned = False
 
     def start_clock(self) -> None:
@@ -78,41 +82,40 @@ class SimClock(trio.abc.Clock):
         if self._returned:
             return 0.0
         self.woken = False
+        queue, wakes_at = self._queue, deadline * 1e9
         while not self.woken:
-            due = self._queue.next_due()
-            next_is_event = due is not None and due <= deadline * 1e9
-            when = due if due is not None and next_is_event else deadline * 1e9
+            due = queue.next_due()
+            when = due if due is not None and due <= wakes_at else wakes_at
             if when == math.inf:
                 return self._idle()
             if when >= self._horizon:
                 self._reach_horizon()
-            elif next_is_event:
-                self._run_event()
-            else:
-                self._queue.now = max(self._queue.now, nanoseconds(deadline))
+            elif when != due:
+                queue.now = max(queue.now, nanoseconds(deadline))
                 return 0.0
+            else:
+                try:
+                    queue.run_next()
+                except SimulationError as error:  # past this frame trio would call it TrioInternalError
+                    self.end(error)
         return 0.0
 
-    def _run_event(self) -> None:
-        try:
-            self._queue.run_next()
-        except SimulationError as error:  # past this frame trio would call it TrioInternalError
-            self.end(error)
-
     def _reach_horizon(self) -> None:
-        if self._ending:
-            raise SimStuck(f"cleanup takes more than {WINDING_DOWN // SECOND} virtual seconds")
         self._queue.now = max(self._queue.now, int(self._horizon))
-        self.end(None)
+        if self._ending:
+            names = "; ".join(_some(_waiting_tasks()))
+            self._insist(
+                SimStuck(f"cleanup takes more than {WINDING_DOWN // SECOND} virtual seconds: {names}")
+            )
+        else:
+            self.end(None)
 
     def _idle(self) -> float:
         waiting = _waiting_tasks()
         if any(place.endswith("wait_all_tasks_blocked") for place in waiting):
             return math.inf  # a test waits for just this moment, and trio wakes it
         deadlock = SimDeadlock(f"at {self.current_time():.6f} s; " + "; ".join(_some(waiting)))
-        if self._ending:
-            raise deadlock
-        self.end(deadlock)
+        self.break_off(deadlock)
         return 0.0
 
     def end(self, failure: SimulationError | None) -> None:
@@ -124,6 +127,27 @@ class SimClock(trio.abc.Clock):
             self._queue.trace.mute()
             self._horizon = self._queue.now + WINDING_DOWN
             self._root.cancel()
+
+    def break_off(self, failure: SimulationError) -> None:
+        """End the run; if it is ending already, by force."""
+        if self._ending:
+            self._insist(failure)
+        else:
+            self.end(failure)
+
+    def _insist(self, failure: SimulationError) -> None:
+        """Winding down does not end by itself: say so, and cancel what shields itself, too."""
+        if self.failure is None:
+            self.failure = failure
+        elif not self._insisted and type(failure) is not type(self.failure):
+            self.failure.add_note(f"and then, while winding down: {failure!r}")
+        self._insisted += 1
+        root = trio.lowlevel.current_root_task()
+        if root is None or self._insisted > INSISTENCE:
+            raise failure
+        self._horizon = self._queue.now + WINDING_DOWN
+        for task in _descendants(root):
+            lift_shields(task)
 
     async def run(self, main: Callable[[], Awaitable[T]]) -> T | None:
         """Run ``main`` until it returns, the horizon comes (then None), or the world fails."""
@@ -168,7 +192,8 @@ class _Watch(trio.abc.Instrument):
             trio.lowlevel.remove_instrument(self._sampler)
             names = ", ".join(f"{name} ({count} steps)" for name, count in self._sampler.steps.most_common(5))
             self._sampler = None
-            self._clock.end(SimStuck(f"spinning at {self._clock.current_time():.9f} s: {names}"))
+            self._passes = 0
+            self._clock.break_off(SimStuck(f"spinning at {self._clock.current_time():.9f} s: {names}"))
 
 
 class _StepSampler(trio.abc.Instrument):
@@ -208,7 +233,9 @@ def _where(task: trio.lowlevel.Task) -> str | None:
     ):
         return None
     own = [name for name in frames if name not in _PLUMBING]
-    return f"{task.name} waits in {own[-1] if own else 'nothing'}"
+    node = task.context.get(CURRENT_NODE, "")
+    name = task.name if task.name.startswith(node) else f"{node}: {task.name}"
+    return f"{name} waits in {own[-1] if own else 'nothing'}"
 
 
 @dataclass(frozen=True, slots=True)

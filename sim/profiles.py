@@ -42,6 +42,9 @@ TRAINING_FLOPS: Final = 6
 """Flops per parameter and token of forward and backward (Kaplan et al., arXiv 2001.08361)."""
 PREFILL_FLOPS: Final = 2
 """Flops per parameter and token of a forward pass (same source)."""
+TRAINING_BYTES: Final = 16
+"""Bytes per parameter that training keeps: weights and gradients in bf16, master weights and Adam's two
+moments in fp32 (ZeRO, arXiv 1910.02054). Activations come on top; checkpointing keeps them small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,44 +109,87 @@ class Machine:
     def __str__(self) -> str:
         return f"{self.count}x{self.device.name}"
 
+    @property
+    def usable(self) -> float:
+        """Bytes of memory, all devices together, that an engine may fill."""
+        return USABLE_MEMORY * self.count * self.device.memory
+
+    @property
+    def flops(self) -> float:
+        """Peak dense bf16 of all devices together, per second."""
+        return self.count * self.device.flops
+
     def room(self, model: ModelSize) -> float:
         """Bytes left for keys and values; negative if the weights do not fit."""
-        return USABLE_MEMORY * self.count * self.device.memory - model.weight_bytes
+        return self.usable - model.weight_bytes
 
     def sequences(self, model: ModelSize, context: float) -> int:
         """Sequences of ``context`` tokens that can be decoded at a time; 0 if the model does not fit."""
         return max(0, min(MAX_SEQUENCES, int(self.room(model) / (model.cache_per_token * context))))
 
-    def generate_rate(self, model: ModelSize, context: float) -> float:
-        """Sampled tokens per second, all sequences together, at ``context`` tokens of mean length."""
-        batch = self.sequences(model, context)
+    def check_generates(self, model: ModelSize, context: float) -> None:
+        """Raise `ValueError` unless the weights and one sequence of ``context`` tokens fit."""
+        if not self.sequences(model, context):
+            raise ValueError(
+                f"{self} has {self.usable / GB:.1f} GB to use, and {model.name} needs "
+                f"{model.weight_bytes / GB:.1f} GB for its weights and "
+                f"{model.cache_per_token * context / GB:.1f} GB for each sequence of {context:.0f} tokens"
+            )
+
+    def check_trains(self, model: ModelSize) -> None:
+        """Raise `ValueError` unless weights, gradients and optimiser fit."""
+        needed = TRAINING_BYTES * model.parameters
+        if self.usable < needed:
+            raise ValueError(
+                f"{self} has {self.usable / GB:.1f} GB to use, and training {model.name} keeps "
+                f"{needed / GB:.1f} GB"
+            )
+
+    def generate_rate(self, model: ModelSize, context: float, rows: int = MAX_SEQUENCES) -> float:
+        """Sampled tokens per second, all sequences together, at ``context`` tokens of mean length.
+
+        ``rows`` is how many sequences there are to decode: fewer than fit leave the device idle.
+        """
+        batch = min(rows, self.sequences(model, context))
         read = model.weight_bytes + batch * context * model.cache_per_token
         by_memory = read / (self.count * self.device.bandwidth * MEMORY_EFFICIENCY)
         flops = PREFILL_FLOPS * model.parameters * batch
-        by_compute = flops / (self.count * self.device.flops * COMPUTE_EFFICIENCY)
+        by_compute = flops / (self.flops * COMPUTE_EFFICIENCY)
         return batch / max(by_memory, by_compute)
 
     def score_rate(self, model: ModelSize) -> float:
         """Replayed tokens per second."""
-        peak = self.count * self.device.flops
-        return peak * COMPUTE_EFFICIENCY / (PREFILL_FLOPS * model.parameters)
+        return self.flops * COMPUTE_EFFICIENCY / (PREFILL_FLOPS * model.parameters)
 
     def step_seconds(self, model: ModelSize, tokens: float, *, recompute: bool = True) -> float:
         """Seconds to train on ``tokens`` once; ``recompute`` adds the pass for the old log-probs."""
         flops = (TRAINING_FLOPS + PREFILL_FLOPS * recompute) * model.parameters * tokens
-        return flops / (self.count * self.device.flops * TRAINING_EFFICIENCY)
+        return flops / (self.flops * TRAINING_EFFICIENCY)
 
     def load_seconds(self, model: ModelSize) -> float:
         """Seconds to bring a policy from the disk into the devices."""
         return model.weight_bytes / DISK_RATE
 
-    def engine_table(self, model: ModelSize, *, context: float, step_tokens: float) -> dict[str, float]:
-        """Fields of a role's ``DeviceProfile``, for the fake engine."""
+    def engine_table(
+        self,
+        model: ModelSize,
+        *,
+        context: float,
+        step_tokens: float,
+        rows: int = MAX_SEQUENCES,
+        scale: float = 1.0,
+    ) -> dict[str, float]:
+        """Fields of a role's ``DeviceProfile``, for the fake engine.
+
+        ``rows`` is the size of a submission, which is decoded in one go; ``scale`` says how many tokens each
+        token of the fake engine stands for.
+        """
         return {
-            "generate_rate": self.generate_rate(model, context),
-            "score_rate": self.score_rate(model),
+            "generate_rate": self.generate_rate(model, context, rows) / scale,
+            "score_rate": self.score_rate(model) / scale,
             "step_seconds": self.step_seconds(model, step_tokens),
             "load_seconds": self.load_seconds(model),
+            "open_seconds": self.load_seconds(model),
         }
 
 

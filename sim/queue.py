@@ -116,6 +116,12 @@ class EventQueue:
         heappush(self._heap, (when if when > self.now else self.now, self._order, timer))
         return timer
 
+    def rearrange(self, due: Callable[[int, SimTimer], int]) -> None:
+        """Ask for every event, in order, when it is due from now on. Sorts all: for what is rare."""
+        heap = [(max(due(when, timer), self.now), order, timer) for when, order, timer in sorted(self._heap)]
+        heapify(heap)
+        self._heap = heap
+
     def note_cancelled(self) -> None:
         """One timer in the heap has been cancelled; sweep when most of the heap is such."""
         self._cancelled += 1

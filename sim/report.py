@@ -74,6 +74,7 @@ def sweep_report(name: str, caption: str, summary: Mapping[str, Any]) -> str:
         + rows
         + "</table>",
         _table("What was reached (times, over all runs)", summary["witnessed"]),
+        _table("Which sites misbehaved on purpose (times, over all runs)", summary["fired"]),
     ]
     return page(name, parts)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,17 +13,18 @@ import outcome
 from p2p.errors import ConfigError
 from sim.faults import Fault, apply_plan, draw_plan, plan_to_json
 from sim.kernel import Outcome, run_bare, run_simulation
+from sim.lab.play import play
 from sim.latency import RegionLatency
 from sim.queue import SECOND
-from sim.scenario import BareWorkload, Scenario, Workload
+from sim.scenario import BareWorkload, Levelled, RealWorkload, Scenario, Workload
 from sim.simulation import SimOptions, Simulation
 from sim.swarm import Swarm, open_swarm
 
 HASHED_KEYS_FROM = 200
 """Nodes from which keyed hashes stand for Ed25519."""
 
-Progress = Callable[[Simulation], None]
-"""Told from time to time how far the simulation is."""
+Progress = Callable[[float, str], None]
+"""Told from time to time how many seconds of the scenario are over, and what is being done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,10 @@ class Result:
     level: int
     nodes: int
     trace_hash: str
+    """Empty at level 3: the world leaves no trace that could be repeated."""
     events: int
     virtual_seconds: float
+    """At level 3 they are real."""
     cpu_seconds: float
     metrics: Mapping[str, float | int | str]
     expectations: list[dict[str, object]]
@@ -44,6 +47,8 @@ class Result:
     """What went wrong on purpose, as a plan that can be replayed."""
     witnessed: Mapping[str, int]
     """How often each `sometimes` claim held."""
+    fired: Mapping[str, int]
+    """How often each `buggify` site misbehaved; 0 for those that were reached and never did."""
     series: Mapping[str, list[tuple[float, float]]]
     """Curves over virtual seconds, for reports."""
     distributions: Mapping[str, list[float]]
@@ -69,14 +74,19 @@ def run_scenario(
     progress: Progress | None = None,
     started: Callable[[Simulation], None] | None = None,
 ) -> Result:
-    """Run one scenario with one seed. Raises what the simulation raises.
+    """Run one scenario with one seed. Raises what the simulation raises, at level 3 what the lab does.
 
     ``started`` is given the simulation before anything happens, ``progress`` now and then on the way.
     """
+    workload = scenario.open_workload()
+    _check_level(scenario, workload)
+    if scenario.level == 3:
+        if started is not None:
+            raise ConfigError(f"scenario {scenario.name}: the real world of level 3 leaves no trace")
+        return _run_real(scenario, workload, seed, progress)
     options = replace(options or SimOptions(), hashed_keys=scenario.nodes >= HASHED_KEYS_FROM)
     if scenario.draw is not None and scenario.draw.buggify:
         options = replace(options, buggify=True)
-    workload = scenario.open_workload()
     plan: list[Fault] = []
 
     latency = RegionLatency(scenario.latency)
@@ -118,9 +128,54 @@ def _result(
         expectations=[expectation.judge(metrics) for expectation in scenario.expect],
         faults=plan_to_json(plan),
         witnessed=ended.simulation.witnessed,
+        fired=ended.simulation.fired,
         series=ended.simulation.series,
         distributions=ended.simulation.distributions,
     )
+
+
+def levels_of(workload: Workload) -> Sequence[int]:
+    """The rungs of the ladder of fidelity on which a workload runs."""
+    if isinstance(workload, Levelled):
+        return workload.levels
+    return (0,) if isinstance(workload, BareWorkload) else (1,)
+
+
+def _check_level(scenario: Scenario, workload: Workload) -> None:
+    levels = levels_of(workload)
+    if scenario.level not in levels:
+        places = " and ".join(f"level {level}" for level in levels)
+        raise ConfigError(
+            f"scenario {scenario.name}: {scenario.workload} runs at {places}, not at level {scenario.level}"
+        )
+
+
+def _run_real(scenario: Scenario, workload: Workload, seed: int, progress: Progress | None) -> Result:
+    """Level 3."""
+    assert isinstance(workload, RealWorkload), "it says that it runs at level 3"
+    played = play(scenario, workload, seed, progress or _tell_nobody)
+    metrics = {name: _finite(value) for name, value in played.metrics.items()}
+    return Result(
+        scenario=scenario.name,
+        seed=seed,
+        level=scenario.level,
+        nodes=scenario.nodes,
+        trace_hash="",
+        events=0,
+        virtual_seconds=round(played.seconds, 3),
+        cpu_seconds=round(played.cpu_seconds, 3),
+        metrics=metrics,
+        expectations=[expectation.judge(metrics) for expectation in scenario.expect],
+        faults=plan_to_json(scenario.faults),
+        witnessed={},
+        fired={},
+        series={},
+        distributions={},
+    )
+
+
+def _tell_nobody(seconds: float, doing: str) -> None:
+    """Nobody watches."""
 
 
 def _finite(value: float | int | str) -> float | int | str:
@@ -134,8 +189,7 @@ def _play_bare(
     started: Callable[[Simulation], None] | None,
     simulation: Simulation,
 ) -> Mapping[str, float | int | str]:
-    if not isinstance(workload, BareWorkload):
-        raise ConfigError(f"scenario {scenario.name}: {scenario.workload} does not run at level 0")
+    assert isinstance(workload, BareWorkload), "it says that it runs at level 0"
     if started is not None:
         started(simulation)
     return workload.run_bare(simulation, scenario)
@@ -151,14 +205,18 @@ def _schedule_faults(swarm: Swarm, scenario: Scenario, plan: list[Fault]) -> Non
 
     def begin() -> None:
         rng = swarm.simulation.rng("swarm", "faults")
-        drawn = draw_plan(rng, list(swarm.nodes), draw.start, draw.end, draw.kinds)
+        drawn = draw_plan(rng, list(swarm.nodes), draw.start, draw.end, draw.kinds, draw.spare)
         plan.extend(drawn)
         apply_plan(swarm, drawn)
 
+    def end() -> None:
+        swarm.simulation.misbehaves = False
+
     queue = swarm.simulation.queue
     queue.schedule(int(draw.start * SECOND), queue.kernel, "faults", begin)
+    queue.schedule(int(draw.end * SECOND), queue.kernel, "faults over", end)
 
 
 def _report_progress(simulation: Simulation, progress: Progress, step: float) -> None:
     """Report between events. The heap's own trace must not depend on who watches."""
-    simulation.queue.watch(int(step * 1e9), lambda: progress(simulation))
+    simulation.queue.watch(int(step * 1e9), lambda: progress(simulation.now, "playing"))

@@ -25,13 +25,16 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, runtime_checkable
 
 from p2p.errors import ConfigError
-from sim.faults import Fault, plan_from_table
+from sim.faults import KINDS, Fault, plan_from_table
 from sim.link import LinkSpec
 from sim.simulation import Simulation
 from sim.swarm import Swarm
+
+if TYPE_CHECKING:
+    from sim.lab.street import Street
 
 FOLDER: Final = Path(__file__).parent / "scenarios"
 MAX_NODES: Final = 100_000
@@ -57,6 +60,22 @@ class BareWorkload(Protocol):
     def run_bare(self, simulation: Simulation, scenario: Scenario) -> Mapping[str, float | int | str]:
         """Set up, let ``simulation.queue`` run, and return metrics."""
         ...
+
+
+@runtime_checkable
+class RealWorkload(Protocol):
+    """A workload that also runs at level 3: processes on shaped lines."""
+
+    async def run_real(self, street: Street, scenario: Scenario) -> Mapping[str, float | int | str]:
+        """Play the scenario with real processes and return the metrics of the other levels."""
+        ...
+
+
+@runtime_checkable
+class Levelled(Protocol):
+    """A workload that says on which levels it runs; others run at level 1, or `BareWorkload`s at level 0."""
+
+    levels: ClassVar[Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +116,16 @@ class DrawnFaults:
     kinds: Sequence[str] | None = None
     """Which kinds may occur; all by default."""
 
+    spare: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Names of nodes, by kind of fault, that it does not hit."""
+
     buggify: bool = True
-    """Whether `World.buggify` sites may misbehave too."""
+    """Whether `World.buggify` sites may misbehave too, from the beginning to ``end``."""
+
+    def __post_init__(self) -> None:
+        for kind in (*(self.kinds or ()), *self.spare):
+            if kind not in KINDS:
+                raise ConfigError(f"no fault is called {kind!r}; there are: {', '.join(sorted(KINDS))}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +196,11 @@ class Scenario:
     def with_changes(self, **changes: Any) -> Scenario:
         """The same with other fields; those that are None stay as they are."""
         return replace(self, **{key: value for key, value in changes.items() if value is not None})
+
+
+def place_of(name: str) -> Path:
+    """Where a file is that a scenario names: as given, or beside the scenarios that come with us."""
+    return Path(name) if Path(name).exists() else FOLDER / name
 
 
 def scenario_names() -> list[str]:

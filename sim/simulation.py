@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container
+from contextvars import ContextVar
 from dataclasses import dataclass
 from random import Random
 from typing import Final
@@ -16,6 +17,8 @@ BUGGIFY_ACTIVE: Final = 0.25
 """Share of buggify sites that are active in one run (FoundationDB's flow/Buggify.h)."""
 BUGGIFY_FIRES: Final = 0.25
 """How often an active site misbehaves."""
+CURRENT_NODE: Final = ContextVar("node", default="")
+"""Whose life a task belongs to; empty for what belongs to no node."""
 EPOCH: Final = 1_767_225_600.0
 """What every wall clock shows at the start: 2026-01-01 00:00 UTC. Any fixed moment would do."""
 
@@ -45,10 +48,12 @@ class Simulation:
         self.keys = KeyRing(seed, hashed=self.options.hashed_keys)
         self.end: Callable[[SimulationError | None], None] = self._raise
         """Ends the run; the kernel puts its own in place."""
+        self.misbehaves = self.options.buggify
+        """Whether `World.buggify` may say yes now."""
         self.witnessed: dict[str, int] = {}
         """How often each `sometimes` claim held; 0 for those that were made and never held."""
         self.fired: dict[str, int] = {}
-        """How often each buggify site misbehaved."""
+        """How often each buggify site misbehaved; 0 for those that were reached and never did."""
         self.series: dict[str, list[tuple[float, float]]] = {}
         """Curves for the report, by name: (virtual seconds, value)."""
         self.distributions: dict[str, list[float]] = {}
@@ -68,17 +73,17 @@ class Simulation:
         """Count a claim that must hold at least once over many simulations."""
         self.witnessed[name] = self.witnessed.get(name, 0) + bool(condition)
 
-    def buggify(self, name: str, rng: Random) -> bool:
-        """Whether the site ``name`` misbehaves now; ``rng`` is the node's own."""
-        if not self.options.buggify:
+    def buggify(self, name: str, dice: Callable[[str], Random]) -> bool:
+        """Whether the site ``name`` misbehaves now; ``dice`` gives the node's own generators by purpose."""
+        if not self.misbehaves:
             return False
         active = self._active.get(name)
         if active is None:
             active = derived_rng(self.seed, "buggify", name).random() < BUGGIFY_ACTIVE
             self._active[name] = active
-        fires = active and rng.random() < BUGGIFY_FIRES
-        if fires:
-            self.fired[name] = self.fired.get(name, 0) + 1
+            self.fired[name] = 0
+        fires = active and dice(f"buggify/{name}").random() < BUGGIFY_FIRES
+        self.fired[name] += fires
         return fires
 
     def plot(self, curve: str, value: float) -> None:

@@ -1,8 +1,8 @@
 """Named nodes that run, die and come back: the stage on which scenarios play.
 
-A node is a machine (name, address, line, disk, key) that lives several lives. Each life is one task tree in
-a cancel scope of its own, with a fresh `SimWorld` over the same disk. What a node raises ends the
-simulation as `NodeFailed`, unless the swarm is told to count it as a crash.
+A node is a machine (name, address, line, disk, clock, key) that lives several lives. Each life is one task
+tree in a cancel scope of its own, with a fresh `SimWorld` over the same disk and clock. What a node raises
+ends the simulation as `NodeFailed`, unless the swarm is told to count it as a crash.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from random import Random
 from types import TracebackType
+from typing import Final
 
 import trio
 
 from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr
-from sim.bends import Bends
-from sim.disk import DiskModel, SimDisk
+from sim.bends import Bent
+from sim.clock import MachineClock
+from sim.disk import SimDisk
 from sim.errors import NodeFailed
 from sim.fabric import Cut, Fabric, Latency
 from sim.host import SimHost, open_sim_host
@@ -26,7 +28,7 @@ from sim.latency import draw_region
 from sim.link import LinkSpec
 from sim.network import SimNetwork
 from sim.queue import SECOND
-from sim.simulation import Simulation
+from sim.simulation import CURRENT_NODE, Simulation
 from sim.world import SimWorld
 
 logger = logging.getLogger(__name__)
@@ -45,11 +47,12 @@ class SimNode:
         self.main = main
         """What the next life will do; may be replaced before `Swarm.restart`."""
         self.disk = SimDisk(name)
+        self.clock = MachineClock(swarm.simulation.queue)
         self.life = 0
         self.died: float | None = None
         """Virtual second at which the current life ended."""
         self._swarm = swarm
-        self.world = SimWorld(swarm.simulation, name, disk=self.disk)
+        self.world = SimWorld(swarm.simulation, name, disk=self.disk, clock=self.clock)
         self.endpoint = swarm.fabric.add(name, self.world.owner, link, zone)
         self._scope = trio.CancelScope()
         self._ended = trio.Event()
@@ -94,6 +97,7 @@ class SimNode:
     async def run_life(self) -> None:
         """The task of one life."""
         ended = self._ended
+        CURRENT_NODE.set(self.name)
         with _Named(self._swarm, self), self._scope:
             await self.main(self)
         ended.set()
@@ -102,7 +106,9 @@ class SimNode:
         """Make the world of the next life; `Swarm.restart` runs it."""
         self.life += 1
         self.died = None
-        self.world = SimWorld(self._swarm.simulation, self.name, disk=self.disk, life=self.life)
+        self.world = SimWorld(
+            self._swarm.simulation, self.name, disk=self.disk, clock=self.clock, life=self.life
+        )
         self._swarm.fabric.revive(self.endpoint, self.world.owner)
         self._scope = trio.CancelScope()
         self._ended = trio.Event()
@@ -162,10 +168,8 @@ class Swarm:
         """Told just before a node dies, whoever kills it."""
         self.on_return: list[Callable[[SimNode], None]] = []
         """Told just before a node's next life."""
-        self.bent_links: Bends[LinkSpec] = Bends()
-        """Lines that faults have changed."""
-        self.bent_disks: Bends[DiskModel] = Bends()
-        """Disks that faults have changed."""
+        self.bent: Final = Bent()
+        """What faults have changed, and what they have left of it."""
         self._nursery = nursery
         self._world = SimWorld(simulation, "swarm")
         self._regions: Random | None = None

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import logging
 import os
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from itertools import product
@@ -72,13 +73,18 @@ def open_executor(path: str | None, jobs: int | None) -> Executor:
     """This machine's cores, or whatever the callable ``module:name`` returns."""
     if path is None:
         # Spawned, not forked: a fork copies the parent's threads' locks as they happen to be.
-        return ProcessPoolExecutor(jobs or os.cpu_count(), mp_context=get_context("spawn"))
+        return ProcessPoolExecutor(jobs or os.cpu_count(), get_context("spawn"), _hush)
     module, _, name = path.partition(":")
     try:
         factory: Callable[[], Executor] = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"no executor {path}: {error}") from error
     return factory()
+
+
+def _hush() -> None:
+    """In a storm warnings are no news."""
+    logging.basicConfig(level=logging.ERROR)
 
 
 def sweep(
@@ -94,7 +100,7 @@ def sweep(
 
 
 def summarise(runs: Sequence[Run]) -> dict[str, Any]:
-    """Failures by seed, the spread of every metric for each setting, and one hash of all traces."""
+    """Failures by seed, the spread of metrics, what was reached, what misbehaved, one hash of all traces."""
     rows: dict[str, Any] = {}
     for run in sorted(runs, key=lambda run: (str(run.changes), run.seed)):
         row = rows.setdefault(str(dict(run.changes)), {"changes": dict(run.changes), "runs": 0, "values": {}})
@@ -104,10 +110,7 @@ def summarise(runs: Sequence[Run]) -> dict[str, Any]:
                 row["values"].setdefault(name, []).append(value)
     for row in rows.values():
         row["metrics"] = {name: _spread(values) for name, values in row.pop("values").items()}
-    witnessed: dict[str, int] = {}
-    for run in runs:
-        for name, count in (run.result.witnessed if run.result is not None else {}).items():
-            witnessed[name] = witnessed.get(name, 0) + count
+    results = [run.result for run in runs if run.result is not None]
     return {
         "runs": len(runs),
         "failed": [
@@ -116,10 +119,20 @@ def summarise(runs: Sequence[Run]) -> dict[str, Any]:
             if not run.ok
         ],
         "settings": list(rows.values()),
-        "witnessed": dict(sorted(witnessed.items())),
+        "witnessed": _totals(result.witnessed for result in results),
+        "fired": _totals(result.fired for result in results),
         "trace_hash": _hash_of_all(runs),
-        "cpu_seconds": round(sum(run.result.cpu_seconds for run in runs if run.result is not None), 1),
+        "cpu_seconds": round(sum(result.cpu_seconds for result in results), 1),
     }
+
+
+def _totals(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """The sum of each count, by name; those that stayed at 0 are kept."""
+    totals: dict[str, int] = {}
+    for count in counts:
+        for name, times in count.items():
+            totals[name] = totals.get(name, 0) + times
+    return dict(sorted(totals.items()))
 
 
 def _hash_of_all(runs: Sequence[Run]) -> str:

@@ -1,29 +1,48 @@
-"""What a core was told at L1, played to the same core at L0.
+"""What the cores were told at L1, played to the same cores at L0.
 
 Theory of operation
 -------------------
 A core is a pure function of how it was made and of the events it was told. `recording` puts a subclass in
-place of a core's class, in the module whose driver makes it. The subclass notes the arguments of each
+place of each core's class, in the module whose driver makes it. The subclass notes the arguments of each
 core (with the state of its generators), what every callable among them answered, and each event with its
-time and the digest of the effects. `replay` makes the cores again without trio, hosts, disks or links, tells
-them the same, and compares digests. What differs is not pure: a clock read on the side, a shared generator,
-an iteration over a set.
+time and the digest of the effects, or of the error that was raised. What a driver makes first to give it to
+its core (a routing table, a judge of records) is noted as it was born, and made again with it; so is what the
+driver itself asks of such a part later.
+
+`Tape.replay` makes all cores again without trio, hosts, disks or links, tells them the same in the same
+order, and compares digests. What differs is not pure: a clock read on the side, a shared generator, an
+iteration over a set, a table that somebody else has written to.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from functools import cache, wraps
+from inspect import isfunction
 from random import Random
-from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
+from unittest.mock import patch
 
+from p2p.errors import ShoalError
 from p2p.wire import pack
 from sim.trace import plain
+
+CORES: Final[Mapping[str, str]] = {
+    "membership": "p2p.membership.service:MembershipCore",
+    "gossip": "p2p.gossip.service:GossipCore",
+    "dht": "p2p.dht.service:DhtCore",
+    "shardcast": "p2p.shardcast.service:ShardcastCore",
+}
+"""Every message machine, by where its driver looks for it."""
+PARTS: Final = ("p2p.shardcast.service:Known", "p2p.dht.service:RecordJudge", "p2p.dht.table:ContactTable")
+"""What drivers make for their cores. The rest of what a core is given does not change."""
 
 
 class Core(Protocol):
@@ -35,18 +54,20 @@ class Core(Protocol):
 
 
 class _Answers:
-    """A callable that notes what another answers, or, played back, answers the same."""
+    """A callable that notes what another answers to a core, or, played back, answers the same."""
 
-    def __init__(self, original: Callable[..., Any]) -> None:
+    def __init__(self, original: Callable[..., Any], tape: Tape) -> None:
         self._original = original
+        self._tape = tape
         self._noted: list[Any] = []
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         answer = self._original(*args, **keywords)
-        self._noted.append(answer)
+        if self._tape.listening:  # drivers ask too, for themselves
+            self._noted.append(answer)
         return answer
 
-    def played_back(self) -> Callable[..., Any]:
+    def again(self) -> Callable[..., Any]:
         """The same answers, in order, whatever is asked."""
         waiting = deque(self._noted)
         return lambda *args, **keywords: waiting.popleft()
@@ -58,7 +79,7 @@ class _RandomState:
 
     state: tuple[Any, ...]
 
-    def played_back(self) -> Random:
+    def again(self) -> Random:
         rng = Random()
         rng.setstate(self.state)
         return rng
@@ -66,16 +87,18 @@ class _RandomState:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Birth:
-    """How a core was made."""
+    """How a core, or a part of one, was made."""
 
-    kind: Callable[..., Core]
+    kind: Callable[..., Any]
     args: tuple[Any, ...]
     keywords: dict[str, Any]
 
-    def again(self) -> Core:
-        """Make it again."""
-        args = [_played_back(item) for item in self.args]
-        return self.kind(*args, **{key: _played_back(item) for key, item in self.keywords.items()})
+    def again(self, made: dict[_Birth, Any]) -> Any:
+        """Make it again, and note it in ``made``."""
+        args = [_again(item, made) for item in self.args]
+        named = {key: _again(item, made) for key, item in self.keywords.items()}
+        made[self] = self.kind(*args, **named)
+        return made[self]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,6 +109,18 @@ class _Step:
     event: Any
     now: float
     effects: bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Call:
+    """What a driver asked of a part, which it may have changed by that."""
+
+    before: int
+    """Number of the next event."""
+    part: _Birth
+    method: str
+    args: tuple[Any, ...]
+    keywords: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +136,15 @@ class Replayed:
 
 
 class Tape:
-    """Everything that the cores of one kind were told in one simulation."""
+    """Everything that the cores of one simulation were told, in one order."""
 
     def __init__(self) -> None:
+        self.listening = False
+        """Whether answers are noted."""
         self._births: list[_Birth] = []
         self._steps: list[_Step] = []
+        self._calls: list[_Call] = []
+        self._parts: dict[int, tuple[object, _Birth]] = {}  # by address; kept, so none is used twice
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -115,20 +154,73 @@ class Tape:
         """Of all effects so far."""
         return _rolled(step.effects for step in self._steps)
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """Events by class of core."""
+        return dict(Counter(self.who(number) for number in range(len(self._steps))))
+
+    def who(self, number: int) -> str:
+        """The class of the core that was told event ``number``."""
+        return self._births[self._steps[number].core].kind.__name__
+
+    def describe(self, number: int) -> str:
+        """Who was told what."""
+        step = self._steps[number]
+        return f"{self.who(number)} {step.core} at {step.now:.6f} s, {step.event!r:.200}"
+
     def born(self, birth: _Birth) -> int:
         """Note a new core; returns its number."""
         self._births.append(birth)
         return len(self._births) - 1
 
-    def stepped(self, core: int, event: Any, now: float, effects: Any) -> None:
-        """Note one event."""
-        self._steps.append(_Step(core, event, now, _digest(effects)))
+    def made(self, part: object, birth: _Birth) -> None:
+        """Note what may become a part of a core."""
+        self._parts[id(part)] = part, birth
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """In the block a core asks, and what it is answered matters."""
+        self.listening, before = True, self.listening
+        try:
+            yield
+        finally:
+            self.listening = before
+
+    def listen(self, item: Any) -> Any:
+        """What is noted of an argument."""
+        if id(item) in self._parts:
+            return self._parts[id(item)][1]
+        if isinstance(item, Random):
+            return _RandomState(item.getstate())
+        return _Answers(item, self) if callable(item) and not isinstance(item, type) else item
+
+    def tell(self, number: int, handle: Callable[[Any, float], Any], event: Any, now: float) -> Any:
+        """Let a core handle one event, and note it."""
+        try:
+            with self.at_work():
+                effects = handle(event, now)
+        except (ShoalError, ValueError) as error:
+            self._steps.append(_Step(number, event, now, _digest(error)))
+            raise
+        self._steps.append(_Step(number, event, now, _digest(effects)))
+        return effects
+
+    def asked(self, part: object, method: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        """Note what a driver asks of a part."""
+        self._calls.append(_Call(len(self._steps), self._parts[id(part)][1], method, args, keywords))
 
     def replay(self) -> Replayed:
         """Make the cores again, without trio, and tell them the same."""
         started = time.process_time()
-        cores = [birth.again() for birth in self._births]
-        digests = [_digest(cores[step.core].handle(step.event, step.now)) for step in self._steps]
+        made: dict[_Birth, Any] = {}
+        cores = [birth.again(made) for birth in self._births]
+        calls = deque(call for call in self._calls if call.part in made)
+        digests = []
+        for number, step in enumerate(self._steps):
+            while calls and calls[0].before <= number:
+                call = calls.popleft()
+                getattr(made[call.part], call.method)(*call.args, **call.keywords)
+            digests.append(_answer(cores[step.core], step))
         differs_at = next(
             (number for number, step in enumerate(self._steps) if step.effects != digests[number]), None
         )
@@ -136,41 +228,66 @@ class Tape:
 
 
 @contextmanager
-def recording(driver: ModuleType, name: str) -> Iterator[Tape]:
-    """Note what every core of class ``name``, as the module ``driver`` makes them, is told in the block."""
+def recording(*names: str) -> Iterator[Tape]:
+    """Note what these of `CORES`, all by default, are told in the block."""
     tape = Tape()
-    original = getattr(driver, name)
-    setattr(driver, name, _recorded(original, tape))
-    try:
+    with ExitStack() as stack:
+        for place in PARTS:
+            stack.enter_context(_replaced(place, _recorded_part, tape))
+        for name in names or CORES:
+            stack.enter_context(_replaced(CORES[name], _recorded_core, tape))
         yield tape
-    finally:
-        setattr(driver, name, original)
 
 
-def _recorded(kind: Any, tape: Tape) -> Callable[..., Core]:
+def _replaced(place: str, recorded: Callable[[Any, Tape], type], tape: Tape) -> Any:
+    module, _, name = place.partition(":")
+    driver = importlib.import_module(module)
+    return patch.object(driver, name, recorded(getattr(driver, name), tape))
+
+
+def _recorded_part(kind: Any, tape: Tape) -> type:
+    class Part(kind):  # type: ignore[misc]
+        def __init__(self, *args: Any, **keywords: Any) -> None:
+            birth = _noted(kind, args, keywords, tape)
+            with tape.at_work():
+                super().__init__(*map(_live, birth.args, args), **_live_named(birth, keywords))
+            tape.made(self, birth)
+
+    for name, method in vars(kind).items():
+        if isfunction(method) and not name.startswith("_"):
+            setattr(Part, name, _noted_method(name, method, tape))
+    return Part
+
+
+def _noted_method(name: str, method: Callable[..., Any], tape: Tape) -> Callable[..., Any]:
+    @wraps(method)
+    def noted(part: Any, *args: Any, **keywords: Any) -> Any:
+        if tape.listening:
+            return method(part, *args, **keywords)
+        tape.asked(part, name, args, keywords)
+        with tape.at_work():
+            return method(part, *args, **keywords)
+
+    return noted
+
+
+def _recorded_core(kind: Any, tape: Tape) -> type:
     class Recorded(kind):  # type: ignore[misc]
         def __init__(self, *args: Any, **keywords: Any) -> None:
-            notes = {key: _listened(item) for key, item in enumerate(args)}
-            named = {key: _listened(item) for key, item in keywords.items()}
-            self._number_on_tape = tape.born(_Birth(kind, tuple(notes.values()), named))
-            super().__init__(
-                *(_live(note, args[key]) for key, note in notes.items()),
-                **{key: _live(note, keywords[key]) for key, note in named.items()},
-            )
+            birth = _noted(kind, args, keywords, tape)
+            self._number_on_tape = tape.born(birth)
+            with tape.at_work():
+                super().__init__(*map(_live, birth.args, args), **_live_named(birth, keywords))
 
         def handle(self, event: Any, now: float) -> Any:
-            effects = super().handle(event, now)
-            tape.stepped(self._number_on_tape, event, now, effects)
-            return effects
+            return tape.tell(self._number_on_tape, super().handle, event, now)
 
     return Recorded
 
 
-def _listened(item: Any) -> Any:
-    """What is noted of an argument."""
-    if isinstance(item, Random):
-        return _RandomState(item.getstate())
-    return _Answers(item) if callable(item) and not isinstance(item, type) else item
+def _noted(kind: Any, args: tuple[Any, ...], keywords: dict[str, Any], tape: Tape) -> _Birth:
+    named = {key: tape.listen(item) for key, item in keywords.items()}
+    return _Birth(kind, tuple(tape.listen(item) for item in args), named)
 
 
 def _live(note: Any, item: Any) -> Any:
@@ -178,14 +295,52 @@ def _live(note: Any, item: Any) -> Any:
     return note if isinstance(note, _Answers) else item
 
 
-def _played_back(note: Any) -> Any:
-    return note.played_back() if isinstance(note, _Answers | _RandomState) else note
+def _live_named(birth: _Birth, keywords: dict[str, Any]) -> dict[str, Any]:
+    return {key: _live(birth.keywords[key], item) for key, item in keywords.items()}
+
+
+def _again(note: Any, made: dict[_Birth, Any]) -> Any:
+    if isinstance(note, _Birth):
+        return note.again(made)
+    return note.again() if isinstance(note, _Answers | _RandomState) else note
+
+
+def _answer(core: Core, step: _Step) -> bytes:
+    try:
+        return _digest(core.handle(step.event, step.now))
+    except (ShoalError, ValueError) as error:
+        return _digest(error)
 
 
 def _digest(effects: Any) -> bytes:
     # A driver may consume a list it was given; it was digested before.
-    content = pack([plain(effect) for effect in effects]) if effects else b""
+    if isinstance(effects, Exception):
+        effects = [type(effects).__name__, str(effects)]
+    content = pack(_content(effects)) if effects else b""
     return hashlib.blake2b(content, digest_size=16).digest()
+
+
+def _content(value: Any) -> Any:
+    """All of an effect, also what its repr leaves out."""
+    if isinstance(value, bytes | str | float | bool | None):
+        return value
+    if isinstance(value, int):
+        return value if -(1 << 63) <= value < 1 << 63 else hex(value)
+    if isinstance(value, tuple | list):
+        return [_content(item) for item in value]
+    if isinstance(value, Mapping):
+        return [[_content(key), _content(item)] for key, item in value.items()]
+    if isinstance(value, Enum):
+        return value.name
+    names = _field_names(value.__class__)
+    if names is None:
+        return plain(value)
+    return [type(value).__name__, *(_content(getattr(value, name)) for name in names)]
+
+
+@cache
+def _field_names(kind: Any) -> tuple[str, ...] | None:
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else None
 
 
 def _rolled(digests: Iterable[bytes]) -> str:

@@ -1,7 +1,7 @@
 """The simulated `World`: one life of one node, on virtual time.
 
-Kill and restart give the node a new `SimWorld` over the same `SimDisk`. Clocks can be made to lie: ``rate``
-stretches the monotonic clock (drift), ``skew`` shifts the wall clock.
+Kill and restart give the node a new `SimWorld` over the same `SimDisk` and `MachineClock`. Clocks can be made
+to lie: a rate stretches the monotonic clock (drift), a skew shifts the wall clock.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import trio
 
 from p2p.identity import Signer, Verify
 from p2p.world import Disk, Worker
+from sim.clock import MachineClock
 from sim.disk import DiskHandle, SimDisk
 from sim.errors import SimForbidden
 from sim.queue import SLEEP, Owner, SimTimer, nanoseconds
@@ -30,7 +31,13 @@ class SimWorld:
     """Clock, randomness, disk, blocking work and signer of one life of one node."""
 
     def __init__(
-        self, simulation: Simulation, name: str, *, disk: SimDisk | None = None, life: int = 0
+        self,
+        simulation: Simulation,
+        name: str,
+        *,
+        disk: SimDisk | None = None,
+        clock: MachineClock | None = None,
+        life: int = 0,
     ) -> None:
         """``life`` counts restarts: each life draws its own randomness, but keeps its key."""
         self.simulation = simulation
@@ -40,16 +47,12 @@ class SimWorld:
         self.verify: Verify = simulation.keys.verify
         self.sim_disk = disk if disk is not None else SimDisk(name)
         self.disk: Disk = DiskHandle(self.sim_disk, self.sleep, self._is_alive)
-        self.skew = 0.0
-        """Seconds by which the wall clock is ahead."""
-        self.slowness = 1.0
-        """Factor on the cost of blocking work."""
+        self.clock = clock if clock is not None else MachineClock(simulation.queue)
+        """The machine's: it is as wrong in the next life as in this."""
         self._queue = simulation.queue
         self._label = name if life == 0 else f"{name}#{life}"
         self._generators: dict[str, Random] = {}
         self._blocking: dict[trio.lowlevel.Task, SimTimer] = {}
-        self._rate = 1.0
-        self._rate_since = (0, 0.0)
 
     def __repr__(self) -> str:
         return f"SimWorld({self._label})"
@@ -59,25 +62,11 @@ class SimWorld:
 
     def now(self) -> float:
         """Monotonic seconds, as this node's clock runs."""
-        if self._rate == 1.0 and self._rate_since[0] == 0:
-            return self._queue.now / 1e9
-        since, local = self._rate_since
-        return local + (self._queue.now - since) / 1e9 * self._rate
+        return self._queue.now / 1e9 if self.clock.is_true else self.clock.now()
 
     def wall(self) -> float:
         """Seconds since 1970, as this node believes."""
-        return EPOCH + self.now() + self.skew
-
-    def set_rate(self, rate: float) -> None:
-        """Let the node's clocks run ``rate`` times as fast as the others' from now on."""
-        self._rate_since = (self._queue.now, self.now())
-        self._rate = rate
-
-    def _due(self, deadline: float) -> int:
-        if self._rate == 1.0 and self._rate_since[0] == 0:
-            return nanoseconds(deadline)
-        since, local = self._rate_since
-        return since + nanoseconds((deadline - local) / self._rate) + 1
+        return EPOCH + self.now() + self.clock.pace.skew
 
     async def sleep(self, seconds: float) -> None:
         """Return after ``seconds``."""
@@ -94,7 +83,9 @@ class SimWorld:
             await trio.lowlevel.checkpoint()
             return
         task = trio.lowlevel.current_task()
-        timer = self._queue.schedule(self._due(deadline), self.owner, SLEEP, trio.lowlevel.reschedule, task)
+        timer = self._queue.schedule(
+            self.clock.due(deadline), self.owner, SLEEP, trio.lowlevel.reschedule, task
+        )
 
         def abort(_: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
             timer.cancel()
@@ -108,7 +99,7 @@ class SimWorld:
             timer = SimTimer(self._queue, self.owner, "never", callback, ())
             timer.callback = None
             return timer
-        return self._queue.schedule(self._due(when), self.owner, "timer", callback)
+        return self._queue.schedule(self.clock.due(when), self.owner, "timer", callback)
 
     def rng(self, purpose: str) -> Random:
         """The generator of (seed, node, life, purpose)."""
@@ -129,7 +120,7 @@ class SimWorld:
         await trio.lowlevel.checkpoint_if_cancelled()
         result = outcome.capture(function, *args)
         task = trio.lowlevel.current_task()
-        due = self._queue.now + nanoseconds(max(0.0, cost * self.slowness))
+        due = self._queue.now + nanoseconds(max(0.0, cost * self.clock.pace.slowness))
         self._blocking[task] = self._queue.schedule(due, self.owner, "blocking", self._unblock, task)
         if not self.owner.alive:
             self.release_blocking()
@@ -157,7 +148,7 @@ class SimWorld:
 
     def buggify(self, name: str) -> bool:
         """Whether to misbehave here on purpose: in active runs, at active sites, by the node's dice."""
-        return self.simulation.buggify(name, self.rng(f"buggify/{name}"))
+        return self.simulation.buggify(name, self.rng)
 
     def sometimes(self, name: str, condition: bool) -> None:
         """Count that ``condition`` held, or that it did not yet."""

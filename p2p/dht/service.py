@@ -12,6 +12,7 @@ import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import count
 from typing import Final
 
@@ -57,7 +58,7 @@ from p2p.errors import StorageError
 from p2p.host import Host, PeerEvent, PeerState
 from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr
-from p2p.world import Timer, World
+from p2p.world import Timer, World, lateness
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +131,9 @@ class Dht:
         known = [self._introduce(peer) for peer in peers]
         self._follow_addrs()
         outcome = await self._ask(lambda token: Join(token, tuple(known)))
-        return outcome.contacts if isinstance(outcome, Joined) else 0
+        contacts = outcome.contacts if isinstance(outcome, Joined) else 0
+        self._world.sometimes("dht/alone", contacts == 0)
+        return contacts
 
     def _introduce(self, peer: Multiaddr | PeerId) -> PeerId:
         if isinstance(peer, PeerId):
@@ -225,7 +228,9 @@ class Dht:
         if event.state is PeerState.CONNECTED:
             self._give(PeerUp(event.peer))
         else:
-            self._give(PeerDown(event.peer, unreachable=event.state is PeerState.UNREACHABLE))
+            unreachable = event.state is PeerState.UNREACHABLE
+            self._world.sometimes("dht/lookup met the dead", unreachable and bool(self._waiting))
+            self._give(PeerDown(event.peer, unreachable=unreachable))
 
     def _give(self, event: Event) -> None:
         """Hand events to the core one after another, also those that carrying out an effect causes."""
@@ -249,7 +254,8 @@ class Dht:
     def _carry_out(self, effect: Send | Learn | Penalise | Outcome) -> None:
         match effect:
             case Send(peer, data):
-                self._host.send(peer, PROTOCOL_ID, data)
+                if not self._world.buggify("dht/lost message"):
+                    self._host.send(peer, PROTOCOL_ID, data)
             case Learn(peer, addrs):
                 self._host.add_addrs(peer, [addr.with_peer(peer) for addr in addrs])
             case Penalise(peer, points, reason):
@@ -269,8 +275,8 @@ class Dht:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = due
-        now = self._world.now()
-        self._timer = None if due == math.inf else self._world.call_at(max(due, now), self._tick)
+        when = max(due, self._world.now()) + lateness(self._world, "dht/late tick")
+        self._timer = None if due == math.inf else self._world.call_at(when, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
@@ -282,7 +288,7 @@ class Dht:
     def _follow_addrs(self) -> None:
         """Tell the core when the host can be dialled elsewhere."""
         addrs = self._host.addrs
-        if addrs != self._addrs:
+        if addrs != self._addrs or self._world.buggify("dht/says its addresses again"):
             self._addrs = addrs
             self._give(Moved(tuple(addr.transport for addr in addrs)))
 
@@ -346,6 +352,8 @@ async def open_dht(
     # Imported here: with kademlia comes asyncio, which whoever needs no DHT need not load.
     from p2p.dht.table import ContactTable
 
+    if world.buggify("dht/asks one by one"):
+        config = replace(config, alpha=1)
     known = {namespace.name: namespace for namespace in (ADDRESSES, *namespaces)}
     own = Contact(world.signer.peer_id, await _load_stamp(world, config.difficulty), ())
     seqno = await _load_seqno(world)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from p2p.errors import BadMessage
 from p2p.gossip.core import GossipCore
@@ -29,7 +29,7 @@ from p2p.gossip.events import (
 from p2p.gossip.messages import PROTOCOL_ID
 from p2p.host import Host, PeerEvent, PeerState
 from p2p.identity import PeerId
-from p2p.world import Timer, World
+from p2p.world import Timer, World, lateness
 
 Validator = Callable[[PeerId, bytes], Validity]
 """Judges what a peer published, by author and data; must not block. `BadMessage` counts as `REJECT`."""
@@ -106,7 +106,9 @@ class Gossip:
     def _on_timer(self) -> None:
         self._drive(Tick())
         if not self._closed:
-            when = max(self._core.next_deadline, self._world.now())
+            self._world.sometimes("gossip/heard it twice", self._core.counters["duplicate"] > 0)
+            due = max(self._core.next_deadline, self._world.now())
+            when = due + lateness(self._world, "gossip/late heartbeat")
             self._timer = self._world.call_at(when, self._on_timer)
 
     def _drive(self, event: Event) -> None:
@@ -126,6 +128,7 @@ class Gossip:
                 if subscription is not None:
                     subscription.deliver(author, data)
             case Penalise(peer, points, reason):
+                self._world.sometimes("gossip/blamed a peer", True)
                 self._host.penalise(peer, points, reason)
 
     def _judge(self, topic: str, author: PeerId, data: bytes) -> Validity:
@@ -141,6 +144,8 @@ class Gossip:
 @asynccontextmanager
 async def open_gossip(world: World, host: Host, config: GossipConfig) -> AsyncIterator[Gossip]:
     """Publish and subscribe for the length of the block."""
+    if world.buggify("gossip/thin mesh"):
+        config = replace(config, low=min(2, config.low), degree=config.low)
     core = GossipCore(
         world.signer,
         config,

@@ -156,7 +156,10 @@ class Membership:
             return
         now = self._world.now()
         for effect in self._core.handle(event, now):
-            self._carry_out(effect)
+            if type(effect) is Send:  # nearly all are
+                self._host.send(effect.peer, PROTOCOL_ID, effect.data)
+            else:
+                self._carry_out(effect)
         if self._core.is_linked:
             self._linked.set()
         elif self._linked.is_set():
@@ -170,8 +173,6 @@ class Membership:
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
-            case Send(peer, data):
-                self._host.send(peer, PROTOCOL_ID, data)
             case AddAddrs(peer, addrs):
                 self._host.add_addrs(peer, addrs)
             case Penalise(peer, points, reason):

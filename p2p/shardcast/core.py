@@ -5,13 +5,18 @@ Theory of operation
 The *origin* signs a roster and a manifest, and gives each chunk once, to a root of the forest that has
 credit (`handout`). A *relay* that gets a chunk along a stripe checks its digest and queues it for its
 children at once, before it is on disk; news that explain the chunk go ahead of it on the same stream.
-Credit is honest: a root confirms every chunk to the origin, and asks for more only while its own children
-lag by fewer than two chunks on average. If a child is gone, its children are served in its place.
+Credit is honest: a root confirms every chunk to the origin, and asks for more only while at most half of
+its children have two chunks waiting. If a child is gone, its children are served in its place.
 
-What the forest loses is *pulled*. Neighbours tell each other what they have, in batches. A chunk that
-others have had for longer than it usually takes to get here is asked for, from any holder but the origin;
-the origin is asked when nothing has come for twice that long and nobody else has it. A node outside the
-roster lives by pulling alone. Before a chunk is pulled, the neighbours hear that it is *taken*.
+A child whose line is slower than its siblings' does not hold them up: what is more than its share of four
+waiting chunks is *skipped*. It learns of the skipped chunks, fetches them from any holder as fast as its own
+line goes, and passes them on to its children: the stripe brings the duty even where it does not bring bytes.
+
+What the forest loses is *pulled*. Neighbours tell each other, and their parents, what they have, in batches.
+A chunk that others have had for longer than it usually takes to get here is asked for, from any holder but
+the origin; the origin is asked when nothing has come for long and nobody else has it. A node outside the
+roster lives by pulling alone. Before a chunk is pulled, the parents hear that it is *taken*; when it comes
+from another, whom it was asked of hears so too. Nobody asks for more than its line has lately carried.
 
 At most two versions are fetched at a time: the newest, and the one before it while it may still come
 first. An origin starts to hand out a version when the one before has left, and passes over those in
@@ -22,16 +27,17 @@ from __future__ import annotations
 
 import math
 from random import Random
-from typing import Final, assert_never
+from typing import assert_never
 
 from p2p.identity import PeerId
 from p2p.shardcast import events as ev
 from p2p.shardcast.config import ShardcastConfig, ShardcastStats
-from p2p.shardcast.exchange import HAVE_DELAY, Exchange
+from p2p.shardcast.exchange import Exchange
 from p2p.shardcast.known import Known
 from p2p.shardcast.manifest import NO_POLICY, Equivocation, Index, Manifest, decode_index_untrusted, digest_of
 from p2p.shardcast.messages import (
     INLINE_INDEX,
+    NO_STRIPE,
     Ask,
     Blame,
     ChunkHeader,
@@ -42,6 +48,7 @@ from p2p.shardcast.messages import (
     Message,
     PolicyNews,
     RosterNews,
+    Skipped,
     Taken,
     Want,
     mask_of,
@@ -49,13 +56,10 @@ from p2p.shardcast.messages import (
 )
 from p2p.shardcast.origin import Origin
 from p2p.shardcast.peers import Peers
-from p2p.shardcast.policy import ChunkEvent, Policy
+from p2p.shardcast.policy import ChunkEvent, Policy, surplus
 from p2p.shardcast.relay import Relay, news_of
 from p2p.shardcast.repair import Repair
 from p2p.shardcast.rumours import Rumours
-
-MAX_FETCHES: Final = 2
-"""Versions fetched at a time."""
 
 
 class ShardcastCore:
@@ -140,23 +144,14 @@ class ShardcastCore:
             case Hello(newest):
                 self._answer_hello(peer, newest)
             case Credit() | Blame():
-                self._roots_say(peer, message)
-            case Ask() | Have() | Taken() | Want():
+                if not self._origin.hear(peer, message, self._now):
+                    self._convict(peer, "confirmed chunks that it was never given")
+            case Ask() | Have() | Taken() | Skipped() | Want():
                 self._holders_say(peer, message)
             case _:
                 assert_never(message)
 
-    def _roots_say(self, peer: PeerId, message: Credit | Blame) -> None:
-        """What an origin hears about its hand-out."""
-        handout = self._relay.handouts.get(message.policy)
-        if handout is None:
-            return
-        if isinstance(message, Blame):
-            handout.blame(message.peer, peer)
-        elif not handout.credit(peer, message.received, message.granted, self._now):
-            self._convict(peer, "confirmed chunks that it was never given")
-
-    def _holders_say(self, peer: PeerId, message: Ask | Have | Taken | Want) -> None:
+    def _holders_say(self, peer: PeerId, message: Ask | Have | Taken | Skipped | Want) -> None:
         """What peers say to each other about the chunks of a policy."""
         policy = self._policies.get(message.policy)
         if policy is None:
@@ -166,9 +161,14 @@ class ShardcastCore:
         match message:
             case Ask(_, wants_index):
                 self._answer_ask(peer, policy, wants_index)
-            case Have(_, ranges):
-                if not policy.holds(peer, mask_of(ranges), self._now):
+            case Have() | Skipped():
+                mask = mask_of(message.ranges)
+                if mask & ~policy.full:
                     self._convict(peer, "has chunks that do not exist")
+                elif isinstance(message, Skipped):
+                    self._relay.take_over(peer, policy, message, self._now)
+                else:
+                    policy.holds(peer, mask, self._now)
                 self._out += self._exchange.pull(policy, self._now)
             case Taken(_, ranges):
                 if not policy.skips(peer, mask_of(ranges)):
@@ -198,7 +198,7 @@ class ShardcastCore:
             self._out += self._exchange.inquire(policy, self._now)
 
     def _adopt(self, manifest: Manifest) -> Policy | None:
-        """Start to fetch a version, if it is worth it; at most `MAX_FETCHES` at a time."""
+        """Start to fetch a version, if it is worth it."""
         stale = self.newest is not None and manifest.version <= self.newest.version
         if stale or self._rumours.is_over(manifest.digest):
             return None
@@ -208,16 +208,8 @@ class ShardcastCore:
         for peer in self._rumours.take_askers(manifest.digest):
             policy.listen(peer)
         self._policies[manifest.digest] = policy
-        fetches = sorted(
-            (p for p in self._policies.values() if not p.whole), key=lambda p: p.manifest.version
-        )
-        if len(fetches) > MAX_FETCHES:
-            # The newest, and of the others the one that will be whole first: a node slower than the
-            # run publishes would otherwise give up every version for the next, and never have any.
-            best = max(fetches[:-1], key=lambda p: p.verified.bit_count() / p.count)
-            for fetch in fetches[:-1]:
-                if fetch is not best:
-                    self._abandon(fetch)
+        for fetch in surplus(p for p in self._policies.values() if not p.whole):
+            self._abandon(fetch)
         return policy if manifest.digest in self._policies else None
 
     def _halt(self, evidence: Equivocation) -> None:
@@ -254,7 +246,7 @@ class ShardcastCore:
             if chunk >= policy.count:
                 self._convict(peer, "wants a chunk that does not exist")
                 return
-            if handout is None or not handout.complain(chunk, peer):
+            if handout is None or not handout.complain(chunk, peer, self._now):
                 self._relay.serve(peer, policy, chunk)
 
     # What comes in: chunks
@@ -270,8 +262,9 @@ class ShardcastCore:
         if policy.verified & bit:
             self.stats.duplicates += len(data)
             if peer == policy.manifest.trainer:
-                self._relay.forward(policy, header, peer)  # given again, since its first root failed
+                self._relay.forward(policy, header, peer, self._now)  # given again: its first root failed
             return
+        request = policy.requests.get(header.index)
         asked = self._repair.came(policy, header.index, peer, self._now)
         if len(data) != chunk.wire or digest_of(data) != chunk.digest:
             policy.advance(header.index, ChunkEvent.DIGEST_BAD)
@@ -280,13 +273,15 @@ class ShardcastCore:
             self._out.append(ev.Send(policy.manifest.trainer, Blame(header.policy, peer)))
             return
         policy.advance(header.index, ChunkEvent.DIGEST_OK)
-        policy.arrived(header.index, self._now)
+        if request is not None and not asked:
+            self._out += self._exchange.cancel(policy, {header.index: request.peer})
+        policy.arrived(header.index, self._now, pushed=request is None and header.stripe != NO_STRIPE)
         self.stats.count_came(len(data), asked=asked, origin=peer == policy.manifest.trainer)
         policy.holds(peer, bit, self._now)
         self._out.append(ev.Keep(header.policy, header.index, data))
-        self._relay.forward(policy, header, peer)
+        self._relay.pass_on(policy, header, peer, self._now)
         policy.unsaid |= bit
-        policy.say_at = min(policy.say_at, self._now + HAVE_DELAY)
+        policy.speak(self._now)
         if policy.whole:
             self._out += self._exchange.say(policy)
             self._out.append(ev.Finish(header.policy))
@@ -333,7 +328,7 @@ class ShardcastCore:
         policy = self._hold(event.manifest, event.index)
         policy.stored = True
         self._advance_newest(event.manifest)
-        self._origin.publish(policy)
+        self._origin.publish(policy, again=False)
 
     def _hold(self, manifest: Manifest, index: Index) -> Policy:
         policy = Policy(manifest, self._now, self._config.stall)
@@ -354,19 +349,22 @@ class ShardcastCore:
         else:
             policy.eager = True  # its hand-out is over
         if event.manifest.trainer == self._local and event.stored:
-            self._origin.publish(policy)
+            self._origin.publish(policy, again=True)
 
     # Peers
 
     def _peer_up(self, peer: PeerId) -> None:
         self._peers.connected(peer)
+        for policy in self._policies.values():
+            if policy.manifest.trainer == peer and not policy.whole:
+                policy.ask_at = self._now  # perhaps it is back, and has what nobody else has
         newest = max((p.manifest.version for p in self._policies.values()), default=NO_POLICY)
         self._out.append(ev.Send(peer, Hello(newest)))
 
     def _peer_lost(self, peer: PeerId) -> None:
         self._peers.lose(peer)
         self._repair.lose(peer)
-        self._relay.lose(peer)
+        self._relay.lose(peer, self._now)
         for policy in self._policies.values():
             policy.lose(peer)
             self._out += self._exchange.pull(policy, self._now)
@@ -382,7 +380,7 @@ class ShardcastCore:
     def _flow(self) -> None:
         self._out += self._origin.start(self._now)
         self._relay.give(self._now)
-        self._out += self._relay.pump()
+        self._out += self._relay.pump(self._now)
         for policy in self._policies.values():
             self._out += self._relay.credit(policy)
 
@@ -394,7 +392,7 @@ class ShardcastCore:
             if policy.whole:
                 continue
             policy.ripen(self._now)
-            self._repair.expire(policy, self._now)
+            self._out += self._exchange.cancel(policy, self._repair.expire(policy, self._now))
             if policy.ask_at <= self._now:
                 self._out += self._exchange.inquire(policy, self._now)
             self._out += self._exchange.pull(policy, self._now)

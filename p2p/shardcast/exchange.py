@@ -9,14 +9,13 @@ from typing import Final
 
 from p2p.identity import PeerId
 from p2p.shardcast import events as ev
+from p2p.shardcast.forest import plant
 from p2p.shardcast.known import Known
-from p2p.shardcast.messages import Ask, Have, Taken, Want, ranges_of
+from p2p.shardcast.messages import Ask, Have, Skipped, Taken, Want, ranges_of
 from p2p.shardcast.peers import Peers
 from p2p.shardcast.policy import SLOW_LINK, Policy
 from p2p.shardcast.repair import Repair
 
-HAVE_DELAY: Final = 0.1
-"""Seconds for which have-lists are collected: a fifth of the shortest patience, a tenth of the messages."""
 _MAX_BACKOFF: Final = 5
 """Doublings of the time between inquiries: 16 s at the usual patience."""
 _INQUIRIES: Final = 4
@@ -34,18 +33,26 @@ class Exchange:
         self._rng = rng
 
     def say(self, policy: Policy) -> Iterator[ev.Effect]:
-        """Tell neighbours and listeners what we got since we last did."""
+        """Tell neighbours and listeners what we got since we last did, and children what we do not push."""
         mask, policy.unsaid, policy.say_at = policy.unsaid, 0, math.inf
         for peer in self._audience(policy):
             if policy.holders.get(peer) != policy.full:
                 yield from (ev.Send(peer, Have(policy.manifest.digest, part)) for part in ranges_of(mask))
+        skipped, policy.skipped = policy.skipped, {}
+        for peer, masks in skipped.items():
+            if self._peers.is_gone(peer):
+                continue
+            for (epoch, stripe), chunks in masks.items():
+                for part in ranges_of(chunks):
+                    yield ev.Send(peer, Skipped(policy.manifest.digest, epoch, stripe, part))
 
     def _audience(self, policy: Policy) -> list[PeerId]:
-        """Neighbours and listeners, but for the origin, who has everything."""
+        """Neighbours, listeners and parents, but for the origin, who has everything."""
         origin = policy.manifest.trainer
         roster = self._known.roster(origin)
         peers = dict.fromkeys(roster.neighbours(self._local) if roster is not None else ())
         peers.update(policy.listeners)
+        peers.update(dict.fromkeys(self._feeders(policy)))
         return [peer for peer in peers if peer != origin and not self._peers.is_gone(peer)]
 
     def inquire(self, policy: Policy, now: float) -> Iterator[ev.Effect]:
@@ -57,7 +64,7 @@ class Exchange:
         candidates = [p for p in others if p not in (origin, self._local) and not self._peers.is_gone(p)]
         chosen = self._rng.sample(candidates, min(_INQUIRIES, len(candidates)))
         policy.asks += 1
-        policy.ask_at = now + policy.patience * 2 ** min(policy.asks - 1, _MAX_BACKOFF)
+        policy.ask_at = now + policy.silence * 2 ** min(policy.asks - 1, _MAX_BACKOFF)
         if not chosen or policy.asks > 1:
             policy.last_resort = True
             if policy.index is None:
@@ -65,7 +72,7 @@ class Exchange:
         yield from (ev.Send(peer, Ask(name, policy.index is None)) for peer in chosen)
 
     def pull(self, policy: Policy, now: float) -> Iterator[ev.Effect]:
-        """Ask for what is late, and tell the neighbours that it is taken."""
+        """Ask for what is late, and tell those who would push it that it is taken."""
         if policy.whole:
             return
         plan = self._repair.pull(policy, now, lambda peer: self._rate(policy, peer))
@@ -74,9 +81,25 @@ class Exchange:
         yield from (ev.Send(peer, Want(name, tuple(chunks))) for peer, chunks in plan.items())
         if not taken or policy.eager:
             return
-        for peer in self._audience(policy):
+        for peer in self._feeders(policy):
             mask = sum(taken.values()) - taken.get(peer, 0)
             yield from (ev.Send(peer, Taken(name, part)) for part in ranges_of(mask))
+
+    def cancel(self, policy: Policy, chunks: dict[int, PeerId]) -> Iterator[ev.Effect]:
+        """Tell those of whom these chunks were asked that they are no longer awaited."""
+        masks: dict[PeerId, int] = {}
+        for index, peer in chunks.items():
+            masks[peer] = masks.get(peer, 0) | 1 << index
+        for peer, mask in masks.items():
+            if peer != policy.manifest.trainer and not self._peers.is_gone(peer):
+                yield from (ev.Send(peer, Taken(policy.manifest.digest, part)) for part in ranges_of(mask))
+
+    def _feeders(self, policy: Policy) -> tuple[PeerId, ...]:
+        """Who would push chunks to us, but for the origin: what it gives has to be confirmed."""
+        roster = self._known.roster(policy.manifest.trainer)
+        if roster is None:
+            return ()
+        return plant(roster, policy.manifest.version).feeders(self._local, self._peers.is_gone)
 
     def _rate(self, policy: Policy, peer: PeerId) -> float:
         """What to expect of ``peer``'s uplink, in bytes per second; 0 if it is gone."""

@@ -195,6 +195,21 @@ class Forest:
                 found.append(peers[child])
         return tuple(found)
 
+    def relays(self, stripe: int, peer: PeerId) -> bool:
+        """Whether ``peer`` has children in ``stripe``."""
+        return self.roster.positions.get(peer, -1) in self.stripes[stripe].children
+
+    def feeders(self, peer: PeerId, gone: Callable[[PeerId], bool]) -> tuple[PeerId, ...]:
+        """Who pushes to ``peer``: in each stripe its parent, in place of one that is gone the next above."""
+        place, peers = self.roster.positions.get(peer), self.roster.peers
+        if place is None:
+            return ()
+        nearest = (
+            next((above for above in stripe.ancestors(place) if not gone(peers[above])), None)
+            for stripe in self.stripes
+        )
+        return tuple(dict.fromkeys(peers[above] for above in nearest if above is not None))
+
     def feeds(self, stripe: int, sender: PeerId, receiver: PeerId) -> bool:
         """Whether ``sender`` stands above ``receiver`` in ``stripe``: a push from it is no surprise."""
         if not 0 <= stripe < len(self.stripes):
@@ -215,7 +230,9 @@ def plant(roster: Roster, version: PolicyVersion) -> Forest:
     if count <= MESH:
         stripes = [_star(count, place) for place in order]
     else:
-        stripes = [_tree(count, group) for group in _deal(roster, order, _stripe_count(count, len(order)))]
+        groups = _deal(roster, order, _stripe_count(count, len(order)))
+        weak = [place for place in range(count) if not roster.classes[place]] if len(order) < count else []
+        stripes = [_tree([*order, *weak], group) for group in groups]
     return Forest(roster, tuple(stripes))
 
 
@@ -264,11 +281,12 @@ def _stretch(group: dict[int, int], need: int) -> None:
         group[places[turn % len(places)]] += 1
 
 
-def _tree(count: int, slots: dict[int, int]) -> Stripe:
-    """Breadth first: interior peers above, everybody else on the slots that are left."""
-    interior = list(slots)
+def _tree(order: Sequence[int], slots: dict[int, int]) -> Stripe:
+    """Breadth first, in the order of strength: interior peers above, everybody else on the slots that are
+    left, so that whoever has a strong line gets chunks from the strong, and early."""
+    count, interior = len(order), list(slots)
     root = interior[0]
-    leaves = [place for step in range(count) if (place := (root + step) % count) not in slots]
+    leaves = [place for place in order if place not in slots]
     parent = [-1] * count
     children: dict[int, list[int]] = {place: [] for place in interior}
     waiting = deque([*interior[1:], *leaves])

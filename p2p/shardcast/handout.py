@@ -2,7 +2,8 @@
 
 A root's credit comes back as it gets rid of what it was given, so fast subtrees take more chunks and
 nobody has to estimate a bandwidth. What a root got and did not confirm in time, or was holding when it
-died, becomes fresh again for another root.
+died, becomes fresh again for another root. An origin that restarts does not know what its earlier life
+gave away: it holds everything for given, and gives again what somebody finds nowhere else.
 """
 
 from __future__ import annotations
@@ -54,17 +55,19 @@ class _Root:
 class HandOut:
     """One policy on its way out of its origin."""
 
-    def __init__(self, count: int, forest: Forest, now: float, stall: float) -> None:
+    def __init__(self, count: int, forest: Forest, now: float, stall: float, *, again: bool = False) -> None:
         self.forest = forest
         self.progress = now
         """When a chunk was last given away."""
         self._count = count
-        self._next = 0
+        self._resumed = again
+        self._next = count if again else 0
         self._again: deque[int] = deque()
         self._roots = {peer: _Root(stripe) for stripe, peer in enumerate(forest.roots)}
         self._stall = stall
         self._chunk_time = 0.0
-        self._regiven: dict[int, None] = {}
+        self._missed: dict[int, PeerId] = {}
+        self._regiven: dict[int, float] = {}
 
     @property
     def epoch(self) -> int:
@@ -90,6 +93,7 @@ class HandOut:
         peer = min(ready)[-1]
         if self._again:
             chunk = self._again.popleft()
+            self._regiven[chunk] = now
         else:
             chunk, self._next = self._next, self._next + 1
         self._roots[peer].given.append(_Gift(chunk, now))
@@ -109,7 +113,7 @@ class HandOut:
         if root is None:
             return True
         if received > len(root.given):
-            return False
+            return self._resumed  # it counts what our earlier life gave it
         if received > root.received:
             took = now - root.given[received - 1].since
             self._chunk_time += _SMOOTHING * (took - self._chunk_time)
@@ -134,19 +138,24 @@ class HandOut:
         if len(accused.blamed) >= min(_VOICES, len(self.forest.roster.peers) - 1):
             self.lose(root)
 
-    def complain(self, chunk: int, by: PeerId) -> bool:
+    def complain(self, chunk: int, by: PeerId, now: float) -> bool:
         """A peer of the roster asks the origin itself for a chunk that some root should have brought.
 
-        True if the chunk is given again along another stripe, once, which serves everybody who misses it.
+        True if the chunk is given again along another stripe, once, which serves everybody who misses it. A
+        single voice is served by itself: mostly the chunk is on its way. After a restart it is not.
         """
         if by not in self.forest.roster.positions:
             return False
         if chunk < self._next and chunk not in self._regiven and len(self._roots) > 1:
-            self._regiven[chunk] = None
+            if self._missed.setdefault(chunk, by) == by and not self._resumed:
+                return False
+            self._regiven[chunk] = now
             if chunk not in self._again:
                 self._again.append(chunk)
             return True
-        return chunk in self._again
+        if chunk in self._again:
+            self._regiven.setdefault(chunk, now)  # no root may be left that can take it
+        return now < self._regiven.get(chunk, -math.inf) + _LATE * self._stall
 
     def expire(self, now: float) -> None:
         """Give again what a root has not confirmed in time, and that root nothing more until it has."""

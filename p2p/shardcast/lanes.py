@@ -16,6 +16,9 @@ from p2p.shardcast.messages import ChunkHeader
 _RECENT: Final = 4
 """Chunks lately sent that may still be under way: lost with the connection. Two in the sender's
 buffers and two in the receiver's."""
+_SMOOTHING: Final = 0.25
+_QUICKEST: Final = 0.001
+"""Seconds per chunk below which no lane is taken for faster: those are the sender's own buffers."""
 _TOLD: Final = 16
 """News remembered as told: three rosters and more versions than anybody fetches at a time."""
 
@@ -30,6 +33,11 @@ class Lane:
     owed: int = 0
     """Chunks in the queue that the peer asked for."""
     told: dict[bytes, None] = field(default_factory=dict)
+    since: float = 0.0
+    """When the chunk under way was pushed."""
+    _took: float = 0.0
+    rate: float = 0.0
+    """Chunks per second while there were any, lately; 0 before the first has left."""
 
     @property
     def backlog(self) -> int:
@@ -45,21 +53,25 @@ class Lane:
             del self.told[next(iter(self.told))]
         return True
 
-    def next(self, wanted: Callable[[ChunkHeader], bool], left: Callable[[ChunkHeader], None]) -> bool:
+    def next(
+        self, now: float, wanted: Callable[[ChunkHeader], bool], left: Callable[[ChunkHeader], None]
+    ) -> bool:
         """Take the next wanted chunk under way; ``left`` hears of those that are passed over."""
         while self.busy is None and self.queue:
             header = self.queue.popleft()
             if wanted(header):
-                self.busy = header
+                self.busy, self.since = header, now
                 return True
             left(header)
         return False
 
-    def sent(self) -> ChunkHeader | None:
+    def sent(self, now: float) -> ChunkHeader | None:
         """The chunk under way has left."""
         header, self.busy = self.busy, None
         if header is not None:
             self.recent.append(header)
+            self._took += _SMOOTHING * (now - self.since - self._took)
+            self.rate = 1 / max(self._took, _QUICKEST)
         return header
 
     def hurry(self, policy: bytes, chunk: int) -> bool:

@@ -96,6 +96,17 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
+class Skipped:
+    """Chunks of a stripe that the sender holds and does not push, since the receiver's line is behind or it
+    gets them elsewhere: fetch what is missing, and pass all of them on along the stripe."""
+
+    policy: bytes
+    epoch: int
+    stripe: int
+    ranges: Ranges
+
+
+@dataclass(frozen=True, slots=True)
 class Want:
     """Send me these chunks."""
 
@@ -120,7 +131,7 @@ class Blame:
     peer: PeerId
 
 
-Message = Blame | Hello | PolicyNews | RosterNews | Evidence | Ask | Have | Taken | Want | Credit
+Message = Blame | Hello | PolicyNews | RosterNews | Evidence | Ask | Have | Taken | Skipped | Want | Credit
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +161,8 @@ def encode_message(message: Message) -> bytes:
             return pack(["have", policy, [n for pair in ranges for n in pair]])
         case Taken(policy, ranges):
             return pack(["taken", policy, [n for pair in ranges for n in pair]])
+        case Skipped(policy, epoch, stripe, ranges):
+            return pack(["skipped", policy, epoch, stripe, [n for pair in ranges for n in pair]])
         case Want(policy, chunks):
             return pack(["want", policy, list(chunks)])
         case Credit(policy, received, granted):
@@ -182,6 +195,10 @@ def decode_message_untrusted(data: bytes | memoryview) -> Message:
         case "have" | "taken":
             policy, numbers = fields_untrusted(rest, bytes, list, what=kind)
             return (Have if kind == "have" else Taken)(_policy(policy), _ranges_untrusted(numbers))
+        case "skipped":
+            policy, epoch, stripe, numbers = fields_untrusted(rest, bytes, int, int, list, what=kind)
+            epoch, stripe = _bounded(epoch, 0, _MAX_COUNT), _bounded(stripe, 0, NO_STRIPE - 1)
+            return Skipped(_policy(policy), epoch, stripe, _ranges_untrusted(numbers))
         case "want":
             policy, chunks = fields_untrusted(rest, bytes, list, what=kind)
             return Want(_policy(policy), _chunks_untrusted(chunks))

@@ -11,7 +11,7 @@ from p2p.shardcast import events as ev
 from p2p.shardcast.forest import plant
 from p2p.shardcast.handout import HandOut
 from p2p.shardcast.known import Known
-from p2p.shardcast.messages import INLINE_INDEX
+from p2p.shardcast.messages import INLINE_INDEX, Blame, Credit
 from p2p.shardcast.policy import Policy
 from p2p.shardcast.relay import Relay, news_of
 
@@ -29,10 +29,11 @@ class Origin:
         self._is_gone = is_gone
         self._overtime = _OVERTIME * stall
         self._pending: Policy | None = None
+        self._again = False
 
-    def publish(self, policy: Policy) -> None:
-        """``policy`` is next, whatever was."""
-        self._pending = policy
+    def publish(self, policy: Policy, *, again: bool) -> None:
+        """``policy`` is next, whatever was; ``again`` if an earlier life began to hand it out."""
+        self._pending, self._again = policy, again
 
     def start(self, now: float) -> Iterator[ev.Effect]:
         """Announce and hand out what is pending, if it is its turn."""
@@ -46,11 +47,21 @@ class Origin:
         if roster is None:
             return
         forest = plant(roster, policy.manifest.version)
-        handout = HandOut(policy.count, forest, now, policy.patience)
+        handout = HandOut(policy.count, forest, now, policy.patience, again=self._again)
         for peer in forest.roots:
             if self._is_gone(peer):
                 handout.lose(peer)
         handouts[policy.manifest.digest] = handout
+
+    def hear(self, peer: PeerId, message: Credit | Blame, now: float) -> bool:
+        """What roots and their children say about a hand-out. False if it cannot be true."""
+        handout = self._relay.handouts.get(message.policy)
+        if handout is None:
+            return True
+        if isinstance(message, Credit):
+            return handout.credit(peer, message.received, message.granted, now)
+        handout.blame(message.peer, peer)
+        return True
 
     def expire(self, now: float) -> None:
         """Give again what roots have not confirmed in time."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
@@ -11,20 +11,33 @@ from typing import Final
 from p2p.errors import LocalProtocolError
 from p2p.identity import PeerId
 from p2p.shardcast.manifest import Index, Manifest
+from p2p.shardcast.messages import ChunkHeader
 from p2p.wire import MIB
 
+MAX_FETCHES: Final = 2
+"""Versions fetched at a time."""
 MAX_HOLDERS: Final = 64
 """Peers whose have-lists are kept per policy: 8 neighbours, 16 listeners, and those who were asked."""
+MAX_TAKERS: Final = 1024
+"""Peers whose taken-lists are kept per policy: the children of the strongest relay of a large roster."""
 MAX_LISTENERS: Final = 16
 """Peers outside the neighbourhood that are told what we get. The oldest gives way."""
 MAX_ASKERS: Final = 1024
 """Peers whose requests are counted per policy; as many as hold a connection to us."""
+HAVE_DELAY: Final = 0.1
+"""Seconds for which have-lists are collected: a fifth of the shortest patience, a tenth of the messages."""
 SPARE_ANSWERS: Final = 64
 """Requests beyond twice the chunks: have-lists asked for while a swarm is stuck."""
 SLOW_LINK: Final = 1 * MIB
 """Bytes per second of a link that is slow and yet no fault: what a chunk's time is guessed from at first."""
-_LATE: Final = 4
-"""Chunk times after which a chunk is late: its share of a full mesh's jitter, with room."""
+_LATE: Final = 16
+"""Chunk times after which a chunk is late: eight parents may each have one under way and one waiting."""
+_SPARE: Final = 2
+"""Chunk times granted beyond one for each chunk that is still to come."""
+_LAST: Final = 8
+"""Chunks that are the last ones: one of each stripe."""
+_LONGEST: Final = 4
+"""Shortest patiences beyond which a pause between two chunks says nothing about the line."""
 _LAGS: Final = 2
 """Times the usual lag behind others after which a chunk is late: roots differ in strength by that."""
 _SMOOTHING: Final = 0.25
@@ -97,6 +110,10 @@ class Policy:
         """Chunks that somebody was asked for and did not bring."""
         self.unsaid = 0
         """Chunks that we hold and have not told our neighbours of."""
+        self.skipped: dict[PeerId, dict[tuple[int, int], int]] = {}
+        """Chunks that children were not pushed and have not been told of, by roster epoch and stripe."""
+        self.bare: dict[int, tuple[PeerId, ChunkHeader]] = {}
+        """Chunks that a parent did not push, and what to pass on once they are here."""
         self.say_at = math.inf
         self.requests: dict[int, Request] = {}
         self.holders: dict[PeerId, int] = {}
@@ -108,20 +125,27 @@ class Policy:
         """How often they were asked since the last chunk came."""
         self.last_resort = False
         """Ask the origin for what nobody else is known to have."""
-        self.fresh = self.granted = self.fanout = 0
-        """Chunks that the origin gave us to relay, how many it may give in all, and to how many children."""
-        self.confirmed = (0, 0)
-        """The last `Credit` sent."""
-        self.backlog = 0
-        """Chunks that wait in our lanes to be forwarded to children."""
+        self._count_anew()
         self._stall = stall
         self._sights: dict[int, _Sight] = {}
+        self._skippers: dict[int, _Sight] = {}
         self._lag = 0.0
-        self._chunk_time = manifest.anchor.wire / self.count / SLOW_LINK
+        self.chunk_time = manifest.anchor.wire / self.count / SLOW_LINK
+        """Seconds between two chunks that come, lately."""
+        self._since, self._came, self._tempo = now, 0, self.chunk_time
         self.ask_at = now + self.patience
         """When to ask others what they have, if nothing comes before."""
         self.served: dict[PeerId, int] = {}
         """Chunks and answers that peers had of us for the asking."""
+
+    def _count_anew(self) -> None:
+        """The next hand-out of the origin counts from the start."""
+        self.fresh = self.granted = 0
+        """Chunks that the origin gave us to relay, and how many it may give in all."""
+        self.children: tuple[PeerId, ...] = ()
+        """To whom we relayed the last of them."""
+        self.confirmed = (0, 0)
+        """The last `Credit` sent."""
 
     def __repr__(self) -> str:
         return f"Policy(v{self.manifest.version}, {self.verified.bit_count()} of {self.count} chunks)"
@@ -144,7 +168,21 @@ class Policy:
     @property
     def patience(self) -> float:
         """Seconds that a chunk may lag behind others' possession of it before it is pulled."""
-        return max(self._stall, _LATE * self._chunk_time, _LAGS * self._lag)
+        if self._left <= _LAST:
+            return (
+                self.silence
+            )  # the last ones are not waited for as long as usual: there is room to pull them
+        return max(self.silence, _LAGS * self._lag)
+
+    @property
+    def _left(self) -> int:
+        return self.count - self.verified.bit_count()
+
+    @property
+    def silence(self) -> float:
+        """Seconds without any chunk after which all that is missing is pulled."""
+        most = min(_LATE, self._left + _SPARE)  # towards the end no more than these could have come
+        return max(self._stall, most * min(self.chunk_time, self._tempo))
 
     def state(self, index: int) -> ChunkState:
         """The state of one chunk."""
@@ -167,22 +205,26 @@ class Policy:
             self.requests.pop(index, None)
         return after
 
-    def arrived(self, index: int, now: float) -> None:
+    def arrived(self, index: int, now: float, *, pushed: bool) -> None:
         """A chunk came for the first time: learn how long chunks take."""
         sight = self._sights.pop(index, None)
-        lag = now - sight.when if sight is not None else 0.0
-        self._lag += _SMOOTHING * (lag - self._lag)
-        self._chunk_time += _SMOOTHING * (min(now - self.progress, _LATE * self._stall) - self._chunk_time)
+        self._skippers.pop(index, None)
+        if pushed:
+            lag = now - sight.when if sight is not None else 0.0
+            self._lag += _SMOOTHING * (lag - self._lag)
+        self.chunk_time += _SMOOTHING * (min(now - self.progress, _LONGEST * self._stall) - self.chunk_time)
+        self._came += 1
+        self._tempo = (now - self._since) / self._came  # a pause at the end must not teach patience
         self.progress = now
         self.asks = 0
-        self.ask_at = now + self.patience
+        self.ask_at = now + self.silence
 
     def holds(self, peer: PeerId, mask: int, now: float) -> bool:
         """``peer`` says that it has these chunks. False if such chunks do not exist."""
         if mask & ~self.full:
             return False
         if peer not in self.holders and len(self.holders) >= MAX_HOLDERS:
-            return True
+            return self.skips(peer, mask)  # no further source is needed, but neither does it need these
         known = self.holders.get(peer, 0)
         self.holders[peer] = known | mask
         for index in bits(mask & ~known & ~self.verified & ~self.urgent):
@@ -193,9 +235,31 @@ class Policy:
         """``peer`` gets these chunks elsewhere. False if such chunks do not exist."""
         if mask & ~self.full:
             return False
-        if peer in self.taken or len(self.taken) < MAX_HOLDERS:
+        if peer in self.taken or len(self.taken) < MAX_TAKERS:
             self.taken[peer] = self.taken.get(peer, 0) | mask
         return True
+
+    def skip(self, peer: PeerId, header: ChunkHeader, now: float) -> None:
+        """``peer`` has to be told that this chunk is not pushed to it."""
+        masks = self.skipped.setdefault(peer, {})
+        key = header.epoch, header.stripe
+        masks[key] = masks.get(key, 0) | 1 << header.index
+        self.speak(now)
+
+    def speak(self, now: float) -> None:
+        """There is something to say, now or together with what comes within `HAVE_DELAY`."""
+        self.say_at = min(self.say_at, now + HAVE_DELAY)
+
+    def abandoned(self, index: int, parent: PeerId, now: float) -> None:
+        """``parent`` holds this chunk and will not push it: pull it.
+
+        From ``parent`` only if nobody else has it before long: mostly it has more to send than it can.
+        """
+        self._sights.pop(index, None)
+        self.urgent |= 1 << index
+        self._skippers.setdefault(index, _Sight(now, parent))
+        if parent in self.holders:
+            self.holders[parent] &= ~(1 << index)
 
     def needs(self, peer: PeerId, index: int) -> bool:
         """Whether ``peer`` may still need this chunk pushed to it, as far as we know."""
@@ -216,18 +280,27 @@ class Policy:
                 break
             del self._sights[index]
             self.urgent |= 1 << index
+        while self._skippers:
+            index, skipped = next(iter(self._skippers.items()))
+            if skipped.when + self.patience > now:
+                break
+            del self._skippers[index]
+            self.holds(skipped.peer, 1 << index, now)
 
     def late(self, now: float) -> int:
         """The mask of missing chunks to pull now."""
-        if self.eager or now >= self.progress + self.patience:
+        if self.eager or now >= self.progress + self.silence:
             return self.missing
         return self.urgent & self.missing
 
     def lose(self, peer: PeerId) -> None:
         """Forget ``peer``; what it was to bring is urgent now."""
         self.holders.pop(peer, None)
+        self._skippers = {i: skipped for i, skipped in self._skippers.items() if skipped.peer != peer}
         self.taken.pop(peer, None)
         self.listeners.pop(peer, None)
+        if peer == self.manifest.trainer:
+            self._count_anew()
         for index in [i for i, request in self.requests.items() if request.peer == peer]:
             self.advance(index, ChunkEvent.PEER_LOST)
             self.urgent |= 1 << index
@@ -243,19 +316,19 @@ class Policy:
         self.served[peer] = self.served.get(peer, 0) + 1
         return self.served[peer] <= 2 * self.count + SPARE_ANSWERS
 
-    def expire(self, now: float) -> list[PeerId]:
-        """Give up requests that are past their deadline; returns who let them pass.
+    def expire(self, now: float) -> dict[int, Request]:
+        """Give up requests that are past their deadline; returns them.
 
         Whoever did is not taken for a holder of that chunk again until it says so: else a chunk that only
         a silent peer has would be asked of it for ever, and never of the origin.
         """
-        overdue = [(index, request) for index, request in self.requests.items() if request.deadline <= now]
-        for index, request in overdue:
+        overdue = {index: request for index, request in self.requests.items() if request.deadline <= now}
+        for index, request in overdue.items():
             self.advance(index, ChunkEvent.STALLED)
             self.urgent |= 1 << index
             self.failed |= 1 << index
             self.holders[request.peer] = self.holders.get(request.peer, 0) & ~(1 << index)
-        return list(dict.fromkeys(request.peer for _, request in overdue))
+        return overdue
 
     @property
     def next_deadline(self) -> float:
@@ -265,8 +338,21 @@ class Policy:
             return due
         due = min(due, self.ask_at)
         due = min([due, *(request.deadline for request in self.requests.values())])
-        oldest = next(iter(self._sights.values()), None)
-        return due if oldest is None else min(due, oldest.when + self.patience)
+        oldest = [next(iter(seen.values())).when for seen in (self._sights, self._skippers) if seen]
+        return min([due, *(when + self.patience for when in oldest)])
+
+
+def surplus(fetches: Iterable[Policy]) -> list[Policy]:
+    """Which of these to give up, so that `MAX_FETCHES` remain.
+
+    The newest stays, and of the others the one that will be whole first: a node slower than the run
+    publishes would otherwise give up every version for the next, and never have any.
+    """
+    ordered = sorted(fetches, key=lambda policy: policy.manifest.version)
+    if len(ordered) <= MAX_FETCHES:
+        return []
+    best = max(ordered[:-1], key=lambda policy: policy.verified.bit_count() / policy.count)
+    return [policy for policy in ordered[:-1] if policy is not best]
 
 
 def bits(mask: int) -> Iterator[int]:

@@ -12,11 +12,22 @@ from p2p.shardcast.forest import Forest, plant
 from p2p.shardcast.handout import CREDIT, HandOut
 from p2p.shardcast.known import Known
 from p2p.shardcast.lanes import Lane
-from p2p.shardcast.messages import NO_STRIPE, ChunkHeader, Credit, PolicyNews, RosterNews
-from p2p.shardcast.policy import Policy
+from p2p.shardcast.messages import (
+    NO_STRIPE,
+    ChunkHeader,
+    Credit,
+    PolicyNews,
+    RosterNews,
+    Skipped,
+    mask_of,
+)
+from p2p.shardcast.policy import Policy, bits
 
 MAX_OWED: Final = 16
 """Chunks that one peer may have asked for and not got: more than it has reason to, four times."""
+LANE_MOST: Final = 4
+"""Chunks that may wait for one child before it is told to get further ones elsewhere: twice what a child
+that keeps up has waiting, and with eight parents less than a slow line needs a minute for."""
 LANE_ROOM: Final = 2
 """Chunks of a hand-out that may wait for one root at the origin."""
 
@@ -46,24 +57,65 @@ class Relay:
         roster = self._known.roster(policy.manifest.trainer, epoch)
         return plant(roster, policy.manifest.version) if roster is not None else None
 
-    def forward(self, policy: Policy, header: ChunkHeader, sender: PeerId) -> None:
+    def pass_on(self, policy: Policy, header: ChunkHeader, sender: PeerId, now: float) -> None:
+        """A chunk has come: forward it, along the stripe that should have brought it if none did."""
+        parent, bare = policy.bare.pop(header.index, (sender, header))
+        self.forward(policy, *((header, sender) if header.stripe != NO_STRIPE else (bare, parent)), now)
+
+    def take_over(self, parent: PeerId, policy: Policy, skipped: Skipped, now: float) -> None:
+        """``parent`` does not push us chunks of a stripe: forward what is here, the rest when it comes."""
+        forest = self.forest(policy, skipped.epoch)
+        if forest is None or not forest.feeds(skipped.stripe, parent, self._local):
+            return
+        for index in bits(mask_of(skipped.ranges)):
+            header = ChunkHeader(skipped.policy, index, skipped.epoch, skipped.stripe)
+            if policy.verified >> index & 1:
+                self.forward(policy, header, parent, now)
+            else:
+                policy.bare[index] = (parent, header)
+                policy.abandoned(index, parent, now)
+
+    def forward(self, policy: Policy, header: ChunkHeader, sender: PeerId, now: float) -> None:
         """Queue a chunk that came along a stripe for our children in it."""
         forest = self.forest(policy, header.epoch) if header.stripe != NO_STRIPE else None
         if forest is None or not forest.feeds(header.stripe, sender, self._local):
             return
         children = forest.children(header.stripe, self._local, self._is_gone)
+        usual = self._usual_rate(children)
         for child in children:
-            if child != sender and policy.needs(child, header.index):
-                self._queue(child, header, policy)
+            if child != sender:
+                self._offer(child, header, policy, now, usual)
         if sender == forest.roster.origin:
             policy.fresh += 1
-            policy.fanout = len(children)
+            policy.children = children
 
-    def _queue(self, peer: PeerId, header: ChunkHeader, policy: Policy) -> None:
+    def _usual_rate(self, children: tuple[PeerId, ...]) -> float:
+        """Chunks per second that a child's lane carries in the mean."""
+        lanes = [lane for child in children if (lane := self._lanes.get(child)) is not None and lane.rate]
+        return sum(lane.rate for lane in lanes) / len(lanes) if lanes else 0.0
+
+    def _offer(
+        self, child: PeerId, header: ChunkHeader, policy: Policy, now: float, usual: float = 0.0
+    ) -> None:
+        """Queue a chunk for a child that needs it and keeps up; else leave it the stripe's further course."""
+        needed = policy.needs(child, header.index)
+        lane = self.lane(child)
+        room = LANE_MOST * min(1.0, lane.rate / usual) if lane.rate and usual else LANE_MOST
+        if needed and lane.backlog < max(1.0, room):
+            self._queue(child, header)
+        else:
+            self._pass_over(child, header, policy, now, needed)
+
+    def _pass_over(
+        self, child: PeerId, header: ChunkHeader, policy: Policy, now: float, needed: bool = False
+    ) -> None:
+        forest = self.forest(policy, header.epoch)
+        if forest is not None and (needed or forest.relays(header.stripe, child)):
+            policy.skip(child, header, now)
+
+    def _queue(self, peer: PeerId, header: ChunkHeader) -> None:
         self.lane(peer).queue.append(header)
         self._dirty[peer] = None
-        if header.stripe != NO_STRIPE:
-            policy.backlog += 1
 
     def lane(self, peer: PeerId) -> Lane:
         """The lane to ``peer``."""
@@ -83,13 +135,13 @@ class Relay:
         if policy.verified >> chunk & 1 and lane.owed < MAX_OWED and policy.serve(peer):
             policy.taken[peer] = policy.taken.get(peer, 0) & ~(1 << chunk)
             lane.owed += 1
-            self._queue(peer, ChunkHeader(name, chunk), policy)
+            self._queue(peer, ChunkHeader(name, chunk))
 
     def credit(self, policy: Policy) -> Iterator[ev.Effect]:
         """Confirm what the origin gave us to relay; ask for more unless our children lag."""
         if not policy.fresh:
             return
-        lags = policy.backlog >= CREDIT * max(1, policy.fanout)
+        lags = self._lag(policy.children)
         granted = policy.granted if lags else policy.fresh + CREDIT
         state = (policy.fresh, max(policy.granted, granted))
         if state != policy.confirmed:
@@ -97,10 +149,15 @@ class Relay:
             policy.granted = state[1]
             yield ev.Send(policy.manifest.trainer, Credit(policy.manifest.digest, *state))
 
+    def _lag(self, children: tuple[PeerId, ...]) -> bool:
+        """Whether more than half of the children that are there have `CREDIT` chunks waiting."""
+        lanes = [lane for child in children if (lane := self._lanes.get(child)) is not None]
+        return 2 * sum(lane.backlog >= CREDIT for lane in lanes) > len(lanes)
+
     def sent(self, peer: PeerId, now: float) -> Policy | None:
         """The chunk under way to ``peer`` has left; returns its policy if that is still known."""
         lane = self._lanes.get(peer)
-        header = lane.sent() if lane is not None else None
+        header = lane.sent(now) if lane is not None else None
         if header is None:
             return None
         self._dirty[peer] = None
@@ -111,12 +168,9 @@ class Relay:
         return self._policies.get(header.policy)
 
     def _left(self, peer: PeerId, header: ChunkHeader) -> None:
-        policy = self._policies.get(header.policy)
         if header.stripe == NO_STRIPE:
             lane = self.lane(peer)
             lane.owed = max(0, lane.owed - 1)
-        elif policy is not None:
-            policy.backlog = max(0, policy.backlog - 1)
 
     def give(self, now: float) -> None:
         """Give away what roots have credit for."""
@@ -124,26 +178,34 @@ class Relay:
             policy = self._policies.get(name)
             while policy is not None and (gift := handout.give(self._has_room, now)) is not None:
                 peer, stripe, chunk = gift
-                self._queue(peer, ChunkHeader(name, chunk, handout.epoch, stripe), policy)
+                self._queue(peer, ChunkHeader(name, chunk, handout.epoch, stripe))
 
     def _has_room(self, peer: PeerId) -> bool:
         lane = self._lanes.get(peer)
         return not self._is_gone(peer) and (lane is None or lane.backlog < LANE_ROOM)
 
-    def pump(self) -> Iterator[ev.Effect]:
+    def pump(self, now: float) -> Iterator[ev.Effect]:
         """Put the next chunk of every free lane under way, behind the news that explain it."""
         dirty, self._dirty = self._dirty, {}
         for peer in dirty:
             lane = self._lanes.get(peer)
             if lane is None or not lane.next(
+                now,
                 lambda header, peer=peer: self._wanted(peer, header),  # type: ignore[misc]
-                lambda header, peer=peer: self._left(peer, header),  # type: ignore[misc]
+                lambda header, peer=peer: self._passed(peer, header, now),  # type: ignore[misc]
             ):
                 continue
             header = lane.busy
             if header is not None:
                 yield from self._explain(peer, lane, header)
                 yield ev.Push(peer, header)
+
+    def _passed(self, peer: PeerId, header: ChunkHeader, now: float) -> None:
+        """A queued chunk is not pushed, since ``peer`` got it elsewhere meanwhile."""
+        self._left(peer, header)
+        policy = self._policies.get(header.policy)
+        if policy is not None and header.stripe != NO_STRIPE:
+            self._pass_over(peer, header, policy, now)
 
     def _wanted(self, peer: PeerId, header: ChunkHeader) -> bool:
         policy = self._policies.get(header.policy)
@@ -159,7 +221,7 @@ class Relay:
         if lane.tell(header.policy):
             yield ev.Push(peer, news_of(policy))
 
-    def lose(self, peer: PeerId) -> None:
+    def lose(self, peer: PeerId, now: float) -> None:
         """``peer`` is gone: serve its children in its place, with what it may not have forwarded."""
         for handout in self.handouts.values():
             handout.lose(peer)
@@ -167,22 +229,18 @@ class Relay:
         if lane is None:
             return
         waiting = [*([lane.busy] if lane.busy is not None else []), *lane.queue]
-        for header in waiting:
-            policy = self._policies.get(header.policy)
-            if policy is not None and header.stripe != NO_STRIPE:
-                policy.backlog = max(0, policy.backlog - 1)
         for header in [*lane.recent, *waiting]:
             policy = self._policies.get(header.policy)
             if policy is not None and header.stripe != NO_STRIPE and header.policy not in self.handouts:
-                self._adopt_children(policy, header, peer)
+                self._adopt_children(policy, header, peer, now)
 
-    def _adopt_children(self, policy: Policy, header: ChunkHeader, peer: PeerId) -> None:
+    def _adopt_children(self, policy: Policy, header: ChunkHeader, peer: PeerId, now: float) -> None:
         forest = self.forest(policy, header.epoch)
         if forest is None or not forest.feeds(header.stripe, self._local, peer):
             return
         for child in forest.children(header.stripe, peer, self._is_gone):
-            if child != self._local and policy.needs(child, header.index):
-                self._queue(child, header, policy)
+            if child != self._local:
+                self._offer(child, header, policy, now)
 
     def forget(self, name: bytes) -> None:
         """Drop what is queued of a policy."""

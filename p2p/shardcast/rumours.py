@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from p2p.identity import PeerId
-from p2p.shardcast.messages import Ask, Have, Taken, Want
+from p2p.shardcast.messages import Ask, Have, Skipped, Taken, Want
 from p2p.shardcast.peers import bound
 
 _MAX_NAMES: Final = 256
@@ -35,7 +35,7 @@ class Rumours:
         """Who asked for a policy before we knew it."""
         return tuple(self._early.pop(name, ()))
 
-    def hear(self, peer: PeerId, message: Ask | Have | Taken | Want) -> bool:
+    def hear(self, peer: PeerId, message: Ask | Have | Taken | Skipped | Want) -> bool:
         """``peer`` speaks of an unknown policy. True if it knows it, and should be asked."""
         name = message.policy
         if name in self._over:

@@ -28,6 +28,7 @@ from p2p.shardcast.manifest import NO_POLICY, PROTOCOL_ID, Equivocation, Manifes
 from p2p.shardcast.messages import (
     BULK_PROTOCOL_ID,
     MAX_BULK,
+    Want,
     decode_bulk_untrusted,
     decode_message_untrusted,
     encode_message,
@@ -36,7 +37,7 @@ from p2p.shardcast.publisher import Publisher
 from p2p.shardcast.pusher import Pusher
 from p2p.shardcast.store import Store
 from p2p.wire import FrameReader
-from p2p.world import Timer, World
+from p2p.world import Timer, World, dawdle, lateness
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +137,7 @@ class Shardcast:
         Publishing the same content again gives the same manifest; another content under a version that
         is out, or a version older than the newest, raises `LocalProtocolError`: it would be equivocation.
         """
-        event = await self._publisher.prepare(version, weights_path, self._core.newest)
+        event = await self._publisher.prepare(version, weights_path, lambda: self._core.newest)
         if isinstance(event, Manifest):
             return event
         self.handle(event)
@@ -168,6 +169,7 @@ class Shardcast:
     def _apply(self, effect: ev.Effect) -> None:
         match effect:
             case ev.Send(peer, message):
+                self._world.sometimes("shardcast/pulled what was late", isinstance(message, Want))
                 self._host.send(peer, PROTOCOL_ID, encode_message(message))
             case ev.Push(peer, item):
                 self._pusher(peer).push_nowait(item)
@@ -180,6 +182,7 @@ class Shardcast:
             case ev.Finish() | ev.Abandon():
                 self._chores.send_nowait(effect)
             case ev.Penalise(peer, reason):
+                self._world.sometimes("shardcast/convicted a liar", True)
                 self._drop_pusher(peer)
                 self._host.penalise(peer, LIE, reason)
             case ev.Halt(evidence):
@@ -195,7 +198,7 @@ class Shardcast:
             if self._timer is not None:
                 self._timer.cancel()
             self._timer_at = due
-            self._timer = self._world.call_at(due, self._tick)
+            self._timer = self._world.call_at(due + lateness(self._world, "shardcast/late tick"), self._tick)
 
     def _tick(self) -> None:
         self._timer, self._timer_at = None, math.inf
@@ -222,8 +225,10 @@ class Shardcast:
                 self.handle(ev.Heard(stream.peer, item))
                 continue
             header, data = item
+            await dawdle(self._world, "shardcast/slow reader")
             self.handle(ev.ChunkCame(stream.peer, header, data))
-            if self._store.is_full(header.policy):
+            self._world.sometimes("shardcast/chunk came twice", self.stats.duplicates > 0)
+            if self._store.is_full(header.policy) or self._world.buggify("shardcast/early flush"):
                 await self._store.flush(header.policy)
 
     # Tasks
@@ -248,6 +253,8 @@ class Shardcast:
 
     async def _do_chores(self) -> None:
         async for chore in self._chores_out:
+            await dawdle(self._world, "shardcast/late chore")
+            self._world.sometimes("shardcast/gave up a version", isinstance(chore, ev.Abandon))
             if isinstance(chore, ev.Abandon):
                 await self._store.forget(chore.policy)
             elif await self._store.finish(chore.policy):
@@ -270,7 +277,11 @@ class Shardcast:
         """Take up what the disk holds, then meet the swarm. Called once, by `open_shardcast`."""
         self._nursery = nursery
         self._announce = announce
+        roster = await self._store.load_roster()
+        if roster is not None and roster.origin == self._host.peer_id:
+            self._publisher.known.add_roster(roster)
         for entry in await self._store.load():
+            self._world.sometimes("shardcast/resumed a part", not entry.stored)
             if self._publisher.known.believes(entry.manifest.trainer):
                 self.handle(ev.Resumed(entry.manifest, entry.index, entry.verified, entry.stored))
         nursery.start_soon(self._do_chores)

@@ -26,6 +26,7 @@ from blake3 import blake3
 from p2p.errors import BadMessage
 from p2p.shardcast.codec import DECODE_RATE, decode_chunks_untrusted
 from p2p.shardcast.config import ShardcastConfig
+from p2p.shardcast.forest import Roster, decode_roster_untrusted
 from p2p.shardcast.manifest import (
     INDEX_ENTRY,
     MAX_MANIFEST,
@@ -50,6 +51,7 @@ _LENGTH: Final = 4
 _INDEX_AT: Final = _LENGTH + MAX_MANIFEST
 _SUFFIX: Final = ".policy"
 _UNFINISHED: Final = "publishing.tmp"
+_ROSTER: Final = "roster"
 
 
 @dataclass(slots=True)
@@ -152,6 +154,8 @@ class Store:
             for offset, data in _runs(entry, waiting):
                 await self._disk.write(entry.path, data, offset)
             entry.headed = True
+            if self._world.buggify("shardcast/early sync"):
+                await self._disk.fsync(entry.path)
             for chunk, data in waiting.items():
                 del entry.pending[chunk]
                 entry.pending_bytes -= len(data)
@@ -162,7 +166,8 @@ class Store:
         if entry is None or not entry.verified >> chunk & 1:
             return None
         data = entry.pending.get(chunk) or self._cache.get((policy, chunk))
-        if data is None:
+        written = chunk not in entry.pending
+        if data is None or (written and self._world.buggify("shardcast/read again")):
             data = await self._read(entry, chunk)
             if data is not None:
                 self._remember(policy, chunk, data)
@@ -264,7 +269,19 @@ class Store:
         """Keep a chunk of our own in memory: it is about to be sent to everybody."""
         self._remember(policy, chunk, data)
 
+    async def keep_roster(self, roster: Roster) -> None:
+        """Remember durably whom we feed, for a next life. Raises `StorageError`."""
+        await self._disk.replace(f"{self._folder}/{_ROSTER}", roster.encode())
+
     # Resuming
+
+    async def load_roster(self) -> Roster | None:
+        """The last roster that an earlier life signed."""
+        try:
+            data = await self._disk.read(f"{self._folder}/{_ROSTER}")
+            return decode_roster_untrusted(data, self._run, self._world.verify)
+        except (FileNotFoundError, BadMessage):
+            return None
 
     async def load(self) -> list[Entry]:
         """Read what an earlier life left, and believe what hashes right. Oldest first."""

@@ -60,8 +60,7 @@ class MuxedStream(Stream):
         self._closed = False
         self._failure: Exception | None = None
         self._credit = owner.yield_every
-        owner.mux.send(stream_id, memoryview(negotiation.data_to_send()))
-        owner.flush()
+        self._answer(negotiation.data_to_send())
 
     @property
     def is_negotiated(self) -> bool:
@@ -259,6 +258,12 @@ class MuxedStream(Stream):
         """There may be room again."""
         self._writable.set()
 
+    def _answer(self, data: bytes) -> None:
+        """Our part of a negotiation, unless the stream is over: a peer may reset it with what opened it."""
+        if data and self._owner.mux.may_send(self._id):
+            self._owner.mux.send(self._id, memoryview(data))
+            self._owner.flush()
+
     def _negotiate(self, negotiation: Proposer | Chooser, data: bytearray) -> bytearray:
         mux = self._owner.mux
         try:
@@ -268,10 +273,7 @@ class MuxedStream(Stream):
             self._owner.flush()
             self.fail(error)
             return bytearray()
-        answer = negotiation.data_to_send()
-        if answer and not self._sent_end and not self._closed:
-            mux.send(self._id, memoryview(answer))
-            self._owner.flush()
+        self._answer(negotiation.data_to_send())
         if negotiation.chosen is None:
             mux.consumed(self._id, len(data))
             return bytearray()

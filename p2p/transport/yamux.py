@@ -112,6 +112,11 @@ class Mux:
             self._queue.put(stream, data[:room])
         return room
 
+    def may_send(self, stream_id: int) -> bool:
+        """Whether `send` would not raise: a stream may be over before anybody was told of it."""
+        stream = self._streams.get(stream_id)
+        return stream is not None and not stream.finished
+
     def room(self, stream_id: int) -> int:
         """How many bytes `send` would take now; if none, `take_writable` will name the stream."""
         stream = self._streams.get(stream_id)

@@ -12,14 +12,15 @@ Honest work gives clean evidence; each cheat gives the kind of evidence that the
 - an older policy: mantissa errors that grow with its age, and wrong draws;
 - other weights, or a proof over other tokens: exponent mismatches.
 
-Skill rises with every step. Time is the modelled cost of `DeviceProfile`, spent through the world.
+Skill rises with every step. Time is the modelled cost of `DeviceProfile`, spent through the world as
+blocking work that does nothing but have a name (`ACTIVITIES`): who simulates may keep time by it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from random import Random
@@ -132,14 +133,14 @@ class FakeEngine:
         """See `roles.engines.base.Generator`."""
         data = await self._world.disk.read(weights)
         policy = decode_policy(data)
-        await self._spend(self._config.profile.load_seconds)
+        await self._spend(loading, self._config.profile.load_seconds)
         self._loaded = hashlib.sha256(data).digest(), policy
 
     async def generate(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Group]:
         """See `roles.engines.base.Generator`."""
         digest, policy = self._policy()
         groups = [_group(self._environment, digest, policy, task, sampling) for task in tasks]
-        await self._spend(_tokens(groups) / self._config.profile.generate_rate)
+        await self._spend(generating, _tokens(groups) / self._config.profile.generate_rate)
         return groups
 
     async def score(
@@ -148,16 +149,16 @@ class FakeEngine:
         """See `roles.engines.base.Scorer`."""
         digest, policy = self._policy()
         honest = [_group(self._environment, digest, policy, task, sampling) for task in tasks]
-        await self._spend(_tokens(groups) / self._config.profile.score_rate)
+        await self._spend(scoring, _tokens(groups) / self._config.profile.score_rate)
         return [_evidence(digest, policy, ours, theirs) for ours, theirs in zip(honest, groups, strict=True)]
 
     async def open(self, checkpoint: str) -> int:
         """See `roles.engines.base.Learner`."""
         if await self._world.disk.size(checkpoint) is None:
-            await self._spend(self._config.profile.open_seconds)
+            await self._spend(loading, self._config.profile.open_seconds)
             self._learning = first_policy(self._config)
         else:
-            await self._spend(self._config.profile.load_seconds)
+            await self._spend(loading, self._config.profile.load_seconds)
             self._learning = decode_policy(await self._world.disk.read(checkpoint))
         return self._learning.step
 
@@ -165,7 +166,7 @@ class FakeEngine:
         """See `roles.engines.base.Learner`."""
         policy = self._learner()
         tokens = sum(len(one.tokens) for group in groups for one in group.completions)
-        await self._spend(self._config.profile.step_seconds)
+        await self._spend(training, self._config.profile.step_seconds)
         self._learning = next_policy(policy, self._config.profile.learning)
         return StepReport(
             step=self._learning.step, loss=0.0, k3=0.0, ratio_max=1.0, clipped=0.0,
@@ -175,7 +176,7 @@ class FakeEngine:
     async def save(self, checkpoint: str, weights: str) -> None:
         """See `roles.engines.base.Learner`."""
         data = self._learner().encode()
-        await self._spend(self._config.profile.load_seconds)
+        await self._spend(saving, self._config.profile.load_seconds)
         await self._world.disk.replace(checkpoint, data)
         await self._world.disk.replace(weights, data)
 
@@ -184,8 +185,8 @@ class FakeEngine:
         skill = self._learner().skill
         return Evaluation(greedy=skill, sampled=skill)
 
-    async def _spend(self, seconds: float) -> None:
-        await self._world.run_blocking(_nothing, cost=seconds)
+    async def _spend(self, activity: Callable[[], None], seconds: float) -> None:
+        await self._world.run_blocking(activity, cost=seconds)
 
     def _policy(self) -> tuple[bytes, FakePolicy]:
         if self._loaded is None:
@@ -198,8 +199,28 @@ class FakeEngine:
         return self._learning
 
 
-def _nothing() -> None:
-    """What a pretended computation does."""
+def generating() -> None:
+    """Decoding, with nothing done."""
+
+
+def scoring() -> None:
+    """Replaying what others claim to have decoded, with nothing done."""
+
+
+def training() -> None:
+    """An optimiser step, with nothing done."""
+
+
+def loading() -> None:
+    """Bringing weights from the disk into the devices, with nothing done."""
+
+
+def saving() -> None:
+    """Bringing weights from the devices to the disk, with nothing done."""
+
+
+ACTIVITIES: Final = (generating, scoring, training, loading, saving)
+"""All that this engine ever gives to `World.run_blocking`."""
 
 
 def _tokens(groups: Sequence[Group]) -> int:

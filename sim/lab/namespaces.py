@@ -1,12 +1,12 @@
-"""A topology as real processes on real, shaped links (L3). Needs Linux, root, iproute2 and util-linux.
+"""Machines with shaped lines, out of network namespaces (L3). Needs Linux, root, iproute2 and util-linux.
 
 Theory of operation
 -------------------
-Every machine is a process in a network namespace of its own, on one bridge, which has a namespace too.
-``tc tbf`` shapes both ends of each veth pair: the machine's end is its uplink, the bridge's end its
-downlink (burst 32 KiB, a queue of 100 ms). No namespace has a name and nothing is made in the
-caller's: a namespace and its links live as long as their process does, and the processes end with their
-standard input, so that nothing is left over even if the caller is killed.
+Every machine is a network namespace on one bridge, which has a namespace too. ``tc tbf`` shapes both ends
+of each veth pair: the machine's end is its uplink, the bridge's end its downlink (burst 32 KiB, a queue of
+100 ms). No namespace has a name and nothing is made in the caller's: a namespace and its links live as
+long as some process is in it, and every process here ends with its standard input. So nothing is left over
+however the caller ends, kill -9 included.
 
 This validates bandwidth. There is no added delay and no loss (that would need netem, which many kernels
 lack), so latency and loss of the model are not checked here.
@@ -14,40 +14,48 @@ lack), so latency and loss of the model are not checked here.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 import trio
 
-from sim.lab.topologies import Topology
+from sim.errors import SimulationError
 from sim.link import LinkSpec
 
 BURST: Final = "32kb"
-QUEUE: Final = "100ms"
+QUEUE: Final = 0.1
+"""Seconds that a full queue in front of a line takes to empty; homes have 0.1 to 1."""
 CUBIC: Final = "cubic"
-"""Linux's default almost everywhere; needs `CAP_NET_ADMIN` where the kernel prefers another."""
+"""TCP's congestion control almost everywhere; a name in net.ipv4.tcp_available_congestion_control."""
 MAX_MACHINES: Final = 250
 """Hosts of one /24; a machine with two cores is busy with twenty."""
-START_SECONDS: Final = 60.0
-"""For all processes to start: each imports trio, and a busy machine takes a second for that."""
-RUN_SECONDS: Final = 300.0
-"""For one broadcast: ten times the longest of the six."""
+NETWORK: Final = "10.77.0.0/24"
+"""Where all machines of one bridge are; it leads nowhere else."""
 MAX_LINE: Final = 4096
 TOOLS: Final = ("ip", "tc", "unshare", "nsenter")
+CAPABILITIES: Final = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
+"""What making and shaping links, and making namespaces, takes: bits of Linux's capability sets."""
 
-_SHAPED = f"tc qdisc add dev {{}} root tbf rate {{}}kbit burst {BURST} latency {QUEUE}"
-_PROBE = f"ip link add b0 type bridge; ip link add v0 type veth peer name v1; {_SHAPED.format('v0', 8000)}"
+_PROBE = (
+    "ip link add b0 type bridge; ip link add v0 type veth peer name v1; tc qdisc add dev v0 root tbf "
+    "rate 8000kbit burst 32kb latency 100ms"
+)
 
 
-class LabError(Exception):
+class LabError(SimulationError):
     """The lab's links or processes could not be set up, or broke."""
+
+
+class LabUnavailable(LabError):
+    """This machine does not let us make shaped network namespaces; the message names what is missing."""
 
 
 def reason_to_skip() -> str | None:
@@ -57,185 +65,140 @@ def reason_to_skip() -> str | None:
     missing = [tool for tool in TOOLS if shutil.which(tool, path=_path()) is None]
     if missing:
         return f"needs {', '.join(missing)} (packages iproute2 and util-linux)"
+    forbidden = _missing_capabilities(Path("/proc/self/status").read_text(encoding="ascii", errors="replace"))
+    if forbidden:
+        return f"needs root, or {' and '.join(forbidden)}"
     command = ["unshare", "--net", "sh", "-ec", _PROBE]
-    probe = subprocess.run(command, env=_environment(), capture_output=True, text=True, check=False)
+    probe = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     return None if probe.returncode == 0 else f"no shaped namespaces here: {probe.stderr.strip()}"
+
+
+def require_lab() -> None:
+    """Raises `LabUnavailable` where `reason_to_skip` has one."""
+    reason = reason_to_skip()
+    if reason is not None:
+        raise LabUnavailable(f"level 3 runs real processes in shaped network namespaces: {reason}")
+
+
+def _missing_capabilities(status: str) -> list[str]:
+    """Of `CAPABILITIES`, those that ``/proc/self/status`` does not list as effective."""
+    sets = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+    effective = int(sets.get("CapEff", "0").strip(), 16)
+    return [name for name, bit in CAPABILITIES.items() if not effective >> bit & 1]
 
 
 def _path() -> str:
     return os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
+    """For the lab's processes: where the tools and our own packages are."""
     here = str(Path(__file__).parents[2])
     python_path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
     return {**os.environ, "PATH": _path(), "PYTHONPATH": python_path}
 
 
-class Machine:
-    """A process that answers orders line by line."""
+class Hub:
+    """The bridge on which all lines end. Open it with `open_hub`."""
 
-    def __init__(self, process: trio.Process) -> None:
+    def __init__(self, process: trio.Process, queue: float) -> None:
         self._process = process
-        self._unread = b""
+        self._queue = queue
 
-    @property
-    def pid(self) -> int:
-        """Whose namespace it is in."""
-        return self._process.pid
+    def _shape(self, verb: str, device: str, mbit: float) -> str:
+        rate, queue = round(mbit * 1000), round(self._queue * 1000)
+        return f"tc qdisc {verb} dev {device} root tbf rate {rate}kbit burst {BURST} latency {queue}ms"
 
-    async def ask(self, order: str) -> str:
-        """Send an order and return its answer. Raises `LabError` if the process is gone."""
-        assert self._process.stdin is not None
-        try:
-            await self._process.stdin.send_all(order.encode() + b"\n")
-        except trio.BrokenResourceError as error:
-            raise LabError(f"a machine of the lab is gone at {order!r}") from error
-        return await self.answer()
+    async def connect(self, pid: int, number: int, link: LinkSpec) -> None:
+        """Lay the line of machine ``number``, whose namespace process ``pid`` is in, and shape both ends.
 
-    async def answer(self) -> str:
-        """The next line it says. Raises `LabError` if it ends instead."""
-        assert self._process.stdout is not None
-        while b"\n" not in self._unread:
-            piece = await self._process.stdout.receive_some(MAX_LINE)
-            if not piece:
-                raise LabError("a machine of the lab ended; its standard error says why")
-            self._unread += piece
-        line, _, self._unread = self._unread.partition(b"\n")
-        return line.decode()
-
-
-class Lab:
-    """The machines of one topology, connected and shaped."""
-
-    def __init__(self, topology: Topology, machines: dict[str, Machine]) -> None:
-        self.topology = topology
-        self.machines = machines
-
-    async def times(self) -> dict[str, float]:
-        """Broadcast once, over new connections; seconds until each machine (not the root) has everything.
-
-        Raises `LabError` if a process dies or `RUN_SECONDS` are over.
+        Raises `LabError`.
         """
-        try:
-            with trio.fail_after(RUN_SECONDS):
-                return await self._play()
-        except trio.TooSlowError as error:
-            raise LabError(f"{self.topology.name} did not end within {RUN_SECONDS:.0f} s") from error
+        if math.isinf(link.up) or math.isinf(link.down):
+            raise LabError(f"machine {number} has an infinite line, and `tc` shapes no such thing")
+        await within(
+            self._process.pid,
+            f"ip link add m{number} type veth peer name eth0 netns {pid}",
+            f"ip link set m{number} master hub up",
+            self._shape("add", f"m{number}", link.down),
+        )
+        await within(
+            pid,
+            "ip link set lo up",
+            f"ip addr add {address_of(number)}/24 dev eth0",
+            "ip link set eth0 up",
+            self._shape("add", "eth0", link.up),
+            # Each run begins without what TCP has learnt of the path in the run before.
+            "echo 1 > /proc/sys/net/ipv4/tcp_no_metrics_save",
+        )
 
-    async def _play(self) -> dict[str, float]:
-        topology = self.topology
-        joins = {
-            name: f"join {_address(topology, parent) if parent else '-'} {len(topology.children(name))}"
-            for name, parent in topology.parents.items()
-        }
-        play = f"play {topology.chunks} {topology.chunk_bytes}"
-        await self.ask_all(joins)
-        root, *others = topology.parents
-        answers = await self.ask_all({name: play for name in (*others, root)})
-        start = float(answers.pop(root))
-        return {name: float(answers[name]) - start for name in others}
+    async def reshape(self, pid: int, number: int, link: LinkSpec) -> None:
+        """Give machine ``number`` another line from now on. Raises `LabError`."""
+        await within(self._process.pid, self._shape("change", f"m{number}", link.down))
+        await within(pid, self._shape("change", "eth0", link.up))
 
-    async def ask_all(self, orders: dict[str, str]) -> dict[str, str]:
-        """Give every machine its order at once, and collect the answers. Raises `LabError`."""
-        answers: dict[str, str] = {}
-        failures: list[LabError] = []
-
-        async def ask(name: str, order: str) -> None:
-            try:
-                answers[name] = await self.machines[name].ask(order)
-            except LabError as error:
-                failures.append(error)
-                nursery.cancel_scope.cancel()
-
-        async with trio.open_nursery() as nursery:
-            for name, order in orders.items():
-                nursery.start_soon(ask, name, order)
-        if failures:
-            raise failures[0]
-        return answers
+    async def sent_bytes(self) -> dict[int, int]:
+        """Bytes that each machine's line has carried up so far, headers included. Raises `LabError`."""
+        links = json.loads(await within(self._process.pid, "ip -s -j link show type veth"))
+        return {int(link["ifname"][1:]): link["stats64"]["rx"]["bytes"] for link in links}
 
 
 @asynccontextmanager
-async def open_lab(topology: Topology, congestion: str = CUBIC) -> AsyncIterator[Lab]:
-    """Build the links and start the processes, for the length of the block.
+async def open_hub(queue: float = QUEUE) -> AsyncIterator[Hub]:
+    """A bridge in a namespace of its own, for the length of the block. Raises `LabError`.
 
-    ``congestion`` is a name in net.ipv4.tcp_available_congestion_control, or empty for the default.
-    Raises `LabError` if the links cannot be made.
+    ``queue`` is how many seconds a full queue in front of any line takes to empty.
     """
-    if len(topology.places) > MAX_MACHINES:
-        raise LabError(f"{len(topology.places)} machines are too many for one bridge")
-    relay = [sys.executable, "-m", "sim.lab.relay", congestion]
-    async with AsyncExitStack() as stack:
-        hub = Machine(await stack.enter_async_context(_process(["cat"])))
-        machines = {
-            name: Machine(await stack.enter_async_context(_process(relay))) for name in topology.parents
-        }
-        lab = Lab(topology, machines)
-        try:
-            with trio.fail_after(START_SECONDS):
-                await _build(hub, lab)
-        except trio.TooSlowError as error:
-            raise LabError(f"{topology.name} was not up within {START_SECONDS:.0f} s") from error
-        yield lab
+    async with open_process(["cat"]) as process:
+        await wait_ready(process)
+        await within(process.pid, "ip link add hub type bridge", "ip link set hub up")
+        yield Hub(process, queue)
 
 
-async def _build(hub: Machine, lab: Lab) -> None:
-    """Connect the machines, once each is in its namespace, and let them listen."""
-    await hub.ask("up")  # what comes back says that `cat` runs
-    await _within(hub, "ip link add hub type bridge", "ip link set hub up")
-    for number, place in enumerate(lab.topology.places, start=1):
-        machine = lab.machines[place.name]
-        await machine.answer()
-        await _connect(hub, machine, number, place.link)
-    await lab.ask_all({name: f"listen {_address(lab.topology, name)}" for name in lab.machines})
-
-
-async def _connect(hub: Machine, machine: Machine, number: int, link: LinkSpec) -> None:
-    """Lay machine ``number``'s line to the hub and shape both ends."""
-    if math.isinf(link.up) or math.isinf(link.down):
-        raise LabError(f"machine {number} has an infinite line, and `tc` shapes no such thing")
-    await _within(
-        hub,
-        f"ip link add m{number} type veth peer name eth0 netns {machine.pid}",
-        f"ip link set m{number} master hub up",
-        _SHAPED.format(f"m{number}", round(link.down * 1000)),
-    )
-    await _within(
-        machine,
-        "ip link set lo up",
-        f"ip addr add {_host(number)}/24 dev eth0",
-        "ip link set eth0 up",
-        _SHAPED.format("eth0", round(link.up * 1000)),
-        # Each run begins without what TCP has learnt of the path in the run before.
-        "echo 1 > /proc/sys/net/ipv4/tcp_no_metrics_save",
-    )
-
-
-def _address(topology: Topology, name: str) -> str:
-    return _host(1 + [place.name for place in topology.places].index(name))
-
-
-def _host(number: int) -> str:
+def address_of(number: int) -> str:
+    """The IP address of machine ``number``."""
     return f"10.77.0.{number}"
 
 
-async def _within(machine: Machine, *commands: str) -> None:
-    """Run shell commands in a machine's network namespace. Raises `LabError` at the first that fails."""
-    command = ["nsenter", "--target", str(machine.pid), "--net", "sh", "-ec", "; ".join(commands)]
-    done = await trio.run_process(command, env=_environment(), capture_stderr=True, check=False)
+async def within(pid: int, *commands: str) -> str:
+    """Run shell commands in the network namespace of process ``pid`` and return what they print.
+
+    Raises `LabError` at the first that fails.
+    """
+    command = ["nsenter", "--target", str(pid), "--net", "sh", "-ec", "; ".join(commands)]
+    done = await trio.run_process(
+        command, env=environment(), capture_stdout=True, capture_stderr=True, check=False
+    )
     if done.returncode != 0:
         raise LabError(f"{done.stderr.decode().strip()} (at: {'; '.join(commands)})")
+    return done.stdout.decode()
+
+
+async def wait_ready(echo: trio.Process) -> None:
+    """Return once a ``cat`` of `open_process` runs, which is in its namespace by then. Raises `LabError`."""
+    assert echo.stdin is not None
+    assert echo.stdout is not None
+    try:
+        await echo.stdin.send_all(b"!")
+    except trio.BrokenResourceError:
+        raise LabError("a namespace could not be made") from None
+    if not await echo.stdout.receive_some(1):
+        raise LabError("a namespace could not be made")
 
 
 @asynccontextmanager
-async def _process(command: Sequence[str]) -> AsyncIterator[trio.Process]:
-    """A process in a new network namespace, killed at the end of the block."""
+async def open_process(
+    command: Sequence[str], *, of: int | None = None, stderr: IO[bytes] | None = None
+) -> AsyncIterator[trio.Process]:
+    """A process in a new network namespace, or in that ``of`` a process; killed at the end of the block."""
+    entered = ["unshare", "--net"] if of is None else ["nsenter", "--target", str(of), "--net"]
     process = await trio.lowlevel.open_process(
-        ["unshare", "--net", *command],
+        [*entered, *command],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env=_environment(),
+        stderr=stderr,
+        env=environment(),
+        start_new_session=True,  # Ctrl-C is for the lab's owner, who ends them all
     )
     try:
         yield process

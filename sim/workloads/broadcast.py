@@ -33,7 +33,7 @@ class _Feed(Lane):
 
     __slots__ = ("giver", "queue", "taker", "under_way")
 
-    def __init__(self, giver: _Node, taker: _Node, latency: int) -> None:
+    def __init__(self, giver: FlowNode, taker: FlowNode, latency: int) -> None:
         super().__init__(giver.endpoint, taker.endpoint, latency)
         self.giver = giver
         self.taker = taker
@@ -41,7 +41,7 @@ class _Feed(Lane):
         self.under_way = 0
 
 
-class _Node:
+class FlowNode:
     """One machine: what it has, and whom it feeds in each stripe."""
 
     __slots__ = ("done_at", "endpoint", "feeds", "has", "missing", "name", "owner", "peer")
@@ -89,16 +89,16 @@ class Broadcast:
         self._queue.run(until=scenario.duration)
         return self._measure()
 
-    def _make_node(self, name: str, scenario: Scenario) -> _Node:
+    def _make_node(self, name: str, scenario: Scenario) -> FlowNode:
         uplinks = scenario.parameter("up_low", 20.0), scenario.parameter("up_high", 1000.0)
         link = drawn_link(self._rng, uplinks, scenario.parameter("down_factor", 4.0))
         peer = self._simulation.keys.signer(name).peer_id
-        return _Node(self._fabric, name, peer, link, self._chunks)
+        return FlowNode(self._fabric, name, peer, link, self._chunks)
 
-    def _make_origin(self, scenario: Scenario) -> _Node:
+    def _make_origin(self, scenario: Scenario) -> FlowNode:
         up = scenario.parameter("origin_up", 1000.0)
         peer = self._simulation.keys.signer("origin").peer_id
-        origin = _Node(self._fabric, "origin", peer, LinkSpec(up=up, down=up), self._chunks)
+        origin = FlowNode(self._fabric, "origin", peer, LinkSpec(up=up, down=up), self._chunks)
         origin.has = bytearray(b"\1") * self._chunks
         self._by_peer[peer] = origin
         return origin
@@ -131,7 +131,7 @@ class Broadcast:
         for number, node in enumerate(self._nodes[relays:]):
             self._feed(0, self._nodes[number % relays], node)
 
-    def _feed(self, stripe: int, giver: _Node, taker: _Node) -> _Feed:
+    def _feed(self, stripe: int, giver: FlowNode, taker: FlowNode) -> _Feed:
         latency = self._fabric.latency_of(giver.endpoint, taker.endpoint)
         feed = _Feed(giver, taker, latency)
         giver.feeds.setdefault(stripe, []).append(feed)
@@ -139,7 +139,7 @@ class Broadcast:
 
     # The flow
 
-    def _pass_on(self, node: _Node, chunk: int) -> None:
+    def _pass_on(self, node: FlowNode, chunk: int) -> None:
         for feed in node.feeds.get(chunk % self._stripes, ()):
             feed.queue.append(chunk)
             self._pump(feed)
@@ -173,11 +173,11 @@ class Broadcast:
             when = int(rng.uniform(0, scenario.parameter("deaths_until", 30.0)) * SECOND)
             self._queue.schedule(when, self._queue.kernel, "death", self._die, node)
 
-    def _die(self, node: _Node) -> None:
+    def _die(self, node: FlowNode) -> None:
         node.owner.alive = False
         self._queue.schedule(self._queue.now + NOTICE, self._queue.kernel, "adoption", self._adopt, node)
 
-    def _adopt(self, dead: _Node) -> None:
+    def _adopt(self, dead: FlowNode) -> None:
         """Whoever stands above feeds what the dead node fed."""
         peers, positions = self._forest.roster.peers, self._forest.roster.positions
         for stripe, feeds in dead.feeds.items():
@@ -191,7 +191,7 @@ class Broadcast:
                 self._resume(stripe, above, feed.taker)
         dead.feeds = {}
 
-    def _resume(self, stripe: int, giver: _Node, taker: _Node) -> None:
+    def _resume(self, stripe: int, giver: FlowNode, taker: FlowNode) -> None:
         if taker.owner.alive:
             feed = self._feed(stripe, giver, taker)
             wanted = range(stripe, self._chunks, self._stripes)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import trio
 
+from p2p.errors import ConfigError
 from p2p.identity import PeerId
 from p2p.membership import Change, MemberEvent, Membership, MembershipConfig, open_membership
-from sim.churn import PRESETS, Churn as ChurnDriver, ChurnModel, Lognormal
-from sim.scenario import Scenario
+from sim.churn import DAY, PRESETS, Churn as ChurnDriver, ChurnModel, Lognormal, Session, read_sessions
+from sim.scenario import Scenario, place_of
 from sim.swarm import SimNode, Swarm
+from sim.workloads.supervision import supervise
 
 GONE: Final = frozenset({Change.LEFT, Change.DIED, Change.FORGOTTEN})
 KNOWN_WITHIN: Final = 15.0
@@ -32,10 +34,26 @@ class Churn:
         self._watch = DeathWatch()
         self._since: dict[str, float] = {}
         self._join_seconds: list[float] = []
+        self._returned: list[float] = []
 
     async def run(self, swarm: Swarm, scenario: Scenario) -> Mapping[str, float | int | str]:
         """Play churn over ``scenario.duration`` and measure what the survivors know."""
         churn = self._open_churn(swarm, scenario)
+        sessions = scenario.parameters.get("sessions")
+        if isinstance(sessions, str):
+            self._replay(swarm, scenario, churn, read_sessions(place_of(sessions)))
+        else:
+            await self._arrive(swarm, scenario, churn)
+        swarm.every(scenario.duration / 100, lambda: self._plot(swarm))
+        await swarm.sleep_until(scenario.duration)
+        metrics = self._measure(swarm, churn, swarm.simulation.now)
+        nodes = swarm.nodes.values()
+        swarm.simulation.distributions["bytes sent, by node"] = [float(node.endpoint.sent) for node in nodes]
+        swarm.simulation.distributions["seconds until a death was known"] = self._watch.delays
+        return metrics
+
+    async def _arrive(self, swarm: Swarm, scenario: Scenario, churn: ChurnDriver) -> None:
+        """All nodes come, one after the other, and from then on live by the model."""
         zones = max(1, int(scenario.parameter("zones", 4)))
         spread = scenario.parameter("arrival", 30.0) / scenario.nodes
         for number in range(scenario.nodes):
@@ -46,13 +64,20 @@ class Churn:
             await swarm.sleep(spread)
         for zone in range(zones):
             churn.add_zone(f"zone{zone}")
-        swarm.every(scenario.duration / 100, lambda: self._plot(swarm))
-        await swarm.sleep_until(scenario.duration)
-        metrics = self._measure(swarm, churn, swarm.simulation.now)
-        nodes = swarm.nodes.values()
-        swarm.simulation.distributions["bytes sent, by node"] = [float(node.endpoint.sent) for node in nodes]
-        swarm.simulation.distributions["seconds until a death was known"] = self._watch.delays
-        return metrics
+
+    def _replay(
+        self, swarm: Swarm, scenario: Scenario, churn: ChurnDriver, sessions: Sequence[Session]
+    ) -> None:
+        """A few nodes stay, the others do what the recording says."""
+        for number in range(BOOTSTRAP):
+            swarm.add(f"n{number}", self._live, link=scenario.link)
+        recorded = {session.node: None for session in sessions}
+        if len(recorded) != scenario.nodes - BOOTSTRAP or not recorded.keys().isdisjoint(swarm.nodes):
+            raise ConfigError(
+                f"scenario {scenario.name}: {len(recorded)} machines were recorded, which with {BOOTSTRAP} "
+                f"that stay (n0 to n{BOOTSTRAP - 1}) must make {scenario.nodes} nodes"
+            )
+        churn.replay(sessions, lambda name: swarm.add(name, self._live, link=scenario.link))
 
     def _plot(self, swarm: Swarm) -> None:
         known = [view.size for view in self._views.values()]
@@ -72,11 +97,17 @@ class Churn:
             down=down,
             silent=scenario.parameter("silent", 0.5),
             zone_interval=scenario.parameter("zone_interval", math.inf),
+            day=scenario.parameter("day", DAY),
+            day_swing=scenario.parameter("day_swing", 0.0),
         )
         churn = ChurnDriver(swarm, model)
         swarm.on_death.append(self._note_death)
-        swarm.on_return.append(lambda node: self._watch.returned(node.peer_id))
+        swarm.on_return.append(self._note_return)
         return churn
+
+    def _note_return(self, node: SimNode) -> None:
+        self._watch.returned(node.peer_id)
+        self._returned.append(node.simulation.now)
 
     def _note_death(self, node: SimNode) -> None:
         self._views.pop(node.name, None)
@@ -84,6 +115,9 @@ class Churn:
         self._watch.died(node.name, node.peer_id, node.simulation.now)
 
     async def _live(self, node: SimNode) -> None:
+        await supervise(node, self._run_process)
+
+    async def _run_process(self, node: SimNode) -> None:
         async with (
             node.open_host() as host,
             open_membership(node.world, host, MembershipConfig(), may=_everybody) as membership,
@@ -92,9 +126,20 @@ class Churn:
             started = node.simulation.now
             self._since[node.name] = started
             self._views[node.name] = membership
-            await membership.join([other.addr for other in node.siblings[:BOOTSTRAP] if other is not node])
-            self._join_seconds.append(node.simulation.now - started)
-            await trio.sleep_forever()
+            try:
+                await membership.join(
+                    [other.addr for other in node.siblings[:BOOTSTRAP] if other is not node]
+                )
+                self._join_seconds.append(node.simulation.now - started)
+                await trio.sleep_forever()
+            finally:
+                self._lose_view(node.name, membership)
+
+    def _lose_view(self, name: str, membership: Membership) -> None:
+        """A process has ended. Its machine's next may be here already."""
+        if self._views.get(name) is membership:
+            del self._views[name], self._since[name]
+            self._watch.blind(name)
 
     def _measure(self, swarm: Swarm, churn: ChurnDriver, now: float) -> Mapping[str, float | int | str]:
         settled = {name for name, since in self._since.items() if now - since >= SETTLED}
@@ -106,15 +151,18 @@ class Churn:
             if name in settled:
                 members = [member.peer for member in self._views[name].members()]
                 found = sum(peer in known for peer in members)
-                coverage.append(found / max(1, min(len(known) - 1, capacity)))
+                newcomers = sum(peer in alive and peer not in known for peer in members)
+                coverage.append(found / max(1, min(len(known) - 1, capacity - newcomers)))
                 ghosts += sum(peer not in alive for peer in members)
                 listed += len(members)
         sent = sum(node.endpoint.sent for node in swarm.nodes.values())
+        by_day = sum(math.cos(2 * math.pi * when / churn.model.day) > 0 for when in self._returned)
         return {
             "coverage": round(statistics.fmean(coverage), 4) if coverage else 0.0,
             "ghost_share": round(ghosts / max(1, listed), 4),
             "deaths": churn.deaths,
             "returns": churn.returns,
+            "returns_by_day": round(by_day / max(1, churn.returns), 4),
             "zone_events": churn.zone_events,
             **self._watch.metrics(now),
             "join_seconds_median": round(statistics.median(self._join_seconds or [math.nan]), 3),
@@ -148,12 +196,16 @@ class DeathWatch:
         else:
             self._holders.setdefault(peer, {})[holder] = None
 
-    def died(self, name: str, peer: PeerId, now: float) -> None:
-        """A node is about to die; it holds nobody any more."""
+    def blind(self, name: str) -> None:
+        """A node's process has ended: it holds nobody any more."""
         for holders in self._holders.values():
             holders.pop(name, None)
         for _, waiting in self._dying.values():
             waiting.pop(name, None)
+
+    def died(self, name: str, peer: PeerId, now: float) -> None:
+        """A node is about to die."""
+        self.blind(name)
         self._dying[peer] = (now, dict(self._holders.get(peer, {})))
 
     def returned(self, peer: PeerId) -> None:

@@ -5,7 +5,7 @@ Parameters of a scenario, by number of node: the first ``liars`` claim the best 
 Mbit/s, whatever their line carries; the next ``slow_relays`` are honest, but since their uplink was measured
 it has fallen to ``slow_up`` Mbit/s; the last ``late_share`` of all join at ``late_at`` seconds. Lines are
 the scenario's ``[link]``, or drawn between ``up_low`` and ``up_high`` with downloads up to ``down_factor`` as
-wide; ``nat_share`` of the nodes cannot be dialled.
+wide; ``weak_share`` of the nodes have ``weak_down`` Mbit/s of download; ``nat_share`` cannot be dialled.
 
 Everybody runs the service unchanged and speaks the real protocol. What lies and drips is the bulk stream
 below the service, so no code of the product knows that it may.
@@ -89,6 +89,8 @@ def _draw(scenario: Scenario, rng: Random) -> LinkSpec:
     if "up_low" in scenario.parameters:
         uplinks = scenario.parameter("up_low", 10.0), scenario.parameter("up_high", 200.0)
         link = drawn_link(rng, uplinks, scenario.parameter("down_factor", 4.0))
+    if rng.random() < scenario.parameter("weak_share", 0.0):
+        link = replace(link, down=scenario.parameter("weak_down", 5.0))
     return behind_nat(link) if rng.random() < scenario.parameter("nat_share", 0.0) else link
 
 

@@ -24,6 +24,7 @@ from roles.run.file import Delivery, EnvironmentPin, Model
 from roles.summary import SwarmStatus
 from sim.scenario import Scenario
 from sim.swarm import NodeMain, SimNode, Swarm
+from sim.workloads.supervision import supervise
 
 CAST: Final[Mapping[str, str]] = {
     "relay-1": "none",
@@ -67,7 +68,7 @@ class Spine:
         return {**figures, "done": int(status.done), "seconds": round(swarm.simulation.now, 3)}
 
     def _life(self, role: str) -> NodeMain:
-        async def live(machine: SimNode) -> None:
+        async def process(machine: SimNode) -> None:
             assert self._swarm is not None
             assert self._run is not None
             first = next(iter(self._swarm.nodes.values()))
@@ -80,6 +81,9 @@ class Spine:
             ):
                 self._open[machine.name] = node, roles
                 await run_roles(node, roles)
+
+        async def live(machine: SimNode) -> None:
+            await supervise(machine, process)
 
         return live
 

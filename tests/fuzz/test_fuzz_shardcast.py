@@ -37,6 +37,7 @@ from p2p.shardcast.messages import (
     Message,
     PolicyNews,
     RosterNews,
+    Skipped,
     Taken,
     Want,
     decode_bulk_untrusted,
@@ -61,6 +62,7 @@ MESSAGES: list[Message] = [
     Ask(NAME, True),
     Have(NAME, ((0, 3), (5, 1))),
     Taken(NAME, ((7, 1),)),
+    Skipped(NAME, 1, 0, ((2, 2),)),
     Want(NAME, (1, 2)),
     Credit(NAME, 3, 5),
     Blame(NAME, OTHERS[0]),
@@ -178,6 +180,6 @@ def test_no_order_of_messages_breaks_a_core(course) -> None:
 
 def _about(message: Message) -> Message:
     """The same about the policy that the core may know."""
-    if isinstance(message, Ask | Have | Taken | Want | Credit | Blame):
+    if isinstance(message, Ask | Have | Taken | Skipped | Want | Credit | Blame):
         return type(message)(MANIFEST.digest, *[getattr(message, name) for name in message.__slots__[1:]])
     return message

@@ -1,51 +1,66 @@
-"""Prints the trace hashes of small storms as JSON: ``python -m tests.simulation.hashes STORM:SEED ...``.
+"""Prints the hashes of small storms as JSON: ``python -m tests.simulation.hashes SECONDS KIND:SEED ...``.
 
-For each: the hash at L1, and the digest of what the cores of `CORES` did when they were played back at L0.
+For each: the trace hash at the level at which it runs, and, where cores were told anything, the digest of
+what all of them did when they were played back at L0, without trio.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
 from sim.errors import SimulationError
 from sim.runner import run_scenario
+from sim.scenario import Scenario, load_scenario
 from sim.tape import recording
-from tests.simulation.storms import load_storm
+from tests.simulation.storms import STORMS, load_storm
 
-CORES: Final[Mapping[str, tuple[str, str]]] = {
-    "membership": ("p2p.membership.service", "MembershipCore"),
-    "gossip": ("p2p.gossip.service", "GossipCore"),
-}
-"""Where the driver of a storm makes its cores. The others read shared state, and are compared at L1 only."""
 SECONDS: Final = 60.0
-"""Virtual seconds of each storm: most of its faults."""
+"""Virtual seconds of each storm, if nothing else is said: most of its faults."""
+BARE: Final = {
+    "ten_thousand": {"chunks": 16, "chunk_bytes": 262_144, "deaths": 0.2, "deaths_until": 2.0},
+    "intellect2": {"versions": 1, "deaths": 0.2, "relays": 3, "coarse": 1024},
+}
+"""Scenarios that run at L0, with more deaths than they have for many times the nodes."""
+BARE_NODES: Final = 40
+KINDS: Final = (*STORMS, "churn", *BARE)
 
 
-def hashes(wanted: Iterable[str]) -> dict[str, list[str]]:
-    """For each ``STORM:SEED``."""
+def mixed(count: int) -> list[str]:
+    """So many storms and scenarios, kinds in turn."""
+    return [f"{KINDS[number % len(KINDS)]}:{1 + number // len(KINDS)}" for number in range(count)]
+
+
+def small(kind: str, seconds: float = SECONDS) -> Scenario:
+    """One of `KINDS`, of a size that many can be run of."""
+    if kind in STORMS:
+        return replace(load_storm(kind), duration=seconds, expect=())
+    scenario = load_scenario(kind)
+    if kind in BARE:
+        return replace(
+            scenario, nodes=BARE_NODES, expect=(), parameters={**scenario.parameters, **BARE[kind]}
+        )
+    return replace(scenario, nodes=15, duration=seconds, expect=())
+
+
+def hashes(wanted: Iterable[str], seconds: float = SECONDS) -> dict[str, list[str]]:
+    """For each ``KIND:SEED``. Raise `SimulationError` where L0 differs from L1."""
     found = {}
     for name in wanted:
-        storm, _, seed = name.partition(":")
-        scenario = replace(load_storm(storm), duration=SECONDS, expect=())
-        if storm in CORES:
-            module, core = CORES[storm]
-            with recording(importlib.import_module(module), core) as tape:
-                result = run_scenario(scenario, int(seed))
-            replayed = tape.replay()
-            if replayed.differs_at is not None:
-                raise SimulationError(f"{name}: L0 differs from L1 at event {replayed.differs_at}")
-            found[name] = [result.trace_hash, replayed.digest]
-        else:
-            found[name] = [run_scenario(scenario, int(seed)).trace_hash]
+        kind, _, seed = name.partition(":")
+        with recording() as tape:
+            result = run_scenario(small(kind, seconds), int(seed))
+        replayed = tape.replay()
+        if replayed.differs_at is not None:
+            raise SimulationError(f"{name}: L0 differs from L1: {tape.describe(replayed.differs_at)}")
+        found[name] = [result.trace_hash, replayed.digest] if len(tape) else [result.trace_hash]
     return found
 
 
 if __name__ == "__main__":
-    logging.disable(logging.WARNING)
-    sys.stdout.write(json.dumps(hashes(sys.argv[1:])))
+    logging.disable(logging.ERROR)
+    sys.stdout.write(json.dumps(hashes(sys.argv[2:], float(sys.argv[1]))))

@@ -16,7 +16,8 @@ import trio
 import trio.testing
 
 from sim.lab.broadcast import Broadcast
-from sim.lab.namespaces import LabError, open_lab, reason_to_skip
+from sim.lab.namespaces import LabError, reason_to_skip
+from sim.lab.real import open_lab
 from sim.lab.simulated import simulated_times
 from sim.lab.topologies import TOPOLOGIES, Place, Topology
 from sim.link import LinkSpec
@@ -123,7 +124,7 @@ async def test_a_machine_that_dies_ends_the_run() -> None:
 
 ORPHANED = """
 import sys, trio
-from sim.lab.namespaces import open_lab
+from sim.lab.real import open_lab
 from tests.simulation.test_lab import ANY, CHAIN
 
 async def main():

@@ -1,6 +1,7 @@
-"""The same seeds under another Python: equal traces. Name its executable in ``SHOAL_OTHER_PYTHON``.
+"""The same seeds in another process, with other hashes and perhaps another Python: equal at both levels.
 
-It needs Shoal's dependencies, of the same versions. ``SHOAL_OTHER_SEEDS`` sets how many storms are compared.
+``SHOAL_OTHER_PYTHON`` names the executable of another Python that has Shoal and its dependencies, of the
+same versions; ``SHOAL_OTHER_SEEDS`` sets how many storms are compared, ``SHOAL_OTHER_SECONDS`` how long each.
 """
 
 from __future__ import annotations
@@ -8,28 +9,20 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
-import pytest
-
-from tests.simulation.hashes import hashes
+from tests.simulation.hashes import KINDS, hashes, mixed
 
 ROOT = Path(__file__).parent.parent.parent
-OTHER = os.environ.get("SHOAL_OTHER_PYTHON")
-COUNT = int(os.environ.get("SHOAL_OTHER_SEEDS", "8"))
-MIX = ("membership", "gossip", "ledger", "policies")
+OTHER = os.environ.get("SHOAL_OTHER_PYTHON", sys.executable)
+COUNT = int(os.environ.get("SHOAL_OTHER_SEEDS", str(len(KINDS))))
+SECONDS = float(os.environ.get("SHOAL_OTHER_SECONDS", "35"))
 
 
-def mixed(count: int) -> list[str]:
-    """As many storms, kinds in turn."""
-    return [f"{MIX[number % len(MIX)]}:{1 + number // len(MIX)}" for number in range(count)]
-
-
-@pytest.mark.skipif(OTHER is None, reason="SHOAL_OTHER_PYTHON names no other Python")
-def test_another_python_does_the_same_at_both_levels() -> None:
-    command = [OTHER or "", "-m", "tests.simulation.hashes", *mixed(COUNT)]
+def test_another_process_does_the_same_at_both_levels() -> None:
     ended = subprocess.run(
-        command,
+        [OTHER, "-m", "tests.simulation.hashes", str(SECONDS), *mixed(COUNT)],
         cwd=ROOT,
         env={**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -37,10 +30,10 @@ def test_another_python_does_the_same_at_both_levels() -> None:
         check=False,
     )
     assert ended.returncode == 0, ended.stderr[-2000:]
-    assert json.loads(ended.stdout) == hashes(mixed(COUNT))
+    assert json.loads(ended.stdout) == hashes(mixed(COUNT), SECONDS)
 
 
 def test_seeds_differ_and_repeat() -> None:
-    once = hashes(["ledger:1", "gossip:1"])
-    assert once == hashes(["ledger:1", "gossip:1"])
-    assert once["ledger:1"] != hashes(["ledger:2"])["ledger:2"]
+    once = hashes(["ledger:1", "gossip:1"], 20.0)
+    assert once == hashes(["ledger:1", "gossip:1"], 20.0)
+    assert once["ledger:1"] != hashes(["ledger:2"], 20.0)["ledger:2"]

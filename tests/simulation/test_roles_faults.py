@@ -11,10 +11,15 @@ from typing import Any, ClassVar
 import pytest
 import trio
 
+from p2p.identity import PeerId
+from p2p.node.node import Node
+from p2p.shardcast import Shardcast
 from p2p.shardcast.manifest import PolicyVersion
+from roles.engines.base import EngineError
 from roles.engines.fake import FakeEngine
 from roles.inference import Inference
 from roles.intake import Intake
+from roles.messages import Submission
 from roles.pool import PooledGroup
 from roles.rl.recipe import Recipe
 from roles.run import Run, sign_run
@@ -213,13 +218,54 @@ def test_nobody_works_under_the_last_policy(monkeypatch: pytest.MonkeyPatch) -> 
     assert late.count(3) <= 2  # what the two nodes were about to draw when it came
 
 
+def test_places_that_a_validator_gave_up_are_no_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has a newer policy before an older one, which comes after all: what it gave up meanwhile is done."""
+    holds = Shardcast.holds
+    asked = itertools.count()
+
+    def not_yet(self: Shardcast, version: PolicyVersion) -> bool:
+        late = self._world.name == "validator-1" and version == 1
+        return holds(self, version) and not (late and next(asked) < 2)
+
+    monkeypatch.setattr(Shardcast, "holds", not_yet)
+    judge = validators(perform(Play(CAST), steps=3, groups=128))[0]
+    assert judge["inconclusive"] == {"the policy is not held by this validator": 2}
+    assert judge["rejected"] == 0
+
+
+def test_a_lost_answer_is_given_again_whatever_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every engine fails now and then, and every worker's first answer is lost."""
+    score, plain = FakeEngine.score, Inference._ask
+    calls = itertools.count()
+    lost: dict[bytes, None] = {}
+
+    async def fail(self: FakeEngine, *args: Any) -> Any:
+        if next(calls) % 3 == 0:
+            raise EngineError("out of memory")
+        return await score(self, *args)
+
+    async def lose(self: Inference, node: Any, validator: Any, submission: Any) -> Any:
+        verdict = await plain(self, node, validator, submission)
+        first = submission.commitment.content not in lost
+        lost[submission.commitment.content] = None
+        return None if first else verdict
+
+    monkeypatch.setattr(FakeEngine, "score", fail)
+    monkeypatch.setattr(Inference, "_ask", lose)
+    health = perform(Play(CAST), steps=6)
+    assert health["done"] == 1
+    judge = validators(health)[0]
+    assert judge["inconclusive"]["the validator's engine could not score it"] > 3
+    assert judge["rejected"] == 0
+
+
 def test_clocks_ten_minutes_off_change_nothing() -> None:
     class Unsynchronised(Play):
         def _life(self, role: str) -> NodeMain:
             plain = super()._life(role)
 
             async def live(machine: SimNode) -> None:
-                machine.world.skew = {"trainer-1": 600.0, "inference-1": -600.0}.get(machine.name, 0.0)
+                machine.clock.change(skew={"trainer-1": 600.0, "inference-1": -600.0}.get(machine.name, 0.0))
                 await plain(machine)
 
             return live
@@ -229,3 +275,18 @@ def test_clocks_ten_minutes_off_change_nothing() -> None:
     judge = validators(health)[0]
     assert judge["rejected"] == 0
     assert all(judge["nodes"][health[name]["peer"]]["accepted"] for name in ("inference-1", "inference-2"))
+
+
+def test_a_submission_that_is_stuck_is_not_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Inference._ask
+
+    async def ask(self: Inference, node: Node, validator: PeerId, submission: Submission) -> Any:
+        if submission.commitment.index == 0 and not self.counts.retries:
+            await node.world.sleep(20)
+        return await plain(self, node, validator, submission)
+
+    monkeypatch.setattr(Inference, "_ask", ask)
+    cast = {name: role for name, role in CAST.items() if name != "inference-2"}
+    health = perform(Play(cast), steps=2, groups=64)  # sixteen submissions of one node under one policy
+    assert health["done"] == 1
+    assert validators(health)[0]["rejected"] == 0

@@ -319,6 +319,31 @@ async def test_garbling_a_negotiation_ends_the_connection() -> None:
         assert pair.bob.failure is not None
 
 
+async def test_a_stream_that_is_reset_with_what_opened_it_harms_nobody() -> None:
+    async with open_pair() as pair:
+        pair.alice.open_stream(ECHO).reset()
+        other, far = await pair.stream_pair()
+        await other.send_all(b"still there")
+        assert await far.receive_some() == b"still there"
+
+
+async def test_a_negotiation_that_is_reset_as_it_ends_harms_nobody() -> None:
+    async with open_pair() as pair:
+        mux = pair.alice.mux
+        stream_id = mux.open_stream()
+        pair.alice.flush()
+        await trio.testing.wait_all_tasks_blocked()
+        proposal = line("/multistream/1.0.0") + line(ECHO)
+        mux._queue.say(yamux_frames.DATA, 0, stream_id, len(proposal))
+        mux._queue._control += proposal
+        mux._queue.say(yamux_frames.WINDOW_UPDATE, yamux_frames.RST, stream_id, 0)
+        pair.alice.flush()
+        with trio.fail_after(5):
+            await pair.arrived.wait()
+        with pytest.raises(trio.BrokenResourceError):
+            await pair.accepted[0].send_all(b"to nobody")
+
+
 async def test_a_peer_that_hangs_is_given_up_after_four_intervals(autojump_clock) -> None:
     async with open_world(key=ALICE) as world, trio.open_nursery() as nursery:
         one, other = memory_pair()

@@ -20,6 +20,8 @@ def test_takes_the_oldest_first_and_only_when_there_are_enough() -> None:
     assert taken is not None
     assert [item.group.prompt for item in taken] == [(1,), (2,)]
     assert (pool.counts.used, pool.counts.staleness_max, len(pool)) == (2, 2, 1)
+    assert sum(pool.counts.staleness.values()) == 2
+    assert max(pool.counts.staleness) == 2
 
 
 def test_stale_groups_are_dropped_and_counted() -> None:

@@ -50,6 +50,11 @@ class Unlucky:
         self.penalties.append(points)
 
 
+def sound_world() -> SimpleNamespace:
+    """Nothing misbehaves on purpose, as in production."""
+    return SimpleNamespace(verify=verify, buggify=lambda name: False, sometimes=lambda name, condition: None)
+
+
 @pytest.mark.parametrize(
     ("error", "penalties"),
     [
@@ -71,7 +76,7 @@ async def test_whatever_a_peer_does_the_question_is_asked_again(
         return False
 
     host = Unlucky(error)
-    node: Any = SimpleNamespace(host=host, locate=locate)
+    node: Any = SimpleNamespace(host=host, locate=locate, world=sound_world())
     assert await ask(node, JUDGE.peer_id, ROLLOUT_PROTOCOL, b"?") is None
     assert host.penalties == penalties
 
@@ -107,9 +112,7 @@ async def test_a_delivery_is_taken_only_when_it_is_durable_however_often_it_come
     disk = SlowDisk()
     recipe = Recipe()
     run = SimpleNamespace(id=RUN_ID, terms=SimpleNamespace(recipe=recipe))
-    node = SimpleNamespace(
-        world=SimpleNamespace(verify=verify), shardcast=SimpleNamespace(holds=lambda _: True)
-    )
+    node = SimpleNamespace(world=sound_world(), shardcast=SimpleNamespace(holds=lambda _: True))
     desk: Any = SimpleNamespace(node=node, run=run, intake=disk, ledger=disk, pooled=lambda *_: [])
     trainer = Trainer(TrainerConfig())
     trainer._pool = GroupPool(100, 2)
@@ -132,7 +135,7 @@ async def test_a_full_trainer_says_later_before_the_validator_loses_patience(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     run = SimpleNamespace(id=RUN_ID, terms=SimpleNamespace(recipe=Recipe()))
-    desk: Any = SimpleNamespace(node=SimpleNamespace(world=SimpleNamespace(verify=verify)), run=run)
+    desk: Any = SimpleNamespace(node=SimpleNamespace(world=sound_world()), run=run)
     trainer = Trainer(TrainerConfig())
     trainer._pool = GroupPool(0, 2)
     with trio.fail_after(119):

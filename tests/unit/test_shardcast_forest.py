@@ -114,6 +114,30 @@ def test_weak_peers_are_leaves_and_strong_ones_carry_more() -> None:
     assert max(fanout, key=lambda peer: fanout[peer]) in PEERS[30:32]
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from([0.0, 1e5, 1e6, 16e6]), min_size=1, max_size=200))
+def test_feeders_are_the_parents_and_for_the_dead_those_above(uploads: list[float]) -> None:
+    forest = plant(roster_of(uploads), PolicyVersion(1))
+    peers = forest.roster.peers
+    for place, peer in enumerate(peers):
+        parents = {stripe.parent[place] for stripe in forest.stripes} - {-1}
+        assert set(forest.feeders(peer, lambda _: False)) == {peers[parent] for parent in parents}
+        assert all(forest.relays(n, peer) == (place in s.children) for n, s in enumerate(forest.stripes))
+        dead = {peers[parent] for parent in parents}
+        above = forest.feeders(peer, dead.__contains__)
+        assert not dead & set(above)
+        assert all(any(forest.feeds(n, other, peer) for n in range(len(forest.stripes))) for other in above)
+    assert forest.feeders(ORIGIN.peer_id, lambda _: False) == ()
+
+
+def test_the_strong_hang_on_the_strong() -> None:
+    forest = plant(roster_of([2e5] * 100 + [16e6] * 20), PolicyVersion(1))
+    strong = [forest.roster.positions[peer] for peer in PEERS[100:120]]
+    for stripe in forest.stripes:
+        assert max(stripe.depth(place) for place in strong) <= 2
+        assert all(stripe.parent[place] in (-1, *strong) for place in strong)
+
+
 def test_rosters_survive_the_wire_and_refuse_what_is_wrong() -> None:
     roster = roster_of([1e6] * 5)
     decoded = decode_roster_untrusted(roster.encode(), b"run", verify)

@@ -161,3 +161,24 @@ async def test_old_versions_go_and_pinned_ones_stay(town: Town) -> None:
 async def test_garbage_from_gossip_is_not_passed_on(town: Town) -> None:
     async with town.member(0) as trainer:
         assert not trainer.shardcast.receive_announcement(town.keys[1].peer_id, b"garbage")
+
+
+async def test_two_who_publish_one_version_at_once_do_not_equivocate(town: Town) -> None:
+    with trio.fail_after(20):
+        async with AsyncExitStack() as stack:
+            trainer, other = await everybody(town, stack, 2)
+            refused = []
+
+            async def publish_either(seed: int) -> None:
+                await trainer.world.disk.write(f"weights-{seed}", Random(seed).randbytes(100_000))
+                try:
+                    await trainer.shardcast.publish(PolicyVersion(1), f"weights-{seed}")
+                except LocalProtocolError:
+                    refused.append(seed)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(publish_either, 1)
+                nursery.start_soon(publish_either, 2)
+            assert len(refused) == 1
+            await other.shardcast.wait_policy(PolicyVersion(1))
+            assert not other.shardcast.halted

@@ -13,6 +13,7 @@ from p2p.identity import KeyPair
 from p2p.machine import RealWorld, open_world
 from p2p.shardcast.codec import encode_spans
 from p2p.shardcast.config import ShardcastConfig
+from p2p.shardcast.forest import Roster, RosterEntry
 from p2p.shardcast.manifest import (
     NO_POLICY,
     Draft,
@@ -158,6 +159,16 @@ async def test_a_draft_is_all_or_nothing(world: RealWorld) -> None:
     (entry,) = await open_store(world).load()
     assert entry.stored
     assert entry.footprint < MIB
+
+
+async def test_the_roster_is_there_in_the_next_life(world: RealWorld) -> None:
+    assert await open_store(world).load_roster() is None
+    roster = Roster.sign(KEY, RUN, 7, [RosterEntry(KeyPair(digest_of(b"other")).peer_id, 1e6)])
+    await open_store(world).keep_roster(roster)
+    assert await open_store(world).load_roster() == roster
+    assert await open_store(world).load() == [], "it is no policy"
+    await world.disk.write(f"policies/{RUN.hex()}/roster", b"torn", 0)
+    assert await open_store(world).load_roster() is None
 
 
 async def test_a_chunk_that_two_ask_for_at_once_counts_once(world: RealWorld) -> None:

@@ -45,6 +45,16 @@ def test_replace_is_durable_at_once() -> None:
     assert disk.read_now("f", 0, None) == b"new"
 
 
+def test_replace_makes_earlier_removals_in_its_folder_durable() -> None:
+    disk = make_disk()
+    for path in ("outbox/1", "other/1"):
+        disk.replace_now(path, b"submission")
+        disk.remove_now(path)
+    disk.replace_now("outbox/cursor", b"2")
+    disk.crash()
+    assert disk.paths() == ["other/1", "outbox/cursor"]
+
+
 def test_renaming_an_unsynced_file_leaves_an_empty_one_after_a_crash() -> None:
     disk = make_disk()
     disk.write_now("tmp", b"data", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -11,8 +12,12 @@ import trio
 from hypothesis import given, settings, strategies as st
 
 from p2p.errors import ConfigError
+from p2p.identity import ProtocolId
+from sim.clock import Pace
 from sim.faults import KINDS, Fault, apply_plan, draw_plan, plan_from_table, plan_to_json, save_plan
 from sim.kernel import run_simulation
+from sim.link import LinkSpec
+from sim.queue import SECOND
 from sim.shrink import shrink
 from sim.simulation import Simulation
 from sim.swarm import SimNode, Swarm, open_swarm
@@ -33,14 +38,33 @@ def state_of(swarm: Swarm) -> list[object]:
             node.endpoint.spec,
             node.endpoint.lies,
             node.endpoint.repeats,
-            round(node.world.skew, 6),
-            round(node.world.slowness, 6),
-            node.world._rate,
+            node.endpoint.lags,
+            node.clock.pace,
             node.disk.model,
             [node.disk.read_now(path, 0, None) for path in node.disk.paths()],
         )
         for node in swarm.nodes.values()
     ] + [swarm.fabric.cuts, dict(swarm.fabric.detours), dict(swarm.fabric._clogs)]
+
+
+def play_plan(*plan: Fault, until: float, ask: Callable[[Swarm], object]) -> list[object]:
+    """What ``ask`` says every second, from second 2.5 on."""
+
+    async def main(simulation: Simulation) -> list[object]:
+        async with open_swarm(simulation) as swarm:
+            for name in NAMES:
+                swarm.add(name, idle)
+            await swarm.sleep(1)
+            apply_plan(swarm, plan)
+            seen = []
+            for second in range(2, round(until)):
+                await swarm.sleep_until(second + 0.5)
+                seen.append(ask(swarm))
+            return seen
+
+    seen = run_simulation(main, seed=1, horizon=until + 10).value
+    assert seen is not None
+    return seen
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
@@ -62,6 +86,166 @@ def test_every_fault_is_witnessed_and_undone(kind: str) -> None:
                 assert state_of(swarm) == before
 
     run_simulation(main, seed=1, horizon=100)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "wrong"),
+    [("skew", 60.0, Pace(skew=60.0)), ("drift", 1.1, Pace(rate=1.1)), ("slow_cpu", 8.0, Pace(slowness=8.0))],
+)
+def test_a_restart_does_not_set_a_machine_right(kind: str, value: float, wrong: Pace) -> None:
+    seen = play_plan(
+        Fault(at=2, kind=kind, who=("n1",), seconds=6, value=value),
+        Fault(at=4, kind="kill", who=("n1",), seconds=1),
+        until=10,
+        ask=lambda swarm: (swarm.nodes["n1"].life, swarm.nodes["n1"].world.clock.pace),
+    )
+    assert seen[0] == (0, wrong)
+    assert seen[3] == (1, wrong)
+    assert seen[-1] == (1, Pace())
+
+
+def test_a_clock_that_has_drifted_goes_on_from_where_it_is() -> None:
+    seen = play_plan(
+        Fault(at=2, kind="drift", who=("n1",), seconds=4, value=2.0),
+        Fault(at=3, kind="kill", who=("n1",), seconds=1),
+        until=8,
+        ask=lambda swarm: swarm.nodes["n1"].world.now(),
+    )
+    assert seen == pytest.approx([3.0, 5.0, 7.0, 9.0, 10.5, 11.5])
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "state", "expected"),
+    [
+        ("drift", (2.0, 3.0), lambda node: node.clock.pace.rate, [2.0, 6.0, 3.0, 1.0]),
+        ("skew", (60.0, -20.0), lambda node: node.clock.pace.skew, [60.0, 40.0, -20.0, 0.0]),
+        ("slow_cpu", (2.0, 5.0), lambda node: node.clock.pace.slowness, [2.0, 10.0, 5.0, 1.0]),
+        ("liar", (0.9, 0.4), lambda node: node.endpoint.lies, [0.9, 0.9, 0.4, 0.0]),
+        ("equivocator", (0.2, 0.4), lambda node: node.endpoint.repeats, [0.2, 0.4, 0.4, 0.0]),
+        ("throttle", (0.5, 0.1), lambda node: node.endpoint.spec.up / LinkSpec().up, [0.5, 0.05, 0.1, 1.0]),
+        ("full_disk", (0.0, 0.0), lambda node: node.disk.model.capacity == 0, [True, True, True, False]),
+    ],
+)
+def test_what_one_fault_leaves_of_another(
+    kind: str, values: tuple[float, float], state: Callable[[SimNode], float], expected: list[float]
+) -> None:
+    seen = play_plan(
+        Fault(at=2, kind=kind, who=("n1",), seconds=2, value=values[0]),
+        Fault(at=3, kind=kind, who=("n1", "n2"), seconds=2, value=values[1]),
+        until=6,
+        ask=lambda swarm: state(swarm.nodes["n1"]),
+    )
+    assert seen == pytest.approx(expected)
+
+
+def hear_two_protocols(share: float) -> list[tuple[str, int]]:
+    """What n2 hears of n1, which says a hundred things in each of two protocols."""
+    heard: list[tuple[str, int]] = []
+    one, other = ProtocolId("/test/one/1.0.0"), ProtocolId("/test/other/1.0.0")
+
+    async def live(node: SimNode) -> None:
+        async with node.open_host() as host:
+            for protocol in (one, other):
+                host.set_message_handler(
+                    protocol, lambda peer, message, protocol=protocol: heard.append((protocol, int(message)))
+                )
+            if node.name == "n1":
+                await node.world.sleep(1)
+                friend = node.siblings[-1]
+                host.add_addrs(friend.peer_id, [friend.addr])
+                for number in range(100):
+                    host.send(friend.peer_id, one, b"%d" % number)
+                    host.send(friend.peer_id, other, b"%d" % number)
+                    await node.world.sleep(0.1)
+            await trio.sleep_forever()
+
+    async def main(simulation: Simulation) -> None:
+        async with open_swarm(simulation) as swarm:
+            swarm.add("n1", live)
+            swarm.add("n2", live)
+            apply_plan(swarm, [Fault(at=0.5, kind="reorder", who=("n1",), seconds=8, value=share)])
+            await swarm.sleep(20)
+
+    run_simulation(main, seed=1, horizon=100)
+    return heard
+
+
+def test_protocols_overtake_each_other_and_no_message_its_own() -> None:
+    heard = hear_two_protocols(0.3)
+    by_protocol: dict[str, list[int]] = {}
+    for protocol, number in heard:
+        by_protocol.setdefault(protocol, []).append(number)
+    assert all(numbers == list(range(100)) for numbers in by_protocol.values())
+    assert [number for _, number in heard] != sorted(number for _, number in heard)
+    assert [number for _, number in heard][-30:] == sorted([*range(85, 100)] * 2), "it ends with the fault"
+
+
+def arrivals(*plan: Fault) -> list[float]:
+    """When n2 has each of four megabytes that n1 sends at once, one after the other, at 8 Mbit/s."""
+    times: list[float] = []
+    bulk = ProtocolId("/test/bulk/1.0.0")
+
+    async def live(node: SimNode) -> None:
+        async with node.open_host() as host:
+            host.set_message_handler(bulk, lambda peer, message: times.append(node.simulation.now))
+            if node.name == "n1":
+                friend = node.siblings[-1]
+                host.add_addrs(friend.peer_id, [friend.addr])
+                await node.world.sleep(1)
+                await host.connect(friend.peer_id)
+                await node.world.sleep(1 - (node.simulation.now - 1))
+                for _ in range(4):
+                    assert host.send(friend.peer_id, bulk, bytes(900_000))
+            await trio.sleep_forever()
+
+    async def main(simulation: Simulation) -> None:
+        async with open_swarm(simulation) as swarm:
+            for name in ("n1", "n2"):
+                swarm.add(name, live, link=LinkSpec(up=8.0, down=80.0))
+            apply_plan(swarm, plan)
+            await swarm.sleep(300)
+
+    run_simulation(main, seed=1, horizon=400)
+    return times
+
+
+def test_what_waits_on_a_line_goes_at_the_pace_the_line_has() -> None:
+    whole = arrivals()
+    assert len(whole) == 4
+    gap = whole[1] - whole[0]
+    slow = arrivals(Fault(at=0.5, kind="throttle", who=("n1",), seconds=10.5, value=0.01))
+    # Nine seconds at a hundredth, then whole: all four arrive as if they had been sent nine seconds later.
+    assert slow == pytest.approx([when + 9 * 0.99 for when in whole], abs=0.2)
+    begun = arrivals(Fault(at=whole[0] + 0.1, kind="throttle", who=("n1",), seconds=5, value=0.01))
+    assert begun[0] == whole[0]
+    assert begun[1] == pytest.approx(whole[1] + 5 * 0.99, abs=0.2)
+    assert begun[3] - begun[2] == pytest.approx(gap, abs=0.1)
+
+
+def test_what_waits_at_a_slow_receiver_goes_at_the_pace_its_line_has() -> None:
+    slow = arrivals(Fault(at=0.5, kind="throttle", who=("n2",), seconds=10.5, value=0.01))
+    assert 11 < slow[0] < slow[-1] < 11.5, "four messages take 0.36 s when the line is whole"
+    assert slow == sorted(slow)
+
+
+def test_delays_add_up_and_end_one_by_one() -> None:
+    seen = play_plan(
+        Fault(at=2, kind="clog", who=("n1",), seconds=2, value=0.5),
+        Fault(at=3, kind="clog", who=("n1",), seconds=2, value=2.0),
+        until=6,
+        ask=lambda swarm: swarm.fabric._clogs.get(("n1", "n2"), 0),
+    )
+    assert seen == [SECOND // 2, SECOND * 5 // 2, 2 * SECOND, 0]
+
+
+def test_the_last_impostor_answers_until_it_ends() -> None:
+    seen = play_plan(
+        Fault(at=2, kind="impostor", who=("n1", "n3"), seconds=2),
+        Fault(at=3, kind="impostor", who=("n2", "n3"), seconds=2),
+        until=6,
+        ask=lambda swarm: swarm.fabric.at(swarm.nodes["n3"].endpoint.index).name,
+    )
+    assert seen == ["n1", "n2", "n2", "n3"]
 
 
 def test_victims_can_be_patterns_shares_and_zones() -> None:
@@ -104,6 +288,15 @@ def test_half_of_the_kinds_are_off_in_a_plan_and_all_occur_over_many() -> None:
             seen[kind] = seen.get(kind, 0) + 1
     assert sorted(seen) == sorted(KINDS)
     assert all(60 < count < 140 for count in seen.values())
+
+
+def test_some_nodes_can_be_spared() -> None:
+    plans = [draw_plan(Random(seed), NAMES, 10, 100, spare={"liar": ["n1", "n2"]}) for seed in range(200)]
+    liars = {name for plan in plans for fault in plan if fault.kind == "liar" for name in fault.who}
+    assert liars == {"n0", "n3", "n4", "n5"}
+    assert "n1" in {
+        name for plan in plans for fault in plan if fault.kind == "equivocator" for name in fault.who
+    }
 
 
 def test_a_plan_survives_its_file(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Planted bugs: each must be found by a storm, so that a real one of its kind would be.
 
-A mutant patches one thing of one production class for the length of a block. `Mutant.seed` is the first seed
-of its storm that finds it; tests/simulation/hunt.py looks for it, and shrinks what it finds.
+A mutant patches one thing of one production class or module for the length of a block. `Mutant.seed` is the
+seed that found it when it was last hunted; tests/simulation/hunt.py looks for it, and shrinks what it finds.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from unittest.mock import patch
 
-from tests.simulation.mutants import gossip, ledger, membership, policies
+from tests.simulation.mutants import dht, gossip, ledger, membership, outbox, policies
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +23,11 @@ class Mutant:
     """Which storm is to find it."""
 
     seed: int
-    """The first of its seeds that does."""
+    """The first of its seeds that did."""
 
-    target: type
+    target: Any
+    """A class or a module."""
+
     method: str
     instead: Callable[..., Any]
     """What the method does with the bug."""
@@ -42,6 +44,8 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         ("policies", policies),
         ("gossip", gossip),
         ("ledger", ledger),
+        ("dht", dht),
+        ("transport", outbox),
     )
     for name, (seed, *change) in module.BUGS.items()
 }

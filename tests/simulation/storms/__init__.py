@@ -15,7 +15,7 @@ from sim.errors import SimulationError
 from sim.scenario import Scenario, load_scenario
 
 FOLDER: Final = Path(__file__).parent
-STORMS: Final = ("gossip", "ledger", "membership", "policies", "spine")
+STORMS: Final = ("dht", "gossip", "ledger", "membership", "policies", "spine", "transport")
 
 
 class Broken(AssertionError):

@@ -1,0 +1,71 @@
+"""Whole nodes on simulated lines (level 1) against whole nodes on real, shaped ones (level 3).
+
+Each seed is played once on either level: the same keys, lines, run file and configuration. Where namespaces
+are not allowed, level 1 alone is shown. There is no bound: what the model leaves out is what this measures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from bench.report import Report
+from sim.lab.namespaces import reason_to_skip
+from sim.runner import run_scenario
+from sim.scenario import Scenario, load_scenario
+
+SCENARIOS: Final = ("lab_broadcast", "lab_uneven", "lab_slow_relay")
+SHOWN: Final[Mapping[str, str]] = {
+    "seconds_50": "s",
+    "seconds_100": "s",
+    "bound_seconds": "s",
+    "origin_policies_sent": "policies",
+    "duplicate_share": "share",
+}
+LAST: Final = "seconds_100"
+NEVER: Final = float("inf")
+
+
+def measure(scenario: Scenario, level: int, seeds: Sequence[int], report: Report) -> None:
+    """Play a scenario with every seed and add its rows."""
+    name = scenario.name
+    values: dict[str, list[float]] = {metric: [] for metric in SHOWN}
+    for seed in seeds:
+        print(f"{name}, level {level}, seed {seed} (load {os.getloadavg()[0]:.1f})", file=sys.stderr)
+        metrics = run_scenario(replace(scenario, level=level), seed).metrics
+        for metric in SHOWN:
+            value = metrics[metric]
+            values[metric].append(NEVER if isinstance(value, str) else value)
+    for metric, unit in SHOWN.items():
+        report.add(name, f"level {level}", metric, unit, values[metric])
+
+
+def run(args: Sequence[str]) -> int:
+    """``python -m bench nodes [--json FILE] [--seeds N] [--nodes N] [--queue SECONDS] [SCENARIO ...]``."""
+    parser = argparse.ArgumentParser(prog="python -m bench nodes", description=__doc__)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--nodes", type=int, help="instead of the scenarios' own number")
+    parser.add_argument("--queue", type=float, help="seconds of queue in front of each real line")
+    parser.add_argument("scenarios", nargs="*", default=SCENARIOS)
+    options = parser.parse_args(args)
+    reason = reason_to_skip()
+    if reason is not None:
+        print(f"no real lines: {reason}", file=sys.stderr)
+    report, seeds = Report("nodes"), range(1, options.seeds + 1)
+    for name in options.scenarios:
+        scenario = load_scenario(name).with_changes(nodes=options.nodes)
+        if options.queue is not None:
+            scenario = replace(scenario, parameters={**scenario.parameters, "queue": options.queue})
+        measure(scenario, 1, seeds, report)
+        if reason is None:
+            measure(scenario, 3, seeds, report)
+            report.compare(name, LAST, "level 1", "level 3")
+    print(report)
+    report.write(options.json)
+    return 0

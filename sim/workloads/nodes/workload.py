@@ -1,0 +1,106 @@
+"""How does a policy spread over whole nodes: run file, membership, DHT, gossip, SHARDCAST? (L0 to L3)
+
+Everybody joins through the origin and the first receiver, as a command line would tell them; the origin
+publishes once it knows everybody, a version each ``interval``. Nothing is arranged behind the nodes' backs:
+the roster is what heartbeats say, announcements go by gossip. Parameters are those of `sim.workloads.parts`
+(without liars and drippers) and ``policy_bytes``, ``chunk_bytes``, ``versions``, ``interval``, ``first_at``;
+for real lines also ``queue`` (seconds) and ``congestion`` (a name), see `sim.lab.street.Setting`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import ClassVar, Final
+
+from p2p import open_host
+from p2p.host import Host
+from p2p.node.node import Node, open_node, run_roles
+from p2p.node.plugins import load_roles
+from p2p.node.role import Role
+from sim.lab.street import Street
+from sim.link import PAYLOAD_SHARE
+from sim.scenario import Scenario
+from sim.simulation import Simulation
+from sim.swarm import SimNode, Swarm
+from sim.workloads.nodes.cast import Cast
+from sim.workloads.nodes.flow import Flow
+from sim.workloads.nodes.real import LINGER, Company
+from sim.workloads.nodes.tale import Tale, measure
+
+LOOK: Final = 0.5
+"""Virtual seconds between looks at who holds what."""
+
+
+class Nodes:
+    """A `sim.scenario.Workload` for every level."""
+
+    levels: ClassVar[Sequence[int]] = (0, 1, 2, 3)
+
+    def __init__(self) -> None:
+        self._open: dict[str, list[tuple[Node, Sequence[Role]]]] = {}
+
+    async def run(self, swarm: Swarm, scenario: Scenario) -> Mapping[str, float | int | str]:
+        """Play in a simulation until everybody holds the last policy, or the duration is over."""
+        self._scenario = scenario
+        self._cast = cast = Cast(scenario, swarm.simulation.seed, swarm.simulation.keys)
+        for name, part in cast.parts.items():
+            self._open[name] = []
+            swarm.add(name, self._live, link=part.link)
+        while swarm.simulation.now < scenario.duration and not self._is_over(swarm):
+            await swarm.sleep(LOOK)
+            self._plot(swarm)
+        await swarm.sleep(LINGER)
+        return measure(cast, self._tales(swarm), [node.name for node in swarm.alive])
+
+    async def run_real(self, street: Street, scenario: Scenario) -> Mapping[str, float | int | str]:
+        """Play with real processes, to the same end."""
+        return await Company(street, scenario).play()
+
+    def run_bare(self, simulation: Simulation, scenario: Scenario) -> Mapping[str, float | int | str]:
+        """Play as a flow over the real forest."""
+        return Flow(Cast(scenario, simulation.seed, simulation.keys)).run_bare(simulation, scenario)
+
+    # A node in a simulation
+
+    async def _live(self, machine: SimNode) -> None:
+        cast, name = self._cast, machine.name
+        await machine.world.sleep_until(cast.part(name).joins)
+        config = cast.config(name)
+        roles = load_roles(cast.roles(name), config.role)
+        doors = [other.addr for other in machine.siblings[:2] if other is not machine]
+        async with (
+            self._open_host(machine) as host,
+            open_node(machine.world, host, config, document=cast.run.document, bootstrap=doors) as node,
+        ):
+            self._open[name].append((node, roles))
+            await run_roles(node, roles)
+
+    def _open_host(self, machine: SimNode) -> AbstractAsyncContextManager[Host]:
+        if self._scenario.level == 1:
+            return machine.open_host()
+        return open_host(network=machine.network, world=machine.world, listen=["/memory/0"], strict=True)
+
+    # What came of it
+
+    def _holders(self, swarm: Swarm) -> list[str]:
+        """Who lives and holds the last policy."""
+        last = self._cast.versions
+        lives = {node.name: self._open[node.name] for node in swarm.alive}
+        return [name for name, nodes in lives.items() if nodes and nodes[-1][0].shardcast.newest >= last]
+
+    def _is_over(self, swarm: Swarm) -> bool:
+        now = swarm.simulation.now
+        return now >= self._cast.busy_until and len(self._holders(swarm)) == len(swarm.alive)
+
+    def _plot(self, swarm: Swarm) -> None:
+        swarm.simulation.plot("nodes that hold the last policy", len(self._holders(swarm)))
+
+    def _tales(self, swarm: Swarm) -> dict[str, Tale]:
+        tales = {name: Tale() for name in self._open}
+        for name, lives in self._open.items():
+            tales[name].line_bytes = round(swarm.nodes[name].endpoint.sent / PAYLOAD_SHARE)
+            for node, roles in lives:
+                tales[name].begin_life()
+                tales[name].hear(node.health(roles))
+        return tales

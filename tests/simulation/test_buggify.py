@@ -1,0 +1,107 @@
+"""Every site in production code that misbehaves on purpose does so, and every claim it makes comes true.
+
+Sites and claims are found by reading the code: a new one that is never reached here fails.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import sim.simulation
+from p2p.identity import KeyPair
+from p2p.machine import RealWorld
+from p2p.world import dawdle, lateness
+from sim.faults import Fault
+from sim.runner import Result, run_scenario
+from sim.scenario import Scenario
+from tests.simulation.hunt import with_plan
+from tests.simulation.storms import load_storm
+
+ROOT: Final = Path(__file__).parent.parent.parent
+SEAM: Final = ("p2p/machine.py", "p2p/world.py")
+"""Where the functions below are written, and call each other with the name that they were given."""
+SITES: Final = {"buggify": 0, "lateness": 1, "dawdle": 1}
+CLAIMS: Final = {"sometimes": 0}
+"""Which argument is the name."""
+SEEDS: Final = (1, 2)
+
+
+def names(functions: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    """(file, name) of every call of one of ``functions`` in production code."""
+    for path in sorted([*ROOT.glob("p2p/**/*.py"), *ROOT.glob("roles/**/*.py")]):
+        where = str(path.relative_to(ROOT))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call) or where in SEAM:
+                continue
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if called in functions:
+                name = node.args[functions[called]]
+                assert isinstance(name, ast.Constant), f"{where}:{node.lineno} makes up its name"
+                yield where, name.value
+
+
+def storms() -> Iterator[Scenario]:
+    """Faults that between them bring about everything that is claimed; what is drawn might not."""
+    lies = Fault(at=10, kind="liar", who=("n1",), seconds=30, value=0.5)
+    crashes = [Fault(at=11 + 10 * n, kind="torn", who=(f"n{n + 2}",), seconds=12) for n in range(5)]
+    yield with_plan(load_storm("gossip"), [lies])
+    yield with_plan(load_storm("policies"), [lies, *crashes])
+    yield with_plan(load_storm("transport"), [lies, *crashes[:2]])
+    spine = load_storm("spine")
+    assert spine.draw is not None
+    deaths = [
+        Fault(at=at, kind="kill", who=(who,), seconds=2)
+        for at, who in ((14, "trainer-1"), (20, "validator-1"), (26, "inference-2"), (32, "trainer-1"))
+    ]
+    yield with_plan(replace(spine, draw=replace(spine.draw, end=300.0)), deaths)
+
+
+@cache
+def results() -> list[Result]:
+    """Runs in which every site is active and misbehaves half of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sim.simulation, "BUGGIFY_ACTIVE", 1.0)
+        patch.setattr(sim.simulation, "BUGGIFY_FIRES", 0.5)
+        return [run_scenario(storm, seed) for storm in storms() for seed in SEEDS]
+
+
+def happened(counts: Iterable[Mapping[str, int]]) -> set[str]:
+    return {name for count in counts for name, times in count.items() if times}
+
+
+def test_a_name_tells_where_it_is_and_is_used_once() -> None:
+    used = [*names(SITES), *names(CLAIMS)]
+    for where, name in used:
+        module, _, what = name.partition("/")
+        assert module in Path(where).with_suffix("").parts, f"{name} is in {where}"
+        assert what
+    assert len(used) > 50
+    assert len({name for _, name in used}) == len(used)
+
+
+def test_nothing_breaks_though_every_site_misbehaves() -> None:
+    for result in results():
+        assert result.ok, (result.scenario, result.seed, result.expectations)
+
+
+def test_every_site_misbehaves() -> None:
+    assert {name for _, name in names(SITES)} - happened(result.fired for result in results()) == set()
+
+
+def test_every_claim_comes_true() -> None:
+    assert {name for _, name in names(CLAIMS)} - happened(result.witnessed for result in results()) == set()
+
+
+def test_production_is_never_late(tmp_path: Path) -> None:
+    world = RealWorld(KeyPair(bytes(32)), tmp_path)
+    assert not world.buggify("a/b")
+    assert lateness(world, "a/b") == 0.0
+    with pytest.raises(StopIteration):  # at once: not a pass through the event loop
+        dawdle(world, "a/b").send(None)

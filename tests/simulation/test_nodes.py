@@ -1,0 +1,291 @@
+"""Whole nodes on every level: one scenario, the same metrics, in simulations and as real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+
+from p2p.errors import ConfigError
+from p2p.node.process import locked_folder
+from sim.cli import EXIT_UNAVAILABLE, main
+from sim.faults import Fault
+from sim.keys import KeyRing
+from sim.lab.namespaces import CAPABILITIES, LabError, _missing_capabilities, reason_to_skip
+from sim.lab.play import MAX_NODES, check
+from sim.lab.street import FOLDER_PREFIX, House, Setting, Street, open_street, sweep_leftovers
+from sim.link import LinkSpec
+from sim.runner import Result, run_scenario
+from sim.scenario import DrawnFaults, Scenario, load_scenario
+from sim.workloads.nodes.cast import Cast
+from sim.workloads.nodes.real import toml_of
+from sim.workloads.nodes.tale import Tale, measure
+
+SMALL = replace(
+    load_scenario("lab_broadcast"),
+    nodes=4,
+    duration=40.0,
+    parameters={"policy_bytes": 2_000_000, "first_at": 5.0},
+    expect=(),
+)
+KILLED = replace(
+    SMALL,
+    parameters={**SMALL.parameters, "versions": 2, "interval": 4.0},
+    faults=(
+        Fault(at=6.5, kind="kill", who=("n2",), seconds=1.0),
+        Fault(at=6.5, kind="pause", who=("n3",), seconds=0.5),
+        Fault(at=8.5, kind="drip", who=("n3",), seconds=1.0, value=5.0),
+    ),
+)
+
+
+def play(scenario: Scenario, level: int, seed: int = 1) -> Result:
+    return run_scenario(replace(scenario, level=level), seed)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_policy_is_everywhere_soon_after_the_bound_allows(level: int) -> None:
+    metrics = play(SMALL, level).metrics
+    assert metrics["hold_newest"] == 1
+    assert 1 < metrics["seconds_100"] / metrics["bound_seconds"] < 1.4
+    assert metrics["origin_policies_sent"] == pytest.approx(1, abs=0.1)
+    assert metrics["from_peers_share"] == pytest.approx(2 / 3, abs=0.1)
+
+
+def test_the_flow_at_level_0_takes_as_long() -> None:
+    flow, nodes = play(SMALL, 0).metrics, play(SMALL, 1).metrics
+    assert flow.keys() < nodes.keys()
+    assert flow["bound_seconds"] == nodes["bound_seconds"]
+    assert flow["seconds_100"] == pytest.approx(nodes["seconds_100"], rel=0.1)
+
+
+def test_the_same_seed_gives_the_same_trace() -> None:
+    assert play(SMALL, 1).trace_hash == play(SMALL, 1).trace_hash
+    assert play(SMALL, 1).trace_hash != play(SMALL, 1, seed=2).trace_hash
+
+
+def test_a_killed_node_gets_what_it_missed_and_a_killed_origin_goes_on() -> None:
+    faults = (*KILLED.faults, Fault(at=7.5, kind="kill", who=("origin",), seconds=1.0))
+    metrics = play(replace(KILLED, faults=faults), 1).metrics
+    assert metrics["published"] == 2
+    assert metrics["hold_newest"] == metrics["arrived_share"] == 1
+
+
+def test_late_nodes_are_waited_for_and_not_counted() -> None:
+    late = replace(SMALL, parameters={**SMALL.parameters, "late_share": 0.34, "late_at": 9.0})
+    metrics = play(late, 1).metrics
+    assert metrics["hold_newest"] == metrics["arrived_share"] == 1
+    assert metrics["seconds_100"] < 3
+
+
+# What a scenario may ask of which level
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "complaint"),
+    [
+        ("churn", 3, "runs at level 1, not at level 3"),
+        ("churn", 2, "runs at level 1, not at level 2"),
+        ("intellect2", 1, "runs at level 0, not at level 1"),
+        ("lab_broadcast", 4, "level 0 and level 1 and level 2 and level 3, not at level 4"),
+    ],
+)
+def test_a_workload_says_on_which_levels_it_runs(name: str, level: int, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        run_scenario(replace(load_scenario(name), level=level), 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"nodes": MAX_NODES + 1}, "nodes"),
+        ({"latency": 0.05}, "latency"),
+        ({"regions": True}, "latency"),
+        ({"link": LinkSpec(loss=0.1)}, "loss"),
+        ({"draw": DrawnFaults()}, "drawn"),
+        ({"faults": (Fault(at=1, kind="clog", who=("n1",)),)}, "'clog', only kill"),
+        ({"faults": (Fault(at=1, kind="kill", who=("25%",)),)}, "shares"),
+    ],
+)
+def test_what_level_3_lacks_is_named(change: dict, complaint: str) -> None:
+    check(SMALL)
+    with pytest.raises(ConfigError, match=complaint):
+        check(replace(SMALL, **change))
+
+
+@pytest.mark.parametrize("parameters", [{"liars": 1}, {"drippers": 1}])
+def test_whole_nodes_are_honest(parameters: dict) -> None:
+    with pytest.raises(ConfigError, match="neither lie nor drip"):
+        play(replace(SMALL, parameters=parameters), 1)
+
+
+def test_without_namespaces_one_sentence_says_why(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sim.lab.namespaces.reason_to_skip", lambda: "needs root, or CAP_NET_ADMIN")
+    assert main(["run", "lab_broadcast", "--level", "3"]) == EXIT_UNAVAILABLE
+    assert "needs root" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("lacking", [(), ("CAP_NET_ADMIN",), tuple(CAPABILITIES)])
+def test_missing_capabilities_are_named(lacking: tuple[str, ...]) -> None:
+    effective = sum(1 << bit for name, bit in CAPABILITIES.items() if name not in lacking)
+    assert _missing_capabilities(f"Name:\tx\nCapEff:\t{effective:016x}\n") == list(lacking)
+    assert _missing_capabilities("") == list(CAPABILITIES)
+
+
+# What nodes tell
+
+
+def test_a_tale_goes_on_over_lives() -> None:
+    tale = Tale()
+    assert (tale.newest, tale.is_told) == (-1, False)
+    for arrivals, duplicates in (([[1, 10.0]], 3), ([[1, 99.0], [2, 20.0]], 4)):
+        tale.begin_life()
+        tale.hear({"shardcast": {"newest": 0, "duplicates": 1}, "roles": {}})
+        said = {"newest": len(arrivals), "duplicates": duplicates}
+        tale.hear({"shardcast": said, "roles": {"witness": {"arrivals": arrivals}}})
+    assert tale.arrivals == {1: 10.0, 2: 20.0}
+    assert tale.total("duplicates") == 7
+    assert tale.newest == 2
+
+
+def test_who_never_got_a_policy_is_counted() -> None:
+    cast = Cast(SMALL, 1, KeyRing(1, hashed=False))
+    tales = {name: Tale() for name in cast.parts}
+    tales["origin"].published = {1: 100.0}
+    tales["n1"].arrivals = {1: 103.0}
+    metrics = measure(cast, tales, ["origin", "n1", "n2"])
+    assert (metrics["seconds_50"], metrics["seconds_100"]) == (3.0, float("inf"))
+    assert (metrics["arrived_share"], metrics["hold_newest"]) == (0.5, 0.0)
+
+
+def test_a_configuration_is_the_same_as_toml() -> None:
+    cast = Cast(SMALL, 1, KeyRing(1, hashed=False))
+    for name in cast.parts:
+        assert tomllib.loads(toml_of(cast.table(name))) == cast.table(name)
+
+
+# Level 3
+
+
+@pytest.fixture(scope="module")
+def shaped_lines() -> None:
+    reason = reason_to_skip()
+    if reason is not None:
+        pytest.skip(f"level L3, real processes on shaped lines: {reason}")
+
+
+@pytest.mark.usefixtures("shaped_lines")
+def test_real_nodes_answer_the_same_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lines bind (nobody beats the bound), a killed process comes back, and nothing is left behind."""
+    monkeypatch.setattr("sim.lab.street.MEMORY", tmp_path)
+    interfaces = sorted(os.listdir("/sys/class/net"))
+    real = play(KILLED, 3)
+    assert real.metrics.keys() == play(KILLED, 1).metrics.keys()
+    assert real.metrics["hold_newest"] == real.metrics["arrived_share"] == 1
+    assert real.metrics["published"] == 2
+    assert real.metrics["seconds_50"] > 0.93 * real.metrics["bound_seconds"]
+    assert real.metrics["origin_line_policies"] > 0.9
+    assert (real.trace_hash, real.level, len(real.faults)) == ("", 3, 3)
+    assert (os.listdir(tmp_path), sorted(os.listdir("/sys/class/net"))) == ([], interfaces)
+
+
+def furnish(folder: Path) -> None:
+    (folder / "furniture").write_text("a chair")
+
+
+async def one_house(street: Street) -> House:
+    return await street.add("home", LinkSpec(up=10, down=10), furnish)
+
+
+def said_by(program: str) -> list[str]:
+    return [sys.executable, "-c", program]
+
+
+@pytest.mark.usefixtures("shaped_lines")
+async def test_a_program_that_ends_unasked_is_reported_with_its_last_words() -> None:
+    async def live() -> None:
+        async with open_street(Setting()) as street:
+            house = await one_house(street)
+            await house.start(said_by("import sys; sys.exit('no more bread')"), lambda report: None)
+            with trio.fail_after(30):
+                await trio.sleep_forever()
+
+    with pytest.raises(ExceptionGroup) as failure:
+        await live()
+    assert failure.group_contains(LabError, match=r"home ended with 1, .*no more bread")
+
+
+@pytest.mark.usefixtures("shaped_lines")
+async def test_a_house_is_wiped_and_its_program_started_again() -> None:
+    reports, send = trio.open_memory_channel[dict](10)
+    program = "import json, time; print(json.dumps({'pid': 1}), flush=True); time.sleep(1000)"
+    with trio.fail_after(60):
+        async with open_street(Setting()) as street:
+            house = await one_house(street)
+            await house.start(said_by(program), reports.send_nowait)
+            await send.receive()
+            (house.folder / "junk").write_text("junk")
+            await house.kill()
+            assert not house.alive
+            house.wipe()
+            assert os.listdir(house.folder) == ["furniture"]
+            await house.restart()
+            await send.receive()
+            assert house.alive
+            folder = street.folder
+    assert not folder.exists()
+
+
+OWNER = """
+import json, os, sys, trio
+from sim.lab.street import Setting, open_street
+from tests.simulation.test_nodes import one_house, said_by
+
+PROGRAM = "import json, os, sys; print(json.dumps({'pid': os.getpid()}), flush=True); sys.stdin.read()"
+
+async def main():
+    async with open_street(Setting()) as street:
+        def hear(report):
+            print(json.dumps({**report, "folder": str(street.folder)}), flush=True)
+        await (await one_house(street)).start(said_by(PROGRAM), hear)
+        await trio.sleep_forever()
+
+trio.run(main)
+"""
+
+
+@pytest.mark.usefixtures("shaped_lines")
+def test_nothing_outlives_a_street_whose_owner_is_killed() -> None:
+    command = [sys.executable, "-c", OWNER]
+    with subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None
+        told = json.loads(owner.stdout.readline())
+        program = os.pidfd_open(told["pid"])
+        owner.kill()
+    assert select.select([program], [], [], 10)[0]  # a process that has ended is readable
+    os.close(program)
+    assert Path(told["folder"]).exists()
+    assert Path(told["folder"]) in sweep_leftovers()
+    assert not Path(told["folder"]).exists()
+
+
+def test_leftovers_are_swept_and_streets_in_use_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sim.lab.street.MEMORY", tmp_path)
+    used, dead = tmp_path / f"{FOLDER_PREFIX}used", tmp_path / f"{FOLDER_PREFIX}dead"
+    (dead / "n1").mkdir(parents=True)
+    (dead / "n1" / "key").write_text("x")
+    with locked_folder(used):
+        assert sweep_leftovers() == [dead]
+    assert sorted(tmp_path.iterdir()) == [used]
