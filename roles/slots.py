@@ -35,13 +35,25 @@ class _Seen:
     beyond: dict[int, bytes] = field(default_factory=dict)
     """Content of the places from ``lowest_missing`` on that are filled, none beyond the window."""
     misplaced: int = 0
+    unsure: dict[int, None] = field(default_factory=dict)
+    """Places below ``lowest_missing`` that may never have been filled: at most a window of them."""
+
+    def advance(self, lowest: int) -> None:
+        """Places below ``lowest`` are filled, and so is what follows them without a gap."""
+        self.lowest_missing = lowest
+        for index in [index for index in self.beyond if index < lowest]:
+            del self.beyond[index]
+        while self.lowest_missing in self.beyond:
+            del self.beyond[self.lowest_missing]
+            self.lowest_missing += 1
 
 
 class SlotBook:
     """The places filled by every node, for the policy versions that are still accepted.
 
     Bounded: versions below the staleness bound are forgotten, a node's version holds at most
-    `REORDER_WINDOW` places, and a node is here because a submission of it was judged under that version.
+    `REORDER_WINDOW` places and as many unsure ones, and a node is here because a submission of it was judged
+    under that version.
     """
 
     def __init__(self) -> None:
@@ -50,6 +62,8 @@ class SlotBook:
     def judge(self, node: PeerId, version: PolicyVersion, index: int) -> Place:
         """What filling this place now would be."""
         seen = self._seen.get((version, node)) or _Seen()
+        if index in seen.unsure:
+            return Place.FRESH
         if index < seen.lowest_missing or index in seen.beyond:
             return Place.REPLAYED
         if index > seen.lowest_missing + REORDER_WINDOW:
@@ -61,15 +75,36 @@ class SlotBook:
 
         A submission that is out of place takes none, but is counted.
         """
-        fresh = self.judge(node, version, index) is Place.FRESH
+        if self.judge(node, version, index) is not Place.FRESH:
+            self.misplace(node, version)
+            return
         seen = self._seen.setdefault((version, node), _Seen())
-        if not fresh:
-            seen.misplaced += 1
+        if index in seen.unsure:
+            del seen.unsure[index]
             return
         seen.beyond[index] = content
-        while seen.lowest_missing in seen.beyond:
-            del seen.beyond[seen.lowest_missing]
-            seen.lowest_missing += 1
+        seen.advance(seen.lowest_missing)
+
+    def misplace(self, node: PeerId, version: PolicyVersion) -> None:
+        """Count a submission that was out of place."""
+        self._seen.setdefault((version, node), _Seen()).misplaced += 1
+
+    def recall(self, node: PeerId, version: PolicyVersion, index: int, content: bytes) -> None:
+        """Record, after a restart, a place that was taken; `settle` follows.
+
+        Not all that were taken are remembered. But it was in the window then, so all before that were.
+        """
+        seen = self._seen.setdefault((version, node), _Seen())
+        seen.beyond[index] = content
+        seen.advance(max(seen.lowest_missing, index - REORDER_WINDOW))
+
+    def settle(self) -> None:
+        """Leave no gaps that may be none: a place that is not remembered may be filled, and need not be."""
+        for seen in self._seen.values():
+            if seen.beyond:
+                top = max(seen.beyond)
+                seen.unsure = {i: None for i in range(seen.lowest_missing, top) if i not in seen.beyond}
+                seen.advance(top + 1)
 
     def has_strayed(self, node: PeerId, version: PolicyVersion) -> bool:
         """Whether the node has sent `MAX_MISPLACED` submissions out of place: it gets no more verdicts."""

@@ -11,8 +11,9 @@ back-pressure, not loss.
 
 `INCONCLUSIVE` means nobody's fault (the policy is not here or too old to matter, our engine failed): no
 ledger entry. It is as final as the others, though: the place in the draw order is taken, or the worker's
-next ones would be ahead of a place that never comes, and whoever asks again is told the same. A *refusal* is
-no verdict at all: the worker keeps the submission and asks again.
+next ones would be ahead of a place that never comes, and whoever asks again is told the same. After a restart
+nothing tells such a place from one whose submission is on its way: it may be filled, and is no gap. A
+*refusal* is no verdict at all: the worker keeps the submission and asks again.
 
 What a peer can make this node hold is bounded: streams, the queue, verdicts on work out of place, and what
 is counted about nodes and reasons. One validator judges all work of a node under one policy
@@ -179,8 +180,12 @@ class Validator:
             verdict = decode_verdict_untrusted(entry.body, node.world.verify)
             place = verdict.commitment
             self._known[_key(place)] = entry.seqno
-            self._slots.fill(place.node, place.version, place.index, place.content)
+            if verdict.reason in (REPLAYED, GAP):
+                self._slots.misplace(place.node, place.version)
+            else:
+                self._slots.recall(place.node, place.version, place.index, place.content)
             self.records.count(verdict)
+        self._slots.settle()  # places answered `INCONCLUSIVE` are not in the ledger
 
     async def _serve(self, bench: Bench, stream: Stream) -> None:
         """A `StreamHandler`: one submission in, one answer out."""

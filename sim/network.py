@@ -126,6 +126,7 @@ class SimNetwork:
         number = memory_number(addr)
         if number is None:
             raise PeerUnreachable(f"{addr} is not a /memory/ address, the only kind a simulation has")
+        number = self._fabric.detours.get(number, number)
         there = self._machine_of(number)
         if there is None or not self._fabric.reachable(self._endpoint, there):
             await self._world.sleep(DIAL_TIMEOUT / SECOND)
@@ -141,7 +142,10 @@ class SimNetwork:
 
     def _machine_of(self, number: int) -> Endpoint | None:
         found = self._listener_at(number)
-        return found[0] if found is not None else self._fabric.at(number)
+        if found is not None:
+            return found[0]
+        machines = self._fabric.endpoints  # not `Fabric.at`: a detour is taken once
+        return machines[number - 1] if 1 <= number <= len(machines) else None
 
 
 def join_streams(fabric: Fabric, dialer: Endpoint, listener: Endpoint) -> tuple[SimStream, SimStream]:

@@ -2,7 +2,7 @@
 
 The driver is callbacks only: a message, a change of connections or the one timer gives the core an event,
 and the effects are carried out at once, since nothing a `Host` does with a message blocks. The only
-task keeps the sequence number on disk ahead of what has been signed.
+task keeps the sequence number on disk ahead of what will be signed; until it is, nothing is signed.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from p2p.dht.events import (
     Written,
 )
 from p2p.dht.messages import Contact
+from p2p.dht.publications import MAX_PUBLICATIONS
 from p2p.dht.record import (
     ADDR_NAMESPACE,
     ADDRESSES,
@@ -66,6 +67,8 @@ STAMP_PATH: Final = "stamp"
 SEQNO_PATH: Final = "dht/seqno"
 SEQNO_RESERVE: Final = 3_600_000
 """Sequence numbers written ahead of use: an hour of milliseconds, so one small write in half an hour."""
+SEQNO_RETRY: Final = 60_000
+"""Sequence numbers after which a write that failed is tried again: a minute of milliseconds."""
 MAX_OPERATIONS: Final = 16
 """Readings and writings under way; more wait their turn. Each has at most 18 questions open."""
 
@@ -102,7 +105,9 @@ class Dht:
         self._timer: Timer | None = None
         self._timer_at = math.inf
         self._addrs: tuple[Multiaddr, ...] = ()
-        self._signed = trio.Event()
+        self._reserved = 0
+        self._low = trio.Event()
+        self._raised = trio.Event()
 
     def __repr__(self) -> str:
         return f"Dht({self._core.contacts} contacts, {self._core.records} records)"
@@ -154,7 +159,7 @@ class Dht:
         self._check_put(namespace, name, value, lifetime)
         async with self._slots:
             self._follow_addrs()
-            wall = self._world.wall()
+            wall = await self._wait_reserved()
             outcome = await self._ask(lambda token: Put(token, namespace, name, value, lifetime, wall))
         return outcome.copies if isinstance(outcome, Written) else 0
 
@@ -204,7 +209,8 @@ class Dht:
         waiting = self._waiting[token] = _Waiting()
         try:
             self._give(event(token))
-            await waiting.done.wait()
+            if self._open:
+                await waiting.done.wait()
         finally:
             del self._waiting[token]
             if waiting.outcome is None:
@@ -242,11 +248,8 @@ class Dht:
         self._busy = True
         try:
             while self._events:
-                before = self._core.seqno
                 for effect in self._core.handle(self._events.popleft(), self._world.now()):
                     self._carry_out(effect)
-                if self._core.seqno != before:
-                    self._signed.set()
         finally:
             self._busy = False
         self._set_timer()
@@ -283,7 +286,9 @@ class Dht:
         self._timer_at = math.inf
         if self._open:
             self._follow_addrs()
-            self._give(Tick(self._world.wall()))
+            wall = self._world.wall()
+            if self._is_reserved(wall):  # else `keep_seqno` sets the timer again
+                self._give(Tick(wall))
 
     def _follow_addrs(self) -> None:
         """Tell the core when the host can be dialled elsewhere."""
@@ -299,19 +304,41 @@ class Dht:
             self._timer.cancel()
         for waiting in self._waiting.values():
             waiting.done.set()
+        self._raised.set()
 
-    async def keep_seqno(self, reserved: int) -> None:
-        """Keep the number on disk ahead of the last one signed."""
+    # Sequence numbers: on disk first, so that no life of ours uses one again, whatever its clock says.
+
+    def _is_reserved(self, wall: float) -> bool:
+        """Whether what is signed at ``wall`` gets numbers that are on disk. Has more written in good time."""
+        first = max(self._core.seqno, int(wall * 1000))
+        if first + SEQNO_RESERVE // 2 > self._reserved:
+            self._low.set()
+        return first + MAX_PUBLICATIONS <= self._reserved
+
+    async def _wait_reserved(self) -> float:
+        """Return the wall clock's time once we may sign at it."""
+        while not self._is_reserved(wall := self._world.wall()) and self._open:
+            await self._raised.wait()
+        return wall
+
+    async def keep_seqno(self) -> None:
+        """Keep the number on disk ahead of what will be signed.
+
+        A disk that takes nothing stops nobody: then only the clock keeps the next life from using one again.
+        """
         while True:
-            await self._signed.wait()
-            self._signed = trio.Event()
-            if self._core.seqno + SEQNO_RESERVE // 2 > reserved:
-                reserved = self._core.seqno + SEQNO_RESERVE
-                try:
-                    await self._world.disk.replace(SEQNO_PATH, str(reserved).encode())
-                except StorageError as error:
-                    logger.warning("dht.seqno not saved: %s", error)
-                    reserved = 0
+            await self._low.wait()
+            reserved = max(self._core.seqno, int(self._world.wall() * 1000)) + SEQNO_RESERVE
+            try:
+                await self._world.disk.replace(SEQNO_PATH, str(reserved).encode())
+            except StorageError as error:
+                logger.warning("dht.seqno not saved: %s", error)
+                reserved += SEQNO_RETRY - SEQNO_RESERVE // 2
+            self._low = trio.Event()
+            self._reserved = reserved
+            self._raised.set()
+            self._raised = trio.Event()
+            self._set_timer()
 
 
 async def _load_stamp(world: World, difficulty: int) -> bytes:
@@ -364,7 +391,7 @@ async def open_dht(
     host.set_message_handler(PROTOCOL_ID, dht.receive)
     host.on_peer(dht.peer_changed)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(dht.keep_seqno, seqno)
+        nursery.start_soon(dht.keep_seqno)
         dht.start()
         try:
             yield dht

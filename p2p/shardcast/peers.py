@@ -36,9 +36,15 @@ class Peers:
         bound(self._up, MAX_REMEMBERED)
 
     def heard(self, peer: PeerId) -> bool:
-        """Something came from ``peer``, so it is not gone. False if it lied before: then it is not heard."""
-        self._lost.pop(peer, None)
-        return peer not in self._liars
+        """Something came from ``peer``, so it is connected, though what we pushed to it may have failed.
+
+        False if it lied before: then it is not heard.
+        """
+        if peer in self._liars:
+            return False
+        if peer in self._lost:
+            self.connected(peer)
+        return True
 
     def lose(self, peer: PeerId) -> None:
         """``peer`` is gone."""

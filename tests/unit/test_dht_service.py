@@ -12,13 +12,15 @@ import trio
 from p2p.dht import Dht, DhtConfig, Namespace, open_dht
 from p2p.dht.record import MAX_VALUE
 from p2p.dht.service import SEQNO_PATH, SEQNO_RESERVE, STAMP_PATH
-from p2p.dht.stamp import check_stamp
+from p2p.dht.stamp import check_stamp, make_stamp
 from p2p.host import Host
 from p2p.identity import PeerId
 from p2p.machine import open_world
 from p2p.multiaddr import Multiaddr
 from p2p.swarm import open_host
 from p2p.transport.memory import MemoryNetwork
+from sim.clock import Pace
+from sim.disk import DiskModel
 from sim.kernel import run_simulation
 from sim.simulation import Simulation
 from sim.swarm import SimNode, Swarm, open_swarm
@@ -146,6 +148,77 @@ def test_stamp_and_sequence_number_survive_a_restart() -> None:
         (after,) = await dhts[1].get("run", b"name")
         assert after.value == b"after"
         assert after.seqno > reserved
+
+    in_town(main)
+
+
+def test_a_crash_during_the_first_write_and_a_clock_set_back_take_nothing_from_the_next_life() -> None:
+    async def main(town: Town) -> None:
+        async def live_on_a_slow_disk(node: SimNode) -> None:
+            await node.world.disk.replace(STAMP_PATH, make_stamp(node.peer_id, CONFIG.difficulty))
+            node.disk.model = DiskModel(fsync=2)
+            await town.live(node)
+
+        async def say(value: bytes) -> None:
+            await node.world.sleep(5 if node.life else 0.1)
+            await town.dhts["late"].bootstrap([town.swarm.nodes["n0"].addr])
+            assert await town.dhts["late"].put("run", b"name", value, 600) > 0
+            assert [record.value for record in await dhts[1].get("run", b"name")] == [value]
+
+        dhts = await town.grow(3)
+        node = town.swarm.add("late", live_on_a_slow_disk)
+        await say(b"before")
+        town.swarm.kill("late")
+        node.clock.set_pace(Pace(skew=-600))
+        town.swarm.restart("late")
+        await say(b"after")
+
+    in_town(main)
+
+
+def test_a_full_disk_stops_no_publishing() -> None:
+    async def main(town: Town) -> None:
+        async def live_on_a_full_disk(node: SimNode) -> None:
+            await node.world.disk.replace(STAMP_PATH, make_stamp(node.peer_id, CONFIG.difficulty))
+            node.disk.model = DiskModel(capacity=0)
+            await town.live(node)
+
+        dhts = await town.grow(3)
+        node = town.swarm.add("late", live_on_a_full_disk)
+        await node.world.sleep(1)
+        await town.dhts["late"].bootstrap([town.swarm.nodes["n0"].addr])
+        assert await town.dhts["late"].put("run", b"name", b"value", 600) > 0
+        node.disk.model = DiskModel()
+        await node.world.sleep(200)
+        (record,) = await dhts[1].get("run", b"name")
+        assert int(await node.world.disk.read(SEQNO_PATH)) > record.seqno, "it is tried again"
+
+    in_town(main)
+
+
+def test_who_waits_for_the_disk_when_it_closes_is_let_go() -> None:
+    async def main(town: Town) -> None:
+        copies: list[int] = []
+
+        async def live_briefly(node: SimNode) -> None:
+            await node.world.disk.replace(STAMP_PATH, make_stamp(node.peer_id, CONFIG.difficulty))
+            node.disk.model = DiskModel(fsync=100)
+            async with (
+                node.open_host() as host,
+                trio.open_nursery() as nursery,
+                open_dht(node.world, host, CONFIG) as dht,
+            ):
+
+                async def put() -> None:
+                    copies.append(await dht.put("run", b"name", b"value", 600))
+
+                nursery.start_soon(put)
+                await node.world.sleep(1)
+            await trio.sleep_forever()
+
+        node = town.swarm.add("n0", live_briefly)
+        await node.world.sleep(5)
+        assert copies == [0]
 
     in_town(main)
 

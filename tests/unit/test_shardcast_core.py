@@ -29,6 +29,7 @@ from p2p.shardcast.messages import (
     encode_bulk_message,
     encode_message,
 )
+from p2p.shardcast.peers import Peers
 from p2p.wire import KI, MIB
 
 RUN = b"run"
@@ -459,6 +460,19 @@ def test_two_manifests_for_one_version_halt_their_trainer_everywhere() -> None:
     swarm.publish(2, 420_000, 32 * KI)
     swarm.run(20)
     assert all(2 not in node.whole for node in swarm.peers)
+
+
+def test_whoever_is_heard_after_its_bulk_stream_broke_is_connected() -> None:
+    peers, friend, liar = Peers(), key(1).peer_id, key(2).peer_id
+    for peer in (friend, liar):
+        peers.connected(peer)
+    peers.convict(liar)
+    for peer in (friend, liar):
+        peers.lose(peer)
+    assert peers.up == ()
+    assert [peers.heard(peer) for peer in (friend, liar)] == [True, False]
+    assert peers.up == (friend,)
+    assert not peers.is_gone(friend)
 
 
 def test_whoever_may_not_publish_is_not_heard() -> None:

@@ -13,6 +13,7 @@ from hypothesis import given, settings, strategies as st
 
 from p2p.errors import ConfigError
 from p2p.identity import ProtocolId
+from p2p.multiaddr import Multiaddr
 from sim.clock import Pace
 from sim.faults import KINDS, Fault, apply_plan, draw_plan, plan_from_table, plan_to_json, save_plan
 from sim.kernel import run_simulation
@@ -136,6 +137,27 @@ def test_what_one_fault_leaves_of_another(
         ask=lambda swarm: state(swarm.nodes["n1"]),
     )
     assert seen == pytest.approx(expected)
+
+
+def test_an_impostor_answers_on_the_raw_network_too() -> None:
+    async def main(simulation: Simulation) -> list[bytes]:
+        async def live(node: SimNode) -> None:
+            listener = await node.network.listen(Multiaddr.parse("/memory/0"))
+            while True:
+                stream = await listener.accept()
+                await stream.send_all(node.name.encode())
+
+        async with open_swarm(simulation) as swarm:
+            nodes = [swarm.add(name, live) for name in NAMES[:3]]
+            apply_plan(swarm, [Fault(at=1, kind="impostor", who=("n1", "n2"), seconds=5)])
+            answers = []
+            for time in (0.5, 3, 10):
+                await swarm.sleep_until(time)
+                stream = await nodes[0].network.dial(nodes[2].addr)
+                answers.append(bytes(await stream.receive_some()))
+            return answers
+
+    assert run_simulation(main, seed=1, horizon=100).value == [b"n2", b"n1", b"n2"]
 
 
 def hear_two_protocols(share: float) -> list[tuple[str, int]]:

@@ -43,3 +43,30 @@ def test_versions_and_nodes_have_orders_of_their_own() -> None:
     book.fill(NODE, V1, 0, b"")
     assert book.judge(NODE, V2, 0) is Place.FRESH
     assert book.judge(KeyPair(b"m" * 32).peer_id, V1, 0) is Place.FRESH
+
+
+def test_what_a_restart_forgets_is_no_gap_and_may_still_come_once() -> None:
+    book = SlotBook()
+    recorded = [index for index in range(30) if index not in (3, 27)]  # nobody's fault, or on the way
+    for index in recorded:
+        book.recall(NODE, V1, index, b"")
+    book.settle()
+    assert book.judge(NODE, V1, 29 + REORDER_WINDOW) is Place.FRESH
+    assert book.judge(NODE, V1, 31 + REORDER_WINDOW) is Place.GAP
+    assert all(book.judge(NODE, V1, index) is Place.REPLAYED for index in [*recorded, 3])
+    assert book.judge(NODE, V1, 27) is Place.FRESH
+    book.fill(NODE, V1, 27, b"")
+    assert book.judge(NODE, V1, 27) is Place.REPLAYED
+    assert not book.has_strayed(NODE, V1)
+    assert book.forget_below(V2) == 0
+
+
+@given(st.permutations(range(REORDER_WINDOW + 1)), st.integers(0, REORDER_WINDOW))
+def test_a_restart_is_seen_only_by_what_is_forgotten(order: list[int], kept: int) -> None:
+    before, after = SlotBook(), SlotBook()
+    for index in order[:kept]:
+        before.fill(NODE, V1, index, b"")
+        after.recall(NODE, V1, index, b"")
+    after.settle()
+    for index in range(REORDER_WINDOW + 1):
+        assert after.judge(NODE, V1, index) is before.judge(NODE, V1, index)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from p2p.errors import ConfigError
 from p2p.identity import KeyPair
+from p2p.machine import open_world
+from p2p.node.node import Node
 from p2p.node.tables import read_table
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Verdict
@@ -17,10 +21,11 @@ from roles.draws import validator_of
 from roles.messages import Commitment, SignedVerdict
 from roles.records import MAX_REASONS, OTHER, Records
 from roles.rl.recipe import Recipe
-from roles.run import Run, sign_run
+from roles.run import Run, open_ledger, sign_run
 from roles.seats import Seats
 from roles.slots import MAX_MISPLACED, REORDER_WINDOW, Place, SlotBook
 from roles.trainer import TrainerConfig
+from roles.validator import GAP, VERDICT_KIND, Validator, ValidatorConfig
 from tests.unit.test_run_file import OWNER, TERMS
 
 NODE = KeyPair(b"n" * 32).peer_id
@@ -60,6 +65,24 @@ def test_who_keeps_sending_out_of_place_gets_no_more_verdicts() -> None:
     assert book.has_strayed(NODE, V1)
     assert not book.has_strayed(NODE, V2)
     assert not book.has_strayed(OTHER_NODE, V1)
+
+
+async def test_after_a_restart_a_place_that_was_nobodys_fault_is_no_gap(tmp_path: Path) -> None:
+    judge = KeyPair(b"j" * 32)
+    places = [(index, Verdict.ACCEPTED, "") for index in range(30) if index != 3]  # 3 was `INCONCLUSIVE`
+    places.append((1000, Verdict.REJECTED, GAP))
+    async with open_world(tmp_path, key=judge) as world, open_ledger(world, "ledger") as ledger:
+        for index, kind, reason in places:
+            place = Commitment(bytes(32), NODE, V1, bytes(32), index, bytes(32))
+            judged = SignedVerdict(judge.peer_id, place, kind, reason, 0.0, 0.0, ()).signed(judge)
+            await ledger.append(VERDICT_KIND, judged.to_bytes())
+        validator = Validator(ValidatorConfig())
+        await validator._recall(cast(Node, SimpleNamespace(world=world)), ledger)
+    book = validator._slots
+    assert book.judge(NODE, V1, 30) is Place.FRESH
+    assert book.judge(NODE, V1, 29) is book.judge(NODE, V1, 3) is Place.REPLAYED
+    assert book.judge(NODE, V1, 1000) is Place.GAP
+    assert book._seen[V1, NODE].misplaced == 1
 
 
 def test_reasons_that_quote_the_sender_have_an_end() -> None:

@@ -29,7 +29,7 @@ def start_from_one(voice: Voice, *args: object) -> None:
 _init = Voice.__init__
 
 BUGS = {
-    "stale heartbeats are accepted": (2, View, "newest", newest_of_nobody),
+    "stale heartbeats are accepted": (1, View, "newest", newest_of_nobody),
     "nobody is ever declared dead": (1, Silence, "_judge_silence", probe_for_ever),
     "partitions are not mended": (21, Overlay, "_heal", mend_nothing),
     "sequence numbers start again": (2, Voice, "__init__", start_from_one),
