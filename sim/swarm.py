@@ -7,6 +7,7 @@ ends the simulation as `NodeFailed`, unless the swarm is told to count it as a c
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -35,6 +36,10 @@ logger = logging.getLogger(__name__)
 
 NodeMain = Callable[["SimNode"], Awaitable[None]]
 """What a node does in one life; cancelled when it is killed."""
+COLLECT_AFTER: Final = 64
+"""Deaths, or an eighth of the nodes if that is more, between two rounds of the garbage collector. A life that
+has ended is cycles of some 150 KiB, which it would leave for ever (`sim.determinism.GC_THRESHOLDS`); a round
+over 1,000 nodes takes half a second."""
 
 
 class SimNode:
@@ -171,6 +176,7 @@ class Swarm:
         self.bent: Final = Bent()
         """What faults have changed, and what they have left of it."""
         self._nursery = nursery
+        self._uncollected = 0
         self._world = SimWorld(simulation, "swarm")
         self._regions: Random | None = None
 
@@ -218,6 +224,10 @@ class Swarm:
                 listener(node)
             dice = self.simulation.rng(name, f"torn/{node.life}") if torn else None
             node.end_life(silent=silent, torn=dice)
+            self._uncollected += 1
+            if self._uncollected >= max(COLLECT_AFTER, len(self.nodes) // 8):
+                self._uncollected = 0
+                gc.collect()
 
     def restart(self, name: str, *, wipe: bool = False) -> SimNode:
         """Begin a new life on the disk of the last one, or on an empty one. Kills what still runs."""
