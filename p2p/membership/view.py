@@ -33,6 +33,9 @@ ACCUSE: Final = 2.0
 CONFIRM: Final = 0.8
 """Intervals an accused peer has to speak up. With `ACCUSE` this makes 2.8: at 5 s a death is known 14 s
 after the last heartbeat plus the time of the flood, within 15 s of the death."""
+LOOK_THROUGH: Final = 4.0
+"""Intervals between two looks for the stale among all those known through others: in a large swarm somebody
+always is, and a look each interval took an eighth of a node's time."""
 SPARSE: Final = 7 / 8
 """Share of its capacity up to which a view tells the neighbours whom it has met. A fuller one is a random
 sample, in which every death makes room for one more: no news, and the digests with the beats suffice."""
@@ -119,7 +122,7 @@ class View:
 
     The few that beat to us, or are accused, wait on a heap for their judgement; a newer heartbeat leaves
     them where they are until they come to its top. The many known through others are looked through
-    together, at most once in an interval.
+    together, at most once in `LOOK_THROUGH` intervals.
     """
 
     def __init__(self, local: PeerId, config: MembershipConfig, rng: Random) -> None:
@@ -238,10 +241,14 @@ class View:
             entry.waits_until = math.inf
             peers.append(entry.signed.peer)
         if self._look_through_at <= now:
-            others = {peer: self._due(entry) for peer, entry in self._entries.items() if not entry.is_watched}
+            others = {
+                peer: entry.seen + self._config.stale * entry.interval
+                for peer, entry in self._entries.items()
+                if not entry.is_watched
+            }
             peers += [peer for peer, due in others.items() if due <= now]
             later = min((due for due in others.values() if due > now), default=math.inf)
-            self._look_through_at = max(later, now + self._config.interval)
+            self._look_through_at = max(later, now + LOOK_THROUGH * self._config.interval)
         return peers
 
     def judged(self, peer: PeerId) -> None:

@@ -86,6 +86,8 @@ class TransportStorm:
         number = self._told[node.name] = self._told.get(node.name, 0) + 1
         data = pack([node.name, node.life, number, _text(node.name, number, size)])
         if node.name in self._open:
+            # Where somebody else answered is forgotten; the peer's next heartbeat would name it again.
+            self._open[node.name].add_addrs(other.peer_id, [other.addr])
             self._open[node.name].send(other.peer_id, NOTE, data)
         return node.name, node.life, number
 
