@@ -14,8 +14,8 @@ from p2p.membership.view import Entry, Stage, View
 BURST_INTERVALS: Final = 16
 """A newcomer may spend the budget of so many intervals at once: it has a whole view to fill."""
 REFRESH_AGE: Final = 24.0
-"""Intervals after which a member's heartbeat is fetched again though nothing in its digest changed: early
-enough before it is `stale` (36) for one in ten digests to name it."""
+"""Intervals after which a member's heartbeat is fetched again though nothing in its digest changed: a dozen
+before it is `stale` (36), time for several neighbours to name it."""
 LEISURE: Final = 1.0
 """Intervals between two requests that can wait, so that one message asks for several heartbeats."""
 UNKNOWN_AT_CAPACITY: Final = 1 / 4

@@ -137,8 +137,9 @@ class Rumours:
         """The new peers to tell of now and to whom, oldest first, at most `MAX_NEWS`."""
         if self._news_at > now:
             return []
-        news = list(self._news.items())[:MAX_NEWS]
-        self._news = dict(list(self._news.items())[MAX_NEWS:])  # a new one: an emptied dict keeps its size
+        waiting = list(self._news.items())
+        news = waiting[:MAX_NEWS]
+        self._news = dict(waiting[MAX_NEWS:])  # a new one: an emptied dict keeps its size
         self._news_at = now + NEWS_DELAY if self._news else math.inf
         grouped = _grouped(neighbours, news, lambda item, peer: item[1] != peer)
         return [(peers, [new for new, _ in told]) for peers, told in grouped]
