@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
-from typing import Any
+from typing import Any, Final
 
 import trio
 
@@ -68,10 +68,10 @@ def bare_heap(nodes: int) -> Figures:
     return {"events": outcome.events, "cpu": outcome.cpu_seconds}
 
 
-def whole_nodes(nodes: int) -> Figures:
-    """Membership with churn at L1."""
+def whole_nodes(nodes: int, seconds: float = 120.0) -> Figures:
+    """Membership with churn at L1, for ``seconds`` of virtual time."""
     before = _resident()
-    scenario = replace(load_scenario("thousand"), nodes=nodes, duration=120.0)
+    scenario = replace(load_scenario("thousand"), nodes=nodes, duration=seconds)
     result = run_scenario(scenario, 1)
     return {
         "events": result.events,
@@ -105,7 +105,10 @@ CASES: dict[str, tuple[Callable[[int], Figures], Sequence[int]]] = {
     "L0 membership": (replayed_cores, (100,)),
     "L0 broadcast": (broadcast, (1000, 10_000)),
     "L1 membership": (whole_nodes, (100, 1000)),
+    "L1 hour": (lambda nodes: whole_nodes(nodes, 3600.0), (1000,)),
 }
+LONG: Final = frozenset({"L1 hour"})
+"""Cases that take minutes: only when asked for."""
 
 
 def _resident() -> float:
@@ -140,11 +143,12 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--largest", type=int, default=10_000, help="leave out larger cases")
+    parser.add_argument("--hour", action="store_true", help="also 1,000 nodes for an hour (8 minutes)")
     options = parser.parse_args(arguments)
     report = Report("sim")
     for case, (_, sizes) in CASES.items():
         for nodes in sizes:
-            if nodes > options.largest:
+            if nodes > options.largest or (case in LONG and not options.hour):
                 continue
             runs = [_measure(case, nodes) for _ in range(options.repeat)]
             subject = f"{nodes} nodes"

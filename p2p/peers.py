@@ -33,15 +33,20 @@ VIOLATION: Final = 67.0
 class AddressBook:
     """Hints where peers are, newest first, a few per peer, for a bounded number of peers."""
 
+    __slots__ = ("_addrs",)
+
     def __init__(self) -> None:
         self._addrs: dict[PeerId, tuple[Multiaddr, ...]] = {}
 
     def add(self, peer: PeerId, addrs: Sequence[Multiaddr]) -> bool:
         """Remember; returns whether one of them is new."""
-        known = self._addrs.pop(peer, ())
+        known = self._addrs.get(peer, ())
         fresh = _places(peer, tuple(addrs))
+        if fresh is known and len(self._addrs) < MAX_PEERS // 2:
+            return False  # what nearly all say, and nobody need go soon: who was touched last is no matter
         kept = tuple(addr for addr in known if addr not in fresh)
         both = (*fresh, *kept)[:MAX_ADDRS] if kept else fresh
+        self._addrs.pop(peer, None)
         if both:
             self._addrs[peer] = both
         if len(self._addrs) > MAX_PEERS:
@@ -74,6 +79,8 @@ class _Record:
 
 class Scores:
     """Penalty points that fade, refusals that end, bans that do not."""
+
+    __slots__ = ("_banned", "_records")
 
     def __init__(self) -> None:
         self._records: dict[PeerId, _Record] = {}

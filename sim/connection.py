@@ -45,7 +45,7 @@ class SimHostStream(SimStream, Stream):
 
     def _ended(self) -> None:
         super()._ended()
-        self._end.streams.pop(self, None)
+        self._end.extras.streams.pop(self, None)
 
 
 class Opening:
@@ -63,12 +63,26 @@ class Opening:
         self.done.set()
 
 
+class Extras:
+    """What few of the many connections of a large swarm have: streams, and messages that go astray."""
+
+    __slots__ = ("behind", "openings", "said", "streams")
+
+    def __init__(self) -> None:
+        self.streams: dict[SimHostStream, None] = {}
+        self.openings: dict[Opening, None] = {}
+        self.said: dict[ProtocolId, bytes] = {}
+        """What an equivocator may say again."""
+        self.behind: dict[ProtocolId, int] = {}
+        """Until when the streams lag that do."""
+
+
 class End:
     """One side of a connection."""
 
     __slots__ = (
-        "_behind", "_fabric", "_lane", "_said", "dropped", "host", "open", "openings", "other", "peer",
-        "queued", "side", "spoken", "streams", "wire",
+        "_extras", "_fabric", "dropped", "host", "lane", "open", "other", "peer", "queued", "side", "spoken",
+        "wire",
     )  # fmt: skip
 
     def __init__(self, host: SimHost, peer: PeerId, wire: Wire, side: int) -> None:
@@ -81,19 +95,23 @@ class End:
         self.queued = 0
         """Bytes of messages sent and not yet handled."""
         self.dropped = 0
-        self.spoken: dict[ProtocolId, None] = {}
+        self.spoken: tuple[ProtocolId, ...] = ()
         """Protocols the other side is known to serve: opening one costs no round trip."""
-        self.streams: dict[SimHostStream, None] = {}
-        self.openings: dict[Opening, None] = {}
         self._fabric = host.fabric
-        self._lane = wire.lanes[side]
-        self._said: dict[ProtocolId, bytes] = {}
-        self._behind: dict[ProtocolId, int] = {}
-        """Until when the streams lag that do."""
+        self.lane = wire.lanes[side]
+        """What carries what this side sends."""
+        self._extras: Extras | None = None
+
+    @property
+    def extras(self) -> Extras:
+        """Made when first asked for."""
+        if self._extras is None:
+            self._extras = Extras()
+        return self._extras
 
     def send(self, protocol: ProtocolId, message: bytes) -> bool:
         """Put a message on the wire; False if too much waits there already."""
-        src = self._lane.src
+        src = self.lane.src
         if src.lies or src.repeats:
             message = self._misspoken(src, protocol, message)
         size = len(message) + OVERHEAD
@@ -101,19 +119,21 @@ class End:
             self.dropped += 1
             return False
         self.queued += size
-        self._fabric.transmit(self._lane, size, "message", self.other.take_message, protocol, message)
+        self._fabric.transmit(self.lane, size, "message", self.other.take_message, protocol, message)
         return True
 
     def _misspoken(self, src: Endpoint, protocol: ProtocolId, message: bytes) -> bytes:
         """What a liar or an equivocator says in place of ``message``."""
-        if src.rng.random() < src.repeats and protocol in self._said:
-            return self._said[protocol]
-        self._said[protocol] = message
+        said = self.extras.said
+        if src.rng.random() < src.repeats and protocol in said:
+            return said[protocol]
+        said[protocol] = message
         return tampered(src, message)
 
     def take_message(self, protocol: ProtocolId, message: bytes, late: bool = False) -> None:
         """A message has come off the wire; ``late`` if it has fallen behind others since."""
-        if (self._behind or self.other._lane.src.lags) and not late and self._falls_behind(protocol, message):
+        lags = self.other.lane.src.lags or (self._extras is not None and self._extras.behind)
+        if lags and not late and self._falls_behind(protocol, message):
             return
         self.other.queued -= len(message) + OVERHEAD
         if self.open:
@@ -125,45 +145,46 @@ class End:
         Each protocol has a stream of its own: what waits for a window, or for the task that reads it, does
         not hold up the others.
         """
-        sender, queue = self.other._lane.src, self._fabric.simulation.queue
-        due = self._behind.get(protocol, 0)
+        sender, queue = self.other.lane.src, self._fabric.simulation.queue
+        behind = self.extras.behind
+        due = behind.get(protocol, 0)
         if sender.rng.random() < sender.lags:
             due = max(due, queue.now + int(sender.rng.random() * LAG * SECOND))
         if due <= queue.now:
-            self._behind.pop(protocol, None)
+            behind.pop(protocol, None)
             return False
-        self._behind[protocol] = due
-        queue.schedule(due, self._lane.src.owner, "late", self.take_message, protocol, message, True)
+        behind[protocol] = due
+        queue.schedule(due, self.lane.src.owner, "late", self.take_message, protocol, message, True)
         return True
 
     def open_stream(self, protocol: ProtocolId, opening: Opening | None) -> SimHostStream:
         """Begin a stream; with ``opening``, the other side says whether it serves ``protocol``."""
-        near = SimHostStream(self._fabric, self._lane, self, protocol)
-        far = SimHostStream(self._fabric, self.other._lane, self.other, protocol)
+        near = SimHostStream(self._fabric, self.lane, self, protocol)
+        far = SimHostStream(self._fabric, self.other.lane, self.other, protocol)
         near.join(far)
-        self.streams[near] = None
+        self.extras.streams[near] = None
         if opening is not None:
-            self.openings[opening] = None
-        self._fabric.transmit(self._lane, _OPEN_BYTES, "open", self.other.take_stream, far, opening)
+            self.extras.openings[opening] = None
+        self._fabric.transmit(self.lane, _OPEN_BYTES, "open", self.other.take_stream, far, opening)
         return near
 
     def take_stream(self, stream: SimHostStream, opening: Opening | None) -> None:
         """The other side has opened a stream."""
         handler = self.host.handlers.get(stream.protocol)
-        accepted = handler is not None and len(self.streams) < MAX_STREAMS
+        accepted = handler is not None and len(self.extras.streams) < MAX_STREAMS
         if opening is not None:
             self._fabric.transmit(
-                self._lane, _OPEN_BYTES, "negotiate", self.other.take_answer, opening, accepted
+                self.lane, _OPEN_BYTES, "negotiate", self.other.take_answer, opening, accepted
             )
         if handler is None or not accepted:
             stream.reset()
             return
-        self.streams[stream] = None
+        self.extras.streams[stream] = None
         self.host.serve(stream, handler)
 
     def take_answer(self, opening: Opening, accepted: bool) -> None:
         """The other side has said whether it serves the protocol."""
-        self.openings.pop(opening, None)
+        self.extras.openings.pop(opening, None)
         opening.finish(accepted)
 
     def lose(self) -> None:
@@ -179,8 +200,9 @@ class End:
     def shut(self) -> None:
         """Break everything that runs over this end."""
         self.open = False
-        for stream in list(self.streams):
-            stream.break_off()
-        for opening in list(self.openings):
-            opening.finish(False)
-        self.openings.clear()
+        if self._extras is not None:
+            for stream in list(self._extras.streams):
+                stream.break_off()
+            for opening in list(self._extras.openings):
+                opening.finish(False)
+            self._extras.openings.clear()

@@ -58,6 +58,12 @@ class _Dial:
 class SimHost:
     """One node's `Host` on the simulated network. Open it with `open_sim_host`."""
 
+    __slots__ = (
+        "_addrs", "_book", "_closed", "_dials", "_endpoint", "_ends", "_listeners", "_message_handlers",
+        "_nursery", "_peer_id", "_queue", "_scores", "_traffic", "_unreachable", "_world", "dropped",
+        "fabric", "handlers", "name",
+    )  # fmt: skip
+
     def __init__(self, world: SimWorld, fabric: Fabric, endpoint: Endpoint, nursery: trio.Nursery) -> None:
         self.fabric = fabric
         self.name = world.name
@@ -225,7 +231,7 @@ class SimHost:
     def admit(self, end: End) -> None:
         """A connection is there. Identify has told each side what the other serves, and where it listens."""
         self._ends[end.peer] = end
-        end.spoken.update(dict.fromkeys(end.other.host.handlers))
+        end.spoken = (*end.spoken, *end.other.host.handlers)
         self._unreachable.pop(end.peer, None)
         if not end.other.host._endpoint.spec.nat:
             self.add_addrs(end.peer, end.other.host.addrs)
@@ -309,7 +315,7 @@ class SimHost:
 
     def take_message(self, end: End, protocol: ProtocolId, message: bytes) -> None:
         """A message has arrived."""
-        sender = end.other.host.name
+        sender = end.other.lane.src.name
         self._queue.trace.record((self._queue.now, self.name, protocol, sender, zlib.crc32(message)))
         handler = self._message_handlers.get(protocol)
         if handler is None:
@@ -340,7 +346,7 @@ class SimHost:
             raise PeerUnreachable(f"the connection to {peer!r} was lost")
         if not opening.accepted:
             raise ProtocolNotSupported(f"{peer!r} does not speak {protocol}")
-        end.spoken[protocol] = None
+        end.spoken = (*end.spoken, protocol)
         return stream
 
     def serve(self, stream: SimHostStream, handler: StreamHandler) -> None:

@@ -327,7 +327,8 @@ def _content(value: Any) -> Any:
     if isinstance(value, int):
         return value if -(1 << 63) <= value < 1 << 63 else hex(value)
     if isinstance(value, tuple | list):
-        return [_content(item) for item in value]
+        content = [_content(item) for item in value]
+        return [type(value).__name__, *content] if hasattr(value, "_fields") else content
     if isinstance(value, Mapping):
         return [[_content(key), _content(item)] for key, item in value.items()]
     if isinstance(value, Enum):

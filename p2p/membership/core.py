@@ -9,7 +9,7 @@ heartbeat itself, within a budget. So in a small swarm everybody learns of every
 and in a large one everybody keeps a fresh random sample. Newcomers' digests do not wait for the next
 heartbeat.
 
-Silence is judged on our own monotonic clock (`view`). Whoever misses a neighbour's heartbeats asks
+Silence is judged on our own monotonic clock (`entry`). Whoever misses a neighbour's heartbeats asks
 everybody with an accusation that carries the silent peer's last signed words: it floods the overlay
 (`rumours`) until it meets the accused, who answers with a newer heartbeat, or somebody who has one. What
 nobody refutes is a death. An accusation thus cannot kill the living, only make them speak once more.
@@ -20,13 +20,13 @@ Wall clocks appear in one place: a heartbeat whose expiry is long past, or absur
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from itertools import filterfalse
+from collections.abc import Callable, Iterable, Mapping
 from random import Random
 from typing import Final, assert_never
 
 from p2p.errors import BadMessage
 from p2p.identity import PeerId, Signer, Verify
+from p2p.membership.entry import PROBE, Stage
 from p2p.membership.events import (
     AddAddrs,
     Bootstrap,
@@ -67,12 +67,20 @@ from p2p.membership.overlay import Overlay
 from p2p.membership.pull import Pull
 from p2p.membership.rumours import Quotas, Rumours
 from p2p.membership.silence import Silence
-from p2p.membership.view import PROBE, Stage, View
+from p2p.membership.view import View
 from p2p.membership.voice import Voice, differs
 from p2p.multiaddr import Multiaddr
 
 WELCOME_DIGESTS: Final = 16
 """Digests for a newcomer, beside those of our neighbours: its next neighbours tell it the rest."""
+
+ADMISSION_BEATS: Final = 12
+"""Heartbeats between two looks whether all members are still admitted. Who is not is neither heard nor listed
+from that moment; to look through a whole view each time took a fortieth of a node's time in a large swarm."""
+
+CROWDED_BEATS: Final = 3
+"""Heartbeats of which one carries digests when the view is crowded: what they tell can wait as long
+(`pull.LEISURE`), and to look them up was a tenth of a node's time in a large swarm."""
 
 REFUTABLE: Final = 2.0
 """Intervals after an accusation in which a sign of life is news for everybody: later the peer is dead for
@@ -127,6 +135,10 @@ class MembershipCore:
         """Whether we have a neighbour."""
         return bool(self._overlay.active)
 
+    def __contains__(self, peer: PeerId) -> bool:
+        """Whether ``peer`` is one of the `members`."""
+        return peer in self._view and self._judge.may(peer)
+
     @property
     def size(self) -> int:
         """How many `members` there are."""
@@ -134,7 +146,7 @@ class MembershipCore:
 
     def members(self) -> list[Member]:
         """Everybody known to live and admitted, without ourselves, longest known first."""
-        return self._view.members()
+        return [member for member in self._view.members() if self._judge.may(member.peer)]
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Advance by one event and return what to do about it."""
@@ -181,6 +193,9 @@ class MembershipCore:
         match message:
             case Beat() | Join() | Link() | Linked():
                 self._greeted(peer, message, now)
+            case Accuse(heartbeats):
+                for signed in heartbeats:
+                    self._silence.accused(signed, peer, now)
             case ForwardJoin(hops, signed):
                 if self._take_in(signed, peer, now, hold=not hops) or signed.peer in self._view:
                     self._overlay.walked(message, peer, now)
@@ -194,9 +209,6 @@ class MembershipCore:
                 for signed in heartbeats:
                     self._take_in(signed, peer, now, hold=self._pull.was_asked(key_of(signed.peer)))
                     self._pull.arrived(key_of(signed.peer))
-            case Accuse(heartbeats):
-                for signed in heartbeats:
-                    self._silence.accused(signed, peer, now)
             case _:
                 assert_never(message)
 
@@ -219,7 +231,7 @@ class MembershipCore:
                 self._offered(peer, digests, now)
             case Join():
                 self._overlay.joined(peer, now)
-                self._outbox.send(peer, News(self._digests(WELCOME_DIGESTS)))
+                self._outbox.send(peer, News(self._welcome()))
             case Link(urgent):
                 self._overlay.link_wanted(peer, urgent, now)
             case Linked(accepted):
@@ -243,17 +255,20 @@ class MembershipCore:
 
     def _take_in(self, signed: SignedHeartbeat, source: PeerId, now: float, *, hold: bool) -> bool:
         """Judge a heartbeat; return whether it is genuine news. ``hold`` keeps it in a full view too."""
-        peer = signed.peer
+        peer, seqno = signed.heartbeat.peer, signed.heartbeat.seqno
         if peer == self.peer:
             self._silence.echoed(signed, now)
             return False
         held = peer in self._view
-        if signed.seqno <= self._view.newest(peer):
+        if seqno <= self._view.newest(peer):
             self._stale(signed, source)
             return False
-        if source != peer and signed.seqno <= self._rumours.last_words(peer):
+        if not held and self._view.is_taken(peer):
+            self._judge.counters["key taken"] += 1
+            return False
+        if source != peer and seqno <= self._rumours.last_words(peer):
             return False  # said before a silence of which we heard: no sign of life
-        if not (held or hold) and self._rumours.is_old(peer, signed.seqno, accused=False, source=source):
+        if not (held or hold) and self._rumours.is_old(peer, seqno, accused=False, source=source):
             return False
         if not self._judge.is_genuine(signed, source):
             return False
@@ -276,19 +291,19 @@ class MembershipCore:
     def _hold(self, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
         peer = signed.peer
         before = self._view.update(signed, now)
-        profile = signed.heartbeat.profile
-        if before is None or before.heartbeat.profile.addrs != profile.addrs:
+        profile, known = signed.heartbeat.profile, before.heartbeat.profile if before is not None else None
+        if known is None or (known is not profile and known.addrs != profile.addrs):
             self._outbox.put(AddAddrs(peer, profile.addrs))
         entry = self._view.get(peer)
         assert entry is not None
-        if before is None:
+        if known is None:
             if self._view.is_sparse():
                 self._rumours.announce(peer, source, now)
             self._outbox.tell(Change.JOINED, Member.of(signed, now))
             surplus = self._view.surplus(self._overlay.active, peer)
             if surplus is not None:
                 self._silence.forget(surplus)
-        elif differs(before.heartbeat.profile, profile):
+        elif known is not profile and differs(known, profile):
             self._outbox.tell(Change.CHANGED, Member.of(signed, now))
         if entry.direct and now - entry.direct_at > PROBE * entry.interval:
             self._lose_touch(peer, now)  # it lives, but does not beat to us
@@ -329,11 +344,12 @@ class MembershipCore:
         ceiling = self._voice.reserve()
         if ceiling is not None:
             self._outbox.put(Reserve(ceiling))
-        for peer in list(filterfalse(self._judge.may, self._view)):
-            self._silence.forget(peer)
-            self._overlay.remove(peer, now)
+        if self._voice.beats % ADMISSION_BEATS == 0:
+            for peer in self._view.without(self._judge.may):
+                self._silence.forget(peer)
+                self._overlay.remove(peer, now)
         active = self._overlay.active
-        self._outbox.send_all(list(active), Beat(True, signed, self._digests(self._config.sample)))
+        self._outbox.send_all(list(active), Beat(True, signed, self._digests()))
         others = [peer for peer in self._voice.interested(now) if peer not in active]
         self._outbox.send_all(others, Beat(False, signed))
         self._outbox.send_all(self._voice.take_owed(), Give((signed,)))
@@ -343,8 +359,8 @@ class MembershipCore:
         """Pass on rumours and news, to each neighbour what it may not know."""
         active = self._overlay.active
         for peers, rumours in self._rumours.take(now, active):
-            accused = tuple(rumour.signed for rumour in rumours if rumour.accused)
-            alive = tuple(rumour.signed for rumour in rumours if not rumour.accused)
+            accused = tuple([rumour.signed for rumour in rumours if rumour.accused])
+            alive = tuple([rumour.signed for rumour in rumours if not rumour.accused])
             if accused:
                 self._outbox.send_all(peers, Accuse(accused))
             if alive:
@@ -361,10 +377,21 @@ class MembershipCore:
 
     # Shared steps.
 
-    def _digests(self, count: int) -> tuple[Digest, ...]:
-        return tuple(Digest.of(signed) for signed in self._view.sample(count, self._overlay.active))
+    def _digests(self) -> tuple[Digest, ...]:
+        """Of whom a beat speaks; seldom of anybody where its receiver, too, knows enough."""
+        count = self._config.sample
+        if not self._view.is_crowded():
+            return _digests_of(self._view.sample(count, self._overlay.active))
+        return _digests_of(self._view.sample(count, ())) if self._voice.beats % CROWDED_BEATS == 0 else ()
+
+    def _welcome(self) -> tuple[Digest, ...]:
+        return _digests_of(self._view.sample(WELCOME_DIGESTS, self._overlay.active))
 
     def _lose_touch(self, peer: PeerId, now: float) -> None:
         """A peer lives, but beats to us no more."""
         self._view.lose_touch(peer)
         self._overlay.remove(peer, now)
+
+
+def _digests_of(heartbeats: Iterable[SignedHeartbeat]) -> tuple[Digest, ...]:
+    return tuple([Digest.of(signed) for signed in heartbeats])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from p2p.identity import PeerId
 from p2p.membership.heartbeat import MAX_INTERVAL, MIN_INTERVAL, Profile, SignedHeartbeat
@@ -17,7 +18,7 @@ class MembershipConfig:
 
     interval: float = 5.0
     """Seconds between our own heartbeats."""
-    active: int = 6
+    active: int = 5
     """Neighbours aimed at. Two fewer are borne, two more accepted."""
     passive: int = 200
     """Other peers whose heartbeats are kept."""
@@ -31,7 +32,7 @@ class MembershipConfig:
     """Heartbeats asked for in an interval to keep old entries fresh; unknown peers may take 16 times more."""
     expiry: float = 3.0
     """Intervals of silence after which a peer that beats to us is dead."""
-    stale: float = 36.0
+    stale: float = 120.0
     """Intervals without a newer heartbeat after which a peer known only through others is forgotten."""
     lifetime: float = 1800.0
     """Seconds for which a heartbeat is worth anything on paper. Wall clocks that differ by up to this
@@ -112,11 +113,11 @@ class MemberEvent:
     member: Member
 
 
-# Events: what the core is told.
+# Events: what the core is told. What passes a hundred thousand times a second in a simulation is a named
+# tuple: it is made in a third of the time.
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(NamedTuple):
     """A message came from an authenticated peer."""
 
     peer: PeerId
@@ -174,8 +175,7 @@ Event = Received | Disconnected | Unreachable | Bootstrap | Interest | Update | 
 # Effects: what the driver is to do.
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(NamedTuple):
     """Send a message, connecting if need be."""
 
     peer: PeerId

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from p2p.errors import BadMessage
 from p2p.identity import PEER_ID_BYTES, SIGNATURE_BYTES, PeerId, ProtocolId, Signer
@@ -39,13 +39,13 @@ NO_POLICY: Final = -1
 """The policy of a peer that holds none."""
 KEY_BYTES: Final = 8
 """Bytes that name a peer in digests: the head of its public key. Finding a second key with the same head
-takes 2**63 tries and would only hide the finder behind somebody else."""
-_KEY: Final = slice(PEER_ID_BYTES - 32, PEER_ID_BYTES - 32 + KEY_BYTES)
+takes 2**63 tries, making two keys with the same takes 2**32; the second is not taken in (`View.is_taken`)."""
+KEY: Final = slice(PEER_ID_BYTES - 32, PEER_ID_BYTES - 32 + KEY_BYTES)
 
 _MEMO: Final = 2048
 """Decoded heartbeats remembered: each arrives about eight times, once per neighbour; 2 MiB at most."""
 _PEERS: Final = 4096
-"""Peers and their addresses remembered, so that all heartbeats of a peer share them; 2 MiB at most."""
+"""Peers and their profiles remembered, so that all heartbeats that say the same share them; 4 MiB at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +106,8 @@ class SignedHeartbeat:
     """A heartbeat with the bytes that were signed. Whether the signature is good, the core judges."""
 
     heartbeat: Heartbeat
-    body: bytes
-    signature: bytes
+    wire: bytes
+    """As it travels: the bytes that were signed, and the signature."""
 
     @property
     def peer(self) -> PeerId:
@@ -120,9 +120,14 @@ class SignedHeartbeat:
         return self.heartbeat.seqno
 
     @property
-    def wire(self) -> bytes:
-        """As it travels."""
-        return self.body + self.signature
+    def body(self) -> bytes:
+        """What was signed."""
+        return self.wire[:-SIGNATURE_BYTES]
+
+    @property
+    def signature(self) -> bytes:
+        """The peer's, over `body`."""
+        return self.wire[-SIGNATURE_BYTES:]
 
 
 def key_of(peer: PeerId) -> bytes:
@@ -132,7 +137,7 @@ def key_of(peer: PeerId) -> bytes:
 
 @functools.lru_cache(_PEERS)
 def _key_of(peer: PeerId) -> bytes:
-    return peer[_KEY]
+    return peer[KEY]
 
 
 @functools.lru_cache(_PEERS)
@@ -161,7 +166,7 @@ def sign_heartbeat(heartbeat: Heartbeat, signer: Signer) -> SignedHeartbeat:
             profile.version,
         ]
     )
-    return SignedHeartbeat(heartbeat, body, signer.sign(PROTOCOL_ID, body))
+    return SignedHeartbeat(heartbeat, body + signer.sign(PROTOCOL_ID, body))
 
 
 @functools.lru_cache(_MEMO)
@@ -182,43 +187,48 @@ def _decode(data: bytes) -> SignedHeartbeat:
     body = data[:-SIGNATURE_BYTES]
     kinds = (bytes, int, int, int, bool, list, list, bytes, int, int, int, int, str)
     fields = fields_untrusted(unpack_untrusted(body), *kinds, what="heartbeat")
-    key, seqno, expires, interval, leaving, addrs, roles, run, policy, upload, slots, load, version = fields
+    key, seqno, expires, interval, leaving, addrs, roles, *rest = fields
     if len(addrs) > MAX_ADDRS or any(not isinstance(role, str) for role in roles):
         raise BadMessage("a heartbeat has too many addresses or a role that is no text")
+    if any(not isinstance(addr, bytes) or len(addr) > MAX_ADDR for addr in addrs):
+        raise BadMessage(f"an address in a heartbeat has at most {MAX_ADDR} bytes")
     try:
         peer = _peer(key)
-        profile = Profile(
-            addrs=tuple(_addr_untrusted(addr, peer) for addr in addrs),
-            roles=tuple(roles),
-            run=run,
-            policy=policy,
-            upload=upload,
-            slots=slots,
-            load=load / 1000 if 0 <= load <= 1000 else -1,
-            version=version,
-        )
         heartbeat = Heartbeat(
             peer=peer,
             seqno=seqno,
             expires=expires,
-            interval=interval / 1000 if interval < 2**31 else -1,
+            interval=_seconds(interval),
             leaving=leaving,
-            profile=profile,
+            profile=_profile_untrusted(peer, tuple(addrs), (tuple(roles), *rest)),
         )
     except ValueError as error:
         raise BadMessage(f"a heartbeat makes no sense: {error}") from None
-    return SignedHeartbeat(heartbeat, body, data[-SIGNATURE_BYTES:])
-
-
-def _addr_untrusted(data: object, peer: PeerId) -> Multiaddr:
-    """An address in a heartbeat is a bare place; whose place it is, the heartbeat says."""
-    if not isinstance(data, bytes) or len(data) > MAX_ADDR:
-        raise BadMessage(f"an address in a heartbeat has at most {MAX_ADDR} bytes")
-    return _place(data, peer)
+    return SignedHeartbeat(heartbeat, data)
 
 
 @functools.lru_cache(_PEERS)
-def _place(data: bytes, peer: PeerId) -> Multiaddr:
+def _profile_untrusted(peer: PeerId, addrs: tuple[bytes, ...], said: tuple[Any, ...]) -> Profile:
+    roles, run, policy, upload, slots, load, version = said
+    return Profile(
+        addrs=tuple(_addr_untrusted(addr, peer) for addr in addrs),
+        roles=roles,
+        run=run,
+        policy=policy,
+        upload=upload,
+        slots=slots,
+        load=load / 1000 if 0 <= load <= 1000 else -1,
+        version=version,
+    )
+
+
+@functools.lru_cache(_PEERS)
+def _seconds(milliseconds: int) -> float:
+    return milliseconds / 1000 if milliseconds < 2**31 else -1
+
+
+def _addr_untrusted(data: bytes, peer: PeerId) -> Multiaddr:
+    """An address in a heartbeat is a bare place; whose place it is, the heartbeat says."""
     addr = decode_multiaddr_untrusted(data)
     if addr.parts[-1][0] == "p2p":
         raise BadMessage("an address in a heartbeat has no /p2p/")

@@ -26,6 +26,8 @@ FLOOD_POINTS: Final = 1.0
 class Judge:
     """Checks heartbeats, counts what is dropped, penalises whose fault it is."""
 
+    __slots__ = ("_lifetime", "_penalise", "_verify", "_wall", "counters", "may")
+
     def __init__(
         self,
         verify: Verify,

@@ -10,6 +10,8 @@ from p2p.membership.messages import Message, encode_message
 class Outbox:
     """Effects, in order."""
 
+    __slots__ = ("_effects",)
+
     def __init__(self) -> None:
         self._effects: list[Effect] = []
 

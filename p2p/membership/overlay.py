@@ -49,6 +49,11 @@ AVOID: Final = 6.0
 class Overlay:
     """The active view, and everything that keeps it filled."""
 
+    __slots__ = (
+        "_bootstraps", "_config", "_heal_at", "_own", "_pending", "_retry", "_retry_at", "_rng", "_send",
+        "_view", "active",
+    )  # fmt: skip
+
     def __init__(
         self,
         view: View,
@@ -73,7 +78,7 @@ class Overlay:
     @property
     def next_deadline(self) -> float:
         """When `tick` has something to do."""
-        soonest = min(self._retry_at, self._heal_at)
+        soonest = self._retry_at if self._retry_at < self._heal_at else self._heal_at
         return min(soonest, *self._pending.values()) if self._pending else soonest
 
     def bootstrap(self, peers: tuple[PeerId, ...], now: float) -> None:

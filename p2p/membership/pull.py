@@ -6,27 +6,33 @@ import math
 from collections.abc import Iterable
 from typing import Final
 
+from p2p.membership.entry import Entry, Stage
 from p2p.membership.events import MembershipConfig
 from p2p.membership.messages import MAX_KEYS, Digest
 from p2p.membership.rumours import TokenBucket
-from p2p.membership.view import Entry, Stage, View
+from p2p.membership.view import View
 
 BURST_INTERVALS: Final = 16
 """A newcomer may spend the budget of so many intervals at once: it has a whole view to fill."""
-REFRESH_AGE: Final = 24.0
+REFRESH_AGE: Final = 60.0
 """Intervals after which a member's heartbeat is fetched again though nothing in its digest changed: a dozen
 before it is `stale` (36), time for several neighbours to name it."""
-LEISURE: Final = 1.0
-"""Intervals between two requests that can wait, so that one message asks for several heartbeats."""
+LEISURE: Final = 3.0
+"""Intervals between two requests that can wait, so that one message asks for several heartbeats: for what is
+old, and for `FEW_SEATS`."""
 UNKNOWN_AT_CAPACITY: Final = 1 / 4
 """Unknown peers taken in per interval when the view is full: at 5 s, and if nobody dies, it is renewed
 within an hour."""
+FEW_SEATS: Final = 6
+"""Free seats that wait for a request at leisure: a large view with 3 % of them is as good a sample."""
 MAX_ASKED: Final = 1024
 """Keys asked for, remembered for an interval so that nobody else is asked for them too."""
 
 
 class Pull:
     """Decides what to ask for, and remembers what was asked."""
+
+    __slots__ = ("_asked", "_budget", "_interval", "_leisure_at", "_unknown", "_view")
 
     def __init__(self, view: View, config: MembershipConfig) -> None:
         self._view = view
@@ -50,16 +56,19 @@ class Pull:
         asked, named = self._asked, self._view.named
         while asked and asked[oldest := next(iter(asked))] <= now - self._interval:
             del asked[oldest]
-        room = self._view.room - len(asked)  # who is on the way needs some of it
         leisure = now >= self._leisure_at
+        room = self._view.room - len(asked)  # who is on the way needs some of it
+        if room <= FEW_SEATS and not leisure and not self._view.is_sparse():
+            room = 0
+        is_curious = leisure and self._unknown.available(now) >= 1
         keys: list[bytes] = []
         for key, seqno, policy in digests:
             entry = named(key)
             if entry is None:
-                if (room <= 0 and not leisure) or key in asked or self._view.is_old(key, seqno):
+                if (room <= 0 and not is_curious) or key in asked or self._view.is_old(key, seqno):
                     continue
-                if room <= 0 and not self._unknown.take(1, now):
-                    continue
+                if room <= 0:
+                    is_curious = not self._unknown.take(1, now)
                 room -= 1
             elif (
                 seqno <= entry.seqno

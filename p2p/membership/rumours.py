@@ -13,10 +13,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import filterfalse
 from typing import Final, TypeVar
 
 from p2p.identity import PeerId
-from p2p.membership.heartbeat import SignedHeartbeat
+from p2p.membership.heartbeat import MAX_INTERVAL, SignedHeartbeat
 from p2p.membership.messages import MAX_HEARTBEATS
 
 T = TypeVar("T")
@@ -27,23 +28,31 @@ SECOND_WAVE: Final = 0.2
 """Seconds that one end of each link waits whether the other knows already; more than a message takes."""
 NEWS_DELAY: Final = 0.5
 """Seconds that news of newcomers are gathered for: they are many at once, and nobody waits for them."""
-MEMORY: Final = 600.0
-"""Seconds for which a rumour is remembered, so that it cannot be told again: no flood lasts for one."""
+MEMORY: Final = 1200.0
+"""Seconds for which a rumour is remembered at least, so that it cannot be told again. No flood lasts for
+one; but somebody whom it missed may hold the dead for `MembershipConfig.stale`, tell a newcomer who holds it
+as long again, and must not find anybody by then who has forgotten."""
 MAX_NEWS: Final = 64
 """Newcomers told of at once, as many as may be asked for at once."""
 MAX_RUMOURS: Final = 4096
-"""Peers whose last rumour is remembered: a drop of 4,000 nodes at once still floods each only once."""
+"""Peers whose last rumour is remembered, in each of two generations: a drop of 4,000 nodes at once still
+floods each only once."""
 QUOTA_UNIT: Final = 256
 """Bytes, about a heartbeat: what the quota of a connection counts in."""
 QUOTA_RATE: Final = 200.0
 """Units per second. A neighbour in a storm sends up to 160; verifying 200 takes about 1.5 % of a core."""
 QUOTA_BURST: Final = 2000.0
 """Units at once: the death of 1,000 peers in one zone, told from both sides of it."""
+MIN_QUOTAS: Final = 16
+"""Connections counted before anybody looks which are idle."""
 MAX_QUOTAS: Final = 8192
 """Connections counted; beyond it the oldest starts afresh."""
 
 
-_NEVER: Final = (-1 << 1, -math.inf)
+_NEVER: Final = -1 << 1
+"""The rank of a peer of whom nothing was told."""
+_ACCUSED_LATELY: Final = 2 * MAX_INTERVAL
+"""Seconds for which it is remembered when somebody was accused: two intervals, as long as there are."""
 
 
 @dataclass(slots=True)
@@ -59,34 +68,34 @@ class Rumour:
 class Rumours:
     """Which rumours were heard, and which wait to be passed on."""
 
+    __slots__ = (
+        "_first", "_first_at", "_local", "_news", "_news_at", "_passed_at", "_ranks", "_second", "_second_at",
+        "flush_at",
+    )  # fmt: skip
+
     def __init__(self, local: PeerId) -> None:
         self._local = local
         self._passed_at = -math.inf
         self._first_at = self._second_at = self._news_at = math.inf
-        self._ranks: dict[PeerId, tuple[int, float]] = {}
-        """Rank of the last rumour about a peer, and when it came; oldest first."""
+        self.flush_at = math.inf
+        """When to pass on what waits."""
+        self._ranks = _Ranks()
         self._first: dict[PeerId, Rumour] = {}
         self._second: dict[PeerId, Rumour] = {}
         self._news: dict[PeerId, PeerId] = {}
 
-    @property
-    def flush_at(self) -> float:
-        """When to pass on what waits."""
-        return min(self._first_at, self._second_at, self._news_at)
-
     def is_accused(self, peer: PeerId, since: float) -> bool:
         """Whether the last rumour about ``peer`` was no sign of life, and came after ``since``."""
-        rank, heard = self._ranks.get(peer, _NEVER)
-        return bool(rank & 1) and heard > since
+        return self._ranks.accused_at(peer) > since
 
     def last_words(self, peer: PeerId) -> int:
         """The sequence number after which, they say, nothing came from ``peer``; -1 if nobody says so."""
-        rank, _ = self._ranks.get(peer, _NEVER)
+        rank = self._ranks.of(peer)
         return rank >> 1 if rank & 1 else -1
 
     def is_old(self, peer: PeerId, seqno: int, *, accused: bool, source: PeerId) -> bool:
         """Whether this was heard before; if it still waits here, ``source`` need not be told."""
-        if 2 * seqno + accused > self._ranks.get(peer, _NEVER)[0]:
+        if 2 * seqno + accused > self._ranks.of(peer):
             return False
         waiting = self._first.get(peer) or self._second.get(peer)
         if waiting is not None and waiting.signed.seqno == seqno and waiting.accused == accused:
@@ -96,17 +105,19 @@ class Rumours:
     def spread(self, signed: SignedHeartbeat, *, accused: bool, source: PeerId, now: float) -> None:
         """Pass it on, as soon as may be, unless something as good was passed on before."""
         peer, rank = signed.peer, 2 * signed.seqno + (accused or signed.heartbeat.leaving)
-        if rank <= self._ranks.get(peer, _NEVER)[0]:
+        if rank <= self._ranks.of(peer):
             return
-        self._remember(peer, rank, now)
+        self._ranks.put(peer, rank, now)
         self._second.pop(peer, None)
         self._first[peer] = Rumour(signed, accused, {source: None})
         self._first_at = max(now, self._passed_at + FLUSH_DELAY)
+        self._arm()
 
     def announce(self, peer: PeerId, source: PeerId, now: float) -> None:
         """Tell the neighbours, by digest, that ``peer`` is new; all but ``source``, who told us."""
         self._news[peer] = source
         self._news_at = min(self._news_at, now + NEWS_DELAY)
+        self._arm()
 
     def take(self, now: float, neighbours: Iterable[PeerId]) -> list[tuple[list[PeerId], list[Rumour]]]:
         """What to pass on now, and to which of ``neighbours``: at most `MAX_HEARTBEATS` rumours a wave."""
@@ -114,24 +125,25 @@ class Rumours:
         if self._second_at <= now:
             later, self._second = _split(self._second)
             self._second_at = now + FLUSH_DELAY if self._second else math.inf
-            taken += _grouped(neighbours, later, _is_news)
+            taken += _told(neighbours, later)
         if self._first_at <= now:
             first, self._first = _split(self._first)
             self._passed_at = now
             self._first_at = now + FLUSH_DELAY if self._first else math.inf
-            at_once = [peer for peer in neighbours if self._goes_first(peer)]
-            taken += _grouped(at_once, first, _is_news)
+            at_once = self._goes_first(neighbours)
+            taken += _told(at_once, first)
             for rumour in first:
                 rumour.known_by.update(dict.fromkeys(at_once))
-                if any(peer not in rumour.known_by for peer in neighbours):
+                if not all(map(rumour.known_by.__contains__, neighbours)):
                     self._second[rumour.signed.peer] = rumour
                     self._second_at = min(self._second_at, now + SECOND_WAVE)
+        self._arm()
         return taken
 
-    def _goes_first(self, peer: PeerId) -> bool:
-        """Whether ours is the end of the link that does not wait: it is drawn, once for each pair."""
-        local = self._local
-        return (local < peer) != bool((local[-1] ^ peer[-1]) & 1)
+    def _goes_first(self, neighbours: Iterable[PeerId]) -> list[PeerId]:
+        """Those for whom ours is the end of the link that does not wait: it is drawn, once for each pair."""
+        local, parity = self._local, self._local[-1] & 1
+        return [peer for peer in neighbours if (local < peer) is (peer[-1] & 1 == parity)]
 
     def take_news(self, now: float, neighbours: Iterable[PeerId]) -> list[tuple[list[PeerId], list[PeerId]]]:
         """The new peers to tell of now and to whom, oldest first, at most `MAX_NEWS`."""
@@ -141,24 +153,64 @@ class Rumours:
         news = waiting[:MAX_NEWS]
         self._news = dict(waiting[MAX_NEWS:])  # a new one: an emptied dict keeps its size
         self._news_at = now + NEWS_DELAY if self._news else math.inf
+        self._arm()
         grouped = _grouped(neighbours, news, lambda item, peer: item[1] != peer)
         return [(peers, [new for new, _ in told]) for peers, told in grouped]
 
-    def _remember(self, peer: PeerId, rank: int, now: float) -> None:
-        ranks = self._ranks
-        ranks.pop(peer, None)
-        while ranks and (len(ranks) >= MAX_RUMOURS or ranks[next(iter(ranks))][1] < now - MEMORY):
-            del ranks[next(iter(ranks))]
-        ranks[peer] = (rank, now)
+    def _arm(self) -> None:
+        self.flush_at = min(self._first_at, self._second_at, self._news_at)
 
 
-def _is_news(rumour: Rumour, peer: PeerId) -> bool:
-    return peer not in rumour.known_by
+class _Ranks:
+    """The rank of the last rumour about each peer, remembered for one to two times `MEMORY`.
+
+    In two generations: with a time for each, a thousand ranks took three times as much memory.
+    """
+
+    __slots__ = ("_accused", "_old", "_turned_at", "_young")
+
+    def __init__(self) -> None:
+        self._young: dict[PeerId, int] = {}
+        self._old: dict[PeerId, int] = {}
+        self._turned_at = -math.inf
+        self._accused: dict[PeerId, float] = {}
+        """When those were accused whose last rumour that was, longest ago first."""
+
+    def of(self, peer: PeerId) -> int:
+        """The rank of the last rumour about ``peer``."""
+        rank = self._young.get(peer)
+        return self._old.get(peer, _NEVER) if rank is None else rank
+
+    def accused_at(self, peer: PeerId) -> float:
+        """When ``peer`` was accused; minus infinity if that is long ago, or a sign of life came since."""
+        return self._accused.get(peer, -math.inf)
+
+    def put(self, peer: PeerId, rank: int, now: float) -> None:
+        """A rumour has come."""
+        if now - self._turned_at > MEMORY or len(self._young) >= MAX_RUMOURS:
+            self._young, self._old, self._turned_at = {}, self._young, now
+        self._young[peer] = rank
+        accused = self._accused
+        accused.pop(peer, None)
+        while accused and accused[next(iter(accused))] < now - _ACCUSED_LATELY:
+            del accused[next(iter(accused))]
+        if rank & 1:
+            accused[peer] = now
+
+
+def _told(neighbours: Iterable[PeerId], rumours: list[Rumour]) -> list[tuple[list[PeerId], list[Rumour]]]:
+    """Those of ``neighbours`` who do not know them yet, grouped by what they do not know."""
+    if len(rumours) == 1:  # nearly always
+        peers = list(filterfalse(rumours[0].known_by.__contains__, neighbours))
+        return [(peers, rumours)] if peers else []
+    return _grouped(neighbours, rumours, lambda rumour, peer: peer not in rumour.known_by)
 
 
 def _split(waiting: dict[PeerId, Rumour]) -> tuple[list[Rumour], dict[PeerId, Rumour]]:
     """The oldest, as many as fit a message, and the rest."""
     rumours = list(waiting.values())
+    if len(rumours) <= MAX_HEARTBEATS:
+        return rumours, {}
     rest = rumours[MAX_HEARTBEATS:]
     return rumours[:MAX_HEARTBEATS], {rumour.signed.peer: rumour for rumour in rest}
 
@@ -201,14 +253,31 @@ class TokenBucket:
 class Quotas:
     """A token bucket for each connection."""
 
+    __slots__ = ("_buckets", "_sweep_at")
+
     def __init__(self) -> None:
         self._buckets: dict[PeerId, TokenBucket] = {}
+        self._sweep_at = MIN_QUOTAS
 
     def allow(self, peer: PeerId, size: int, now: float) -> bool:
         """Whether ``peer`` may send a message of ``size`` bytes now."""
         bucket = self._buckets.get(peer)
         if bucket is None:
-            if len(self._buckets) >= MAX_QUOTAS:
-                del self._buckets[next(iter(self._buckets))]
+            if len(self._buckets) >= self._sweep_at:
+                self._sweep(now)
             bucket = self._buckets[peer] = TokenBucket(QUOTA_RATE, QUOTA_BURST, QUOTA_BURST, now)
-        return bucket.take(1 + size / QUOTA_UNIT, now)
+        # As `TokenBucket.take`, which takes half as long again: this is asked for every message.
+        tokens = bucket.tokens + (now - bucket.updated) * QUOTA_RATE
+        left = (tokens if tokens < QUOTA_BURST else QUOTA_BURST) - 1 - size / QUOTA_UNIT
+        bucket.updated = now
+        bucket.tokens = left if left >= 0 else left + 1 + size / QUOTA_UNIT
+        return left >= 0
+
+    def _sweep(self, now: float) -> None:
+        """Drop buckets that are full, as new ones are; and the oldest, if there are too many still."""
+        buckets = self._buckets
+        for peer in [peer for peer, bucket in buckets.items() if bucket.available(now) >= bucket.burst]:
+            del buckets[peer]
+        if len(buckets) >= MAX_QUOTAS:
+            del buckets[next(iter(buckets))]
+        self._sweep_at = min(MAX_QUOTAS, max(MIN_QUOTAS, 2 * len(buckets)))

@@ -69,6 +69,11 @@ class Me:
 class Membership:
     """Who is in the swarm. Open it with `open_membership`."""
 
+    __slots__ = (
+        "_closed", "_core", "_host", "_linked", "_listeners", "_reserve", "_timer", "_timer_at", "_world",
+        "me",
+    )  # fmt: skip
+
     def __init__(
         self, world: World, host: Host, core: MembershipCore, reserve: Callable[[int], None]
     ) -> None:
@@ -86,6 +91,10 @@ class Membership:
     def members(self) -> list[Member]:
         """Everybody we know to be alive and admitted, without ourselves, longest known first."""
         return self._core.members()
+
+    def __contains__(self, peer: PeerId) -> bool:
+        """Whether ``peer`` is one of the `members`."""
+        return peer in self._core
 
     @property
     def size(self) -> int:
@@ -160,16 +169,20 @@ class Membership:
                 self._host.send(effect.peer, PROTOCOL_ID, effect.data)
             else:
                 self._carry_out(effect)
-        if self._core.is_linked:
-            self._linked.set()
-        elif self._linked.is_set():
-            self._linked = trio.Event()
+        if self._core.is_linked != self._linked.is_set():
+            self._note_link()
         deadline = self._core.next_deadline
         if deadline < self._timer_at and not self._closed:
             if self._timer is not None:
                 self._timer.cancel()
             self._timer_at = deadline
             self._timer = self._world.call_at(max(deadline, now), self._on_timer)
+
+    def _note_link(self) -> None:
+        if self._core.is_linked:
+            self._linked.set()
+        else:
+            self._linked = trio.Event()
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:

@@ -1,6 +1,6 @@
 """What to make of silence: ask the silent, ask everybody, and in the end give up.
 
-The stages and their times are in `view`. An accusation carries the last signed words of the accused, so
+The stages and their times are in `entry`. An accusation carries the last signed words of the accused, so
 that it can be judged by those who never heard of the peer, and cannot be repeated at will. Whoever hears
 the accused directly stops it; whoever has newer words answers with them; the accused speaks up.
 """
@@ -8,6 +8,7 @@ the accused directly stops it; whoever has newer words answers with them; the ac
 from __future__ import annotations
 
 from p2p.identity import PeerId
+from p2p.membership.entry import Entry, Stage
 from p2p.membership.events import Change
 from p2p.membership.heartbeat import SignedHeartbeat
 from p2p.membership.judge import Judge
@@ -15,12 +16,14 @@ from p2p.membership.messages import Accuse, Give
 from p2p.membership.outbox import Outbox
 from p2p.membership.overlay import Overlay
 from p2p.membership.rumours import Rumours
-from p2p.membership.view import Entry, Stage, View
+from p2p.membership.view import View
 from p2p.membership.voice import Voice
 
 
 class Silence:
     """Accusations, in and out; and deaths."""
+
+    __slots__ = ("_judge", "_outbox", "_overlay", "_rumours", "_view", "_voice")
 
     def __init__(
         self, outbox: Outbox, view: View, overlay: Overlay, rumours: Rumours, judge: Judge, voice: Voice
@@ -66,9 +69,9 @@ class Silence:
     def probe(self, entry: Entry) -> None:
         """Ask the silent peer itself, once."""
         if entry.stage is Stage.FRESH:
-            entry.stage = Stage.PROBED
-            self._view.judged(entry.signed.peer)
-            self._outbox.send(entry.signed.peer, Accuse((entry.signed,)))
+            entry.watched().stage = Stage.PROBED
+            self._view.judged(entry)
+            self._outbox.send(entry.peer, Accuse((entry.signed,)))
 
     def unreachable(self, peer: PeerId, now: float) -> None:
         """No address of ``peer`` answered: if it used to beat to us, ask everybody."""
@@ -78,11 +81,9 @@ class Silence:
 
     def sweep(self, now: float) -> None:
         """Judge those whose silence has lasted."""
-        for peer in self._view.overdue(now):
-            entry = self._view.get(peer)
-            if entry is not None:
-                self._judge_silence(entry, now)
-                self._view.judged(peer)
+        for entry in self._view.overdue(now):
+            self._judge_silence(entry, now)
+            self._view.judged(entry)
 
     def bury(self, signed: SignedHeartbeat, change: Change, now: float) -> None:
         """The peer died or left: remember that, and find another neighbour."""
@@ -98,17 +99,20 @@ class Silence:
             self._outbox.tell(Change.FORGOTTEN, member)
 
     def _judge_silence(self, entry: Entry, now: float) -> None:
-        if entry.stage is Stage.ACCUSED:
+        if not self._judge.may(entry.peer):
+            self.forget(entry.peer)  # we do not listen to it: its silence says nothing
+            self._overlay.remove(entry.peer, now)
+        elif entry.stage is Stage.ACCUSED:
             self.bury(entry.signed, Change.DIED, now)
         elif not entry.direct:
-            self.forget(entry.signed.peer)
+            self.forget(entry.peer)
         elif entry.stage is Stage.FRESH:
             self.probe(entry)
         else:
             self._accuse(entry, self._voice.peer, now)
 
     def _accuse(self, entry: Entry, source: PeerId, now: float) -> None:
-        self._view.accuse(entry.signed.peer, now)
+        self._view.accuse(entry, now)
         self._rumours.spread(entry.signed, accused=True, source=source, now=now)
 
     def _answer(self, signed: SignedHeartbeat, source: PeerId, now: float) -> None:

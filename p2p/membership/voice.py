@@ -25,12 +25,19 @@ MAX_OWED: Final = 32
 class Voice:
     """Signs our heartbeats, counts them, and knows who is to hear the next one."""
 
+    __slots__ = (
+        "_ceiling", "_config", "_interest", "_last_beat", "_newest", "_owed", "_profile", "_seqno",
+        "_signer", "_spared", "_wall", "beats", "next_beat", "peer",
+    )  # fmt: skip
+
     def __init__(
         self, signer: Signer, config: MembershipConfig, wall: Callable[[], float], seqno: int
     ) -> None:
         self.peer: Final = signer.peer_id
         self.next_beat = -math.inf
         """When the next heartbeat is due."""
+        self.beats = 0
+        """Heartbeats that were due so far."""
         self._signer = signer
         self._config = config
         self._wall = wall
@@ -57,6 +64,7 @@ class Voice:
     def beat(self, now: float) -> SignedHeartbeat:
         """A new heartbeat; the next is due in an interval."""
         self._newest = self._sign(leaving=False)
+        self.beats += 1
         self._last_beat, self.next_beat = now, now + self._config.interval
         return self._newest
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Final
 
 import trio
@@ -22,6 +24,8 @@ KNOWN_WITHIN: Final = 15.0
 """Seconds after which a death should be known to 99 % of those who hold the peer."""
 SETTLED: Final = 30.0
 """Seconds a node must have been up before others must know it."""
+DRAWN: Final = 10_000
+"""Delays that go into a report at most."""
 BOOTSTRAP: Final = 3
 """Nodes that stay, and that newcomers dial."""
 
@@ -31,7 +35,7 @@ class Churn:
 
     def __init__(self) -> None:
         self._views: dict[str, Membership] = {}
-        self._watch = DeathWatch()
+        self._watch = DeathWatch(self._views)
         self._since: dict[str, float] = {}
         self._join_seconds: list[float] = []
         self._returned: list[float] = []
@@ -49,7 +53,7 @@ class Churn:
         metrics = self._measure(swarm, churn, swarm.simulation.now)
         nodes = swarm.nodes.values()
         swarm.simulation.distributions["bytes sent, by node"] = [float(node.endpoint.sent) for node in nodes]
-        swarm.simulation.distributions["seconds until a death was known"] = self._watch.delays
+        swarm.simulation.distributions["seconds until a death was known"] = self._watch.delays(DRAWN)
         return metrics
 
     async def _arrive(self, swarm: Swarm, scenario: Scenario, churn: ChurnDriver) -> None:
@@ -176,37 +180,31 @@ def _everybody(peer: PeerId) -> bool:
 
 
 class DeathWatch:
-    """Who holds whom in view, and how long it takes them to learn of a death."""
+    """How long it takes those who hold a peer in view to learn of its death."""
 
-    def __init__(self) -> None:
-        self._holders: dict[PeerId, dict[str, None]] = {}
+    def __init__(self, views: Mapping[str, Membership]) -> None:
+        """``views`` holds the membership of every node that runs."""
+        self._views = views
         self._dying: dict[PeerId, tuple[float, dict[str, None]]] = {}
-        self.delays: list[float] = []
-        """Seconds from a death until one holder knew, for each."""
+        self._delays: Counter[int] = Counter()
+        """Milliseconds from a death until one holder knew, and how often: there are hundreds of thousands."""
 
     def changed(self, holder: str, event: MemberEvent, now: float) -> None:
         """``holder`` has learnt something."""
-        peer = event.member.peer
-        if event.change in GONE:
-            self._holders.get(peer, {}).pop(holder, None)
-            dying = self._dying.get(peer)
-            if dying is not None and holder in dying[1]:
-                del dying[1][holder]
-                self.delays.append(now - dying[0])
-        else:
-            self._holders.setdefault(peer, {})[holder] = None
+        dying = self._dying.get(event.member.peer)
+        if dying is not None and event.change in GONE and holder in dying[1]:
+            del dying[1][holder]
+            self._delays[round(1000 * (now - dying[0]))] += 1
 
     def blind(self, name: str) -> None:
         """A node's process has ended: it holds nobody any more."""
-        for holders in self._holders.values():
-            holders.pop(name, None)
         for _, waiting in self._dying.values():
             waiting.pop(name, None)
 
     def died(self, name: str, peer: PeerId, now: float) -> None:
         """A node is about to die."""
         self.blind(name)
-        self._dying[peer] = (now, dict(self._holders.get(peer, {})))
+        self._dying[peer] = (now, {holder: None for holder, view in self._views.items() if peer in view})
 
     def returned(self, peer: PeerId) -> None:
         """The peer lives again: whoever has not noticed need not any more."""
@@ -215,12 +213,25 @@ class DeathWatch:
     def metrics(self, now: float) -> dict[str, float | int | str]:
         """How quickly deaths became known."""
         unaware = sum(len(who) for since, who in self._dying.values() if now - since > KNOWN_WITHIN)
-        late = unaware + sum(delay > KNOWN_WITHIN for delay in self.delays)
-        total = unaware + len(self.delays)
-        ordered = sorted(self.delays)
+        late = sum(count for delay, count in self._delays.items() if delay > 1000 * KNOWN_WITHIN)
+        total = unaware + self._delays.total()
         return {
-            "deaths_known_share": round(1 - late / total, 4) if total else 1.0,
-            "death_seconds_median": round(statistics.median(ordered), 3) if ordered else 0.0,
-            "death_seconds_p99": round(ordered[int(0.99 * (len(ordered) - 1))], 3) if ordered else 0.0,
+            "deaths_known_share": round(1 - (unaware + late) / total, 4) if total else 1.0,
+            "death_seconds_median": self._after(0.5),
+            "death_seconds_p99": self._after(0.99),
             "views_of_deaths": total,
         }
+
+    def _after(self, share: float) -> float:
+        """Seconds after which ``share`` of those who learnt of a death had done so."""
+        left = share * self._delays.total()
+        for delay, count in sorted(self._delays.items()):
+            left -= count
+            if left <= 0:
+                return delay / 1000
+        return 0.0
+
+    def delays(self, most: int) -> list[float]:
+        """Seconds from a death until one holder knew, for each or, if they are more than ``most``, a part."""
+        every = 1 + self._delays.total() // most
+        return [delay / 1000 for delay in islice(self._delays.elements(), 0, None, every)]

@@ -68,9 +68,10 @@ def test_a_rumour_is_not_remembered_for_ever() -> None:
     rumours.spread(words_of(50), accused=True, source=peer_named(2), now=0.0)
     rumours.spread(words_of(51), accused=True, source=peer_named(2), now=MEMORY - 1)
     assert rumours.is_old(peer_named(50), 1, accused=True, source=peer_named(3))
-    rumours.spread(words_of(52), accused=True, source=peer_named(2), now=MEMORY + 1)
+    rumours.spread(words_of(52), accused=True, source=peer_named(2), now=2 * MEMORY + 1)
+    rumours.spread(words_of(53), accused=True, source=peer_named(2), now=4 * MEMORY)
     assert not rumours.is_old(peer_named(50), 1, accused=True, source=peer_named(3))
-    assert rumours.is_old(peer_named(51), 1, accused=True, source=peer_named(3))
+    assert rumours.is_old(peer_named(52), 1, accused=True, source=peer_named(3))
 
 
 def test_one_free_seat_is_offered_to_one_stranger() -> None:

@@ -10,6 +10,7 @@ import trio
 
 from p2p.identity import PeerId
 from p2p.membership import Change, MemberEvent, Membership, MembershipConfig, open_membership
+from p2p.membership.core import ADMISSION_BEATS
 from p2p.membership.service import SEQNO_PATH
 from sim.kernel import run_simulation
 from sim.simulation import Simulation
@@ -166,8 +167,8 @@ def test_a_node_alone_joins_at_once_and_one_without_a_swarm_waits() -> None:
 def test_who_is_refused_disappears() -> None:
     async def body(stage: Stage) -> None:
         stage.refused.add(stage.swarm.nodes["n4"].peer_id)
-        await stage.swarm.sleep(2)
         assert "n4" not in stage.peers("n0") | stage.peers("n1")
+        await stage.swarm.sleep(ADMISSION_BEATS + 1)
         assert stage.changes("n0", "n4")[-1] is Change.FORGOTTEN
 
     play(body)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from p2p.identity import PeerId
+from p2p.membership.entry import Entry
 from p2p.membership.overlay import Overlay
 from p2p.membership.silence import Silence
-from p2p.membership.view import Entry, View
+from p2p.membership.view import View
 from p2p.membership.voice import Voice
 
 
