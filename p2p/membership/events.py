@@ -24,7 +24,7 @@ class MembershipConfig:
     """Other peers whose heartbeats are kept."""
     direct: int = 4096
     """Peers that may beat to us without being neighbours: a trainer hears its whole run."""
-    sample: int = 12
+    sample: int = 16
     """Digests of random members that go with each heartbeat to a neighbour."""
     hops: int = 3
     """Steps of the walk that finds a newcomer its neighbours."""

@@ -23,8 +23,8 @@ old, and for `FEW_SEATS`."""
 UNKNOWN_AT_CAPACITY: Final = 1 / 4
 """Unknown peers taken in per interval when the view is full: at 5 s, and if nobody dies, it is renewed
 within an hour."""
-FEW_SEATS: Final = 6
-"""Free seats that wait for a request at leisure: a large view with 3 % of them is as good a sample."""
+FEW_SEATS: Final = 2
+"""Free seats that wait for a request at leisure: a large view with 1 % of them is as good a sample."""
 MAX_ASKED: Final = 1024
 """Keys asked for, remembered for an interval so that nobody else is asked for them too."""
 

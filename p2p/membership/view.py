@@ -20,7 +20,7 @@ always is, and a look each interval took an eighth of a node's time."""
 SPARSE: Final = 7 / 8
 """Share of its capacity up to which a view tells the neighbours whom it has met. A fuller one is a random
 sample, in which every death makes room for one more: no news, and the digests with the beats suffice."""
-CROWDED: Final = 15 / 16
+CROWDED: Final = 63 / 64
 """Share of its capacity from which a view is crowded."""
 SURPLUS_TRIES: Final = 8
 """Random members looked at for one that may go, before all are: most may."""
