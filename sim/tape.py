@@ -327,8 +327,7 @@ def _content(value: Any) -> Any:
     if isinstance(value, int):
         return value if -(1 << 63) <= value < 1 << 63 else hex(value)
     if isinstance(value, tuple | list):
-        content = [_content(item) for item in value]
-        return [type(value).__name__, *content] if hasattr(value, "_fields") else content
+        return [_content(item) for item in value]
     if isinstance(value, Mapping):
         return [[_content(key), _content(item)] for key, item in value.items()]
     if isinstance(value, Enum):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
 
 from p2p.identity import PeerId
 from p2p.membership.heartbeat import MAX_INTERVAL, MIN_INTERVAL, Profile, SignedHeartbeat
@@ -37,6 +36,11 @@ class MembershipConfig:
     lifetime: float = 1800.0
     """Seconds for which a heartbeat is worth anything on paper. Wall clocks that differ by up to this
     much, less a few minutes, do no harm."""
+
+    @property
+    def capacity(self) -> int:
+        """Peers in a whole view, if no others beat to us."""
+        return self.passive + self.active
 
     def __post_init__(self) -> None:
         if not MIN_INTERVAL <= self.interval <= MAX_INTERVAL:
@@ -113,11 +117,11 @@ class MemberEvent:
     member: Member
 
 
-# Events: what the core is told. What passes a hundred thousand times a second in a simulation is a named
-# tuple: it is made in a third of the time.
+# Events: what the core is told.
 
 
-class Received(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Received:
     """A message came from an authenticated peer."""
 
     peer: PeerId
@@ -175,7 +179,8 @@ Event = Received | Disconnected | Unreachable | Bootstrap | Interest | Update | 
 # Effects: what the driver is to do.
 
 
-class Send(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Send:
     """Send a message, connecting if need be."""
 
     peer: PeerId

@@ -15,8 +15,8 @@ from p2p.membership.view import View
 BURST_INTERVALS: Final = 16
 """A newcomer may spend the budget of so many intervals at once: it has a whole view to fill."""
 REFRESH_AGE: Final = 60.0
-"""Intervals after which a member's heartbeat is fetched again though nothing in its digest changed: a dozen
-before it is `stale` (36), time for several neighbours to name it."""
+"""Intervals after which a member's heartbeat is fetched again though nothing in its digest changed: as long
+before it is `stale` (120), time for several neighbours to name it."""
 LEISURE: Final = 3.0
 """Intervals between two requests that can wait, so that one message asks for several heartbeats: for what is
 old, and for `FEW_SEATS`."""

@@ -266,12 +266,7 @@ class Quotas:
             if len(self._buckets) >= self._sweep_at:
                 self._sweep(now)
             bucket = self._buckets[peer] = TokenBucket(QUOTA_RATE, QUOTA_BURST, QUOTA_BURST, now)
-        # As `TokenBucket.take`, which takes half as long again: this is asked for every message.
-        tokens = bucket.tokens + (now - bucket.updated) * QUOTA_RATE
-        left = (tokens if tokens < QUOTA_BURST else QUOTA_BURST) - 1 - size / QUOTA_UNIT
-        bucket.updated = now
-        bucket.tokens = left if left >= 0 else left + 1 + size / QUOTA_UNIT
-        return left >= 0
+        return bucket.take(1 + size / QUOTA_UNIT, now)
 
     def _sweep(self, now: float) -> None:
         """Drop buckets that are full, as new ones are; and the oldest, if there are too many still."""

@@ -98,7 +98,7 @@ class Membership:
 
     @property
     def size(self) -> int:
-        """How many `members` there are: what it costs nothing to ask."""
+        """How many `members` there are, with some not admitted any more: it costs nothing to ask."""
         return self._core.size
 
     def find(self, role: str) -> list[Member]:

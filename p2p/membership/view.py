@@ -219,7 +219,7 @@ class View:
     @property
     def room(self) -> int:
         """How many more passive members fit without pushing one out; negative if it is overfull."""
-        return self._config.passive + self._config.active - len(self._entries)
+        return self._config.capacity - len(self._entries)
 
     def has_room(self) -> bool:
         """Whether another passive member fits without pushing one out."""
@@ -227,11 +227,11 @@ class View:
 
     def is_sparse(self) -> bool:
         """Whether the view holds so few that we may know all there are."""
-        return len(self._entries) < SPARSE * (self._config.passive + self._config.active)
+        return len(self._entries) < SPARSE * self._config.capacity
 
     def is_crowded(self) -> bool:
         """Whether the view holds about as many as it may: it is a sample, and so are others'."""
-        return len(self._entries) > CROWDED * (self._config.passive + self._config.active)
+        return len(self._entries) > CROWDED * self._config.capacity
 
     def surplus(self, active: dict[PeerId, None], keep: PeerId) -> PeerId | None:
         """A random passive member that must go for ``keep`` to stay, if the view is too full."""
@@ -284,16 +284,14 @@ class View:
     def _schedule(self, entry: Entry) -> None:
         """Look at ``entry`` when it is due, or earlier."""
         due, watch = self._due(entry), entry.watch
-        if watch is None or not (watch.direct_at > -math.inf or watch.stage is Stage.ACCUSED):
-            if watch is not None and watch.waits_until == self._settled_at:
-                self._is_settled = False
+        if watch is not None and watch.waits_until == self._settled_at:
+            self._is_settled = False
+        if watch is None or not entry.is_watched:
             if due < self._look_through_at:
                 self._look_through_at = due
                 self._is_settled = False
             return
         watch.due = due
-        if watch.waits_until == self._settled_at:
-            self._is_settled = False
         if due < watch.waits_until:
             self._is_settled = False
             watch.waits_until = due

@@ -149,7 +149,7 @@ class Churn:
         settled = {name for name, since in self._since.items() if now - since >= SETTLED}
         known = {swarm.nodes[name].peer_id: name for name in self._views if name in settled}
         alive = {node.peer_id for node in swarm.alive}
-        capacity = MembershipConfig().passive + MembershipConfig().active
+        capacity = MembershipConfig().capacity
         coverage, ghosts, listed = [], 0, 0
         for name in self._views:
             if name in settled:
