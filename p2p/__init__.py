@@ -24,6 +24,7 @@ from p2p.errors import (
     WrongPeer,
 )
 from p2p.host import (
+    AddrSource,
     Host,
     MessageHandler,
     PeerEvent,
@@ -46,6 +47,7 @@ from p2p.wire import FrameReader, frame
 from p2p.world import World
 
 __all__ = [
+    "AddrSource",
     "BadMessage",
     "ConfigError",
     "ConnectionConfig",

@@ -8,7 +8,7 @@ gone when its last connection is.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -22,7 +22,7 @@ from p2p.errors import (
     RemoteProtocolError,
     WrongPeer,
 )
-from p2p.host import PeerEvent, PeerState
+from p2p.host import AddrSource, PeerEvent, PeerState
 from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr
 from p2p.network import Listener, Network
@@ -118,6 +118,7 @@ class Connector:
         self._dial_slots = trio.CapacityLimiter(MAX_DIALS)
         self._unreachable: dict[PeerId, float] = {}
         self._handshakes = 0
+        self._protected: dict[str, frozenset[PeerId]] = {}
 
     @property
     def connected(self) -> tuple[PeerId, ...]:
@@ -161,7 +162,11 @@ class Connector:
         now = self._world.now()
         return self._unreachable.get(peer, now) > now or self._world.buggify("connector/takes it for gone")
 
-    def add_addrs(self, peer: PeerId, addrs: Sequence[Multiaddr]) -> None:
+    def protect(self, purpose: str, peers: Iterable[PeerId]) -> None:
+        """Keep connections to ``peers``; replaces what was protected for the same ``purpose``."""
+        self._protected[purpose] = frozenset(peers)
+
+    def add_addrs(self, peer: PeerId, addrs: Sequence[Multiaddr], source: AddrSource) -> None:
         """Remember where ``peer`` may be dialled; news makes an unreachable peer worth a try."""
         if peer != self._static.peer_id and self.book.add(peer, addrs):
             self._unreachable.pop(peer, None)

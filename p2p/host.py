@@ -9,7 +9,7 @@ tests/conformance/test_hosts.py, holds them together.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Protocol
@@ -55,6 +55,21 @@ class PeerState(Enum):
     """Messages were waiting, and no address answered."""
 
 
+class AddrSource(Enum):
+    """On whose word an address is remembered, and so what may be done with it.
+
+    A stranger who may make us dial what it names uses us as its weapon, so hearsay is kept apart, pushed
+    out first, never resolved as a DNS name, and never names a private address from a public one.
+    """
+
+    OWNER = "owner"
+    """This node's operator or the embedding program: bootstrap addresses. The only DNS names resolved."""
+    SIGNED = "signed"
+    """The peer itself, in words that it signed, that were verified, and that an admitted member may say."""
+    HEARSAY = "hearsay"
+    """A stranger about itself (identify), or anybody about a third party (DHT contacts)."""
+
+
 @dataclass(frozen=True, slots=True)
 class PeerEvent:
     """A change in who is connected."""
@@ -85,15 +100,19 @@ class Host(Protocol):
         """Serve incoming streams of ``protocol``."""
         ...
 
-    def set_message_handler(self, protocol: ProtocolId, handler: MessageHandler) -> None:
-        """Take incoming messages of ``protocol``."""
+    def set_message_handler(
+        self, protocol: ProtocolId, handler: MessageHandler, *, max_message: int = MAX_MESSAGE
+    ) -> None:
+        """Take incoming messages of ``protocol``; a longer one than ``max_message`` bytes breaks it."""
         ...
 
     def on_peer(self, listener: Callable[[PeerEvent], None]) -> None:
         """Call ``listener`` (which must not block) on every change in who is connected."""
         ...
 
-    def add_addrs(self, peer: PeerId, addrs: Sequence[Multiaddr]) -> None:
+    def add_addrs(
+        self, peer: PeerId, addrs: Sequence[Multiaddr], source: AddrSource = AddrSource.OWNER
+    ) -> None:
         """Remember where ``peer`` may be dialled: hints, newest first, a few per peer."""
         ...
 
@@ -119,6 +138,13 @@ class Host(Protocol):
 
     def send(self, peer: PeerId, protocol: ProtocolId, message: bytes) -> bool:
         """Queue a message, connecting in the background if need be. False if it was dropped at once."""
+        ...
+
+    def protect(self, purpose: str, peers: Iterable[PeerId]) -> None:
+        """Keep connections to ``peers``, and room for them, when strangers fill this node.
+
+        Replaces what was protected for the same ``purpose`` ("officers", "neighbours", "work").
+        """
         ...
 
     def penalise(self, peer: PeerId, points: float, reason: str) -> None:

@@ -16,7 +16,7 @@ are flushed for a moment, and nothing is left.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -35,7 +35,7 @@ from p2p.errors import (
     RemoteProtocolError,
     WrongPeer,
 )
-from p2p.host import MAX_MESSAGE, MessageHandler, PeerEvent, PeerState, Stream, StreamHandler
+from p2p.host import MAX_MESSAGE, AddrSource, MessageHandler, PeerEvent, PeerState, Stream, StreamHandler
 from p2p.identity import KeyPair, PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr
 from p2p.network import Listener, Network
@@ -134,11 +134,13 @@ class SwarmHost:
         """Serve incoming streams of ``protocol``."""
         self._handlers[protocol] = handler
 
-    def set_message_handler(self, protocol: ProtocolId, handler: MessageHandler) -> None:
-        """Take incoming messages of ``protocol``."""
+    def set_message_handler(
+        self, protocol: ProtocolId, handler: MessageHandler, *, max_message: int = MAX_MESSAGE
+    ) -> None:
+        """Take incoming messages of ``protocol`` of at most ``max_message`` bytes."""
 
         async def serve(stream: Stream) -> None:
-            reader = FrameReader(stream, MAX_MESSAGE)
+            reader = FrameReader(stream, max_message)
             while (message := await reader.receive()) is not None:
                 handler(stream.peer, message)
 
@@ -148,9 +150,11 @@ class SwarmHost:
         """Call ``listener`` on every change in who is connected."""
         self._connector.watch(listener)
 
-    def add_addrs(self, peer: PeerId, addrs: Sequence[Multiaddr]) -> None:
+    def add_addrs(
+        self, peer: PeerId, addrs: Sequence[Multiaddr], source: AddrSource = AddrSource.OWNER
+    ) -> None:
         """Remember where ``peer`` may be dialled."""
-        self._connector.add_addrs(peer, addrs)
+        self._connector.add_addrs(peer, addrs, source)
 
     def addrs_of(self, peer: PeerId) -> tuple[Multiaddr, ...]:
         """Where ``peer`` was last said to be."""
@@ -194,6 +198,10 @@ class SwarmHost:
             self._outbox.dropped += 1
             return False
         return self._outbox.put(peer, protocol, frame(message))
+
+    def protect(self, purpose: str, peers: Iterable[PeerId]) -> None:
+        """Keep connections to ``peers``, and room for them, when strangers fill this node."""
+        self._connector.protect(purpose, peers)
 
     def penalise(self, peer: PeerId, points: float, reason: str) -> None:
         """Lower a peer's score; at the limit it is disconnected and refused for a while."""
@@ -300,7 +308,7 @@ class SwarmHost:
                     info = await identify.receive_info(stream)
                 connection.learn(info.protocols)
                 self._infos[connection.peer] = info
-                self.add_addrs(connection.peer, info.listen_addrs)
+                self.add_addrs(connection.peer, info.listen_addrs, AddrSource.HEARSAY)
         except RemoteProtocolError as error:
             self.penalise(connection.peer, VIOLATION, str(error))
         except (trio.BrokenResourceError, LimitExceeded) as error:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -20,6 +20,7 @@ from typing import Final
 import trio
 
 from p2p.errors import (
+    BadMessage,
     ConfigError,
     LocalProtocolError,
     PeerUnreachable,
@@ -28,7 +29,15 @@ from p2p.errors import (
     ShoalError,
     WrongPeer,
 )
-from p2p.host import MAX_MESSAGE, MAX_OUTBOX, MessageHandler, PeerEvent, PeerState, StreamHandler
+from p2p.host import (
+    MAX_MESSAGE,
+    MAX_OUTBOX,
+    AddrSource,
+    MessageHandler,
+    PeerEvent,
+    PeerState,
+    StreamHandler,
+)
 from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr
 from p2p.peers import VIOLATION, AddressBook, Scores
@@ -60,8 +69,8 @@ class SimHost:
 
     __slots__ = (
         "_addrs", "_book", "_closed", "_dials", "_endpoint", "_ends", "_listeners", "_message_handlers",
-        "_nursery", "_peer_id", "_queue", "_scores", "_traffic", "_unreachable", "_world", "dropped",
-        "fabric", "handlers", "name",
+        "_nursery", "_peer_id", "_protected", "_queue", "_scores", "_traffic", "_unreachable", "_world",
+        "dropped", "fabric", "handlers", "name",
     )  # fmt: skip
 
     def __init__(self, world: SimWorld, fabric: Fabric, endpoint: Endpoint, nursery: trio.Nursery) -> None:
@@ -75,7 +84,8 @@ class SimHost:
         self._endpoint = endpoint
         self._nursery = nursery
         self._peer_id = world.signer.peer_id
-        self._message_handlers: dict[ProtocolId, MessageHandler] = {}
+        self._message_handlers: dict[ProtocolId, tuple[MessageHandler, int]] = {}
+        self._protected: dict[str, frozenset[PeerId]] = {}
         self._listeners: list[Callable[[PeerEvent], None]] = []
         self._ends: dict[PeerId, End] = {}
         self._dials: dict[PeerId, _Dial] = {}
@@ -108,15 +118,19 @@ class SimHost:
         """Serve incoming streams of ``protocol``."""
         self.handlers[protocol] = handler
 
-    def set_message_handler(self, protocol: ProtocolId, handler: MessageHandler) -> None:
-        """Take incoming messages of ``protocol``."""
-        self._message_handlers[protocol] = handler
+    def set_message_handler(
+        self, protocol: ProtocolId, handler: MessageHandler, *, max_message: int = MAX_MESSAGE
+    ) -> None:
+        """Take incoming messages of ``protocol`` of at most ``max_message`` bytes."""
+        self._message_handlers[protocol] = (handler, max_message)
 
     def on_peer(self, listener: Callable[[PeerEvent], None]) -> None:
         """Call ``listener`` on every change in who is connected."""
         self._listeners.append(listener)
 
-    def add_addrs(self, peer: PeerId, addrs: Sequence[Multiaddr]) -> None:
+    def add_addrs(
+        self, peer: PeerId, addrs: Sequence[Multiaddr], source: AddrSource = AddrSource.OWNER
+    ) -> None:
         """Remember where ``peer`` may be dialled."""
         if self._book.add(peer, addrs):
             self._unreachable.pop(peer, None)
@@ -234,7 +248,7 @@ class SimHost:
         end.spoken = (*end.spoken, *end.other.host.handlers)
         self._unreachable.pop(end.peer, None)
         if not end.other.host._endpoint.spec.nat:
-            self.add_addrs(end.peer, end.other.host.addrs)
+            self.add_addrs(end.peer, end.other.host.addrs, AddrSource.HEARSAY)
 
     def greet(self, end: End) -> None:
         """Tell this node of a connection that another has made."""
@@ -317,11 +331,14 @@ class SimHost:
         """A message has arrived."""
         sender = end.other.lane.src.name
         self._queue.trace.record((self._queue.now, self.name, protocol, sender, zlib.crc32(message)))
-        handler = self._message_handlers.get(protocol)
-        if handler is None:
+        taker = self._message_handlers.get(protocol)
+        if taker is None:
             self.dropped += 1
             return
+        handler, limit = taker
         try:
+            if len(message) > limit:
+                raise BadMessage(f"a message of {len(message)} bytes is over the limit of {limit}")
             handler(end.peer, message)
         except RemoteProtocolError as error:
             self.penalise(end.peer, VIOLATION, str(error))
@@ -368,6 +385,10 @@ class SimHost:
     def refuses(self, peer: PeerId) -> bool:
         """Whether ``peer`` is banned or over the limit."""
         return self._scores.is_refused(peer, self._world.now())
+
+    def protect(self, purpose: str, peers: Iterable[PeerId]) -> None:
+        """Keep connections to ``peers``: this host closes none for want of room."""
+        self._protected[purpose] = frozenset(peers)
 
     def penalise(self, peer: PeerId, points: float, reason: str) -> None:
         """Lower a peer's score; at the limit it is disconnected and refused for a while."""

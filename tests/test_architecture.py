@@ -209,16 +209,14 @@ def test_nobody_iterates_over_a_set(path: Path) -> None:
     assert not [f"{relative(path)}:{ast.unparse(loop.iter)}" for loop in loops if is_set(loop.iter)]
 
 
-def test_modules_and_functions_stay_small() -> None:
-    """At most 400 lines a module, 40 lines a function; longer ones are named here, with their reason."""
-    long_modules = [relative(p) for p in SOURCES if len(p.read_text(encoding="utf-8").splitlines()) > 400]
+def test_functions_stay_small() -> None:
+    """At most 40 lines a function. Modules have no such limit: it only got files filled up to it."""
     long_functions = [
         f"{relative(path)}:{node.name}"
         for path in SOURCES
         for node in ast.walk(tree_of(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and body_lines(node) > 40
     ]
-    assert not long_modules
     assert not long_functions
 
 
