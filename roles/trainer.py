@@ -12,7 +12,6 @@ other weights (SHARDCAST keeps the manifest).
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Mapping
@@ -28,16 +27,17 @@ from p2p.identity import PeerId
 from p2p.node.admission import Capability
 from p2p.node.node import Node
 from p2p.node.tables import read_table
-from p2p.shardcast.manifest import PolicyVersion
+from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from p2p.wire import FrameReader
 from p2p.world import dawdle
 from proofs.checks import Verdict, check_shape
 from roles.draws import draw_order
-from roles.engines.base import Engine, StepReport, TrainingGroup
+from roles.engines.base import Engine, EngineError, StepReport, TrainingGroup
 from roles.engines.client import open_engine
 from roles.engines.config import DeviceProfile
 from roles.envs.base import Environment
 from roles.intake import Intake
+from roles.kept import DamagedFile, keep, recall
 from roles.messages import (
     MAX_DELIVERY,
     VERDICT_PROTOCOL,
@@ -180,15 +180,37 @@ class Trainer:
         """Continue where the checkpoint is, or warm up; publish what it holds. Returns the step."""
         async for entry in ledger.entries(RECEIPT_KIND):
             self._taken[entry.body] = None
-        step = await engine.open(CHECKPOINT)
-        if await node.world.disk.size(PROGRESS) is not None:
-            values = json.loads(await node.world.disk.read(PROGRESS))
-            self._progress = Progress(**values)
+        step = await self._open_learner(node, engine)
+        try:
+            self._progress = Progress(**(await recall(node.world.disk, PROGRESS) or {}))
+        except DamagedFile as error:
+            logger.warning("%s; the curve begins anew, the policy is not touched", error)
         self._progress.step = step
         node.world.sometimes("trainer/went on from a checkpoint", step > 0)
-        await engine.save(CHECKPOINT, _weights(step))
+        if node.shardcast.newest < step:  # what was published is never written again
+            await engine.save(CHECKPOINT, _weights(step))
         await self._publish(node, step)
         await self._evaluate(node, engine, step)
+        return step
+
+    async def _open_learner(self, node: Node, engine: Engine) -> int:
+        """Continue from the newest sound checkpoint, or from the published policy if that is newer."""
+        published = node.shardcast.newest
+        try:
+            step = await engine.open(CHECKPOINT)
+        except EngineError as error:
+            if published <= NO_POLICY:
+                raise
+            logger.warning("trainer_checkpoint_damaged %s", error)
+            step = int(NO_POLICY)
+        if step < published:
+            logger.warning(
+                "trainer_adopts version=%d: its checkpoint is lost, so the optimiser's state begins anew",
+                published,
+            )
+            with node.shardcast.pin(published) as weights:
+                await engine.adopt(weights, published)
+            step = int(published)
         return step
 
     async def _publish(self, node: Node, step: int) -> None:
@@ -210,7 +232,7 @@ class Trainer:
         progress.greedy, progress.reward = result.greedy, result.sampled
         if progress.greedy_start is None:
             progress.greedy_start, progress.reward_start = result.greedy, result.sampled
-        await node.world.disk.replace(PROGRESS, json.dumps(asdict(progress)).encode())
+        await keep(node.world.disk, PROGRESS, asdict(progress))
 
     async def _step(self, desk: _Desk, engine: Engine, step: int) -> int:
         """Wait for enough groups, learn, save, publish."""
@@ -222,7 +244,7 @@ class Trainer:
         await desk.intake.mark_used(pooled, step)
         await dawdle(desk.node.world, "trainer/slow checkpoint")
         await engine.save(CHECKPOINT, _weights(step))
-        await desk.node.world.disk.replace(PROGRESS, json.dumps(asdict(self._progress)).encode())
+        await keep(desk.node.world.disk, PROGRESS, asdict(self._progress))
         await self._publish(desk.node, step)
         desk.node.world.sometimes("trainer/learnt from an old policy", self._progress.staleness_max > 0)
         await self._forget_used(desk, step)
