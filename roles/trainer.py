@@ -13,7 +13,7 @@ other weights (SHARDCAST keeps the manifest).
 from __future__ import annotations
 
 import logging
-import math
+import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -31,7 +31,7 @@ from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from p2p.wire import FrameReader
 from p2p.world import dawdle
 from proofs.checks import Verdict, check_shape
-from roles.draws import draw_order
+from roles.draws import draw_order, validator_of
 from roles.engines.base import Engine, EngineError, StepReport, TrainingGroup
 from roles.engines.client import open_engine
 from roles.engines.config import DeviceProfile
@@ -127,6 +127,9 @@ class Trainer:
         """Content digests of all submissions taken so far (their receipts are in the ledger)."""
         self._taking: dict[bytes, None] = {}
         """Those that are being written to disk now."""
+        self._filled: dict[tuple[PeerId, PolicyVersion, int], None] = {}
+        """Places in the draw order that were taken, under versions that may still be used: one submission
+        each, or a validator could sell one place many times."""
 
     @classmethod
     def from_config(cls, table: Mapping[str, object]) -> Self:
@@ -255,6 +258,8 @@ class Trainer:
         """Remove the submissions of which no group can be used any more."""
         assert self._pool is not None
         self._pool.drop_stale(step)
+        oldest = step - desk.run.terms.recipe.lag
+        self._filled = {place: None for place in self._filled if place[1] >= oldest}
         await desk.intake.forget_all_but(self._pool.sources | self._taking)
         self._make_room()
 
@@ -296,10 +301,9 @@ class Trainer:
         """Answer one delivery, and say why if it is not taken."""
         verdict, submission = decode_delivery_untrusted(payload, desk.node.world.verify)
         place = verdict.commitment
-        if verdict.validator != peer:
-            return Receipt.UNWANTED, "a verdict comes from the validator that signed it"
-        if place.run != desk.run.id or verdict.verdict is not Verdict.ACCEPTED:
-            return Receipt.UNWANTED, "only accepted submissions of this run are taken"
+        reason = desk.why_unwanted(peer, verdict)
+        if reason:
+            return Receipt.UNWANTED, reason
         with trio.move_on_after(PATIENCE):
             while self._must_wait(desk, place.content):
                 await self._consumed.wait()
@@ -314,6 +318,8 @@ class Trainer:
             return Receipt.UNWANTED, "the policy is older than the run uses"
         if not desk.node.shardcast.holds(place.version):
             return Receipt.UNWANTED, "the policy is not held by the trainer"
+        if (place.node, place.version, place.index) in self._filled:
+            return Receipt.UNWANTED, "another submission was taken for this place in the draw order"
         await self._keep(desk, verdict, submission, desk.pooled(verdict, submission))
         return Receipt.TAKEN, ""
 
@@ -329,8 +335,10 @@ class Trainer:
         self, desk: _Desk, verdict: SignedVerdict, submission: Submission, groups: list[PooledGroup]
     ) -> None:
         """Disk, ledger, pool, in this order: whoever is told that it was taken can rely on it."""
-        content = verdict.commitment.content
+        place = verdict.commitment
+        content = place.content
         self._taking[content] = None
+        self._filled[(place.node, place.version, place.index)] = None
         try:
             await desk.intake.keep(verdict, submission)
             await dawdle(desk.node.world, "trainer/slow receipt")
@@ -339,6 +347,8 @@ class Trainer:
             self._pool_in(groups)
         finally:
             del self._taking[content]
+            if content not in self._taken:
+                del self._filled[(place.node, place.version, place.index)]
             self._make_room()
 
     def _pool_in(self, groups: list[PooledGroup]) -> None:
@@ -349,7 +359,9 @@ class Trainer:
     async def _restore_intake(self, desk: _Desk, step: int) -> None:
         """Take up again what was received and not yet learnt from."""
         async for verdict, submission, used in desk.intake.restore(step):
-            content = verdict.commitment.content
+            place = verdict.commitment
+            content = place.content
+            self._filled[(place.node, place.version, place.index)] = None
             if content not in self._taken:  # killed between the file and the receipt
                 self._taken[content] = None
                 await desk.ledger.append(RECEIPT_KIND, content)
@@ -361,6 +373,11 @@ class Trainer:
                 logger.warning("intake_unusable %s: %s", content.hex(), error)
                 continue
             self._pool_in([group for group in groups if group.number not in used])
+
+
+def _as_float32(reward: float) -> float:
+    value: float = struct.unpack("<f", struct.pack("<f", reward))[0]
+    return value
 
 
 def _weights(step: int) -> str:
@@ -377,9 +394,23 @@ class _Desk:
     ledger: Ledger
     intake: Intake
 
-    def pooled(self, verdict: SignedVerdict, submission: Submission) -> list[PooledGroup]:
-        """The groups of an accepted submission, with the validator's rewards.
+    def why_unwanted(self, peer: PeerId, verdict: SignedVerdict) -> str:
+        """Why a delivery of ``peer`` is no use whatever the pool holds; empty if it may be."""
+        place = verdict.commitment
+        if verdict.validator != peer:
+            return "a verdict comes from the validator that signed it"
+        if place.run != self.run.id or verdict.verdict is not Verdict.ACCEPTED:
+            return "only accepted submissions of this run are taken"
+        if not self.node.may(place.node, Capability.GENERATE):
+            return f"{place.node} may not generate in this run"
+        judge = validator_of(self.run, place.node, place.version)
+        return "" if peer == judge else f"{judge} judges this node under this policy"
 
+    def pooled(self, verdict: SignedVerdict, submission: Submission) -> list[PooledGroup]:
+        """The groups of an accepted submission, with rewards computed here.
+
+        The validator is believed in one thing, that the model was run and the draws are the seeds'; the
+        trainer could find that out by a replay only. Tasks, places, shapes and rewards it knows itself.
         Raises `RemoteProtocolError` if they are not what this run learns from: a validator's own fault.
         """
         place = verdict.commitment
@@ -389,7 +420,7 @@ class _Desk:
         size = self.run.terms.recipe.group_size
         if place.policy != order.policy or [g.group for g in groups] != [task.group for _, task in tasks]:
             raise RemoteProtocolError("an accepted submission is of another policy or place")
-        if len(verdict.rewards) != size * len(groups) or not all(map(math.isfinite, verdict.rewards)):
+        if len(verdict.rewards) != size * len(groups):
             raise RemoteProtocolError("a verdict's rewards do not fit its submission")
         shape = self.run.shape(self.environment)
         pooled = []
@@ -398,7 +429,10 @@ class _Desk:
             tokens = [completion.tokens for completion in group.completions]
             if check_shape(tokens, claims, shape).verdict is not Verdict.ACCEPTED:
                 raise RemoteProtocolError("an accepted submission has the wrong shape")
-            rewards = verdict.rewards[number * size : (number + 1) * size]
+            # A verdict carries rewards as float32.
+            rewards = tuple(_as_float32(self.environment.reward(task, one)) for one in tokens)
+            if rewards != verdict.rewards[number * size : (number + 1) * size]:
+                raise RemoteProtocolError("a verdict's rewards are not those of its submission")
             training = TrainingGroup(tuple(task.prompt), group.completions, rewards)
             pooled.append(PooledGroup(place.version, place.content, number, training))
         return pooled
