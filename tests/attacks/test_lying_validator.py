@@ -47,7 +47,8 @@ class LyingValidator(Validator):
     async def _judge(self, bench: Any, submission: Submission, weights: str) -> SignedVerdict:
         await trio.lowlevel.checkpoint()
         groups = decode_groups_untrusted(submission.content)
-        rewards = tuple(self.reward for group in groups for _ in group.completions)
+        # With spread, or no step would take the group anyway.
+        rewards = tuple(self.reward * (i % 2) for group in groups for i, _ in enumerate(group.completions))
         lie = SignedVerdict(
             bench.node.host.peer_id, submission.commitment, Verdict.ACCEPTED, "fine", 0.0, 0.0, rewards
         )
@@ -83,7 +84,7 @@ def play(validator: type[Validator]) -> Mapping[str, Any]:
 
 @pytest.mark.parametrize("validator", [LyingValidator, FlatteringValidator])
 def test_no_group_is_learnt_from_with_rewards_that_its_tokens_do_not_earn(validator: type[Validator]) -> None:
-    """Issue 10.4: a reward of 3e38 was learnt from; the trainer knows tasks and tokens, and computes rewards."""
+    """Issue 10.4: a reward of 3e38 was learnt from; the trainer computes rewards from tasks and tokens."""
     trainer = play(validator)["trainer-1"]["roles"]["trainer"]
     assert trainer["groups_used"] == 0
     assert trainer["step"] == 0
