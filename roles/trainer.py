@@ -34,7 +34,7 @@ from proofs.checks import Verdict, check_shape
 from roles.draws import draw_order, validator_of
 from roles.engines.base import Engine, EngineError, StepReport, TrainingGroup
 from roles.engines.client import open_engine
-from roles.engines.config import DeviceProfile
+from roles.engines.config import DeviceProfile, MachineLimits
 from roles.envs.base import Environment
 from roles.intake import Intake
 from roles.kept import DamagedFile, keep, recall
@@ -80,6 +80,9 @@ class TrainerConfig:
 
     evaluate_every: int = 10
     """Steps between evaluations on the held-out tasks (0: only at the start and the end)."""
+
+    machine: MachineLimits = field(default_factory=MachineLimits)
+    """What a run may ask of this machine, whoever owns the run."""
 
     profile: DeviceProfile = field(default_factory=DeviceProfile)
     """Speeds of the fake engine; others ignore it."""
@@ -162,7 +165,7 @@ class Trainer:
         self._pool = GroupPool(max(1, round(self._config.pool_steps * recipe.groups)), recipe.lag)
         environment = run.open_environments()[0]
         config = replace(
-            run.engine_config(threads=self._config.threads, nice=self._config.nice),
+            run.engine_config(self._config.machine, threads=self._config.threads, nice=self._config.nice),
             profile=self._config.profile,
         )
         async with (
