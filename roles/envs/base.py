@@ -6,18 +6,16 @@ worker cannot pick easy ones and a validator can recompute them. Nothing here im
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import importlib.util
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path
 from random import Random
 from typing import Final, Protocol, cast
 
 from p2p.errors import ConfigError
+from roles.envs.installed import module_digest, package_digest
 
 ENTRY_POINTS: Final = "shoal.envs"
 """Packages add environments under this entry point group: ``name = module:Class``."""
@@ -25,8 +23,6 @@ ENTRY_POINTS: Final = "shoal.envs"
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """What an environment may be called. ``module:Class`` is no name: a run's owner could call ``os:abort`` on
 every volunteer's machine, while entry points exist only where the machine's owner installed a package."""
-MAX_PACKAGE_BYTES: Final = 256 * 1024 * 1024
-"""Bytes of a package that are hashed: code and word lists, not data sets."""
 
 _BUILT_IN: Final = {"sort": "roles.envs.sort:SortEnvironment"}
 
@@ -79,46 +75,11 @@ def environment_digest(name: str) -> bytes:
     may run the same game. Raises `ConfigError` if there is no such environment, or too much to hash.
     """
     module = _entry_point(name).module
-    top = module.partition(".")[0]
-    if top == __name__.partition(".")[0]:
-        spec = importlib.util.find_spec(module)  # Shoal's own packages are imported already
-        files = {} if spec is None or spec.origin is None else {"": Path(spec.origin)}
-    else:
-        files = _package_files(top)
-    if not files:
-        raise ConfigError(f"the environment {name!r} has no files to hash: is {top} installed whole?")
-    return _digest_of(files, name)
-
-
-def _package_files(top: str) -> dict[str, Path]:
-    """The files of a top-level package by their path in it, found without importing it."""
-    spec = importlib.util.find_spec(top)
-    if spec is None:
-        return {}
-    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
-    if not folders:
-        return {} if spec.origin is None else {Path(spec.origin).name: Path(spec.origin)}
-    return {
-        path.relative_to(folder).as_posix(): path
-        for folder in folders
-        for path in folder.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
-
-
-def _digest_of(files: Mapping[str, Path], name: str) -> bytes:
-    digest = hashlib.sha256()
-    left = MAX_PACKAGE_BYTES
-    for relative in sorted(files):
-        data = files[relative].read_bytes()
-        left -= len(data)
-        if left < 0:
-            raise ConfigError(
-                f"the package of environment {name!r} is larger than {MAX_PACKAGE_BYTES:,} bytes"
-            )
-        path = relative.encode()
-        digest.update(len(path).to_bytes(4, "big") + path + len(data).to_bytes(8, "big") + data)
-    return digest.digest()
+    is_ours = module.partition(".")[0] == __name__.partition(".")[0]
+    digest = module_digest(module) if is_ours else package_digest(module.partition(".")[0])
+    if digest is None:
+        raise ConfigError(f"the environment {name!r} has no files to hash: is {module} installed whole?")
+    return digest
 
 
 def _entry_point(name: str) -> EntryPoint:
