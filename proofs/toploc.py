@@ -313,7 +313,13 @@ def _compare(
     """``own`` is ordered, largest first; ``is_cut`` says that the chunk has more values than these."""
     differs = (claimed ^ own) & (_SIGN_AND_EXPONENT if strict else _EXPONENT) != 0
     counted = np.ones_like(differs)
+    errors = np.abs((claimed & _MANTISSA).astype(np.int16) - (own & _MANTISSA).astype(np.int16))
     if strict:
+        # One step apart across a power of two (1.992 and 2.0) is rounding, as one step within it is: counted
+        # as a mismatch it was all that 4 of 200,000 honest groups had.
+        steps = np.abs(claimed.astype(np.int32) - own.astype(np.int32))
+        errors = np.where(differs & (steps == 1), 1, errors).astype(np.int16)
+        differs &= steps != 1
         infinite = own & _EXPONENT == _EXPONENT
         differs |= infinite
         exponents = (own & _EXPONENT).astype(np.int32) >> 7
@@ -325,7 +331,6 @@ def _compare(
             # Where all values are (nearly) equal, zeros for example, none is inside: then all are compared.
             counted &= inside | ~inside.any(axis=1, keepdims=True)
         counted |= infinite.any(axis=1, keepdims=True)
-    errors = np.abs((claimed & _MANTISSA).astype(np.int16) - (own & _MANTISSA).astype(np.int16))
     agrees = counted & ~differs
     mismatches = np.count_nonzero(differs & counted, axis=1)
     matches = np.count_nonzero(agrees, axis=1)

@@ -232,6 +232,18 @@ def test_a_border_value_that_rounds_the_other_way_rejects_no_honest_work() -> No
     assert stats.mantissa_mean == 0.0
 
 
+def test_one_step_across_a_power_of_two_is_rounding() -> None:
+    """Issue 10.12: 1.99609375 +- 1e-7 rounds to 1.9921875 or to 2.0, whose exponents differ."""
+    rows = noise(32, 64)
+    decoded, prefilled = rows.copy(), rows.copy()
+    decoded[3, 5], prefilled[3, 5] = 3.992, 4.0  # well inside the top of the chunk
+    stats = stats_of(commit([decoded])[0], prefilled)
+    assert stats.exponent_mismatches == 0
+    assert 0 < stats.mantissa_mean < 0.02
+    prefilled[3, 5] = 4.05  # two steps
+    assert stats_of(commit([decoded])[0], prefilled).exponent_mismatches == 1
+
+
 def test_equal_activations_are_still_compared() -> None:
     """Issue 10.12: where no value lies above the border, all are compared: ones prove ones only."""
     ones = np.ones((32, 64), dtype=np.float32)
