@@ -8,9 +8,16 @@ tasks share records and system calls, and no lock is needed. The reader task ope
 streams synchronously. Buffers for sealing are shared by all connections of the process and held only
 while there is something to send, which keeps an idle connection at a few KiB.
 
+A peer that asks for more than it pays for gets back-pressure. The reader stops while the peer leaves
+too many of our answers untaken (`Mux.is_choked`), and pauses for a peer whose frames and records are so small
+that they cost more to look at than to receive (`_pace`). If two peers choke each other, neither hears the
+other, and the keep-alive ends the connection without blame.
+
 A connection ends when the raw stream does, when the peer breaks the protocol, when nothing was heard for
-three keep-alive intervals although we asked, or when `close` is called; then what is queued is
-flushed first, for a moment at most.
+three keep-alive intervals although we asked, when the host's budget needs what it holds, or when `close` is
+called; then what is queued is flushed first, for a moment at most. However it ends, every stream fails:
+what the peer did before it broke the protocol is carried out, then all streams fail, then we say goodbye.
+A keep-alive that comes late says that this machine stood still, not that the peer was silent.
 """
 
 from __future__ import annotations
@@ -26,6 +33,7 @@ import trio
 from p2p.errors import ProtocolError, RemoteProtocolError
 from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr
+from p2p.transport.budget import HostBudget
 from p2p.transport.negotiate import Chooser, Proposer
 from p2p.transport.noise import MAX_RECORD
 from p2p.transport.stream import MuxedStream
@@ -39,6 +47,7 @@ from p2p.transport.yamux_frames import (
     EndReceived,
     Event,
     PongReceived,
+    ProtocolViolated,
     StreamOpened,
     StreamReset,
     WentAway,
@@ -56,6 +65,15 @@ MAX_SPOKEN: Final = 256
 """Protocols remembered of one peer: what it may tell by identify, twice."""
 READ_BYTES: Final = 512 * KI
 """Bytes asked of the raw stream at once: eight full records."""
+_CAUTIOUS_READ: Final = 16 * KI
+"""Bytes asked of a peer whose last bytes were small frames: 1,260 empty ones, 3 ms at a time, where
+`READ_BYTES` would be 90 ms in which no other connection is served."""
+MAX_FRAME_RATE: Final = 25_000
+"""Frames and records a second, beyond one per KiB, that a connection may send before its reader pauses. One
+costs 2 to 4 µs whatever it carries, so that is a tenth of a core."""
+FRAME_BURST: Final = 50_000
+"""Frames and records that may come at once after a pause: 0.15 s of work."""
+_OVER: Final = ProtocolError("the stream is over")
 _scratch: Final = memoryview(bytearray(READ_BYTES))
 
 logger = logging.getLogger(__name__)
@@ -78,7 +96,7 @@ class ConnectionConfig:
 class Connection:
     """Streams to one authenticated peer. Run `run` in a nursery; it returns when all is over."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it is, who it is with, and whom it serves
         self,
         world: World,
         raw: trio.abc.HalfCloseableStream,
@@ -88,11 +106,20 @@ class Connection:
         serves: Callable[[ProtocolId], bool],
         on_stream: Callable[[MuxedStream], None],
         config: ConnectionConfig | None = None,
+        budget: HostBudget | None = None,
     ) -> None:
-        """``on_stream`` gets every incoming stream whose protocol ``serves`` accepts; it must not block."""
+        """``on_stream`` gets every incoming stream whose protocol ``serves`` accepts; it must not block.
+
+        ``budget`` is the host's, shared by all of its connections.
+        """
         self.peer: PeerId = secured.peer
         self.dialer = dialer
-        self.mux = Mux(dialer=dialer)
+        self.budget = budget or HostBudget(world.now)
+        self.mux = Mux(dialer=dialer, budget=self.budget)
+        self.held = 0
+        """Bytes of an unfinished record, as the budget counts them."""
+        self.since = 0.0
+        """When the last record was finished, or when its first byte came."""
         self.remote_addr: Multiaddr | None = None
         """Where the peer was dialled, or seems to come from."""
         self.spoken: dict[ProtocolId, None] = {}
@@ -110,6 +137,10 @@ class Connection:
         self.yield_every = self._config.yield_every
         self._streams: dict[int, MuxedStream] = {}
         self._work = Wakeup()
+        self._unchoked = Wakeup()
+        self._debt = 0.0  # frames and records for which we have made nobody wait yet
+        self._debt_at = 0.0
+        self._read_bytes = _CAUTIOUS_READ
         self._scope = trio.CancelScope()
         self._closing = False
         self._over = False
@@ -117,12 +148,13 @@ class Connection:
         self._timers: list[Timer] = []
         self._heard = True
         self._silence = 0
+        self._tick_due = math.inf
         self._fresh: dict[int, int] = {}  # incoming streams without a protocol, and for how many ticks
 
     @property
     def is_open(self) -> bool:
         """Whether streams can be opened."""
-        return not (self._closing or self._over or self.mux.gone)
+        return not (self._closing or self._over) and self.mux.may_open
 
     async def run(self) -> None:
         """Carry bytes until either side closes. Raises nothing: how it ended is in `failure`."""
@@ -175,6 +207,12 @@ class Connection:
         """The mux has something for the peer."""
         self._work.set()
 
+    def evict(self) -> None:
+        """The host's budget needs the bytes of our unfinished record: without it, there is no connection."""
+        logger.info("%r holds an unfinished record while the host holds too much", self.peer)
+        self.budget.release(self, self.held)
+        self._scope.cancel()
+
     def negotiated(self, stream: MuxedStream) -> None:
         """An incoming stream knows its protocol."""
         self._on_stream(stream)
@@ -190,15 +228,43 @@ class Connection:
             self._early = b""
             while data := await self._receive_raw():
                 self._heard = True
-                for plaintext in self._session.receive_data(data):
+                size, frames = len(data), self.mux.frames
+                opened = self._session.receive_data(data)
+                self._count_tail(bool(opened))
+                for plaintext in opened:
                     self._receive(plaintext)
+                    while self.mux.is_choked:
+                        await self._unchoked.wait()
+                await self._pace(len(opened) + self.mux.frames - frames - size // KI)
         except RemoteProtocolError as error:
             self.failure = error
+            self._fail_streams(error)
             self.close(PROTOCOL_FAILURE)
             return
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             logger.debug("the connection to %r broke: %s", self.peer, error)
         self._scope.cancel()
+
+    def _count_tail(self, progress: bool) -> None:
+        """Have the unfinished record counted, and as new after ``progress``."""
+        tail = self._session.pending
+        if progress and self.held:
+            self.budget.release(self, self.held)
+        if tail > self.held:
+            self.budget.hold(self, tail - self.held)
+
+    async def _pace(self, excess: int) -> None:
+        """Wait where the peer makes us work more than `MAX_FRAME_RATE`; ``excess`` is what it did just now.
+
+        One frame or record a KiB is free, so bulk never waits and is read in large pieces.
+        """
+        self._read_bytes = READ_BYTES if excess < 0 else _CAUTIOUS_READ
+        if excess > 0:
+            now = self._world.now()
+            self._debt = max(0.0, self._debt - (now - self._debt_at) * MAX_FRAME_RATE) + excess
+            self._debt_at = now
+            if self._debt > FRAME_BURST:
+                await self._world.sleep((self._debt - FRAME_BURST) / MAX_FRAME_RATE)
 
     async def _write(self) -> None:
         try:
@@ -216,8 +282,8 @@ class Connection:
     async def _receive_raw(self) -> bytes | bytearray | memoryview:
         """The next bytes, in memory that all connections share: use them before the next checkpoint."""
         if self._direct is None:
-            return await self._raw.receive_some(READ_BYTES)
-        return _scratch[: await self._direct.receive_into(_scratch)]
+            return await self._raw.receive_some(self._read_bytes)
+        return _scratch[: await self._direct.receive_into(_scratch[: self._read_bytes])]
 
     async def _send_batch(self) -> None:
         buffer = _buffers.pop() if _buffers else bytearray(_BATCH_BYTES)
@@ -229,6 +295,8 @@ class Connection:
                     break
                 used += self._session.seal_into(piece, view[used:])
             self._settle()
+            if not self.mux.is_choked:
+                self._unchoked.set()
             sent = 0 if self._direct is None else self._direct.send_nowait(view[:used])
             if sent < used:
                 await self._raw.send_all(view[sent:used])
@@ -262,6 +330,8 @@ class Connection:
                 logger.debug("%r is going away", self.peer)
             case PongReceived():
                 pass  # that it was heard is all we wanted
+            case ProtocolViolated(reason):
+                raise RemoteProtocolError(reason)
 
     def _settle(self) -> None:
         """Tell streams what the mux found out about them."""
@@ -269,27 +339,39 @@ class Connection:
             if stream := self._streams.get(stream_id):
                 stream.wake_sender()
         for stream_id in self.mux.take_closed():
-            self._streams.pop(stream_id, None)
+            if stream := self._streams.pop(stream_id, None):
+                stream.fail(_OVER)  # it is ended, reset or closed already: nothing is to wait for it
             self._fresh.pop(stream_id, None)
+
+    def _fail_streams(self, error: Exception) -> None:
+        for stream in list(self._streams.values()):
+            stream.fail(error)
 
     def _tear_down(self) -> None:
         self._over = True
         for timer in self._timers:
             timer.cancel()
-        broken = self.failure or ProtocolError("the connection was lost")
-        for stream in list(self._streams.values()):
-            stream.fail(broken)
+        self._fail_streams(self.failure or ProtocolError("the connection was lost"))
         self._streams.clear()
+        self.mux.abandon()
+        if self.held:
+            self.budget.release(self, self.held)
 
     # Keep-alive.
 
     def _schedule_tick(self) -> None:
         if self._config.keepalive < math.inf:
-            self._timers = [self._world.call_at(self._world.now() + self._config.keepalive, self._tick)]
+            self._tick_due = self._world.now() + self._config.keepalive
+            self._timers = [self._world.call_at(self._tick_due, self._tick)]
 
     def _tick(self) -> None:
         """Once per interval: ask a silent peer for a sign of life; drop streams that never got a protocol."""
         if self._closing or self._over:
+            return
+        if self._world.now() - self._tick_due > self._config.keepalive / 2:
+            # We stood still (stopped, or swapped out): what the peer sent meanwhile is yet to be read.
+            logger.info("a keep-alive is %.0f s late", self._world.now() - self._tick_due)
+            self._schedule_tick()
             return
         self._silence = 0 if self._heard else self._silence + 1
         self._heard = False
@@ -308,5 +390,8 @@ class Connection:
                 stream.reset()
             else:
                 self._fresh[stream_id] = 1
+        self.mux.sweep()
+        if self.mux.has_data:
+            self.flush()
         self._settle()
         self._schedule_tick()
