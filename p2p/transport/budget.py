@@ -64,7 +64,7 @@ class Holder(Protocol):
     held: int
     """Bytes; changed by `HostBudget` only."""
     since: float
-    """When the application last took some of them, or when the first came."""
+    """When the application last took some of them, or when the first came; by `HostBudget.time`."""
 
     def evict(self) -> None:
         """Give everything up, now."""
@@ -90,6 +90,8 @@ class HostBudget:
     ) -> None:
         """``now`` is `World.now`; ``protected`` says whose bytes are given up last."""
         self.now = now
+        self.time = now()
+        """When any connection last read much: to ask a clock for each message would cost 1 % of it."""
         self.held = 0
         """Bytes that came and that no application has read."""
         self.outgoing = 0
@@ -106,7 +108,7 @@ class HostBudget:
     def hold(self, holder: Holder, count: int) -> None:
         """``holder`` has ``count`` more bytes. May call `Holder.evict`, of this one as well."""
         if not holder.held:
-            holder.since = self.now()
+            holder.since = self.time
             self._holders[holder] = None
         holder.held += count
         self.held += count
@@ -114,19 +116,22 @@ class HostBudget:
             self._evict()
 
     def release(self, holder: Holder, count: int) -> None:
-        """``count`` of its bytes were taken, or given up."""
+        """``count`` of its bytes were taken, or given up. One that is over is to be `forget`-ten as well."""
         self.held -= count
         holder.held -= count
-        if holder.held:
-            holder.since = self.now()
-        else:
-            self._holders.pop(holder, None)
+        holder.since = self.time
+
+    def forget(self, holder: Holder) -> None:
+        """The holder is over. What it holds is given back."""
+        self.held -= holder.held
+        holder.held = 0
+        self._holders.pop(holder, None)
 
     def _evict(self) -> None:
-        now = self.now()
+        now = self.time = self.now()
         weights: dict[PeerId, float] = {}
         of_peer: dict[PeerId, list[tuple[float, Holder]]] = {}
-        for holder in self._holders:
+        for holder in [holder for holder in self._holders if holder.held]:
             weight = holder.held * (now - holder.since + _FRESH)
             weights[holder.peer] = weights.get(holder.peer, 0.0) + weight
             of_peer.setdefault(holder.peer, []).append((weight, holder))

@@ -10,7 +10,7 @@ while there is something to send, which keeps an idle connection at a few KiB.
 
 A peer that asks for more than it pays for gets back-pressure. The reader stops while the peer leaves
 too many of our answers untaken (`Mux.is_choked`), and pauses for a peer whose frames and records are so small
-that they cost more to look at than to receive (`_pace`). If two peers choke each other, neither hears the
+that they cost more to look at than to receive (`_Pace`). If two peers choke each other, neither hears the
 other, and the keep-alive ends the connection without blame.
 
 A connection ends when the raw stream does, when the peer breaks the protocol, when nothing was heard for
@@ -73,6 +73,8 @@ MAX_FRAME_RATE: Final = 25_000
 costs 2 to 4 µs whatever it carries, so that is a tenth of a core."""
 FRAME_BURST: Final = 50_000
 """Frames and records that may come at once after a pause: 0.15 s of work."""
+_UNTIMED: Final = 256
+"""Frames and records for which we do not ask the clock: it costs as much as half of one."""
 _OVER: Final = ProtocolError("the stream is over")
 _scratch: Final = memoryview(bytearray(READ_BYTES))
 
@@ -91,6 +93,74 @@ class ConnectionConfig:
 
     yield_every: int = 64 * KI
     """Bytes a task may send or receive on a stream between two schedule points."""
+
+
+class _Keepalive:
+    """What we know of the peer's life."""
+
+    __slots__ = ("due", "heard", "silence")
+
+    def __init__(self) -> None:
+        self.heard = True
+        self.silence = 0
+        self.due = math.inf
+
+
+class _Pace:
+    """How fast a peer may make us work: `MAX_FRAME_RATE`.
+
+    One frame or record a KiB is free, so bulk never waits and is read in large pieces.
+    """
+
+    __slots__ = ("_at", "_debt", "_recent", "read_bytes")
+
+    def __init__(self) -> None:
+        self.read_bytes = _CAUTIOUS_READ
+        self._debt = 0.0
+        self._recent = 0
+        self._at = 0.0
+
+    def charge(self, excess: int, size: int) -> bool:
+        """The peer sent ``size`` bytes with ``excess`` frames and records: is it time for a `pause`?"""
+        self.read_bytes = READ_BYTES if excess < 0 else _CAUTIOUS_READ
+        if excess > 0:
+            self._recent += excess
+        return self._recent > _UNTIMED or size >= KI
+
+    def pause(self, now: float) -> float:
+        """Seconds to wait for what the peer did since the last call."""
+        self._debt = max(0.0, self._debt - (now - self._at) * MAX_FRAME_RATE) + self._recent
+        self._recent, self._at = 0, now
+        return max(0.0, self._debt - FRAME_BURST) / MAX_FRAME_RATE
+
+
+class _Tail:
+    """The unfinished record of a connection, as the host's budget counts it ."""
+
+    __slots__ = ("_connection", "held", "peer", "since")
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.peer = connection.peer
+        self.held = 0
+        self.since = 0.0
+
+    def count(self, pending: int, *, progress: bool) -> None:
+        """There are ``pending`` bytes of it; new ones, after ``progress``."""
+        if progress:
+            self.let_go()
+        if pending > self.held:
+            self._connection.budget.hold(self, pending - self.held)
+
+    def let_go(self) -> None:
+        """It is finished, or the connection is."""
+        self._connection.budget.forget(self)
+
+    def evict(self) -> None:
+        """The budget needs the bytes: without the record there is no connection."""
+        logger.info("%r left a record unfinished while the host holds too much", self.peer)
+        self.let_go()
+        self._connection.abort()
 
 
 class Connection:
@@ -116,10 +186,6 @@ class Connection:
         self.dialer = dialer
         self.budget = budget or HostBudget(world.now)
         self.mux = Mux(dialer=dialer, budget=self.budget)
-        self.held = 0
-        """Bytes of an unfinished record, as the budget counts them."""
-        self.since = 0.0
-        """When the last record was finished, or when its first byte came."""
         self.remote_addr: Multiaddr | None = None
         """Where the peer was dialled, or seems to come from."""
         self.spoken: dict[ProtocolId, None] = {}
@@ -138,17 +204,14 @@ class Connection:
         self._streams: dict[int, MuxedStream] = {}
         self._work = Wakeup()
         self._unchoked = Wakeup()
-        self._debt = 0.0  # frames and records for which we have made nobody wait yet
-        self._debt_at = 0.0
-        self._read_bytes = _CAUTIOUS_READ
+        self._pace = _Pace()
+        self._tail = _Tail(self)
         self._scope = trio.CancelScope()
         self._closing = False
         self._over = False
         self._closed = trio.Event()
         self._timers: list[Timer] = []
-        self._heard = True
-        self._silence = 0
-        self._tick_due = math.inf
+        self._keepalive = _Keepalive()
         self._fresh: dict[int, int] = {}  # incoming streams without a protocol, and for how many ticks
 
     @property
@@ -207,10 +270,8 @@ class Connection:
         """The mux has something for the peer."""
         self._work.set()
 
-    def evict(self) -> None:
-        """The host's budget needs the bytes of our unfinished record: without it, there is no connection."""
-        logger.info("%r holds an unfinished record while the host holds too much", self.peer)
-        self.budget.release(self, self.held)
+    def abort(self) -> None:
+        """End at once."""
         self._scope.cancel()
 
     def negotiated(self, stream: MuxedStream) -> None:
@@ -226,16 +287,24 @@ class Connection:
         try:
             self._receive(bytearray(self._early))
             self._early = b""
+            self.flush()
             while data := await self._receive_raw():
-                self._heard = True
+                self._keepalive.heard = True
                 size, frames = len(data), self.mux.frames
                 opened = self._session.receive_data(data)
-                self._count_tail(bool(opened))
+                pending = self._session.pending
+                if pending or self._tail.held:
+                    self._tail.count(pending, progress=bool(opened))
                 for plaintext in opened:
                     self._receive(plaintext)
-                    while self.mux.is_choked:
-                        await self._unchoked.wait()
-                await self._pace(len(opened) + self.mux.frames - frames - size // KI)
+                    if self.mux.has_data:
+                        self.flush()
+                        while self.mux.is_choked:
+                            await self._unchoked.wait()
+                if self._pace.charge(len(opened) + self.mux.frames - frames - size // KI, size):
+                    self.budget.time = now = self._world.now()
+                    if pause := self._pace.pause(now):
+                        await self._world.sleep(pause)
         except RemoteProtocolError as error:
             self.failure = error
             self._fail_streams(error)
@@ -244,27 +313,6 @@ class Connection:
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             logger.debug("the connection to %r broke: %s", self.peer, error)
         self._scope.cancel()
-
-    def _count_tail(self, progress: bool) -> None:
-        """Have the unfinished record counted, and as new after ``progress``."""
-        tail = self._session.pending
-        if progress and self.held:
-            self.budget.release(self, self.held)
-        if tail > self.held:
-            self.budget.hold(self, tail - self.held)
-
-    async def _pace(self, excess: int) -> None:
-        """Wait where the peer makes us work more than `MAX_FRAME_RATE`; ``excess`` is what it did just now.
-
-        One frame or record a KiB is free, so bulk never waits and is read in large pieces.
-        """
-        self._read_bytes = READ_BYTES if excess < 0 else _CAUTIOUS_READ
-        if excess > 0:
-            now = self._world.now()
-            self._debt = max(0.0, self._debt - (now - self._debt_at) * MAX_FRAME_RATE) + excess
-            self._debt_at = now
-            if self._debt > FRAME_BURST:
-                await self._world.sleep((self._debt - FRAME_BURST) / MAX_FRAME_RATE)
 
     async def _write(self) -> None:
         try:
@@ -282,8 +330,8 @@ class Connection:
     async def _receive_raw(self) -> bytes | bytearray | memoryview:
         """The next bytes, in memory that all connections share: use them before the next checkpoint."""
         if self._direct is None:
-            return await self._raw.receive_some(self._read_bytes)
-        return _scratch[: await self._direct.receive_into(_scratch[: self._read_bytes])]
+            return await self._raw.receive_some(self._pace.read_bytes)
+        return _scratch[: await self._direct.receive_into(_scratch[: self._pace.read_bytes])]
 
     async def _send_batch(self) -> None:
         buffer = _buffers.pop() if _buffers else bytearray(_BATCH_BYTES)
@@ -295,8 +343,7 @@ class Connection:
                     break
                 used += self._session.seal_into(piece, view[used:])
             self._settle()
-            if not self.mux.is_choked:
-                self._unchoked.set()
+            self._unchoked.set()
             sent = 0 if self._direct is None else self._direct.send_nowait(view[:used])
             if sent < used:
                 await self._raw.send_all(view[sent:used])
@@ -309,8 +356,6 @@ class Connection:
         for event in self.mux.receive_data(plaintext):
             self._handle(event)
         self._settle()
-        if self.mux.has_data:
-            self.flush()
 
     def _handle(self, event: Event) -> None:
         match event:
@@ -354,33 +399,32 @@ class Connection:
         self._fail_streams(self.failure or ProtocolError("the connection was lost"))
         self._streams.clear()
         self.mux.abandon()
-        if self.held:
-            self.budget.release(self, self.held)
+        self._tail.let_go()
 
     # Keep-alive.
 
     def _schedule_tick(self) -> None:
         if self._config.keepalive < math.inf:
-            self._tick_due = self._world.now() + self._config.keepalive
-            self._timers = [self._world.call_at(self._tick_due, self._tick)]
+            self._keepalive.due = self._world.now() + self._config.keepalive
+            self._timers = [self._world.call_at(self._keepalive.due, self._tick)]
 
     def _tick(self) -> None:
         """Once per interval: ask a silent peer for a sign of life; drop streams that never got a protocol."""
         if self._closing or self._over:
             return
-        if self._world.now() - self._tick_due > self._config.keepalive / 2:
+        if self._world.now() - self._keepalive.due > self._config.keepalive / 2:
             # We stood still (stopped, or swapped out): what the peer sent meanwhile is yet to be read.
-            logger.info("a keep-alive is %.0f s late", self._world.now() - self._tick_due)
+            logger.info("a keep-alive is %.0f s late", self._world.now() - self._keepalive.due)
             self._schedule_tick()
             return
-        self._silence = 0 if self._heard else self._silence + 1
-        self._heard = False
-        if self._silence >= 3:
-            logger.info("%r has been silent for %s keep-alives", self.peer, self._silence)
+        self._keepalive.silence = 0 if self._keepalive.heard else self._keepalive.silence + 1
+        self._keepalive.heard = False
+        if self._keepalive.silence >= 3:
+            logger.info("%r has been silent for %s keep-alives", self.peer, self._keepalive.silence)
             self._scope.cancel()
             return
-        if self._silence == 1:
-            self.mux.ping(self._silence)
+        if self._keepalive.silence == 1:
+            self.mux.ping(self._keepalive.silence)
             self.flush()
         for stream_id, ticks in list(self._fresh.items()):
             stream = self._streams.get(stream_id)

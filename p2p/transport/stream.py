@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 import trio
 
-from p2p.errors import LimitExceeded, ProtocolNotSupported
+from p2p.errors import LimitExceeded, LocalProtocolError, ProtocolNotSupported
 from p2p.host import Stream
 from p2p.identity import PeerId, ProtocolId
 from p2p.transport.budget import HostBudget
@@ -108,12 +108,15 @@ class MuxedStream(Stream):
         self._sending = True
         try:
             while view:
-                self._check_sending()
                 view = view[self._owner.mux.send(self._id, view) :]
                 self._owner.flush()
                 if view:
                     waited = True
                     await self._writable.wait()
+                    self._check_sending()
+        except LocalProtocolError as error:
+            # We check what we do: the peer has ended the stream, and we are yet to be told.
+            raise trio.BrokenResourceError(str(error)) from error
         finally:
             self._sending = False
         if self._credit <= 0:
@@ -133,6 +136,8 @@ class MuxedStream(Stream):
             while not self._owner.mux.room(self._id):
                 await self._writable.wait()
                 self._check_sending()
+        except LocalProtocolError as error:
+            raise trio.BrokenResourceError(str(error)) from error
         finally:
             self._sending = False
 
@@ -200,8 +205,6 @@ class MuxedStream(Stream):
             raise trio.ClosedResourceError("this stream was closed")
         if self._failure is not None:
             raise trio.BrokenResourceError(str(self._failure)) from self._failure
-        if not self._owner.mux.may_send(self._id):
-            raise trio.BrokenResourceError("the stream is over")
 
     async def aclose(self) -> None:
         """End both directions; what was sent still arrives."""
@@ -227,8 +230,7 @@ class MuxedStream(Stream):
     def _let_go(self) -> None:
         self._chunks.clear()
         self._kept = 0
-        if self.held:
-            self._owner.budget.release(self, self.held)
+        self._owner.budget.forget(self)
 
     async def __aexit__(
         self,
@@ -245,10 +247,12 @@ class MuxedStream(Stream):
 
     def try_send(self, data: bytes) -> bool:
         """Queue all of ``data`` if there is room at once, else nothing. Never raises for what a peer did."""
-        mux = self._owner.mux
-        if self._sending or not self.is_open or not mux.may_send(self._id) or mux.room(self._id) < len(data):
-            return False
-        mux.send(self._id, memoryview(data))
+        try:
+            if self._sending or not self.is_open or self._owner.mux.room(self._id) < len(data):
+                return False
+            self._owner.mux.send(self._id, memoryview(data))
+        except LocalProtocolError:
+            return False  # the peer has ended the stream, and we are yet to be told
         self._owner.flush()
         return True
 

@@ -77,7 +77,8 @@ class Mux:
         self._highest = 0 if dialer else -1  # of the peer's ids
         self._skipped: dict[int, None] = {}  # its ids below that have not come yet
         self._broken = False
-        self._lingering: dict[bool, dict[int, MuxStream]] = {True: {}, False: {}}  # by whether they are ours
+        # Over for us, but not for the peer, oldest first: the peer's streams, and ours.
+        self._lingering: tuple[dict[int, MuxStream], dict[int, MuxStream]] = ({}, {})
         self._streams: dict[int, MuxStream] = {}
         self._incoming = 0
         self._unacked = 0
@@ -190,7 +191,7 @@ class Mux:
 
     def sweep(self) -> None:
         """Reset what is over for us and was so at the last sweep; the peer has had time to end it."""
-        for lingering in self._lingering.values():
+        for lingering in self._lingering:
             for stream in list(lingering.values()):
                 if stream.swept:
                     self.reset(stream.stream_id)
@@ -285,34 +286,30 @@ class Mux:
         When the peer breaks the protocol, `ProtocolViolated` comes behind what happened before.
         """
         events: list[Event] = []
-        if not self._broken:
-            try:
-                self._receive(data, events)
-            except RemoteProtocolError as error:
-                self._broken = True
-                events.append(ProtocolViolated(str(error)))
+        start, size = 0, 0 if self._broken else len(data)
+        try:
+            while start < size:
+                if self._left:
+                    end = min(size, start + self._left)
+                    self._left -= end - start
+                    if self._current is not None:
+                        self._receive_payload(self._current, _cut(data, start, end), events)
+                    start = end
+                elif not self._header and size - start >= HEADER.size:
+                    self._receive_header(HEADER.unpack_from(data, start), events)
+                    start += HEADER.size
+                else:
+                    missing = HEADER.size - len(self._header)
+                    self._header += data[start : start + missing]
+                    start += missing
+                    if len(self._header) == HEADER.size:
+                        fields = HEADER.unpack(self._header)
+                        self._header.clear()
+                        self._receive_header(fields, events)
+        except RemoteProtocolError as error:
+            self._broken = True
+            events.append(ProtocolViolated(str(error)))
         return events
-
-    def _receive(self, data: bytearray, events: list[Event]) -> None:
-        start, size = 0, len(data)
-        while start < size:
-            if self._left:
-                end = min(size, start + self._left)
-                self._left -= end - start
-                if self._current is not None:
-                    self._receive_payload(self._current, _cut(data, start, end), events)
-                start = end
-            elif not self._header and size - start >= HEADER.size:
-                self._receive_header(HEADER.unpack_from(data, start), events)
-                start += HEADER.size
-            else:
-                missing = HEADER.size - len(self._header)
-                self._header += data[start : start + missing]
-                start += missing
-                if len(self._header) == HEADER.size:
-                    fields = HEADER.unpack(self._header)
-                    self._header.clear()
-                    self._receive_header(fields, events)
 
     def _receive_payload(self, stream: MuxStream, piece: bytearray, events: list[Event]) -> None:
         if not stream.deaf:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from p2p.transport.budget import HostBudget
+from p2p.transport.budget import MAX_OUTGOING, HostBudget
 from p2p.transport.yamux_frames import DATA, FIN, HEADER, MAX_CONNECTION_QUEUE, MAX_QUEUED, SMALL, MuxStream
 
 
@@ -43,12 +43,9 @@ class SendQueue:
 
     def room(self, stream: MuxStream) -> int:
         """Bytes of payload the stream may queue now."""
-        room = min(
-            stream.send_window,
-            MAX_QUEUED - stream.queued,
-            MAX_CONNECTION_QUEUE - self._queued,
-            self._budget.outgoing_room(self._queued),
-        )
+        room = min(stream.send_window, MAX_QUEUED - stream.queued, MAX_CONNECTION_QUEUE - self._queued)
+        if self._budget.outgoing + room > MAX_OUTGOING:
+            room = min(room, self._budget.outgoing_room(self._queued))
         return room if room > 0 else 0
 
     def put(self, stream: MuxStream, data: memoryview) -> None:
