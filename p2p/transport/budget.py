@@ -36,8 +36,9 @@ MAX_HELD: Final = 32 * MIB
 """Bytes held for applications that have not read them, over all connections. What is held costs at most 5/4
 of that in memory (see `p2p.transport.stream.MuxedStream.feed`), 40 MiB beside a node's 65; a node stays
 under 150. Eight streams with the widest window, or 128 with the narrowest, can be unread as a whole."""
-_SPARE: Final = MAX_HELD // 8
-"""Bytes freed beyond need, so that a flood of small pieces sorts the holders once per 4 MiB."""
+_SPARE: Final = 8
+"""Which part of the limit is freed beyond need, so that a flood of small pieces sorts the holders once per
+4 MiB."""
 _FRESH: Final = 0.1
 """Seconds added to every age: among holders of this moment, bytes decide."""
 MAX_OUTGOING: Final = 16 * MIB
@@ -137,7 +138,7 @@ class HostBudget:
             of_peer.setdefault(holder.peer, []).append((weight, holder))
         for peer in sorted(weights, key=lambda peer: (self._protected(peer), -weights[peer])):
             for _, holder in sorted(of_peer[peer], key=lambda pair: -pair[0]):
-                if self.held <= self._max_held - _SPARE:
+                if self.held <= self._max_held - self._max_held // _SPARE:
                     return
                 self.evicted += 1
                 holder.evict()

@@ -73,6 +73,8 @@ MAX_FRAME_RATE: Final = 25_000
 costs 2 to 4 µs whatever it carries, so that is a tenth of a core."""
 FRAME_BURST: Final = 50_000
 """Frames and records that may come at once after a pause: 0.15 s of work."""
+_CROWD: Final = 256
+"""Frames in one record after which other tasks have their turn: half a millisecond."""
 _UNTIMED: Final = 256
 """Frames and records for which we do not ask the clock: it costs as much as half of one."""
 _OVER: Final = ProtocolError("the stream is over")
@@ -120,11 +122,14 @@ class _Pace:
         self._recent = 0
         self._at = 0.0
 
-    def charge(self, excess: int, size: int) -> bool:
-        """The peer sent ``size`` bytes with ``excess`` frames and records: is it time for a `pause`?"""
-        self.read_bytes = READ_BYTES if excess < 0 else _CAUTIOUS_READ
-        if excess > 0:
+    def charge(self, size: int, records: int, frames: int) -> bool:
+        """The peer sent ``size`` bytes, which finished so many: is it time for a `pause`?"""
+        excess = records + frames - size // KI
+        if excess >= 0:
+            self.read_bytes = _CAUTIOUS_READ
             self._recent += excess
+        elif records and self.read_bytes < READ_BYTES:
+            self.read_bytes *= 2
         return self._recent > _UNTIMED or size >= KI
 
     def pause(self, now: float) -> float:
@@ -290,18 +295,12 @@ class Connection:
             self.flush()
             while data := await self._receive_raw():
                 self._keepalive.heard = True
-                size, frames = len(data), self.mux.frames
+                size = len(data)
                 opened = self._session.receive_data(data)
                 pending = self._session.pending
                 if pending or self._tail.held:
                     self._tail.count(pending, progress=bool(opened))
-                for plaintext in opened:
-                    self._receive(plaintext)
-                    if self.mux.has_data:
-                        self.flush()
-                        while self.mux.is_choked:
-                            await self._unchoked.wait()
-                if self._pace.charge(len(opened) + self.mux.frames - frames - size // KI, size):
+                if self._pace.charge(size, len(opened), await self._take(opened) if opened else 0):
                     self.budget.time = now = self._world.now()
                     if pause := self._pace.pause(now):
                         await self._world.sleep(pause)
@@ -313,6 +312,20 @@ class Connection:
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             logger.debug("the connection to %r broke: %s", self.peer, error)
         self._scope.cancel()
+
+    async def _take(self, opened: list[bytearray]) -> int:
+        """Hand on records, and let go of them; returns how many frames they had."""
+        before = self.mux.frames
+        while opened:
+            frames = self.mux.frames
+            self._receive(opened.pop(0))  # eight, or a hundred small ones
+            if self.mux.has_data:
+                self.flush()
+                while self.mux.is_choked:
+                    await self._unchoked.wait()
+            if self.mux.frames - frames > _CROWD:
+                await trio.lowlevel.checkpoint()
+        return self.mux.frames - before
 
     async def _write(self) -> None:
         try:

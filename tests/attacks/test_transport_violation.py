@@ -87,6 +87,7 @@ async def test_a_send_that_crosses_a_reset_is_broken_not_a_bug_of_ours() -> None
 async def test_sending_nothing_is_harmless() -> None:
     async with open_victims(7) as (victim,):
         stream = victim.connection.open_stream(ECHO)
+        await trio.testing.wait_all_tasks_blocked()  # nothing of it is queued any more
         assert stream.try_send(b"")
         await stream.send_all(b"")
         await trio.testing.wait_all_tasks_blocked()
