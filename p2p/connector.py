@@ -27,6 +27,7 @@ from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr
 from p2p.network import Listener, Network
 from p2p.peers import VIOLATION, AddressBook, Scores
+from p2p.transport.budget import HostBudget
 from p2p.transport.connection import Connection, ConnectionConfig
 from p2p.transport.dial import race
 from p2p.transport.noise import StaticKey
@@ -119,6 +120,9 @@ class Connector:
         self._unreachable: dict[PeerId, float] = {}
         self._handshakes = 0
         self._protected: dict[str, frozenset[PeerId]] = {}
+        self._budget = HostBudget(
+            world.now, protected=lambda peer: any(peer in peers for peers in self._protected.values())
+        )
 
     @property
     def connected(self) -> tuple[PeerId, ...]:
@@ -284,6 +288,7 @@ class Connector:
             serves=self._callbacks.serves,
             on_stream=self._callbacks.on_stream,
             config=self._config,
+            budget=self._budget,
         )
         connection.remote_addr = addr
         siblings = self._connections.setdefault(peer, [])
