@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -70,6 +70,8 @@ HEARSAY_TIMEOUT: Final = 8.0
 """The same, on hearsay."""
 DIAL_BACKOFF: Final = 5.0
 """Seconds after a failed dial in which messages to the peer are dropped at once instead of dialling again."""
+FIRST_READ: Final = 4096
+"""Bytes read at the beginning of an incoming handshake; a whole one has about 500."""
 ACCEPT_BACKOFF: Final = 0.1
 """Seconds to wait when the machine has no more sockets, which is what trio's own server does."""
 CLOSE_TIMEOUT: Final = 2.0
@@ -139,18 +141,18 @@ class Callbacks:
     """Whether, of that many streams to and from the peer, one is in use, beyond those that carry messages."""
 
 
-class _Opening(trio.abc.HalfCloseableStream):
-    """A raw stream during an incoming handshake: tells when the peer speaks, and lets it wait its turn."""
+class _Begun(trio.abc.HalfCloseableStream):
+    """A raw stream of which the first bytes were read already, for the length of a handshake."""
 
-    def __init__(self, raw: trio.abc.HalfCloseableStream, on_data: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, raw: trio.abc.HalfCloseableStream, first: bytes | bytearray) -> None:
         self._raw = raw
-        self._on_data = on_data
+        self._first = first
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
-        data = await self._raw.receive_some(max_bytes)
-        if data:
-            await self._on_data()
-        return data
+        if not self._first:
+            return await self._raw.receive_some(max_bytes)
+        first, self._first = self._first, b""
+        return first
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         await self._raw.send_all(data)
@@ -341,6 +343,7 @@ class Connector:
         usage = self._usage.get(peer)
         if usage is not None:
             usage.used_at = self._world.now()
+            usage.was_used = True
             if by_us:
                 usage.useful_at = usage.used_at
 
@@ -458,17 +461,13 @@ class Connector:
         scope: trio.CancelScope,
     ) -> None:
         adopted = False
-
-        async def on_data() -> None:
-            if not pending.heard:
-                pending.heard = True
-                await self._wait_turn(pending.group)
-
         try:
             with scope, trio.fail_after(HANDSHAKE_TIMEOUT):
-                secured = await secure(
-                    _Opening(raw, on_data), self._static, self._world.entropy, dialer=False
-                )
+                # A dialer speaks first. Until it does, a silent socket costs us a task and no cryptography.
+                first = await raw.receive_some(FIRST_READ)
+                pending.heard = bool(first)
+                await self._wait_turn(pending.group)
+                secured = await secure(_Begun(raw, first), self._static, self._world.entropy, dialer=False)
                 await dawdle(self._world, "connector/slow greeting")
                 self.budget.end_handshake(pending)
                 adopted = self._adopt(raw, secured, dialer=False, addr=addr)

@@ -176,10 +176,8 @@ class Usage:
     useful_at: float = 0.0
     """When we last opened a stream to it: what an attacker cannot make look better than it is."""
 
-    @property
-    def was_used(self) -> bool:
-        """Whether anything has passed since the peer connected."""
-        return self.used_at > self.since
+    was_used: bool = False
+    """Whether anything was asked or said since the peer connected."""
 
 
 @dataclass(slots=True, eq=False)
