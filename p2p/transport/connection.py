@@ -224,6 +224,11 @@ class Connection:
         """Whether streams can be opened."""
         return not (self._closing or self._over) and self.mux.may_open
 
+    @property
+    def stream_count(self) -> int:
+        """Streams that are open, of either side."""
+        return len(self._streams)
+
     async def run(self) -> None:
         """Carry bytes until either side closes. Raises nothing: how it ended is in `failure`."""
         self._schedule_tick()
