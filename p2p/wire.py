@@ -15,10 +15,10 @@ MAX_VARINT_BYTES: Final = 9
 """multiformats' unsigned-varint: at most 63 bits."""
 MAX_ITEMS: Final = 128
 """Items in all lists and tables of a message together, unless its caller names what it needs. A heartbeat has
-about 20, the longest DHT answer 91. An empty list takes one byte on the wire, and 75 in memory and half a
-microsecond to read: 8 MiB of them once held the event loop for 3.5 s and took 630 MiB. And msgpack makes room for
-as many items as a list's head claims before it reads the first: a thousand heads, each inside the one before,
-are 3 KiB on the wire and cost 8 KiB times this number, 1 ms here. At 1,024 items they would cost 9 ms."""
+about 20, the longest DHT answer 91. An empty list takes one byte on the wire, 75 in memory and half a
+microsecond to read: 8 MiB of them once held the event loop for 3.5 s and took 630 MiB. And msgpack makes room
+for as many items as a list's head claims before it reads the first: a thousand heads, each inside the one
+before, are 3 KiB on the wire and cost 8 KiB times this number, 0.5 ms. At 1,024 they cost 9 ms."""
 MAX_DEPTH: Final = 8
 """Nesting of a message. Ours have 3, the run file 4; what is deeper is an attack on the reader's stack."""
 _Container = TypeVar("_Container", list[Any], dict[Any, Any])
@@ -122,12 +122,11 @@ def pack(value: object) -> bytes:
 
 
 def unpack_untrusted(
-    data: bytes | memoryview, *, max_items: int = MAX_ITEMS, max_depth: int = MAX_DEPTH, tables: bool = False
+    data: bytes | memoryview, *, max_items: int = MAX_ITEMS, max_depth: int = MAX_DEPTH
 ) -> object:
     """Raise `BadMessage`, and nothing else, whatever the bytes. Lists come as lists, text as str.
 
-    At most ``max_items`` items in all lists (and tables, which only come if ``tables``) together, nested at
-    most ``max_depth`` deep. What exceeds them is refused while it is read, so at most twice ``max_items``
+    At most ``max_items`` items in all lists and tables together, nested at most ``max_depth`` deep. What exceeds them is refused while it is read, so at most twice ``max_items``
     ever exist. The size of ``data`` must have been limited by the caller: text and bytes are as long as it.
     """
     # An item takes at least a byte, so data no longer than the limit cannot exceed it: nothing is counted.
@@ -138,9 +137,9 @@ def unpack_untrusted(
             raw=False,
             strict_map_key=True,
             list_hook=count,
-            object_hook=count if tables else None,
+            object_hook=count,
             max_array_len=max_items,
-            max_map_len=max_items if tables else 0,
+            max_map_len=max_items,
             max_ext_len=0,
         )
     except (ValueError, TypeError, RecursionError, OverflowError, msgpack.UnpackException) as error:
