@@ -126,8 +126,9 @@ def unpack_untrusted(
 ) -> object:
     """Raise `BadMessage`, and nothing else, whatever the bytes. Lists come as lists, text as str.
 
-    At most ``max_items`` items in all lists and tables together, nested at most ``max_depth`` deep. What exceeds them is refused while it is read, so at most twice ``max_items``
-    ever exist. The size of ``data`` must have been limited by the caller: text and bytes are as long as it.
+    At most ``max_items`` items in all lists and tables together, nested at most ``max_depth`` deep. What has
+    more is refused while it is read: at most twice ``max_items`` ever exist. The size of ``data`` must have
+    been limited by the caller: text and bytes are as long as it.
     """
     # An item takes at least a byte, so data no longer than the limit cannot exceed it: nothing is counted.
     count = _counter(max_items) if len(data) > max_items else None

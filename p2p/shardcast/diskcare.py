@@ -55,13 +55,13 @@ class DiskCare:
         """Return when a write has failed, and one of `TRIAL_BYTES` has succeeded since."""
         await self._failed.wait()
         while self.refuses:
-            await self._world.sleep(self._pause)
-            self._pause = min(2 * self._pause, LONGEST_RETRY)
-            self.refuses = not await self._takes_data()
+            self.refuses = not await self._takes_data_later()
         self._failed = trio.Event()
         logger.warning("disk.takes_data: policies are fetched again")
 
-    async def _takes_data(self) -> bool:
+    async def _takes_data_later(self) -> bool:
+        await self._world.sleep(self._pause)
+        self._pause = min(2 * self._pause, LONGEST_RETRY)
         try:
             await self._world.disk.replace(self._trial, bytes(TRIAL_BYTES))
             await self._world.disk.remove(self._trial)
