@@ -30,7 +30,7 @@ from p2p.node.node import Node
 from p2p.node.tables import read_table
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import FrameReader
-from p2p.world import dawdle, decode_off_loop
+from p2p.world import OFF_LOOP, dawdle, decode_off_loop
 from proofs.checks import Verdict, check_shape
 from roles.draws import draw_order
 from roles.durable import Durable
@@ -321,9 +321,11 @@ class Trainer:
             return Receipt.UNWANTED, "the policy is older than the run uses"
         if not desk.node.shardcast.holds(place.version):
             return Receipt.UNWANTED, "the policy is not held by the trainer"
-        groups = await desk.open_groups(submission)
-        if place.content in self._taken or self._must_wait(desk, place.content):
-            return Receipt.LATER, "it was handed over twice at a time"
+        groups = None
+        if len(submission.content) > OFF_LOOP:
+            groups = await desk.open_groups(submission)
+            if place.content in self._taken or self._must_wait(desk, place.content):
+                return Receipt.LATER, "it was handed over twice at a time"
         try:
             await self._keep(desk, verdict, submission, desk.pooled(verdict, submission, groups))
         except StorageError as error:
@@ -400,21 +402,22 @@ class _Desk:
     durable: Durable
 
     async def open_groups(self, submission: Submission) -> tuple[Group, ...]:
-        """Its groups. Raises `BadMessage`."""
+        """Its groups, decoded in a thread if they are long. Raises `BadMessage`."""
         return await decode_off_loop(
             self.node.world, decode_groups_untrusted, submission.content, rate=DECODE_RATE
         )
 
     def pooled(
-        self, verdict: SignedVerdict, submission: Submission, groups: tuple[Group, ...]
+        self, verdict: SignedVerdict, submission: Submission, groups: tuple[Group, ...] | None = None
     ) -> list[PooledGroup]:
-        """The groups of an accepted submission, with the validator's rewards.
+        """The ``groups`` (None: to be decoded) of an accepted submission, with the validator's rewards.
 
         Raises `RemoteProtocolError` if they are not what this run learns from: a validator's own fault.
         """
         place = verdict.commitment
         order = draw_order(self.node, self.run, place.version, place.node)
         tasks = order.tasks(self.environment, place.index)
+        groups = decode_groups_untrusted(submission.content) if groups is None else groups
         size = self.run.terms.recipe.group_size
         if place.policy != order.policy or [g.group for g in groups] != [task.group for _, task in tasks]:
             raise RemoteProtocolError("an accepted submission is of another policy or place")

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
-
-import trio
 
 from p2p.errors import BadMessage
 from p2p.host import Stream
@@ -23,16 +21,16 @@ from p2p.wire import MIB, decode_varint_untrusted
 MAX_UNFINISHED: Final = 64 * MIB
 """Bytes of unfinished frames of all peers: eight parents and as many holders with a largest chunk each.
 Without it 200 peers held 800 MB."""
-_BREATH: Final = 32
+BREATH: Final = 32
 """Frames taken without waiting after which others get a turn: 1 ms of the shortest messages."""
 
 
 @dataclass(slots=True, eq=False)
-class _Frame:
+class Frame:
     """A frame whose bytes are coming."""
 
     trusted: bool
-    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    give_up: Callable[[], object]
     held: int = 0
 
 
@@ -41,32 +39,32 @@ class Room:
 
     def __init__(self, limit: int = MAX_UNFINISHED) -> None:
         self._limit = limit
-        self._frames: dict[_Frame, None] = {}
+        self._frames: dict[Frame, None] = {}
         self.held = 0
         """Bytes held now."""
         self.evicted = 0
         """Frames that were given up for others."""
 
     @contextmanager
-    def frame(self, *, trusted: bool) -> Iterator[Callable[[int], None]]:
-        """A frame for the length of the block; gives what counts its bytes. The block is left if it must go.
+    def frame(self, *, trusted: bool, give_up: Callable[[], object]) -> Iterator[Callable[[int], None]]:
+        """A frame for the length of the block; gives what counts its bytes.
 
-        ``trusted`` says that its sender is expected to send it: others go first.
+        ``trusted`` says that its sender is expected to send it: others go first. ``give_up`` is called if it
+        must go; nothing of it is counted any more then.
         """
-        frame = _Frame(trusted)
+        frame = Frame(trusted, give_up)
         self._frames[frame] = None
 
         def hold(count: int) -> None:
             if frame not in self._frames:
-                return  # it was given up, and ends at its next wait
+                return
             frame.held += count
             self.held += count
             while self.held > self._limit and self._frames:
                 self._evict()
 
         try:
-            with frame.scope:
-                yield hold
+            yield hold
         finally:
             self._forget(frame)
 
@@ -74,9 +72,9 @@ class Room:
         victim = next((frame for frame in self._frames if not frame.trusted), next(iter(self._frames)))
         self.evicted += 1
         self._forget(victim)
-        victim.scope.cancel()
+        victim.give_up()
 
-    def _forget(self, frame: _Frame) -> None:
+    def _forget(self, frame: Frame) -> None:
         if frame in self._frames:
             del self._frames[frame]
             self.held -= frame.held
@@ -89,14 +87,12 @@ class BulkReader:
         self._stream = stream
         self._data: bytes | bytearray = b""
         self._at = 0
-        self._breath = 0
+        self.unbroken = 0
+        """Frames begun since the stream last had to be waited for."""
 
     async def begin(self) -> int | None:
         """Bytes of the next frame, or None if the stream has ended. Raises `BadMessage`."""
-        self._breath += 1
-        if self._breath >= _BREATH:
-            self._breath = 0
-            await trio.lowlevel.checkpoint()
+        self.unbroken += 1
         while (head := decode_varint_untrusted(self._data, self._at)) is None:
             self._data, self._at = self._data[self._at :], 0
             more = await self._receive()
@@ -145,5 +141,5 @@ class BulkReader:
                 raise BadMessage("the stream ended within a frame")
 
     async def _receive(self) -> bytes | bytearray:
-        self._breath = 0
+        self.unbroken = 0
         return await self._stream.receive_some()

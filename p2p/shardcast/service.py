@@ -20,10 +20,9 @@ from p2p.errors import BadMessage, StorageError
 from p2p.host import Host, PeerEvent, PeerState, Stream
 from p2p.identity import PeerId
 from p2p.shardcast import events as ev
-from p2p.shardcast.bulk import BulkReader, Room
+from p2p.shardcast.bulk import BREATH, BulkReader, Room
 from p2p.shardcast.config import ShardcastConfig, ShardcastStats
 from p2p.shardcast.core import ShardcastCore
-from p2p.shardcast.diskcare import DiskCare
 from p2p.shardcast.forest import RosterEntry
 from p2p.shardcast.known import Known
 from p2p.shardcast.manifest import NO_POLICY, PROTOCOL_ID, Equivocation, Manifest, PolicyVersion
@@ -42,7 +41,7 @@ from p2p.shardcast.messages import (
 )
 from p2p.shardcast.publisher import Publisher
 from p2p.shardcast.pusher import Pusher
-from p2p.shardcast.store import Store
+from p2p.shardcast.store import DiskCare, Store
 from p2p.world import Timer, World, dawdle, lateness
 
 logger = logging.getLogger(__name__)
@@ -251,6 +250,9 @@ class Shardcast:
 
     async def _read_frame(self, peer: PeerId, reader: BulkReader, length: int) -> bool:
         """Take one frame. False if the stream is of no more use. Raises `BadMessage`."""
+        if reader.unbroken >= BREATH:
+            reader.unbroken = 0
+            await trio.lowlevel.checkpoint()
         kind = (await reader.take(1))[0] if length else None
         if kind == MESSAGE_KIND and length <= MAX_BULK_MESSAGE:
             message = await self._read_body(reader, length - 1, trusted=False)
@@ -285,7 +287,8 @@ class Shardcast:
         """The rest of a frame; None if it was given up for others."""
         if reader.has(size):
             return await reader.take(size)
-        with self._room.frame(trusted=trusted) as hold:
+        scope = trio.CancelScope()
+        with self._room.frame(trusted=trusted, give_up=scope.cancel) as hold, scope:
             return await reader.take(size, hold)
         return None
 
