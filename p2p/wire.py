@@ -122,13 +122,17 @@ def pack(value: object) -> bytes:
 
 
 def unpack_untrusted(
-    data: bytes | memoryview, *, max_items: int = MAX_ITEMS, max_depth: int = MAX_DEPTH
+    data: bytes | memoryview,
+    *,
+    max_items: int = MAX_ITEMS,
+    max_list: int = MAX_ITEMS,
+    max_depth: int = MAX_DEPTH,
 ) -> object:
     """Raise `BadMessage`, and nothing else, whatever the bytes. Lists come as lists, text as str.
 
-    At most ``max_items`` items in all lists and tables together, nested at most ``max_depth`` deep. What has
-    more is refused while it is read: at most twice ``max_items`` ever exist. The size of ``data`` must have
-    been limited by the caller: text and bytes are as long as it.
+    At most ``max_items`` items in all lists and tables together, ``max_list`` in each, nested at most
+    ``max_depth`` deep. What has more is refused while it is read: at most twice ``max_items`` ever exist. The
+    size of ``data`` must have been limited by the caller: text and bytes are as long as it.
     """
     # An item takes at least a byte, so data no longer than the limit cannot exceed it: nothing is counted.
     count = _counter(max_items) if len(data) > max_items else None
@@ -139,8 +143,8 @@ def unpack_untrusted(
             strict_map_key=True,
             list_hook=count,
             object_hook=count,
-            max_array_len=max_items,
-            max_map_len=max_items,
+            max_array_len=max_list,
+            max_map_len=max_list,
             max_ext_len=0,
         )
     except (ValueError, TypeError, RecursionError, OverflowError, msgpack.UnpackException) as error:

@@ -104,7 +104,7 @@ def _encode_group(group: Group) -> list[object]:
 
 def decode_groups_untrusted(content: bytes) -> tuple[Group, ...]:
     """Raise `BadMessage`, and nothing else, whatever the bytes."""
-    listed = unpack_untrusted(content, max_items=MAX_GROUPS * (1 + _GROUP_FIELDS))
+    listed = unpack_untrusted(content, max_items=MAX_GROUPS * (2 + _GROUP_FIELDS), max_list=MAX_GROUPS)
     if not isinstance(listed, list) or not 0 < len(listed) <= MAX_GROUPS:
         raise BadMessage(f"a submission has 1 to {MAX_GROUPS} groups")
     return tuple(_decode_group_untrusted(item) for item in listed)

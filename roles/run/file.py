@@ -298,7 +298,7 @@ def decode_run_untrusted(document: bytes, verify: Verify = real_verify) -> Run:
     owner = decode_peer_id_untrusted(head[1])
     if not verify(owner, DOMAIN, _signed(owner, head[2]), head[3]):
         raise BadMessage("the signature of the run file is not its owner's")
-    table = unpack_untrusted(head[2], max_items=MAX_TABLE)
+    table = unpack_untrusted(head[2], max_items=MAX_TABLE, max_list=MAX_PEERS)
     try:
         terms = read_table(Terms, table, "the run file")
     except ConfigError as error:
