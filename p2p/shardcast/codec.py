@@ -22,7 +22,7 @@ _GOAL: Final = 256
 """Chunks per policy to aim at: a stripe forest is within 7 % of the bound there, and within 26 % at 64."""
 _LEVEL: Final = 1
 _MAX_WINDOW: Final = MAX_SPAN
-"""What a chunk can refer back to is in it. The one-shot decoder takes no memory for a window, others would."""
+"""What a chunk can refer back to is in it. The one-shot decoder takes no memory for a window; others do."""
 _LENGTH_BYTES: Final = 8
 
 COMPRESS_RATE: Final = 300e6
