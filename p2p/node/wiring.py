@@ -80,8 +80,15 @@ def roster(membership: Membership, run_id: bytes) -> list[RosterEntry]:
 
 
 def judge_announcement(shardcast: Shardcast, author: PeerId, data: bytes) -> Validity:
-    """Whether gossip passes a policy announcement on: only what is valid and news."""
-    return Validity.ACCEPT if shardcast.receive_announcement(author, data) else Validity.IGNORE
+    """Whether gossip passes a policy announcement on: only what is valid and news.
+
+    What can be valid for no node is nothing that an honest peer passes on.
+    """
+    try:
+        return Validity.ACCEPT if shardcast.receive_announcement(author, data) else Validity.IGNORE
+    except BadMessage as error:
+        logger.info("announcement_refused author=%r reason=%s", author, error)
+        return Validity.REJECT
 
 
 class Wiring:
