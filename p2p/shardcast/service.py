@@ -28,6 +28,9 @@ from p2p.shardcast.manifest import NO_POLICY, PROTOCOL_ID, Equivocation, Manifes
 from p2p.shardcast.messages import (
     BULK_PROTOCOL_ID,
     MAX_BULK,
+    Evidence,
+    PolicyNews,
+    RosterNews,
     Want,
     decode_bulk_untrusted,
     decode_message_untrusted,
@@ -148,10 +151,17 @@ class Shardcast:
     def receive_announcement(self, peer: PeerId, data: bytes) -> bool:
         """Take what ``peer`` wrote and gossip brought. True: valid and new, pass it on."""
         try:
-            effects = self.handle(ev.Heard(peer, decode_message_untrusted(data), gossip=True))
+            return self.judge_announcement(peer, data)
         except BadMessage as error:
             logger.info("announcement_refused peer=%r reason=%s", peer, error)
             return False
+
+    def judge_announcement(self, peer: PeerId, data: bytes) -> bool:
+        """Take it, as `receive_announcement` does. Raises `BadMessage` if no honest node passes it on."""
+        message = decode_message_untrusted(data)
+        if not isinstance(message, PolicyNews | RosterNews | Evidence):
+            raise BadMessage("only news of policies, rosters and evidence is gossiped")
+        effects = self.handle(ev.Heard(peer, message, gossip=True))
         return any(isinstance(effect, ev.PassOn) for effect in effects)
 
     # What the host and the disk report
