@@ -363,6 +363,9 @@ class GossipCore:
         for peer in self._manners.broken_promises(now):
             if now >= self._excused_until:
                 self._blame(peer, BROKEN_PROMISE_POINTS, "broken promise")
+        for peer in self._manners.persistent():
+            if now >= self._excused_until:
+                self._blame(peer, FLOOD_POINTS, "flood")
         self._manners.fade()
         self._seen.expire(now)
         self._mesh.expire(now)

@@ -10,10 +10,14 @@ is overdrawn has its RPCs dropped unread. With the defaults (256 Ki a second, 4 
 most 13 ms of each second, 1.3 % of a core, and 0.2 s at once; a stranger that has just come 0.05 s at once.
 For long it may send 2,000 empty RPCs, have 128 signatures verified, or be answered 256 KiB, in each second.
 
+Many peers together could still take it all. When more than `CROWD` accounts are overdrawn, all of them share
+what 16 may spend: 4 MiB a second, 21 % of a core, however many they are. An honest peer that sends a few KiB
+a second has its burst for ten minutes of that, and is not one of them.
+
 Dropping an RPC costs about a microsecond here, and what the host's reading of it costs. So a peer that goes
-on is blamed: for each 8 MiB (two bursts) that were dropped beyond what the account could have paid for, four
-times until the host disconnects it: 262,000 empty RPCs, 3 s at 98,000 a second. A peer that sends less than
-twice what it may is never blamed, only dropped.
+on is blamed: for each 8 MiB (two bursts) that were dropped beyond what the account could have paid for, and
+for each 15 intervals in a row in which something was dropped. The fourth blame within a minute disconnects:
+after 262,000 empty RPCs, 3 s at 98,000 a second, or after a minute or two of a little too much.
 
 No honest peer is blamed for what waited while *we* were stopped (SIGSTOP, a laptop's lid): what waits for us
 is at most the peer's outbox of 4 MiB and what lies in windows and kernels, which a burst and the 8 MiB cover,
@@ -48,6 +52,10 @@ NEWCOMER: Final = MIB
 """Units that a peer has when it connects: names cost nothing, so a new one is not worth a whole burst."""
 FLOOD_BURSTS: Final = 2.0
 """Bursts dropped over quota from which it is a flood, and not what waited for a stopped process."""
+PATIENCE: Final = 15
+"""Intervals in a row over quota from which it is no accident: a burst and 15 s of the rate are 8 MiB."""
+CROWD: Final = 16
+"""Peers that may be overdrawn at a time before they share: more than a mesh has, 21 % of a core."""
 AUTHOR_SHARE: Final = 0.5
 """What an author may say, as a part of what a peer may send. Honest peers forward all that they accept of
 an author: without a limit on the author they would be over quota for its sake."""
@@ -95,6 +103,8 @@ class _Account:
     left: float
     at: float
     dropped: float = 0.0
+    refused: bool = False
+    over: int = 0
     asked: int = 0
     credit: float = 0.0
     promises: dict[bytes, float] = field(default_factory=dict)
@@ -127,6 +137,7 @@ class Manners:
         self._demerits: dict[PeerId, float] = {}
         self._asks: dict[bytes, _Ask] = {}
         self._promises = 0
+        self._rate = config.rate
 
     def connected(self, peer: PeerId, now: float) -> None:
         """Open an account, or go on with that of the last connection."""
@@ -182,11 +193,12 @@ class Manners:
     def may_send(self, peer: PeerId, size: int, now: float) -> bool:
         """Take an RPC of ``size`` bytes from its account, unless that is overdrawn."""
         account = self._accounts[peer]
-        account.refill(now, self._config.rate, self._config.burst)
+        account.refill(now, self._rate, self._config.burst)
         if account.left > 0:
             account.left -= RPC_COST + size
             return True
         account.dropped += RPC_COST + size
+        account.refused = True
         return False
 
     def charge(self, peer: PeerId, units: float) -> None:
@@ -206,6 +218,22 @@ class Manners:
         flooding = account.dropped >= FLOOD_BURSTS * self._config.burst
         if flooding:
             account.dropped = 0.0
+        return flooding
+
+    def persistent(self) -> list[PeerId]:
+        """The peers that were over quota in each of the last `PATIENCE` intervals; counting begins again.
+
+        To be asked once an interval. More than a crowd of such peers share what a crowd may spend.
+        """
+        flooding, crowd = [], 0
+        for peer, account in self._accounts.items():
+            account.over = account.over + 1 if account.refused else 0
+            crowd += account.refused
+            account.refused = False
+            if account.over >= PATIENCE:
+                account.over = 0
+                flooding.append(peer)
+        self._rate = self._config.rate * min(1.0, CROWD / max(1, crowd))
         return flooding
 
     def author_may(self, author: PeerId, now: float) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from p2p.gossip import mesh
-from p2p.gossip.events import Disconnected, GossipConfig, Publish
+from p2p.gossip.events import Disconnected, GossipConfig, Publish, Received
 from p2p.gossip.manners import FIELD_COST, NEWCOMER, RPC_COST
 from p2p.gossip.messages import MAX_FIELDS, MAX_RPC, Rpc, encode_rpc
 from p2p.identity import PeerId
@@ -64,13 +64,36 @@ def test_a_flood_is_dropped_unread_and_ends_with_a_refusal(name: str) -> None:
     assert victim.points[FRIEND] == 0
 
 
-def test_a_peer_that_sends_a_little_too_much_is_cut_off_and_not_blamed() -> None:
+def test_a_peer_that_sends_a_little_too_much_is_cut_off_and_blamed_if_it_goes_on() -> None:
     victim = Victim()
     victim.meet(ENEMY)
     rpc = encode_rpc(Rpc(messages=[said(AUTHOR, bytes(4 * KI), topic="elsewhere")]))
-    flood = victim.flood(ENEMY, lambda number: rpc, rate=100, seconds=60)
-    assert flood.decoded < 0.75 * flood.sent
+    flood = victim.flood(ENEMY, lambda number: rpc, rate=100, seconds=15)
+    assert flood.decoded < 0.9 * flood.sent
     assert victim.points[ENEMY] == 0
+    victim.flood(ENEMY, lambda number: rpc, rate=100, seconds=120)
+    assert ENEMY in victim.refused
+
+
+def test_a_crowd_spends_no_more_than_sixteen() -> None:
+    """Each sends less than a flood; all together would have taken a whole core."""
+    victim = Victim()
+    crowd = [peer_named(10_000 + number) for number in range(96)]
+    victim.meet(FRIEND, *crowd)
+    rpc = encode_rpc(Rpc(messages=[said(AUTHOR, bytes(32 * KI), topic="elsewhere")]))
+    decoded = []
+    for second in range(8):
+        before = victim.core.counters["not ours"]
+        for _ in range(20):
+            for peer in crowd:
+                victim.do(Received(peer, rpc))
+            victim.later(0.05)
+        decoded.append(victim.core.counters["not ours"] - before)
+        news = said(AUTHOR, b"news", seqno=second)
+        victim.hear(FRIEND, Rpc(messages=[news]))
+        assert len(victim.delivered) == second + 1
+    share = 16 * GossipConfig().rate / len(rpc)
+    assert sum(decoded[4:]) <= 1.5 * 4 * share
 
 
 def test_answers_stand_on_the_account_of_the_peer_that_asks() -> None:
