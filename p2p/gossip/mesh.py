@@ -7,9 +7,9 @@ its hearers are remembered as *fanout*. A peer that was pruned is not grafted ag
 Strangers who want to own a mesh
 --------------------------------
 An attacker connects a dozen times, grafts at once and passes nothing on. Four things keep a node informed,
-and heard. (1) Peers that dialled us hold at most ``high - outbound`` seats; the others are for peers that *we*
-dialled, which an attacker has to bring about first, and each look at the mesh grafts such peers until there
-are ``outbound`` (gossipsub's D_out). (2) Ids outside the mesh bring what the mesh withholds, and who
+and heard. (1) Peers that dialled us hold at most ``high - outbound`` seats; the others are for peers that
+*we* dialled, which an attacker has to bring about first, and each look at the mesh grafts such peers until
+there are ``outbound`` (gossipsub's D_out). (2) Ids outside the mesh bring what the mesh withholds, and who
 brings news first earns credit. (3) Each minute up to two peers outside the mesh that earned more than the
 mesh's median are grafted (opportunistic grafting), and a mesh that is cut back keeps those with most credit.
 (4) What we say ourselves goes to all hearers, not to the mesh alone (flood publishing). Only connected peers
