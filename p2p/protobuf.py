@@ -54,7 +54,11 @@ def fields_untrusted(
             budget.left -= 1
             if budget.left < 0:
                 raise BadMessage("a protobuf has too many fields")
-        tag, offset = _varint(data, offset)
+        tag = data[offset]
+        if tag < 0x80:  # as nearly all tags are: no call for them
+            offset += 1
+        else:
+            tag, offset = _varint(data, offset)
         number, kind = tag >> 3, tag & 7
         if not number:
             raise BadMessage("a protobuf field has number 0")
