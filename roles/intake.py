@@ -68,11 +68,11 @@ class Intake:
             yield *delivery, frozenset(number for source, number in self._used if source == content)
 
     async def forget_all_but(self, needed: dict[bytes, None]) -> None:
-        """Remove the deliveries of which no group can be used any more."""
+        """Remove the deliveries of which no group can be used any more. Raises `StorageError`."""
         for content in [content for content in self._files if content not in needed]:
-            del self._files[content]
             await dawdle(self._world, "intake/slow removal")
             await self._world.disk.remove(self._path(content.hex()))
+            self._files.pop(content, None)
 
     def _path(self, name: str) -> str:
         return f"{self._folder}/{name}"

@@ -22,7 +22,7 @@ from typing import ClassVar, Final, Self
 
 import trio
 
-from p2p.errors import RemoteProtocolError
+from p2p.errors import RemoteProtocolError, StorageError
 from p2p.host import Stream, send_frame
 from p2p.identity import PeerId
 from p2p.node.admission import Capability
@@ -30,15 +30,18 @@ from p2p.node.node import Node
 from p2p.node.tables import read_table
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import FrameReader
-from p2p.world import dawdle
+from p2p.world import OFF_LOOP, dawdle, decode_off_loop
 from proofs.checks import Verdict, check_shape
 from roles.draws import draw_order
-from roles.engines.base import Engine, StepReport, TrainingGroup
+from roles.durable import Durable
+from roles.engines.base import Engine, Group, StepReport, TrainingGroup
 from roles.engines.client import open_engine
 from roles.engines.config import DeviceProfile
 from roles.envs.base import Environment
 from roles.intake import Intake
 from roles.messages import (
+    DECODE_RATE,
+    HASH_RATE,
     MAX_DELIVERY,
     VERDICT_PROTOCOL,
     Receipt,
@@ -51,6 +54,7 @@ from roles.messages import (
 from roles.pool import GroupPool, PooledGroup
 from roles.retry import PATIENCE
 from roles.run import Ledger, Run, open_ledger, run_of
+from roles.seats import Seats
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +129,9 @@ class Trainer:
         self._pool: GroupPool | None = None
         self._taken: dict[bytes, None] = {}
         """Content digests of all submissions taken so far (their receipts are in the ledger)."""
+        self._seats = Seats()
+        self._durable: Durable | None = None
+        self._is_turning_away = False
         self._taking: dict[bytes, None] = {}
         """Those that are being written to disk now."""
 
@@ -146,6 +153,7 @@ class Trainer:
             "groups_stale": 0 if pool is None else pool.counts.stale,
             "groups_without_spread": 0 if pool is None else pool.counts.without_spread,
             "submissions_taken": len(self._taken),
+            "waits_for_disk": 0 if self._durable is None else self._durable.waiting,
             "last_step": None if self._last is None else asdict(self._last),
         }
 
@@ -167,7 +175,7 @@ class Trainer:
             open_engine(node.world, config, name=self.name) as engine,
         ):
             step = await self._resume(node, engine, ledger)
-            desk = _Desk(node, run, environment, ledger, Intake(node.world, INTAKE))
+            desk = _Desk(node, run, environment, ledger, Intake(node.world, INTAKE), self._durable_of(node))
             await self._restore_intake(desk, step)
             node.host.set_handler(VERDICT_PROTOCOL, partial(self._serve, desk))
             while step < recipe.steps:
@@ -186,18 +194,24 @@ class Trainer:
             self._progress = Progress(**values)
         self._progress.step = step
         node.world.sometimes("trainer/went on from a checkpoint", step > 0)
-        await engine.save(CHECKPOINT, _weights(step))
+        await self._durable_of(node).insist(partial(engine.save, CHECKPOINT, _weights(step)))
         await self._publish(node, step)
         await self._evaluate(node, engine, step)
         return step
 
+    def _durable_of(self, node: Node) -> Durable:
+        if self._durable is None:
+            self._durable = Durable(node.world, self.name)
+        return self._durable
+
     async def _publish(self, node: Node, step: int) -> None:
         version = PolicyVersion(step)
+        durable = self._durable_of(node)
         if node.shardcast.newest < version:
-            await node.shardcast.publish(version, _weights(step))
+            await durable.insist(partial(node.shardcast.publish, version, _weights(step)))
         self._policy_bytes = node.shardcast.manifest(version).anchor.wire
         if step >= KEPT_WEIGHTS:
-            await node.world.disk.remove(_weights(step - KEPT_WEIGHTS))
+            await durable.insist(partial(node.world.disk.remove, _weights(step - KEPT_WEIGHTS)))
         node.world.trace("published", version=step)
 
     async def _evaluate(self, node: Node, engine: Engine, step: int) -> None:
@@ -210,7 +224,14 @@ class Trainer:
         progress.greedy, progress.reward = result.greedy, result.sampled
         if progress.greedy_start is None:
             progress.greedy_start, progress.reward_start = result.greedy, result.sampled
-        await node.world.disk.replace(PROGRESS, json.dumps(asdict(progress)).encode())
+        await self._keep_progress(node)
+
+    async def _keep_progress(self, node: Node) -> None:
+        """For people: a disk that refuses it stops nothing."""
+        try:
+            await node.world.disk.replace(PROGRESS, json.dumps(asdict(self._progress)).encode())
+        except StorageError as error:
+            logger.info("progress_not_kept step=%d: %s", self._progress.step, error)
 
     async def _step(self, desk: _Desk, engine: Engine, step: int) -> int:
         """Wait for enough groups, learn, save, publish."""
@@ -219,10 +240,10 @@ class Trainer:
         report = await engine.step(groups)
         step += 1
         self._note(groups, report, step)
-        await desk.intake.mark_used(pooled, step)
+        await desk.durable.insist(partial(desk.intake.mark_used, pooled, step))
         await dawdle(desk.node.world, "trainer/slow checkpoint")
-        await engine.save(CHECKPOINT, _weights(step))
-        await desk.node.world.disk.replace(PROGRESS, json.dumps(asdict(self._progress)).encode())
+        await desk.durable.insist(partial(engine.save, CHECKPOINT, _weights(step)))
+        await self._keep_progress(desk.node)
         await self._publish(desk.node, step)
         desk.node.world.sometimes("trainer/learnt from an old policy", self._progress.staleness_max > 0)
         await self._forget_used(desk, step)
@@ -233,7 +254,8 @@ class Trainer:
         """Remove the submissions of which no group can be used any more."""
         assert self._pool is not None
         self._pool.drop_stale(step)
-        await desk.intake.forget_all_but(self._pool.sources | self._taking)
+        needed = self._pool.sources | self._taking
+        await desk.durable.insist(partial(desk.intake.forget_all_but, needed))
         self._make_room()
 
     async def _wait_groups(self, count: int, step: int) -> list[PooledGroup]:
@@ -266,13 +288,20 @@ class Trainer:
             reason = f"{stream.peer} is no validator of this run"
             await send_frame(stream, encode_receipt(Receipt.UNWANTED, reason))
             return
-        reader = FrameReader(stream, MAX_DELIVERY)
-        while (payload := await reader.receive()) is not None:
-            await send_frame(stream, encode_receipt(*await self._take(desk, stream.peer, payload)))
+        with self._seats.seat(stream.peer) as seated:
+            if not seated:
+                await send_frame(stream, encode_receipt(Receipt.LATER, "too many streams"))
+                return
+            reader = FrameReader(stream, MAX_DELIVERY)
+            while (payload := await reader.receive()) is not None:
+                await send_frame(stream, encode_receipt(*await self._take(desk, stream.peer, payload)))
 
     async def _take(self, desk: _Desk, peer: PeerId, payload: bytes) -> tuple[Receipt, str]:
         """Answer one delivery, and say why if it is not taken."""
-        verdict, submission = decode_delivery_untrusted(payload, desk.node.world.verify)
+        world = desk.node.world
+        verdict, submission = await decode_off_loop(
+            world, decode_delivery_untrusted, payload, world.verify, rate=HASH_RATE
+        )
         place = verdict.commitment
         if verdict.validator != peer:
             return Receipt.UNWANTED, "a verdict comes from the validator that signed it"
@@ -292,8 +321,24 @@ class Trainer:
             return Receipt.UNWANTED, "the policy is older than the run uses"
         if not desk.node.shardcast.holds(place.version):
             return Receipt.UNWANTED, "the policy is not held by the trainer"
-        await self._keep(desk, verdict, submission, desk.pooled(verdict, submission))
+        groups = None
+        if len(submission.content) > OFF_LOOP:
+            groups = await desk.open_groups(submission)
+            if place.content in self._taken or self._must_wait(desk, place.content):
+                return Receipt.LATER, "it was handed over twice at a time"
+        try:
+            await self._keep(desk, verdict, submission, desk.pooled(verdict, submission, groups))
+        except StorageError as error:
+            return self._turn_away(error)
+        self._is_turning_away = False
         return Receipt.TAKEN, ""
+
+    def _turn_away(self, error: StorageError) -> tuple[Receipt, str]:
+        """The disk refuses a delivery: the validator keeps it, and hands it over again."""
+        if not self._is_turning_away:
+            logger.warning("deliveries are turned away until the disk takes data: %s", error)
+        self._is_turning_away = True
+        return Receipt.LATER, "the disk is full"
 
     def _must_wait(self, desk: _Desk, content: bytes) -> bool:
         """Whether a delivery can be neither taken nor turned down now."""
@@ -330,11 +375,11 @@ class Trainer:
             content = verdict.commitment.content
             if content not in self._taken:  # killed between the file and the receipt
                 self._taken[content] = None
-                await desk.ledger.append(RECEIPT_KIND, content)
+                await desk.durable.insist(partial(desk.ledger.append, RECEIPT_KIND, content))
             if not desk.node.shardcast.holds(verdict.commitment.version):
                 continue  # so old that no step may use it: forgotten after the next one
             try:
-                groups = desk.pooled(verdict, submission)
+                groups = desk.pooled(verdict, submission, await desk.open_groups(submission))
             except RemoteProtocolError as error:
                 logger.warning("intake_unusable %s: %s", content.hex(), error)
                 continue
@@ -354,16 +399,25 @@ class _Desk:
     environment: Environment
     ledger: Ledger
     intake: Intake
+    durable: Durable
 
-    def pooled(self, verdict: SignedVerdict, submission: Submission) -> list[PooledGroup]:
-        """The groups of an accepted submission, with the validator's rewards.
+    async def open_groups(self, submission: Submission) -> tuple[Group, ...]:
+        """Its groups, decoded in a thread if they are long. Raises `BadMessage`."""
+        return await decode_off_loop(
+            self.node.world, decode_groups_untrusted, submission.content, rate=DECODE_RATE
+        )
+
+    def pooled(
+        self, verdict: SignedVerdict, submission: Submission, groups: tuple[Group, ...] | None = None
+    ) -> list[PooledGroup]:
+        """The ``groups`` (None: to be decoded) of an accepted submission, with the validator's rewards.
 
         Raises `RemoteProtocolError` if they are not what this run learns from: a validator's own fault.
         """
         place = verdict.commitment
         order = draw_order(self.node, self.run, place.version, place.node)
         tasks = order.tasks(self.environment, place.index)
-        groups = decode_groups_untrusted(submission.content)
+        groups = decode_groups_untrusted(submission.content) if groups is None else groups
         size = self.run.terms.recipe.group_size
         if place.policy != order.policy or [g.group for g in groups] != [task.group for _, task in tasks]:
             raise RemoteProtocolError("an accepted submission is of another policy or place")

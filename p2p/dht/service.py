@@ -351,7 +351,10 @@ async def _load_stamp(world: World, difficulty: int) -> bytes:
     if check_stamp(peer, nonce, difficulty):
         return nonce
     nonce = await world.run_blocking(make_stamp, peer, difficulty, cost=stamp_cost(difficulty))
-    await world.disk.replace(STAMP_PATH, nonce)
+    try:
+        await world.disk.replace(STAMP_PATH, nonce)
+    except StorageError as error:
+        logger.warning("dht.stamp not saved, to be made again by the next life: %s", error)
     return nonce
 
 

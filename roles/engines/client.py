@@ -34,6 +34,7 @@ _KINDS: Final[dict[str, type[ShoalError]]] = {
     "ConfigError": ConfigError,
     "MissingDependency": MissingDependency,
     "StorageError": StorageError,
+    "OSError": StorageError,  # a full disk, in the worker's words
 }
 """Errors that mean the same on both sides of the pipe; the others become `EngineError`."""
 

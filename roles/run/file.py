@@ -36,6 +36,10 @@ MAX_RUN: Final = 256 * KI
 """Bytes of a document: 4,096 peers of 54 characters, and 30 KiB for the rest."""
 MAX_PEERS: Final = 1_024
 """Names in one list. More people than that are admitted by rule, not by name."""
+MAX_TABLE: Final = 4 * KI
+"""Keys and values of a document: three lists of `MAX_PEERS` names, and a thousand for the rest."""
+MAX_COMPLAINT: Final = 300
+"""Characters of what is said about a void document: it quotes what its author, any stranger, wrote."""
 MAX_NAME: Final = 64
 """Characters of a name; it is shown on one line."""
 EXPIRY_TOLERANCE: Final = 300
@@ -294,11 +298,11 @@ def decode_run_untrusted(document: bytes, verify: Verify = real_verify) -> Run:
     owner = decode_peer_id_untrusted(head[1])
     if not verify(owner, DOMAIN, _signed(owner, head[2]), head[3]):
         raise BadMessage("the signature of the run file is not its owner's")
-    table = unpack_untrusted(head[2])
+    table = unpack_untrusted(head[2], max_items=MAX_TABLE, max_list=MAX_PEERS)
     try:
         terms = read_table(Terms, table, "the run file")
     except ConfigError as error:
-        raise BadMessage(str(error)) from None
+        raise BadMessage(str(error)[:MAX_COMPLAINT]) from None
     if pack(_sorted(write_table(terms))) != head[2]:
         raise BadMessage("the run file is not in its one canonical form")
     return Run(owner=owner, terms=terms, document=bytes(document))

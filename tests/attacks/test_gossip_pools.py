@@ -7,7 +7,6 @@ from random import Random
 
 import pytest
 
-from p2p.errors import BadMessage
 from p2p.gossip import cache, manners
 from p2p.gossip.cache import MAX_CACHE_BYTES, MAX_SEEN, MESSAGE_COST, MessageCache, SeenCache
 from p2p.gossip.events import GossipConfig, Validity
@@ -178,7 +177,5 @@ async def test_what_can_never_be_valid_is_rejected_and_what_others_may_believe_i
         assert said
         for data in said:  # by a trainer that this node's run document does not name yet
             assert judge_announcement(elsewhere, author, data) is Validity.IGNORE
-            flipped = data[:40] + bytes([data[40] ^ 1]) + data[41:]
-            for bad in (b"garbage", data[:-1], flipped, encode_message(Hello(3))):
-                with pytest.raises(BadMessage):
-                    judge_announcement(elsewhere, author, bad)
+            for bad in (b"garbage", data[:-1], encode_message(Hello(3))):
+                assert judge_announcement(elsewhere, author, bad) is Validity.REJECT
