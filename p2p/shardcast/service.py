@@ -164,7 +164,7 @@ class Shardcast:
         with it, but old, or by an author of whom this node does not know (yet) that it may publish.
 
         Raises `BadMessage` if it can be valid for no node: malformed, forged, of another run, or no news.
-        (The author of another kind of message would be answered, and dialled for it, by every node of the run.)
+        (The author of another kind of message would be answered, and dialled for it, by every node.)
         """
         if len(data) > MAX_CONTROL:
             raise BadMessage(f"an announcement of {len(data)} bytes is over the limit of {MAX_CONTROL}")
