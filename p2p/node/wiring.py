@@ -82,7 +82,11 @@ def roster(membership: Membership, run_id: bytes) -> list[RosterEntry]:
 def judge_announcement(shardcast: Shardcast, author: PeerId, data: bytes) -> Validity:
     """Whether gossip passes a policy announcement on: only what is valid and news.
 
-    What can be valid for no node is nothing that an honest peer passes on.
+    What can be valid for no node is rejected: malformed, of another run, falsely signed, evidence that proves
+    nothing. All honest nodes agree on these. What this node cannot use is ignored: an old version, or a
+    trainer that our run document does not name. A later document may name it, and the nodes that have that
+    document forward its policies for good news; with a rejection they would be penalised by all nodes that
+    have not heard of the document yet.
     """
     try:
         return Validity.ACCEPT if shardcast.receive_announcement(author, data) else Validity.IGNORE
