@@ -150,7 +150,7 @@ class _Pace:
 
 
 class _Tail:
-    """The unfinished record of a connection, as the host's budget counts it ."""
+    """The unfinished record of a connection, as the host's budget counts it."""
 
     __slots__ = ("_connection", "held", "peer", "since")
 
@@ -292,6 +292,10 @@ class Connection:
     def negotiated(self, stream: MuxedStream) -> None:
         """An incoming stream knows its protocol."""
         self._on_stream(stream)
+
+    def let_go(self, stream_id: int) -> None:
+        """The application has closed a stream: the mux alone waits for the peer to end it."""
+        self._streams.pop(stream_id, None)
 
     def __repr__(self) -> str:
         return f"Connection({'to' if self.dialer else 'from'} {self.peer!r}, {len(self._streams)} streams)"

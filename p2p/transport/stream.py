@@ -51,6 +51,10 @@ class StreamOwner(Protocol):
         """An incoming stream knows its protocol."""
         ...
 
+    def let_go(self, stream_id: int) -> None:
+        """The application has closed the stream: nothing that the peer does is news to it."""
+        ...
+
 
 class MuxedStream(Stream):
     """An ordered byte stream to one peer, for one protocol. Left by an exception, it is reset."""
@@ -223,6 +227,7 @@ class MuxedStream(Stream):
     def _close(self) -> None:
         self._closed = True
         self._let_go()
+        self._owner.let_go(self._id)
         self._owner.flush()
         self._readable.set()
         self._writable.set()
