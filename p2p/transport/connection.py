@@ -78,7 +78,8 @@ _PIECE: Final = 4 * KI
 them is 5,460, 15 ms in which nothing else happens. With eight such peers a newcomer's dial, ping and
 identify took 1.1 s, and 0.3 s in pieces."""
 _CROWD: Final = 256
-"""Frames after which other tasks have their turn: half a millisecond."""
+"""Frames after which other tasks have their turn: half a millisecond. Where so many come beyond one per KiB,
+the connection is read with caution; the short end of a record of bulk is no crowd."""
 _UNTIMED: Final = 256
 """Frames and records for which we do not ask the clock: it costs as much as half of one."""
 _OVER: Final = ProtocolError("the stream is over")
@@ -135,9 +136,10 @@ class _Pace:
     def charge(self, size: int, records: int, frames: int) -> bool:
         """The peer sent ``size`` bytes, which finished so many: is it time for a `pause`?"""
         excess = records + frames - size // KI
-        if excess >= 0:
-            self.read_bytes = _CAUTIOUS_READ
+        if excess > 0:
             self._recent += excess
+            if excess > _CROWD:
+                self.read_bytes = _CAUTIOUS_READ
         elif records and self.read_bytes < READ_BYTES:
             self.read_bytes *= 2
         return self._recent > _UNTIMED or size >= KI

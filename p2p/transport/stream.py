@@ -335,6 +335,7 @@ class MuxedStream(Stream):
 
     def _negotiate(self, negotiation: Proposer | Chooser, data: bytearray) -> bytearray:
         mux = self._owner.mux
+        proposals = negotiation.proposals if isinstance(negotiation, Chooser) else 0
         try:
             negotiation.receive_data(data)
         except ProtocolNotSupported as error:
@@ -342,6 +343,8 @@ class MuxedStream(Stream):
             self._owner.flush()
             self.fail(error)
             return bytearray()
+        if isinstance(negotiation, Chooser):  # one takes as long as a frame, and a frame has room for 32
+            mux.frames += negotiation.proposals - proposals
         self._answer(negotiation.data_to_send())
         if negotiation.chosen is None:
             if not negotiation.is_deaf:  # else the rest of the window is all that the peer can waste
