@@ -45,6 +45,7 @@ from p2p.limits import (
 from p2p.multiaddr import Multiaddr
 from p2p.network import Listener, Network
 from p2p.peers import MAX_HEARSAY_ADDRS, VIOLATION, AddressBook, Scores
+from p2p.transport.budget import HostBudget
 from p2p.transport.connection import Connection, ConnectionConfig
 from p2p.transport.dial import race
 from p2p.transport.noise import StaticKey
@@ -250,6 +251,7 @@ class Connector:
         self._protected: dict[str, frozenset[PeerId]] = {}
         self._turns = _Turns()
         self._sweeping = False
+        self._unread = HostBudget(world.now, protected=self.is_protected)
 
     @property
     def connected(self) -> tuple[PeerId, ...]:
@@ -534,6 +536,7 @@ class Connector:
             serves=self._callbacks.serves,
             on_stream=self._callbacks.on_stream,
             config=self._config,
+            budget=self._unread,
         )
         connection.remote_addr = addr
         siblings = self._connections.setdefault(peer, [])
