@@ -249,9 +249,9 @@ class Connector:
         self._offences = FadingCounts(OFFENCE_HALF_LIFE)
         self._unreachable: dict[PeerId, float] = {}
         self._protected: dict[str, frozenset[PeerId]] = {}
-        self._bytes = HostBudget(world.now, protected=self.is_protected)
         self._turns = _Turns()
         self._sweeping = False
+        self._unread = HostBudget(world.now, protected=self.is_protected)
 
     @property
     def connected(self) -> tuple[PeerId, ...]:
@@ -536,7 +536,7 @@ class Connector:
             serves=self._callbacks.serves,
             on_stream=self._callbacks.on_stream,
             config=self._config,
-            budget=self._bytes,
+            budget=self._unread,
         )
         connection.remote_addr = addr
         siblings = self._connections.setdefault(peer, [])
