@@ -141,9 +141,7 @@ async def test_a_full_disk_is_tried_ever_more_seldom(
     assert pauses[0] == pytest.approx(2 * FIRST_RETRY, abs=0.5)
     assert pauses[-1] == pytest.approx(LONGEST_RETRY, abs=0.5)
     disk.full = False
-    disk._disk = SimpleNamespace(
-        replace=_take, remove=_take
-    )  # a thread is slower than this clock
+    disk._disk = SimpleNamespace(replace=_take, remove=_take)  # a thread is slower than this clock
     with trio.fail_after(2 * LONGEST_RETRY):
         await care.wait_mended()
     assert not care.refuses
