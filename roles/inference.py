@@ -32,7 +32,7 @@ from roles.draws import draw_order, validator_of
 from roles.durable import Durable
 from roles.engines.base import Engine, Group, GroupTask, Sampling
 from roles.engines.client import open_engine
-from roles.engines.config import DeviceProfile
+from roles.engines.config import DeviceProfile, MachineLimits
 from roles.envs.base import Environment
 from roles.messages import (
     MAX_REPLY,
@@ -65,6 +65,9 @@ class InferenceConfig:
 
     nice: int = 0
     """Niceness of the engine's process."""
+
+    machine: MachineLimits = field(default_factory=MachineLimits)
+    """What a run may ask of this machine, whoever owns the run."""
 
     profile: DeviceProfile = field(default_factory=DeviceProfile)
     """Speeds of the fake engine; others ignore it."""
@@ -121,7 +124,7 @@ class Inference:
         run = run_of(node)
         run.check_job(node.peer_id, "inference")
         environment = run.open_environments()[0]
-        config = run.engine_config(threads=self._config.threads, nice=self._config.nice)
+        config = run.engine_config(self._config.machine, threads=self._config.threads, nice=self._config.nice)
         outbox = await Outbox.open(node.world, f"{self.name}/outbox")
         self._durable = Durable(node.world, self.name)
         room = trio.Semaphore(UNDER_WAY)

@@ -12,9 +12,8 @@ other weights (SHARDCAST keeps the manifest).
 
 from __future__ import annotations
 
-import json
 import logging
-import math
+import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -28,17 +27,18 @@ from p2p.identity import PeerId
 from p2p.node.admission import Capability
 from p2p.node.node import Node
 from p2p.node.tables import read_table
-from p2p.shardcast.manifest import PolicyVersion
+from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from p2p.wire import FrameReader
 from p2p.world import OFF_LOOP, dawdle, decode_off_loop
 from proofs.checks import Verdict, check_shape
-from roles.draws import draw_order
+from roles.draws import draw_order, validator_of
 from roles.durable import Durable
-from roles.engines.base import Engine, Group, StepReport, TrainingGroup
+from roles.engines.base import Engine, EngineError, Group, StepReport, TrainingGroup
 from roles.engines.client import open_engine
-from roles.engines.config import DeviceProfile
+from roles.engines.config import DeviceProfile, MachineLimits
 from roles.envs.base import Environment
 from roles.intake import Intake
+from roles.kept import DamagedFile, keep, recall
 from roles.messages import (
     DECODE_RATE,
     HASH_RATE,
@@ -84,6 +84,9 @@ class TrainerConfig:
 
     evaluate_every: int = 10
     """Steps between evaluations on the held-out tasks (0: only at the start and the end)."""
+
+    machine: MachineLimits = field(default_factory=MachineLimits)
+    """What a run may ask of this machine, whoever owns the run."""
 
     profile: DeviceProfile = field(default_factory=DeviceProfile)
     """Speeds of the fake engine; others ignore it."""
@@ -134,6 +137,9 @@ class Trainer:
         self._is_turning_away = False
         self._taking: dict[bytes, None] = {}
         """Those that are being written to disk now."""
+        self._filled: dict[tuple[PeerId, PolicyVersion, int], None] = {}
+        """Places in the draw order that were taken, under versions that may still be used: one submission
+        each, or a validator could sell one place many times."""
 
     @classmethod
     def from_config(cls, table: Mapping[str, object]) -> Self:
@@ -167,7 +173,7 @@ class Trainer:
         self._pool = GroupPool(max(1, round(self._config.pool_steps * recipe.groups)), recipe.lag)
         environment = run.open_environments()[0]
         config = replace(
-            run.engine_config(threads=self._config.threads, nice=self._config.nice),
+            run.engine_config(self._config.machine, threads=self._config.threads, nice=self._config.nice),
             profile=self._config.profile,
         )
         async with (
@@ -188,13 +194,15 @@ class Trainer:
         """Continue where the checkpoint is, or warm up; publish what it holds. Returns the step."""
         async for entry in ledger.entries(RECEIPT_KIND):
             self._taken[entry.body] = None
-        step = await engine.open(CHECKPOINT)
-        if await node.world.disk.size(PROGRESS) is not None:
-            values = json.loads(await node.world.disk.read(PROGRESS))
-            self._progress = Progress(**values)
+        step = await self._open_learner(node, engine)
+        try:
+            self._progress = Progress(**(await recall(node.world.disk, PROGRESS) or {}))
+        except DamagedFile as error:
+            logger.warning("%s; the curve begins anew, the policy is not touched", error)
         self._progress.step = step
         node.world.sometimes("trainer/went on from a checkpoint", step > 0)
-        await self._durable_of(node).insist(partial(engine.save, CHECKPOINT, _weights(step)))
+        if node.shardcast.newest < step:  # what was published is never written again
+            await self._durable_of(node).insist(partial(engine.save, CHECKPOINT, _weights(step)))
         await self._publish(node, step)
         await self._evaluate(node, engine, step)
         return step
@@ -203,6 +211,26 @@ class Trainer:
         if self._durable is None:
             self._durable = Durable(node.world, self.name)
         return self._durable
+
+    async def _open_learner(self, node: Node, engine: Engine) -> int:
+        """Continue from the newest sound checkpoint, or from the published policy if that is newer."""
+        published = node.shardcast.newest
+        try:
+            step = await engine.open(CHECKPOINT)
+        except EngineError as error:
+            if published <= NO_POLICY:
+                raise
+            logger.warning("trainer_checkpoint_damaged %s", error)
+            step = int(NO_POLICY)
+        if step < published:
+            logger.warning(
+                "trainer_adopts version=%d: its checkpoint is lost, so the optimiser's state begins anew",
+                published,
+            )
+            with node.shardcast.pin(published) as weights:
+                await engine.adopt(weights, published)
+            step = int(published)
+        return step
 
     async def _publish(self, node: Node, step: int) -> None:
         version = PolicyVersion(step)
@@ -229,7 +257,7 @@ class Trainer:
     async def _keep_progress(self, node: Node) -> None:
         """For people: a disk that refuses it stops nothing."""
         try:
-            await node.world.disk.replace(PROGRESS, json.dumps(asdict(self._progress)).encode())
+            await keep(node.world.disk, PROGRESS, asdict(self._progress))
         except StorageError as error:
             logger.info("progress_not_kept step=%d: %s", self._progress.step, error)
 
@@ -254,6 +282,8 @@ class Trainer:
         """Remove the submissions of which no group can be used any more."""
         assert self._pool is not None
         self._pool.drop_stale(step)
+        oldest = step - desk.run.terms.recipe.lag
+        self._filled = {place: None for place in self._filled if place[1] >= oldest}
         needed = self._pool.sources | self._taking
         await desk.durable.insist(partial(desk.intake.forget_all_but, needed))
         self._make_room()
@@ -303,10 +333,9 @@ class Trainer:
             world, decode_delivery_untrusted, payload, world.verify, rate=HASH_RATE
         )
         place = verdict.commitment
-        if verdict.validator != peer:
-            return Receipt.UNWANTED, "a verdict comes from the validator that signed it"
-        if place.run != desk.run.id or verdict.verdict is not Verdict.ACCEPTED:
-            return Receipt.UNWANTED, "only accepted submissions of this run are taken"
+        reason = desk.why_unwanted(peer, verdict)
+        if reason:
+            return Receipt.UNWANTED, reason
         with trio.move_on_after(PATIENCE):
             while self._must_wait(desk, place.content):
                 await self._consumed.wait()
@@ -326,6 +355,8 @@ class Trainer:
             groups = await desk.open_groups(submission)
             if place.content in self._taken or self._must_wait(desk, place.content):
                 return Receipt.LATER, "it was handed over twice at a time"
+        if (place.node, place.version, place.index) in self._filled:
+            return Receipt.UNWANTED, "another submission was taken for this place in the draw order"
         try:
             await self._keep(desk, verdict, submission, desk.pooled(verdict, submission, groups))
         except StorageError as error:
@@ -352,8 +383,10 @@ class Trainer:
         self, desk: _Desk, verdict: SignedVerdict, submission: Submission, groups: list[PooledGroup]
     ) -> None:
         """Disk, ledger, pool, in this order: whoever is told that it was taken can rely on it."""
-        content = verdict.commitment.content
+        place = verdict.commitment
+        content = place.content
         self._taking[content] = None
+        self._filled[(place.node, place.version, place.index)] = None
         try:
             await desk.intake.keep(verdict, submission)
             await dawdle(desk.node.world, "trainer/slow receipt")
@@ -362,6 +395,8 @@ class Trainer:
             self._pool_in(groups)
         finally:
             del self._taking[content]
+            if content not in self._taken:
+                del self._filled[(place.node, place.version, place.index)]
             self._make_room()
 
     def _pool_in(self, groups: list[PooledGroup]) -> None:
@@ -372,7 +407,9 @@ class Trainer:
     async def _restore_intake(self, desk: _Desk, step: int) -> None:
         """Take up again what was received and not yet learnt from."""
         async for verdict, submission, used in desk.intake.restore(step):
-            content = verdict.commitment.content
+            place = verdict.commitment
+            content = place.content
+            self._filled[(place.node, place.version, place.index)] = None
             if content not in self._taken:  # killed between the file and the receipt
                 self._taken[content] = None
                 await desk.durable.insist(partial(desk.ledger.append, RECEIPT_KIND, content))
@@ -384,6 +421,11 @@ class Trainer:
                 logger.warning("intake_unusable %s: %s", content.hex(), error)
                 continue
             self._pool_in([group for group in groups if group.number not in used])
+
+
+def _as_float32(reward: float) -> float:
+    value: float = struct.unpack("<f", struct.pack("<f", reward))[0]
+    return value
 
 
 def _weights(step: int) -> str:
@@ -407,11 +449,25 @@ class _Desk:
             self.node.world, decode_groups_untrusted, submission.content, rate=DECODE_RATE
         )
 
+    def why_unwanted(self, peer: PeerId, verdict: SignedVerdict) -> str:
+        """Why a delivery of ``peer`` is no use whatever the pool holds; empty if it may be."""
+        place = verdict.commitment
+        if verdict.validator != peer:
+            return "a verdict comes from the validator that signed it"
+        if place.run != self.run.id or verdict.verdict is not Verdict.ACCEPTED:
+            return "only accepted submissions of this run are taken"
+        if not self.node.may(place.node, Capability.GENERATE):
+            return f"{place.node} may not generate in this run"
+        judge = validator_of(self.run, place.node, place.version)
+        return "" if peer == judge else f"{judge} judges this node under this policy"
+
     def pooled(
         self, verdict: SignedVerdict, submission: Submission, groups: tuple[Group, ...] | None = None
     ) -> list[PooledGroup]:
-        """The ``groups`` (None: to be decoded) of an accepted submission, with the validator's rewards.
+        """The ``groups`` (None: to be decoded) of an accepted submission, with rewards computed here.
 
+        The validator is believed in one thing, that the model was run and the draws are the seeds'; the
+        trainer could find that out by a replay only. Tasks, places, shapes and rewards it knows itself.
         Raises `RemoteProtocolError` if they are not what this run learns from: a validator's own fault.
         """
         place = verdict.commitment
@@ -421,7 +477,7 @@ class _Desk:
         size = self.run.terms.recipe.group_size
         if place.policy != order.policy or [g.group for g in groups] != [task.group for _, task in tasks]:
             raise RemoteProtocolError("an accepted submission is of another policy or place")
-        if len(verdict.rewards) != size * len(groups) or not all(map(math.isfinite, verdict.rewards)):
+        if len(verdict.rewards) != size * len(groups):
             raise RemoteProtocolError("a verdict's rewards do not fit its submission")
         shape = self.run.shape(self.environment)
         pooled = []
@@ -430,7 +486,10 @@ class _Desk:
             tokens = [completion.tokens for completion in group.completions]
             if check_shape(tokens, claims, shape).verdict is not Verdict.ACCEPTED:
                 raise RemoteProtocolError("an accepted submission has the wrong shape")
-            rewards = verdict.rewards[number * size : (number + 1) * size]
+            # A verdict carries rewards as float32.
+            rewards = tuple(_as_float32(self.environment.reward(task, one)) for one in tokens)
+            if rewards != verdict.rewards[number * size : (number + 1) * size]:
+                raise RemoteProtocolError("a verdict's rewards are not those of its submission")
             training = TrainingGroup(tuple(task.prompt), group.completions, rewards)
             pooled.append(PooledGroup(place.version, place.content, number, training))
         return pooled

@@ -46,7 +46,7 @@ from roles.draws import draw_order, validator_of
 from roles.durable import Durable
 from roles.engines.base import EngineError
 from roles.engines.client import open_engine
-from roles.engines.config import DeviceProfile
+from roles.engines.config import DeviceProfile, MachineLimits
 from roles.handover import Handover
 from roles.judging import Bench
 from roles.messages import (
@@ -101,6 +101,9 @@ class ValidatorConfig:
 
     nice: int = 0
     """Niceness of the engine's process."""
+
+    machine: MachineLimits = field(default_factory=MachineLimits)
+    """What a run may ask of this machine, whoever owns the run."""
 
     profile: DeviceProfile = field(default_factory=DeviceProfile)
     """Speeds of the fake engine; others ignore it."""
@@ -164,7 +167,7 @@ class Validator:
         run.check_job(node.peer_id, self.name)
         run.check_store(node.config.shardcast.keep_versions)
         environment = run.open_environments()[0]
-        config = run.engine_config(threads=self._config.threads, nice=self._config.nice)
+        config = run.engine_config(self._config.machine, threads=self._config.threads, nice=self._config.nice)
         async with (
             open_ledger(node.world, "ledger") as ledger,
             open_engine(node.world, replace(config, profile=self._config.profile), name=self.name) as engine,

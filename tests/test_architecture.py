@@ -41,6 +41,7 @@ EXEMPT = {
     "roles/demo.py": "starts and watches processes",
     "roles/stage.py": "starts and watches processes",
     "roles/engines/tiny/": "runs inside the worker process",
+    "roles/envs/installed.py": "hashes installed packages before they are imported",
     "roles/engines/worker.py": "is the worker process",
     "roles/rl/alone.py": "learning in one process, no node around it",
     "roles/run/__main__.py": "a command line: paths in, text out",

@@ -68,6 +68,9 @@ class _Lines:
     def feed(self, data: bytes | bytearray | memoryview) -> None:
         self._buffer += data
 
+    def clear(self) -> None:
+        self._buffer = bytearray()
+
     @property
     def rest(self) -> bytes:
         return bytes(self._buffer)
@@ -84,6 +87,8 @@ class Proposer:
         self._lines = _Lines()
         self._out = bytearray(line(HEADER))
         self.chosen: ProtocolId | None = None
+        self.is_deaf = False
+        """Whether what comes is not looked at any more; never, on this side."""
         self._propose()
 
     def _propose(self) -> None:
@@ -127,8 +132,9 @@ class Chooser:
         self._lines = _Lines()
         self._out = bytearray(line(HEADER))
         self._proposals = 0
-        self._is_deaf = False
         self.chosen: ProtocolId | None = None
+        self.is_deaf = False
+        """Whether what comes is not looked at any more: data of a protocol that was refused."""
 
     @property
     def leftover(self) -> bytes:
@@ -147,7 +153,7 @@ class Chooser:
         What makes no sense behind a refused proposal is that protocol's data, sent along in hope (0-RTT):
         it is dropped, and the dialer gives up when it reads our answer.
         """
-        if self._is_deaf:
+        if self.is_deaf:
             return
         self._lines.feed(data)
         while self.chosen is None:
@@ -156,7 +162,8 @@ class Chooser:
             except BadMessage:
                 if not self._proposals:
                     raise
-                self._is_deaf = True
+                self.is_deaf = True
+                self._lines.clear()
                 return
             if text is None:
                 return

@@ -91,6 +91,10 @@ class WorkerEngine:
         """See `roles.engines.base.Learner`."""
         return int(await self._call("open", self._locate(checkpoint)))
 
+    async def adopt(self, weights: str, step: int) -> None:
+        """See `roles.engines.base.Learner`."""
+        await self._call("adopt", self._locate(weights), step)
+
     async def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
         """See `roles.engines.base.Learner`."""
         return StepReport(*await self._call("step", [codec.training_to_wire(group) for group in groups]))
