@@ -32,7 +32,7 @@ from p2p.shardcast.manifest import (
     digest_of,
 )
 from p2p.shardcast.messages import Ask, ChunkHeader, PolicyNews, RosterNews, Taken
-from p2p.shardcast.store import FIRST_RETRY, LONGEST_RETRY, DiskCare
+from p2p.shardcast.store import FIRST_RETRY, LONGEST_RETRY, DiskCare, Store
 from roles.durable import Durable
 from roles.run.file import open_run, sign_run
 from roles.run.ledger import open_ledger
@@ -190,3 +190,25 @@ def test_parents_hear_that_a_full_disk_takes_nothing() -> None:
     declined = [e for e in effects if isinstance(e, ev.Send) and isinstance(e.message, Taken)]
     assert {e.peer for e in declined} == {PARENT, OTHER}
     assert all(e.message.ranges == ((0, 4),) for e in declined if isinstance(e.message, Taken))
+
+
+async def test_weights_without_a_policy_file_do_not_stay_for_ever(tmp_path: Path) -> None:
+    world = RealWorld(AUTHOR, tmp_path)
+    store = Store(world, ShardcastConfig(), b"run")
+    await world.disk.write(f"{store.folder}/v0000000000000009-0a0b0c0d.safetensors", b"weights")
+    await world.disk.write(f"{store.folder}/v0000000000000009-0a0b0c0d.policy", b"torn")
+    assert await store.load() == []
+    assert await world.disk.list(store.folder) == []
+
+
+async def test_what_is_being_fetched_counts_against_the_bytes_to_keep(tmp_path: Path) -> None:
+    world = RealWorld(AUTHOR, tmp_path)
+    store = Store(world, ShardcastConfig(keep_bytes=2 * (INDEX.wire + INDEX.size)), b"run")
+    for version in (1, 2):
+        store.begin(manifest(version), INDEX)
+        entry = store.entry(manifest(version).digest)
+        assert entry is not None
+        entry.stored = True
+    assert await store.prune() == []
+    store.begin(manifest(3), INDEX)
+    assert await store.prune() == [manifest(1).digest]
