@@ -39,7 +39,7 @@ from p2p.dht.events import (
     Tick,
     Written,
 )
-from p2p.dht.messages import Contact
+from p2p.dht.messages import MAX_DATAGRAM, Contact
 from p2p.dht.publications import MAX_PUBLICATIONS
 from p2p.dht.record import (
     ADDR_NAMESPACE,
@@ -56,7 +56,7 @@ from p2p.dht.record import (
 )
 from p2p.dht.stamp import check_stamp, make_stamp, stamp_cost
 from p2p.errors import StorageError
-from p2p.host import Host, PeerEvent, PeerState
+from p2p.host import AddrSource, Host, PeerEvent, PeerState
 from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr
 from p2p.world import Timer, World, lateness
@@ -146,7 +146,7 @@ class Dht:
         named = peer.peer_id
         if named is None:
             raise ValueError(f"the bootstrap address {peer} must end in /p2p/ and a peer id")
-        self._host.add_addrs(named, [peer])
+        self._host.add_addrs(named, [peer], AddrSource.OWNER)
         return named
 
     async def put(self, namespace: str, name: bytes, value: bytes, lifetime: float) -> int:
@@ -195,13 +195,14 @@ class Dht:
             if record.publisher == peer
             for addr in decode_addrs_untrusted(record.value)
         ]
+        signed = tuple(addr.with_peer(peer) for addr in addrs)
         contact = self._core.contact_of(peer)
-        if contact is not None:
-            addrs.extend(contact.addrs)
-        found = tuple(dict.fromkeys(addr.with_peer(peer) for addr in addrs))
-        if found:
-            self._host.add_addrs(peer, found)
-        return found
+        said = () if contact is None else tuple(addr.with_peer(peer) for addr in contact.addrs)
+        if said:
+            self._host.add_addrs(peer, said, AddrSource.HEARSAY)
+        if signed:
+            self._host.add_addrs(peer, signed, AddrSource.SIGNED)
+        return tuple(dict.fromkeys((*signed, *said)))
 
     async def _ask(self, event: Callable[[int], Event]) -> Outcome | None:
         """Start an operation and wait for its outcome; on cancellation the core is told."""
@@ -260,7 +261,7 @@ class Dht:
                 if not self._world.buggify("dht/lost message"):
                     self._host.send(peer, PROTOCOL_ID, data)
             case Learn(peer, addrs):
-                self._host.add_addrs(peer, [addr.with_peer(peer) for addr in addrs])
+                self._host.add_addrs(peer, [addr.with_peer(peer) for addr in addrs], AddrSource.HEARSAY)
             case Penalise(peer, points, reason):
                 logger.info("dht.lie peer=%s reason=%s", peer, reason)
                 self._world.trace("dht.lie", peer=str(peer), reason=reason)
@@ -388,7 +389,7 @@ async def open_dht(
     table = ContactTable(own, config.bucket_size)
     core = DhtCore(own, world.signer, judge, table, config, world.rng("dht"), seqno)
     dht = Dht(world, host, core, config, known)
-    host.set_message_handler(PROTOCOL_ID, dht.receive)
+    host.set_message_handler(PROTOCOL_ID, dht.receive, max_message=MAX_DATAGRAM)
     host.on_peer(dht.peer_changed)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(dht.keep_seqno)
