@@ -149,9 +149,10 @@ class Asker:
         self._call_contact(contact, Ping(), Probing(contact), now)
 
     def verify(self, peer: PeerId, now: float) -> None:
-        """Find out whether ``peer``, which is connected, is a node of the DHT that answers."""
-        if self._verifying < MAX_VERIFYING:
+        """Find out whether ``peer``, which has come to us, is a node of the DHT that answers."""
+        if self._verifying < MAX_VERIFYING and not self._calls.waits_for(peer):
             self._verifying += 1
+            self._neighbours.note_visitor(peer, now)
             self._call(peer, Ping(), Probing(None), now)
 
     def waits_for(self, peer: PeerId) -> bool:
@@ -183,11 +184,16 @@ class Asker:
 
     def _search(self, target: bytes, operation: Operation, shape: LookupShape, now: float) -> Search:
         near = self._neighbours.nearest(target, self._config.bucket_size)
-        lookup = Lookup(target, self._neighbours.usable(near, now), shape, self._neighbours.is_met)
-        search = Search(lookup, operation)
+        search = Search(self._lookup(target, self._neighbours.usable(near, now), shape, now), operation)
         self._neighbours.table.touch(int.from_bytes(target, "big"), now)
         self._pump(search, now)
         return search
+
+    def _lookup(self, target: bytes, seeds: Sequence[Contact], shape: LookupShape, now: float) -> Lookup:
+        neighbours = self._neighbours
+        return Lookup(
+            target, seeds, shape, neighbours.is_met, lambda peer: not neighbours.is_visitor(peer, now)
+        )
 
     def _pump(self, search: Search, now: float) -> None:
         """Ask whoever the lookup wants asked; end it when it has ended."""
@@ -323,8 +329,7 @@ class Asker:
         if joining.search is None and (seed is not None or not joining.asked):
             own = self._neighbours.own.id
             known = self._neighbours.nearest(own, MAX_CONTACTS)
-            lookup = Lookup(own, known, self._meeting, self._neighbours.is_met)
-            joining.search = Search(lookup, joining)
+            joining.search = Search(self._lookup(own, known, self._meeting, now), joining)
         if joining.search is not None:
             if seed is not None:
                 joining.search.lookup.offer((seed,))

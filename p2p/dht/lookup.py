@@ -15,7 +15,8 @@ answer counts whenever it comes.
 A peer never met is asked on the word of those who named it. Each of them has a small credit, which grows
 with every contact of theirs that answers and is used up by every one that does not: a liar who names
 twenty strangers' addresses makes us dial four of them, an honest peer among whose contacts a third is
-dead is hardly held up. What is beyond a credit waits, and is passed over like the dead.
+dead is hardly held up. Some peers are not believed at all (`p2p.dht.neighbours` has them: visitors). What
+is beyond a credit waits, and is passed over like the dead.
 """
 
 from __future__ import annotations
@@ -100,11 +101,13 @@ class Lookup:
         seeds: Sequence[Contact],
         shape: LookupShape,
         is_met: Callable[[PeerId], bool] = lambda _: False,
+        is_believed: Callable[[PeerId], bool] = lambda _: True,
     ) -> None:
         self.target = target
         self._number = int.from_bytes(target, "big")
         self._shape = shape
         self._is_met = is_met
+        self._is_believed = is_believed
         self._contacts: dict[int, Contact] = {}
         self._states: dict[int, State] = {}
         self._owner: dict[int, _Path] = {}
@@ -126,7 +129,8 @@ class Lookup:
                 self._states[distance] = State.NEW
                 self._contacts[distance] = contact
                 if source is not None and not self._is_met(contact.peer):
-                    self._named_by[distance] = [source]
+                    self._named_by[distance] = []
+                    self._second(distance, source)
             else:
                 self._second(distance, source)
             path.hear(distance)
@@ -138,7 +142,7 @@ class Lookup:
             return
         if source is None:
             del self._named_by[distance]
-        elif len(sources) < MAX_NAMED_BY and source not in sources:
+        elif len(sources) < MAX_NAMED_BY and source not in sources and self._is_believed(source):
             sources.append(source)
 
     def offer(self, contacts: Sequence[Contact], source: PeerId | None = None) -> None:
@@ -158,7 +162,7 @@ class Lookup:
         return self._backer(distance) is None
 
     def _nearest(self, path: _Path, passed_over: tuple[State, ...]) -> Iterator[int]:
-        """The ``width`` nearest contacts of a path that are not held up and in no state of ``passed_over``."""
+        """The ``width`` nearest contacts of a path, less those held up or in a state of ``passed_over``."""
         states, held = self._states, self._is_held
         alive = (
             distance for distance in path.heard if states[distance] not in passed_over and not held(distance)

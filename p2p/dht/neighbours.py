@@ -32,6 +32,11 @@ PING_INTERVAL: Final = 60.0
 thousand messages a second makes us ping the oldest of a bucket until its meter, not it, is silent."""
 MAX_PINGED: Final = 4096
 """Peers remembered as pinged: 64 at once (`p2p.dht.asker.MAX_VERIFYING`), a second each, for a minute."""
+VISITOR_FOR: Final = 600.0
+"""Seconds after its first visit during which a peer that came to us, and that neither a seed nor a lookup has
+led us to, is not believed about others: a stranger who connects and names eight victims has us dial none."""
+MAX_VISITORS: Final = 1024
+"""Visitors remembered: more than a table of 10,000 nodes has places."""
 MAX_LOST: Final = 20
 """Contacts that have left the table last: whom to ask when a partition may have healed."""
 MAX_SEEDS: Final = 64
@@ -50,6 +55,7 @@ class Neighbours:
         self._dead: dict[bytes, float] = {}
         self._doubts: dict[PeerId, int] = {}
         self._pinged: dict[PeerId, float] = {}
+        self._visitors: dict[PeerId, float] = {}
         self._lost: dict[PeerId, None] = {}
         self._warm: dict[PeerId, None] = {}
         self._seeds: dict[PeerId, None] = {}
@@ -97,6 +103,18 @@ class Neighbours:
             del self._pinged[next(iter(self._pinged))]
         return True
 
+    def note_visitor(self, peer: PeerId, now: float) -> None:
+        """``peer`` has come to us, and is about to answer our ping."""
+        if peer in self._visitors or peer in self._seeds or self.table.contact_of(peer) is not None:
+            return
+        self._visitors[peer] = now
+        if len(self._visitors) > MAX_VISITORS:
+            del self._visitors[next(iter(self._visitors))]
+
+    def is_visitor(self, peer: PeerId, now: float) -> bool:
+        """Whether ``peer`` came to us of its own accord, and lately."""
+        return self._visitors.get(peer, -math.inf) > now - VISITOR_FOR
+
     def _forgive(self, contact: Contact) -> None:
         if self._dead:
             self._dead.pop(contact.id, None)
@@ -114,6 +132,8 @@ class Neighbours:
 
     def doubted(self, contact: Contact, now: float) -> None:
         """``contact`` has not answered, and may not even have been asked: we have no connection with it."""
+        if self._dead.get(contact.id, -math.inf) > now:
+            return  # another question of the same minute
         known = self.table.contact_of(contact.peer)
         if known is not None and known.id == contact.id:
             doubts = self._doubts[contact.peer] = self._doubts.get(contact.peer, 0) + 1
@@ -171,8 +191,9 @@ class Neighbours:
         return peer in self._warm
 
     def remember_seeds(self, peers: Iterable[PeerId]) -> None:
-        """Come back to these when alone."""
+        """Come back to these when alone. They are our operator's choice, and no visitors."""
         for peer in peers:
+            self._visitors.pop(peer, None)
             if peer != self.own.peer:
                 _remember(self._seeds, peer, MAX_SEEDS)
 

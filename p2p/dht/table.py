@@ -144,14 +144,16 @@ class ContactTable(RoutingTable):  # type: ignore[misc]
         return self.buckets[self._index(number)]
 
     def would_take(self, contact: Contact) -> bool:
-        """Whether there is a place for ``contact``: whether a visitor is worth a question. Those who wait
-        for one in a full bucket are found among those whom we ask anyway.
+        """Whether a visitor is worth a question: there is a place for it, near us or where we know few.
+
+        Elsewhere those whom our own lookups ask anyway fill the table. With a question to each visitor that
+        has a place, a reading soon after a swarm of 200 has met cost 103 messages, not 76.
         """
         if self._is_own(contact) or not contact.addrs or len(contact.blob) > MAX_TABLED:
             return False
         bucket = self._bucket(contact.number)
-        room = len(bucket) < self.ksize or self._may_split(bucket)
-        return room and self._is_spread(self._node(contact), bucket)
+        wanted = bucket.has_in_range(self.node) or len(bucket) < max(1, self.ksize // 4)
+        return wanted and self._is_spread(self._node(contact), bucket)
 
     def add(self, contact: Contact) -> Contact | None:
         """Note that ``contact`` was heard just now. If its bucket is full, return who should be pinged:
