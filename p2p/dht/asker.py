@@ -106,7 +106,7 @@ class Asker:
         reading = Reading(token, namespace, name)
         keys = self._judge.keys(namespace, name)
         for key in keys:
-            for record in self._store.get(key):
+            for record in filter(self._judge.is_welcome, self._store.get(key)):
                 reading.take(record)
         self._wait_for(token, reading, now)
         reading.searches = len(keys)

@@ -264,11 +264,14 @@ class RecordJudge:
             return Judgement.FORGED
         if not self.verify(record.publisher, PROTOCOL_ID, record.payload, record.signature):
             return Judgement.FORGED
-        if known is None:
-            return Judgement.VALID
-        if not known.valid(record) or known.kind_of(record) is PublisherKind.STRANGER:
+        if known is not None and not known.valid(record):
             return Judgement.REFUSED
-        return Judgement.VALID
+        return Judgement.VALID if self.is_welcome(record) else Judgement.REFUSED
+
+    def is_welcome(self, record: Record) -> bool:
+        """Whether the publisher of ``record``, which is valid otherwise, may say such things now."""
+        known = self.namespaces.get(record.namespace)
+        return known is None or known.kind_of(record) is not PublisherKind.STRANGER
 
     def standing(self, record: Record, *, among_public: bool) -> Standing:
         """What speaks for ``record``, which is valid, when places are few."""

@@ -8,8 +8,9 @@ members and hide none; to hold all places of one node against n members takes ab
 address prefix gets a quarter of the places, and a reserved record (an officer of a run that this node takes
 part in) gives way to nobody.
 
-A full node makes room at the cost of the publisher with the most records, whose names were chosen for free;
-when all have as few as the newcomer, it drops what lies farthest from it, which other nodes are nearer to.
+A full node makes room at the cost of the publisher with the most records, since names are chosen for free, and
+takes nothing more of one that has as many as the others. When all have one, a publisher's first record
+pushes out what lies farthest from the node, which other nodes are nearer to.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ MAX_PUBLISHERS: Final = MAX_RECORDS
 MAX_PER_PREFIX: Final = 16
 """Records under one key whose publishers say that they are in one address prefix: a quarter, so that four
 networks are needed to fill it, and a laboratory of sixteen machines behind one address is all there."""
-MAX_PER_PUBLISHER: Final = 64
-"""Records of one publisher on one node. A publisher has a handful, and a node gets few of those."""
+MAX_PER_PUBLISHER: Final = 96
+"""Records of one publisher on one node: all that it keeps alive, 32 under three keys, in a swarm so small
+that every node holds everything."""
 MAX_HELD: Final = 16 * 1024
 """Records of one node: 24 MiB at their largest."""
 _ROOM: Final = MAX_HELD // 16
@@ -147,14 +149,16 @@ class RecordStore:
         heapify(self._expiry)
 
     def _has_room(self, key: bytes, publisher: PeerId) -> bool:
-        if len(self._by_publisher.get(publisher, ())) >= MAX_PER_PUBLISHER:
+        share = len(self._by_publisher.get(publisher, ())) + 1
+        if share > MAX_PER_PUBLISHER:
             return False
-        return self._count < self._limit or self._take_from_most(publisher) or self._make_room(key)
+        if self._count < self._limit or self._take_from_most(share):
+            return True
+        return share == 1 and self._make_room(key)
 
-    def _take_from_most(self, publisher: PeerId) -> bool:
-        """Drop the farthest record of a publisher that has more here than ``publisher`` will have."""
-        fewest = len(self._by_publisher.get(publisher, ())) + 2
-        for count in range(MAX_PER_PUBLISHER, fewest - 1, -1):
+    def _take_from_most(self, share: int) -> bool:
+        """Drop the farthest record of a publisher that has more than ``share`` here, if there is one."""
+        for count in range(MAX_PER_PUBLISHER, share, -1):
             if self._by_count[count]:
                 most = next(iter(self._by_count[count]))
                 self._drop(max(self._by_publisher[most], key=self._distance), most)

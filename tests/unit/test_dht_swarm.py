@@ -39,6 +39,7 @@ def ask(swarm: Swarm, node: Node, sender: Node, body: object) -> list[object]:
 
 def meet(swarm: Swarm, node: Node, other: Node) -> None:
     """``other`` asks ``node`` something and answers the ping that verifies it."""
+    node.core.handle(Tick(WALL + swarm.now), swarm.now)  # earlier pings have failed
     data = encode(1, other.core.own, Ping())
     for effect in node.core.handle(Received(other.peer, data, WALL + swarm.now), swarm.now):
         if isinstance(effect, Send):
