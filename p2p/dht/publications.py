@@ -15,7 +15,7 @@ from p2p.errors import LimitExceeded
 from p2p.identity import Signer
 
 MAX_PUBLICATIONS: Final = 32
-"""Records that one node keeps alive; under three keys they are what others hold for it (`MAX_PER_PUBLISHER`)."""
+"""Records that one node keeps alive; under three keys, what others hold for it (`MAX_PER_PUBLISHER`)."""
 RENEWALS: Final = 3
 """Renewals in a lifetime: two may fail before the record is gone."""
 

@@ -8,9 +8,9 @@ members and hide none; to hold all places of one node against n members takes ab
 address prefix gets a quarter of the places, and a reserved record (an officer of a run that this node takes
 part in) gives way to nobody.
 
-A full node makes room at the cost of the publisher with the most records, since names are chosen for free, and
-takes nothing more of one that has as many as the others. When all have one, a publisher's first record
-pushes out what lies farthest from the node, which other nodes are nearer to.
+A full node makes room at the cost of the publisher with the most records, since names are chosen for free,
+and takes nothing more of one that has as many as the others. When all have one, a publisher's first
+record pushes out what lies farthest from the node, which other nodes are nearer to.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def test_names_near_a_node_do_not_push_out_what_it_holds_for_others() -> None:
     honest = [replace(bare, publisher=key_pair(number, 1).peer_id) for number in range(1000)]
     for number, record in enumerate(honest):
         assert store.put(_far(number), record, b"blob", WALL, 0.0) is Holding.NEW
-    for each in range(200):
+    for each in range(300):
         attacker = replace(bare, publisher=key_pair(each, 2).peer_id)
         for number in range(MAX_PER_PUBLISHER):
             store.put(_near(each * MAX_PER_PUBLISHER + number), attacker, b"blob", WALL, 0.0)
