@@ -175,7 +175,12 @@ class Asker:
         call = self._calls.open(
             peer, purpose, lambda request_id: encode(request_id, own, request), now, warm=warm
         )
-        self._hooks.emit(Send(peer, call.data))
+        self._send(call)
+
+    def _send(self, call: Call[Purpose]) -> None:
+        """Send a question, or send it again. A visitor is asked while it is here."""
+        to_visitor = isinstance(call.purpose, Probing) and call.purpose.contact is None
+        self._hooks.emit(Send(call.peer, call.data, dial=not to_visitor))
 
     def _call_contact(self, contact: Contact, request: Request, purpose: Purpose, now: float) -> None:
         if contact.addrs and not self._neighbours.is_warm(contact.peer):
@@ -256,7 +261,7 @@ class Asker:
             if lateness is Lateness.FAILED:
                 self._failed(call, now, certain=self._neighbours.is_warm(call.peer))
                 continue
-            self._hooks.emit(Send(call.peer, call.data))
+            self._send(call)
             if isinstance(call.purpose, Asking):
                 search, contact = call.purpose.search, call.purpose.contact
                 note = search.lookup.late if lateness is Lateness.LATE else search.lookup.lost

@@ -221,7 +221,7 @@ class DhtCore:
         peer = envelope.sender.peer
         data = encode(envelope.request_id, self.own, reply)
         self._answers.charge(peer, len(data), self._now)
-        self._effects.append(Send(peer, data))
+        self._effects.append(Send(peer, data, dial=False))
 
     def _visit(self, sender: Contact) -> None:
         """A peer has asked us something: if it is not in the table, see whether it answers, too."""
@@ -265,7 +265,7 @@ class DhtCore:
         name = own.peer.digest
         if own.addrs:
             value = encode_addrs(own.addrs)
-            self._publications.add(ADDR_NAMESPACE, name, value, self._config.addr_lifetime)
+            self._publications.add(ADDR_NAMESPACE, name, value, self._config.addr_lifetime, own=True)
         else:
             self._publications.forget(ADDR_NAMESPACE, name)
 

@@ -104,6 +104,8 @@ class Dht:
         self._open = True
         self._timer: Timer | None = None
         self._timer_at = math.inf
+        self._up: dict[PeerId, None] = {}
+        """Who is connected, as the host has told us."""
         self._addrs: tuple[Multiaddr, ...] = ()
         self._reserved = 0
         self._low = trio.Event()
@@ -224,6 +226,7 @@ class Dht:
         """Tell the core where we can be dialled and who is connected already."""
         self._follow_addrs()
         for peer in self._host.connected:
+            self._up[peer] = None
             self._give(PeerUp(peer))
 
     def receive(self, peer: PeerId, data: bytes) -> None:
@@ -233,8 +236,10 @@ class Dht:
     def peer_changed(self, event: PeerEvent) -> None:
         """Take one change in who is connected (the host's listener)."""
         if event.state is PeerState.CONNECTED:
+            self._up[event.peer] = None
             self._give(PeerUp(event.peer))
         else:
+            self._up.pop(event.peer, None)
             unreachable = event.state is PeerState.UNREACHABLE
             self._world.sometimes("dht/lookup met the dead", unreachable and bool(self._waiting))
             self._give(PeerDown(event.peer, unreachable=unreachable))
@@ -257,8 +262,8 @@ class Dht:
 
     def _carry_out(self, effect: Send | Learn | Penalise | Outcome) -> None:
         match effect:
-            case Send(peer, data):
-                if not self._world.buggify("dht/lost message"):
+            case Send(peer, data, dial):
+                if (dial or peer in self._up) and not self._world.buggify("dht/lost message"):
                     self._host.send(peer, PROTOCOL_ID, data)
             case Learn(peer, addrs):
                 self._host.add_addrs(peer, [addr.with_peer(peer) for addr in addrs], AddrSource.HEARSAY)

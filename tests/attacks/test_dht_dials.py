@@ -153,3 +153,19 @@ def test_what_a_liar_says_of_a_peer_in_the_table_is_not_tried() -> None:
             effects = tell(victim, liar, Values((), (elsewhere,)), LATER + 0.1, asked.request_id)
             learnt += [each for each in effects if isinstance(each, Learn)]
     assert {each.addrs for each in learnt} <= {honest.addrs}
+
+
+def test_a_stranger_that_has_gone_is_not_dialled_for_an_answer() -> None:
+    """It may have said that it lives at a third party's address, asked, and hung up. Our answer, our ping and
+    the two that repeat it wait for no connection.
+    """
+    victim = silent_node()
+    stranger = contact(key_pair(1), "81.2.3.4")
+    effects = tell(victim, stranger, FindNode(bytes(20)), 1.0)
+    while victim.core.next_deadline < 30:
+        now = victim.core.next_deadline
+        effects += victim.core.handle(Tick(WALL + now), now)
+    messages = [each for each in effects if isinstance(each, Send)]
+    assert [type(question.body) for _, question in sent(effects)] == [Nodes, Ping, Ping, Ping]
+    assert not any(each.dial for each in messages)
+    assert not any(isinstance(each, Learn) for each in effects)

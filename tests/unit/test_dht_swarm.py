@@ -8,7 +8,7 @@ import pytest
 
 from bench.dht import WALL, Case, Node, Swarm, measure
 from p2p.dht.config import DhtConfig
-from p2p.dht.events import Forget, Get, Join, PeerDown, Penalise, Received, Send, Tick
+from p2p.dht.events import Forget, Get, Join, Moved, PeerDown, Penalise, Received, Send, Tick
 from p2p.dht.messages import Contact, FindNode, Nodes, Ping, Pong, Store, Stored, decode_untrusted, encode
 from p2p.dht.publications import MAX_PUBLICATIONS
 from p2p.dht.record import CLOCK_TOLERANCE, Record, record_key, sign_record
@@ -39,7 +39,8 @@ def ask(swarm: Swarm, node: Node, sender: Node, body: object) -> list[object]:
 
 def meet(swarm: Swarm, node: Node, other: Node) -> None:
     """``other`` asks ``node`` something and answers the ping that verifies it."""
-    node.core.handle(Tick(WALL + swarm.now), swarm.now)  # earlier pings have failed
+    for second in range(int(swarm.now)):  # in which earlier pings fail
+        node.core.handle(Tick(WALL + second), second)
     data = encode(1, other.core.own, Ping())
     for effect in node.core.handle(Received(other.peer, data, WALL + swarm.now), swarm.now):
         if isinstance(effect, Send):
@@ -339,6 +340,9 @@ def test_publications_are_bounded() -> None:
         swarm.put(node, b"%d" % index, b"value")
     with pytest.raises(LimitExceeded):
         swarm.put(node, b"one too many", b"value")
+    swarm.give(node, Moved(()))
+    swarm.put(node, b"in the place of our address", b"value")
+    swarm.give(node, Moved((node.addr,)))  # we can be dialled again, and nobody is there to be told
 
 
 def test_a_core_says_when_it_wants_to_be_woken() -> None:
