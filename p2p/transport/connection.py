@@ -325,9 +325,7 @@ class Connection:
                 if records and self._pace.read_bytes == _CAUTIOUS_READ:
                     opened = _in_pieces(opened)
                 if self._pace.charge(size, records, await self._take(opened) if records else 0):
-                    self.budget.time = now = self._world.now()
-                    if pause := self._pace.pause(now):
-                        await self._world.sleep(pause)
+                    await self._slow_down()
         except RemoteProtocolError as error:
             self.failure = error
             self._fail_streams(error)
@@ -336,6 +334,11 @@ class Connection:
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             logger.debug("the connection to %r broke: %s", self.peer, error)
         self._scope.cancel()
+
+    async def _slow_down(self) -> None:
+        self.budget.time = now = self._world.now()
+        if pause := self._pace.pause(now):
+            await self._world.sleep(pause)
 
     async def _take(self, opened: list[bytearray]) -> int:
         """Hand on records, or pieces of them, and let go of them; returns how many frames they had."""
