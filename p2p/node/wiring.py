@@ -136,6 +136,7 @@ class Wiring:
         node = self._node
         node.membership.me.update(run=node.run.id)
         node.membership.interest([peer for peer in node.run.officers if peer != node.peer_id])
+        node.host.protect("officers", node.run.officers)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._tell_policy)
             nursery.start_soon(self._join)

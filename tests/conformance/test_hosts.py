@@ -10,6 +10,7 @@ from p2p.errors import BadMessage, LocalProtocolError, PeerUnreachable, Protocol
 from p2p.host import (
     MAX_MESSAGE,
     MAX_OUTBOX,
+    AddrSource,
     Host,
     PeerEvent,
     PeerState,
@@ -19,6 +20,7 @@ from p2p.host import (
     serve_requests,
 )
 from p2p.identity import PeerId, ProtocolId
+from p2p.multiaddr import Multiaddr
 from tests.conformance.conftest import Hosts
 
 ECHO = ProtocolId("/shoal/test-echo/1.0.0")
@@ -480,5 +482,45 @@ def test_an_answer_that_is_none_is_a_bad_message(hosts) -> None:
             h.b.set_handler(ECHO, handler)
             with pytest.raises(BadMessage):
                 await request(h.a, h.b.peer_id, ECHO, b"x", max_reply=99)
+
+    hosts(law)
+
+
+def test_hearsay_comes_after_what_is_certain(hosts) -> None:
+    async def law(h: Hosts) -> None:
+        places = [addr.transport for addr in h.b.addrs]
+        h.a.add_addrs(h.stranger.peer_id, places, AddrSource.OWNER)
+        h.a.add_addrs(h.stranger.peer_id, [h.nowhere], AddrSource.HEARSAY)
+        known = [addr.transport for addr in h.a.addrs_of(h.stranger.peer_id)]
+        assert known == [*places, h.nowhere.transport]
+        h.a.add_addrs(h.stranger.peer_id, [h.nowhere], AddrSource.SIGNED)
+        known = [addr.transport for addr in h.a.addrs_of(h.stranger.peer_id)]
+        assert known == [h.nowhere.transport, *places]
+
+    hosts(law)
+
+
+@pytest.mark.parametrize("source", [AddrSource.SIGNED, AddrSource.HEARSAY])
+def test_names_are_taken_from_the_owner_only(hosts, source) -> None:
+    async def law(h: Hosts) -> None:
+        name = Multiaddr.parse("/dns4/example.org/tcp/1")
+        h.a.add_addrs(h.stranger.peer_id, [name], source)
+        assert h.a.addrs_of(h.stranger.peer_id) == ()
+        h.a.add_addrs(h.stranger.peer_id, [name], AddrSource.OWNER)
+        assert [addr.transport for addr in h.a.addrs_of(h.stranger.peer_id)] == [name]
+
+    hosts(law)
+
+
+def test_a_message_beyond_the_protocols_limit_costs_the_connection(hosts) -> None:
+    async def law(h: Hosts) -> None:
+        introduce(h.a, h.b)
+        watch = Watch(h.b)
+        received = []
+        h.b.set_message_handler(NEWS, lambda _, message: received.append(message), max_message=100)
+        h.a.send(h.b.peer_id, NEWS, bytes(100))
+        h.a.send(h.b.peer_id, NEWS, bytes(101))
+        await watch.wait(h.a.peer_id, PeerState.DISCONNECTED)
+        assert received == [bytes(100)]
 
     hosts(law)
