@@ -249,9 +249,9 @@ class Connector:
         self._offences = FadingCounts(OFFENCE_HALF_LIFE)
         self._unreachable: dict[PeerId, float] = {}
         self._protected: dict[str, frozenset[PeerId]] = {}
-        self._bytes = HostBudget(world.now, protected=self.is_protected)
         self._turns = _Turns()
         self._sweeping = False
+        self._unread = HostBudget(world.now, protected=self.is_protected)
 
     @property
     def connected(self) -> tuple[PeerId, ...]:
@@ -266,12 +266,12 @@ class Connector:
         """Call ``watcher`` on every change."""
         self._watchers.append(watcher)
 
-    def tell(self, peer: PeerId, state: PeerState) -> None:
+    def tell(self, peer: PeerId, state: PeerState, *, dialled: bool = False) -> None:
         """Call the watchers, unless the host is closing."""
         self._world.sometimes("connector/lost messages", state is PeerState.UNREACHABLE)
         if not self.closing:
             for watcher in self._watchers:
-                watcher(PeerEvent(peer, state))
+                watcher(PeerEvent(peer, state, dialled))
 
     def drop(self, peer: PeerId) -> list[Connection]:
         """Begin to close all connections of ``peer``; returns them."""
@@ -536,7 +536,7 @@ class Connector:
             serves=self._callbacks.serves,
             on_stream=self._callbacks.on_stream,
             config=self._config,
-            budget=self._bytes,
+            budget=self._unread,
         )
         connection.remote_addr = addr
         siblings = self._connections.setdefault(peer, [])
@@ -547,7 +547,7 @@ class Connector:
         if not self._sweeping:
             self._sweep_later()
         if len(siblings) == 1:
-            self.tell(peer, PeerState.CONNECTED)
+            self.tell(peer, PeerState.CONNECTED, dialled=dialer)
         self._callbacks.on_connection(connection)
         return True
 

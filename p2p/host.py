@@ -10,7 +10,7 @@ tests/conformance/test_hosts.py, holds them together.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Protocol
 
@@ -84,6 +84,8 @@ class PeerEvent:
 
     peer: PeerId
     state: PeerState
+    dialled: bool = field(default=False, compare=False)
+    """Whether the connection is one that we dialled: a peer that we chose, not one that chose us."""
 
 
 class Host(Protocol):

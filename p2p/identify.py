@@ -108,8 +108,11 @@ async def send_info(stream: Stream, info: bytes) -> None:
 
 
 async def serve_ping(stream: Stream) -> None:
-    """Send back what comes, for as long as it comes."""
-    while data := await stream.receive_some(PING_BYTES):
+    """Send back what comes, for as long as it comes.
+
+    In the pieces in which it comes: cut into 32 bytes, 3 MB/s of pings took a core.
+    """
+    while data := await stream.receive_some():
         await stream.send_all(data)
 
 

@@ -21,8 +21,10 @@ from p2p.transport.wakeup import Wakeup
 from p2p.wire import KI, MIB
 
 MAX_WAITING: Final = 64 * MIB
-"""Bytes of messages that may wait over all peers. Beyond it, a peer has its equal share of this only: peers
-that never read cost each other messages, not those that do."""
+"""Bytes of messages that may wait over all peers. Beyond it, a peer has `MIN_OUTBOX` only: peers that never
+read cost each other messages, not those that do."""
+MIN_OUTBOX: Final = 64 * KI
+"""Bytes of messages that may always wait for one peer: with 1,024 connections once more `MAX_WAITING`."""
 STUCK_SWEEPS: Final = 4
 """Sweeps (one each 15 s) without a message leaving, while some wait, after which a lane is given up: a peer
 that reads nothing for a minute holds up to 4 MiB of ours, and will not miss what it did not read."""
@@ -101,7 +103,7 @@ class Outbox:
             return True
         waiting = self._bytes.get(peer, 0)
         after = waiting + len(framed)
-        if after > MAX_OUTBOX or (self._total > MAX_WAITING and after > MAX_WAITING // len(self._bytes)):
+        if after > MAX_OUTBOX or (self._total + len(framed) > MAX_WAITING and after > MIN_OUTBOX):
             self.dropped += 1
             return False
         if lane is None:

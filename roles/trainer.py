@@ -207,11 +207,6 @@ class Trainer:
         await self._evaluate(node, engine, step)
         return step
 
-    def _durable_of(self, node: Node) -> Durable:
-        if self._durable is None:
-            self._durable = Durable(node.world, self.name)
-        return self._durable
-
     async def _open_learner(self, node: Node, engine: Engine) -> int:
         """Continue from the newest sound checkpoint, or from the published policy if that is newer."""
         published = node.shardcast.newest
@@ -231,6 +226,11 @@ class Trainer:
                 await engine.adopt(weights, published)
             step = int(published)
         return step
+
+    def _durable_of(self, node: Node) -> Durable:
+        if self._durable is None:
+            self._durable = Durable(node.world, self.name)
+        return self._durable
 
     async def _publish(self, node: Node, step: int) -> None:
         version = PolicyVersion(step)
@@ -443,12 +443,6 @@ class _Desk:
     intake: Intake
     durable: Durable
 
-    async def open_groups(self, submission: Submission) -> tuple[Group, ...]:
-        """Its groups, decoded in a thread if they are long. Raises `BadMessage`."""
-        return await decode_off_loop(
-            self.node.world, decode_groups_untrusted, submission.content, rate=DECODE_RATE
-        )
-
     def why_unwanted(self, peer: PeerId, verdict: SignedVerdict) -> str:
         """Why a delivery of ``peer`` is no use whatever the pool holds; empty if it may be."""
         place = verdict.commitment
@@ -460,6 +454,12 @@ class _Desk:
             return f"{place.node} may not generate in this run"
         judge = validator_of(self.run, place.node, place.version)
         return "" if peer == judge else f"{judge} judges this node under this policy"
+
+    async def open_groups(self, submission: Submission) -> tuple[Group, ...]:
+        """Its groups, decoded in a thread if they are long. Raises `BadMessage`."""
+        return await decode_off_loop(
+            self.node.world, decode_groups_untrusted, submission.content, rate=DECODE_RATE
+        )
 
     def pooled(
         self, verdict: SignedVerdict, submission: Submission, groups: tuple[Group, ...] | None = None

@@ -34,6 +34,9 @@ from p2p.shardcast.messages import (
     MAX_BULK_MESSAGE,
     MAX_CONTROL,
     MESSAGE_KIND,
+    Evidence,
+    PolicyNews,
+    RosterNews,
     Want,
     decode_chunk_header_untrusted,
     decode_message_untrusted,
@@ -160,11 +163,15 @@ class Shardcast:
         """Take what ``peer`` wrote and gossip brought. True: valid and new, pass it on. False: nothing wrong
         with it, but old, or by an author of whom this node does not know (yet) that it may publish.
 
-        Raises `BadMessage` if it can be valid for no node: malformed, forged, of another run.
+        Raises `BadMessage` if it can be valid for no node: malformed, forged, of another run, or no news.
+        (The author of another kind of message would be answered, and dialled for it, by every node.)
         """
         if len(data) > MAX_CONTROL:
             raise BadMessage(f"an announcement of {len(data)} bytes is over the limit of {MAX_CONTROL}")
-        effects = self.handle(ev.Heard(peer, decode_message_untrusted(data), gossip=True))
+        message = decode_message_untrusted(data)
+        if not isinstance(message, PolicyNews | RosterNews | Evidence):
+            raise BadMessage("only news of policies, rosters and evidence is gossiped")
+        effects = self.handle(ev.Heard(peer, message, gossip=True))
         return any(isinstance(effect, ev.PassOn) for effect in effects)
 
     # What the host and the disk report

@@ -131,7 +131,8 @@ class Chooser:
         self._serves = serves
         self._lines = _Lines()
         self._out = bytearray(line(HEADER))
-        self._proposals = 0
+        self.proposals = 0
+        """What the peer has proposed so far."""
         self.chosen: ProtocolId | None = None
         self.is_deaf = False
         """Whether what comes is not looked at any more: data of a protocol that was refused."""
@@ -160,15 +161,15 @@ class Chooser:
             try:
                 text = self._lines.next_untrusted()
             except BadMessage:
-                if not self._proposals:
+                if not self.proposals:
                     raise
                 self.is_deaf = True
                 self._lines.clear()
                 return
             if text is None:
                 return
-            self._proposals += 1
-            if self._proposals > MAX_PROPOSALS:
+            self.proposals += 1
+            if self.proposals > MAX_PROPOSALS:
                 raise RemoteProtocolError(f"more than {MAX_PROPOSALS} protocols proposed for one stream")
             protocol = ProtocolId(text)
             if self._serves(protocol):

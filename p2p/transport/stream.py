@@ -51,6 +51,10 @@ class StreamOwner(Protocol):
         """An incoming stream knows its protocol."""
         ...
 
+    def let_go(self, stream_id: int) -> None:
+        """The application has closed the stream: nothing that the peer does is news to it."""
+        ...
+
 
 class MuxedStream(Stream):
     """An ordered byte stream to one peer, for one protocol. Left by an exception, it is reset."""
@@ -223,6 +227,7 @@ class MuxedStream(Stream):
     def _close(self) -> None:
         self._closed = True
         self._let_go()
+        self._owner.let_go(self._id)
         self._owner.flush()
         self._readable.set()
         self._writable.set()
@@ -330,6 +335,7 @@ class MuxedStream(Stream):
 
     def _negotiate(self, negotiation: Proposer | Chooser, data: bytearray) -> bytearray:
         mux = self._owner.mux
+        proposals = negotiation.proposals if isinstance(negotiation, Chooser) else 0
         try:
             negotiation.receive_data(data)
         except ProtocolNotSupported as error:
@@ -337,6 +343,8 @@ class MuxedStream(Stream):
             self._owner.flush()
             self.fail(error)
             return bytearray()
+        if isinstance(negotiation, Chooser):  # one takes as long as a frame, and a frame has room for 32
+            mux.frames += negotiation.proposals - proposals
         self._answer(negotiation.data_to_send())
         if negotiation.chosen is None:
             if not negotiation.is_deaf:  # else the rest of the window is all that the peer can waste

@@ -71,7 +71,7 @@ class Mux:
     ) -> None:
         """``record`` is the largest piece that `data_to_send` may return; ``budget`` is the host's."""
         self.frames = 0
-        """Frames that came so far."""
+        """Frames that came so far, and, added by the streams, proposals: what the peer made us look at."""
         self._dialer = dialer
         self._next_id = 1 if dialer else 2
         self._highest = 0 if dialer else -1  # of the peer's ids

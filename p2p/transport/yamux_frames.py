@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
@@ -134,7 +133,7 @@ class MuxStream:
         self.window = INITIAL_WINDOW  # what the peer may have in flight
         self.receive_window = INITIAL_WINDOW  # what is left of it
         self.consumed = 0  # read, but not yet given back
-        self.segments: deque[bytearray] = deque()  # frames, the first 12 bytes of each still blank
+        self.segments: list[bytearray] = []  # up to five frames, the first 12 bytes of each still blank
         self.queued = 0  # their payload
         self.scheduled = False
         self.blocked = False  # a `send` was refused, somebody waits

@@ -133,7 +133,7 @@ class SendQueue:
         return out
 
     def _take_segment(self, stream: MuxStream, ended: list[MuxStream]) -> bytearray:
-        segment = stream.segments.popleft()
+        segment = stream.segments.pop(0)
         payload = len(segment) - HEADER.size
         stream.queued -= payload
         self._queued -= payload

@@ -92,8 +92,8 @@ async def test_silent_sockets_do_not_keep_dialers_out() -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_first_words_alone_do_not_keep_dialers_out() -> None:
-    """Beyond the list: sockets that send the first line of a handshake and then nothing."""
+async def test_first_words_alone_do_not_keep_dialers_out(autojump_clock: trio.abc.Clock) -> None:
+    """Beyond the list: 300 sockets a second that send the first line of a handshake and then nothing."""
     async with victim() as (network, host), trio.open_nursery() as nursery:
         sockets = []
 
@@ -101,11 +101,10 @@ async def test_first_words_alone_do_not_keep_dialers_out() -> None:
             while True:
                 sockets.append(await network.dial(host.addrs[0]))
                 await sockets[-1].send_all(b"\x13/multistream/1.0.0\n")
-                await trio.lowlevel.checkpoint()
+                await host.world.sleep(1 / 300)
 
         nursery.start_soon(keep_coming)
-        while len(sockets) < 4 * SMALL.handshakes:
-            await trio.lowlevel.checkpoint()
+        await host.world.sleep(4 * SMALL.handshakes / 300)
         for _ in range(20):
             await honest(network, host)
         assert host.budget.handshakes <= SMALL.handshakes

@@ -114,7 +114,7 @@ class _DeskWithoutModel(_Desk):
 
 def make_desk() -> Any:
     terms = SimpleNamespace(recipe=Recipe(), validators=tuple(judge.peer_id for judge in JUDGES))
-    run = SimpleNamespace(id=RUN_ID, terms=terms)
+    run: Any = SimpleNamespace(id=RUN_ID, terms=terms)
     world = SimpleNamespace(verify=verify, buggify=lambda _: False, sometimes=lambda *_: None)
 
     def may(peer: PeerId, _: object) -> bool:
@@ -122,7 +122,8 @@ def make_desk() -> Any:
 
     node: Any = SimpleNamespace(world=world, shardcast=SimpleNamespace(holds=lambda _: True), may=may)
     disk: Any = _Disk()
-    return _DeskWithoutModel(node, run, SimpleNamespace(), disk, disk)  # type: ignore[arg-type]
+    nothing: Any = SimpleNamespace()
+    return _DeskWithoutModel(node, run, nothing, disk, disk, nothing)
 
 
 async def test_only_the_judge_of_a_place_delivers_it_once_and_for_admitted_workers() -> None:

@@ -8,6 +8,9 @@ import pytest
 import trio
 import trio.testing
 
+from p2p.identify import serve_ping
+from p2p.transport.memory import MemoryStream, _Pipe
+from p2p.transport.negotiate import line
 from p2p.transport.yamux_frames import HEADER, MAX_CONTROL
 from p2p.wire import KI
 from tests.attacks.hostile_mux import (
@@ -15,6 +18,7 @@ from tests.attacks.hostile_mux import (
     DATA,
     GO_AWAY,
     PING,
+    RST,
     SYN,
     WINDOW_UPDATE,
     Hostile,
@@ -160,3 +164,39 @@ async def test_a_peer_of_small_frames_is_read_in_small_pieces() -> None:
         await trio.testing.wait_all_tasks_blocked()
         assert len(asked) > 30
         assert sum(size > 16 * KI for size in asked) <= 1  # before the first of them was seen
+
+
+async def test_a_flood_of_proposals_is_slowed_down(autojump_clock: trio.testing.MockClock) -> None:
+    """32 refused proposals in a frame of 116 bytes take as long as 30 frames."""
+    async with open_victims(7) as (victim,), trio.open_nursery() as nursery:
+        nursery.start_soon(victim.hostile.swallow)
+        start = victim.world.now()
+        proposals = line("/multistream/1.0.0") + line("a") * 32
+        for first in range(1, 16001, 100):
+            await victim.hostile.send(
+                b"".join(
+                    frame(DATA, SYN, stream_id, proposals) + frame(WINDOW_UPDATE, RST, stream_id, 0)
+                    for stream_id in range(first, first + 100, 2)
+                )
+            )
+        await trio.testing.wait_all_tasks_blocked()
+        assert victim.world.now() - start >= 2
+        assert victim.connection.failure is None
+        nursery.cancel_scope.cancel()
+
+
+async def test_pings_are_echoed_in_the_pieces_in_which_they_come() -> None:
+    class Counting(MemoryStream):
+        sends = 0
+
+        async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+            self.sends += 1
+            await super().send_all(data)
+
+    one, other = _Pipe(), _Pipe()
+    ours, theirs = Counting(one, other), MemoryStream(other, one)
+    await theirs.send_all(bytes(32) * 1000)
+    await theirs.send_eof()
+    await serve_ping(ours)  # type: ignore[arg-type]
+    assert ours.sends < 10
+    assert len(await theirs.receive_some()) == 32 * 1000
