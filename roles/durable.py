@@ -37,7 +37,6 @@ class Durable:
             if not self.waiting:
                 logger.warning("the %s stops until the disk takes data: %s", self._role, error)
         self.waiting += 1
-        self._world.sometimes("durable/waited for the disk", True)
         try:
             return await self._repeat(write)
         finally:
