@@ -121,7 +121,8 @@ class Meter:
 
     def is_flooding(self, peer: PeerId, now: float) -> bool:
         """Whether ``peer`` has sent so much that what it sends need not be read."""
-        return peer in self._left and self._of(peer, now).requests < 1
+        left = self._left.get(peer)
+        return left is not None and left.requests < 1 and self._of(peer, now).requests < 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,15 +131,13 @@ class Lookup:
                 if source is not None and not self._is_met(contact.peer):
                     self._named_by[distance] = []
                     self._second(distance, source)
-            else:
+            elif distance in self._named_by:
                 self._second(distance, source)
             path.hear(distance)
 
     def _second(self, distance: int, source: PeerId | None) -> None:
-        """A contact was named again."""
-        sources = self._named_by.get(distance)
-        if sources is None:
-            return
+        """Who has named a contact, not met yet, when it is named (again)."""
+        sources = self._named_by[distance]
         if source is None:
             del self._named_by[distance]
         elif len(sources) < MAX_NAMED_BY and source not in sources and self._is_believed(source):

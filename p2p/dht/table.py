@@ -17,7 +17,6 @@ means to surround us, addresses in many networks are not.
 
 from __future__ import annotations
 
-import heapq
 import math
 from typing import TYPE_CHECKING, Final
 
@@ -102,6 +101,7 @@ class ContactTable(RoutingTable):  # type: ignore[misc]
 
     def __init__(self, own: Contact, ksize: int) -> None:
         self._by_peer: dict[PeerId, ContactNode] = {}
+        self._by_number: dict[int, ContactNode] = {}
         self._crowds: dict[str, int] = {}
         self.among_public = False
         """Whether we are on the public internet ourselves."""
@@ -110,6 +110,7 @@ class ContactTable(RoutingTable):  # type: ignore[misc]
     def flush(self) -> None:
         """Forget everybody."""
         self._by_peer = {}
+        self._by_number = {}
         self._crowds = {}
         self.buckets = [ContactBucket(0, (1 << _ID_BITS) - 1, self.ksize, -math.inf)]
 
@@ -230,12 +231,14 @@ class ContactTable(RoutingTable):  # type: ignore[misc]
         bucket.replacement_nodes.pop(node.id, None)
         bucket.nodes[node.id] = node
         self._by_peer[node.contact.peer] = node
+        self._by_number[node.long_id] = node
         for group in node.groups:
             self._crowds[group] = self._crowds.get(group, 0) + 1
 
     def _take_out(self, bucket: ContactBucket, node: ContactNode) -> None:
         del bucket.nodes[node.id]
         del self._by_peer[node.contact.peer]
+        del self._by_number[node.long_id]
         for group in node.groups:
             left = self._crowds.pop(group) - 1
             if left:
@@ -256,8 +259,8 @@ class ContactTable(RoutingTable):  # type: ignore[misc]
 
     def closest(self, target: int, count: int, exclude: PeerId | None = None) -> list[Contact]:
         """The ``count`` nearest contacts to ``target``, nearest first."""
-        nodes = {node.long_id ^ target: node for bucket in self.buckets for node in bucket.nodes.values()}
-        near = [nodes[distance].contact for distance in heapq.nsmallest(count + 1, nodes)]
+        distances = sorted([number ^ target for number in self._by_number])[: count + 1]
+        near = [self._by_number[distance ^ target].contact for distance in distances]
         return [contact for contact in near if contact.peer != exclude][:count]
 
     def find_neighbors(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 from bench.dht import WALL, Node, Swarm
 from p2p.dht.config import DhtConfig
@@ -13,7 +15,8 @@ from p2p.dht.record import Namespace, PublisherKind, Record
 from p2p.dht.store import MAX_PER_PREFIX, MAX_PUBLISHERS
 from p2p.identity import KeyPair, PeerId
 from p2p.multiaddr import Multiaddr
-from p2p.node.wiring import MAX_RUN_LIFETIME, RUN_RECORDS
+from p2p.node.rundoc import RunBook
+from p2p.node.wiring import MAX_RUN_LIFETIME, RUN_RECORDS, run_records
 from p2p.wire import pack
 from tests.attacks.dht import DIFFICULTY, contact, key_pair, place, sent, signed, tell
 
@@ -143,3 +146,13 @@ def test_a_run_record_lives_an_hour_at_most() -> None:
         record = signed(squatter, RUN, namespace="run", value=at("10.66.0.1"), lifetime=lifetime)
         answer = sent(tell(node, contact(squatter), Store(place(record), record.encode()), swarm.now))[0][1]
         assert answer.body == Stored(expected)
+
+
+def test_a_node_tells_the_publishers_of_its_own_run_apart_and_no_others() -> None:
+    officer, member, stranger = (key_pair(number) for number in range(3))
+    run = SimpleNamespace(id=RUN, officers=(officer.peer_id,))
+    book = cast(RunBook, SimpleNamespace(run=run, may=lambda peer, _: peer == member.peer_id))
+    kind_of = run_records(book).kind_of
+    kinds = [kind_of(signed(key, RUN, namespace="run")) for key in (officer, member, stranger)]
+    assert kinds == [PublisherKind.OFFICER, PublisherKind.MEMBER, PublisherKind.STRANGER]
+    assert kind_of(signed(stranger, b"x" * 32, namespace="run")) is PublisherKind.UNKNOWN

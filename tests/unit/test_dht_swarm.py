@@ -243,11 +243,11 @@ def test_it_stores_what_is_signed(pair: tuple[Swarm, Node, Node]) -> None:
 
 def test_a_forged_record_is_refused_and_punished(pair: tuple[Swarm, Node, Node]) -> None:
     swarm, victim, other = pair
-    held = victim.core.records
     forged = replace(signed(victim), value=b"lie")
     assert ask(swarm, victim, other, store(forged)) == [Stored(False)], "a stranger brings only its own"
     swarm.now = 60.0
     meet(swarm, victim, other)
+    held = victim.core.records
     assert [type(each) for each in ask(swarm, victim, other, store(forged))] == [Penalise]
     misplaced = Store(bytes(20), signed(other).encode())
     assert [type(each) for each in ask(swarm, victim, other, misplaced)] == [Penalise]
