@@ -256,7 +256,8 @@ class RawPeer:
 
     def _negotiate(self, stream: int, kept: bytearray) -> bytes:
         """Accept whatever the target proposes; answer identify as the attack wants it."""
-        lines, offset = [], 0
+        lines: list[str] = []
+        offset = 0
         while len(lines) < 2:
             try:
                 head = decode_varint_untrusted(kept, offset)
