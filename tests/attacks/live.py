@@ -137,6 +137,8 @@ class Outcome:
         if self.alive and self.freed_after > SETTLE:
             held = self.mib_after - self.mib_before, self.files_after - self.files_before
             found.append(f"not freed: {held[0]:+.0f} MiB, {held[1]:+d} files")
+        if KINDS[self.name].honest and self.blamed:
+            found.append(f"{self.blamed} penalties for honest peers")
         if self.crashes:
             found.append(f"{self.crashes} tracebacks")
         return found

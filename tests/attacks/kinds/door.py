@@ -35,7 +35,7 @@ async def _hold(attack: Attack, count: int, first: Callable[[int], bytes], *, sp
     await attack.crowd(count, one, retry=0.2)
 
 
-@kind("nothing: what the measurement itself costs")
+@kind("nothing: what the measurement itself costs", honest=True)
 async def quiet(attack: Attack) -> None:
     await trio.sleep_forever()
 

@@ -21,17 +21,19 @@ class Kind:
     run: Run
     descriptors: int | None = None
     """The limit of open files that the node is started under, if the attack needs a low one."""
+    honest: bool = False
+    """Whether nothing of it is an attack: then the node is to blame nobody."""
 
 
 KINDS: Final[dict[str, Kind]] = {}
 
 
-def kind(about: str, *, descriptors: int | None = None) -> Callable[[Run], Run]:
+def kind(about: str, *, descriptors: int | None = None, honest: bool = False) -> Callable[[Run], Run]:
     """Register an attack under its function's name."""
 
     def register(run: Run) -> Run:
         name = run.__name__.replace("_", "-")
-        KINDS[name] = Kind(name=name, about=about, run=run, descriptors=descriptors)
+        KINDS[name] = Kind(name=name, about=about, run=run, descriptors=descriptors, honest=honest)
         return run
 
     return register

@@ -313,7 +313,7 @@ def _start_honest(attack: Attack, folder: str) -> subprocess.Popen[bytes]:
     )
 
 
-@kind("an honest node that stops (SIGSTOP) and goes on, again and again: nothing is its fault")
+@kind("an honest node that stops (SIGSTOP) and goes on, again and again: nothing is its fault", honest=True)
 async def paused_peer(attack: Attack) -> None:
     with tempfile.TemporaryDirectory(prefix="shoal-paused-") as folder:
         process = _start_honest(attack, folder)
@@ -330,7 +330,7 @@ async def paused_peer(attack: Attack) -> None:
             process.wait()
 
 
-@kind("an honest peer that asks for much, stops reading for a while, and then reads on")
+@kind("an honest peer that asks for much, stops reading for a while, and then reads on", honest=True)
 async def slow_honest_reader(attack: Attack) -> None:
     async def one(number: int) -> None:
         async with open_peer(attack, source=attack.somewhere(number), reads=False) as peer:
