@@ -13,6 +13,7 @@ The tree whose code the node runs is a parameter: the same attacks measure the c
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -177,16 +178,18 @@ class LiveNode:
         return path.read_text(errors="replace") if path.exists() else ""
 
 
-def make_run_file(folder: Path, tree: Path) -> Path:
-    """An owner's run file, made by the usual command of ``tree``."""
-    draft, document = folder / "draft.toml", folder / "run.shoal"
-    trainer, validator = (KeyPair(bytes((number,)) * 32).peer_id for number in (1, 2))
-    draft.write_text(DRAFT.format(trainer=trainer, validator=validator))
-    command = ["roles.run", "create", str(draft), "--key", str(folder / "owner.key"), "--out", str(document)]
-    subprocess.run(
-        [sys.executable, "-m", *command], check=True, capture_output=True, cwd=tree, env=_environment(tree)
-    )
-    return document
+@functools.cache
+def make_run_file(tree: Path) -> bytes:
+    """An owner's run file, made by the usual command of ``tree``; once for all attacks of a process."""
+    with tempfile.TemporaryDirectory(prefix="shoal-owner-") as name:
+        folder = Path(name)
+        draft, document = folder / "draft.toml", folder / "run.shoal"
+        trainer, validator = (KeyPair(bytes((number,)) * 32).peer_id for number in (1, 2))
+        draft.write_text(DRAFT.format(trainer=trainer, validator=validator))
+        where = ["--key", str(folder / "owner.key"), "--out", str(document)]
+        command = [sys.executable, "-m", "roles.run", "create", str(draft), *where]
+        subprocess.run(command, check=True, capture_output=True, cwd=tree, env=_environment(tree))
+        return document.read_bytes()
 
 
 def _environment(tree: Path) -> dict[str, str]:
@@ -196,7 +199,8 @@ def _environment(tree: Path) -> dict[str, str]:
 @contextmanager
 def open_node_process(folder: Path, tree: Path, descriptors: int | None = None) -> Iterator[LiveNode]:
     """A node that runs the code of ``tree``, with its own limit of open files; killed at the end."""
-    document = make_run_file(folder, tree)
+    document = folder / "run.shoal"
+    document.write_bytes(make_run_file(tree))
 
     def limit() -> None:
         if descriptors is not None:
