@@ -1,15 +1,20 @@
-"""Who is connected: dials, accepts, adopts and carries connections, and says no where a limit is reached.
+"""Who is connected: dials, accepts, adopts and carries connections, and makes room where a limit is reached.
 
 Two peers that dial each other at once end up with two connections. Both work; new streams use the
 newest (after a restart the oldest may be a ghost that only a time-out will find), and the peer counts as
 gone when its last connection is.
+
+What strangers may hold is counted by a `p2p.limits.Budget`: it names what must go, and this module ends
+that at once. Dials that a stranger's word caused (`AddrSource.HEARSAY`) have slots of their own, so that
+contacts at silent addresses never hold up a dial that the owner, or a member, asked for.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -24,9 +29,23 @@ from p2p.errors import (
 )
 from p2p.host import AddrSource, PeerEvent, PeerState
 from p2p.identity import PeerId, ProtocolId
+from p2p.limits import (
+    LOOPBACK,
+    Budget,
+    DialTargets,
+    FadingCounts,
+    HeldConnection,
+    NetGroup,
+    PendingHandshake,
+    ResourceLimits,
+    Usage,
+    group_of,
+    reach_of,
+)
 from p2p.multiaddr import Multiaddr
 from p2p.network import Listener, Network
-from p2p.peers import VIOLATION, AddressBook, Scores
+from p2p.peers import MAX_HEARSAY_ADDRS, VIOLATION, AddressBook, Scores
+from p2p.transport.budget import HostBudget
 from p2p.transport.connection import Connection, ConnectionConfig
 from p2p.transport.dial import race
 from p2p.transport.noise import StaticKey
@@ -35,24 +54,48 @@ from p2p.transport.upgrade import Secured, secure
 from p2p.transport.wakeup import AddressedStream
 from p2p.world import World, dawdle, lateness
 
-MAX_CONNECTIONS: Final = 1024
-"""Connections in all. 11 KiB each when idle; a node needs about 200 (views, forest, trainers, validators)."""
-MAX_PER_PEER: Final = 4
-"""Connections to one peer: two from dialling each other at once, two more around a restart."""
-MAX_HANDSHAKES: Final = 64
-"""Incoming handshakes at a time: 1.3 ms each, so a full house is done in 0.1 s; more is a flood."""
 MAX_DIALS: Final = 32
-"""Peers dialled at a time; more would fill home routers' tables."""
+"""Peers dialled at a time whose address is sure; more would fill home routers' tables."""
+MAX_HEARSAY_DIALS: Final = 16
+"""Peers dialled at a time on hearsay alone. At `HEARSAY_TIMEOUT` each, contacts at silent addresses make us
+dial two a second, and at most 64 addresses at once; each counts for its host and network (`DialTargets`)."""
+MAX_WAITING_DIALS: Final = 256
+"""Dials on hearsay that may wait for a slot; one more fails at once. Two minutes' worth of silent ones."""
 HANDSHAKE_TIMEOUT: Final = 10.0
 """Seconds for a handshake: four round trips at half a second, with a busy machine on each side."""
+CONNECT_TIMEOUT: Final = 5.0
+"""Seconds for a TCP connection: the first packet and two repetitions, after one and three seconds."""
 DIAL_TIMEOUT: Final = 20.0
 """Seconds for all addresses of a peer together."""
+HEARSAY_TIMEOUT: Final = 8.0
+"""The same, on hearsay."""
 DIAL_BACKOFF: Final = 5.0
 """Seconds after a failed dial in which messages to the peer are dropped at once instead of dialling again."""
+FIRST_READ: Final = 4096
+"""Bytes read at the beginning of an incoming handshake; a whole one has about 500."""
 ACCEPT_BACKOFF: Final = 0.1
 """Seconds to wait when the machine has no more sockets, which is what trio's own server does."""
 CLOSE_TIMEOUT: Final = 2.0
 """Seconds to flush all connections when the host closes."""
+SWEEP: Final = 15.0
+"""Seconds between two looks for connections that are of no use."""
+UNUSED_TIMEOUT: Final = 30.0
+"""Seconds after which a connection is closed over which nothing was ever asked or said: who connects has a
+reason, and shows it in the next round trips. go-libp2p gives 20 s of grace, rust-libp2p 10."""
+IDLE_TIMEOUT: Final = 300.0
+"""Seconds without a message or a stream after which a connection is closed; the next message opens it again
+for four round trips. Everything that a node does regularly with a peer (heartbeats every few seconds, the
+DHT's pings, the mesh's) happens more often."""
+MAX_OFFENCES: Final = 8.0
+"""Refused peers of one host, halved every five minutes, after which its connections are not accepted: a new
+identity costs 16 µs and would wash off every penalty. Eight, because a laboratory may share one address."""
+OFFENCE_HALF_LIFE: Final = 300.0
+"""Seconds; as long as a peer is refused."""
+HANDSHAKE_RATE: Final = 400.0
+"""Incoming handshakes computed in a second: at 1.3 ms each, half of a core, so that a flood of them leaves
+the other half to the peers that are here already."""
+HANDSHAKE_BURST: Final = 64.0
+"""Handshakes that may come together, after a quiet time, without waiting."""
 
 logger = logging.getLogger(__name__)
 
@@ -60,9 +103,11 @@ Spawn = Callable[..., None]
 """Starts a task: ``spawn(async_function, *args)``."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Dial:
-    done: trio.Event
+    trusted: bool
+    """Whether the address is sure, or the peer protected: which slots it takes."""
+    done: trio.Event = field(default_factory=trio.Event)
     error: Exception | None = None
 
 
@@ -89,6 +134,86 @@ class Callbacks:
     """A connection was adopted."""
     on_lost: Callable[[Connection], None]
     """A connection is over."""
+    on_cut: Callable[[PeerId], None]
+    """A peer broke a protocol, or is refused: nothing more is done for it."""
+    on_sweep: Callable[[], None]
+    """Called every `SWEEP` seconds while there is a connection."""
+    is_busy: Callable[[PeerId, int], bool]
+    """Whether, of that many streams to and from the peer, one is in use, beyond those that carry messages."""
+
+
+class _Begun(trio.abc.HalfCloseableStream):
+    """A raw stream of which the first bytes were read already, for the length of a handshake."""
+
+    def __init__(self, raw: trio.abc.HalfCloseableStream, first: bytes | bytearray) -> None:
+        self._raw = raw
+        self._first = first
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        if not self._first:
+            return await self._raw.receive_some(max_bytes)
+        first, self._first = self._first, b""
+        return first
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await self._raw.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self._raw.wait_send_all_might_not_block()
+
+    async def send_eof(self) -> None:
+        await self._raw.send_eof()
+
+    async def aclose(self) -> None:
+        await self._raw.aclose()
+
+
+class _Turns:
+    """Who is next when incoming handshakes are more than the CPU time they may have.
+
+    A bucket of `HANDSHAKE_BURST` handshakes that fills at `HANDSHAKE_RATE`. Of those that wait, the next is
+    of the network, then of the host, that fewest wait from: a flood waits behind itself.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: dict[trio.Event, NetGroup] = {}
+        self.calling = False
+        """Whether a timer is set that calls the next."""
+        self._left = HANDSHAKE_BURST
+        self._at = -math.inf
+
+    def take(self, now: float) -> float:
+        """Take a turn if one is left, and return 0; else return how long until there is one."""
+        self._left = min(HANDSHAKE_BURST, self._left + max(now - self._at, 0.0) * HANDSHAKE_RATE)
+        self._at = now
+        if self._left < 1.0:
+            return (1.0 - self._left) / HANDSHAKE_RATE + 1e-6
+        self._left -= 1.0
+        return 0.0
+
+    def wait(self, group: NetGroup) -> trio.Event:
+        """Join the queue."""
+        turn = trio.Event()
+        self.waiting[turn] = group
+        return turn
+
+    def leave(self, turn: trio.Event) -> None:
+        """Leave the queue; harmless when called already."""
+        self.waiting.pop(turn, None)
+
+    def call(self) -> None:
+        """Let the next one go on."""
+        networks: dict[str, int] = {}
+        hosts: dict[str, int] = {}
+        for group in self.waiting.values():
+            networks[group.network] = networks.get(group.network, 0) + 1
+            hosts[group.host] = hosts.get(group.host, 0) + 1
+        turn = min(
+            self.waiting,
+            key=lambda one: (networks[self.waiting[one].network], hosts[self.waiting[one].host]),
+        )
+        del self.waiting[turn]
+        turn.set()
 
 
 class Connector:
@@ -100,11 +225,13 @@ class Connector:
         network: Network,
         static: StaticKey,
         config: ConnectionConfig,
+        limits: ResourceLimits,
         callbacks: Callbacks,
         spawn: Spawn,
     ) -> None:
-        self.book = AddressBook()
+        self.book = AddressBook(keeps=self._is_kept)
         self.scores = Scores()
+        self.budget = Budget(limits, self.is_protected, world.entropy(16))
         self.closing = False
         self._world = world
         self._network = network
@@ -113,12 +240,18 @@ class Connector:
         self._callbacks = callbacks
         self._spawn = spawn
         self._connections: dict[PeerId, list[Connection]] = {}
+        self._usage: dict[PeerId, Usage] = {}
         self._watchers: list[Callable[[PeerEvent], None]] = []
         self._dials: dict[PeerId, _Dial] = {}
         self._dial_slots = trio.CapacityLimiter(MAX_DIALS)
+        self._hearsay_slots = trio.CapacityLimiter(MAX_HEARSAY_DIALS)
+        self._targets = DialTargets()
+        self._offences = FadingCounts(OFFENCE_HALF_LIFE)
         self._unreachable: dict[PeerId, float] = {}
-        self._handshakes = 0
         self._protected: dict[str, frozenset[PeerId]] = {}
+        self._turns = _Turns()
+        self._sweeping = False
+        self._unread = HostBudget(world.now, protected=self.is_protected)
 
     @property
     def connected(self) -> tuple[PeerId, ...]:
@@ -133,12 +266,12 @@ class Connector:
         """Call ``watcher`` on every change."""
         self._watchers.append(watcher)
 
-    def tell(self, peer: PeerId, state: PeerState) -> None:
+    def tell(self, peer: PeerId, state: PeerState, *, dialled: bool = False) -> None:
         """Call the watchers, unless the host is closing."""
         self._world.sometimes("connector/lost messages", state is PeerState.UNREACHABLE)
         if not self.closing:
             for watcher in self._watchers:
-                watcher(PeerEvent(peer, state))
+                watcher(PeerEvent(peer, state, dialled))
 
     def drop(self, peer: PeerId) -> list[Connection]:
         """Begin to close all connections of ``peer``; returns them."""
@@ -151,7 +284,23 @@ class Connector:
         """Add penalty points; at the limit the peer is dropped."""
         logger.info("%r gets %s penalty points: %s", peer, points, reason)
         if self.scores.penalise(peer, points, self._world.now()):
-            self.drop(peer)
+            self._refuse(peer)
+
+    def ban(self, peer: PeerId) -> None:
+        """Refuse for as long as this host lives."""
+        self.scores.ban(peer)
+        self._refuse(peer)
+
+    def cut(self, peer: PeerId) -> list[Connection]:
+        """End at once what we do for ``peer``, and begin to close its connections; returns them."""
+        self._callbacks.on_cut(peer)
+        return self.drop(peer)
+
+    def _refuse(self, peer: PeerId) -> None:
+        """End what we do for a peer that is refused from now on, and remember its host."""
+        groups = [group_of(connection.remote_addr) for connection in self.cut(peer)]
+        for host in dict.fromkeys(group.host for group in groups if group.limited):
+            self._offences.add(host, self._world.now())
 
     def is_refused(self, peer: PeerId) -> bool:
         """Whether we want nothing to do with ``peer`` for now."""
@@ -166,10 +315,39 @@ class Connector:
         """Keep connections to ``peers``; replaces what was protected for the same ``purpose``."""
         self._protected[purpose] = frozenset(peers)
 
-    def add_addrs(self, peer: PeerId, addrs: Sequence[Multiaddr], source: AddrSource) -> None:
-        """Remember where ``peer`` may be dialled; news makes an unreachable peer worth a try."""
-        if peer != self._static.peer_id and self.book.add(peer, addrs):
+    def is_protected(self, peer: PeerId) -> bool:
+        """Whether the node wants to keep ``peer``, whatever strangers do."""
+        return any(peer in peers for peers in self._protected.values())
+
+    def _is_kept(self, peer: PeerId) -> bool:
+        return peer in self._connections or self.is_protected(peer)
+
+    def add_addrs(
+        self, peer: PeerId, addrs: Sequence[Multiaddr], source: AddrSource, reach: int = LOOPBACK
+    ) -> None:
+        """Remember where ``peer`` may be dialled; news makes an unreachable peer worth a try.
+
+        Of hearsay, only what can be reached from ``reach`` (`p2p.limits.reach_of`) or further away.
+        """
+        if peer == self._static.peer_id:
+            return
+        if source is AddrSource.HEARSAY:
+            addrs = [addr for addr in addrs if reach_of(addr) >= reach][:MAX_HEARSAY_ADDRS]
+        if self.book.add(peer, addrs, source):
             self._unreachable.pop(peer, None)
+
+    def usage(self, peer: PeerId) -> Usage | None:
+        """What a connected peer was good for."""
+        return self._usage.get(peer)
+
+    def used(self, peer: PeerId, *, by_us: bool = False) -> None:
+        """A stream was opened, or messages came or went."""
+        usage = self._usage.get(peer)
+        if usage is not None:
+            usage.used_at = self._world.now()
+            usage.was_used = True
+            if by_us:
+                usage.useful_at = usage.used_at
 
     # Dialling.
 
@@ -184,34 +362,55 @@ class Connector:
             raise PeerUnreachable(f"{peer} is refused for what it did")
         dial = self._dials.get(peer)
         self._world.sometimes("connector/shared a dial", dial is not None)
-        if dial is None:
-            dial = self._dials[peer] = _Dial(trio.Event())
+        trusted = self.is_protected(peer) or bool(self.book.certain(peer))
+        if dial is None or (trusted and not dial.trusted):
+            dial = self._dials[peer] = _Dial(trusted)
             self._spawn(self._dial, peer, dial)
         await dial.done.wait()
         if dial.error is not None:
             raise type(dial.error)(*dial.error.args) from dial.error
 
     async def _dial(self, peer: PeerId, dial: _Dial) -> None:
+        slots = self._dial_slots if dial.trusted else self._hearsay_slots
+        timeout = DIAL_TIMEOUT if dial.trusted else HEARSAY_TIMEOUT
         try:
-            async with self._dial_slots:
+            if not dial.trusted and slots.statistics().tasks_waiting >= MAX_WAITING_DIALS:
+                raise PeerUnreachable(f"{MAX_WAITING_DIALS} dials on hearsay wait already")
+            async with slots:
                 await dawdle(self._world, "connector/slow dial")
-                with trio.fail_after(DIAL_TIMEOUT):
+                with trio.fail_after(timeout):
                     ready, addr = await race(peer, self.book.of(peer), partial(self._dial_addr, peer))
             if not self._adopt(ready.raw, ready.secured, dialer=True, addr=addr):
                 await trio.aclose_forcefully(ready)
-                dial.error = PeerUnreachable(f"{MAX_CONNECTIONS} connections are open, no more are made")
+                dial.error = PeerUnreachable(f"{peer} is not wanted any more")
         except trio.TooSlowError:
-            dial.error = PeerUnreachable(f"{peer} did not answer within {DIAL_TIMEOUT:.0f} s")
+            dial.error = PeerUnreachable(f"{peer} did not answer within {timeout:.0f} s")
         except (PeerUnreachable, WrongPeer) as error:
             dial.error = error
         finally:
-            del self._dials[peer]
+            if self._dials.get(peer) is dial:
+                del self._dials[peer]
             if dial.error is not None:
                 self._remember_unreachable(peer)
             dial.done.set()
 
     async def _dial_addr(self, peer: PeerId, addr: Multiaddr) -> _Ready:
-        raw = await self._network.dial(addr)
+        if addr in self.book.certain(peer):
+            return await self._dial_place(peer, addr)
+        group, now = group_of(addr), self._world.now()
+        if not self._targets.begin(group, now):
+            raise PeerUnreachable(f"{addr} was named too often and did not answer")
+        answered = False
+        try:
+            ready = await self._dial_place(peer, addr)
+            answered = True
+        finally:
+            self._targets.end(group, self._world.now(), answered=answered)
+        return ready
+
+    async def _dial_place(self, peer: PeerId, addr: Multiaddr) -> _Ready:
+        with trio.fail_after(CONNECT_TIMEOUT):
+            raw = await self._network.dial(addr)
         try:
             with trio.fail_after(HANDSHAKE_TIMEOUT):
                 secured = await secure(raw, self._static, self._world.entropy, dialer=True, expected=peer)
@@ -231,51 +430,104 @@ class Connector:
     # Accepting.
 
     async def accept_from(self, listener: Listener) -> None:
-        """Greet whoever connects, for as long as we listen."""
+        """Greet those that connect, for as long as we listen."""
         while True:
             try:
                 raw = await listener.accept()
             except LimitExceeded as error:
                 logger.warning("cannot accept a connection: %s", error)
+                if (oldest := self.budget.oldest_handshake()) is not None:
+                    oldest.abort()
                 await self._world.sleep(ACCEPT_BACKOFF)
                 continue
-            if self._handshakes >= MAX_HANDSHAKES or self._is_full():
-                logger.info("refused a connection: too many")
+            if self._world.buggify("connector/full"):
                 await trio.aclose_forcefully(raw)
                 continue
-            self._handshakes += 1
-            self._spawn(self._greet, raw)
+            addr = raw.remote_addr if isinstance(raw, AddressedStream) else None
+            if self._offences.count(group_of(addr).host, self._world.now()) >= MAX_OFFENCES:
+                await trio.aclose_forcefully(raw)
+                continue
+            scope = trio.CancelScope()
+            pending = PendingHandshake(group_of(addr), self._world.now(), scope.cancel)
+            victim = self.budget.begin_handshake(pending)
+            if victim is not None:
+                logger.debug("gave up a handshake with %s for another", victim.group.host or "a stranger")
+                victim.abort()
+            self._spawn(self._greet, raw, addr, pending, scope)
 
-    async def _greet(self, raw: trio.abc.HalfCloseableStream) -> None:
+    async def _greet(
+        self,
+        raw: trio.abc.HalfCloseableStream,
+        addr: Multiaddr | None,
+        pending: PendingHandshake,
+        scope: trio.CancelScope,
+    ) -> None:
         adopted = False
         try:
-            with trio.fail_after(HANDSHAKE_TIMEOUT):
-                secured = await secure(raw, self._static, self._world.entropy, dialer=False)
-            await dawdle(self._world, "connector/slow greeting")
-            addr = raw.remote_addr if isinstance(raw, AddressedStream) else None
-            adopted = self._adopt(raw, secured, dialer=False, addr=addr)
+            with scope, trio.fail_after(HANDSHAKE_TIMEOUT):
+                # A dialer speaks first. Until it does, a silent socket costs us a task and no cryptography.
+                first = await raw.receive_some(FIRST_READ)
+                pending.heard = bool(first)
+                await self._wait_turn(pending.group)
+                secured = await secure(_Begun(raw, first), self._static, self._world.entropy, dialer=False)
+                await dawdle(self._world, "connector/slow greeting")
+                self.budget.end_handshake(pending)
+                adopted = self._adopt(raw, secured, dialer=False, addr=addr)
         except (RemoteProtocolError, ProtocolNotSupported, trio.BrokenResourceError) as error:
             logger.info("a handshake failed: %s", error)
         except trio.TooSlowError:
             logger.info("a handshake took longer than %s s", HANDSHAKE_TIMEOUT)
         finally:
-            self._handshakes -= 1
+            self.budget.end_handshake(pending)
             if not adopted:
                 await trio.aclose_forcefully(raw)
 
-    # Carrying.
+    async def _wait_turn(self, group: NetGroup) -> None:
+        """Return when there is CPU time for one more incoming handshake."""
+        delay = self._turns.take(self._world.now())
+        if not delay:
+            return
+        turn = self._turns.wait(group)
+        if not self._turns.calling:
+            self._turns.calling = True
+            self._call_turn(delay)
+        try:
+            await turn.wait()
+        finally:
+            self._turns.leave(turn)
 
-    def _is_full(self) -> bool:
-        count = sum(map(len, self._connections.values()))
-        return count >= MAX_CONNECTIONS or self._world.buggify("connector/full")
+    def _call_turn(self, delay: float) -> None:
+        self._world.call_at(self._world.now() + delay, self._next_turn)
+
+    def _next_turn(self) -> None:
+        while self._turns.waiting:
+            delay = self._turns.take(self._world.now())
+            if delay:
+                self._call_turn(delay)
+                return
+            self._turns.call()
+        self._turns.calling = False
+
+    # Carrying.
 
     def _adopt(
         self, raw: trio.abc.HalfCloseableStream, secured: Secured, *, dialer: bool, addr: Multiaddr | None
     ) -> bool:
         """Make a secured stream one of our connections, unless that is unwelcome."""
         peer = secured.peer
-        if self.closing or self.is_refused(peer) or self._is_full():
+        if self.closing or self.is_refused(peer):
             return False
+        now = self._world.now()
+        usage = self._usage.get(peer) or Usage(now, now)
+        scope = trio.CancelScope()
+        held = HeldConnection(peer, group_of(addr), not dialer, usage, scope.cancel)
+        victims = self.budget.admit(held)
+        for victim in victims:
+            logger.debug("gave up a connection to %r for another", victim.peer)
+            victim.abort()
+        if held in victims:
+            return False
+        self._usage[peer] = usage
         connection = Connection(
             self._world,
             raw,
@@ -284,35 +536,57 @@ class Connector:
             serves=self._callbacks.serves,
             on_stream=self._callbacks.on_stream,
             config=self._config,
+            budget=self._unread,
         )
         connection.remote_addr = addr
         siblings = self._connections.setdefault(peer, [])
         siblings.append(connection)
         self._world.sometimes("connector/both dialled", len(siblings) > 1)
-        if len(siblings) > MAX_PER_PEER:
-            siblings[0].close()
         self._unreachable.pop(peer, None)
-        self._spawn(self._carry, connection)
+        self._spawn(self._carry, connection, held, scope)
+        if not self._sweeping:
+            self._sweep_later()
         if len(siblings) == 1:
-            self.tell(peer, PeerState.CONNECTED)
+            self.tell(peer, PeerState.CONNECTED, dialled=dialer)
         self._callbacks.on_connection(connection)
         return True
 
-    async def _carry(self, connection: Connection) -> None:
+    async def _carry(self, connection: Connection, held: HeldConnection, scope: trio.CancelScope) -> None:
         peer = connection.peer
         try:
-            await connection.run()
+            with scope:
+                await connection.run()
         finally:
+            self.budget.release(held)
             siblings = self._connections[peer]
             siblings.remove(connection)
             if not siblings:
                 del self._connections[peer]
+                self._usage.pop(peer, None)
             self._callbacks.on_lost(connection)
             if not siblings:
                 self.tell(peer, PeerState.DISCONNECTED)
         self._world.sometimes("connector/saw a protocol broken", connection.failure is not None)
         if connection.failure is not None:
             self.penalise(peer, VIOLATION, str(connection.failure))
+
+    def _sweep_later(self) -> None:
+        self._sweeping = bool(self._connections) and not self.closing
+        if self._sweeping:
+            self._world.call_at(self._world.now() + SWEEP, self._sweep)
+
+    def _sweep(self) -> None:
+        """Close what is of no use."""
+        self._callbacks.on_sweep()
+        now = self._world.now()
+        for peer, usage in list(self._usage.items()):
+            patience = IDLE_TIMEOUT if usage.was_used else UNUSED_TIMEOUT
+            idle = now - usage.used_at > patience
+            streams = sum(connection.stream_count for connection in self._connections[peer])
+            if idle and not self.is_protected(peer) and not self._callbacks.is_busy(peer, streams):
+                logger.debug("closed the idle connection to %r", peer)
+                self.drop(peer)
+        self._sweep_later()
 
     async def wind_down(self) -> None:
         """Close every connection, flushing for a moment."""

@@ -9,23 +9,29 @@ tests/conformance/test_hosts.py, holds them together.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Protocol
 
 import trio
 
-from p2p.errors import BadMessage
+from p2p.errors import BadMessage, LimitExceeded
 from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr
-from p2p.wire import MIB, FrameReader, frame
+from p2p.wire import KI, MIB, FrameParser, FrameReader, frame
 
 MAX_MESSAGE: Final = MIB
 """Bytes of one message. Larger things (chunks, submissions) travel on streams."""
 MAX_OUTBOX: Final = 4 * MIB
 """Bytes of messages that may wait for one peer; beyond it messages to that peer are dropped. Four
 largest messages, or 16 s of a heartbeat a millisecond."""
+FRAME_PATIENCE: Final = 10.0
+"""Seconds within which a frame whose first byte came must be whole, however short it is."""
+FRAME_RATE: Final = 16 * KI
+"""Bytes per second that a longer frame is allowed to take beyond that: two ISDN channels. 1 MiB has 74 s."""
+_READ: Final = 64 * KI
+"""Bytes taken from a stream at once: one record."""
 
 
 class Stream(trio.abc.HalfCloseableStream):
@@ -33,6 +39,8 @@ class Stream(trio.abc.HalfCloseableStream):
 
     peer: PeerId
     protocol: ProtocolId
+    on_unfinished: Callable[[int], None] | None = None
+    """Told how many bytes of an unfinished frame a `FrameReceiver` holds; set by hosts that count them."""
 
     def reset(self) -> None:
         """Abandon both directions at once; the other side sees `trio.BrokenResourceError`."""
@@ -76,6 +84,8 @@ class PeerEvent:
 
     peer: PeerId
     state: PeerState
+    dialled: bool = field(default=False, compare=False)
+    """Whether the connection is one that we dialled: a peer that we chose, not one that chose us."""
 
 
 class Host(Protocol):
@@ -179,14 +189,67 @@ async def request(
         return reply
 
 
+class FrameReceiver:
+    """Reads frames that a stranger sends: the stream may be idle between frames, but not within one.
+
+    A frame that was begun and never ended would hold its bytes for ever, and a peer could begin as many as it
+    may open streams. So each has a deadline, and its bytes are counted (`Stream.on_unfinished`).
+    """
+
+    def __init__(self, stream: Stream, max_bytes: int) -> None:
+        self._stream = stream
+        self._parser = FrameParser(max_bytes)
+        self._patience = FRAME_PATIENCE + max_bytes / FRAME_RATE
+        self._ready: Iterator[bytes] = iter(())
+        self._told = 0
+
+    async def receive(self) -> bytes | None:
+        """The next frame, or None when the peer has ended the stream between frames.
+
+        Raises `BadMessage` on a frame that is too long or cut off, `LimitExceeded` on one that takes too
+        long.
+        """
+        found = next(self._ready, None)
+        while found is None:
+            if not self._parser.pending:
+                data = await self._stream.receive_some(_READ)
+            else:
+                return await self._receive_rest()
+            if not data:
+                return None
+            found = self._parse(data)
+        return found
+
+    async def _receive_rest(self) -> bytes | None:
+        found = None
+        with trio.move_on_after(self._patience):
+            while found is None:
+                data = await self._stream.receive_some(_READ)
+                if not data:
+                    raise BadMessage("the stream ended within a frame")
+                found = self._parse(data)
+        if found is None:
+            raise LimitExceeded(f"a frame was not whole within {self._patience:.0f} s")
+        return found
+
+    def _parse(self, data: bytes | bytearray) -> bytes | None:
+        self._ready = iter(self._parser.receive_data(data))
+        found = next(self._ready, None)
+        pending = self._parser.pending if found is None else 0
+        if pending != self._told and self._stream.on_unfinished is not None:
+            self._told = pending
+            self._stream.on_unfinished(pending)
+        return found
+
+
 def serve_requests(
     answer: Callable[[PeerId, bytes], Awaitable[bytes]], *, max_request: int = MAX_MESSAGE
 ) -> StreamHandler:
     """A `StreamHandler` that answers each frame of a stream with one frame."""
 
     async def serve(stream: Stream) -> None:
-        reader = FrameReader(stream, max_request)
-        while (payload := await reader.receive()) is not None:
+        receiver = FrameReceiver(stream, max_request)
+        while (payload := await receiver.receive()) is not None:
             await send_frame(stream, await answer(stream.peer, payload))
 
     return serve

@@ -25,7 +25,8 @@ PROTOCOL_VERSION: Final = "ipfs/0.1.0"
 MAX_INFO: Final = 8 * KI
 """Bytes of an identify message, as in go-libp2p."""
 MAX_PROTOCOLS: Final = 128
-"""Protocols remembered of one peer; a busy kubo node speaks about 40."""
+"""Protocols remembered of one peer; a busy kubo node speaks about 40. All of them are at most `MAX_INFO`
+bytes of ASCII, so 1,024 peers that tell as much as they can cost 24 MiB."""
 MAX_LISTEN_ADDRS: Final = 16
 """Addresses read from one message."""
 PING_BYTES: Final = 32
@@ -59,7 +60,11 @@ def encode_info(
 
 
 def decode_info_untrusted(data: bytes) -> PeerInfo:
-    """Raise `BadMessage`, and nothing else, whatever the bytes. Addresses of other kinds are left out."""
+    """Raise `BadMessage`, and nothing else, whatever the bytes.
+
+    Left out is what nobody can use: addresses that cannot be dialled, protocols that are not ASCII (one
+    character from another plane makes Python hold four bytes for each of the others).
+    """
     agent = ""
     protocols: list[ProtocolId] = []
     listen_addrs: list[Multiaddr] = []
@@ -69,17 +74,20 @@ def decode_info_untrusted(data: bytes) -> PeerInfo:
             addr = _dialable(as_bytes_untrusted(value, "a listen address"))
             listen_addrs += [addr] if addr else []
         elif number == 3 and len(protocols) < MAX_PROTOCOLS:
-            # Interned: a thousand peers speak the same few dozen.
-            protocols.append(ProtocolId(sys.intern(as_text_untrusted(value, "a protocol")[:MAX_LINE])))
+            protocol = as_text_untrusted(value, "a protocol")
+            if protocol.isascii() and len(protocol) <= MAX_LINE:
+                # Interned: a thousand peers speak the same few dozen. Freed with the last of them.
+                protocols.append(ProtocolId(sys.intern(protocol)))
         elif number == 4:
             observed = _dialable(as_bytes_untrusted(value, "an observed address"))
         elif number == 6:
-            agent = as_text_untrusted(value, "an agent version")[:MAX_LINE]
+            text = as_text_untrusted(value, "an agent version")[:MAX_LINE]
+            agent = text if text.isprintable() else ""
     return PeerInfo(agent, tuple(protocols), tuple(listen_addrs), observed)
 
 
 def _dialable(data: bytes) -> Multiaddr | None:
-    """None for the many address kinds that exist and are not ours (QUIC, WebRTC, circuits)."""
+    """None for what cannot be dialled, and for the many kinds that are not ours (QUIC, WebRTC, circuits)."""
     try:
         return decode_multiaddr_untrusted(data)
     except BadMessage:
@@ -100,8 +108,11 @@ async def send_info(stream: Stream, info: bytes) -> None:
 
 
 async def serve_ping(stream: Stream) -> None:
-    """Send back what comes, for as long as it comes."""
-    while data := await stream.receive_some(PING_BYTES):
+    """Send back what comes, for as long as it comes.
+
+    In the pieces in which it comes: cut into 32 bytes, 3 MB/s of pings took a core.
+    """
+    while data := await stream.receive_some():
         await stream.send_all(data)
 
 

@@ -11,6 +11,7 @@ import heapq
 import itertools
 import math
 import os
+import resource
 import secrets
 import shutil
 import subprocess
@@ -34,6 +35,11 @@ T = TypeVar("T")
 
 MAX_WORKER_FRAME: Final = 1024 * MIB
 """Bytes of one request or reply: our own child, so this only stops a runaway, not an attacker."""
+DISK_THREADS: Final = 40
+"""Calls to the disk at a time: as many as trio gives to everything together."""
+MAX_DESCRIPTORS: Final = 65536
+"""Files and sockets that a node asks for. Thirty times what it needs; some kernels allow billions, and some
+libraries walk over all of them."""
 KILL_AFTER: Final = 1.0
 """Seconds a child has to end after its input has ended."""
 
@@ -192,10 +198,14 @@ class ProcessWorker:
 
 
 class RealDisk:
-    """Files below one folder. Every call runs in a thread: a slow disk never stops the node."""
+    """Files below one folder. Every call runs in a thread: a slow disk never stops the node.
+
+    The threads are the disk's own, so that neither proofs nor name servers hold up a write.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._threads = trio.CapacityLimiter(DISK_THREADS)
 
     def _path(self, path: str) -> Path:
         if path.startswith("/") or ".." in path.split("/"):
@@ -204,7 +214,7 @@ class RealDisk:
 
     async def _run(self, function: Callable[..., T], *args: Any) -> T:
         try:
-            return await trio.to_thread.run_sync(function, *args)
+            return await trio.to_thread.run_sync(function, *args, limiter=self._threads)
         except FileNotFoundError:
             raise
         except OSError as error:
@@ -323,13 +333,24 @@ def _size(path: Path) -> int | None:
     return path.stat().st_size if path.is_file() else None
 
 
+def raise_descriptor_limit() -> int:
+    """Raise the soft limit on files and sockets as far as we may and need; returns what it is now."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # macOS names a limit that it does not grant
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
 def load_or_create_key(path: Path) -> KeyPair:
     """The key in ``path``, made there (mode 0600, synced) if it is not. Raises `StorageError`."""
     try:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(f".{path.name}.{os.getpid()}")
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            # A new name each time: a start that was killed here leaves its file, and process ids come again.
+            descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+            temporary = Path(name)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(secrets.token_bytes(SEED_BYTES))
                 file.flush()

@@ -25,13 +25,17 @@ _CODES: Final = {"ip4": 4, "tcp": 6, "ip6": 41, "dns": 53, "dns4": 54, "dns6": 5
 _NAMES: Final = {code: name for name, code in _CODES.items()}
 _FIXED_BYTES: Final = {"ip4": 4, "tcp": 2, "ip6": 16, "memory": 8}
 _HOSTNAME: Final = re.compile(r"[A-Za-z0-9._-]{1,253}")
+_PLACES: Final = {(host, "tcp") for host in ("ip4", "ip6", "dns", "dns4", "dns6")} | {("memory",)}
+"""The protocols of everything that can be dialled."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Multiaddr:
     """Where a peer can be dialled, and, behind ``/p2p/``, who must answer.
 
-    ``parts`` are (protocol, value) pairs, checked at birth; `ValueError` names what is wrong.
+    ``parts`` are (protocol, value) pairs, checked at birth; `ValueError` names what is wrong. What is not
+    a whole place (a TCP port on a host, or a number in memory) is no address, whoever may answer there:
+    nothing that is done with an address later on can fail for what a stranger wrote into it.
     """
 
     parts: tuple[tuple[str, str], ...]
@@ -41,8 +45,13 @@ class Multiaddr:
             raise ValueError("an address is empty; write for example /ip4/127.0.0.1/tcp/4001")
         for name, value in self.parts:
             _check_part(name, value)
-        if any(name == "p2p" for name, _ in self.parts[:-1]):
+        names = tuple(name for name, _ in self.parts)
+        if "p2p" in names[:-1]:
             raise ValueError(f"/p2p/ must come last in {self}")
+        if names == ("p2p",):
+            raise ValueError(f"{self} names a peer but no place to dial")
+        if names[: -1 if names[-1] == "p2p" else None] not in _PLACES:
+            raise ValueError(f"{self} is no place to dial; write for example /ip4/127.0.0.1/tcp/4001")
 
     @classmethod
     def parse(cls, text: str) -> Multiaddr:
@@ -79,11 +88,7 @@ class Multiaddr:
     def host_port(self) -> tuple[str, int]:
         """Host and port of a TCP address. Raise `ValueError` if it is another kind."""
         place = self.transport.parts
-        if (
-            len(place) != 2
-            or place[0][0] not in {"ip4", "ip6", "dns", "dns4", "dns6"}
-            or place[1][0] != "tcp"
-        ):
+        if len(place) != 2:
             raise ValueError(f"{self} is not a TCP address")
         return place[0][1], int(place[1][1])
 
@@ -107,8 +112,6 @@ class Multiaddr:
 
 @functools.lru_cache(_MEMO)
 def _place(addr: Multiaddr) -> Multiaddr:
-    if len(addr.parts) == 1:
-        raise ValueError(f"{addr} names a peer but no place to dial")
     return Multiaddr(addr.parts[:-1])
 
 

@@ -18,8 +18,16 @@ from p2p.identity import PeerId, ProtocolId
 from p2p.transport.connection import Connection
 from p2p.transport.stream import MuxedStream
 from p2p.transport.wakeup import Wakeup
-from p2p.wire import KI
+from p2p.wire import KI, MIB
 
+MAX_WAITING: Final = 64 * MIB
+"""Bytes of messages that may wait over all peers. Beyond it, a peer has `MIN_OUTBOX` only: peers that never
+read cost each other messages, not those that do."""
+MIN_OUTBOX: Final = 64 * KI
+"""Bytes of messages that may always wait for one peer: with 1,024 connections once more `MAX_WAITING`."""
+STUCK_SWEEPS: Final = 4
+"""Sweeps (one each 15 s) without a message leaving, while some wait, after which a lane is given up: a peer
+that reads nothing for a minute holds up to 4 MiB of ours, and will not miss what it did not read."""
 _BATCH: Final = 64 * KI
 """Bytes of waiting messages joined for one send: a full record."""
 
@@ -36,6 +44,8 @@ class Lane:
         self.scope = trio.CancelScope()
         self.waiting: deque[bytes] = deque()
         self.work = Wakeup()
+        self.sweeps = 0
+        """Calls of `Outbox.sweep` since a message has left."""
         self._stream: MuxedStream | None = None
 
     @property
@@ -45,7 +55,10 @@ class Lane:
 
     def try_send(self, framed: bytes) -> bool:
         """Queue on the stream at once, if it is there and nothing waits before."""
-        return self._stream is not None and not self.waiting and self._stream.try_send(framed)
+        if self._stream is None or self.waiting or not self._stream.try_send(framed):
+            return False
+        self.sweeps = 0
+        return True
 
     async def run(self, open_lane: OpenLane, sent: Callable[[int], None]) -> None:
         """Carry messages until cancelled. Raises what opening or sending raises."""
@@ -55,6 +68,7 @@ class Lane:
                 while True:
                     while self.waiting:
                         await stream.send_all(self._next_batch(sent))
+                        self.sweeps = 0
                     await self.work.wait()
 
     def _next_batch(self, sent: Callable[[int], None]) -> bytes:
@@ -74,6 +88,7 @@ class Outbox:
         self._start = start
         self._lanes: dict[tuple[PeerId, ProtocolId], Lane] = {}
         self._bytes: dict[PeerId, int] = {}
+        self._total = 0
         self.dropped = 0
         """Messages that were lost here: the peer was gone or too slow."""
 
@@ -87,13 +102,15 @@ class Outbox:
         if lane is not None and lane.try_send(framed):
             return True
         waiting = self._bytes.get(peer, 0)
-        if waiting + len(framed) > MAX_OUTBOX:
+        after = waiting + len(framed)
+        if after > MAX_OUTBOX or (self._total + len(framed) > MAX_WAITING and after > MIN_OUTBOX):
             self.dropped += 1
             return False
         if lane is None:
             lane = self._lanes[(peer, protocol)] = Lane(peer, protocol)
             self._start(lane)
-        self._bytes[peer] = waiting + len(framed)
+        self._bytes[peer] = after
+        self._total += len(framed)
         lane.waiting.append(framed)
         lane.work.set()
         return True
@@ -104,6 +121,7 @@ class Outbox:
 
     def sent(self, peer: PeerId, count: int) -> None:
         """``count`` bytes wait no longer."""
+        self._total -= count
         left = self._bytes.pop(peer, 0) - count
         if left > 0:
             self._bytes[peer] = left
@@ -115,6 +133,21 @@ class Outbox:
         lane.waiting.clear()
         if self._lanes.get((lane.peer, lane.protocol)) is lane:
             del self._lanes[(lane.peer, lane.protocol)]
+
+    def sweep(self) -> list[PeerId]:
+        """End the lanes that have been stuck for long; returns the peers that took a message since last."""
+        taken: dict[PeerId, None] = {}
+        for lane in list(self._lanes.values()):
+            if not lane.sweeps:
+                taken[lane.peer] = None
+            elif lane.waiting and lane.sweeps >= STUCK_SWEEPS:
+                lane.scope.cancel()
+            lane.sweeps += 1
+        return list(taken)
+
+    def count(self, peer: PeerId) -> int:
+        """Lanes to ``peer``."""
+        return sum(lane.peer == peer for lane in self._lanes.values())
 
     def lost(self, connection: Connection) -> None:
         """End the lanes that ran over ``connection``."""

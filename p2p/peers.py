@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from p2p.host import AddrSource
 from p2p.identity import PeerId
+from p2p.limits import group_of
 from p2p.multiaddr import Multiaddr
 
 MAX_ADDRS: Final = 8
 """Addresses kept per peer: two families, public and private, now and before the last move."""
+MAX_HEARSAY_ADDRS: Final = 4
+"""Of them, on hearsay: two families, now and before the last move. Each is a dial that a stranger causes."""
 MAX_PEERS: Final = 10_000
-"""Peers whose addresses, or scores, are kept: the largest run we simulate. About 1 KiB each; the one
-touched longest ago goes first."""
+"""Peers whose addresses, or scores, are kept: the largest run we simulate. About 1 KiB each. This many on the
+owner's or the peers' signed word, and as many on hearsay: neither pushes out the other."""
+MAX_HEARSAY_PER_NETWORK: Final = MAX_PEERS // 32
+"""Peers known by hearsay in one network (/24, /48): 312, so that one network cannot push out the others."""
 
 _MEMO: Final = 4096
 """Lists of addresses remembered: peers say the same for hours. 1 MiB at most."""
+_LOOK: Final = 16
+"""Records looked at when one must go: the oldest that may. Enough to pass by a dozen protected peers."""
 
 PENALTY_LIMIT: Final = 100.0
 """Points at which a peer is disconnected and refused."""
@@ -29,61 +38,153 @@ REFUSAL: Final = 300.0
 VIOLATION: Final = 67.0
 """Points for breaking a protocol: the second time within a minute (67 / 2 + 67 > 100) is one too many."""
 
+_Addrs = tuple[Multiaddr, ...]
+
+
+def _nobody(_: PeerId) -> bool:
+    return False
+
 
 class AddressBook:
-    """Hints where peers are, newest first, a few per peer, for a bounded number of peers."""
+    """Hints where peers are, newest first, a few per peer, for a bounded number of peers.
 
-    __slots__ = ("_addrs",)
+    Three books in one, by `AddrSource`. What strangers say is kept apart from what the owner said and what
+    members signed, so that a stranger who names ten thousand peers pushes out other hearsay only, and of
+    that only what lies in the network with the most. Peers that ``keeps`` names are never pushed out.
+    """
 
-    def __init__(self) -> None:
-        self._addrs: dict[PeerId, tuple[Multiaddr, ...]] = {}
+    __slots__ = ("_crowds", "_hearsay", "_keeps", "_owner", "_signed")
 
-    def add(self, peer: PeerId, addrs: Sequence[Multiaddr]) -> bool:
-        """Remember; returns whether one of them is new."""
-        known = self._addrs.get(peer, ())
+    def __init__(self, keeps: Callable[[PeerId], bool] = _nobody) -> None:
+        self._keeps = keeps
+        self._owner: dict[PeerId, _Addrs] = {}
+        self._signed: dict[PeerId, _Addrs] = {}
+        self._hearsay: dict[PeerId, _Addrs] = {}
+        self._crowds: dict[str, dict[PeerId, None]] = {}  # of the hearsay, by network, where networks exist
+
+    def add(self, peer: PeerId, addrs: Sequence[Multiaddr], source: AddrSource = AddrSource.OWNER) -> bool:
+        """Remember; returns whether one of them is new. Names are kept on the owner's word only."""
+        if source is AddrSource.HEARSAY:
+            return self._add_hearsay(peer, addrs)
+        book = self._owner if source is AddrSource.OWNER else self._signed
+        known = book.get(peer, ())
         fresh = _places(peer, tuple(addrs))
-        if fresh is known and len(self._addrs) < MAX_PEERS // 2:
+        if fresh is known and len(book) < MAX_PEERS // 2:
             return False  # what nearly all say, and nobody need go soon: who was touched last is no matter
-        kept = tuple(addr for addr in known if addr not in fresh)
-        both = (*fresh, *kept)[:MAX_ADDRS] if kept else fresh
-        self._addrs.pop(peer, None)
+        if source is not AddrSource.OWNER:
+            fresh = _without_names(fresh)
+        both = _merged(fresh, known, MAX_ADDRS)
+        book.pop(peer, None)
         if both:
-            self._addrs[peer] = both
-        if len(self._addrs) > MAX_PEERS:
-            del self._addrs[next(iter(self._addrs))]
+            book[peer] = both
+        if len(book) > MAX_PEERS:
+            del book[self._to_go(book)]
         return any(addr not in known for addr in both)
 
-    def forget(self, peer: PeerId, addr: Multiaddr) -> None:
-        """Somebody else answers there."""
-        place = addr.transport
-        self._addrs[peer] = tuple(known for known in self._addrs.get(peer, ()) if known != place)
+    def _add_hearsay(self, peer: PeerId, addrs: Sequence[Multiaddr]) -> bool:
+        known = self._hearsay.get(peer, ())
+        fresh = _without_names(_places(peer, tuple(addrs)))
+        if fresh == known and len(self._hearsay) < MAX_PEERS // 2:
+            return False
+        certain = {*self._owner.get(peer, ()), *self._signed.get(peer, ())}
+        both = _merged(tuple(a for a in fresh if a not in certain), known, MAX_HEARSAY_ADDRS)
+        self._forget_hearsay(peer)
+        if both:
+            self._hearsay[peer] = both
+            group = group_of(both[0])
+            if group.limited:
+                crowd = self._crowds.setdefault(group.network, {})
+                crowd[peer] = None
+                if len(crowd) > MAX_HEARSAY_PER_NETWORK:
+                    self._forget_hearsay(self._to_go(crowd))
+        if len(self._hearsay) > MAX_PEERS:
+            largest = max(self._crowds.values(), key=len, default=None)
+            crowded = largest is not None and len(largest) > 1
+            self._forget_hearsay(self._to_go(largest if crowded and largest else self._hearsay))
+        return any(addr not in known for addr in both)
 
-    def of(self, peer: PeerId) -> tuple[Multiaddr, ...]:
-        """Where ``peer`` was last said to be, newest first, without ``/p2p/``."""
-        return self._addrs.get(peer, ())
+    def _forget_hearsay(self, peer: PeerId) -> None:
+        addrs = self._hearsay.pop(peer, ())
+        if not addrs:
+            return
+        network = group_of(addrs[0]).network
+        crowd = self._crowds.get(network)
+        if crowd is not None:
+            crowd.pop(peer, None)
+            if not crowd:
+                del self._crowds[network]
+
+    def _to_go(self, book: dict[PeerId, _Addrs] | dict[PeerId, None]) -> PeerId:
+        """The one touched longest ago, of those that need not be kept."""
+        oldest = itertools.islice(book, _LOOK)
+        first = next(iter(book))
+        return next((peer for peer in oldest if not self._keeps(peer)), first)
+
+    def forget(self, peer: PeerId, addr: Multiaddr) -> None:
+        """Another peer answers there."""
+        place = addr.transport
+        for book in (self._owner, self._signed):
+            if peer in book:
+                book[peer] = tuple(known for known in book[peer] if known != place)
+        left = tuple(known for known in self._hearsay.get(peer, ()) if known != place)
+        if left != self._hearsay.get(peer, ()):
+            self._forget_hearsay(peer)
+            self._add_hearsay(peer, left)
+
+    def of(self, peer: PeerId) -> _Addrs:
+        """Where ``peer`` was last said to be, surest and newest first, without ``/p2p/``."""
+        certain = self.certain(peer)
+        hearsay = self._hearsay.get(peer, ())
+        return certain if not hearsay else _merged(certain, hearsay, MAX_ADDRS) if certain else hearsay
+
+    def certain(self, peer: PeerId) -> _Addrs:
+        """Where ``peer`` is by its own signed word, or the owner's."""
+        signed, owner = self._signed.get(peer, ()), self._owner.get(peer, ())
+        return owner if not signed else _merged(signed, owner, MAX_ADDRS) if owner else signed
+
+    def counts(self) -> dict[AddrSource, int]:
+        """Peers remembered, by the source of their addresses."""
+        books = (self._owner, self._signed, self._hearsay)
+        return dict(zip(AddrSource, map(len, books), strict=True))
+
+
+def _merged(fresh: _Addrs, known: _Addrs, limit: int) -> _Addrs:
+    kept = tuple(addr for addr in known if addr not in fresh)
+    return (*fresh, *kept)[:limit] if kept else fresh[:limit]
 
 
 @functools.lru_cache(_MEMO)
-def _places(peer: PeerId, addrs: tuple[Multiaddr, ...]) -> tuple[Multiaddr, ...]:
+def _places(peer: PeerId, addrs: _Addrs) -> _Addrs:
     """Where ``addrs`` say that ``peer`` is, at most `MAX_ADDRS`; one tuple for all books that hold it."""
     places = dict.fromkeys(addr.transport for addr in addrs if addr.peer_id in (None, peer))
     return tuple(places)[:MAX_ADDRS]
+
+
+def _without_names(addrs: _Addrs) -> _Addrs:
+    """Only what can be dialled without asking a name server, which a stranger could make slow, or watch."""
+    if any(addr.parts[0][0].startswith("dns") for addr in addrs):
+        return tuple(addr for addr in addrs if not addr.parts[0][0].startswith("dns"))
+    return addrs
 
 
 @dataclass(slots=True)
 class _Record:
     points: float
     at: float
-    refused_until: float = -math.inf
 
 
 class Scores:
-    """Penalty points that fade, refusals that end, bans that do not."""
+    """Penalty points that fade, refusals that end, bans that do not.
 
-    __slots__ = ("_banned", "_records")
+    All three are bounded, and kept apart: an attacker that mints ten thousand identities to have its
+    first forgotten must bring each of them to the limit itself, within the five minutes of a refusal.
+    """
+
+    __slots__ = ("_banned", "_records", "_refused")
 
     def __init__(self) -> None:
         self._records: dict[PeerId, _Record] = {}
+        self._refused: dict[PeerId, float] = {}
         self._banned: dict[PeerId, None] = {}
 
     def penalise(self, peer: PeerId, points: float, now: float) -> bool:
@@ -93,10 +194,13 @@ class Scores:
         record.at = now
         self._records[peer] = record
         if len(self._records) > MAX_PEERS:
-            del self._records[next(iter(self._records))]
+            oldest = list(itertools.islice(self._records, _LOOK))
+            del self._records[min(oldest, key=lambda one: self._faded(self._records[one], now))]
         if record.points < PENALTY_LIMIT:
             return False
-        record.refused_until = now + REFUSAL
+        self._refused.pop(peer, None)
+        self._refused[peer] = now + REFUSAL  # all last equally long: the first in order ends first
+        _shorten(self._refused)
         return True
 
     def points(self, peer: PeerId, now: float) -> float:
@@ -107,11 +211,16 @@ class Scores:
     def ban(self, peer: PeerId) -> None:
         """Refuse for good."""
         self._banned[peer] = None
+        _shorten(self._banned)
 
     def is_refused(self, peer: PeerId, now: float) -> bool:
         """Whether connections to and from ``peer`` are unwelcome."""
-        record = self._records.get(peer)
-        return peer in self._banned or (record is not None and now < record.refused_until)
+        return peer in self._banned or now < self._refused.get(peer, -math.inf)
 
     def _faded(self, record: _Record, now: float) -> float:
         return record.points * math.exp2((record.at - now) / PENALTY_HALF_LIFE)
+
+
+def _shorten(peers: dict[PeerId, None] | dict[PeerId, float]) -> None:
+    if len(peers) > MAX_PEERS:
+        del peers[next(iter(peers))]

@@ -27,15 +27,38 @@ def field(number: int, value: int | bytes | str | bool) -> bytes:
     return encode_varint(number << 3 | _BYTES) + encode_varint(len(data)) + data
 
 
-def fields_untrusted(data: bytes | memoryview) -> Iterator[tuple[int, int | bytes]]:
+class FieldBudget:
+    """How many fields may still be read: one count for a message and all that is nested in it.
+
+    Bytes alone bound nothing: a MiB has room for half a million fields, and reading them takes half a second.
+    """
+
+    __slots__ = ("left",)
+
+    def __init__(self, most: int) -> None:
+        self.left = most
+
+
+def fields_untrusted(
+    data: bytes | memoryview, budget: FieldBudget | None = None
+) -> Iterator[tuple[int, int | bytes]]:
     """Yield (field number, value) as sent. Raise `BadMessage`, and nothing else, whatever the bytes.
 
     An int is a varint field, bytes a length-delimited one. Fixed-width fields are checked for their
-    length and left out. The size of ``data`` must have been limited by the caller.
+    length and left out. The size of ``data`` must have been limited by the caller. Each field, known or not,
+    is taken from ``budget``.
     """
     offset = 0
     while offset < len(data):
-        tag, offset = _varint(data, offset)
+        if budget is not None:
+            budget.left -= 1
+            if budget.left < 0:
+                raise BadMessage("a protobuf has too many fields")
+        tag = data[offset]
+        if tag < 0x80:  # as nearly all tags are: no call for them
+            offset += 1
+        else:
+            tag, offset = _varint(data, offset)
         number, kind = tag >> 3, tag & 7
         if not number:
             raise BadMessage("a protobuf field has number 0")

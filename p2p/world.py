@@ -16,6 +16,9 @@ from p2p.identity import Signer, Verify
 
 T = TypeVar("T")
 
+OFF_LOOP: Final = 64 * 1024
+"""Bytes of foreign content up to which it is decoded where it comes in: half a millisecond of numbers.
+What is longer is decoded in a thread, and only once its signature was judged."""
 LATE: Final = 1.0
 """Seconds that a site may be late on purpose: many round trips, and less than anybody's patience."""
 
@@ -151,6 +154,13 @@ class World(Protocol):
     def sometimes(self, name: str, condition: bool) -> None:
         """Claim that ``condition`` holds at least once over many simulations. Named like a `buggify` site."""
         ...
+
+
+async def decode_off_loop(world: World, decode: Callable[..., T], data: bytes, *args: Any, rate: float) -> T:
+    """``decode(data, *args)``, in a thread if ``data`` is long. ``rate``: bytes it does in a second."""
+    if len(data) <= OFF_LOOP:
+        return decode(data, *args)
+    return await world.run_blocking(decode, data, *args, cost=len(data) / rate)
 
 
 def lateness(world: World, name: str) -> float:

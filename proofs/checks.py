@@ -16,6 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 
 class Verdict(Enum):
@@ -51,6 +52,10 @@ class Reason(Enum):
     IMPROBABLE_END = "ended where an end was improbable"
     SURPRISE = "tokens implausible under the policy"
     LOGPROB_ERROR = "claimed log-probs are not the policy's"
+
+
+MAX_LIMIT: Final = 1e9
+"""The largest value of any of `Limits`: beyond it a limit lets everything pass, or is a mistake."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +133,9 @@ class Limits:
     """Groups below which a mean over them says nothing: honest spread between sequences is 30 %."""
 
     def __post_init__(self) -> None:
-        if not all(0 <= getattr(self, name) < math.inf for name in self.__slots__):
-            raise ValueError("limits are finite and not negative")
+        for name in self.__slots__:
+            if not 0 <= getattr(self, name) <= MAX_LIMIT:
+                raise ValueError(f"{name} must be from 0 to {MAX_LIMIT:g}, not {getattr(self, name)}")
         if not 0 < self.false_alarm <= 0.5:
             raise ValueError("false_alarm is a probability, above 0 and at most one half")
 

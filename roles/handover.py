@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Final
 
 import trio
 
 from p2p.errors import BadMessage
 from p2p.node.node import Node
+from roles.durable import Durable
 from roles.messages import (
+    MAX_RECEIPT,
     VERDICT_PROTOCOL,
     Receipt,
     SignedVerdict,
@@ -36,6 +39,7 @@ class Handover:
         self._folder = folder
         self._nursery = nursery
         self._under_way = 0
+        self._durable = Durable(node.world, "handover")
         self._changed = trio.Event()
 
     @classmethod
@@ -60,7 +64,7 @@ class Handover:
             await self._changed.wait()
 
     async def keep(self, verdict: SignedVerdict, submission: Submission) -> None:
-        """Put a delivery on disk, before its verdict is known to anybody."""
+        """Put a delivery on disk, before its verdict is known to anybody. Raises `StorageError`."""
         await self._node.world.disk.replace(self._path(verdict), encode_delivery(verdict, submission))
 
     def expect(self) -> None:
@@ -76,14 +80,14 @@ class Handover:
         backoff = Backoff(self._node.world, f"hand/{verdict.commitment.content.hex()}")
         while not await self._ask(payload):
             await backoff.wait()
-        await self._node.world.disk.remove(self._path(verdict))
+        await self._durable.insist(partial(self._node.world.disk.remove, self._path(verdict)))
         self._under_way -= 1
         self._changed.set()
 
     async def _ask(self, payload: bytes) -> bool:
         """Whether the trainer has answered for good: it has taken it, or has no use for it."""
         trainer = self._run.terms.trainers[0]
-        data = await ask(self._node, trainer, VERDICT_PROTOCOL, payload)
+        data = await ask(self._node, trainer, VERDICT_PROTOCOL, payload, max_reply=MAX_RECEIPT)
         if data is None:
             return False
         try:

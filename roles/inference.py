@@ -29,11 +29,13 @@ from p2p.shardcast.manifest import PolicyVersion
 from p2p.world import dawdle
 from proofs.checks import Verdict
 from roles.draws import draw_order, validator_of
+from roles.durable import Durable
 from roles.engines.base import Engine, Group, GroupTask, Sampling
 from roles.engines.client import open_engine
-from roles.engines.config import DeviceProfile
+from roles.engines.config import DeviceProfile, MachineLimits
 from roles.envs.base import Environment
 from roles.messages import (
+    MAX_REPLY,
     ROLLOUT_PROTOCOL,
     Commitment,
     Refusal,
@@ -64,6 +66,9 @@ class InferenceConfig:
     nice: int = 0
     """Niceness of the engine's process."""
 
+    machine: MachineLimits = field(default_factory=MachineLimits)
+    """What a run may ask of this machine, whoever owns the run."""
+
     profile: DeviceProfile = field(default_factory=DeviceProfile)
     """Speeds of the fake engine; others ignore it."""
 
@@ -91,6 +96,7 @@ class Inference:
     def __init__(self, config: InferenceConfig) -> None:
         self._config = config
         self._loaded = PolicyVersion(-1)
+        self._durable: Durable | None = None
         self.counts = InferenceCounts()
 
     @classmethod
@@ -109,6 +115,7 @@ class Inference:
             "retries": counts.retries,
             "refusal": counts.refusal,
             "idle": counts.idle,
+            "waits_for_disk": 0 if self._durable is None else self._durable.waiting,
             **{verdict.value: counts.verdicts.get(verdict.value, 0) for verdict in Verdict},
         }
 
@@ -117,8 +124,9 @@ class Inference:
         run = run_of(node)
         run.check_job(node.peer_id, "inference")
         environment = run.open_environments()[0]
-        config = run.engine_config(threads=self._config.threads, nice=self._config.nice)
+        config = run.engine_config(self._config.machine, threads=self._config.threads, nice=self._config.nice)
         outbox = await Outbox.open(node.world, f"{self.name}/outbox")
+        self._durable = Durable(node.world, self.name)
         room = trio.Semaphore(UNDER_WAY)
         async with (
             open_engine(node.world, replace(config, profile=self._config.profile), name=self.name) as engine,
@@ -157,10 +165,14 @@ class Inference:
         content = encode_groups(tuple(groups))
         commitment = Commitment(run.id, order.node, version, order.policy, index, content_digest(content))
         submission = Submission.sign(commitment, content, node.world.signer)
-        await outbox.add(submission)
+        await self._insist(partial(outbox.add, submission))
         self.counts.submitted += 1
         node.world.trace("submitted", version=int(version), index=index)
         return submission
+
+    async def _insist(self, write: Callable[[], Awaitable[None]]) -> None:
+        assert self._durable is not None  # made before anything is drawn
+        await self._durable.insist(write)
 
     async def draw(self, node: Node, run: Run, engine: Engine, tasks: Sequence[GroupTask]) -> list[Group]:
         """Do the work: as the run prescribes."""
@@ -205,12 +217,12 @@ class Inference:
         self.counts.verdicts[kind] = self.counts.verdicts.get(kind, 0) + 1
         if verdict.verdict is Verdict.REJECTED:
             logger.warning("rejected version=%d index=%d: %s", place.version, place.index, verdict.reason)
-        await outbox.remove(submission)
+        await self._insist(partial(outbox.remove, submission))
         room.release()
 
     async def _ask(self, node: Node, validator: PeerId, submission: Submission) -> SignedVerdict | None:
         """One attempt; None when it should be repeated."""
-        data = await ask(node, validator, ROLLOUT_PROTOCOL, submission.to_bytes())
+        data = await ask(node, validator, ROLLOUT_PROTOCOL, submission.to_bytes(), max_reply=MAX_REPLY)
         if data is None:
             return None
         try:

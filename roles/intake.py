@@ -10,13 +10,13 @@ never happened, and everything else is neither lost nor learnt from twice.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 from p2p.errors import BadMessage
 from p2p.world import World, dawdle
+from roles.kept import DamagedFile, keep, recall
 from roles.messages import SignedVerdict, Submission, decode_delivery_untrusted, encode_delivery
 from roles.pool import PooledGroup
 
@@ -46,18 +46,18 @@ class Intake:
         """Say that ``groups`` go into ``step``, before its checkpoint is written."""
         self._used = {key: at for key, at in self._used.items() if key[0] in self._files}
         self._used |= {(group.source, group.number): step for group in groups}
+        await self._keep_used()
+
+    async def _keep_used(self) -> None:
         rows = [[content.hex(), number, at] for (content, number), at in self._used.items()]
-        await self._world.disk.replace(self._path(_USED), json.dumps(rows).encode())
+        await keep(self._world.disk, self._path(_USED), rows)
 
     async def restore(self, step: int) -> AsyncIterator[tuple[SignedVerdict, Submission, frozenset[int]]]:
         """What an earlier life left, each with the groups that went into ``step`` or an earlier one."""
         disk = self._world.disk
-        if await disk.size(self._path(_USED)) is not None:
-            rows = json.loads(await disk.read(self._path(_USED)))
-            self._used = {(bytes.fromhex(name), number): at for name, number, at in rows if at <= step}
-        for name in await disk.list(self._folder):
-            if name == _USED:
-                continue
+        names = [name for name in await disk.list(self._folder) if name != _USED]
+        is_known = await self._recall_used(step, bool(names))
+        for name in names:
             try:
                 delivery = decode_delivery_untrusted(await disk.read(self._path(name)), self._world.verify)
             except BadMessage as error:
@@ -65,14 +65,31 @@ class Intake:
                 continue
             content = delivery[0].commitment.content
             self._files[content] = None
-            yield *delivery, frozenset(number for source, number in self._used if source == content)
+            if is_known:
+                yield *delivery, frozenset(number for source, number in self._used if source == content)
+
+    async def _recall_used(self, step: int, has_deliveries: bool) -> bool:
+        """Read which groups were learnt from by ``step``; False if that is lost: any may have been."""
+        try:
+            rows = await recall(self._world.disk, self._path(_USED))
+        except DamagedFile as error:
+            reason = str(error)
+        else:
+            reason = f"{self._path(_USED)} is gone" if rows is None and has_deliveries else ""
+            self._used = {(bytes.fromhex(name), number): at for name, number, at in rows or () if at <= step}
+        if reason:
+            logger.warning(
+                "%s: deliveries on disk count as learnt from, lest one be learnt from twice", reason
+            )
+        await self._keep_used()
+        return not reason
 
     async def forget_all_but(self, needed: dict[bytes, None]) -> None:
-        """Remove the deliveries of which no group can be used any more."""
+        """Remove the deliveries of which no group can be used any more. Raises `StorageError`."""
         for content in [content for content in self._files if content not in needed]:
-            del self._files[content]
             await dawdle(self._world, "intake/slow removal")
             await self._world.disk.remove(self._path(content.hex()))
+            self._files.pop(content, None)
 
     def _path(self, name: str) -> str:
         return f"{self._folder}/{name}"

@@ -10,11 +10,18 @@ import trio
 from p2p.node.node import Node
 from p2p.world import dawdle
 from proofs.checks import Judgement, Reason, Verdict, check_shape, judge, judge_pool
+from roles.durable import Durable
 from roles.engines.base import Engine, Group, GroupTask
 from roles.envs.base import Environment, Task
 from roles.handover import Handover
 from roles.inference import run_sampling
-from roles.messages import MAX_REASON, SignedVerdict, Submission
+from roles.messages import (
+    MAX_REASON,
+    SignedVerdict,
+    Submission,
+    decode_groups_untrusted,
+    max_submission,
+)
 from roles.run import Ledger, Run
 
 logger = logging.getLogger(__name__)
@@ -31,8 +38,20 @@ class Bench:
     ledger: Ledger
     handover: Handover
     nursery: trio.Nursery
+    durable: Durable
 
-    def check_shapes(self, groups: tuple[Group, ...]) -> Judgement:
+    @property
+    def max_submission(self) -> int:
+        """Bytes of the longest submission there can be in this run."""
+        recipe = self.run.terms.recipe
+        return max_submission(recipe.submission, recipe.group_size, recipe.max_new_tokens)
+
+    def open_groups_untrusted(self, content: bytes) -> tuple[tuple[Group, ...], Judgement]:
+        """The groups of a submission, and what their shapes alone say. Raise `BadMessage`."""
+        groups = decode_groups_untrusted(content)
+        return groups, self._check_shapes(groups)
+
+    def _check_shapes(self, groups: tuple[Group, ...]) -> Judgement:
         """The first group that is not even shaped right, or acceptance."""
         shape = self.run.shape(self.environment)
         judgement = Judgement(Verdict.ACCEPTED, Reason.WITHIN_LIMITS)

@@ -37,6 +37,16 @@ MAX_SUBMISSION: Final = 8 * MIB
 """Bytes. 64 groups of 16 answers of 1,000 tokens at 8 bytes each: more is sent as several."""
 MAX_DELIVERY: Final = MAX_SUBMISSION + 128 * KI
 """Bytes: a submission, and a verdict of at most one ledger entry."""
+MAX_VERDICT: Final = 64 * KI
+"""Bytes: a verdict goes into one ledger entry (`roles.run.chain.MAX_BODY`)."""
+MAX_REPLY: Final = MAX_VERDICT + KI
+"""Bytes of what a validator answers."""
+MAX_RECEIPT: Final = KI
+"""Bytes of what a trainer answers: a word and a sentence."""
+DECODE_RATE: Final = 40e6
+"""Bytes of a submission's content that are decoded and looked at in a second, one core."""
+HASH_RATE: Final = 1e9
+"""Bytes of a submission that are hashed and copied in a second, one core."""
 MAX_GROUPS: Final = 256
 MAX_COMPLETIONS: Final = 1024
 """Per group. INTELLECT-2 used 16."""
@@ -45,6 +55,21 @@ MAX_TOKENS: Final = 128 * 1024
 MAX_INDEX: Final = 2**32 - 1
 DIGEST_BYTES: Final = 32
 MAX_REASON: Final = 200
+_GROUP_FIELDS: Final = 5
+_TOKEN_BYTES: Final = 24
+"""Per token: 4 as such, 4 for its log-prob, 8 of the proof over it, and half as much again."""
+_GROUP_BYTES: Final = 4 * KI
+"""Per group: the proof's last, started part and a length per completion, rounded up a lot."""
+
+
+def max_submission(groups: int, completions: int, tokens: int) -> int:
+    """Bytes of the longest submission of a run: ``groups`` of ``completions`` of at most ``tokens`` tokens.
+
+    The demo's has 80 KiB at most, a hundredth of `MAX_SUBMISSION`: so much less can be held by strangers
+    that each begin one.
+    """
+    longest = 64 * KI + groups * (_GROUP_BYTES + completions * tokens * _TOKEN_BYTES)
+    return min(MAX_SUBMISSION, longest)
 
 
 def _digest_untrusted(value: bytes, what: str) -> bytes:
@@ -79,7 +104,7 @@ def _encode_group(group: Group) -> list[object]:
 
 def decode_groups_untrusted(content: bytes) -> tuple[Group, ...]:
     """Raise `BadMessage`, and nothing else, whatever the bytes."""
-    listed = unpack_untrusted(content)
+    listed = unpack_untrusted(content, max_items=MAX_GROUPS * (2 + _GROUP_FIELDS), max_list=MAX_GROUPS)
     if not isinstance(listed, list) or not 0 < len(listed) <= MAX_GROUPS:
         raise BadMessage(f"a submission has 1 to {MAX_GROUPS} groups")
     return tuple(_decode_group_untrusted(item) for item in listed)
@@ -223,6 +248,8 @@ class SignedVerdict:
 
 def decode_verdict_untrusted(data: bytes, verify: Verify) -> SignedVerdict:
     """Raise `BadMessage` unless it is whole and its signature the validator's."""
+    if len(data) > MAX_VERDICT:
+        raise BadMessage(f"a verdict of {len(data)} bytes is over the limit of {MAX_VERDICT}")
     body, signature = fields_untrusted(unpack_untrusted(data), bytes, bytes, what="verdict")
     validator, commitment, verdict, reason, statistic, limit, rewards = fields_untrusted(
         unpack_untrusted(body), bytes, bytes, str, str, float, float, bytes, what="verdict body"

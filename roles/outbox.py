@@ -85,7 +85,7 @@ class Outbox:
         await self._removed.wait()
 
     async def add(self, submission: Submission) -> None:
-        """Keep it, durably, and move the cursor behind it."""
+        """Keep it, durably, and move the cursor behind it. Raises `StorageError`; may be repeated."""
         name = _name(submission)
         await self._world.disk.replace(f"{self._folder}/{name}", submission.to_bytes())
         self._pending[name] = submission
@@ -94,13 +94,13 @@ class Outbox:
         await self._world.disk.replace(f"{self._folder}/{_CURSOR}", pack(list(self._next)))
 
     async def remove(self, submission: Submission) -> None:
-        """Forget it: a signed receipt is here."""
+        """Forget it: a signed receipt is here. Raises `StorageError`; may be repeated."""
         name = _name(submission)
         if self._pending.pop(name, None) is not None:
             self._removed.set()
             self._removed = trio.Event()
             await dawdle(self._world, "outbox/slow removal")
-            await self._world.disk.remove(f"{self._folder}/{name}")
+        await self._world.disk.remove(f"{self._folder}/{name}")
 
 
 def _name(submission: Submission) -> str:

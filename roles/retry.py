@@ -8,7 +8,7 @@ from typing import Final
 import trio
 
 from p2p.errors import BadMessage
-from p2p.host import request
+from p2p.host import MAX_MESSAGE, request
 from p2p.identity import PeerId, ProtocolId
 from p2p.node.node import Node
 from p2p.node.rundoc import PEER_TROUBLE
@@ -45,12 +45,17 @@ class Backoff:
         await dawdle(self._world, "retry/long pause")
 
 
-async def ask(node: Node, peer: PeerId, protocol: ProtocolId, payload: bytes) -> bytes | None:
-    """One attempt; None when it should be repeated: whatever a peer does, it does not end this node."""
+async def ask(
+    node: Node, peer: PeerId, protocol: ProtocolId, payload: bytes, *, max_reply: int = MAX_MESSAGE
+) -> bytes | None:
+    """One attempt, answered with at most ``max_reply`` bytes; None when it should be repeated.
+
+    Whatever a peer does, it does not end this node.
+    """
     try:
         with trio.fail_after(ANSWER_SECONDS):
             await node.locate(peer)
-            answer = await request(node.host, peer, protocol, payload)
+            answer = await request(node.host, peer, protocol, payload, max_reply=max_reply)
             return None if node.world.buggify("retry/lost answer") else answer
     except BadMessage as error:
         node.host.penalise(peer, NONSENSE, str(error))

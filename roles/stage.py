@@ -24,7 +24,7 @@ from p2p.identity import KeyPair
 from p2p.machine import load_or_create_key
 from p2p.wire import KI
 from proofs.checks import Limits
-from roles.envs.base import open_environment
+from roles.envs.base import environment_digest
 from roles.rl.recipe import Recipe
 from roles.run import Run, sign_run
 from roles.run.file import Delivery, EnvironmentPin, Model, Terms
@@ -80,11 +80,10 @@ class DemoPlan:
 def write_run(plan: DemoPlan) -> Run:
     """Make every node's key, and the run file that names trainer and validator; returns the run."""
     keys = {name: load_or_create_key(plan.folder / name / "key") for name in CAST}
-    environment = open_environment("sort")
     terms = Terms(
         name=f"demo-{plan.seed}",
         expiry=int(time.time()) + 24 * 3600,  # noqa: TID251 - a command line tool, outside every world
-        environments=(EnvironmentPin(name="sort", digest=environment.digest),),
+        environments=(EnvironmentPin(name="sort", digest=environment_digest("sort")),),
         trainers=(keys["trainer-1"].peer_id,),
         validators=(keys["validator-1"].peer_id,),
         model=Model(engine="tiny", seed=plan.seed),

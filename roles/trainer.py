@@ -12,9 +12,8 @@ other weights (SHARDCAST keeps the manifest).
 
 from __future__ import annotations
 
-import json
 import logging
-import math
+import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -22,23 +21,27 @@ from typing import ClassVar, Final, Self
 
 import trio
 
-from p2p.errors import RemoteProtocolError
+from p2p.errors import RemoteProtocolError, StorageError
 from p2p.host import Stream, send_frame
 from p2p.identity import PeerId
 from p2p.node.admission import Capability
 from p2p.node.node import Node
 from p2p.node.tables import read_table
-from p2p.shardcast.manifest import PolicyVersion
+from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from p2p.wire import FrameReader
-from p2p.world import dawdle
+from p2p.world import OFF_LOOP, dawdle, decode_off_loop
 from proofs.checks import Verdict, check_shape
-from roles.draws import draw_order
-from roles.engines.base import Engine, StepReport, TrainingGroup
+from roles.draws import draw_order, validator_of
+from roles.durable import Durable
+from roles.engines.base import Engine, EngineError, Group, StepReport, TrainingGroup
 from roles.engines.client import open_engine
-from roles.engines.config import DeviceProfile
+from roles.engines.config import DeviceProfile, MachineLimits
 from roles.envs.base import Environment
 from roles.intake import Intake
+from roles.kept import DamagedFile, keep, recall
 from roles.messages import (
+    DECODE_RATE,
+    HASH_RATE,
     MAX_DELIVERY,
     VERDICT_PROTOCOL,
     Receipt,
@@ -51,6 +54,7 @@ from roles.messages import (
 from roles.pool import GroupPool, PooledGroup
 from roles.retry import PATIENCE
 from roles.run import Ledger, Run, open_ledger, run_of
+from roles.seats import Seats
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +84,9 @@ class TrainerConfig:
 
     evaluate_every: int = 10
     """Steps between evaluations on the held-out tasks (0: only at the start and the end)."""
+
+    machine: MachineLimits = field(default_factory=MachineLimits)
+    """What a run may ask of this machine, whoever owns the run."""
 
     profile: DeviceProfile = field(default_factory=DeviceProfile)
     """Speeds of the fake engine; others ignore it."""
@@ -125,8 +132,14 @@ class Trainer:
         self._pool: GroupPool | None = None
         self._taken: dict[bytes, None] = {}
         """Content digests of all submissions taken so far (their receipts are in the ledger)."""
+        self._seats = Seats()
+        self._durable: Durable | None = None
+        self._is_turning_away = False
         self._taking: dict[bytes, None] = {}
         """Those that are being written to disk now."""
+        self._filled: dict[tuple[PeerId, PolicyVersion, int], None] = {}
+        """Places in the draw order that were taken, under versions that may still be used: one submission
+        each, or a validator could sell one place many times."""
 
     @classmethod
     def from_config(cls, table: Mapping[str, object]) -> Self:
@@ -146,6 +159,7 @@ class Trainer:
             "groups_stale": 0 if pool is None else pool.counts.stale,
             "groups_without_spread": 0 if pool is None else pool.counts.without_spread,
             "submissions_taken": len(self._taken),
+            "waits_for_disk": 0 if self._durable is None else self._durable.waiting,
             "last_step": None if self._last is None else asdict(self._last),
         }
 
@@ -159,7 +173,7 @@ class Trainer:
         self._pool = GroupPool(max(1, round(self._config.pool_steps * recipe.groups)), recipe.lag)
         environment = run.open_environments()[0]
         config = replace(
-            run.engine_config(threads=self._config.threads, nice=self._config.nice),
+            run.engine_config(self._config.machine, threads=self._config.threads, nice=self._config.nice),
             profile=self._config.profile,
         )
         async with (
@@ -167,7 +181,7 @@ class Trainer:
             open_engine(node.world, config, name=self.name) as engine,
         ):
             step = await self._resume(node, engine, ledger)
-            desk = _Desk(node, run, environment, ledger, Intake(node.world, INTAKE))
+            desk = _Desk(node, run, environment, ledger, Intake(node.world, INTAKE), self._durable_of(node))
             await self._restore_intake(desk, step)
             node.host.set_handler(VERDICT_PROTOCOL, partial(self._serve, desk))
             while step < recipe.steps:
@@ -180,24 +194,52 @@ class Trainer:
         """Continue where the checkpoint is, or warm up; publish what it holds. Returns the step."""
         async for entry in ledger.entries(RECEIPT_KIND):
             self._taken[entry.body] = None
-        step = await engine.open(CHECKPOINT)
-        if await node.world.disk.size(PROGRESS) is not None:
-            values = json.loads(await node.world.disk.read(PROGRESS))
-            self._progress = Progress(**values)
+        step = await self._open_learner(node, engine)
+        try:
+            self._progress = Progress(**(await recall(node.world.disk, PROGRESS) or {}))
+        except DamagedFile as error:
+            logger.warning("%s; the curve begins anew, the policy is not touched", error)
         self._progress.step = step
         node.world.sometimes("trainer/went on from a checkpoint", step > 0)
-        await engine.save(CHECKPOINT, _weights(step))
+        if node.shardcast.newest < step:  # what was published is never written again
+            await self._durable_of(node).insist(partial(engine.save, CHECKPOINT, _weights(step)))
         await self._publish(node, step)
         await self._evaluate(node, engine, step)
         return step
 
+    async def _open_learner(self, node: Node, engine: Engine) -> int:
+        """Continue from the newest sound checkpoint, or from the published policy if that is newer."""
+        published = node.shardcast.newest
+        try:
+            step = await engine.open(CHECKPOINT)
+        except EngineError as error:
+            if published <= NO_POLICY:
+                raise
+            logger.warning("trainer_checkpoint_damaged %s", error)
+            step = int(NO_POLICY)
+        if step < published:
+            logger.warning(
+                "trainer_adopts version=%d: its checkpoint is lost, so the optimiser's state begins anew",
+                published,
+            )
+            with node.shardcast.pin(published) as weights:
+                await engine.adopt(weights, published)
+            step = int(published)
+        return step
+
+    def _durable_of(self, node: Node) -> Durable:
+        if self._durable is None:
+            self._durable = Durable(node.world, self.name)
+        return self._durable
+
     async def _publish(self, node: Node, step: int) -> None:
         version = PolicyVersion(step)
+        durable = self._durable_of(node)
         if node.shardcast.newest < version:
-            await node.shardcast.publish(version, _weights(step))
+            await durable.insist(partial(node.shardcast.publish, version, _weights(step)))
         self._policy_bytes = node.shardcast.manifest(version).anchor.wire
         if step >= KEPT_WEIGHTS:
-            await node.world.disk.remove(_weights(step - KEPT_WEIGHTS))
+            await durable.insist(partial(node.world.disk.remove, _weights(step - KEPT_WEIGHTS)))
         node.world.trace("published", version=step)
 
     async def _evaluate(self, node: Node, engine: Engine, step: int) -> None:
@@ -210,7 +252,14 @@ class Trainer:
         progress.greedy, progress.reward = result.greedy, result.sampled
         if progress.greedy_start is None:
             progress.greedy_start, progress.reward_start = result.greedy, result.sampled
-        await node.world.disk.replace(PROGRESS, json.dumps(asdict(progress)).encode())
+        await self._keep_progress(node)
+
+    async def _keep_progress(self, node: Node) -> None:
+        """For people: a disk that refuses it stops nothing."""
+        try:
+            await keep(node.world.disk, PROGRESS, asdict(self._progress))
+        except StorageError as error:
+            logger.info("progress_not_kept step=%d: %s", self._progress.step, error)
 
     async def _step(self, desk: _Desk, engine: Engine, step: int) -> int:
         """Wait for enough groups, learn, save, publish."""
@@ -219,10 +268,10 @@ class Trainer:
         report = await engine.step(groups)
         step += 1
         self._note(groups, report, step)
-        await desk.intake.mark_used(pooled, step)
+        await desk.durable.insist(partial(desk.intake.mark_used, pooled, step))
         await dawdle(desk.node.world, "trainer/slow checkpoint")
-        await engine.save(CHECKPOINT, _weights(step))
-        await desk.node.world.disk.replace(PROGRESS, json.dumps(asdict(self._progress)).encode())
+        await desk.durable.insist(partial(engine.save, CHECKPOINT, _weights(step)))
+        await self._keep_progress(desk.node)
         await self._publish(desk.node, step)
         desk.node.world.sometimes("trainer/learnt from an old policy", self._progress.staleness_max > 0)
         await self._forget_used(desk, step)
@@ -233,7 +282,10 @@ class Trainer:
         """Remove the submissions of which no group can be used any more."""
         assert self._pool is not None
         self._pool.drop_stale(step)
-        await desk.intake.forget_all_but(self._pool.sources | self._taking)
+        oldest = step - desk.run.terms.recipe.lag
+        self._filled = {place: None for place in self._filled if place[1] >= oldest}
+        needed = self._pool.sources | self._taking
+        await desk.durable.insist(partial(desk.intake.forget_all_but, needed))
         self._make_room()
 
     async def _wait_groups(self, count: int, step: int) -> list[PooledGroup]:
@@ -266,18 +318,24 @@ class Trainer:
             reason = f"{stream.peer} is no validator of this run"
             await send_frame(stream, encode_receipt(Receipt.UNWANTED, reason))
             return
-        reader = FrameReader(stream, MAX_DELIVERY)
-        while (payload := await reader.receive()) is not None:
-            await send_frame(stream, encode_receipt(*await self._take(desk, stream.peer, payload)))
+        with self._seats.seat(stream.peer) as seated:
+            if not seated:
+                await send_frame(stream, encode_receipt(Receipt.LATER, "too many streams"))
+                return
+            reader = FrameReader(stream, MAX_DELIVERY)
+            while (payload := await reader.receive()) is not None:
+                await send_frame(stream, encode_receipt(*await self._take(desk, stream.peer, payload)))
 
     async def _take(self, desk: _Desk, peer: PeerId, payload: bytes) -> tuple[Receipt, str]:
         """Answer one delivery, and say why if it is not taken."""
-        verdict, submission = decode_delivery_untrusted(payload, desk.node.world.verify)
+        world = desk.node.world
+        verdict, submission = await decode_off_loop(
+            world, decode_delivery_untrusted, payload, world.verify, rate=HASH_RATE
+        )
         place = verdict.commitment
-        if verdict.validator != peer:
-            return Receipt.UNWANTED, "a verdict comes from the validator that signed it"
-        if place.run != desk.run.id or verdict.verdict is not Verdict.ACCEPTED:
-            return Receipt.UNWANTED, "only accepted submissions of this run are taken"
+        reason = desk.why_unwanted(peer, verdict)
+        if reason:
+            return Receipt.UNWANTED, reason
         with trio.move_on_after(PATIENCE):
             while self._must_wait(desk, place.content):
                 await self._consumed.wait()
@@ -292,8 +350,26 @@ class Trainer:
             return Receipt.UNWANTED, "the policy is older than the run uses"
         if not desk.node.shardcast.holds(place.version):
             return Receipt.UNWANTED, "the policy is not held by the trainer"
-        await self._keep(desk, verdict, submission, desk.pooled(verdict, submission))
+        groups = None
+        if len(submission.content) > OFF_LOOP:
+            groups = await desk.open_groups(submission)
+            if place.content in self._taken or self._must_wait(desk, place.content):
+                return Receipt.LATER, "it was handed over twice at a time"
+        if (place.node, place.version, place.index) in self._filled:
+            return Receipt.UNWANTED, "another submission was taken for this place in the draw order"
+        try:
+            await self._keep(desk, verdict, submission, desk.pooled(verdict, submission, groups))
+        except StorageError as error:
+            return self._turn_away(error)
+        self._is_turning_away = False
         return Receipt.TAKEN, ""
+
+    def _turn_away(self, error: StorageError) -> tuple[Receipt, str]:
+        """The disk refuses a delivery: the validator keeps it, and hands it over again."""
+        if not self._is_turning_away:
+            logger.warning("deliveries are turned away until the disk takes data: %s", error)
+        self._is_turning_away = True
+        return Receipt.LATER, "the disk is full"
 
     def _must_wait(self, desk: _Desk, content: bytes) -> bool:
         """Whether a delivery can be neither taken nor turned down now."""
@@ -307,8 +383,10 @@ class Trainer:
         self, desk: _Desk, verdict: SignedVerdict, submission: Submission, groups: list[PooledGroup]
     ) -> None:
         """Disk, ledger, pool, in this order: whoever is told that it was taken can rely on it."""
-        content = verdict.commitment.content
+        place = verdict.commitment
+        content = place.content
         self._taking[content] = None
+        self._filled[(place.node, place.version, place.index)] = None
         try:
             await desk.intake.keep(verdict, submission)
             await dawdle(desk.node.world, "trainer/slow receipt")
@@ -317,6 +395,8 @@ class Trainer:
             self._pool_in(groups)
         finally:
             del self._taking[content]
+            if content not in self._taken:
+                del self._filled[(place.node, place.version, place.index)]
             self._make_room()
 
     def _pool_in(self, groups: list[PooledGroup]) -> None:
@@ -327,18 +407,25 @@ class Trainer:
     async def _restore_intake(self, desk: _Desk, step: int) -> None:
         """Take up again what was received and not yet learnt from."""
         async for verdict, submission, used in desk.intake.restore(step):
-            content = verdict.commitment.content
+            place = verdict.commitment
+            content = place.content
+            self._filled[(place.node, place.version, place.index)] = None
             if content not in self._taken:  # killed between the file and the receipt
                 self._taken[content] = None
-                await desk.ledger.append(RECEIPT_KIND, content)
+                await desk.durable.insist(partial(desk.ledger.append, RECEIPT_KIND, content))
             if not desk.node.shardcast.holds(verdict.commitment.version):
                 continue  # so old that no step may use it: forgotten after the next one
             try:
-                groups = desk.pooled(verdict, submission)
+                groups = desk.pooled(verdict, submission, await desk.open_groups(submission))
             except RemoteProtocolError as error:
                 logger.warning("intake_unusable %s: %s", content.hex(), error)
                 continue
             self._pool_in([group for group in groups if group.number not in used])
+
+
+def _as_float32(reward: float) -> float:
+    value: float = struct.unpack("<f", struct.pack("<f", reward))[0]
+    return value
 
 
 def _weights(step: int) -> str:
@@ -354,20 +441,43 @@ class _Desk:
     environment: Environment
     ledger: Ledger
     intake: Intake
+    durable: Durable
 
-    def pooled(self, verdict: SignedVerdict, submission: Submission) -> list[PooledGroup]:
-        """The groups of an accepted submission, with the validator's rewards.
+    def why_unwanted(self, peer: PeerId, verdict: SignedVerdict) -> str:
+        """Why a delivery of ``peer`` is no use whatever the pool holds; empty if it may be."""
+        place = verdict.commitment
+        if verdict.validator != peer:
+            return "a verdict comes from the validator that signed it"
+        if place.run != self.run.id or verdict.verdict is not Verdict.ACCEPTED:
+            return "only accepted submissions of this run are taken"
+        if not self.node.may(place.node, Capability.GENERATE):
+            return f"{place.node} may not generate in this run"
+        judge = validator_of(self.run, place.node, place.version)
+        return "" if peer == judge else f"{judge} judges this node under this policy"
 
+    async def open_groups(self, submission: Submission) -> tuple[Group, ...]:
+        """Its groups, decoded in a thread if they are long. Raises `BadMessage`."""
+        return await decode_off_loop(
+            self.node.world, decode_groups_untrusted, submission.content, rate=DECODE_RATE
+        )
+
+    def pooled(
+        self, verdict: SignedVerdict, submission: Submission, groups: tuple[Group, ...] | None = None
+    ) -> list[PooledGroup]:
+        """The ``groups`` (None: to be decoded) of an accepted submission, with rewards computed here.
+
+        The validator is believed in one thing, that the model was run and the draws are the seeds'; the
+        trainer could find that out by a replay only. Tasks, places, shapes and rewards it knows itself.
         Raises `RemoteProtocolError` if they are not what this run learns from: a validator's own fault.
         """
         place = verdict.commitment
         order = draw_order(self.node, self.run, place.version, place.node)
         tasks = order.tasks(self.environment, place.index)
-        groups = decode_groups_untrusted(submission.content)
+        groups = decode_groups_untrusted(submission.content) if groups is None else groups
         size = self.run.terms.recipe.group_size
         if place.policy != order.policy or [g.group for g in groups] != [task.group for _, task in tasks]:
             raise RemoteProtocolError("an accepted submission is of another policy or place")
-        if len(verdict.rewards) != size * len(groups) or not all(map(math.isfinite, verdict.rewards)):
+        if len(verdict.rewards) != size * len(groups):
             raise RemoteProtocolError("a verdict's rewards do not fit its submission")
         shape = self.run.shape(self.environment)
         pooled = []
@@ -376,7 +486,10 @@ class _Desk:
             tokens = [completion.tokens for completion in group.completions]
             if check_shape(tokens, claims, shape).verdict is not Verdict.ACCEPTED:
                 raise RemoteProtocolError("an accepted submission has the wrong shape")
-            rewards = verdict.rewards[number * size : (number + 1) * size]
+            # A verdict carries rewards as float32.
+            rewards = tuple(_as_float32(self.environment.reward(task, one)) for one in tokens)
+            if rewards != verdict.rewards[number * size : (number + 1) * size]:
+                raise RemoteProtocolError("a verdict's rewards are not those of its submission")
             training = TrainingGroup(tuple(task.prompt), group.completions, rewards)
             pooled.append(PooledGroup(place.version, place.content, number, training))
         return pooled

@@ -32,7 +32,7 @@ from typing import ClassVar, Final, Self
 
 import trio
 
-from p2p.errors import BadMessage
+from p2p.errors import BadMessage, StorageError
 from p2p.host import Stream, send_frame
 from p2p.identity import PeerId
 from p2p.node.admission import Capability
@@ -40,23 +40,24 @@ from p2p.node.node import Node
 from p2p.node.tables import read_table
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import FrameReader
-from p2p.world import dawdle
+from p2p.world import dawdle, decode_off_loop
 from proofs.checks import Verdict
 from roles.draws import draw_order, validator_of
+from roles.durable import Durable
 from roles.engines.base import EngineError
 from roles.engines.client import open_engine
-from roles.engines.config import DeviceProfile
+from roles.engines.config import DeviceProfile, MachineLimits
 from roles.handover import Handover
 from roles.judging import Bench
 from roles.messages import (
-    MAX_SUBMISSION,
+    DECODE_RATE,
+    HASH_RATE,
     ROLLOUT_PROTOCOL,
     Commitment,
     Refusal,
     SignedVerdict,
     Submission,
     content_digest,
-    decode_groups_untrusted,
     decode_submission_untrusted,
     decode_verdict_untrusted,
     encode_reply,
@@ -101,6 +102,9 @@ class ValidatorConfig:
     nice: int = 0
     """Niceness of the engine's process."""
 
+    machine: MachineLimits = field(default_factory=MachineLimits)
+    """What a run may ask of this machine, whoever owns the run."""
+
     profile: DeviceProfile = field(default_factory=DeviceProfile)
     """Speeds of the fake engine; others ignore it."""
 
@@ -132,6 +136,7 @@ class Validator:
         """The last `INCONCLUSIVE` verdicts, by `_key`."""
         self._loaded = PolicyVersion(-1)
         self._seats = Seats()
+        self._durable: Durable | None = None
         self.records = Records()
         self.inconclusive: dict[str, int] = {}
         self.refused: dict[str, int] = {}
@@ -152,6 +157,7 @@ class Validator:
             "refused": dict(self.refused),
             "queue": len(self._jobs),
             "left_out": self.left_out,
+            "waits_for_disk": 0 if self._durable is None else self._durable.waiting,
             "nodes": self.records.health(),
         }
 
@@ -161,7 +167,7 @@ class Validator:
         run.check_job(node.peer_id, self.name)
         run.check_store(node.config.shardcast.keep_versions)
         environment = run.open_environments()[0]
-        config = run.engine_config(threads=self._config.threads, nice=self._config.nice)
+        config = run.engine_config(self._config.machine, threads=self._config.threads, nice=self._config.nice)
         async with (
             open_ledger(node.world, "ledger") as ledger,
             open_engine(node.world, replace(config, profile=self._config.profile), name=self.name) as engine,
@@ -169,7 +175,8 @@ class Validator:
         ):
             await self._recall(node, ledger)
             handover = await Handover.open(node, run, "validator/accepted", nursery)
-            bench = Bench(node, run, environment, engine, ledger, handover, nursery)
+            durable = self._durable = Durable(node.world, self.name)
+            bench = Bench(node, run, environment, engine, ledger, handover, nursery, durable)
             node.host.set_handler(ROLLOUT_PROTOCOL, partial(self._serve, bench))
             while True:
                 await self._judge_next(bench)
@@ -192,10 +199,12 @@ class Validator:
         with self._seats.seat(stream.peer) as seated:
             if not seated:
                 reply: SignedVerdict | Refusal = self._refuse("too many streams", retry=True)
+            elif not bench.node.may(stream.peer, Capability.GENERATE):  # not a byte of it is read
+                reply = self._refuse("not admitted", f"{stream.peer} may not generate in this run")
             else:
                 payload = None
                 with trio.move_on_after(REQUEST_SECONDS):
-                    payload = await FrameReader(stream, MAX_SUBMISSION).receive()
+                    payload = await FrameReader(stream, bench.max_submission).receive()
                 if payload is None:
                     return
                 reply = await self._answer(bench, stream.peer, payload)
@@ -203,7 +212,10 @@ class Validator:
 
     async def _answer(self, bench: Bench, peer: PeerId, payload: bytes) -> SignedVerdict | Refusal:
         """Everything that needs no model, then wait for the scorer."""
-        submission = decode_submission_untrusted(payload, bench.node.world.verify)
+        world = bench.node.world
+        submission = await decode_off_loop(
+            world, decode_submission_untrusted, payload, world.verify, rate=HASH_RATE
+        )
         place = submission.commitment
         refusal = self._admit(bench, peer, place)
         if refusal is not None:
@@ -220,7 +232,11 @@ class Validator:
         if known is None:
             known = self._enqueue(submission)
         if isinstance(known, int):
-            entry = await bench.ledger.read(known)
+            try:
+                entry = await bench.ledger.read(known)
+            except StorageError as error:
+                logger.error("ledger_unreadable seqno=%d: %s", known, error)
+                return self._refuse("the disk fails", retry=True)
             return decode_verdict_untrusted(entry.body, bench.node.world.verify)
         with trio.move_on_after(0 if bench.node.world.buggify("validator/says not yet") else PATIENCE):
             await known.done.wait()
@@ -237,8 +253,6 @@ class Validator:
             )
         if place.node != peer:
             return self._refuse("another node", "a submission must come from the node that signed it")
-        if not bench.node.may(peer, Capability.GENERATE):
-            return self._refuse("not admitted", f"{peer} may not generate in this run")
         return None
 
     async def _prepare(self, bench: Bench, submission: Submission) -> SignedVerdict | Refusal | None:
@@ -329,7 +343,7 @@ class Validator:
         with bench.node.shardcast.pin(place.version) as weights:
             try:
                 return await self._judge(bench, submission, weights)
-            except EngineError as error:
+            except (EngineError, StorageError) as error:
                 # Foreign tokens went in; that they have the right shape is no promise that no sum overflows.
                 logger.error(
                     "engine_failed %s v%d/%d: %s", place.node.short, place.version, place.index, error
@@ -341,9 +355,9 @@ class Validator:
         place = job.submission.commitment
         if verdict.verdict is Verdict.ACCEPTED:
             # Before the ledger: whoever finds the verdict there must find the submission, too.
-            await bench.handover.keep(verdict, job.submission)
+            await bench.durable.insist(partial(bench.handover.keep, verdict, job.submission))
         await dawdle(bench.node.world, "validator/slow record")
-        entry = await bench.ledger.append(VERDICT_KIND, verdict.to_bytes())
+        entry = await bench.durable.insist(partial(bench.ledger.append, VERDICT_KIND, verdict.to_bytes()))
         self._known[_key(place)] = entry.seqno
         self.records.count(verdict)
         job.verdict = verdict
@@ -363,13 +377,14 @@ class Validator:
         if place.policy != order.policy:
             return bench.sign(submission, Verdict.REJECTED, OTHER_POLICY)
         try:
-            groups = decode_groups_untrusted(submission.content)
+            groups, judgement = await decode_off_loop(
+                bench.node.world, bench.open_groups_untrusted, submission.content, rate=DECODE_RATE
+            )
         except BadMessage as error:
             return bench.sign(submission, Verdict.REJECTED, str(error))
         tasks = order.tasks(bench.environment, place.index)
         if [group.group for group in groups] != [task.group for _, task in tasks]:
             return bench.sign(submission, Verdict.REJECTED, WRONG_GROUPS)
-        judgement = bench.check_shapes(groups)
         if judgement.verdict is Verdict.ACCEPTED:
             if place.version != self._loaded:
                 await bench.engine.load(weights)

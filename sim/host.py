@@ -239,7 +239,7 @@ class SimHost:
         wire.on_broken = [near.lose, far.lose]
         for end in (near, far):
             end.host.admit(end)
-        self._tell(PeerEvent(near.peer, PeerState.CONNECTED))
+        self._tell(PeerEvent(near.peer, PeerState.CONNECTED, dialled=True))
         self._queue.schedule(self._queue.now, other._endpoint.owner, "accept", other.greet, far)
 
     def admit(self, end: End) -> None:

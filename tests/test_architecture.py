@@ -41,6 +41,7 @@ EXEMPT = {
     "roles/demo.py": "starts and watches processes",
     "roles/stage.py": "starts and watches processes",
     "roles/engines/tiny/": "runs inside the worker process",
+    "roles/envs/installed.py": "hashes installed packages before they are imported",
     "roles/engines/worker.py": "is the worker process",
     "roles/rl/alone.py": "learning in one process, no node around it",
     "roles/run/__main__.py": "a command line: paths in, text out",
@@ -54,6 +55,7 @@ BROAD_EXCEPTS = {
 
 SLEEP_IN_LOOP = {
     "p2p/connector.py": "a listener without free sockets pauses, as trio's own does",
+    "p2p/transport/connection.py": "a reader paces a peer whose frames cost more than they carry",
 }
 
 

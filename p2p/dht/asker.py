@@ -49,6 +49,9 @@ from p2p.identity import PeerId
 
 MAX_SEEDS_ASKED: Final = 16
 """Seeds of one join that are asked."""
+MAX_VERIFYING: Final = 64
+"""Visitors that are being pinged at a time: a silent one is given up after a second or two and not pinged
+again for a minute, so 2,000 stamped names that all stay silent would keep the honest waiting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,7 @@ class Asker:
         self._config = config
         self._calls = calls
         self._hooks = hooks
+        self._verifying = 0
         self._waiting: dict[int, Reading | Writing | Joining] = {}
         self._deadlines: list[tuple[float, int]] = []
         read, write, meet = 2 * config.replicas, config.replicas + config.alpha, config.bucket_size
@@ -102,7 +106,7 @@ class Asker:
         reading = Reading(token, namespace, name)
         keys = self._judge.keys(namespace, name)
         for key in keys:
-            for record in self._store.get(key):
+            for record in filter(self._judge.is_welcome, self._store.get(key)):
                 reading.take(record)
         self._wait_for(token, reading, now)
         reading.searches = len(keys)
@@ -130,7 +134,7 @@ class Asker:
         for peer in seeds:
             self._call(peer, FindNode(own.id), Seeding(joining), now)
         if not seeds:
-            self._look_around(joining, (), now)
+            self._look_around(joining, None, (), now)
 
     def refresh(self, target: bytes, now: float) -> None:
         """Meet who lives around ``target``."""
@@ -144,9 +148,16 @@ class Asker:
         """Find out whether ``contact`` is alive."""
         self._call_contact(contact, Ping(), Probing(contact), now)
 
-    def greet(self, peer: PeerId, now: float) -> None:
-        """Find out whether ``peer``, whose place we do not know, is a node of the DHT."""
-        self._call(peer, Ping(), Probing(None), now)
+    def verify(self, peer: PeerId, now: float) -> None:
+        """Find out whether ``peer``, which has come to us, is a node of the DHT that answers."""
+        if self._verifying < MAX_VERIFYING and not self._calls.waits_for(peer):
+            self._verifying += 1
+            self._neighbours.note_visitor(peer, now)
+            self._call(peer, Ping(), Probing(None), now)
+
+    def waits_for(self, peer: PeerId) -> bool:
+        """Whether ``peer`` owes us an answer."""
+        return self._calls.waits_for(peer)
 
     def cancel(self, token: int) -> None:
         """Nobody waits for this any more; what is under way ends by itself."""
@@ -164,7 +175,12 @@ class Asker:
         call = self._calls.open(
             peer, purpose, lambda request_id: encode(request_id, own, request), now, warm=warm
         )
-        self._hooks.emit(Send(peer, call.data))
+        self._send(call)
+
+    def _send(self, call: Call[Purpose]) -> None:
+        """Send a question, or send it again. A visitor is asked while it is here."""
+        to_visitor = isinstance(call.purpose, Probing) and call.purpose.contact is None
+        self._hooks.emit(Send(call.peer, call.data, dial=not to_visitor))
 
     def _call_contact(self, contact: Contact, request: Request, purpose: Purpose, now: float) -> None:
         if contact.addrs and not self._neighbours.is_warm(contact.peer):
@@ -173,10 +189,16 @@ class Asker:
 
     def _search(self, target: bytes, operation: Operation, shape: LookupShape, now: float) -> Search:
         near = self._neighbours.nearest(target, self._config.bucket_size)
-        search = Search(Lookup(target, self._neighbours.usable(near, now), shape), operation)
+        search = Search(self._lookup(target, self._neighbours.usable(near, now), shape, now), operation)
         self._neighbours.table.touch(int.from_bytes(target, "big"), now)
         self._pump(search, now)
         return search
+
+    def _lookup(self, target: bytes, seeds: Sequence[Contact], shape: LookupShape, now: float) -> Lookup:
+        neighbours = self._neighbours
+        return Lookup(
+            target, seeds, shape, neighbours.is_met, lambda peer: not neighbours.is_visitor(peer, now)
+        )
 
     def _pump(self, search: Search, now: float) -> None:
         """Ask whoever the lookup wants asked; end it when it has ended."""
@@ -192,16 +214,19 @@ class Asker:
 
     # Answers.
 
-    def answered(self, request_id: int, sender: Contact, reply: Reply, wall: float, now: float) -> None:
-        """Take an answer. Raise `BadMessage` if it is a lie; its question has failed then."""
+    def answered(self, request_id: int, sender: Contact, reply: Reply, wall: float, now: float) -> bool:
+        """Take an answer; False if the sender was not asked, or we have given it up since. Raise
+        `BadMessage` if it is a lie; its question has failed then.
+        """
         call = self._calls.settle(request_id, sender.peer, now)
         if call is None:
-            return  # too late: whoever asked has given up
+            return False
         try:
             self._progress(call, sender, reply, wall, now)
         except BadMessage:
             self._failed(call, now)
             raise
+        return True
 
     def _progress(self, call: Call[Purpose], sender: Contact, reply: Reply, wall: float, now: float) -> None:
         match call.purpose, reply:
@@ -209,10 +234,10 @@ class Asker:
                 self._failed(call, now)  # hearsay about a stamp that this peer does not use
             case Asking(Search(operation=Reading() as reading) as search, contact), Values(blobs, near):
                 self._neighbours.check(near)
-                fresh = [reading.take_untrusted(search.key, blob, self._judge, wall) for blob in blobs]
+                fresh = reading.take_untrusted(search.key, blobs, self._judge, wall)
                 near_usable = self._neighbours.usable(near, now)
-                search.lookup.answered(contact, near_usable, found=any(fresh))
-                if any(fresh):
+                search.lookup.answered(contact, near_usable, found=fresh)
+                if fresh:
                     self._note_found(reading, search, now)
                 self._pump(search, now)
             case Asking(search, contact), Nodes(near) if not isinstance(search.operation, Reading):
@@ -222,11 +247,11 @@ class Asker:
             case Seeding(joining), Nodes(near):
                 self._neighbours.check(near)
                 joining.asked -= 1
-                self._look_around(joining, self._neighbours.usable((sender, *near), now), now)
+                self._look_around(joining, sender, self._neighbours.usable(near, now), now)
             case Storing() as storing, Stored(held):
                 self._stored(storing, held, now)
-            case Probing(), Pong():
-                pass
+            case Probing(contact), Pong():
+                self._verifying -= contact is None
             case _:
                 raise BadMessage(f"{type(reply).__name__} is no answer to what was asked")
 
@@ -234,9 +259,9 @@ class Asker:
         """Send again what is late, give up what is too late, end what has taken too long."""
         for call, lateness in self._calls.expire(now):
             if lateness is Lateness.FAILED:
-                self._failed(call, now)
+                self._failed(call, now, certain=self._neighbours.is_warm(call.peer))
                 continue
-            self._hooks.emit(Send(call.peer, call.data))
+            self._send(call)
             if isinstance(call.purpose, Asking):
                 search, contact = call.purpose.search, call.purpose.contact
                 note = search.lookup.late if lateness is Lateness.LATE else search.lookup.lost
@@ -252,21 +277,24 @@ class Asker:
         for call in self._calls.fail(peer):
             self._failed(call, now)
 
-    def _failed(self, call: Call[Purpose], now: float) -> None:
+    def _failed(self, call: Call[Purpose], now: float, *, certain: bool = True) -> None:
+        """A question will not be answered. ``certain``: the peer has had it, or cannot be reached."""
+        silent = self._neighbours.silent if certain else self._neighbours.doubted
         match call.purpose:
             case Asking(search, contact):
-                self._neighbours.silent(contact, now)
+                silent(contact, now)
                 search.lookup.failed(contact)
                 self._pump(search, now)
             case Storing(contact=contact) as storing:
-                self._neighbours.silent(contact, now)
+                silent(contact, now)
                 self._stored(storing, False, now)
-            case Probing(contact):
-                if contact is not None:
-                    self._neighbours.silent(contact, now)
+            case Probing(None):
+                self._verifying -= 1
+            case Probing(Contact() as contact):
+                silent(contact, now)
             case Seeding(joining):
                 joining.asked -= 1
-                self._look_around(joining, (), now)
+                self._look_around(joining, None, (), now)
 
     # Endings.
 
@@ -299,15 +327,18 @@ class Asker:
             patience = self._calls.round_trips.timeout(warm=True)
             heappush(self._deadlines, (now + patience, reading.token))
 
-    def _look_around(self, joining: Joining, near: Sequence[Contact], now: float) -> None:
+    def _look_around(
+        self, joining: Joining, seed: Contact | None, near: Sequence[Contact], now: float
+    ) -> None:
         """A seed has answered, or failed: look ourselves up from there, or give up with the last."""
-        if joining.search is None and (near or not joining.asked):
+        if joining.search is None and (seed is not None or not joining.asked):
             own = self._neighbours.own.id
-            lookup = Lookup(own, [*near, *self._neighbours.nearest(own, MAX_CONTACTS)], self._meeting)
-            joining.search = Search(lookup, joining)
-        elif joining.search is not None:
-            joining.search.lookup.offer(near)
+            known = self._neighbours.nearest(own, MAX_CONTACTS)
+            joining.search = Search(self._lookup(own, known, self._meeting, now), joining)
         if joining.search is not None:
+            if seed is not None:
+                joining.search.lookup.offer((seed,))
+                joining.search.lookup.offer(near, seed.peer)
             self._pump(joining.search, now)
 
     def _store_nearest(self, search: Search, writing: Writing, now: float) -> None:

@@ -85,13 +85,14 @@ class RoundTrips:
 
 
 class Calls(Generic[P]):
-    """All open questions of one node. Their number is bounded by its lookups."""
+    """All open questions of one node. Their number is bounded by its lookups, and by what they store."""
 
     def __init__(self, rng: Random) -> None:
         # Answers are tied to the peer asked, so ids need not be secret; they start anywhere so that an
         # answer to the process before this one does not fit.
         self._next_id = rng.getrandbits(32)
         self._open: dict[int, Call[P]] = {}
+        self._asked: dict[PeerId, int] = {}
         self._due: list[tuple[float, int, int]] = []
         self.round_trips = RoundTrips()
 
@@ -119,6 +120,7 @@ class Calls(Generic[P]):
         self._next_id = (request_id + 1) & MAX_REQUEST_ID
         call = Call(request_id, peer, encode(request_id), purpose, now, warm)
         self._open[request_id] = call
+        self._asked[peer] = self._asked.get(peer, 0) + 1
         heappush(self._due, (now + self.round_trips.timeout(warm=warm), request_id, 0))
         return call
 
@@ -127,7 +129,7 @@ class Calls(Generic[P]):
         call = self._open.get(request_id)
         if call is None or call.peer != peer:
             return None
-        del self._open[request_id]
+        self._close(call)
         if call.attempt == 0 and call.warm:
             # Karn: the answer to a repeated question cannot be timed.
             self.round_trips.measure(now - call.sent)
@@ -142,7 +144,7 @@ class Calls(Generic[P]):
             expired.append((call, _AFTER[attempt]))
             call.attempt += 1
             if call.attempt == ATTEMPTS:
-                del self._open[request_id]
+                self._close(call)
             else:
                 patience = self.round_trips.timeout(warm=True) * 2**call.attempt
                 heappush(self._due, (now + patience, request_id, call.attempt))
@@ -150,7 +152,19 @@ class Calls(Generic[P]):
 
     def fail(self, peer: PeerId) -> list[Call[P]]:
         """Give up every question to ``peer``."""
+        if peer not in self._asked:
+            return []  # the usual case, and a liar can have it looked up often
         failed = [call for call in self._open.values() if call.peer == peer]
         for call in failed:
-            del self._open[call.request_id]
+            self._close(call)
         return failed
+
+    def waits_for(self, peer: PeerId) -> bool:
+        """Whether ``peer`` owes us an answer."""
+        return peer in self._asked
+
+    def _close(self, call: Call[P]) -> None:
+        del self._open[call.request_id]
+        left = self._asked.pop(call.peer) - 1
+        if left:
+            self._asked[call.peer] = left

@@ -2,17 +2,18 @@
 
 Theory of operation
 -------------------
-Every message carries its sender's contact, so each exchange fills both routing tables. A *reading* runs
-one value lookup per salted key and ends with the newest valid record of each publisher; a *writing* runs
-one node lookup per key and then stores at the nearest nodes; a *joining* asks seeds who is near us and
-looks ourselves up (`p2p.dht.asker`). What strangers say is judged before it changes anything: a contact
-needs a work stamp, a record a signature and the right key. A peer caught lying loses its place in the
-lookup and in the table, and the host hears of it; so the worst that liars achieve is to hide a record
-for a while.
+Every message carries its sender's contact. Who has answered us enters the routing table; who has asked us
+something is pinged first. A *reading* runs one value lookup per salted key and ends with the newest valid
+record of each publisher; a *writing* runs one node lookup per key and then stores at the nearest nodes; a
+*joining* asks seeds who is near us and looks ourselves up (`p2p.dht.asker`). What strangers say is judged
+before it changes anything: a contact needs a work stamp, a record a signature and the right key. A peer
+caught lying loses its place in the lookup and in the table, and the host hears of it; so the worst that
+liars achieve is to hide a record for a while. Each question costs the asker a part of what it may have of
+us (`p2p.dht.answers`); what is beyond gets no answer, and no blame.
 
-Who fails three times to answer leaves the table, is not asked on hearsay for a minute, and is remembered
-among the last lost: at each refresh the lost and the seeds are asked again, so that the two sides of a
-partition find each other when it has healed.
+Who is asked three times in vain leaves the table (`p2p.dht.neighbours` says when that is certain), is not
+asked on hearsay for a minute, and is remembered among the last lost: at each refresh the lost and the seeds
+are asked again, so that the two sides of a partition find each other when it has healed.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ from p2p.dht.messages import (
 from p2p.dht.neighbours import Neighbours
 from p2p.dht.operations import Purpose
 from p2p.dht.publications import Publications
-from p2p.dht.record import ADDR_NAMESPACE, MAX_ADDRS, Record, RecordJudge, encode_addrs
+from p2p.dht.record import ADDR_NAMESPACE, MAX_ADDRS, Record, RecordJudge, Standing, encode_addrs
 from p2p.dht.stamp import ID_BYTES
 from p2p.dht.store import RecordStore
 from p2p.errors import BadMessage
@@ -65,6 +66,8 @@ if TYPE_CHECKING:
 
     from p2p.dht.table import ContactTable
 
+SECRET_BYTES: Final = 16
+"""Of what ranks the publishers under a full key on this node alone."""
 GARBAGE_POINTS: Final = 10.0
 """What a forgery or an unreadable message costs its sender's score."""
 FIRST_REJOIN: Final = 5.0
@@ -72,10 +75,11 @@ FIRST_REJOIN: Final = 5.0
 LAST_REJOIN: Final = 60.0
 REPUBLISH_RETRY: Final = 30.0
 """Seconds until a record that nobody took is published again."""
-REPLICATED_AT_ONCE: Final = 4
-"""Keys handed on per step; the rest wait for the next."""
+REPLICATED_AT_ONCE: Final = 64
+"""Records handed on per step; the rest wait for the next."""
 REPLICATION_STEP: Final = 10.0
-"""Seconds between steps: 4 keys of 64 records at 8 nodes are 2,048 messages at the very worst."""
+"""Seconds between steps: 64 records at 8 nodes are 70 KB/s at the very worst, and all that a node can hold
+takes 43 minutes, less than the hour after which it is due again."""
 
 
 class DhtCore:
@@ -97,7 +101,7 @@ class DhtCore:
         self._wall = 0.0
         self._effects: list[Effect] = []
         self._neighbours = Neighbours(own, table, config.difficulty)
-        self._store = RecordStore(own.number)
+        self._store = RecordStore(own.number, secret=rng.randbytes(SECRET_BYTES))
         self._judge = judge
         self._answers = Answers(table, self._store, judge, Meter())
         self._publications = Publications(signer, own.nonce, config.republish_interval, seqno)
@@ -161,6 +165,7 @@ class DhtCore:
             case PeerDown(peer, unreachable):
                 self._neighbours.disconnected(peer)
                 if unreachable:
+                    self._neighbours.unreachable(peer, now)
                     self._asker.unreachable(peer, now)
             case Moved(addrs):
                 self._move(Contact(self.own.peer, self.own.nonce, addrs[:MAX_ADDRS]))
@@ -185,6 +190,8 @@ class DhtCore:
 
     def _receive(self, peer: PeerId, data: bytes) -> None:
         """Judge one message; a peer that lies pays for it, and whatever we have asked it has failed."""
+        if self._answers.meter.is_flooding(peer, self._now) and not self._asker.waits_for(peer):
+            return  # decoding costs more than sending
         try:
             envelope = decode_untrusted(data)
             sender = envelope.sender
@@ -194,9 +201,7 @@ class DhtCore:
             self._take(envelope)
         except BadMessage as error:
             self._effects.append(Penalise(peer, GARBAGE_POINTS, str(error)))
-            liar = self._neighbours.table.contact_of(peer)
-            if liar is not None:
-                self._neighbours.silent(liar, self._now)
+            self._neighbours.unreachable(peer, self._now)
             self._asker.unreachable(peer, self._now)
 
     def _take(self, envelope: Envelope) -> None:
@@ -206,17 +211,27 @@ class DhtCore:
             reply = self._answers.answer(sender, body, self._wall, self._now)
             if reply is not None:
                 self._reply(envelope, reply)
+                self._visit(sender)
+        elif self._asker.answered(envelope.request_id, sender, body, self._wall, self._now):
+            self._hear(sender)
         else:
-            self._asker.answered(envelope.request_id, sender, body, self._wall, self._now)
-        self._hear(sender)
+            self._answers.meter.count(sender.peer, self._now)  # too late, or never asked
 
     def _reply(self, envelope: Envelope, reply: Reply) -> None:
+        peer = envelope.sender.peer
         data = encode(envelope.request_id, self.own, reply)
-        self._effects.append(Send(envelope.sender.peer, data))
+        self._answers.charge(peer, len(data), self._now)
+        self._effects.append(Send(peer, data, dial=False))
+
+    def _visit(self, sender: Contact) -> None:
+        """A peer has asked us something: if it is not in the table, see whether it answers, too."""
+        if self._neighbours.visited(sender, self._now):
+            self._asker.verify(sender.peer, self._now)
 
     def _hear(self, sender: Contact) -> None:
+        """A peer has answered us. If its bucket is full, see whether the node longest unheard still does."""
         oldest = self._neighbours.heard(sender)
-        if oldest is not None:
+        if oldest is not None and self._neighbours.is_worth_a_ping(oldest.peer, self._now):
             self._asker.probe(oldest, self._now)
         if self._refresh_due == math.inf:
             self._refresh_due = self._now + self._jitter(self._config.refresh_interval)
@@ -227,13 +242,15 @@ class DhtCore:
         return interval * self._rng.uniform(0.8, 1.2)
 
     def _peer_up(self, peer: PeerId) -> None:
-        """Somebody connected, maybe for other reasons. While we know few, ask whether it is one of us."""
+        """Somebody connected, maybe for other reasons. While we know few, ask whether it is one of us.
+
+        That is all it gets us to do: whom it knows, and may name in order that we dial them, we ask when
+        we look for something ourselves.
+        """
         self._neighbours.connected(peer)
-        if self.contacts < self._config.bucket_size and self.contact_of(peer) is None:
-            if self.contacts:
-                self._asker.greet(peer, self._now)
-            else:
-                self._asker.join(None, (peer,), self._now)
+        few = self.contacts < self._config.bucket_size and self.contact_of(peer) is None
+        if few and self._neighbours.is_worth_a_ping(peer, self._now):
+            self._asker.verify(peer, self._now)
 
     # Publishing.
 
@@ -244,16 +261,16 @@ class DhtCore:
         self._asker.write(put.token, record, self._now)
 
     def _move(self, own: Contact) -> None:
-        self._neighbours.own = own
+        self._neighbours.move(own)
         name = own.peer.digest
         if own.addrs:
             value = encode_addrs(own.addrs)
-            self._publications.add(ADDR_NAMESPACE, name, value, self._config.addr_lifetime)
+            self._publications.add(ADDR_NAMESPACE, name, value, self._config.addr_lifetime, own=True)
         else:
             self._publications.forget(ADDR_NAMESPACE, name)
 
     def _keep(self, key: bytes, record: Record, blob: bytes) -> None:
-        self._store.put(key, record, blob, self._wall, self._now)
+        self._store.put(key, record, blob, self._wall, self._now, Standing(reserved=True))
 
     def _written(self, record: Record, copies: int) -> None:
         if not copies:

@@ -100,6 +100,9 @@ class Send:
 
     peer: PeerId
     data: bytes
+    dial: bool = True
+    """Whether it is worth a connection. What a stranger has caused is not: it may have gone, and have said
+    before that it can be dialled at a third party's address."""
 
 
 @dataclass(frozen=True, slots=True)

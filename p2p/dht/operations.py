@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from p2p.dht.lookup import Lookup
 from p2p.dht.messages import Contact
 from p2p.dht.record import Judgement, Record, RecordJudge, decode_record_untrusted
 from p2p.errors import BadMessage
 from p2p.identity import PeerId
+
+MAX_FOUND: Final = 512
+"""Publishers that one reading returns: eight times as many as a node holds under a key. Holders that lie
+return others than they all do, up to 64 each."""
+MAX_JUDGED: Final = 1024
+"""Records that one reading remembers as valid: two editions of each, 1.5 MiB at most."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,20 +41,33 @@ class Reading:
         if (record.namespace, record.name) != (self.namespace, self.name):
             return
         known = self.records.get(record.publisher)
+        if known is None and len(self.records) >= MAX_FOUND:
+            return
         if known is None or known.rank < record.rank:
             self.records[record.publisher] = record
 
-    def take_untrusted(self, key: bytes, blob: bytes, judge: RecordJudge, wall: float) -> bool:
+    def take_untrusted(self, key: bytes, blobs: Sequence[bytes], judge: RecordJudge, wall: float) -> bool:
         """Judge what a holder returned; whether it is worth anything. Raise `BadMessage` if it is forged."""
+        publishers: dict[PeerId, None] = {}
+        fresh = False
+        for blob in blobs:
+            record = decode_record_untrusted(blob)
+            if record.publisher in publishers:
+                raise BadMessage("a holder returned two DHT records of one publisher")
+            publishers[record.publisher] = None
+            fresh |= self._is_worth(key, blob, record, judge, wall)
+        return fresh
+
+    def _is_worth(self, key: bytes, blob: bytes, record: Record, judge: RecordJudge, wall: float) -> bool:
         if (key, blob) in self.judged:
             return True
-        record = decode_record_untrusted(blob)
         verdict = judge.judge(record, key, wall)
         if verdict is Judgement.FORGED:
             raise BadMessage("a holder returned a forged DHT record")
         if verdict is not Judgement.VALID:
             return False
-        self.judged[(key, blob)] = None
+        if len(self.judged) < MAX_JUDGED:
+            self.judged[(key, blob)] = None
         self.take(record)
         return True
 

@@ -15,7 +15,7 @@ from p2p.errors import LimitExceeded
 from p2p.identity import Signer
 
 MAX_PUBLICATIONS: Final = 32
-"""Records that one node keeps alive, half of what others hold for one publisher (`MAX_PER_PUBLISHER`)."""
+"""Records that one node keeps alive; under three keys, what others hold for it (`MAX_PER_PUBLISHER`)."""
 RENEWALS: Final = 3
 """Renewals in a lifetime: two may fail before the record is gone."""
 
@@ -44,10 +44,14 @@ class Publications:
         """When the next renewal is due."""
         return min((kept.due for kept in self._kept.values()), default=math.inf)
 
-    def add(self, namespace: str, name: bytes, value: bytes, lifetime: float) -> None:
-        """Publish from now on, in place of what was published under this name. Raise `LimitExceeded`."""
+    def add(self, namespace: str, name: bytes, value: bytes, lifetime: float, *, own: bool = False) -> None:
+        """Publish from now on, in place of what was published under this name.
+
+        Raise `LimitExceeded`, but not for what we say of ourselves (``own``): there is one such record, and
+        our addresses change when no caller is there to be told.
+        """
         place = (namespace, name)
-        if place not in self._kept and len(self._kept) >= MAX_PUBLICATIONS:
+        if not own and place not in self._kept and len(self._kept) >= MAX_PUBLICATIONS:
             raise LimitExceeded(f"a node keeps at most {MAX_PUBLICATIONS} DHT records alive")
         self._kept[place] = _Publication(namespace, name, value, lifetime)
 

@@ -14,6 +14,7 @@ from enum import Enum
 from hashlib import sha256
 from typing import Final
 
+from p2p.dht.diversity import prefixes
 from p2p.dht.stamp import ID_BYTES, NONCE_BYTES, check_stamp
 from p2p.errors import BadMessage
 from p2p.identity import SIGNATURE_BYTES, PeerId, ProtocolId, Signer, Verify, decode_peer_id_untrusted
@@ -149,17 +150,55 @@ def check_shape(record: Record) -> None:
         raise BadMessage("a record's numbers are out of range")
 
 
+class PublisherKind(Enum):
+    """What this node knows about who has published a record, for a place under the record's key."""
+
+    OFFICER = "officer"
+    """Has a place whatever others do."""
+    MEMBER = "member"
+    UNKNOWN = "unknown"
+    """We cannot tell: the record is about something that we take no part in."""
+    STRANGER = "stranger"
+    """Has no business under this key: neither held nor believed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What speaks for a record when more want to be held than there are places."""
+
+    reserved: bool = False
+    """Gives way to nobody."""
+    groups: tuple[str, ...] = ()
+    """The address prefixes it counts against (`p2p.dht.diversity`)."""
+
+
+def _of_anybody(_: Record) -> PublisherKind:
+    return PublisherKind.UNKNOWN
+
+
+def _nowhere(_: Record) -> tuple[Multiaddr, ...]:
+    return ()
+
+
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """What one kind of record may be. Namespaces nobody has described hold any value, by anybody."""
+    """What one kind of record may be. Namespaces nobody has described hold any value, by anybody.
+
+    The callables are given well-signed records; `kind_of` and `places` only ones that are `valid`. They
+    must not raise.
+    """
 
     name: str
     valid: Callable[[Record], bool]
-    """Whether publisher, name and value fit; called on well-signed records, must not raise."""
+    """Whether publisher, name and value fit."""
     salts: int = SALTS
     """Keys the record lives under."""
     max_lifetime: float = MAX_LIFETIME
     """Seconds."""
+    kind_of: Callable[[Record], PublisherKind] = _of_anybody
+    """Who the publisher is to us."""
+    places: Callable[[Record], tuple[Multiaddr, ...]] = _nowhere
+    """Where the record says that its publisher is; one address prefix gets few places under a key."""
 
 
 def _is_own_address(record: Record) -> bool:
@@ -227,4 +266,17 @@ class RecordJudge:
             return Judgement.FORGED
         if known is not None and not known.valid(record):
             return Judgement.REFUSED
-        return Judgement.VALID
+        return Judgement.VALID if self.is_welcome(record) else Judgement.REFUSED
+
+    def is_welcome(self, record: Record) -> bool:
+        """Whether the publisher of ``record``, which is valid otherwise, may say such things now."""
+        known = self.namespaces.get(record.namespace)
+        return known is None or known.kind_of(record) is not PublisherKind.STRANGER
+
+    def standing(self, record: Record, *, among_public: bool) -> Standing:
+        """What speaks for ``record``, which is valid, when places are few."""
+        known = self.namespaces.get(record.namespace)
+        if known is None:
+            return Standing()
+        reserved = known.kind_of(record) is PublisherKind.OFFICER
+        return Standing(reserved, prefixes(known.places(record), among_public=among_public))

@@ -39,7 +39,7 @@ from p2p.dht.events import (
     Tick,
     Written,
 )
-from p2p.dht.messages import Contact
+from p2p.dht.messages import MAX_DATAGRAM, Contact
 from p2p.dht.publications import MAX_PUBLICATIONS
 from p2p.dht.record import (
     ADDR_NAMESPACE,
@@ -56,7 +56,7 @@ from p2p.dht.record import (
 )
 from p2p.dht.stamp import check_stamp, make_stamp, stamp_cost
 from p2p.errors import StorageError
-from p2p.host import Host, PeerEvent, PeerState
+from p2p.host import AddrSource, Host, PeerEvent, PeerState
 from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr
 from p2p.world import Timer, World, lateness
@@ -104,6 +104,8 @@ class Dht:
         self._open = True
         self._timer: Timer | None = None
         self._timer_at = math.inf
+        self._up: dict[PeerId, None] = {}
+        """Who is connected, as the host has told us."""
         self._addrs: tuple[Multiaddr, ...] = ()
         self._reserved = 0
         self._low = trio.Event()
@@ -146,7 +148,7 @@ class Dht:
         named = peer.peer_id
         if named is None:
             raise ValueError(f"the bootstrap address {peer} must end in /p2p/ and a peer id")
-        self._host.add_addrs(named, [peer])
+        self._host.add_addrs(named, [peer], AddrSource.OWNER)
         return named
 
     async def put(self, namespace: str, name: bytes, value: bytes, lifetime: float) -> int:
@@ -195,13 +197,14 @@ class Dht:
             if record.publisher == peer
             for addr in decode_addrs_untrusted(record.value)
         ]
+        signed = tuple(addr.with_peer(peer) for addr in addrs)
         contact = self._core.contact_of(peer)
-        if contact is not None:
-            addrs.extend(contact.addrs)
-        found = tuple(dict.fromkeys(addr.with_peer(peer) for addr in addrs))
-        if found:
-            self._host.add_addrs(peer, found)
-        return found
+        said = () if contact is None else tuple(addr.with_peer(peer) for addr in contact.addrs)
+        if said:
+            self._host.add_addrs(peer, said, AddrSource.HEARSAY)
+        if signed:
+            self._host.add_addrs(peer, signed, AddrSource.SIGNED)
+        return tuple(dict.fromkeys((*signed, *said)))
 
     async def _ask(self, event: Callable[[int], Event]) -> Outcome | None:
         """Start an operation and wait for its outcome; on cancellation the core is told."""
@@ -223,6 +226,7 @@ class Dht:
         """Tell the core where we can be dialled and who is connected already."""
         self._follow_addrs()
         for peer in self._host.connected:
+            self._up[peer] = None
             self._give(PeerUp(peer))
 
     def receive(self, peer: PeerId, data: bytes) -> None:
@@ -232,8 +236,10 @@ class Dht:
     def peer_changed(self, event: PeerEvent) -> None:
         """Take one change in who is connected (the host's listener)."""
         if event.state is PeerState.CONNECTED:
+            self._up[event.peer] = None
             self._give(PeerUp(event.peer))
         else:
+            self._up.pop(event.peer, None)
             unreachable = event.state is PeerState.UNREACHABLE
             self._world.sometimes("dht/lookup met the dead", unreachable and bool(self._waiting))
             self._give(PeerDown(event.peer, unreachable=unreachable))
@@ -256,11 +262,11 @@ class Dht:
 
     def _carry_out(self, effect: Send | Learn | Penalise | Outcome) -> None:
         match effect:
-            case Send(peer, data):
-                if not self._world.buggify("dht/lost message"):
+            case Send(peer, data, dial):
+                if (dial or peer in self._up) and not self._world.buggify("dht/lost message"):
                     self._host.send(peer, PROTOCOL_ID, data)
             case Learn(peer, addrs):
-                self._host.add_addrs(peer, [addr.with_peer(peer) for addr in addrs])
+                self._host.add_addrs(peer, [addr.with_peer(peer) for addr in addrs], AddrSource.HEARSAY)
             case Penalise(peer, points, reason):
                 logger.info("dht.lie peer=%s reason=%s", peer, reason)
                 self._world.trace("dht.lie", peer=str(peer), reason=reason)
@@ -351,7 +357,10 @@ async def _load_stamp(world: World, difficulty: int) -> bytes:
     if check_stamp(peer, nonce, difficulty):
         return nonce
     nonce = await world.run_blocking(make_stamp, peer, difficulty, cost=stamp_cost(difficulty))
-    await world.disk.replace(STAMP_PATH, nonce)
+    try:
+        await world.disk.replace(STAMP_PATH, nonce)
+    except StorageError as error:
+        logger.warning("dht.stamp not saved, to be made again by the next life: %s", error)
     return nonce
 
 
@@ -388,7 +397,7 @@ async def open_dht(
     table = ContactTable(own, config.bucket_size)
     core = DhtCore(own, world.signer, judge, table, config, world.rng("dht"), seqno)
     dht = Dht(world, host, core, config, known)
-    host.set_message_handler(PROTOCOL_ID, dht.receive)
+    host.set_message_handler(PROTOCOL_ID, dht.receive, max_message=MAX_DATAGRAM)
     host.on_peer(dht.peer_changed)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(dht.keep_seqno)

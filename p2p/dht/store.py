@@ -1,8 +1,16 @@
 """The records that one node holds for others, and what it refuses to hold.
 
-Whoever is first keeps the place: a full key or a full publisher turns newcomers away, since every
-identity costs a work stamp and refreshing what is there must always succeed. A full node makes room by
-dropping what lies farthest from it, which other nodes are nearer to.
+Places are few, and being first must not be what gets them: 64 names, half a minute of work for their stamps,
+would hold a key for as long as they renew their records. So of all publishers that come to a full key, a
+node keeps the 64 that a secret of its own ranks lowest: a fair sample, another one on each of the 24 nodes
+that hold a name, and the same for an attacker as for a member. 64 squatters take half of the places from 64
+members and hide none; to hold all places of one node against n members takes about 64 (n + 1) stamps. One
+address prefix gets a quarter of the places, and a reserved record (an officer of a run that this node takes
+part in) gives way to nobody.
+
+A full node makes room at the cost of the publisher with the most records, since names are chosen for free,
+and takes nothing more of one that has as many as the others. When all have one, a publisher's first
+record pushes out what lies farthest from the node, which other nodes are nearer to.
 """
 
 from __future__ import annotations
@@ -10,21 +18,30 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
+from hashlib import blake2b
 from heapq import heapify, heappop, heappush
 from typing import Final
 
 from p2p.dht.messages import MAX_RECORDS, MAX_VALUES_BYTES
-from p2p.dht.record import CLOCK_TOLERANCE, Record
+from p2p.dht.record import CLOCK_TOLERANCE, Record, Standing
 from p2p.identity import PeerId
 
 MAX_PUBLISHERS: Final = MAX_RECORDS
 """Records under one key: they fit into one answer. A larger membership is found hop by hop from these."""
-MAX_PER_PUBLISHER: Final = 64
-"""Records of one publisher on one node. A publisher has a handful, and a node gets few of those."""
+MAX_PER_PREFIX: Final = 16
+"""Records under one key whose publishers say that they are in one address prefix: a quarter, so that four
+networks are needed to fill it, and a laboratory of sixteen machines behind one address is all there."""
+MAX_PER_PUBLISHER: Final = 96
+"""Records of one publisher on one node: all that it keeps alive, 32 under three keys, in a swarm so small
+that every node holds everything."""
 MAX_HELD: Final = 16 * 1024
 """Records of one node: 24 MiB at their largest."""
 _ROOM: Final = MAX_HELD // 16
 """Records dropped at once when the node is full, so that sorting pays."""
+
+
+ANYBODY: Final = Standing()
+"""Nothing speaks for a record but that it is valid."""
 
 
 class Holding(Enum):
@@ -43,16 +60,20 @@ class _Held:
     record: Record
     blob: bytes
     drop_at: float
+    standing: Standing
 
 
 class RecordStore:
     """Records by key and publisher. Judging them is the caller's duty; time is monotonic."""
 
-    def __init__(self, own: int, limit: int = MAX_HELD) -> None:
+    def __init__(self, own: int, limit: int = MAX_HELD, secret: bytes = b"") -> None:
         self._own = own
         self._limit = limit
+        self._secret = secret
         self._keys: dict[bytes, dict[PeerId, _Held]] = {}
-        self._per_publisher: dict[PeerId, int] = {}
+        self._by_publisher: dict[PeerId, dict[bytes, None]] = {}
+        self._by_count: list[dict[PeerId, None]] = [{} for _ in range(MAX_PER_PUBLISHER + 1)]
+        """Publishers by how many records of theirs are here."""
         self._expiry: list[tuple[float, bytes, PeerId]] = []
         self._refreshed: dict[bytes, float] = {}
         self._count = 0
@@ -70,27 +91,53 @@ class RecordStore:
         held = self._keys.get(key, {}).get(publisher)
         return held is not None and held.blob == blob
 
-    def put(self, key: bytes, record: Record, blob: bytes, wall: float, now: float) -> Holding:
+    def put(
+        self, key: bytes, record: Record, blob: bytes, wall: float, now: float, standing: Standing = ANYBODY
+    ) -> Holding:
         """Hold a judged record until it expires."""
-        held = self._keys.get(key, {}).get(record.publisher)
-        if held is not None:
-            if held.record.rank >= record.rank:
-                same = held.blob == blob
-                if same:
-                    self._refreshed[key] = now
-                return Holding.KNOWN if same else Holding.OLDER
-        elif not self._has_room(key, record.publisher):
+        publisher = record.publisher
+        held = self._keys.get(key, {}).get(publisher)
+        if held is not None and held.record.rank >= record.rank:
+            same = held.blob == blob
+            if same:
+                self._refreshed[key] = now
+            return Holding.KNOWN if same else Holding.OLDER
+        losers = self._losers(key, publisher, standing)
+        if losers is None or (held is None and not self._has_room(key, publisher)):
             return Holding.FULL
-        else:
-            self._count += 1
-            self._per_publisher[record.publisher] = self._per_publisher.get(record.publisher, 0) + 1
+        for loser in losers:
+            self._drop(key, loser)
+        if held is None:
+            self._count_in(key, publisher)
         drop_at = now + record.expires - wall + CLOCK_TOLERANCE
-        self._keys.setdefault(key, {})[record.publisher] = _Held(record, blob, drop_at)
+        self._keys.setdefault(key, {})[publisher] = _Held(record, blob, drop_at, standing)
         self._refreshed[key] = now
-        heappush(self._expiry, (drop_at, key, record.publisher))
+        heappush(self._expiry, (drop_at, key, publisher))
         if len(self._expiry) > 2 * self._count + _ROOM:
             self._compact()
         return Holding.NEW
+
+    def _losers(self, key: bytes, publisher: PeerId, standing: Standing) -> list[PeerId] | None:
+        """Who must give way to ``publisher`` under ``key``; None if ``publisher`` must."""
+        others = [
+            (peer, held.standing) for peer, held in self._keys.get(key, {}).items() if peer != publisher
+        ]
+        losers: dict[PeerId, None] = {}
+        for group in () if standing.reserved else standing.groups:
+            crowd = [peer for peer, theirs in others if group in theirs.groups and not theirs.reserved]
+            if len(crowd) >= MAX_PER_PREFIX:
+                losers[max(crowd, key=self._lot)] = None
+        if not losers and len(others) >= MAX_PUBLISHERS:
+            crowd = [peer for peer, theirs in others if not theirs.reserved]
+            if not crowd:
+                return None
+            losers[max(crowd, key=self._lot)] = None
+        lot = b"" if standing.reserved else self._lot(publisher)
+        return None if any(self._lot(loser) < lot for loser in losers) else list(losers)
+
+    def _lot(self, publisher: PeerId) -> bytes:
+        """What decides between publishers: secret, so that no name can be made that wins."""
+        return blake2b(publisher.digest, digest_size=8, key=self._secret).digest()
 
     def _compact(self) -> None:
         """Forget the old expiries of records that were renewed, so that renewing often costs no memory."""
@@ -102,11 +149,28 @@ class RecordStore:
         heapify(self._expiry)
 
     def _has_room(self, key: bytes, publisher: PeerId) -> bool:
-        if len(self._keys.get(key, ())) >= MAX_PUBLISHERS:
+        share = len(self._by_publisher.get(publisher, ())) + 1
+        if share > MAX_PER_PUBLISHER:
             return False
-        if self._per_publisher.get(publisher, 0) >= MAX_PER_PUBLISHER:
-            return False
-        return self._count < self._limit or self._make_room(key)
+        if self._count < self._limit or self._take_from_most(share):
+            return True
+        return share == 1 and self._make_room(key)
+
+    def _take_from_most(self, share: int) -> bool:
+        """Drop the farthest record of a publisher that has more than ``share`` here, if there is one."""
+        for count in range(MAX_PER_PUBLISHER, share, -1):
+            if self._by_count[count]:
+                most = next(iter(self._by_count[count]))
+                self._drop(max(self._by_publisher[most], key=self._distance), most)
+                return True
+        return False
+
+    def _count_in(self, key: bytes, publisher: PeerId) -> None:
+        self._count += 1
+        keys = self._by_publisher.setdefault(publisher, {})
+        self._by_count[len(keys)].pop(publisher, None)
+        keys[key] = None
+        self._by_count[len(keys)][publisher] = None
 
     def _distance(self, key: bytes) -> int:
         return int.from_bytes(key, "big") ^ self._own
@@ -126,9 +190,13 @@ class RecordStore:
     def _drop(self, key: bytes, publisher: PeerId) -> None:
         del self._keys[key][publisher]
         self._count -= 1
-        left = self._per_publisher.pop(publisher) - 1
-        if left:
-            self._per_publisher[publisher] = left
+        keys = self._by_publisher[publisher]
+        del self._by_count[len(keys)][publisher]
+        del keys[key]
+        if keys:
+            self._by_count[len(keys)][publisher] = None
+        else:
+            del self._by_publisher[publisher]
         if not self._keys[key]:
             del self._keys[key]
             self._refreshed.pop(key, None)
@@ -138,13 +206,16 @@ class RecordStore:
         return [held.record for held in self._keys.get(key, {}).values()]
 
     def blobs(self, key: bytes) -> tuple[bytes, ...]:
-        """Every encoded record under ``key`` that fits into one answer, latest expiry first."""
-        newest = sorted(
-            self._keys.get(key, {}).values(), key=lambda held: (-held.record.expires, held.record.publisher)
+        """Every encoded record under ``key`` that fits into one answer: the reserved, then the shortest, so
+        that long ones push out none but themselves.
+        """
+        ordered = sorted(
+            self._keys.get(key, {}).values(),
+            key=lambda held: (not held.standing.reserved, len(held.blob), held.record.publisher),
         )
         room = MAX_VALUES_BYTES
         taken: list[bytes] = []
-        for held in newest:
+        for held in ordered:
             room -= len(held.blob)
             if room < 0:
                 break
@@ -160,11 +231,17 @@ class RecordStore:
                 self._drop(key, publisher)
 
     def unrefreshed(self, before: float, limit: int) -> list[bytes]:
-        """Up to ``limit`` keys that nobody has stored here since ``before``. They count as refreshed now
-        only once something is stored again, or `note_refreshed` says so.
+        """Keys of up to ``limit`` records (one key may have more) that have not been stored here since
+        ``before``. They count as refreshed only once something is stored again, or `note_refreshed` says so.
         """
-        stale = (key for key, at in self._refreshed.items() if at < before)
-        return [key for key, _ in zip(stale, range(limit), strict=False)]
+        stale: list[bytes] = []
+        for key, at in self._refreshed.items():
+            if at < before:
+                stale.append(key)
+                limit -= len(self._keys[key])
+                if limit <= 0:
+                    break
+        return stale
 
     def note_refreshed(self, key: bytes, now: float) -> None:
         """Note that we have handed ``key``'s records on ourselves."""

@@ -21,6 +21,8 @@ class GossipConfig:
     """Fewer are topped up (D_lo)."""
     high: int = 12
     """More are cut back (D_hi)."""
+    outbound: int = 2
+    """Mesh peers that are to be peers that we dialled, and seats kept for them (D_out)."""
     lazy: int = 6
     """Peers outside the mesh that are told ids in each interval, or a quarter of them if that is more."""
     history: int = 5
@@ -36,13 +38,15 @@ class GossipConfig:
     promise: float = 3.0
     """Seconds in which a message must come that was announced to us and asked for."""
     rate: float = 256.0 * KI
-    """Bytes a second that one peer may send us for long."""
+    """Units a second that one peer may cost us for long (`p2p.gossip.manners`): bytes, and work."""
     burst: float = 4.0 * MIB
-    """Bytes at once: a host's whole outbox."""
+    """Units at once: a host's whole outbox."""
 
     def __post_init__(self) -> None:
         if not 0 < self.low <= self.degree <= self.high <= 64:
             raise ValueError("the degrees must be 0 < low <= degree <= high <= 64")
+        if not 0 <= self.outbound <= self.degree / 2:
+            raise ValueError("outbound is 0 to half the degree")
         if not 0 < self.history_gossip <= self.history <= 64 or self.lazy < 0:
             raise ValueError("history_gossip is 1 to history, history at most 64, lazy not negative")
         if self.interval <= 0 or self.seen < self.interval * self.history:
@@ -57,9 +61,11 @@ class Validity(Enum):
     ACCEPT = "accept"
     """Good: deliver it and pass it on."""
     IGNORE = "ignore"
-    """Neither good nor a lie (old news): drop it."""
+    """No news here, though it may be news elsewhere (an old version, an author not known yet): drop it. The
+    peer that sent it pays for our work out of its quota, and is not penalised."""
     REJECT = "reject"
-    """No honest peer passes this on: drop it and penalise who did."""
+    """No honest peer passes this on, whatever else it knows (malformed, a false signature in the data): drop
+    it and penalise the peer that did. Never for what a peer with other news may take for good."""
 
 
 # Events: what the core is told.
@@ -78,6 +84,8 @@ class Connected:
     """There is a connection to a peer."""
 
     peer: PeerId
+    dialled: bool = False
+    """Whether we chose the peer and dialled it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +111,7 @@ class Unsubscribe:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Tell everybody who hears ``topic``."""
+    """Tell all who hear ``topic``."""
 
     topic: str
     data: bytes

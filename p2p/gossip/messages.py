@@ -14,12 +14,20 @@ id is the author followed by the sequence number. The key is left out: an Ed2551
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from dataclasses import dataclass, field as default
 from typing import Final
 
 from p2p.errors import BadMessage
 from p2p.identity import PeerId, ProtocolId, Signer
-from p2p.protobuf import as_bytes_untrusted, as_int_untrusted, as_text_untrusted, field, fields_untrusted
+from p2p.protobuf import (
+    FieldBudget,
+    as_bytes_untrusted,
+    as_int_untrusted,
+    as_text_untrusted,
+    field,
+    fields_untrusted,
+)
 from p2p.wire import KI
 
 PROTOCOL_ID: Final = ProtocolId("/meshsub/1.1.0")
@@ -34,11 +42,18 @@ MAX_ID: Final = 64
 """Bytes of a message id; ours have 46."""
 SEQNO_BYTES: Final = 8
 MAX_SUBSCRIPTIONS: Final = 256
-MAX_MESSAGES: Final = 1024
+"""Entries in one RPC: four times what we remember of a peer."""
+MAX_MESSAGES: Final = 256
+"""Messages in one RPC: 30 ms of signatures. We ask one peer for at most 128 at a time, so an honest answer
+has no more, and all implementations send what is new in an RPC of its own."""
 MAX_CONTROL: Final = 256
 """Entries of each kind in one RPC: several times what a peer of 64 topics says in a heartbeat."""
 MAX_IDS: Final = 5000
 """Message ids in all of one RPC; go-libp2p's limit for a heartbeat."""
+MAX_FIELDS: Final = 8 * KI
+"""Protobuf fields in all of one RPC, also of kinds that we do not know: 10 ms. All of 5,000 ids, 256 messages
+with six fields each, and 256 subscriptions make 7,560. Each count is taken while decoding: half a million
+entries of a MiB would take half a second to decode before they could be counted."""
 MAX_BACKOFF: Final = 3600
 """Seconds a peer may ask us to stay away; longer is cut to this."""
 
@@ -82,6 +97,8 @@ class Rpc:
     graft: list[str] = default(default_factory=list)
     prune: list[tuple[str, int]] = default(default_factory=list)
     """Topic, and seconds until the receiver may graft again; 0 if it was not said."""
+    fields: int = default(default=0, compare=False)
+    """Protobuf fields that were read to decode it."""
 
 
 def sign_message(signer: Signer, topic: str, data: bytes, seqno: int) -> PubsubMessage:
@@ -127,26 +144,25 @@ def decode_rpc_untrusted(data: bytes) -> Rpc:
     """Raise `BadMessage`, and nothing else, whatever the bytes. Signatures are *not* checked."""
     if len(data) > MAX_RPC:
         raise BadMessage(f"an RPC has at most {MAX_RPC} bytes")
-    rpc = Rpc()
-    for number, value in fields_untrusted(data):
+    rpc, budget = Rpc(), FieldBudget(MAX_FIELDS)
+    for number, value in fields_untrusted(data, budget):
         if number == 1:
-            rpc.subscriptions.append(_subscription_untrusted(as_bytes_untrusted(value, "a subscription")))
+            _count(rpc.subscriptions, MAX_SUBSCRIPTIONS)
+            entry = as_bytes_untrusted(value, "a subscription")
+            rpc.subscriptions.append(_subscription_untrusted(entry, budget))
         elif number == 2:
-            rpc.messages.append(decode_message_untrusted(as_bytes_untrusted(value, "a message")))
+            _count(rpc.messages, MAX_MESSAGES)
+            rpc.messages.append(decode_message_untrusted(as_bytes_untrusted(value, "a message"), budget))
         elif number == 3:
-            _control_untrusted(as_bytes_untrusted(value, "control"), rpc)
-    counts = (len(rpc.ihave), len(rpc.graft), len(rpc.prune))
-    if len(rpc.subscriptions) > MAX_SUBSCRIPTIONS or len(rpc.messages) > MAX_MESSAGES:
-        raise BadMessage("an RPC has too many subscriptions or messages")
-    if max(counts) > MAX_CONTROL or len(rpc.iwant) + sum(len(ids) for _, ids in rpc.ihave) > MAX_IDS:
-        raise BadMessage("an RPC has too much control")
+            _control_untrusted(as_bytes_untrusted(value, "control"), rpc, budget)
+    rpc.fields = MAX_FIELDS - budget.left
     return rpc
 
 
-def decode_message_untrusted(data: bytes) -> PubsubMessage:
+def decode_message_untrusted(data: bytes, budget: FieldBudget | None = None) -> PubsubMessage:
     """Raise `BadMessage`, and nothing else, whatever the bytes. The signature is *not* checked."""
     fields: dict[int, int | bytes] = {}
-    for number, value in fields_untrusted(data):
+    for number, value in fields_untrusted(data, budget):
         if 1 <= number <= 6:
             fields[number] = value
     payload = None if 2 not in fields else as_bytes_untrusted(fields[2], "data")
@@ -173,8 +189,14 @@ def _topic_untrusted(value: int | bytes) -> str:
     return topic
 
 
-def _subscription_untrusted(data: bytes) -> tuple[str, bool]:
-    fields = dict(fields_untrusted(data))
+def _count(entries: Sized, most: int) -> None:
+    """Raise `BadMessage` unless there is room for one more."""
+    if len(entries) >= most:
+        raise BadMessage(f"an RPC has more than {most} entries of a kind")
+
+
+def _subscription_untrusted(data: bytes, budget: FieldBudget) -> tuple[str, bool]:
+    fields = dict(fields_untrusted(data, budget))
     return _topic_untrusted(fields.get(2, b"")), bool(as_int_untrusted(fields.get(1, 0), "subscribe"))
 
 
@@ -185,19 +207,37 @@ def _id_untrusted(value: int | bytes) -> bytes:
     return identity
 
 
-def _control_untrusted(data: bytes, rpc: Rpc) -> None:
-    for number, value in fields_untrusted(data):
+def _ids_untrusted(data: bytes, tag: int, rpc: Rpc, budget: FieldBudget) -> tuple[bytes, list[bytes]]:
+    """The topic in field 1, and the ids in fields ``tag``, of an IHAVE (or with tag 1, an IWANT)."""
+    room = MAX_IDS - len(rpc.iwant) - sum(len(ids) for _, ids in rpc.ihave)
+    topic = b""
+    ids: list[bytes] = []
+    for number, value in fields_untrusted(data, budget):
+        if number == tag:
+            if len(ids) >= room:
+                raise BadMessage(f"an RPC has more than {MAX_IDS} ids")
+            ids.append(_id_untrusted(value))
+        elif number == 1:
+            topic = as_bytes_untrusted(value, "a topic")
+    return topic, ids
+
+
+def _control_untrusted(data: bytes, rpc: Rpc, budget: FieldBudget) -> None:
+    for number, value in fields_untrusted(data, budget):
         if not 1 <= number <= 4:
             continue
-        body = list(fields_untrusted(as_bytes_untrusted(value, "a control message")))
-        if number == 2:
-            rpc.iwant += [_id_untrusted(each) for tag, each in body if tag == 1]
-            continue
-        topic = _topic_untrusted(dict(body).get(1, b""))
+        body = as_bytes_untrusted(value, "a control message")
         if number == 1:
-            rpc.ihave.append((topic, [_id_untrusted(each) for tag, each in body if tag == 2]))
+            _count(rpc.ihave, MAX_CONTROL)
+            topic, ids = _ids_untrusted(body, 2, rpc, budget)
+            rpc.ihave.append((_topic_untrusted(topic), ids))
+        elif number == 2:
+            rpc.iwant += _ids_untrusted(body, 1, rpc, budget)[1]
         elif number == 3:
-            rpc.graft.append(topic)
+            _count(rpc.graft, MAX_CONTROL)
+            rpc.graft.append(_topic_untrusted(dict(fields_untrusted(body, budget)).get(1, b"")))
         else:
-            backoff = as_int_untrusted(dict(body).get(3, 0), "backoff")
-            rpc.prune.append((topic, min(backoff, MAX_BACKOFF)))
+            _count(rpc.prune, MAX_CONTROL)
+            fields = dict(fields_untrusted(body, budget))
+            backoff = as_int_untrusted(fields.get(3, 0), "backoff")
+            rpc.prune.append((_topic_untrusted(fields.get(1, b"")), min(backoff, MAX_BACKOFF)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -26,7 +27,7 @@ from p2p.gossip.events import (
     Validated,
     Validity,
 )
-from p2p.gossip.messages import PROTOCOL_ID
+from p2p.gossip.messages import MAX_RPC, PROTOCOL_ID
 from p2p.host import Host, PeerEvent, PeerState
 from p2p.identity import PeerId
 from p2p.world import Timer, World, lateness
@@ -35,6 +36,9 @@ Validator = Callable[[PeerId, bytes], Validity]
 """Judges what a peer published, by author and data; must not block. `BadMessage` counts as `REJECT`."""
 Handler = Callable[[PeerId, bytes], None]
 """Takes what was accepted, by author and data; must not block."""
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,8 @@ class Gossip:
         """Hear ``topic``; what ``validate`` accepts is delivered once, and passed on.
 
         A message may come again when it is older than the memory for ids (two minutes): validators say
-        `IGNORE` to old news. Raises `ValueError` if the topic's name is empty or longer than 128 bytes.
+        `IGNORE` to old news. Raises `ValueError` if the topic's name is empty or longer than 128 bytes, or
+        if 64 topics are heard already.
         """
         self._drive(Subscribe(topic))
         self._subscriptions[topic] = _Subscription(validate, deliver)
@@ -69,7 +74,7 @@ class Gossip:
         self._drive(Unsubscribe(topic))
 
     def publish(self, topic: str, data: bytes) -> None:
-        """Tell everybody who hears ``topic``; we ourselves are not told. Subscribing is not needed.
+        """Tell all who hear ``topic``; we ourselves are not told. Subscribing is not needed.
 
         Raises `ValueError` if ``data`` is larger than 256 KiB or the topic's name too long.
         """
@@ -86,7 +91,9 @@ class Gossip:
         return self._core.counters
 
     def _open(self) -> None:
-        self._host.set_message_handler(PROTOCOL_ID, lambda peer, data: self._drive(Received(peer, data)))
+        self._host.set_message_handler(
+            PROTOCOL_ID, lambda peer, data: self._drive(Received(peer, data)), max_message=MAX_RPC
+        )
         self._host.on_peer(self._on_peer)
         for peer in self._host.connected:
             self._drive(Connected(peer))
@@ -99,7 +106,7 @@ class Gossip:
 
     def _on_peer(self, event: PeerEvent) -> None:
         if event.state is PeerState.CONNECTED:
-            self._drive(Connected(event.peer))
+            self._drive(Connected(event.peer, event.dialled))
         elif event.state is PeerState.DISCONNECTED:
             self._drive(Disconnected(event.peer))
 
@@ -121,7 +128,7 @@ class Gossip:
             case Send(peer, data):
                 self._host.send(peer, PROTOCOL_ID, data)
             case Validate(identity, topic, author, data):
-                self._drive(Validated(identity, self._judge(topic, author, data)))
+                self._validate(identity, topic, author, data)
             case Deliver(topic, author, data):
                 self._world.trace("gossip.deliver", topic=topic, author=author)
                 subscription = self._subscriptions.get(topic)
@@ -131,13 +138,21 @@ class Gossip:
                 self._world.sometimes("gossip/blamed a peer", True)
                 self._host.penalise(peer, points, reason)
 
+    def _validate(self, identity: bytes, topic: str, author: PeerId, data: bytes) -> None:
+        validity = Validity.IGNORE  # if the validator crashes, the core is not to wait for its answer
+        try:
+            validity = self._judge(topic, author, data)
+        finally:
+            self._drive(Validated(identity, validity))
+
     def _judge(self, topic: str, author: PeerId, data: bytes) -> Validity:
         subscription = self._subscriptions.get(topic)
         if subscription is None:
             return Validity.IGNORE
         try:
             return subscription.validate(author, data)
-        except BadMessage:
+        except BadMessage as error:
+            logger.info("gossip.rejected topic=%s author=%r reason=%s", topic, author, error)
             return Validity.REJECT
 
 

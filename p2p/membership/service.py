@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -10,6 +11,7 @@ from typing import Any, Final
 
 import trio
 
+from p2p.errors import StorageError
 from p2p.host import Host, PeerEvent, PeerState
 from p2p.identity import PeerId
 from p2p.membership.core import MembershipCore
@@ -37,6 +39,8 @@ from p2p.membership.heartbeat import MAX_SEQNO, PROTOCOL_ID, Profile
 from p2p.membership.voice import SEQNO_BLOCK
 from p2p.multiaddr import Multiaddr
 from p2p.world import Timer, World
+
+logger = logging.getLogger(__name__)
 
 SEQNO_PATH: Final = "membership/seqno"
 """On the node's disk: the highest sequence number it may have used, in decimal."""
@@ -241,4 +245,8 @@ async def _read_ceiling(world: World) -> int:
 
 
 async def _write_ceiling(world: World, ceiling: int) -> None:
-    await world.disk.replace(SEQNO_PATH, str(ceiling).encode())
+    """On a disk that refuses, only the clock keeps the next life from using a number again."""
+    try:
+        await world.disk.replace(SEQNO_PATH, str(ceiling).encode())
+    except StorageError as error:
+        logger.warning("membership.seqno not saved: %s", error)

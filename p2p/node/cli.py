@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from p2p.errors import ConfigError, ShoalError
-from p2p.machine import open_world
+from p2p.machine import open_world, raise_descriptor_limit
 from p2p.multiaddr import Multiaddr
 from p2p.node.config import NodeConfig, load_config
 from p2p.node.node import open_node, run_roles
@@ -126,6 +126,7 @@ def _addr(text: str) -> Multiaddr:
 
 
 async def _run_node(options: Options) -> None:
+    raise_descriptor_limit()
     config = _configure(options)
     document = None if options.run is None else _read_document(options.run)
     roles = load_roles(options.role, config.role)

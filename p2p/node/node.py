@@ -35,7 +35,7 @@ from p2p.node.config import NodeConfig
 from p2p.node.plugins import RunReader, open_run_untrusted
 from p2p.node.role import Role
 from p2p.node.rundoc import RunBook
-from p2p.node.wiring import RUN_RECORDS, Wiring, judge_announcement, policy_topic, roster
+from p2p.node.wiring import Wiring, judge_announcement, policy_topic, roster, run_records
 from p2p.shardcast import Shardcast, open_shardcast
 from p2p.world import World
 
@@ -144,7 +144,7 @@ async def _open_services(world: World, host: Host, config: NodeConfig, book: Run
         open_membership(
             world, host, config.membership, may=partial(_may, book, Capability.GOSSIP)
         ) as membership,
-        open_dht(world, host, config.dht, namespaces=[RUN_RECORDS]) as dht,
+        open_dht(world, host, config.dht, namespaces=[run_records(book)]) as dht,
         open_shardcast(
             world,
             host,

@@ -29,6 +29,7 @@ from p2p.errors import (
     PeerUnreachable,
     ProtocolNotSupported,
     RemoteProtocolError,
+    StorageError,
 )
 from p2p.host import Host, request, serve_requests
 from p2p.identity import PeerId, ProtocolId
@@ -36,7 +37,7 @@ from p2p.multiaddr import Multiaddr
 from p2p.node.admission import Capability, SignedRun
 from p2p.node.plugins import RunReader, open_run_untrusted
 from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
-from p2p.world import World
+from p2p.world import World, decode_off_loop
 
 PROTOCOL_ID: Final = ProtocolId("/shoal/run/1.0.0")
 PATH: Final = "run.shoal"
@@ -45,6 +46,8 @@ MAX_DOCUMENT: Final = 256 * KI
 """Bytes; what `roles.run.file` allows."""
 MAX_REQUEST: Final = 64
 """Bytes of ``[run id, epoch]``: 32, 9 and framing."""
+READ_RATE: Final = 4e6
+"""Bytes of a document that are read in a second, one core: the modelled cost of a long one."""
 EXPIRY_TOLERANCE: Final = 300.0
 """Seconds that an honest clock may be ahead of the owner's (design: wall clocks lie)."""
 
@@ -93,6 +96,8 @@ class RunBook:
         self._run: SignedRun | None = None
         self._pin: SignedRun | None = None
         """The newest edition ever seen, expired or not: nothing older, and no other run, is taken."""
+        self._is_pinned = True
+        """Whether the disk has taken the newest edition; it is offered again until it has."""
         self._turn = trio.Lock()
         self._found = trio.Event()
 
@@ -134,20 +139,34 @@ class RunBook:
     async def offer(self, document: bytes) -> bool:
         """Judge a document; pin it and return True if it is newer than ours.
 
-        Raises `BadMessage` if it is void or another run's, `StorageError`, `ConfigError` without a reader.
+        Raises `BadMessage` if it is void or another run's, `ConfigError` without a reader. A disk that
+        refuses it does not keep it from being used: it is signed, and pinned when the disk takes it.
         """
         if len(document) > MAX_DOCUMENT:
             raise BadMessage(f"a run file of {len(document)} bytes is too long (at most {MAX_DOCUMENT})")
         async with self._turn:
-            run = self._reader(document, self._world.verify)
+            run = await decode_off_loop(
+                self._world, self._reader, document, self._world.verify, rate=READ_RATE
+            )
             if not self._is_news(run):
                 return False
-            await self._world.disk.replace(PATH, document)
             self._run = self._pin = run
+            self._is_pinned = False
+            await self._keep()
             self._found.set()
         logger.info("run.pinned id=%s owner=%s epoch=%d", run.id.hex(), run.owner, run.epoch)
         self._world.trace("run.pinned", epoch=run.epoch)
         return True
+
+    async def _keep(self) -> None:
+        """Write the newest edition down, unless it is."""
+        if self._is_pinned or self._run is None:
+            return
+        try:
+            await self._world.disk.replace(PATH, self._run.document)
+            self._is_pinned = True
+        except StorageError as error:
+            logger.warning("run.not_pinned epoch=%d reason=%s", self._run.epoch, error)
 
     def _is_news(self, run: SignedRun) -> bool:
         pin = self._pin
@@ -180,6 +199,7 @@ class RunBook:
 
         Raises what `p2p.host.request` raises, and `BadMessage` if the document is void or another run's.
         """
+        await self._keep()
         known = pack([self._pin.id, self._pin.epoch] if self._pin else [b"", 0])
         document = await request(host, peer, PROTOCOL_ID, known, max_reply=MAX_DOCUMENT)
         return bool(document) and await self.offer(document)

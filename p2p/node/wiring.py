@@ -11,17 +11,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import trio
 
-from p2p.dht import Namespace, Record
+from p2p.dht import Namespace, PublisherKind, Record
 from p2p.errors import BadMessage, ConfigError
 from p2p.gossip import Validity
+from p2p.host import AddrSource
 from p2p.identity import PeerId
 from p2p.membership import Change, MemberEvent, Membership
 from p2p.multiaddr import Multiaddr, decode_multiaddr_untrusted
-from p2p.node.rundoc import PEER_TROUBLE, OtherRun
+from p2p.node.admission import Capability
+from p2p.node.rundoc import PEER_TROUBLE, OtherRun, RunBook
 from p2p.shardcast import RosterEntry, Shardcast
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import pack, unpack_untrusted
@@ -32,6 +35,9 @@ if TYPE_CHECKING:
 RUN_ID_BYTES: Final = 32
 RUN_LIFETIME: Final = 1800.0
 """Seconds for which such a record is good; the DHT renews it while we live."""
+MAX_RUN_LIFETIME: Final = 3600.0
+"""Seconds for which such a record may be good at all, so that who takes places under a run's key has to come
+back every hour to keep them."""
 MAX_ADDRS: Final = 4
 """Addresses in a record: IPv4 and IPv6, inside and outside."""
 MAX_SEEDS: Final = 16
@@ -61,8 +67,29 @@ def _is_run_record(record: Record) -> bool:
     return len(record.name) == RUN_ID_BYTES
 
 
-RUN_RECORDS: Final = Namespace("run", _is_run_record)
+def _places(record: Record) -> tuple[Multiaddr, ...]:
+    return tuple(addr.transport for addr in places_untrusted(record))
+
+
+RUN_RECORDS: Final = Namespace("run", _is_run_record, max_lifetime=MAX_RUN_LIFETIME, places=_places)
 """DHT records that say: I take part in this run, and can be dialled there."""
+
+
+def run_records(book: RunBook) -> Namespace:
+    """`RUN_RECORDS` for a node in one run: of that run it holds and believes what members say, and has a
+    place for every officer.
+    """
+
+    def kind_of(record: Record) -> PublisherKind:
+        run = book.run
+        if run is None or record.name != run.id:
+            return PublisherKind.UNKNOWN
+        if record.publisher in run.officers:
+            return PublisherKind.OFFICER
+        may = book.may(record.publisher, Capability.GOSSIP)
+        return PublisherKind.MEMBER if may else PublisherKind.STRANGER
+
+    return replace(RUN_RECORDS, kind_of=kind_of)
 
 
 def policy_topic(run_id: bytes) -> str:
@@ -80,8 +107,19 @@ def roster(membership: Membership, run_id: bytes) -> list[RosterEntry]:
 
 
 def judge_announcement(shardcast: Shardcast, author: PeerId, data: bytes) -> Validity:
-    """Whether gossip passes a policy announcement on: only what is valid and news."""
-    return Validity.ACCEPT if shardcast.receive_announcement(author, data) else Validity.IGNORE
+    """Whether gossip passes a policy announcement on: only what is valid and news.
+
+    What can be valid for no node is rejected: malformed, of another run, falsely signed, evidence that proves
+    nothing. All honest nodes agree on these. What this node cannot use is ignored: an old version, or a
+    trainer that our run document does not name. A later document may name it, and the nodes that have that
+    document forward its policies for good news; with a rejection they would be penalised by all nodes that
+    have not heard of the document yet.
+    """
+    try:
+        return Validity.ACCEPT if shardcast.receive_announcement(author, data) else Validity.IGNORE
+    except BadMessage as error:
+        logger.info("announcement_refused author=%r reason=%s", author, error)
+        return Validity.REJECT
 
 
 class Wiring:
@@ -165,7 +203,7 @@ class Wiring:
         for record in await node.dht.get(RUN_RECORDS.name, node.run.id):
             if record.publisher != node.peer_id:
                 addrs = places_untrusted(record)
-                node.host.add_addrs(record.publisher, addrs)
+                node.host.add_addrs(record.publisher, addrs, AddrSource.SIGNED)
                 seeds.extend(addrs[:1])
         if seeds and not node.membership.neighbours:
             sample = node.world.rng("seeds").sample(seeds, min(MAX_SEEDS, len(seeds)))

@@ -22,6 +22,7 @@ _GOAL: Final = 256
 """Chunks per policy to aim at: a stripe forest is within 7 % of the bound there, and within 26 % at 64."""
 _LEVEL: Final = 1
 _MAX_WINDOW: Final = MAX_SPAN
+"""What a chunk can refer back to is in it. The one-shot decoder takes no memory for a window; others do."""
 _LENGTH_BYTES: Final = 8
 
 COMPRESS_RATE: Final = 300e6
@@ -72,9 +73,12 @@ def decode_chunk_untrusted(chunk: Chunk, wire: bytes | memoryview) -> bytes:
     if len(wire) != chunk.wire or digest_of(wire) != chunk.digest:
         raise BadMessage("a chunk's digest is wrong")
     try:
-        claimed = zstandard.frame_content_size(wire)
-        if claimed != chunk.span:
-            raise BadMessage(f"a chunk decompresses to {claimed} bytes instead of {chunk.span}")
+        frame = zstandard.get_frame_parameters(wire)
+        if frame.content_size != chunk.span or frame.window_size > _MAX_WINDOW:
+            raise BadMessage(
+                f"a chunk decompresses to {frame.content_size} bytes in a window of {frame.window_size}, "
+                f"instead of to {chunk.span}"
+            )
         decoder = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
         raw: bytes = decoder.decompress(wire, max_output_size=chunk.span, allow_extra_data=False)
     except zstandard.ZstdError as error:

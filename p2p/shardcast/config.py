@@ -57,6 +57,9 @@ class ShardcastStats:
     versions_completed: int = 0
     versions_skipped: int = 0
     """Versions given up for a newer one."""
+    disk_refuses: bool = False
+    """Whether the disk takes nothing now: policies are served, and fetched when it does again."""
+    disk_failures: int = 0
 
     def count_came(self, size: int, *, asked: bool, origin: bool) -> None:
         """A chunk came for the first time: because it was asked for, from the origin itself."""

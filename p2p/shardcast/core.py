@@ -29,6 +29,7 @@ import math
 from random import Random
 from typing import assert_never
 
+from p2p.errors import BadMessage
 from p2p.identity import PeerId
 from p2p.shardcast import events as ev
 from p2p.shardcast.config import ShardcastConfig, ShardcastStats
@@ -56,7 +57,7 @@ from p2p.shardcast.messages import (
 )
 from p2p.shardcast.origin import Origin
 from p2p.shardcast.peers import Peers
-from p2p.shardcast.policy import ChunkEvent, Policy, surplus
+from p2p.shardcast.policy import MAX_FETCHES, ChunkEvent, Policy, surplus
 from p2p.shardcast.relay import Relay, news_of
 from p2p.shardcast.repair import Repair
 from p2p.shardcast.rumours import Rumours
@@ -79,6 +80,10 @@ class ShardcastCore:
         self._relay = Relay(local, known, self._policies, self._peers.is_gone)
         self._origin = Origin(known, self._relay, self._peers.is_gone, config.stall)
         self._rumours = Rumours()
+        self._is_full = False
+        """Whether the disk takes nothing: what is announced is put on the shelf instead of fetched."""
+        self._shelf: dict[bytes, Manifest] = {}
+        """The newest versions that will be fetched once the disk takes data again."""
         self._out: list[ev.Effect] = []
         self._now = -math.inf
 
@@ -104,12 +109,26 @@ class ShardcastCore:
                 self._heard(peer, message, gossip)
             case ev.ChunkCame(peer, header, data):
                 self._chunk_came(peer, header, data)
+            case ev.ChunkSkipped(peer, header, size):
+                self._chunk_skipped(peer, header, size)
             case ev.ChunkSent(peer, size):
                 self._chunk_sent(peer, size)
             case ev.PeerUp(peer):
                 self._peer_up(peer)
             case ev.PeerLost(peer):
                 self._peer_lost(peer)
+            case ev.Tick():
+                self._tick()
+            case _:
+                self._disk_says(event)
+        self._flow()
+        return self._out
+
+    def _disk_says(
+        self,
+        event: ev.Publish | ev.Resumed | ev.Stored | ev.Unusable | ev.Forgotten | ev.Unwritable | ev.Writable,
+    ) -> None:
+        match event:
             case ev.Publish():
                 self._publish(event)
             case ev.Resumed():
@@ -118,18 +137,21 @@ class ShardcastCore:
                 self._stored(policy)
             case ev.Unusable(policy) | ev.Forgotten(policy):
                 self._forget(policy)
-            case ev.Tick():
-                self._tick()
+            case ev.Unwritable():
+                self._shelve()
+            case ev.Writable():
+                self._unshelve()
             case _:
                 assert_never(event)
-        self._flow()
-        return self._out
 
     # What comes in: news
 
     def _heard(self, peer: PeerId, message: Message, gossip: bool) -> None:
         if not gossip and not self._peers.heard(peer):
             return
+        if gossip and not isinstance(message, PolicyNews | RosterNews | Evidence):
+            # Its author is not connected, and need not even have sent it: we must not talk to it.
+            raise BadMessage("an announcement is a policy, a roster or evidence")
         match message:
             case PolicyNews():
                 self._policy_news(message, gossip)
@@ -178,29 +200,42 @@ class ShardcastCore:
 
     def _policy_news(self, news: PolicyNews, gossip: bool) -> None:
         manifest = self._known.manifest_untrusted(news.manifest)
-        if not self._known.believes(manifest.trainer):
+        if manifest is None:
             return
         evidence = self._known.file(manifest)
         if evidence is not None:
             self._halt(evidence)
             return
         policy = self._policies.get(manifest.digest)
+        if policy is None and self._is_over(manifest):
+            return
+        index = policy.index if policy is not None else None
+        if index is None and news.index:  # judged first: a wrong index must not make old news of a manifest
+            index = decode_index_untrusted(news.index, manifest.anchor, manifest.size)
         if policy is None:
+            is_news = manifest.digest not in self._shelf
             policy = self._adopt(manifest)
+            if is_news and gossip and (policy is not None or manifest.digest in self._shelf):
+                self._out.append(ev.PassOn())
             if policy is None:
                 return
-            if gossip:
-                self._out.append(ev.PassOn())
-        if policy.index is None and news.index:
-            policy.index = decode_index_untrusted(news.index, manifest.anchor, manifest.size)
+        if policy.index is None and index is not None:
+            policy.index = index
             self._out.append(ev.Begin(manifest, policy.index))
         if (policy.eager and not policy.asks) or policy.index is None:
             self._out += self._exchange.inquire(policy, self._now)
 
-    def _adopt(self, manifest: Manifest) -> Policy | None:
-        """Start to fetch a version, if it is worth it."""
+    def _is_over(self, manifest: Manifest) -> bool:
+        """Whether this version is not worth fetching (any more)."""
         stale = self.newest is not None and manifest.version <= self.newest.version
-        if stale or self._rumours.is_over(manifest.digest):
+        return stale or self._rumours.is_over(manifest.digest)
+
+    def _adopt(self, manifest: Manifest) -> Policy | None:
+        """Start to fetch a version, if it is worth it and there is a disk to keep it."""
+        if self._is_over(manifest):
+            return None
+        if self._is_full:
+            self._put_on_shelf(manifest)
             return None
         policy = Policy(manifest, self._now, self._config.stall)
         roster = self._known.roster(manifest.trainer)
@@ -211,6 +246,31 @@ class ShardcastCore:
         for fetch in surplus(p for p in self._policies.values() if not p.whole):
             self._abandon(fetch)
         return policy if manifest.digest in self._policies else None
+
+    # A disk that refuses
+
+    def _shelve(self) -> None:
+        """The disk refused: stop fetching, and remember what to begin with when it takes data again."""
+        self._is_full = True
+        for policy in [p for p in self._policies.values() if not p.whole]:
+            self._out += self._exchange.decline(policy)
+            self._out.append(ev.Abandon(policy.manifest.digest))
+            self._put_on_shelf(policy.manifest)
+            self._drop(policy.manifest.digest)
+
+    def _put_on_shelf(self, manifest: Manifest) -> None:
+        self._shelf[manifest.digest] = manifest
+        if len(self._shelf) > MAX_FETCHES:
+            del self._shelf[min(self._shelf, key=lambda name: self._shelf[name].version)]
+
+    def _unshelve(self) -> None:
+        """Fetch what came while the disk refused: nobody pushes it any more."""
+        shelf, self._shelf, self._is_full = self._shelf, {}, False
+        for manifest in sorted(shelf.values(), key=lambda manifest: manifest.version):
+            policy = self._adopt(manifest)
+            if policy is not None:
+                policy.eager = True
+                self._out += self._exchange.inquire(policy, self._now)
 
     def _halt(self, evidence: Equivocation) -> None:
         trainer = evidence.trainer
@@ -225,6 +285,8 @@ class ShardcastCore:
         policy = max(self._policies.values(), key=lambda p: p.manifest.version, default=None)
         if policy is None or policy.manifest.version <= newest:
             return
+        if not self._peers.greet(peer, policy.manifest.version):
+            return
         roster = self._known.roster(policy.manifest.trainer)
         if roster is not None:
             self._out.append(ev.Send(peer, RosterNews(roster.encode())))
@@ -235,7 +297,7 @@ class ShardcastCore:
             return
         name = policy.manifest.digest
         policy.listen(peer)
-        if wants_index and policy.index is not None:
+        if wants_index and policy.index is not None and policy.serve_index(peer):
             self._relay.lane(peer).tell(name)
             self._out.append(ev.Push(peer, news_of(policy)))
         self._out += [ev.Send(peer, Have(name, ranges)) for ranges in ranges_of(policy.verified)]
@@ -251,6 +313,33 @@ class ShardcastCore:
 
     # What comes in: chunks
 
+    def wants(self, peer: PeerId, header: ChunkHeader) -> int | None:
+        """Bytes that this chunk must have; None if it is not wanted. Asked before it is read."""
+        policy = self._policies.get(header.policy)
+        if self._peers.is_liar(peer) or policy is None or policy.index is None:
+            return None
+        if header.index >= policy.count:
+            return 0  # it cannot exist, as `handle` will say
+        return None if policy.verified >> header.index & 1 else policy.index.chunks[header.index].wire
+
+    def trusts(self, peer: PeerId, header: ChunkHeader) -> bool:
+        """Whether a chunk from ``peer`` is no surprise: it was asked for, or the roster names ``peer``."""
+        policy = self._policies.get(header.policy)
+        if policy is None:
+            return False
+        request = policy.requests.get(header.index)
+        roster = self._known.roster(policy.manifest.trainer)
+        fed = roster is not None and peer in roster.positions
+        return fed or peer == policy.manifest.trainer or (request is not None and request.peer == peer)
+
+    def _chunk_skipped(self, peer: PeerId, header: ChunkHeader, size: int) -> None:
+        policy = self._policies.get(header.policy)
+        if not self._peers.heard(peer) or policy is None or not policy.verified >> header.index & 1:
+            return  # of a version that was given up, or of nobody we deal with
+        self.stats.duplicates += size
+        if peer == policy.manifest.trainer:
+            self._relay.forward(policy, header, peer, self._now)  # given again: its first root failed
+
     def _chunk_came(self, peer: PeerId, header: ChunkHeader, data: bytes) -> None:
         policy = self._policies.get(header.policy)
         if not self._peers.heard(peer) or policy is None or policy.index is None:
@@ -259,10 +348,8 @@ class ShardcastCore:
             self._convict(peer, "sent a chunk that does not exist")
             return
         chunk, bit = policy.index.chunks[header.index], 1 << header.index
-        if policy.verified & bit:
-            self.stats.duplicates += len(data)
-            if peer == policy.manifest.trainer:
-                self._relay.forward(policy, header, peer, self._now)  # given again: its first root failed
+        if policy.verified & bit:  # since it was wanted
+            self._chunk_skipped(peer, header, len(data))
             return
         request = policy.requests.get(header.index)
         asked = self._repair.came(policy, header.index, peer, self._now)
@@ -313,11 +400,14 @@ class ShardcastCore:
         self._out.append(ev.Abandon(policy.manifest.digest))
 
     def _forget(self, name: bytes) -> None:
+        self._drop(name)
+        self._rumours.close(name)
+
+    def _drop(self, name: bytes) -> None:
         policy = self._policies.pop(name, None)
         if policy is not None:
             self._repair.forget(policy)
         self._relay.forget(name)
-        self._rumours.close(name)
 
     # Our own policies
 

@@ -48,6 +48,15 @@ class ChunkCame:
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkSkipped:
+    """A chunk from ``peer`` that `ShardcastCore.wants` did not want: its ``size`` bytes were thrown away."""
+
+    peer: PeerId
+    header: ChunkHeader
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class ChunkSent:
     """The chunk that was pushed to ``peer`` has left; its lane is free."""
 
@@ -91,6 +100,16 @@ class Forgotten:
 
 
 @dataclass(frozen=True, slots=True)
+class Unwritable:
+    """The disk refused chunks. Nothing is fetched until `Writable`; what is held is served."""
+
+
+@dataclass(frozen=True, slots=True)
+class Writable:
+    """The disk takes data again."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """The core's `next_deadline` has come."""
 
@@ -100,12 +119,15 @@ Event = (
     | Resumed
     | Heard
     | ChunkCame
+    | ChunkSkipped
     | ChunkSent
     | PeerUp
     | PeerLost
     | Stored
     | Unusable
     | Forgotten
+    | Unwritable
+    | Writable
     | Tick
 )
 

@@ -94,6 +94,13 @@ class Exchange:
             if peer != policy.manifest.trainer and not self._peers.is_gone(peer):
                 yield from (ev.Send(peer, Taken(policy.manifest.digest, part)) for part in ranges_of(mask))
 
+    def decline(self, policy: Policy) -> Iterator[ev.Effect]:
+        """Tell those who push chunks of a policy, or were asked for some, that none are needed here."""
+        asked = (request.peer for request in policy.requests.values())
+        for peer in dict.fromkeys([*self._feeders(policy), *asked]):
+            if peer != policy.manifest.trainer and not self._peers.is_gone(peer):
+                yield ev.Send(peer, Taken(policy.manifest.digest, ((0, policy.count),)))
+
     def _feeders(self, policy: Policy) -> tuple[PeerId, ...]:
         """Who would push chunks to us, but for the origin: what it gives has to be confirmed."""
         roster = self._known.roster(policy.manifest.trainer)

@@ -25,14 +25,20 @@ from typing import Final
 
 from p2p.errors import BadMessage
 from p2p.identity import SIGNATURE_BYTES, PeerId, Signer, Verify, decode_peer_id_untrusted
-from p2p.shardcast.manifest import MAX_RUN_ID, PROTOCOL_ID, PolicyVersion, digest_of
+from p2p.shardcast.manifest import (
+    MAX_ROSTER,
+    MAX_ROSTER_BYTES,
+    MAX_RUN_ID,
+    PROTOCOL_ID,
+    ROSTER_ENTRY,
+    PolicyVersion,
+    digest_of,
+)
 from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
 
 MESH: Final = 16
 """Peers up to which every one relays to all others: 16 x 15 streams, each of which must carry at least
 a chunk per version to be worth its set-up."""
-MAX_ROSTER: Final = 4 * KI
-"""Peers of one roster: 42 bytes each, so 172 KB, a sixth of the largest message."""
 MAX_CLASS: Final = 31
 CLASS_UNIT: Final = 16 * KI
 """Bytes per second of upload at class 1; each class doubles it. Class 0 relays nothing."""
@@ -90,7 +96,7 @@ class Roster:
         classes = {e.peer: capacity_class(e.upload) for e in entries if e.peer != signer.peer_id}
         chosen = sorted(classes.items(), key=lambda item: (-item[1], item[0]))[:MAX_ROSTER]
         chosen.sort()
-        rows = [[peer.digest, rank] for peer, rank in chosen]
+        rows = b"".join(peer.digest + bytes((rank,)) for peer, rank in chosen)
         content = pack([signer.peer_id.digest, run, epoch, rows])
         peers, ranks = tuple(peer for peer, _ in chosen), tuple(rank for _, rank in chosen)
         signature = signer.sign(PROTOCOL_ID, content)
@@ -125,24 +131,31 @@ class Roster:
 
 
 def decode_roster_untrusted(data: bytes, run: bytes, verify: Verify) -> Roster:
-    """Raise `BadMessage`, and nothing else, unless ``data`` is a well-signed roster of ``run``."""
+    """Raise `BadMessage`, and nothing else, unless ``data`` is a well-signed roster of ``run``.
+
+    Its rows are read only once the signature was judged: ``verify`` may refuse unknown origins for free.
+    """
+    if len(data) > MAX_ROSTER_BYTES:
+        raise BadMessage(f"a roster of {len(data)} bytes is over the limit of {MAX_ROSTER_BYTES}")
     content, signature = fields_untrusted(unpack_untrusted(data), bytes, bytes, what="signed roster")
-    fields = fields_untrusted(unpack_untrusted(content), bytes, bytes, int, list, what="roster")
-    origin, rows = decode_peer_id_untrusted(fields[0]), fields[3]
-    if not 0 < len(fields[1]) <= MAX_RUN_ID or fields[1] != run:
+    author, named, epoch, rows = fields_untrusted(
+        unpack_untrusted(content), bytes, bytes, int, bytes, what="roster"
+    )
+    origin = decode_peer_id_untrusted(author)
+    if not 0 < len(named) <= MAX_RUN_ID or named != run:
         raise BadMessage("a roster of another run")
-    if not 0 <= fields[2] <= _MAX_EPOCH or len(rows) > MAX_ROSTER:
+    if not 0 <= epoch <= _MAX_EPOCH or len(rows) > MAX_ROSTER * ROSTER_ENTRY or len(rows) % ROSTER_ENTRY:
         raise BadMessage("a roster's epoch or length is out of bounds")
-    entries = [fields_untrusted(row, bytes, int, what="roster entry") for row in rows]
-    peers = tuple(decode_peer_id_untrusted(entry[0]) for entry in entries)
-    classes = tuple(entry[1] for entry in entries)
-    if any(not 0 <= rank <= MAX_CLASS for rank in classes):
+    if len(signature) != SIGNATURE_BYTES or not verify(origin, PROTOCOL_ID, content, signature):
+        raise BadMessage("a roster's signature is wrong")
+    ends = range(ROSTER_ENTRY - 1, len(rows), ROSTER_ENTRY)
+    peers = tuple(decode_peer_id_untrusted(rows[end - ROSTER_ENTRY + 1 : end]) for end in ends)
+    classes = tuple(rows[end] for end in ends)
+    if any(rank > MAX_CLASS for rank in classes):
         raise BadMessage("a capacity class is out of bounds")
     if any(a >= b for a, b in pairwise(peers)) or origin in peers:
         raise BadMessage("a roster must be sorted, without repetition and without its origin")
-    if len(signature) != SIGNATURE_BYTES or not verify(origin, PROTOCOL_ID, content, signature):
-        raise BadMessage("a roster's signature is wrong")
-    return Roster(origin, fields[1], fields[2], peers, classes, content, signature)
+    return Roster(origin, named, epoch, peers, classes, content, signature)
 
 
 @dataclass(frozen=True, slots=True)

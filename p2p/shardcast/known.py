@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from p2p.errors import BadMessage
+from p2p.errors import BadMessage, ShoalError
 from p2p.identity import PeerId, Verify
 from p2p.shardcast.forest import Roster, decode_roster_untrusted
 from p2p.shardcast.manifest import Equivocation, Manifest, decode_manifest_untrusted, digest_of
@@ -19,6 +19,10 @@ MAX_ROSTERS: Final = 3
 """Rosters per origin: chunks of a version travel by the roster of its start, and versions overlap."""
 MAX_ORIGINS: Final = 8
 """Trainers whose rosters are kept; a run names a handful."""
+
+
+class _Stranger(ShoalError):
+    """Its author is no trainer of this run, as far as we know: what it signed is not even verified."""
 
 
 class Known:
@@ -38,15 +42,24 @@ class Known:
         """Whether ``trainer`` may publish and was never convicted."""
         return trainer not in self.halted and self._may_publish(trainer)
 
-    def manifest_untrusted(self, data: bytes) -> Manifest:
-        """Decode and judge a manifest, once. Raise `BadMessage`."""
+    def _is_signed(self, author: PeerId, domain: str, content: bytes, signature: bytes) -> bool:
+        """A `Verify` for those who may publish. Anybody can sign: a stranger costs no verification."""
+        if not self.believes(author):
+            raise _Stranger
+        return self._verify(author, domain, content, signature)
+
+    def manifest_untrusted(self, data: bytes) -> Manifest | None:
+        """Decode and judge a manifest, once; None if its author is not believed. Raise `BadMessage`."""
         name = digest_of(data)
         manifest = self._judged.get(name)
         if manifest is None:
-            manifest = decode_manifest_untrusted(data, self._run, self._verify)
+            try:
+                manifest = decode_manifest_untrusted(data, self._run, self._is_signed)
+            except _Stranger:
+                return None
             self._judged[name] = manifest
             bound(self._judged, MAX_MANIFESTS)
-        return manifest
+        return manifest if self.believes(manifest.trainer) else None
 
     def file(self, manifest: Manifest) -> Equivocation | None:
         """Remember a believed manifest; returns proof if it contradicts an earlier one of its trainer."""
@@ -69,17 +82,22 @@ class Known:
     def evidence_untrusted(self, message: Evidence) -> Equivocation | None:
         """The proof in a message; None if its trainer is not believed anyway. Raise `BadMessage` if none."""
         first, second = self.manifest_untrusted(message.first), self.manifest_untrusted(message.second)
+        if first is None or second is None:
+            return None
         evidence = Equivocation(first, second)
         if not evidence.is_proof:
             raise BadMessage("evidence that proves nothing")
-        return evidence if self.believes(evidence.trainer) else None
+        return evidence
 
     def roster_untrusted(self, data: bytes) -> Roster | None:
         """A roster that is believed and new, remembered; else None. Raise `BadMessage`."""
         name = digest_of(data)
         if name in self._seen:
             return None  # every lane brings it once: judge it for the first
-        roster = decode_roster_untrusted(data, self._run, self._verify)
+        try:
+            roster = decode_roster_untrusted(data, self._run, self._is_signed)
+        except _Stranger:
+            return None
         self._seen[name] = None
         bound(self._seen, MAX_MANIFESTS)
         return roster if self.add_roster(roster) else None

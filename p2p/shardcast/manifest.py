@@ -20,7 +20,15 @@ from typing import Final, NewType
 from blake3 import blake3
 
 from p2p.errors import BadMessage
-from p2p.identity import SIGNATURE_BYTES, PeerId, ProtocolId, Signer, Verify, decode_peer_id_untrusted
+from p2p.identity import (
+    PEER_ID_BYTES,
+    SIGNATURE_BYTES,
+    PeerId,
+    ProtocolId,
+    Signer,
+    Verify,
+    decode_peer_id_untrusted,
+)
 from p2p.wire import KI, MIB, fields_untrusted, pack, unpack_untrusted
 
 PolicyVersion = NewType("PolicyVersion", int)
@@ -46,11 +54,17 @@ MAX_ENCODINGS: Final = 16
 """An anchor, and skip deltas over 1, 2, 4 ... 2^14 versions."""
 MAX_MANIFEST: Final = 4 * KI
 """Bytes of a signed manifest: 16 encodings of at most 150 bytes and 300 bytes of the rest, rounded up."""
+MAX_ROSTER: Final = 4 * KI
+"""Peers of one roster."""
+ROSTER_ENTRY: Final = PEER_ID_BYTES + 1
+"""Bytes of one peer in a roster: its name and its capacity class."""
 MAX_RUN_ID: Final = 64
+MAX_ROSTER_BYTES: Final = MAX_ROSTER * ROSTER_ENTRY + KI
+"""Bytes of a signed roster: 157 KiB, and the rest rounded up."""
 _MAX_NAME: Final = 32
 _MAX_SIZE: Final = MAX_CHUNKS * MAX_SPAN
-_MAX_VERSION: Final = 2**53
-"""Versions stay exact in every JSON reader."""
+_MAX_VERSION: Final = 2**31 - 1
+"""What a heartbeat can say that a node holds (`p2p.membership`). At a version a second it lasts 68 years."""
 _CHUNK: Final = struct.Struct(f">{DIGEST_BYTES}sII")
 INDEX_ENTRY: Final = _CHUNK.size
 """Bytes of one chunk in an index."""
@@ -201,7 +215,7 @@ class Manifest:
 def decode_manifest_untrusted(data: bytes, run: bytes, verify: Verify) -> Manifest:
     """Raise `BadMessage`, and nothing else, unless ``data`` is a well-signed manifest of ``run``.
 
-    Whether its signer *may* publish is the caller's question.
+    Whether its signer *may* publish is the caller's question; ``verify`` may refuse unknown ones for free.
     """
     if len(data) > MAX_MANIFEST:
         raise BadMessage(f"a manifest of {len(data)} bytes is over the limit of {MAX_MANIFEST}")

@@ -23,6 +23,8 @@ class Peers:
         self._up: dict[PeerId, None] = {}
         self._lost: dict[PeerId, None] = {}
         self._liars: dict[PeerId, None] = {}
+        self._greeted: dict[PeerId, int] = {}
+        """Which version was the news when a peer's `Hello` was answered."""
 
     @property
     def up(self) -> tuple[PeerId, ...]:
@@ -46,9 +48,22 @@ class Peers:
             self.connected(peer)
         return True
 
+    def greet(self, peer: PeerId, newest: int) -> bool:
+        """Whether to tell ``peer`` of version ``newest`` because it said `Hello`: once per connection.
+
+        A `Hello` has 8 bytes, the answer up to 180 KiB: a peer that says it all day would have us send
+        20,000 times what it does.
+        """
+        if self._greeted.get(peer) == newest:
+            return False
+        self._greeted[peer] = newest
+        bound(self._greeted, MAX_REMEMBERED)
+        return True
+
     def lose(self, peer: PeerId) -> None:
         """``peer`` is gone."""
         self._up.pop(peer, None)
+        self._greeted.pop(peer, None)
         self._lost[peer] = None
         bound(self._lost, MAX_REMEMBERED)
 
@@ -56,6 +71,10 @@ class Peers:
         """Never deal with ``peer`` again."""
         self._liars[peer] = None
         bound(self._liars, MAX_REMEMBERED)
+
+    def is_liar(self, peer: PeerId) -> bool:
+        """Whether ``peer`` is one that this node never deals with again."""
+        return peer in self._liars
 
     def is_gone(self, peer: PeerId) -> bool:
         """Whether it is of no use to send ``peer`` anything."""

@@ -22,6 +22,9 @@ MAX_TAKERS: Final = 1024
 """Peers whose taken-lists are kept per policy: the children of the strongest relay of a large roster."""
 MAX_LISTENERS: Final = 16
 """Peers outside the neighbourhood that are told what we get. The oldest gives way."""
+MAX_INDEXES: Final = 16
+"""Times that one peer gets a policy's index, 2.5 MiB at most, for asking: once per life of a node that
+restarts all day long."""
 MAX_ASKERS: Final = 1024
 """Peers whose requests are counted per policy; as many as hold a connection to us."""
 HAVE_DELAY: Final = 0.1
@@ -137,6 +140,8 @@ class Policy:
         """When to ask others what they have, if nothing comes before."""
         self.served: dict[PeerId, int] = {}
         """Chunks and answers that peers had of us for the asking."""
+        self.indexed: dict[PeerId, int] = {}
+        """How often peers had the index of us for the asking."""
 
     def _count_anew(self) -> None:
         """The next hand-out of the origin counts from the start."""
@@ -316,6 +321,13 @@ class Policy:
         self.served[peer] = self.served.get(peer, 0) + 1
         return self.served[peer] <= 2 * self.count + SPARE_ANSWERS
 
+    def serve_index(self, peer: PeerId) -> bool:
+        """Count an index that ``peer`` asked for. False after `MAX_INDEXES` of them."""
+        if peer not in self.indexed and len(self.indexed) >= MAX_ASKERS:
+            del self.indexed[next(iter(self.indexed))]
+        self.indexed[peer] = self.indexed.get(peer, 0) + 1
+        return self.indexed[peer] <= MAX_INDEXES
+
     def expire(self, now: float) -> dict[int, Request]:
         """Give up requests that are past their deadline; returns them.
 
@@ -357,7 +369,9 @@ def surplus(fetches: Iterable[Policy]) -> list[Policy]:
 
 def bits(mask: int) -> Iterator[int]:
     """The places of the set bits, lowest first."""
-    while mask:
-        low = mask & -mask
-        yield low.bit_length() - 1
-        mask ^= low
+    # As text, in one pass: taking bits off a number of 64 Ki of them one by one moves 500 MB, 130 ms.
+    text = bin(mask)[:1:-1]
+    place = text.find("1")
+    while place >= 0:
+        yield place
+        place = text.find("1", place + 1)

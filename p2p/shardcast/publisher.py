@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 import trio
 from blake3 import blake3
 
-from p2p.errors import LimitExceeded, LocalProtocolError
+from p2p.errors import LimitExceeded, LocalProtocolError, StorageError
 from p2p.identity import PeerId
 from p2p.shardcast import events as ev
 from p2p.shardcast.codec import COMPRESS_RATE, encode_spans, header_span, span_for
@@ -27,6 +28,8 @@ from p2p.shardcast.manifest import (
 )
 from p2p.shardcast.store import DECODE_BATCH, Store, chunks_at
 from p2p.world import World
+
+logger = logging.getLogger(__name__)
 
 
 class Publisher:
@@ -84,8 +87,15 @@ class Publisher:
                 self._store.cache_nowait(manifest.digest, chunk, wire)
             roster = self._next_roster()
             if roster is not None:
-                await self._store.keep_roster(roster)
+                await self._keep_roster(roster)
             return ev.Publish(manifest, index, roster)
+
+    async def _keep_roster(self, roster: Roster) -> None:
+        """A roster that is not on disk only costs the next life some pulls: the version goes out without."""
+        try:
+            await self._store.keep_roster(roster)
+        except StorageError as error:
+            logger.warning("roster_not_kept reason=%s", error)
 
     async def _encode(self, path: str) -> tuple[Index, bytes, int, list[bytes]]:
         """Compress a file into the draft; returns index, weights digest, header bytes and wires to cache."""

@@ -9,7 +9,7 @@ from typing import Final
 
 import trio
 
-from p2p.errors import LimitExceeded, PeerUnreachable, ProtocolNotSupported, WrongPeer
+from p2p.errors import LimitExceeded, PeerUnreachable, ProtocolNotSupported, StorageError, WrongPeer
 from p2p.host import Host
 from p2p.identity import PeerId
 from p2p.shardcast import events as ev
@@ -76,13 +76,23 @@ class Pusher:
             if not isinstance(item, ChunkHeader):
                 await stream.send_all(frame(encode_bulk_message(item)))
                 continue
-            data = await self._store.chunk(item.policy, item.index)
+            data = await self._read(item)
             if data is not None:
                 await _send_chunk(stream, encode_chunk_header(item), data)
             report(ev.ChunkSent(self.peer, len(data or b"")))
         self._some = trio.Event()
         if not self._items:
             await self._some.wait()
+
+    async def _read(self, chunk: ChunkHeader) -> bytes | None:
+        """Its bytes; None if they are no longer here, or cannot be read."""
+        try:
+            return await self._store.chunk(chunk.policy, chunk.index)
+        except StorageError as error:
+            logger.warning(
+                "chunk_unreadable policy=%s index=%d: %s", chunk.policy.hex()[:8], chunk.index, error
+            )
+            return None
 
 
 async def _send_chunk(stream: trio.abc.SendStream, header: bytes, data: bytes) -> None:

@@ -16,27 +16,35 @@ from typing import Final
 
 import trio
 
-from p2p.errors import BadMessage
+from p2p.errors import BadMessage, StorageError
 from p2p.host import Host, PeerEvent, PeerState, Stream
 from p2p.identity import PeerId
 from p2p.shardcast import events as ev
+from p2p.shardcast.bulk import BREATH, BulkReader, Room
 from p2p.shardcast.config import ShardcastConfig, ShardcastStats
 from p2p.shardcast.core import ShardcastCore
 from p2p.shardcast.forest import RosterEntry
 from p2p.shardcast.known import Known
 from p2p.shardcast.manifest import NO_POLICY, PROTOCOL_ID, Equivocation, Manifest, PolicyVersion
 from p2p.shardcast.messages import (
+    BULK_OVERHEAD,
     BULK_PROTOCOL_ID,
+    CHUNK_KIND,
     MAX_BULK,
+    MAX_BULK_MESSAGE,
+    MAX_CONTROL,
+    MESSAGE_KIND,
+    Evidence,
+    PolicyNews,
+    RosterNews,
     Want,
-    decode_bulk_untrusted,
+    decode_chunk_header_untrusted,
     decode_message_untrusted,
     encode_message,
 )
 from p2p.shardcast.publisher import Publisher
 from p2p.shardcast.pusher import Pusher
-from p2p.shardcast.store import Store
-from p2p.wire import FrameReader
+from p2p.shardcast.store import DiskCare, Store
 from p2p.world import Timer, World, dawdle, lateness
 
 logger = logging.getLogger(__name__)
@@ -57,6 +65,12 @@ class Shardcast:
         self._store = store
         self._publisher = publisher
         self._pushers: dict[PeerId, Pusher] = {}
+        self._readers: dict[PeerId, trio.CancelScope] = {}
+        """The one bulk stream that is read of each peer."""
+        self._room = Room()
+        self._care = DiskCare(world, store.folder)
+        self._unfinished: list[ev.Finish] = []
+        """Whole policies that the disk would not take: to be finished when it does."""
         self._nursery: trio.Nursery | None = None
         self._announce: Callable[[bytes], None] = _ignore
         self._changed = trio.Event()
@@ -146,12 +160,18 @@ class Shardcast:
         return event.manifest
 
     def receive_announcement(self, peer: PeerId, data: bytes) -> bool:
-        """Take what ``peer`` wrote and gossip brought. True: valid and new, pass it on."""
-        try:
-            effects = self.handle(ev.Heard(peer, decode_message_untrusted(data), gossip=True))
-        except BadMessage as error:
-            logger.info("announcement_refused peer=%r reason=%s", peer, error)
-            return False
+        """Take what ``peer`` wrote and gossip brought. True: valid and new, pass it on. False: nothing wrong
+        with it, but old, or by an author of whom this node does not know (yet) that it may publish.
+
+        Raises `BadMessage` if it can be valid for no node: malformed, forged, of another run, or no news.
+        (The author of another kind of message would be answered, and dialled for it, by every node.)
+        """
+        if len(data) > MAX_CONTROL:
+            raise BadMessage(f"an announcement of {len(data)} bytes is over the limit of {MAX_CONTROL}")
+        message = decode_message_untrusted(data)
+        if not isinstance(message, PolicyNews | RosterNews | Evidence):
+            raise BadMessage("only news of policies, rosters and evidence is gossiped")
+        effects = self.handle(ev.Heard(peer, message, gossip=True))
         return any(isinstance(effect, ev.PassOn) for effect in effects)
 
     # What the host and the disk report
@@ -217,19 +237,89 @@ class Shardcast:
         self.handle(ev.Heard(peer, decode_message_untrusted(data)))
 
     async def read_bulk(self, stream: Stream) -> None:
-        """A `StreamHandler`: take chunks as fast as the disk does."""
-        reader = FrameReader(stream, MAX_BULK)
-        while (frame := await reader.receive()) is not None:
-            item = decode_bulk_untrusted(frame)
-            if not isinstance(item, tuple):
-                self.handle(ev.Heard(stream.peer, item))
-                continue
-            header, data = item
-            await dawdle(self._world, "shardcast/slow reader")
-            self.handle(ev.ChunkCame(stream.peer, header, data))
-            self._world.sometimes("shardcast/chunk came twice", self.stats.duplicates > 0)
-            if self._store.is_full(header.policy) or self._world.buggify("shardcast/early flush"):
-                await self._store.flush(header.policy)
+        """A `StreamHandler`: take chunks as fast as the disk does, on one stream per peer: the newest."""
+        before = self._readers.pop(stream.peer, None)
+        if before is not None:
+            before.cancel()
+        self._readers[stream.peer] = scope = trio.CancelScope()
+        try:
+            with scope:
+                reader = BulkReader(stream)
+                while (length := await reader.begin()) is not None:
+                    if not await self._read_frame(stream.peer, reader, length):
+                        break
+                else:
+                    return
+        finally:
+            if self._readers.get(stream.peer) is scope:
+                del self._readers[stream.peer]
+        stream.reset()
+
+    async def _read_frame(self, peer: PeerId, reader: BulkReader, length: int) -> bool:
+        """Take one frame. False if the stream is of no more use. Raises `BadMessage`."""
+        if reader.unbroken >= BREATH:
+            reader.unbroken = 0
+            await trio.lowlevel.checkpoint()
+        kind = (await reader.take(1))[0] if length else None
+        if kind == MESSAGE_KIND and length <= MAX_BULK_MESSAGE:
+            message = await self._read_body(reader, length - 1, trusted=False)
+            if message is not None:
+                self.handle(ev.Heard(peer, decode_message_untrusted(message)))
+            return message is not None
+        if kind != CHUNK_KIND or not BULK_OVERHEAD < length <= MAX_BULK:
+            raise BadMessage(f"a bulk frame of {length} bytes that is no chunk and no message")
+        header = decode_chunk_header_untrusted(bytes((kind,)) + await reader.take(BULK_OVERHEAD - 1))
+        size = length - BULK_OVERHEAD
+        wanted = self._core.wants(peer, header)
+        if wanted is None:
+            await reader.skip(size)
+            self.handle(ev.ChunkSkipped(peer, header, size))
+            return True
+        # A chunk of the wrong size has the wrong digest: its bytes need not be seen.
+        data = (
+            await self._read_body(reader, size, trusted=self._core.trusts(peer, header))
+            if wanted == size
+            else b""
+        )
+        if data is None:
+            return False
+        await dawdle(self._world, "shardcast/slow reader")
+        self.handle(ev.ChunkCame(peer, header, data))
+        self._world.sometimes("shardcast/chunk came twice", self.stats.duplicates > 0)
+        if self._store.is_full(header.policy) or self._world.buggify("shardcast/early flush"):
+            await self._flush(header.policy)
+        return wanted == size
+
+    async def _read_body(self, reader: BulkReader, size: int, *, trusted: bool) -> bytes | None:
+        """The rest of a frame; None if it was given up for others."""
+        if reader.has(size):
+            return await reader.take(size)
+        scope = trio.CancelScope()
+        with self._room.frame(trusted=trusted, give_up=scope.cancel) as hold, scope:
+            return await reader.take(size, hold)
+        return None
+
+    async def _flush(self, policy: bytes) -> None:
+        try:
+            await self._store.flush(policy)
+        except StorageError as error:
+            self._disk_refused(error)
+
+    def _disk_refused(self, error: StorageError) -> None:
+        """Go on without the disk: serve what is held, fetch nothing until `_mend_disk` says so."""
+        self.stats.disk_refuses = True
+        self.stats.disk_failures += 1
+        self._care.note_failure(error)
+        self.handle(ev.Unwritable())
+
+    async def _mend_disk(self) -> None:
+        while True:
+            await self._care.wait_mended()
+            self.stats.disk_refuses = False
+            waiting, self._unfinished = self._unfinished, []
+            for chore in waiting:
+                self._chores.send_nowait(chore)
+            self.handle(ev.Writable())
 
     # Tasks
 
@@ -255,19 +345,33 @@ class Shardcast:
         async for chore in self._chores_out:
             await dawdle(self._world, "shardcast/late chore")
             self._world.sometimes("shardcast/gave up a version", isinstance(chore, ev.Abandon))
-            if isinstance(chore, ev.Abandon):
-                await self._store.forget(chore.policy)
-            elif await self._store.finish(chore.policy):
-                self.handle(ev.Stored(chore.policy))
-                self._wake()
-                await self._prune()
-            else:
-                await self._store.forget(chore.policy)
-                self.handle(ev.Unusable(chore.policy))
+            try:
+                await self._do_chore(chore)
+            except StorageError as error:
+                if isinstance(chore, ev.Finish):
+                    self._unfinished.append(chore)  # every chunk is here: served meanwhile
+                self._disk_refused(error)
+
+    async def _do_chore(self, chore: ev.Finish | ev.Abandon) -> None:
+        if isinstance(chore, ev.Abandon):
+            await self._store.forget(chore.policy)
+        elif self._store.entry(chore.policy) is None:
+            return  # it was given up meanwhile
+        elif await self._store.finish(chore.policy):
+            self._care.note_success()
+            self.handle(ev.Stored(chore.policy))
+            self._wake()
+            await self._prune()
+        else:
+            self.handle(ev.Unusable(chore.policy))
+            await self._store.forget(chore.policy)
 
     async def _prune(self) -> None:
-        for policy in await self._store.prune():
-            self.handle(ev.Forgotten(policy))
+        try:
+            for policy in await self._store.prune():
+                self.handle(ev.Forgotten(policy))
+        except StorageError as error:
+            logger.warning("prune_failed reason=%s", error)  # tried again when the next version is whole
 
     def _wake(self) -> None:
         self._changed.set()
@@ -284,8 +388,11 @@ class Shardcast:
             self._world.sometimes("shardcast/resumed a part", not entry.stored)
             if self._publisher.known.believes(entry.manifest.trainer):
                 self.handle(ev.Resumed(entry.manifest, entry.index, entry.verified, entry.stored))
+            elif not entry.stored:
+                self._chores.send_nowait(ev.Abandon(entry.manifest.digest))  # it will never be whole
         nursery.start_soon(self._do_chores)
-        self._host.set_message_handler(PROTOCOL_ID, self.on_message)
+        nursery.start_soon(self._mend_disk)
+        self._host.set_message_handler(PROTOCOL_ID, self.on_message, max_message=MAX_CONTROL)
         self._host.set_handler(BULK_PROTOCOL_ID, self.read_bulk)
         self._host.on_peer(self.on_peer)
         for peer in self._host.connected:

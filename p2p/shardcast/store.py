@@ -15,6 +15,7 @@ origin that crashes has published a version entirely or never mentioned it.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from typing import Final
 import trio
 from blake3 import blake3
 
-from p2p.errors import BadMessage
+from p2p.errors import BadMessage, StorageError
 from p2p.shardcast.codec import DECODE_RATE, decode_chunks_untrusted
 from p2p.shardcast.config import ShardcastConfig
 from p2p.shardcast.forest import Roster, decode_roster_untrusted
@@ -47,11 +48,20 @@ HASH_RATE: Final = 3e9
 """Bytes per second of BLAKE3, one core: the modelled cost of reading chunks back."""
 DECODE_BATCH: Final = 4 * MIB
 """Raw bytes decoded at a time: the largest chunk, and 6 ms of a core."""
+FIRST_RETRY: Final = 5.0
+"""Seconds until the disk is tried again."""
+LONGEST_RETRY: Final = 300.0
+"""Seconds: what a disk that was mended is left idle for at most. 40 MiB an hour of trials meanwhile."""
+TRIAL_BYTES: Final = MIB
+"""What is written to see whether there is room: a file system that is full still takes a few bytes."""
 _LENGTH: Final = 4
 _INDEX_AT: Final = _LENGTH + MAX_MANIFEST
 _SUFFIX: Final = ".policy"
+_WEIGHTS: Final = ".safetensors"
 _UNFINISHED: Final = "publishing.tmp"
 _ROSTER: Final = "roster"
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -98,13 +108,14 @@ class Store:
         self._disk = world.disk
         self._config = config
         self._run = run
-        self._folder = f"{config.folder}/{run.hex()[:16]}"
+        self.folder = f"{config.folder}/{run.hex()[:16]}"
+        """Where the policies of this run are."""
         self._entries: dict[bytes, Entry] = {}
         self._cache: OrderedDict[tuple[bytes, int], bytes] = OrderedDict()
         self._cached = 0
 
     def __repr__(self) -> str:
-        return f"Store({self._folder}, {len(self._entries)} policies)"
+        return f"Store({self.folder}, {len(self._entries)} policies)"
 
     def entry(self, policy: bytes) -> Entry | None:
         """A policy that is here, whole or not."""
@@ -126,8 +137,8 @@ class Store:
         self._entries.setdefault(manifest.digest, self._new_entry(manifest, index))
 
     def _new_entry(self, manifest: Manifest, index: Index) -> Entry:
-        stem = f"{self._folder}/v{manifest.version:016d}-{manifest.digest.hex()[:8]}"
-        return Entry(manifest, index, stem + _SUFFIX, stem + ".safetensors")
+        stem = f"{self.folder}/v{manifest.version:016d}-{manifest.digest.hex()[:8]}"
+        return Entry(manifest, index, stem + _SUFFIX, stem + _WEIGHTS)
 
     def keep_nowait(self, policy: bytes, chunk: int, data: bytes) -> None:
         """Take a verified chunk into memory."""
@@ -227,13 +238,14 @@ class Store:
         for key in [key for key in self._cache if key[0] == policy]:
             self._cached -= len(self._cache.pop(key))
         await self._disk.remove(entry.path)
-        if entry.weights.startswith(self._folder):
+        if entry.weights.startswith(self.folder):
             await self._disk.remove(entry.weights)
 
     async def prune(self) -> list[bytes]:
         """Remove the oldest whole policies beyond the limits; returns their names."""
         kept = sorted((e for e in self._entries.values() if e.stored), key=lambda e: e.version, reverse=True)
-        total, gone = 0, []
+        # What is being fetched takes its room before it is there: the disk holds `keep_bytes` and the newest.
+        total, gone = sum(e.footprint for e in self._entries.values() if not e.stored), []
         for rank, entry in enumerate(kept):
             total += entry.footprint
             full = rank >= self._config.keep_versions or total > self._config.keep_bytes
@@ -251,12 +263,12 @@ class Store:
 
     async def write_draft(self, offset: int, data: bytes) -> None:
         """Write wire bytes of a policy whose manifest does not exist yet. Raises `StorageError`."""
-        await self._disk.write(f"{self._folder}/{_UNFINISHED}", data, offset)
+        await self._disk.write(f"{self.folder}/{_UNFINISHED}", data, offset)
 
     async def commit_draft(self, manifest: Manifest, index: Index, weights: str) -> Entry:
         """Put the head before what `write_draft` wrote, and make it a policy of ours, durably."""
         entry = self._new_entry(manifest, index)
-        unfinished = f"{self._folder}/{_UNFINISHED}"
+        unfinished = f"{self.folder}/{_UNFINISHED}"
         await self._disk.write(unfinished, entry.head(), 0)
         await self._disk.fsync(unfinished)
         await self._disk.rename(unfinished, entry.path)
@@ -271,14 +283,14 @@ class Store:
 
     async def keep_roster(self, roster: Roster) -> None:
         """Remember durably whom we feed, for a next life. Raises `StorageError`."""
-        await self._disk.replace(f"{self._folder}/{_ROSTER}", roster.encode())
+        await self._disk.replace(f"{self.folder}/{_ROSTER}", roster.encode())
 
     # Resuming
 
     async def load_roster(self) -> Roster | None:
         """The last roster that an earlier life signed."""
         try:
-            data = await self._disk.read(f"{self._folder}/{_ROSTER}")
+            data = await self._disk.read(f"{self.folder}/{_ROSTER}")
             return decode_roster_untrusted(data, self._run, self._world.verify)
         except (FileNotFoundError, BadMessage):
             return None
@@ -286,19 +298,36 @@ class Store:
     async def load(self) -> list[Entry]:
         """Read what an earlier life left, and believe what hashes right. Oldest first."""
         found = []
-        await self._disk.remove(f"{self._folder}/{_UNFINISHED}")
-        for name in await self._disk.list(self._folder):
+        await self._disk.remove(f"{self.folder}/{_UNFINISHED}")
+        for name in await self._disk.list(self.folder):
             if not name.endswith(_SUFFIX):
                 continue
-            entry = await self._load_entry(f"{self._folder}/{name}")
+            entry = await self._load_entry(f"{self.folder}/{name}")
             if entry is None:
-                await self._disk.remove(f"{self._folder}/{name}")
+                await self._disk.remove(f"{self.folder}/{name}")
                 continue
             self._entries[entry.manifest.digest] = entry
             found.append(entry)
             if entry.verified == (1 << len(entry.index)) - 1:
-                entry.stored = await self._check_weights(entry) or await self._assemble(entry)
+                entry.stored = await self._check_weights(entry) or await self._try_to_assemble(entry)
+        await self._remove_orphans()
         return sorted(found, key=lambda entry: entry.version)
+
+    async def _try_to_assemble(self, entry: Entry) -> bool:
+        """`_assemble`, and False on a disk that is full: a node that starts there serves chunks meanwhile."""
+        try:
+            return await self._assemble(entry)
+        except StorageError as error:
+            logger.warning("not_assembled version=%d reason=%s", entry.version, error)
+            return False
+
+    async def _remove_orphans(self) -> None:
+        """Weights whose policy file is gone or void: a crash came between the two removals."""
+        weights = {entry.weights for entry in self._entries.values()}
+        for name in await self._disk.list(self.folder):
+            path = f"{self.folder}/{name}"
+            if name.endswith(_WEIGHTS) and path not in weights:
+                await self._disk.remove(path)
 
     async def _load_entry(self, path: str) -> Entry | None:
         front = await self._disk.read(path, 0, _INDEX_AT)
@@ -330,6 +359,56 @@ class Store:
         for offset in range(0, entry.manifest.size, DECODE_BATCH):
             hasher.update(await self._disk.read(entry.weights, offset, DECODE_BATCH))
         return hasher.digest() == entry.manifest.weights_digest
+
+
+class DiskCare:
+    """Whether a disk takes data; one log line whenever that changes.
+
+    A disk is full for minutes (a log is rotated, its owner makes room) or for good (it is too small, or has
+    gone read-only). Either way a node that can read goes on: it serves what it holds, and only what needs
+    the disk waits. Pauses double, since a disk that refuses is often one that is slow to say so.
+    """
+
+    def __init__(self, world: World, folder: str) -> None:
+        self._world = world
+        self._trial = f"{folder}/trial"
+        self._failed = trio.Event()
+        self._pause = FIRST_RETRY
+        self.refuses = False
+        """Whether the last write failed."""
+
+    def note_failure(self, error: StorageError) -> bool:
+        """A write failed. True if that is news."""
+        news, self.refuses = not self.refuses, True
+        if news:
+            logger.warning(
+                "disk.refuses reason=%s: policies are served, not fetched, until it takes data", error
+            )
+            self._failed.set()
+        return news
+
+    def note_success(self) -> None:
+        """Something large was written whole: the next failure is a new one."""
+        self._pause = FIRST_RETRY
+
+    async def wait_mended(self) -> None:
+        """Return when a write has failed, and one of `TRIAL_BYTES` has succeeded since."""
+        await self._failed.wait()
+        while self.refuses:
+            self.refuses = not await self._takes_data_later()
+        self._failed = trio.Event()
+        logger.warning("disk.takes_data: policies are fetched again")
+
+    async def _takes_data_later(self) -> bool:
+        await self._world.sleep(self._pause)
+        self._pause = min(2 * self._pause, LONGEST_RETRY)
+        try:
+            await self._world.disk.replace(self._trial, bytes(TRIAL_BYTES))
+            await self._world.disk.remove(self._trial)
+        except StorageError as error:
+            logger.debug("disk.still_refuses reason=%s", error)
+            return False
+        return True
 
 
 def chunks_at(count: int) -> int:

@@ -68,6 +68,9 @@ class _Lines:
     def feed(self, data: bytes | bytearray | memoryview) -> None:
         self._buffer += data
 
+    def clear(self) -> None:
+        self._buffer = bytearray()
+
     @property
     def rest(self) -> bytes:
         return bytes(self._buffer)
@@ -84,6 +87,8 @@ class Proposer:
         self._lines = _Lines()
         self._out = bytearray(line(HEADER))
         self.chosen: ProtocolId | None = None
+        self.is_deaf = False
+        """Whether what comes is not looked at any more; never, on this side."""
         self._propose()
 
     def _propose(self) -> None:
@@ -126,9 +131,11 @@ class Chooser:
         self._serves = serves
         self._lines = _Lines()
         self._out = bytearray(line(HEADER))
-        self._proposals = 0
-        self._is_deaf = False
+        self.proposals = 0
+        """What the peer has proposed so far."""
         self.chosen: ProtocolId | None = None
+        self.is_deaf = False
+        """Whether what comes is not looked at any more: data of a protocol that was refused."""
 
     @property
     def leftover(self) -> bytes:
@@ -147,21 +154,22 @@ class Chooser:
         What makes no sense behind a refused proposal is that protocol's data, sent along in hope (0-RTT):
         it is dropped, and the dialer gives up when it reads our answer.
         """
-        if self._is_deaf:
+        if self.is_deaf:
             return
         self._lines.feed(data)
         while self.chosen is None:
             try:
                 text = self._lines.next_untrusted()
             except BadMessage:
-                if not self._proposals:
+                if not self.proposals:
                     raise
-                self._is_deaf = True
+                self.is_deaf = True
+                self._lines.clear()
                 return
             if text is None:
                 return
-            self._proposals += 1
-            if self._proposals > MAX_PROPOSALS:
+            self.proposals += 1
+            if self.proposals > MAX_PROPOSALS:
                 raise RemoteProtocolError(f"more than {MAX_PROPOSALS} protocols proposed for one stream")
             protocol = ProtocolId(text)
             if self._serves(protocol):

@@ -243,6 +243,11 @@ class NoiseSession:
         self._opened = 0
         self._tail = bytearray()
 
+    @property
+    def pending(self) -> int:
+        """Bytes of an unfinished record."""
+        return len(self._tail)
+
     def seal_into(self, plaintext: Buffer, out: memoryview) -> int:
         """Write one record of at most `MAX_PLAINTEXT` bytes to the front of ``out``; returns its length."""
         length = len(plaintext) + TAG_BYTES

@@ -13,20 +13,32 @@ from typing import Final, Protocol
 
 import trio
 
-from p2p.errors import ProtocolNotSupported
+from p2p.errors import LimitExceeded, LocalProtocolError, ProtocolNotSupported
 from p2p.host import Stream
 from p2p.identity import PeerId, ProtocolId
+from p2p.transport.budget import HostBudget
 from p2p.transport.negotiate import Chooser, Proposer
 from p2p.transport.wakeup import Wakeup
 from p2p.transport.yamux import Mux
+from p2p.wire import KI
 
 _UNKNOWN: Final = ProtocolId("")
+_SMALL: Final = 4 * KI
+"""Bytes of a piece that is copied behind the one before it. A bytearray of one byte costs 85 bytes, so a
+window of 256 KiB that came byte by byte cost 21 MiB; larger pieces stay where they were opened."""
+_JOINED: Final = 16 * KI
+"""Bytes up to which small pieces are joined: what `receive_some` returns at once is bounded by it."""
+_UNNAMED_COST: Final = 4 * KI
+"""Bytes that an incoming stream counts as until its protocol is agreed: what its objects take. Without it,
+1,024 connections with 256 openings each and nothing else hold 786 MiB for two keep-alive intervals."""
 
 
 class StreamOwner(Protocol):
     """What a stream needs of its connection."""
 
     mux: Mux
+    budget: HostBudget
+    """What the streams of all connections hold."""
     yield_every: int
     """Bytes a task may send or receive between two schedule points. trio would like 0; that
     costs 4 KiB writes three quarters of their speed, since the writer then sees them one by one."""
@@ -37,6 +49,10 @@ class StreamOwner(Protocol):
 
     def negotiated(self, stream: MuxedStream) -> None:
         """An incoming stream knows its protocol."""
+        ...
+
+    def let_go(self, stream_id: int) -> None:
+        """The application has closed the stream: nothing that the peer does is news to it."""
         ...
 
 
@@ -60,7 +76,14 @@ class MuxedStream(Stream):
         self._closed = False
         self._failure: Exception | None = None
         self._credit = owner.yield_every
+        self.held = 0
+        """Bytes of the peer's that we keep, as the budget counts them."""
+        self.since = 0.0
+        """When the application last took some of them, or when the first came."""
+        self._kept = 0  # of them, what a `p2p.wire.FrameReader` has
         self._answer(negotiation.data_to_send())
+        if isinstance(negotiation, Chooser):
+            self._owner.budget.hold(self, _UNNAMED_COST)
 
     @property
     def is_negotiated(self) -> bool:
@@ -89,12 +112,15 @@ class MuxedStream(Stream):
         self._sending = True
         try:
             while view:
-                self._check_sending()
                 view = view[self._owner.mux.send(self._id, view) :]
                 self._owner.flush()
                 if view:
                     waited = True
                     await self._writable.wait()
+                    self._check_sending()
+        except LocalProtocolError as error:
+            # We check what we do: the peer has ended the stream, and we are yet to be told.
+            raise trio.BrokenResourceError(str(error)) from error
         finally:
             self._sending = False
         if self._credit <= 0:
@@ -114,6 +140,8 @@ class MuxedStream(Stream):
             while not self._owner.mux.room(self._id):
                 await self._writable.wait()
                 self._check_sending()
+        except LocalProtocolError as error:
+            raise trio.BrokenResourceError(str(error)) from error
         finally:
             self._sending = False
 
@@ -147,6 +175,7 @@ class MuxedStream(Stream):
             self._chunks.appendleft(chunk)
             chunk = head
         self._credit -= len(chunk)
+        self._owner.budget.release(self, len(chunk))
         self._owner.mux.consumed(self._id, len(chunk))
         self._owner.flush()
         return chunk
@@ -197,10 +226,16 @@ class MuxedStream(Stream):
 
     def _close(self) -> None:
         self._closed = True
-        self._chunks.clear()
+        self._let_go()
+        self._owner.let_go(self._id)
         self._owner.flush()
         self._readable.set()
         self._writable.set()
+
+    def _let_go(self) -> None:
+        self._chunks.clear()
+        self._kept = 0
+        self._owner.budget.forget(self)
 
     async def __aexit__(
         self,
@@ -216,10 +251,13 @@ class MuxedStream(Stream):
     # What the connection tells us.
 
     def try_send(self, data: bytes) -> bool:
-        """Queue all of ``data`` if there is room at once, else nothing."""
-        if self._sending or not self.is_open or self._owner.mux.room(self._id) < len(data):
-            return False
-        self._owner.mux.send(self._id, memoryview(data))
+        """Queue all of ``data`` if there is room at once, else nothing. Never raises for what a peer did."""
+        try:
+            if self._sending or not self.is_open or self._owner.mux.room(self._id) < len(data):
+                return False
+            self._owner.mux.send(self._id, memoryview(data))
+        except LocalProtocolError:
+            return False  # the peer has ended the stream, and we are yet to be told
         self._owner.flush()
         return True
 
@@ -233,12 +271,41 @@ class MuxedStream(Stream):
             await self._readable.wait()
 
     def feed(self, data: bytearray) -> None:
-        """Bytes from the peer. Raises `RemoteProtocolError` when it garbles the negotiation."""
+        """Bytes from the peer. Raises `RemoteProtocolError` when it garbles the negotiation.
+
+        What is kept takes at most a quarter more memory than it has bytes: a record that was cut in front may
+        still own all of its memory, and is copied then.
+        """
+        if self._closed or self._failure is not None:
+            return
         if self._negotiation is not None:
             data = self._negotiate(self._negotiation, data)
-        if data:
-            self._chunks.append(data)
-            self._readable.set()
+            if not data or self._closed:  # closed at once, by a host that serves too many
+                return
+        size, chunks = len(data), self._chunks
+        if size < _SMALL and chunks and len(chunks[-1]) < _JOINED:
+            chunks[-1] += data
+        else:
+            chunks.append(data if data.__alloc__() <= size + size // 4 + 1 else bytearray(data))
+        self._readable.set()
+        self._owner.budget.hold(self, size)
+
+    def keep(self, count: int) -> None:
+        """The reader keeps ``count`` bytes of an unfinished frame (a `p2p.wire.Holds`)."""
+        if not self._closed and self._failure is None:
+            more, self._kept = count - self._kept, count
+            if more > 0:
+                self._owner.budget.hold(self, more)
+            elif more:
+                self._owner.budget.release(self, -more)
+
+    def evict(self) -> None:
+        """Our host holds too much: the application sees a broken stream and the peer a reset."""
+        self._owner.mux.reset(self._id)
+        self._ended = False
+        self.fail(LimitExceeded("too much was unread over all connections, and most of it the peer's"))
+        self._let_go()
+        self._owner.flush()
 
     def feed_end(self) -> None:
         """The peer will send no more."""
@@ -251,6 +318,8 @@ class MuxedStream(Stream):
         """The stream, or its connection, is broken."""
         if self._failure is None:
             self._failure = error
+        if isinstance(self._negotiation, Chooser):
+            self._let_go()  # no application has it yet, and none will
         self._readable.set()
         self._writable.set()
 
@@ -259,13 +328,14 @@ class MuxedStream(Stream):
         self._writable.set()
 
     def _answer(self, data: bytes) -> None:
-        """Our part of a negotiation, unless the stream is over: a peer may reset it with what opened it."""
-        if data and self._owner.mux.may_send(self._id):
-            self._owner.mux.send(self._id, memoryview(data))
+        """Our part of a negotiation."""
+        if data:
+            self._owner.mux.answer(self._id, data)
             self._owner.flush()
 
     def _negotiate(self, negotiation: Proposer | Chooser, data: bytearray) -> bytearray:
         mux = self._owner.mux
+        proposals = negotiation.proposals if isinstance(negotiation, Chooser) else 0
         try:
             negotiation.receive_data(data)
         except ProtocolNotSupported as error:
@@ -273,9 +343,12 @@ class MuxedStream(Stream):
             self._owner.flush()
             self.fail(error)
             return bytearray()
+        if isinstance(negotiation, Chooser):  # one takes as long as a frame, and a frame has room for 32
+            mux.frames += negotiation.proposals - proposals
         self._answer(negotiation.data_to_send())
         if negotiation.chosen is None:
-            mux.consumed(self._id, len(data))
+            if not negotiation.is_deaf:  # else the rest of the window is all that the peer can waste
+                mux.consumed(self._id, len(data))
             return bytearray()
         leftover = bytearray(negotiation.leftover)
         mux.consumed(self._id, len(data) - len(leftover))
@@ -283,5 +356,7 @@ class MuxedStream(Stream):
         self.protocol = negotiation.chosen
         self._readable.set()
         if isinstance(negotiation, Chooser):
+            if self.held:
+                self._owner.budget.release(self, _UNNAMED_COST)
             self._owner.negotiated(self)
         return leftover

@@ -6,10 +6,14 @@ sending without a scheduler pass are worth 5 to 10 % of bulk speed and more of a
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import operator
+import resource
 import socket
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final
 
 import trio
@@ -17,6 +21,7 @@ import trio
 from p2p.errors import ConfigError, LimitExceeded, PeerUnreachable
 from p2p.multiaddr import Multiaddr
 from p2p.network import Listener
+from p2p.transport.dial import STAGGER
 from p2p.wire import KI
 
 NOT_SENT_LOW_WATER: Final = 128 * KI
@@ -24,6 +29,15 @@ NOT_SENT_LOW_WATER: Final = 128 * KI
 by a heartbeat any more. Two records keep it busy while we seal the next."""
 BACKLOG: Final = 512
 """Connections the kernel holds until we accept them; more than our limit on pending handshakes."""
+DNS_THREADS: Final = 4
+"""Names looked up at a time, in threads of their own: a name server that does not answer holds a thread for
+up to half a minute, and must hold up neither the disk nor the proofs, which have theirs."""
+MAX_NAME_ADDRS: Final = 4
+"""Addresses of one name that are tried."""
+DNS_TIMEOUT: Final = 5.0
+"""Seconds for a name to be looked up: the resolver's first question and a repetition."""
+ACCEPT_BATCH: Final = 64
+"""Connections accepted in one pass of the scheduler: 20 µs each."""
 _DEFAULT_READ: Final = 64 * KI
 _FAMILY: Final = {"dns4": socket.AF_INET, "dns6": socket.AF_INET6}
 # For each wildcard: a family, an address reserved for documentation (RFC 5737, RFC 3849), and loopback.
@@ -158,50 +172,79 @@ def _without_scope(name: tuple[str, int] | tuple[str, int, int, int]) -> tuple[s
 
 
 def _outward(wildcard: str) -> str:
-    """This machine's address on the way to the internet, or loopback without one. Sends nothing."""
+    """This machine's address on the way to the internet, or loopback without one. Sends nothing.
+
+    Raises `OSError` when the machine is out of sockets.
+    """
     family, nowhere, loopback = _EVERYWHERE[wildcard]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((nowhere, 9))
-        except OSError:
-            return loopback
-        return str(probe.getsockname()[0])
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        if error.errno in _EXHAUSTED:
+            raise
+        return loopback
 
 
 class TcpListener:
     """Accepts connections on one socket."""
 
-    def __init__(self, listener: trio.SocketListener) -> None:
-        self._listener = listener
-        self._host, self._port = _without_scope(listener.socket.getsockname())
+    def __init__(self, sock: socket.socket) -> None:
+        """``sock`` listens and is non-blocking; the listener owns it from now on."""
+        self._sock = sock
+        self._accepted: deque[TcpStream] = deque()
+        self._host, self._port = _without_scope(sock.getsockname())
+        self._outward = _EVERYWHERE[self._host][2] if self._host in _EVERYWHERE else self._host
 
     @property
     def addr(self) -> Multiaddr:
         """Where it really listens; on all interfaces (``0.0.0.0``), the one this machine sends from now."""
-        outward = _outward(self._host) if self._host in _EVERYWHERE else self._host
-        return Multiaddr.tcp(outward, self._port)
+        if self._host in _EVERYWHERE:
+            # Out of sockets, it is what it was: this is asked in timers, which nothing may end.
+            with contextlib.suppress(OSError):
+                self._outward = _outward(self._host)
+        return Multiaddr.tcp(self._outward, self._port)
 
     async def accept(self) -> trio.abc.HalfCloseableStream:
-        """The next connection. Raises `LimitExceeded` while the machine is out of sockets."""
-        while True:
+        """The next connection. Raises `LimitExceeded` while the machine is out of sockets.
+
+        Takes all that wait, up to `ACCEPT_BATCH`: with one in each pass of a busy scheduler, a flood fills
+        the kernel's queue, and those that dial honestly wait behind it.
+        """
+        while not self._accepted:
+            if self._sock.fileno() < 0:
+                raise trio.ClosedResourceError("this listener was closed")
+            await trio.lowlevel.wait_readable(self._sock)
+            self._accept_waiting()
+        return self._accepted.popleft()
+
+    def _accept_waiting(self) -> None:
+        for _ in range(ACCEPT_BATCH):
             try:
-                stream = await self._listener.accept()
-                return _adopt(stream)
+                sock, _ = self._sock.accept()
+                sock.setblocking(False)
+                self._accepted.append(TcpStream(sock))
+            except BlockingIOError:
+                return
             except OSError as error:
-                if error.errno in _EXHAUSTED:
+                if error.errno in _EXHAUSTED and not self._accepted:
                     raise LimitExceeded(f"no socket for an incoming connection: {error}") from error
-                # Whoever knocked has gone again: not our error.
+                # Otherwise the dialer has gone again: not our error.
 
     async def aclose(self) -> None:
         """Stop listening."""
-        await self._listener.aclose()
+        if self._sock.fileno() >= 0:
+            trio.lowlevel.notify_closing(self._sock)
+            self._sock.close()
+        while self._accepted:
+            await self._accepted.popleft().aclose()
+        await trio.lowlevel.checkpoint()
 
 
 def _adopt(stream: trio.SocketStream) -> TcpStream:
     """Take the plain, non-blocking socket out of trio's stream. Raises `OSError` if it is dead already."""
-    family = stream.socket.family
-    sock = socket.socket(family, socket.SOCK_STREAM, 0, fileno=stream.socket.detach())
-    sock.setblocking(False)
+    sock = _detached(stream.socket)
     try:
         return TcpStream(sock)
     except OSError:
@@ -209,20 +252,42 @@ def _adopt(stream: trio.SocketStream) -> TcpStream:
         raise
 
 
+def _detached(wrapped: trio.socket.SocketType) -> socket.socket:
+    sock = socket.socket(wrapped.family, socket.SOCK_STREAM, 0, fileno=wrapped.detach())
+    sock.setblocking(False)
+    return sock
+
+
 class TcpNetwork:
     """The internet."""
 
+    def __init__(self) -> None:
+        self._name_threads = trio.CapacityLimiter(DNS_THREADS)
+
+    @property
+    def descriptors(self) -> int:
+        """Files and sockets that this process may have open."""
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return 2**20 if soft == resource.RLIM_INFINITY else soft
+
     async def dial(self, addr: Multiaddr) -> trio.abc.HalfCloseableStream:
-        """Connect to ``addr``, a name's addresses in parallel. Raises `PeerUnreachable`."""
+        """Connect to ``addr``, of a name to the first address that answers. Raises `PeerUnreachable`."""
         try:
             host, port = addr.host_port
-            family = _FAMILY.get(addr.parts[0][0])
-            if family is not None:
-                found = await trio.socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
-                host = str(found[0][4][0])
-            return _adopt(await trio.open_tcp_stream(host, port))
+            hosts = await self._look_up(addr.parts[0][0], host, port)
+            return await _first(hosts, port)
         except (OSError, ValueError) as error:
             raise PeerUnreachable(f"{addr} does not answer: {error}") from error
+
+    async def _look_up(self, kind: str, host: str, port: int) -> list[str]:
+        """The addresses of a host. Raises `OSError`."""
+        if not kind.startswith("dns"):
+            return [host]
+        ask = partial(socket.getaddrinfo, host, port, _FAMILY.get(kind, 0), socket.SOCK_STREAM)
+        with trio.move_on_after(DNS_TIMEOUT):
+            found = await trio.to_thread.run_sync(ask, abandon_on_cancel=True, limiter=self._name_threads)
+            return list(dict.fromkeys(str(entry[4][0]) for entry in found))[:MAX_NAME_ADDRS]
+        raise OSError(f"the name was not found within {DNS_TIMEOUT:.0f} s")
 
     async def listen(self, addr: Multiaddr) -> Listener:
         """Listen on an IP address and port; 0 picks a free port. Raises `ConfigError`."""
@@ -233,4 +298,34 @@ class TcpNetwork:
             raise ConfigError(f"cannot listen at {addr}: {error}") from error
         for extra in listeners[1:]:
             await extra.aclose()
-        return TcpListener(listeners[0])
+        return TcpListener(_detached(listeners[0].socket))
+
+
+async def _first(hosts: Sequence[str], port: int) -> TcpStream:
+    """A socket connected to one of ``hosts``, tried 0.25 s apart. Raises `OSError`."""
+    if len(hosts) == 1:
+        return _adopt(await trio.open_tcp_stream(hosts[0], port))
+    won: list[trio.SocketStream] = []
+    errors: list[OSError] = []
+
+    async def try_one(host: str, failed: trio.Event) -> None:
+        try:
+            won.append(await trio.open_tcp_stream(host, port))
+            nursery.cancel_scope.cancel()
+        except OSError as error:
+            errors.append(error)
+            failed.set()
+
+    try:
+        async with trio.open_nursery() as nursery:
+            for host in hosts:
+                failed = trio.Event()
+                nursery.start_soon(try_one, host, failed)
+                with trio.move_on_after(STAGGER):
+                    await failed.wait()
+    finally:
+        for late in won[1:]:
+            await trio.aclose_forcefully(late)
+    if won:
+        return _adopt(won[0])
+    raise errors[0] if errors else OSError("the name has no address")

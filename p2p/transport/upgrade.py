@@ -13,7 +13,7 @@ from typing import Final
 
 import trio
 
-from p2p.errors import RemoteProtocolError
+from p2p.errors import ProtocolNotSupported, RemoteProtocolError
 from p2p.identity import PeerId
 from p2p.transport import noise, yamux_frames
 from p2p.transport.negotiate import Chooser, Proposer
@@ -58,6 +58,7 @@ async def secure(
     while negotiation.chosen is None:
         negotiation.receive_data(await _receive(raw))
         await _send(raw, negotiation.data_to_send())
+        _check_listens(negotiation)
     handshake.receive_data(negotiation.leftover)
     await _send(raw, handshake.data_to_send())
     while not handshake.done:
@@ -82,8 +83,15 @@ async def _negotiate_muxer(
         for plaintext in session.receive_data(await _receive(raw)):
             negotiation.receive_data(plaintext)
         await _send(raw, session.seal(negotiation.data_to_send()))
+        _check_listens(negotiation)
     await _send(raw, session.seal(negotiation.data_to_send()))
     return negotiation.leftover
+
+
+def _check_listens(negotiation: Proposer | Chooser) -> None:
+    """Hang up on a dialer that goes on in a protocol that was refused: nothing that it sends is read."""
+    if negotiation.is_deaf:
+        raise ProtocolNotSupported("the peer wants to go on in a protocol that was refused")
 
 
 async def _send(raw: trio.abc.SendStream, data: bytes) -> None:

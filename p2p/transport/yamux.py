@@ -10,19 +10,26 @@ peer must get, in pieces that fill one Noise record each (`p2p.transport.yamux_q
 *Sending.* Bytes are charged against the peer's window when they are queued, so whatever is queued may be
 sent. `send` takes what there is room for and says how much that was.
 
-*Receiving.* Opening or accepting a stream widens its window to 4 MiB at once, as long as the connection's
-budget allows, since 256 KiB in flight is 5 MB/s at 50 ms. The window refills as the application reads, half
-a window at a time. A peer that overruns a window breaks the protocol. Frames of unknown streams are read
-over: they crossed a reset.
+*Receiving.* The window refills as the application reads, half a window at a time, and grows, up to 4 MiB,
+when that half was read within a quarter of a second: 256 KiB in flight is 5 MB/s at 50 ms. What windows
+grow by comes from one stock for all connections of the host (`p2p.transport.budget`). A peer that
+overruns a window breaks the protocol. Frames of unknown streams are read over: they crossed a reset.
+
+*Breaking the protocol.* What came before the frame that broke it has happened and is reported; the last
+event is `ProtocolViolated`, and whatever comes later is not looked at.
 
 *Ending.* A stream lives until both directions ended, or either side reset it. When the application no
 longer reads, a little late data is dropped in silence (the answer to a lazy negotiation, say), more
-is answered with a reset, so that the peer learns that nobody listens.
+is answered with a reset, so that the peer learns that nobody listens. A stream that is over for us and that
+the peer never ends is reset after a while (`sweep`), or at once when a new stream needs its place.
+
+*Names.* A stream id is used once. Answers that cross a reset are told from a new stream by that alone.
 """
 
 from __future__ import annotations
 
 from p2p.errors import LimitExceeded, LocalProtocolError, RemoteProtocolError
+from p2p.transport.budget import HostBudget
 from p2p.transport.noise import MAX_PLAINTEXT
 from p2p.transport.yamux_frames import (
     ACK,
@@ -31,22 +38,24 @@ from p2p.transport.yamux_frames import (
     FULL_WINDOW,
     GO_AWAY,
     HEADER,
-    INITIAL_WINDOW,
     MAX_CONTROL,
+    MAX_ID,
     MAX_LATE,
     MAX_SEND_WINDOW,
+    MAX_SKIPPED,
     MAX_STREAMS,
     NORMAL,
     PING,
+    QUICK,
     RST,
     SYN,
-    WINDOW_BUDGET,
     WINDOW_UPDATE,
     DataReceived,
     EndReceived,
     Event,
     MuxStream,
     PongReceived,
+    ProtocolViolated,
     StreamOpened,
     StreamReset,
     WentAway,
@@ -57,15 +66,24 @@ from p2p.transport.yamux_queue import SendQueue
 class Mux:
     """One side of a yamux connection."""
 
-    def __init__(self, *, dialer: bool, record: int = MAX_PLAINTEXT) -> None:
-        """``record`` is the largest piece that `data_to_send` may return."""
+    def __init__(
+        self, *, dialer: bool, record: int = MAX_PLAINTEXT, budget: HostBudget | None = None
+    ) -> None:
+        """``record`` is the largest piece that `data_to_send` may return; ``budget`` is the host's."""
+        self.frames = 0
+        """Frames that came so far, and, added by the streams, proposals: what the peer made us look at."""
         self._dialer = dialer
         self._next_id = 1 if dialer else 2
+        self._highest = 0 if dialer else -1  # of the peer's ids
+        self._skipped: dict[int, None] = {}  # its ids below that have not come yet
+        self._broken = False
+        # Over for us, but not for the peer, oldest first: the peer's streams, and ours.
+        self._lingering: tuple[dict[int, MuxStream], dict[int, MuxStream]] = ({}, {})
         self._streams: dict[int, MuxStream] = {}
         self._incoming = 0
         self._unacked = 0
-        self._budget = WINDOW_BUDGET
-        self._queue = SendQueue(record)
+        self._budget = budget or HostBudget(lambda: 0.0)
+        self._queue = SendQueue(record, self._budget)
         self._closed: list[int] = []
         self._header = bytearray()
         self._left = 0  # payload bytes of the current frame still to come
@@ -81,17 +99,29 @@ class Mux:
         """Streams not yet ended on both sides."""
         return tuple(self._streams)
 
+    @property
+    def may_open(self) -> bool:
+        """Whether `open_stream` has a chance: nobody went away, and there are ids left."""
+        return not self.gone and self._next_id <= MAX_ID
+
     def open_stream(self) -> int:
-        """A new stream. Raises `LimitExceeded` when too many are open or await the peer's consent."""
-        if self.gone:
-            raise LimitExceeded("the connection is going away")
-        if self._unacked >= MAX_STREAMS or len(self._streams) - self._incoming >= MAX_STREAMS:
+        """A new stream.
+
+        Raises `LimitExceeded` when too many are open or await the peer's consent, and when the peer takes
+        nothing that we say.
+        """
+        if not self.may_open:
+            raise LimitExceeded("the connection takes no more streams")
+        full = self._unacked >= MAX_STREAMS or len(self._streams) - self._incoming >= MAX_STREAMS
+        if full and not self._make_room(ours=True):
             raise LimitExceeded(f"{MAX_STREAMS} streams are open on this connection")
-        stream = MuxStream(self._next_id)
+        if self.is_choked:
+            raise LimitExceeded(f"the peer has yet to take {MAX_CONTROL} bytes of control frames")
+        stream = MuxStream(self._next_id, self._budget.now())
         self._next_id += 2
         self._streams[stream.stream_id] = stream
         self._unacked += 1
-        self._queue.say(WINDOW_UPDATE, SYN, stream.stream_id, self._widen(stream))
+        self._queue.say(WINDOW_UPDATE, SYN, stream.stream_id, 0)
         return stream.stream_id
 
     def send(self, stream_id: int, data: memoryview) -> int:
@@ -112,8 +142,18 @@ class Mux:
             self._queue.put(stream, data[:room])
         return room
 
+    def answer(self, stream_id: int, data: bytes) -> None:
+        """Queue our part of a negotiation whatever else is queued: it is short, and cut off it is garbage.
+
+        Harmless when the stream is over, as it may be before its owner was told; a peer whose window has no
+        room for the answer does not get it.
+        """
+        stream = self._streams.get(stream_id)
+        if stream is not None and not stream.finished and len(data) <= stream.send_window:
+            self._queue.put(stream, memoryview(data))
+
     def may_send(self, stream_id: int) -> bool:
-        """Whether `send` would not raise: a stream may be over before anybody was told of it."""
+        """Whether `send` would not raise: a stream may be over before its owner was told of it."""
         stream = self._streams.get(stream_id)
         return stream is not None and not stream.finished
 
@@ -144,8 +184,31 @@ class Mux:
         stream = self._streams.get(stream_id)
         if stream is not None:
             stream.deaf = True
+            if stream.finished:
+                self._lingering[self._is_ours(stream_id)][stream_id] = stream
             if unread and not stream.remote_finished:
                 self._refuse_more(stream)
+
+    def sweep(self) -> None:
+        """Reset what is over for us and was so at the last sweep; the peer has had time to end it."""
+        for lingering in self._lingering:
+            for stream in list(lingering.values()):
+                if stream.swept:
+                    self.reset(stream.stream_id)
+                stream.swept = stream.sent_end
+
+    def _make_room(self, *, ours: bool) -> bool:
+        """Reset the stream that has been over for us for longest, among ours or the peer's."""
+        for stream in self._lingering[ours].values():
+            if stream.sent_end:
+                self.reset(stream.stream_id)
+                return True
+        return False
+
+    def abandon(self) -> None:
+        """The connection is over: give back to the host's budget what all streams have."""
+        for stream in list(self._streams.values()):
+            self._drop(stream)
 
     def _refuse_more(self, stream: MuxStream) -> None:
         """Let the peer know that nobody listens, once it has what we have queued."""
@@ -168,8 +231,9 @@ class Mux:
             return
         stream.consumed += count
         if stream.consumed * 2 >= stream.window:
-            self._queue.say(WINDOW_UPDATE, 0, stream_id, stream.consumed)
-            stream.receive_window += stream.consumed
+            grant = stream.consumed + self._widen(stream)
+            self._queue.say(WINDOW_UPDATE, 0, stream_id, grant)
+            stream.receive_window += grant
             stream.consumed = 0
 
     def ping(self, value: int) -> None:
@@ -187,6 +251,11 @@ class Mux:
     def has_data(self) -> bool:
         """Whether `data_to_send` would return something."""
         return bool(self._queue)
+
+    @property
+    def is_choked(self) -> bool:
+        """Whether so many control frames wait that nothing more should be read: each may need an answer."""
+        return self._queue.control_bytes > MAX_CONTROL
 
     def data_to_send(self) -> bytearray | None:
         """The next piece for the peer, at most one record long, or None."""
@@ -214,30 +283,32 @@ class Mux:
     def receive_data(self, data: bytearray) -> list[Event]:
         """Take bytes, split anyhow; returns what happened. ``data`` is the machine's from now on.
 
-        Raises `RemoteProtocolError` when the peer breaks the protocol: close the connection.
+        When the peer breaks the protocol, `ProtocolViolated` comes behind what happened before.
         """
         events: list[Event] = []
-        start, size = 0, len(data)
-        while start < size:
-            if self._left:
-                end = min(size, start + self._left)
-                self._left -= end - start
-                if self._current is not None:
-                    self._receive_payload(self._current, _cut(data, start, end), events)
-                start = end
-            elif not self._header and size - start >= HEADER.size:
-                self._receive_header(HEADER.unpack_from(data, start), events)
-                start += HEADER.size
-            else:
-                missing = HEADER.size - len(self._header)
-                self._header += data[start : start + missing]
-                start += missing
-                if len(self._header) == HEADER.size:
-                    fields = HEADER.unpack(self._header)
-                    self._header.clear()
-                    self._receive_header(fields, events)
-        if self._queue.control_bytes > MAX_CONTROL:
-            raise RemoteProtocolError(f"the peer left {MAX_CONTROL} bytes of control frames unread")
+        start, size = 0, 0 if self._broken else len(data)
+        try:
+            while start < size:
+                if self._left:
+                    end = min(size, start + self._left)
+                    self._left -= end - start
+                    if self._current is not None:
+                        self._receive_payload(self._current, _cut(data, start, end), events)
+                    start = end
+                elif not self._header and size - start >= HEADER.size:
+                    self._receive_header(HEADER.unpack_from(data, start), events)
+                    start += HEADER.size
+                else:
+                    missing = HEADER.size - len(self._header)
+                    self._header += data[start : start + missing]
+                    start += missing
+                    if len(self._header) == HEADER.size:
+                        fields = HEADER.unpack(self._header)
+                        self._header.clear()
+                        self._receive_header(fields, events)
+        except RemoteProtocolError as error:
+            self._broken = True
+            events.append(ProtocolViolated(str(error)))
         return events
 
     def _receive_payload(self, stream: MuxStream, piece: bytearray, events: list[Event]) -> None:
@@ -252,6 +323,7 @@ class Mux:
 
     def _receive_header(self, fields: tuple[int, int, int, int, int], events: list[Event]) -> None:
         version, kind, flags, stream_id, length = fields
+        self.frames += 1
         if version != 0:
             raise RemoteProtocolError(f"yamux version {version} is unknown")
         if kind in (DATA, WINDOW_UPDATE):
@@ -309,26 +381,41 @@ class Mux:
             raise RemoteProtocolError(f"stream {stream_id} was opened twice")
         if stream_id == 0 or self._is_ours(stream_id):
             raise RemoteProtocolError(f"the peer may not open stream {stream_id}")
-        if self.gone or self._incoming >= MAX_STREAMS:
+        welcome = self._is_first_use(stream_id) and not self.gone
+        if not welcome or (self._incoming >= MAX_STREAMS and not self._make_room(ours=False)):
             self._queue.say(WINDOW_UPDATE, RST, stream_id, 0)
             return None
-        stream = self._streams[stream_id] = MuxStream(stream_id)
+        stream = self._streams[stream_id] = MuxStream(stream_id, self._budget.now())
         stream.acked = True
         self._incoming += 1
-        self._queue.say(WINDOW_UPDATE, ACK, stream_id, self._widen(stream))
+        self._queue.say(WINDOW_UPDATE, ACK, stream_id, 0)
         events.append(StreamOpened(stream_id))
         return stream
 
     def _is_ours(self, stream_id: int) -> bool:
         return bool(stream_id % 2) == self._dialer
 
+    def _is_first_use(self, stream_id: int) -> bool:
+        """Whether the peer never opened a stream of this id, as far as we remember. It counts as used now."""
+        if stream_id <= self._highest:
+            return stream_id in self._skipped and self._skipped.pop(stream_id) is None
+        for skipped in range(max(self._highest + 2, stream_id - 2 * MAX_SKIPPED), stream_id, 2):
+            self._skipped[skipped] = None
+        while len(self._skipped) > MAX_SKIPPED:
+            del self._skipped[next(iter(self._skipped))]
+        self._highest = stream_id
+        return True
+
     def _widen(self, stream: MuxStream) -> int:
-        extra = FULL_WINDOW - INITIAL_WINDOW
-        if self._budget < extra:
+        """Half a window was read: bytes by which it grows, if that was quick and the host's stock allows."""
+        now = self._budget.now()
+        quick = now - stream.refilled <= QUICK
+        stream.refilled = now
+        wanted = FULL_WINDOW - stream.window
+        if not quick or not wanted:
             return 0
-        self._budget -= extra
+        extra = self._budget.widen(self, stream, wanted)
         stream.window += extra
-        stream.receive_window += extra
         return extra
 
     def _drop_if_over(self, stream: MuxStream) -> None:
@@ -342,7 +429,8 @@ class Mux:
             self._unacked -= not stream.acked
         else:
             self._incoming -= 1
-        self._budget += stream.window - INITIAL_WINDOW
+        self._lingering[self._is_ours(stream.stream_id)].pop(stream.stream_id, None)
+        self._budget.narrow(stream)
         self._queue.forget(stream)
         if self._current is stream:
             self._current = None

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from collections import deque
 
+from p2p.transport.budget import MAX_OUTGOING, HostBudget
 from p2p.transport.yamux_frames import DATA, FIN, HEADER, MAX_CONNECTION_QUEUE, MAX_QUEUED, SMALL, MuxStream
 
 
 class SendQueue:
     """The outgoing half of a `p2p.transport.yamux.Mux`."""
 
-    def __init__(self, record: int) -> None:
+    def __init__(self, record: int, budget: HostBudget) -> None:
         """``record`` is the largest piece that `take` may return."""
         self._record = record
+        self._budget = budget
         self._queued = 0
         self._control = bytearray()
         self._small: deque[MuxStream] = deque()
@@ -41,16 +43,20 @@ class SendQueue:
 
     def room(self, stream: MuxStream) -> int:
         """Bytes of payload the stream may queue now."""
-        return max(
-            0, min(stream.send_window, MAX_QUEUED - stream.queued, MAX_CONNECTION_QUEUE - self._queued)
-        )
+        room = min(stream.send_window, MAX_QUEUED - stream.queued, MAX_CONNECTION_QUEUE - self._queued)
+        if self._budget.outgoing + room > MAX_OUTGOING:
+            room = min(room, self._budget.outgoing_room(self._queued))
+        return room if room > 0 else 0
 
     def put(self, stream: MuxStream, data: memoryview) -> None:
-        """Queue payload, for which there must be room, against the peer's window."""
+        """Queue payload against the peer's window, which must have room."""
         size = len(data)
+        if not size:
+            return  # a frame without payload would say nothing
         stream.send_window -= size
         stream.queued += size
         self._queued += size
+        self._budget.outgoing += size
         segments, start = stream.segments, 0
         while start < size:
             if not segments or len(segments[-1]) >= self._record:
@@ -88,6 +94,7 @@ class SendQueue:
         """Throw away what the stream has queued."""
         self.unblock(stream)
         self._queued -= stream.queued
+        self._budget.outgoing -= stream.queued
         stream.queued = 0
         stream.segments.clear()
         if stream.scheduled:
@@ -126,10 +133,11 @@ class SendQueue:
         return out
 
     def _take_segment(self, stream: MuxStream, ended: list[MuxStream]) -> bytearray:
-        segment = stream.segments.popleft()
+        segment = stream.segments.pop(0)
         payload = len(segment) - HEADER.size
         stream.queued -= payload
         self._queued -= payload
+        self._budget.outgoing -= payload
         stream.scheduled = False
         HEADER.pack_into(segment, 0, 0, DATA, 0, stream.stream_id, payload)
         if stream.finished and not stream.segments:

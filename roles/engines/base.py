@@ -118,11 +118,23 @@ class Scorer(Protocol):
         ...
 
 
+def previous_generation(checkpoint: str) -> str:
+    """Where the checkpoint before the newest is kept, lest damage to one file lose the optimiser's state."""
+    return f"{checkpoint}.previous"
+
+
 class Learner(Protocol):
     """Owns the policy and its optimiser."""
 
     async def open(self, checkpoint: str) -> int:
-        """Continue from the checkpoint file if it exists, else start (warm-up included). Returns the step."""
+        """Continue from the checkpoint file if it exists, else start (warm-up included). Returns the step.
+
+        A damaged checkpoint is passed over for the one before it; `EngineError` if that is damaged too.
+        """
+        ...
+
+    async def adopt(self, weights: str, step: int) -> None:
+        """Go on from a published policy whose checkpoint is lost: with a fresh optimiser."""
         ...
 
     async def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
@@ -130,7 +142,10 @@ class Learner(Protocol):
         ...
 
     async def save(self, checkpoint: str, weights: str) -> None:
-        """Write optimiser state and, as safetensors, the policy; each file atomically and synced."""
+        """Write optimiser state and, as safetensors, the policy; each file atomically and synced.
+
+        The checkpoint that was there is kept, as `previous_generation` names it.
+        """
         ...
 
     async def evaluate(self) -> Evaluation:

@@ -34,6 +34,7 @@ _KINDS: Final[dict[str, type[ShoalError]]] = {
     "ConfigError": ConfigError,
     "MissingDependency": MissingDependency,
     "StorageError": StorageError,
+    "OSError": StorageError,  # a full disk, in the worker's words
 }
 """Errors that mean the same on both sides of the pipe; the others become `EngineError`."""
 
@@ -89,6 +90,10 @@ class WorkerEngine:
     async def open(self, checkpoint: str) -> int:
         """See `roles.engines.base.Learner`."""
         return int(await self._call("open", self._locate(checkpoint)))
+
+    async def adopt(self, weights: str, step: int) -> None:
+        """See `roles.engines.base.Learner`."""
+        await self._call("adopt", self._locate(weights), step)
 
     async def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
         """See `roles.engines.base.Learner`."""

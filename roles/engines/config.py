@@ -3,9 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Final
 
+from p2p.errors import ConfigError
+from roles.bounds import Bounds, check_bounds
 from roles.rl.recipe import Recipe, WarmUp
+
+GIB: Final = 1024**3
+ROWS: Final = 256
+"""Completions that an engine decodes together."""
+
+_SHAPE: Final[Bounds] = {
+    "vocabulary": (2, 1 << 20),  # the largest in use have 262,144
+    "width": (1, 1 << 16),  # 16,384 in a model of 405 B parameters
+    "layers": (1, 1024),  # 126 there
+    "query_heads": (1, 1024),
+    "key_heads": (1, 1024),
+    "head_width": (2, 4096),
+    "feed_forward": (1, 1 << 20),
+    "rope_base": (1.0, 1e12),
+    "epsilon": (1e-12, 1.0),
+}
+SEEDS: Final = (-(1 << 63), (1 << 63) - 1)
+"""What torch takes as a seed."""
+ENGINES: Final = ("tiny", "fake")
+"""Kinds of engines; ``fake`` is for simulations only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +62,65 @@ class ModelShape:
     """Of every RMSNorm."""
 
     def __post_init__(self) -> None:
+        check_bounds(self, _SHAPE)
         if self.query_heads % self.key_heads:
             raise ValueError(f"{self.query_heads} query heads cannot share {self.key_heads} key heads evenly")
         if self.head_width % 2:
             raise ValueError(f"head_width must be even, not {self.head_width}")
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in the network, embeddings and untied head included."""
+        heads = self.width * self.head_width * 2 * (self.query_heads + self.key_heads)
+        layer = heads + 3 * self.width * self.feed_forward + 2 * self.width + 2 * self.head_width
+        return self.layers * layer + 2 * self.vocabulary * self.width + self.width
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineLimits:
+    """What this machine's owner allows a run to ask of it, whoever owns the run."""
+
+    memory: int = 16 * GIB
+    """Bytes that an engine may need, by `memory_needed`."""
+
+    max_new_tokens: int = 32_768
+    """Tokens of one completion: each is a pass through the model."""
+
+    warm_up_steps: int = 100_000
+    """Optimiser steps before a trainer's first policy."""
+
+    def __post_init__(self) -> None:
+        if min(self.memory, self.max_new_tokens, self.warm_up_steps) < 1:
+            raise ValueError("the limits of a machine are positive")
+
+    def check(self, shape: ModelShape, recipe: Recipe) -> None:
+        """Raise `ConfigError`, with the remedy, if a run of this kind exceeds them."""
+        asked = {
+            "memory": memory_needed(shape, recipe),
+            "max_new_tokens": recipe.max_new_tokens,
+            "warm_up_steps": recipe.warm_up.steps,
+        }
+        for name, amount in asked.items():
+            allowed = getattr(self, name)
+            if amount > allowed:
+                raise ConfigError(
+                    f"this run asks for {name} = {amount:,}, this machine allows {allowed:,}: if you trust "
+                    f"the run's owner and the machine can bear it, set {name} in [role.NAME.machine]"
+                )
+
+
+def memory_needed(shape: ModelShape, recipe: Recipe) -> int:
+    """Bytes that the largest of the three jobs needs, by arithmetic, within a factor of about two.
+
+    A learner holds weights, gradients and two moments in float32; a generator a cache of keys and values,
+    and one row of logits, for `ROWS` completions at their full length. Example: the demo's 105,088 parameters
+    come to 7 MB, a 0.5 B model with 1,024 new tokens to 14 GB.
+    """
+    training = 16 * shape.parameters
+    length = recipe.max_new_tokens
+    cache = ROWS * length * shape.layers * 2 * shape.key_heads * shape.head_width * 4
+    logits = ROWS * shape.vocabulary * 4
+    return max(training, 4 * shape.parameters + cache + logits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

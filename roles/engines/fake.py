@@ -39,6 +39,7 @@ from roles.engines.base import (
     Sampling,
     StepReport,
     TrainingGroup,
+    previous_generation,
 )
 from roles.engines.config import EngineConfig
 from roles.engines.safetensors import RawTensor
@@ -154,13 +155,29 @@ class FakeEngine:
 
     async def open(self, checkpoint: str) -> int:
         """See `roles.engines.base.Learner`."""
-        if await self._world.disk.size(checkpoint) is None:
-            await self._spend(loading, self._config.profile.open_seconds)
-            self._learning = first_policy(self._config)
-        else:
-            await self._spend(loading, self._config.profile.load_seconds)
-            self._learning = decode_policy(await self._world.disk.read(checkpoint))
+        disk, damage = self._world.disk, []
+        for path in (checkpoint, previous_generation(checkpoint)):
+            if await disk.size(path) is not None:
+                await self._spend(loading, self._config.profile.load_seconds)
+                try:
+                    self._learning = decode_policy(_opened_seal(await disk.read(path)))
+                except EngineError as error:
+                    damage.append(f"the checkpoint {path} is damaged: {error}")
+                else:
+                    return self._learning.step
+        if damage:
+            raise EngineError(f"{'; '.join(damage)}; to begin again from the warm-up, remove what is damaged")
+        await self._spend(loading, self._config.profile.open_seconds)
+        self._learning = first_policy(self._config)
         return self._learning.step
+
+    async def adopt(self, weights: str, step: int) -> None:
+        """See `roles.engines.base.Learner`."""
+        policy = decode_policy(await self._world.disk.read(weights))
+        await self._spend(loading, self._config.profile.load_seconds)
+        if policy.step != step:
+            raise EngineError(f"the weights {weights} are of step {policy.step}, not {step}")
+        self._learning = policy
 
     async def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
         """See `roles.engines.base.Learner`."""
@@ -175,10 +192,12 @@ class FakeEngine:
 
     async def save(self, checkpoint: str, weights: str) -> None:
         """See `roles.engines.base.Learner`."""
-        data = self._learner().encode()
+        data, disk = self._learner().encode(), self._world.disk
         await self._spend(saving, self._config.profile.load_seconds)
-        await self._world.disk.replace(checkpoint, data)
-        await self._world.disk.replace(weights, data)
+        if await disk.size(checkpoint) is not None:
+            await disk.rename(checkpoint, previous_generation(checkpoint))
+        await disk.replace(checkpoint, hashlib.sha256(data).digest() + data)
+        await disk.replace(weights, data)
 
     async def evaluate(self) -> Evaluation:
         """See `roles.engines.base.Learner`."""
@@ -197,6 +216,13 @@ class FakeEngine:
         if self._learning is None:
             raise EngineError("the learner was not opened")
         return self._learning
+
+
+def _opened_seal(sealed: bytes) -> bytes:
+    """What stands behind its SHA-256. Raises `EngineError` if a bit of it has changed."""
+    if hashlib.sha256(sealed[32:]).digest() != sealed[:32]:
+        raise EngineError("its content does not have the digest that it was written with")
+    return sealed[32:]
 
 
 def generating() -> None:

@@ -51,6 +51,10 @@ class LocalEngine(Protocol):
         """See `Learner.open`."""
         ...
 
+    def adopt(self, weights: str, step: int) -> None:
+        """See `Learner.adopt`."""
+        ...
+
     def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
         """See `Learner.step`."""
         ...
@@ -95,6 +99,9 @@ def call(engine: LocalEngine, method: str, arguments: Sequence[Any]) -> object:
             return [astuple(one) for one in evidence]
         case "open", [checkpoint]:
             return engine.open(checkpoint)
+        case "adopt", [weights, step]:
+            engine.adopt(weights, step)
+            return None
         case "step", [groups]:
             return astuple(engine.step([codec.training_from_wire(group) for group in groups]))
         case "save", [checkpoint, weights]:

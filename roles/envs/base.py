@@ -1,4 +1,4 @@
-"""What an environment is: a source of tasks and a checker of answers, versioned by the hash of its source.
+"""What an environment is: a source of tasks and a checker of answers, versioned by the hash of its files.
 
 Tasks are functions of a seed that nobody chooses (run, policy, node and group are hashed into it), so a
 worker cannot pick easy ones and a validator can recompute them. Nothing here imports torch or numpy.
@@ -6,19 +6,23 @@ worker cannot pick easy ones and a validator can recompute them. Nothing here im
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import inspect
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from random import Random
 from typing import Final, Protocol, cast
 
 from p2p.errors import ConfigError
+from roles.envs.installed import module_digest, package_digest
 
 ENTRY_POINTS: Final = "shoal.envs"
 """Packages add environments under this entry point group: ``name = module:Class``."""
+
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""What an environment may be called. ``module:Class`` is no name: a run's owner could call ``os:abort`` on
+every volunteer's machine, while entry points exist only where the machine's owner installed a package."""
 
 _BUILT_IN: Final = {"sort": "roles.envs.sort:SortEnvironment"}
 
@@ -36,9 +40,6 @@ class Environment(Protocol):
 
     name: str
     """As the run file names it."""
-
-    digest: bytes
-    """sha256 of the source: two nodes with different digests do not play the same game."""
 
     vocabulary: str
     """One character per token id."""
@@ -67,28 +68,42 @@ class Environment(Protocol):
         ...
 
 
-def source_digest(environment: type) -> bytes:
-    """sha256 of the source of the module that defines ``environment``."""
-    module = inspect.getmodule(environment)
-    if module is None:
-        raise ConfigError(f"the environment {environment.__qualname__} has no source to hash")
-    return hashlib.sha256(inspect.getsource(module).encode()).digest()
+def environment_digest(name: str) -> bytes:
+    """sha256 over the files of the package that holds an environment, none of which is imported for it.
+
+    Of an environment that comes with Shoal, over the one module that defines it: another version of Shoal
+    may run the same game. Raises `ConfigError` if there is no such environment, or too much to hash.
+    """
+    module = _entry_point(name).module
+    is_ours = module.partition(".")[0] == __name__.partition(".")[0]
+    digest = module_digest(module) if is_ours else package_digest(module.partition(".")[0])
+    if digest is None:
+        raise ConfigError(f"the environment {name!r} has no files to hash: is {module} installed whole?")
+    return digest
+
+
+def _entry_point(name: str) -> EntryPoint:
+    """Where the environment is. Raises `ConfigError`, also for ``module:Class``: see `NAME`."""
+    found = list(entry_points(group=ENTRY_POINTS, name=name)) if NAME.fullmatch(name) else []
+    if not found and name in _BUILT_IN:  # run from a source tree that is not installed
+        return EntryPoint(name, _BUILT_IN[name], ENTRY_POINTS)
+    if not found:
+        known = sorted({*_BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINTS))})
+        raise ConfigError(
+            f"there is no environment {name!r}; installed are {', '.join(known)} (packages add their own "
+            f"under the entry point group {ENTRY_POINTS})"
+        )
+    return found[0]
 
 
 def open_environment(name: str) -> Environment:
-    """Find an environment: a built-in name, an installed entry point, or ``module:Class``.
+    """Find an environment by the name of its entry point, import it and make it.
 
-    Raises `ConfigError` if there is none.
+    Raises `ConfigError` if there is none. A run's are compared with what the run pins first
+    (`roles.run.file.Run.open_environments`).
     """
-    target = name if ":" in name else _BUILT_IN.get(name)
-    if target is None:
-        found = list(entry_points(group=ENTRY_POINTS, name=name))
-        if not found:
-            known = sorted({*_BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINTS))})
-            raise ConfigError(f"there is no environment {name!r}; installed are {', '.join(known)}")
-        target = found[0].value
-    module, _, attribute = target.partition(":")
+    point = _entry_point(name)
     try:
-        return cast(Environment, getattr(importlib.import_module(module), attribute)())
+        return cast(Environment, getattr(importlib.import_module(point.module), point.attr)())
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"the environment {name!r} cannot be loaded from {target}: {error}") from error
+        raise ConfigError(f"the environment {name!r} cannot be loaded from {point.value}: {error}") from error

@@ -10,10 +10,44 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from roles.bounds import Bounds, check_bounds
+
 MAX_SUBMISSION_GROUPS: Final = 256
 """What `roles.messages` can carry."""
 MAX_COMPLETIONS: Final = 8192
 """Per submission: a verdict carries 4 bytes of reward for each, and is one ledger entry of at most 64 KiB."""
+
+_OPTIMISER: Final[Bounds] = {
+    "rate": (0.0, 10.0),
+    "ramp": (1, 10**9),
+    "floor": (0.0, 1.0),
+    "betas": (0.0, 0.999_999),
+    "gradient_norm": (1e-9, 1e9),
+}
+_WARM_UP: Final[Bounds] = {
+    **_OPTIMISER,
+    "steps": (0, 10**9),
+    "batch": (1, 1 << 20),
+    "weight_decay": (0.0, 10.0),
+}
+_RECIPE: Final[Bounds] = {
+    **_OPTIMISER,
+    "steps": (0, 10**9),
+    "groups": (1, 1 << 20),
+    "group_size": (2, MAX_COMPLETIONS),  # an advantage is relative to the group
+    "submission": (1, MAX_SUBMISSION_GROUPS),
+    "draw": (1, 1 << 20),
+    "draw_limit": (1, 1 << 24),
+    "temperature": (0.0, 100.0),  # 0 is greedy
+    "max_new_tokens": (1, 1 << 20),
+    "lag": (0, 1024),
+    "advantage_epsilon": (0.0, 1.0),
+    "clip": (0.0, 1e6),
+    "clip_negative": (0.0, 1e6),
+    "importance_cap": (0.0, 1e6),
+    "minibatches": (1, 1 << 20),
+    "evaluation_seed": (-(1 << 63), (1 << 63) - 1),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +77,9 @@ class WarmUp:
 
     gradient_norm: float = 1.0
     """The global norm that gradients are clipped to."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, _WARM_UP)
 
     def rate_at(self, step: int) -> float:
         """The learning rate of warm-up step ``step`` (from 0)."""
@@ -117,8 +154,7 @@ class Recipe:
     """Seed of the draws of the sampled evaluation."""
 
     def __post_init__(self) -> None:
-        if min(self.groups, self.submission, self.max_new_tokens) < 1 or min(self.steps, self.lag) < 0:
-            raise ValueError("groups, submission and max_new_tokens are at least 1, steps and lag at least 0")
+        check_bounds(self, _RECIPE)
         if self.submission > MAX_SUBMISSION_GROUPS or self.submission * self.group_size > MAX_COMPLETIONS:
             raise ValueError(
                 f"a submission has at most {MAX_SUBMISSION_GROUPS} groups and {MAX_COMPLETIONS} completions, "
@@ -128,8 +164,6 @@ class Recipe:
             raise ValueError(
                 f"clip_negative must exceed 1 + clip ({1 + self.clip}), not {self.clip_negative}"
             )
-        if self.group_size < 2:
-            raise ValueError("group_size must be at least 2: an advantage is relative to the group")
         if self.draw_limit < self.groups:
             raise ValueError("draw_limit must be at least groups")
 
@@ -140,4 +174,4 @@ class Recipe:
 
 def _climb_and_fall(step: int, steps: int, ramp: int, floor: float) -> float:
     """A linear climb over ``ramp`` steps times a linear fall to ``floor``, where it stays."""
-    return min(1.0, (step + 1) / ramp) * (1 - (1 - floor) * min(1.0, step / steps))
+    return min(1.0, (step + 1) / ramp) * (1 - (1 - floor) * min(1.0, step / max(1, steps)))

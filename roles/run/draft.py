@@ -10,7 +10,7 @@ from p2p.errors import ConfigError
 from p2p.identity import PeerId
 from p2p.node.tables import read_table, write_table
 from proofs.checks import Limits
-from roles.envs.base import open_environment
+from roles.envs.base import environment_digest
 from roles.rl.recipe import Recipe
 from roles.run.file import AdmissionRules, Delivery, EnvironmentPin, Model, Terms
 
@@ -64,7 +64,7 @@ def read_draft(table: object, where: str, now: float) -> Terms:
             epoch=draft.epoch,
             expiry=int(now + draft.days * DAY),
             environments=tuple(
-                EnvironmentPin(name=name, digest=open_environment(name).digest) for name in draft.environments
+                EnvironmentPin(name=name, digest=environment_digest(name)) for name in draft.environments
             ),
             trainers=draft.trainers,
             validators=draft.validators,

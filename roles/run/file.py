@@ -22,8 +22,9 @@ from p2p.node.admission import Capability
 from p2p.node.tables import read_table, write_table
 from p2p.wire import KI, MIB, fields_untrusted, pack, unpack_untrusted
 from proofs.checks import Limits, Shape
-from roles.engines.config import EngineConfig, ModelShape
-from roles.envs.base import Environment, open_environment
+from roles.bounds import check_bounds
+from roles.engines.config import ENGINES, SEEDS, EngineConfig, MachineLimits, ModelShape
+from roles.envs.base import NAME, Environment, environment_digest, open_environment
 from roles.rl.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -36,8 +37,18 @@ MAX_RUN: Final = 256 * KI
 """Bytes of a document: 4,096 peers of 54 characters, and 30 KiB for the rest."""
 MAX_PEERS: Final = 1_024
 """Names in one list. More people than that are admitted by rule, not by name."""
+MAX_TABLE: Final = 4 * KI
+"""Keys and values of a document: three lists of `MAX_PEERS` names, and a thousand for the rest."""
+MAX_COMPLAINT: Final = 300
+"""Characters of what is said about a void document: it quotes what its author, any stranger, wrote."""
 MAX_NAME: Final = 64
 """Characters of a name; it is shown on one line."""
+MAX_ENVIRONMENTS: Final = 64
+"""Environments of one run; each is imported by every worker."""
+MAX_EPOCH: Final = 2**53
+"""Editions stay exact in every JSON reader."""
+MAX_EXPIRY: Final = 2**40
+"""Seconds since 1970: the year 36812, and exact as a float."""
 EXPIRY_TOLERANCE: Final = 300
 """Seconds that an honest clock may be ahead of the owner's."""
 
@@ -75,6 +86,11 @@ class Model:
     shape: ModelShape = field(default_factory=ModelShape)
     """Sizes of the network."""
 
+    def __post_init__(self) -> None:
+        check_bounds(self, {"seed": SEEDS})
+        if self.engine not in ENGINES:
+            raise ValueError(f"there is no engine {self.engine!r:.40}; there are {', '.join(ENGINES)}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentPin:
@@ -87,6 +103,12 @@ class EnvironmentPin:
     """sha256 of its source (32 bytes): other code under the same name is another game."""
 
     def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name):
+            # Not module:Class: what a run names is imported and called on every volunteer's machine.
+            raise ValueError(
+                "an environment is named as its entry point is (letters, digits, . _ -), "
+                f"not {self.name!r:.80}"
+            )
         if len(self.digest) != 32:
             raise ValueError(f"the digest of environment {self.name!r} is not 32 bytes")
 
@@ -143,8 +165,9 @@ class Terms:
     def __post_init__(self) -> None:
         if not 0 < len(self.name) <= MAX_NAME or not self.name.isprintable():
             raise ValueError(f"a run's name is 1 to {MAX_NAME} printable characters")
-        if self.epoch < 1 or self.expiry < 1:
-            raise ValueError("epoch and expiry of a run are positive")
+        check_bounds(self, {"epoch": (1, MAX_EPOCH), "expiry": (1, MAX_EXPIRY)})
+        if len(self.environments) > MAX_ENVIRONMENTS:
+            raise ValueError(f"a run has at most {MAX_ENVIRONMENTS} environments")
         if not self.environments or not self.trainers or not self.validators:
             raise ValueError("a run needs at least one environment, one trainer and one validator")
         for names in (self.trainers, self.validators, self.admission.allowed):
@@ -206,8 +229,11 @@ class Run:
             return True
         return peer in rules.allowed or peer in self.terms.trainers or peer in self.terms.validators
 
-    def engine_config(self, *, threads: int = 1, nice: int = 0) -> EngineConfig:
-        """The engine of this run on this machine."""
+    def engine_config(
+        self, machine: MachineLimits | None = None, *, threads: int = 1, nice: int = 0
+    ) -> EngineConfig:
+        """The engine of this run on this machine. Raises `ConfigError` if it asks too much of it."""
+        (machine or MachineLimits()).check(self.terms.model.shape, self.terms.recipe)
         return EngineConfig(
             kind=self.terms.model.engine,
             environment=self.terms.environments[0].name,
@@ -256,14 +282,13 @@ class Run:
 
     def open_environments(self) -> list[Environment]:
         """The environments, in order. Raises `ConfigError` if one is missing here, or has other source."""
-        opened = [open_environment(pin.name) for pin in self.terms.environments]
-        for pin, environment in zip(self.terms.environments, opened, strict=True):
-            if environment.digest != pin.digest:
+        for pin in self.terms.environments:
+            if environment_digest(pin.name) != pin.digest:  # before any of it is imported
                 raise ConfigError(
                     f"the environment {pin.name!r} installed here differs from the one of run {self.name!r}; "
                     "install the version that the owner of the run used"
                 )
-        return opened
+        return [open_environment(pin.name) for pin in self.terms.environments]
 
     def __str__(self) -> str:
         return f"{self.name} ({self.id.hex()[:12]}, epoch {self.epoch})"
@@ -294,11 +319,11 @@ def decode_run_untrusted(document: bytes, verify: Verify = real_verify) -> Run:
     owner = decode_peer_id_untrusted(head[1])
     if not verify(owner, DOMAIN, _signed(owner, head[2]), head[3]):
         raise BadMessage("the signature of the run file is not its owner's")
-    table = unpack_untrusted(head[2])
+    table = unpack_untrusted(head[2], max_items=MAX_TABLE, max_list=MAX_PEERS)
     try:
         terms = read_table(Terms, table, "the run file")
     except ConfigError as error:
-        raise BadMessage(str(error)) from None
+        raise BadMessage(str(error)[:MAX_COMPLAINT]) from None
     if pack(_sorted(write_table(terms))) != head[2]:
         raise BadMessage("the run file is not in its one canonical form")
     return Run(owner=owner, terms=terms, document=bytes(document))

@@ -8,6 +8,7 @@ sign a second one.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
@@ -28,6 +29,8 @@ from roles.run.chain import (
     make_entry,
     read_segment,
 )
+
+logger = logging.getLogger(__name__)
 
 SEGMENT_BYTES: Final = 4 * MIB
 """A segment is closed when it is longer. Recovery rewrites at most one of them: 4 MiB, some 50 ms of disk."""
@@ -134,9 +137,17 @@ class Ledger:
                         f"{self._path(index)} has rotted at byte {segment.whole}; restore it from a copy, or "
                         "give the node a new key and an empty ledger"
                     )
-                await self._cut(segment.whole)
+                await self._cut_or_note(segment.whole)
         if last is not None and not last.is_signed(self._world.verify):
             raise StorageError(f"entry {last.seqno} of the ledger in {self._folder} bears a wrong signature")
+
+    async def _cut_or_note(self, whole: int) -> None:
+        """`_cut`; on a disk that refuses, the next `append` does it, before it writes."""
+        try:
+            await self._cut(whole)
+        except StorageError as error:
+            logger.warning("ledger.not_cut segment=%d reason=%s", self._segment, error)
+            self._torn = True
 
     async def _check(self, data: bytes) -> Segment:
         author = self._world.signer.peer_id

@@ -17,7 +17,7 @@ from p2p.node.node import Node, open_node, run_roles
 from p2p.node.plugins import load_roles
 from p2p.node.role import Role
 from proofs.checks import Limits
-from roles.envs.base import open_environment
+from roles.envs.base import environment_digest
 from roles.rl.recipe import Recipe
 from roles.run import Run, Terms, sign_run
 from roles.run.file import Delivery, EnvironmentPin, Model
@@ -124,11 +124,10 @@ def _write_run(swarm: Swarm, recipe: Recipe) -> Run:
     def peer(name: str) -> PeerId:
         return swarm.simulation.keys.signer(name).peer_id
 
-    environment = open_environment("sort")
     terms = Terms(
         name="spine",
         expiry=2**32 - 1,
-        environments=(EnvironmentPin(name="sort", digest=environment.digest),),
+        environments=(EnvironmentPin(name="sort", digest=environment_digest("sort")),),
         trainers=(peer("trainer-1"),),
         validators=(peer("validator-1"),),
         model=Model(engine="fake"),

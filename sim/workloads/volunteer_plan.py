@@ -15,7 +15,7 @@ from p2p.node.config import NodeConfig
 from p2p.shardcast.manifest import MAX_SPAN
 from p2p.wire import KI
 from proofs.checks import Limits
-from roles.envs.base import open_environment
+from roles.envs.base import environment_digest, open_environment
 from roles.rl.recipe import Recipe
 from roles.run import Run, Terms, sign_run
 from roles.run.file import Delivery, EnvironmentPin, Model
@@ -227,7 +227,7 @@ def write_run(simulation: Simulation, plan: Plan, trainer: str, validators: list
     terms = Terms(
         name="volunteers",
         expiry=2**32 - 1,
-        environments=(EnvironmentPin(name=ENVIRONMENT, digest=open_environment(ENVIRONMENT).digest),),
+        environments=(EnvironmentPin(name=ENVIRONMENT, digest=environment_digest(ENVIRONMENT)),),
         trainers=(peer(trainer),),
         validators=tuple(peer(name) for name in validators),
         model=Model(engine="fake"),

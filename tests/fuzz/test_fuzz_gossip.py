@@ -9,7 +9,21 @@ from hypothesis import given, settings, strategies as st
 
 from p2p.errors import BadMessage
 from p2p.gossip.core import GossipCore
-from p2p.gossip.events import Connected, GossipConfig, Received, Subscribe, Tick
+from p2p.gossip.events import (
+    Connected,
+    Disconnected,
+    Event,
+    GossipConfig,
+    Publish,
+    Received,
+    Send,
+    Subscribe,
+    Tick,
+    Unsubscribe,
+    Validate,
+    Validated,
+    Validity,
+)
 from p2p.gossip.messages import (
     Rpc,
     decode_message_untrusted,
@@ -68,3 +82,51 @@ def test_no_bytes_break_the_core(messages: list[bytes]) -> None:
         core.handle(Received(ENEMY.peer_id, data), now)
         now = core.next_deadline
         core.handle(Tick(), now)
+
+
+PEERS = [KeyPair(bytes([number]) * 32).peer_id for number in range(1, 5)]
+TOPICS = st.sampled_from(["topic", "other", "third"])
+IDS = st.lists(st.sampled_from([b"%d" % number for number in range(6)]), max_size=6)
+RPCS = st.builds(
+    Rpc,
+    subscriptions=st.lists(st.tuples(TOPICS, st.booleans()), max_size=3),
+    messages=st.lists(
+        st.builds(sign_message, st.just(ENEMY), TOPICS, st.just(b"data"), st.integers(1, 9)), max_size=3
+    ),
+    ihave=st.lists(st.tuples(TOPICS, IDS), max_size=2),
+    iwant=IDS,
+    graft=st.lists(TOPICS, max_size=3),
+    prune=st.lists(st.tuples(TOPICS, st.integers(0, 4000)), max_size=3),
+)
+EVENTS = st.one_of(
+    st.builds(Connected, st.sampled_from(PEERS), st.booleans()),
+    st.builds(Disconnected, st.sampled_from(PEERS)),
+    st.builds(Received, st.sampled_from(PEERS), RPCS.map(encode_rpc)),
+    st.builds(Subscribe, TOPICS),
+    st.builds(Unsubscribe, TOPICS),
+    st.builds(Publish, TOPICS, st.just(b"mine")),
+    st.just(Tick()),
+)
+
+
+@settings(max_examples=200)
+@given(st.lists(st.tuples(EVENTS, st.floats(0, 30)), max_size=40))
+def test_peers_that_are_gone_leave_nothing_that_holds_them(events: list[tuple[Event, float]]) -> None:
+    core = GossipCore(KEY, GossipConfig(), Random(1), verify=lambda *_: True, seqno=1)
+    now = 0.0
+    for event, later in events:
+        now += later
+        connected = set(core._mesh.connected_peers())
+        for effect in core.handle(event, now):
+            if isinstance(effect, Send):
+                assert effect.peer in connected | set(core._mesh.connected_peers())
+            elif isinstance(effect, Validate):
+                core.handle(Validated(effect.id, Validity.ACCEPT), now)
+        assert all(set(mesh) <= set(core._mesh.connected_peers()) for mesh in core.topics.values())
+    for peer in PEERS:
+        core.handle(Disconnected(peer), now)
+    mesh, manners = core._mesh, core._manners
+    assert not any(core.topics.values())
+    assert (mesh._hearers, mesh._dialled, manners._accounts, manners._asks) == ({}, {}, {}, {})
+    assert manners._promises == 0
+    assert core._pending == {}

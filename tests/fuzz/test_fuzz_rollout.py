@@ -19,13 +19,16 @@ from roles.messages import (
     decode_submission_untrusted,
     decode_verdict_untrusted,
 )
+from tests.attacks.test_content_bombs import BOMBS
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.binary() | st.text(),
     lambda inner: st.lists(inner, max_size=8),
     max_leaves=12,
 )
-foreign = st.binary(max_size=200) | values.map(pack) | st.lists(values.map(pack), max_size=8).map(pack)
+bombs = st.builds(lambda bomb, cut: bomb[:cut], st.sampled_from(list(BOMBS.values())), st.integers(0, 5000))
+packed = values.map(pack) | bombs
+foreign = st.binary(max_size=200) | packed | st.lists(packed, max_size=8).map(pack)
 
 
 @pytest.mark.parametrize(

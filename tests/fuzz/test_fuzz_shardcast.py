@@ -46,6 +46,7 @@ from p2p.shardcast.messages import (
     encode_message,
 )
 from p2p.wire import pack
+from tests.attacks.test_content_bombs import BOMBS
 
 KEY = KeyPair(digest_of(b"trainer"))
 OTHERS = [KeyPair(digest_of(b"%d" % number)).peer_id for number in range(3)]
@@ -91,7 +92,8 @@ def mutated(draw, source):
     return bytes(data[: draw(st.integers(0, len(data)))]) if draw(st.booleans()) else bytes(data)
 
 
-foreign = st.one_of(st.binary(max_size=200), shaped, mutated(valid))
+bombs = st.builds(lambda bomb, cut: bomb[:cut], st.sampled_from(list(BOMBS.values())), st.integers(0, 5000))
+foreign = st.one_of(st.binary(max_size=200), shaped, mutated(valid), bombs)
 
 
 def test_every_message_survives_the_wire() -> None:
@@ -119,24 +121,35 @@ def test_bulk_frames(data: bytes) -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.one_of(st.binary(max_size=200), nested.map(pack), mutated(st.just(MANIFEST.encode()))))
+@given(st.one_of(st.binary(max_size=200), nested.map(pack), mutated(st.just(MANIFEST.encode())), bombs))
 def test_manifests(data: bytes) -> None:
     with contextlib.suppress(BadMessage):
         assert decode_manifest_untrusted(data, b"run", lambda *_: True).encode()
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(nested, max_size=10).map(pack))
+@given(st.lists(nested, max_size=10).map(pack) | bombs)
 def test_manifests_with_a_good_signature(content: bytes) -> None:
     with contextlib.suppress(BadMessage):
         decode_manifest_untrusted(pack([content, bytes(64)]), b"run", lambda *_: True)
 
 
+def _as_rows(rows: bytes) -> bytes:
+    return pack([KEY.peer_id.digest, b"run", 1, rows])
+
+
 @settings(max_examples=200, deadline=None)
-@given(st.one_of(st.binary(max_size=200), mutated(st.just(ROSTER.encode()))))
+@given(st.one_of(st.binary(max_size=200), mutated(st.just(ROSTER.encode())), bombs))
 def test_rosters(data: bytes) -> None:
     with contextlib.suppress(BadMessage):
         assert decode_roster_untrusted(data, b"run", lambda *_: True).encode() == data
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(nested, max_size=5).map(pack) | bombs | st.binary(max_size=200).map(_as_rows))
+def test_rosters_with_a_good_signature(content: bytes) -> None:
+    with contextlib.suppress(BadMessage):
+        decode_roster_untrusted(pack([content, bytes(64)]), b"run", lambda *_: True)
 
 
 @settings(max_examples=100, deadline=None)

@@ -22,8 +22,8 @@ from p2p.transport.noise import (
     decode_public_key_untrusted,
 )
 from p2p.transport.yamux import Mux
-from p2p.transport.yamux_frames import HEADER
-from p2p.wire import FrameParser, decode_varint_untrusted, unpack_untrusted
+from p2p.transport.yamux_frames import HEADER, ProtocolViolated
+from p2p.wire import FrameParser, decode_varint_untrusted, encode_varint, frame, unpack_untrusted
 
 ALICE, BOB = KeyPair(b"\x01" * 32), KeyPair(b"\x02" * 32)
 PUBLIC_KEY = field(1, 1) + field(2, ALICE.peer_id.public_key)
@@ -84,6 +84,10 @@ def test_addresses(data: bytes) -> None:
     except BadMessage:
         return
     assert decode_multiaddr_untrusted(addr.to_bytes()) == addr
+    place = addr.transport
+    assert place.peer_id is None
+    assert place.with_peer(ALICE.peer_id).transport == place
+    assert place.parts[0][0] == "memory" or place.host_port[1] <= 65535
 
 
 @given(mutated(ALICE.peer_id.digest))
@@ -158,12 +162,52 @@ def test_yamux(pieces: list[bytes], step: int, dialer: bool) -> None:
     mux = Mux(dialer=dialer)
     mux.send(mux.open_stream(), memoryview(b"something"))
     data = b"".join(pieces)
-    with contextlib.suppress(RemoteProtocolError):
-        for start in range(0, len(data), step):
-            mux.receive_data(bytearray(data[start : start + step]))
-            for stream_id in mux.stream_ids[::2]:
-                mux.send_end(stream_id)
-                mux.stop_receiving(stream_id, unread=bool(stream_id % 3))
+    broken = False
+    for start in range(0, len(data), step):
+        for event in mux.receive_data(bytearray(data[start : start + step])):
+            assert not broken, "an event after the violation"
+            broken = isinstance(event, ProtocolViolated)
+        for stream_id in mux.stream_ids[::2]:
+            mux.send_end(stream_id)
+            mux.stop_receiving(stream_id, unread=bool(stream_id % 3))
+        mux.sweep()
     while mux.data_to_send():
         pass
     assert mux.data_to_send() is None
+    mux.abandon()
+    assert mux.stream_ids == ()
+
+
+parts = st.sampled_from(
+    [
+        bytes.fromhex("0401020304"),
+        b"\x29" + bytes(15) + b"\x01",
+        bytes.fromhex("0610e1"),
+        b"\x36\x04a.io",
+        bytes.fromhex("8906") + bytes(8),
+        encode_varint(421) + encode_varint(38) + ALICE.peer_id.digest,
+    ]
+)
+
+
+@given(st.lists(parts, max_size=4))
+def test_addresses_of_valid_parts_are_places_or_refused(pieces: list[bytes]) -> None:
+    try:
+        addr = decode_multiaddr_untrusted(b"".join(pieces))
+    except BadMessage:
+        return
+    assert addr.transport.with_peer(BOB.peer_id).peer_id == BOB.peer_id
+    assert addr.transport.parts[0][0] == "memory" or addr.host_port[1] == 4321
+
+
+@given(st.lists(st.binary(max_size=60), max_size=6), st.integers(1, 40))
+def test_a_frame_reader_holds_one_unfinished_frame(payloads: list[bytes], step: int) -> None:
+    wire = b"".join(frame(payload) for payload in payloads)
+    parser = FrameParser(60)
+    found = []
+    for start in range(0, len(wire), step):
+        parser.feed(wire[start : start + step])
+        while (payload := parser.next_frame()) is not None:
+            found.append(payload)
+        assert parser.pending <= 61
+    assert found == payloads

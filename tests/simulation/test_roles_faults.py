@@ -137,6 +137,52 @@ def test_a_worker_killed_again_and_again_without_a_validator_stays_in_its_window
     assert validators(health)[0]["rejected"] == 0
 
 
+CHECKPOINTS = ("trainer/checkpoint", "trainer/checkpoint.previous")
+
+
+@pytest.mark.parametrize("harm", ["flipped", "cut", "removed"])
+@pytest.mark.parametrize(
+    "paths",
+    [CHECKPOINTS[:1], CHECKPOINTS, ("trainer/progress.json",), ("trainer/intake/used.json",)],
+    ids=["checkpoint", "both checkpoints", "progress", "used"],
+)
+def test_a_trainer_with_damaged_files_goes_on_and_contradicts_nothing(
+    paths: tuple[str, ...], harm: str
+) -> None:
+    """Issue 10.6 and 10.7: it ended with a traceback, or wrote other weights under a published version."""
+
+    class Rotten(Play):
+        published: Mapping[str, bytes]
+
+        async def disturb(self, swarm: Swarm) -> None:
+            watcher, node = swarm.nodes["relay-1"].world, swarm.nodes["trainer-1"]
+            while self._open["trainer-1"][0].shardcast.newest < 2:
+                await watcher.sleep(0.1)
+            swarm.kill("trainer-1")
+            weights = [path for path in node.disk.paths() if path.startswith("trainer/weights")]
+            self.published = {path: node.disk.read_now(path, 0, None) for path in weights}
+            for path in paths:
+                if harm == "removed":
+                    node.disk.remove_now(path)
+                elif harm == "flipped":
+                    node.disk.corrupt(path, 70)
+                else:
+                    node.disk.replace_now(path, node.disk.read_now(path, 0, None)[:-5])
+            swarm.restart("trainer-1")
+
+        async def _play(self, swarm: Swarm, scenario: Scenario, recipe: Recipe) -> SwarmStatus:
+            status = await super()._play(swarm, scenario, recipe)
+            disk = swarm.nodes["trainer-1"].disk
+            for path, before in self.published.items():
+                assert disk.size_now(path) is None or disk.read_now(path, 0, None) == before
+            return status
+
+    health = perform(Rotten(CAST), steps=6)
+    assert health["done"] == 1
+    assert health["trainer-1"]["roles"]["trainer"]["step"] == 6
+    assert health["relay-1"]["shardcast"]["newest"] == 6
+
+
 @pytest.mark.parametrize(
     "where", ["before the checkpoint", "before the policy is out", "before it is forgotten"]
 )

@@ -15,15 +15,16 @@ from p2p.dht.record import (
     Judgement,
     Record,
     RecordJudge,
+    Standing,
     decode_record_untrusted,
     encode_addrs,
     record_key,
     sign_record,
 )
 from p2p.dht.stamp import check_stamp, make_stamp
-from p2p.dht.store import MAX_PER_PUBLISHER, MAX_PUBLISHERS, Holding, RecordStore
+from p2p.dht.store import MAX_PER_PREFIX, MAX_PER_PUBLISHER, MAX_PUBLISHERS, Holding, RecordStore
 from p2p.errors import BadMessage
-from p2p.identity import KeyPair, verify
+from p2p.identity import KeyPair, PeerId, verify
 from p2p.multiaddr import Multiaddr
 
 WALL = 1_800_000_000.0
@@ -147,14 +148,93 @@ def test_the_newest_sequence_number_wins() -> None:
     assert len(store) == 1
 
 
+def crowd(size: int, tens: int = 1) -> list[Record]:
+    """Records of many publishers under one key; they are not verified here, so none is signed."""
+    bare = record()
+    return [
+        replace(bare, publisher=KeyPair(bytes([tens, each % 256, each // 256] + 29 * [0])).peer_id)
+        for each in range(size)
+    ]
+
+
+def publishers(store: RecordStore) -> list[PeerId]:
+    return sorted(each.publisher for each in store.get(place(record())))
+
+
 def test_many_publishers_share_a_key_up_to_a_limit() -> None:
-    store = RecordStore(0)
-    crowd = [record(KeyPair(bytes([1, each] + 30 * [0]))) for each in range(MAX_PUBLISHERS + 1)]
-    assert [keep(store, each) for each in crowd[:-1]] == [Holding.NEW] * MAX_PUBLISHERS
-    assert keep(store, crowd[-1]) is Holding.FULL
-    renewed = record(KeyPair(bytes([1, 0] + 30 * [0])), seqno=9)
-    assert keep(store, renewed) is Holding.NEW
-    assert len(store.blobs(place(renewed))) == MAX_PUBLISHERS
+    store = RecordStore(0, secret=b"ours")
+    everybody = crowd(MAX_PUBLISHERS + 36)
+    assert [keep(store, each) for each in everybody[:MAX_PUBLISHERS]] == [Holding.NEW] * MAX_PUBLISHERS
+    later = [keep(store, each) for each in everybody[MAX_PUBLISHERS:]]
+    assert set(later) == {Holding.NEW, Holding.FULL}, "a fair sample of all, not the first to come"
+    assert len(store.get(place(record()))) == MAX_PUBLISHERS
+    kept = dict.fromkeys(publishers(store))
+    for each in everybody:
+        renewal = keep(store, replace(each, seqno=9))
+        assert renewal is (Holding.NEW if each.publisher in kept else Holding.FULL)
+    assert publishers(store) == sorted(kept)
+
+
+def test_which_publishers_it_keeps_is_each_nodes_own_secret_and_not_a_matter_of_order() -> None:
+    kept = []
+    for secret, order in ((b"ours", 1), (b"ours", -1), (b"theirs", 1)):
+        store = RecordStore(0, secret=secret)
+        for each in crowd(200)[::order]:
+            keep(store, each)
+        kept.append(publishers(store))
+    assert kept[0] == kept[1]
+    assert len(set(kept[0]) & set(kept[2])) < MAX_PUBLISHERS / 2
+
+
+def test_one_prefix_gets_a_quarter_of_a_key_and_the_reserved_give_way_to_nobody() -> None:
+    store = RecordStore(0, secret=b"ours")
+    near, far = Standing(groups=("81.2.3.0/24",)), Standing(groups=("93.4.5.0/24",))
+    for each in crowd(200):
+        store.put(place(each), each, each.encode(), WALL, 0.0, near)
+    assert len(store.get(place(record()))) == MAX_PER_PREFIX
+    for each in crowd(200, tens=2):
+        store.put(place(each), each, each.encode(), WALL, 0.0, far)
+    assert len(store.get(place(record()))) == 2 * MAX_PER_PREFIX
+    officer = crowd(1, tens=3)[0]
+    reserved = Standing(reserved=True, groups=near.groups)
+    assert store.put(place(officer), officer, officer.encode(), WALL, 0.0, reserved) is Holding.NEW
+    for each in crowd(300, tens=4):
+        keep(store, each)
+    assert officer.publisher in publishers(store)
+    assert len(store.get(place(record()))) == MAX_PUBLISHERS
+
+
+def test_who_moves_into_a_crowded_prefix_may_lose_its_place() -> None:
+    store = RecordStore(0, secret=b"ours")
+    near = Standing(groups=("81.2.3.0/24",))
+    for each in crowd(200):
+        store.put(place(each), each, each.encode(), WALL, 0.0, near)
+    outcomes = []
+    for each in crowd(40, tens=2):
+        keep(store, each)
+        newer = replace(each, seqno=2)
+        outcomes.append(store.put(place(each), newer, newer.encode(), WALL, 0.0, near))
+        crowded = sum(near == held.standing for held in store._keys[place(each)].values())
+        assert crowded <= MAX_PER_PREFIX
+    assert Holding.FULL in outcomes
+
+
+def test_a_full_node_takes_from_those_who_have_most() -> None:
+    """A publisher chooses its names, and so how near to a node its records lie."""
+    store = RecordStore(0, limit=4 * MAX_PER_PUBLISHER)
+    greedy = crowd(4)
+    for number in range(MAX_PER_PUBLISHER):
+        for each in greedy:
+            keep(store, each, key=bytes(18) + number.to_bytes(2, "big"))
+    assert len(store) == 4 * MAX_PER_PUBLISHER
+    modest = crowd(100, tens=2)
+    assert {
+        keep(store, each, key=b"\xff" * 18 + number.to_bytes(2, "big")) for number, each in enumerate(modest)
+    } == {Holding.NEW}
+    assert len(store) == 4 * MAX_PER_PUBLISHER
+    counts = [len(keys) for keys in store._by_publisher.values()]
+    assert sum(counts) == len(store)
+    assert sorted(counts)[-4:] == 4 * [MAX_PER_PUBLISHER - 25]
 
 
 def test_one_publisher_gets_so_much_and_no_more() -> None:

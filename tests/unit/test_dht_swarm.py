@@ -8,7 +8,7 @@ import pytest
 
 from bench.dht import WALL, Case, Node, Swarm, measure
 from p2p.dht.config import DhtConfig
-from p2p.dht.events import Forget, Get, Join, PeerDown, Penalise, Received, Send, Tick
+from p2p.dht.events import Forget, Get, Join, Moved, PeerDown, Penalise, Received, Send, Tick
 from p2p.dht.messages import Contact, FindNode, Nodes, Ping, Pong, Store, Stored, decode_untrusted, encode
 from p2p.dht.publications import MAX_PUBLICATIONS
 from p2p.dht.record import CLOCK_TOLERANCE, Record, record_key, sign_record
@@ -30,10 +30,24 @@ def signed(
 
 
 def ask(swarm: Swarm, node: Node, sender: Node, body: object) -> list[object]:
-    """Hand a request to a core; the bodies of its answers and its other effects."""
+    """Hand a request to a core; the bodies of its answers and its other effects, less its own question."""
     data = encode(1, sender.core.own, body)  # type: ignore[arg-type]
     effects = node.core.handle(Received(sender.peer, data, WALL + swarm.now), swarm.now)
-    return [decode_untrusted(each.data).body if isinstance(each, Send) else each for each in effects]
+    said = [decode_untrusted(each.data).body if isinstance(each, Send) else each for each in effects]
+    return [each for each in said if not isinstance(each, Ping)]
+
+
+def meet(swarm: Swarm, node: Node, other: Node) -> None:
+    """``other`` asks ``node`` something and answers the ping that verifies it."""
+    for second in range(int(swarm.now)):  # in which earlier pings fail
+        node.core.handle(Tick(WALL + second), second)
+    data = encode(1, other.core.own, Ping())
+    for effect in node.core.handle(Received(other.peer, data, WALL + swarm.now), swarm.now):
+        if isinstance(effect, Send):
+            question = decode_untrusted(effect.data)
+            if isinstance(question.body, Ping):
+                pong = encode(question.request_id, other.core.own, Pong())
+                node.core.handle(Received(other.peer, pong, WALL + swarm.now), swarm.now)
 
 
 def test_everybody_meets_everybody_near() -> None:
@@ -231,6 +245,9 @@ def test_a_forged_record_is_refused_and_punished(pair: tuple[Swarm, Node, Node])
     swarm, victim, other = pair
     held = victim.core.records
     forged = replace(signed(victim), value=b"lie")
+    assert ask(swarm, victim, other, store(forged)) == [Stored(False)], "a stranger brings only its own"
+    swarm.now = 60.0
+    meet(swarm, victim, other)
     assert [type(each) for each in ask(swarm, victim, other, store(forged))] == [Penalise]
     misplaced = Store(bytes(20), signed(other).encode())
     assert [type(each) for each in ask(swarm, victim, other, misplaced)] == [Penalise]
@@ -280,7 +297,23 @@ def test_unasked_answers_change_nothing(pair: tuple[Swarm, Node, Node]) -> None:
     strangers = tuple(node.core.own for node in Swarm(5, 99).nodes.values())
     assert ask(swarm, victim, other, Nodes(strangers)) == []
     assert ask(swarm, victim, other, Pong()) == []
-    assert victim.core.contacts == 1
+    assert victim.core.contacts == 0
+
+
+def test_who_asks_is_pinged_once_and_who_answers_is_known(pair: tuple[Swarm, Node, Node]) -> None:
+    swarm, victim, other = pair
+    data = encode(1, other.core.own, FindNode(bytes(20)))
+    asked = victim.core.handle(Received(other.peer, data, WALL), 0.0)
+    again = victim.core.handle(Received(other.peer, data, WALL), 0.0)
+    assert [type(decode_untrusted(each.data).body) for each in asked if isinstance(each, Send)] == [
+        Nodes,
+        Ping,
+    ]
+    assert [type(decode_untrusted(each.data).body) for each in again if isinstance(each, Send)] == [Nodes]
+    assert victim.core.contacts == 0
+    swarm.now = 60.0
+    meet(swarm, victim, other)
+    assert victim.core.contact_of(other.peer) == other.core.own
 
 
 def test_an_unreachable_seed_ends_a_join_at_once(pair: tuple[Swarm, Node, Node]) -> None:
@@ -307,6 +340,9 @@ def test_publications_are_bounded() -> None:
         swarm.put(node, b"%d" % index, b"value")
     with pytest.raises(LimitExceeded):
         swarm.put(node, b"one too many", b"value")
+    swarm.give(node, Moved(()))
+    swarm.put(node, b"in the place of our address", b"value")
+    swarm.give(node, Moved((node.addr,)))  # we can be dialled again, and nobody is there to be told
 
 
 def test_a_core_says_when_it_wants_to_be_woken() -> None:

@@ -31,6 +31,9 @@ class MemoryDisk:
     async def replace(self, path: str, data: bytes) -> None:
         self.files[path] = data
 
+    async def rename(self, old: str, new: str) -> None:
+        self.files[new] = self.files.pop(old)
+
     async def size(self, path: str) -> int | None:
         return len(self.files[path]) if path in self.files else None
 

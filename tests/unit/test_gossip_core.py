@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from p2p.gossip.cache import MAX_CACHE_BYTES, MAX_RETRANSMISSIONS, MessageCache, SeenCache
+from p2p.gossip.cache import (
+    MAX_CACHE_BYTES,
+    MAX_RETRANSMISSIONS,
+    MESSAGE_COST,
+    MessageCache,
+    SeenCache,
+)
 from p2p.gossip.core import MAX_PENDING, GossipCore
 from p2p.gossip.events import (
     Connected,
@@ -26,7 +32,8 @@ from p2p.gossip.events import (
     Validated,
     Validity,
 )
-from p2p.gossip.mesh import MAX_TOPICS_OF_PEER
+from p2p.gossip.manners import MAX_ASKED
+from p2p.gossip.mesh import FLOOD_BYTES, MAX_FLOOD, MAX_TOPICS_OF_PEER
 from p2p.gossip.messages import (
     MAX_DATA,
     PubsubMessage,
@@ -76,7 +83,7 @@ class GossipSwarm(CoreSwarm):
         if pair not in self._links:
             self._links[pair] = self.now
             self._arrival[node.peer, peer] = self._arrival[peer, node.peer] = self.now
-            self.drive(node, Connected(peer))
+            self.drive(node, Connected(peer, dialled=True))
             self.drive(self.nodes[peer], Connected(node.peer))
 
     def received(self, peer: PeerId, data: bytes) -> Received:
@@ -336,9 +343,10 @@ def test_garbage_is_blamed() -> None:
 def test_a_flood_is_cut_off_and_blamed() -> None:
     lone = Lone(config=GossipConfig(rate=1000.0, burst=1024.0 * 1024))
     data = encode_rpc(Rpc(messages=[message_of(peer_named(3), bytes(MAX_DATA), topic="other")]))
-    effects = [effect for _ in range(10) for effect in lone.do(Received(ENEMY, data))]
-    assert blamed(effects) == [(ENEMY, "flood")] * 7
-    assert lone.core.counters["not ours"] == 3
+    effects = [effect for _ in range(12) for effect in lone.do(Received(ENEMY, data))]
+    assert lone.core.counters["not ours"] == 4
+    assert lone.core.counters["over quota"] == 8
+    assert blamed(effects) == [(ENEMY, "flood")]  # after two bursts more
 
 
 def test_promises_that_are_kept_or_broken() -> None:
@@ -346,10 +354,26 @@ def test_promises_that_are_kept_or_broken() -> None:
     told = [message_of(peer_named(3), seqno=number) for number in (1, 2)]
     (rpc,) = rpcs(lone.hear(ENEMY, Rpc(ihave=[(TOPIC, [told[0].id])])), ENEMY)
     assert rpc.iwant == [told[0].id]
-    (rpc,) = rpcs(lone.hear(FRIEND, Rpc(ihave=[(TOPIC, [told[0].id, told[1].id])])), FRIEND)
-    assert rpc.iwant == [told[1].id]  # the other was promised already
+    lone.later(1)
+    (rpc,) = rpcs(lone.hear(FRIEND, Rpc(ihave=[(TOPIC, [each.id for each in told])])), FRIEND)
+    assert set(rpc.iwant) == {each.id for each in told}  # nobody has seen the enemy keep a promise
     lone.hear(FRIEND, Rpc(messages=[told[1]]))
-    assert blamed(lone.later(5)) == [(ENEMY, "broken promise")]
+    assert blamed(lone.later(2.5)) == [(ENEMY, "broken promise")]
+    assert blamed(lone.later(5)) == [(FRIEND, "broken promise")]
+
+
+def test_a_peer_that_brought_news_is_left_an_interval_to_answer() -> None:
+    lone = Lone()
+    news = message_of(peer_named(3))
+    lone.hear(FRIEND, Rpc(messages=[news]))
+    lone.do(Validated(news.id, Validity.ACCEPT))
+    told = message_of(peer_named(3), seqno=8).id
+    (rpc,) = rpcs(lone.hear(FRIEND, Rpc(ihave=[(TOPIC, [told])])), FRIEND)
+    assert rpc.iwant == [told]
+    assert rpcs(lone.hear(ENEMY, Rpc(ihave=[(TOPIC, [told])])), ENEMY) == []
+    lone.later(1)
+    (rpc,) = rpcs(lone.hear(ENEMY, Rpc(ihave=[(TOPIC, [told])])), ENEMY)
+    assert rpc.iwant == [told]
 
 
 def test_ids_of_topics_that_we_do_not_hear_are_not_asked_for() -> None:
@@ -361,7 +385,8 @@ def test_ids_are_asked_for_within_a_limit() -> None:
     lone = Lone()
     ids = [b"%d" % number for number in range(2000)]
     asked = [each for rpc in rpcs(lone.hear(ENEMY, Rpc(ihave=[(TOPIC, ids)])), ENEMY) for each in rpc.iwant]
-    assert len(asked) == len(set(asked)) == 500
+    assert len(asked) == len(set(asked)) == MAX_ASKED
+    assert rpcs(lone.hear(ENEMY, Rpc(ihave=[(TOPIC, ids)])), ENEMY) == []
 
 
 def test_a_message_is_given_to_one_peer_three_times_at_most() -> None:
@@ -391,13 +416,15 @@ def test_outsiders_are_told_ids_for_three_intervals() -> None:
 
 def test_fanout_reaches_hearers_of_a_topic_that_we_do_not_hear() -> None:
     lone = Lone()
-    for number in range(1, 20):
+    for number in range(1, MAX_FLOOD + 20):
         lone.do(Connected(peer_named(number)))
         lone.hear(peer_named(number), Rpc(subscriptions=[("elsewhere", True)]))
     first = {each.peer for each in lone.do(Publish("elsewhere", b"1")) if isinstance(each, Send)}
-    assert len(first) == GossipConfig().degree
+    assert len(first) == MAX_FLOOD
     second = {each.peer for each in lone.do(Publish("elsewhere", b"2")) if isinstance(each, Send)}
-    assert second == first
+    assert len(second & first) >= GossipConfig().degree
+    large = {each.peer for each in lone.do(Publish("elsewhere", bytes(MAX_DATA))) if isinstance(each, Send)}
+    assert len(large) == GossipConfig().degree + FLOOD_BYTES // (MAX_DATA + MESSAGE_COST)
     assert "elsewhere" not in lone.core.topics
 
 
@@ -421,11 +448,17 @@ def test_a_prune_is_respected_until_its_backoff_has_ended() -> None:
     assert any(rpc.graft == [TOPIC] for rpc in rpcs(lone.later(5), FRIEND))
 
 
-def test_a_full_mesh_refuses_a_graft() -> None:
+def test_a_full_mesh_refuses_a_graft_and_keeps_seats_for_those_that_we_dialled() -> None:
     lone = Lone(hearers=30)
     for number in range(1, 31):
         lone.hear(peer_named(number), Rpc(graft=[TOPIC]))
+    assert len(lone.core.topics[TOPIC]) == GossipConfig().high - GossipConfig().outbound
+    chosen = [peer_named(number) for number in range(100, 104)]
+    for peer in chosen:
+        lone.do(Connected(peer, dialled=True))
+        lone.hear(peer, Rpc(subscriptions=[(TOPIC, True)], graft=[TOPIC]))
     assert len(lone.core.topics[TOPIC]) == GossipConfig().high
+    assert lone.core.topics[TOPIC][-2:] == tuple(chosen[:2])
 
 
 def test_a_mesh_that_is_too_large_is_cut_back_to_the_degree() -> None:
@@ -449,9 +482,14 @@ def test_subscriptions_of_one_peer_are_bounded() -> None:
 
 def test_waiting_validations_are_bounded() -> None:
     lone = Lone()
+    lone.later(20)  # a newcomer may not send so much
+    lone.core._next_tick = lone.now + 60
     for number in range(MAX_PENDING + 5):
         lone.hear(FRIEND, Rpc(messages=[message_of(peer_named(3), seqno=number)]))
     assert lone.core.counters["too many pending"] == 5
+    lone.now += 60
+    lone.later(1)
+    assert not lone.core._pending  # their validator has crashed
 
 
 def test_what_is_too_long_is_refused_at_home() -> None:
@@ -463,13 +501,22 @@ def test_what_is_too_long_is_refused_at_home() -> None:
 
 def test_ids_are_forgotten_in_time() -> None:
     seen = SeenCache(10.0)
-    seen.add(b"a", 0.0)
+    seen.add(b"a", ENEMY, 0.0)
     seen.condemn(b"a")
-    seen.add(b"b", 5.0)
+    seen.accept(b"b", 0.0)
+    seen.add(b"c", ENEMY, 5.0)
+    seen.add(b"d", FRIEND, 5.0)
+    seen.accept(b"d", 5.0)
+    assert seen.is_lie(b"a")
     seen.expire(10.0)
     assert b"a" not in seen
+    assert b"b" not in seen
     assert not seen.is_lie(b"a")
-    assert b"b" in seen
+    assert b"c" in seen
+    assert b"d" in seen
+    assert len(seen) == 2
+    assert seen.noise_of(ENEMY) == 1
+    assert seen.noise_of(FRIEND) == 0
 
 
 def test_kept_messages_are_bounded_and_leave_with_their_window() -> None:
@@ -481,7 +528,7 @@ def test_kept_messages_are_bounded_and_leave_with_their_window() -> None:
     ]
     for message in messages:
         cache.put(message)
-    assert len(cache.ids(TOPIC)) == many - 3
+    assert len(cache.ids(TOPIC)) == many - 4
     for _ in range(3):
         cache.shift()
     assert cache.ids(TOPIC) == []
@@ -503,6 +550,7 @@ def test_kept_messages_are_bounded_and_leave_with_their_window() -> None:
         {"seen": 1},
         {"burst": 5},
         {"lazy": -1},
+        {"outbound": 4},
     ],
 )
 def test_a_configuration_that_makes_no_sense_is_refused(fields: dict[str, Any]) -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from p2p.errors import BadMessage, PeerUnreachable
 from p2p.gossip import Gossip, GossipConfig, Validity, open_gossip
 from p2p.identity import PeerId
+from p2p.machine import open_world
+from p2p.swarm import open_host
+from p2p.transport.memory import MemoryNetwork
 from sim.kernel import run_simulation
 from sim.simulation import Simulation
 from sim.swarm import SimNode, Swarm, open_swarm
@@ -130,3 +135,28 @@ def test_same_seed_same_trace() -> None:
         await stage.swarm.sleep(3)
 
     assert play(body) == play(body)
+
+
+def test_those_that_a_node_dialled_are_known_to_its_mesh() -> None:
+    async def body(stage: Stage) -> None:
+        dialled = stage.services["n0"]._core._mesh._dialled
+        assert set(dialled) == {stage.swarm.nodes[name].peer_id for name in ("n1", "n3")}
+
+    play(body)
+
+
+async def test_a_real_host_tells_who_was_dialled(tmp_path: Path) -> None:
+    network = MemoryNetwork()
+    async with (
+        open_world(tmp_path / "a") as one,
+        open_world(tmp_path / "b") as other,
+        open_host(network=network, world=one, listen=["/memory/0"], strict=True) as dialer,
+        open_host(network=network, world=other, listen=["/memory/0"], strict=True) as listener,
+        open_gossip(one, dialer, GossipConfig()) as chosen,
+        open_gossip(other, listener, GossipConfig()) as visited,
+    ):
+        await dialer.connect_addr(listener.addrs[0])
+        await trio.testing.wait_all_tasks_blocked()
+        assert list(chosen._core._mesh._dialled) == [listener.peer_id]
+        assert visited._core._mesh.is_connected(dialer.peer_id)
+        assert not visited._core._mesh._dialled

@@ -62,6 +62,16 @@ def test_parts_are_taken_apart() -> None:
         "/p2p/12D3KooWbad",
         "/memory/x",
         "/dns4/" + "a" * MAX_MULTIADDR + "/tcp/1",
+        f"/p2p/{PEER}",
+        f"/ip4/1.2.3.4/tcp/1/p2p/{PEER}/p2p/{PEER}",
+        f"/p2p/{PEER}/p2p/{PEER}",
+        "/tcp/1",
+        "/ip4/1.2.3.4",
+        f"/ip4/1.2.3.4/p2p/{PEER}",
+        "/ip4/1.2.3.4/tcp/1/tcp/2",
+        "/ip4/1.2.3.4/ip4/1.2.3.4/tcp/1",
+        "/memory/1/tcp/2",
+        "/tcp/2/ip4/1.2.3.4",
     ],
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
@@ -69,17 +79,9 @@ def test_what_is_no_address_is_refused(text: str) -> None:
         Multiaddr.parse(text)
 
 
-def test_an_address_may_name_a_peer_but_no_place() -> None:
-    addr = Multiaddr.parse(f"/p2p/{PEER}")
-    assert addr.peer_id == PEER
-    with pytest.raises(ValueError, match="no place to dial"):
-        _ = addr.transport
-
-
-@pytest.mark.parametrize("addr", ["/memory/1", "/ip4/1.2.3.4/tcp/1/tcp/2", "/tcp/1"])
-def test_only_tcp_addresses_have_a_host_and_port(addr: str) -> None:
+def test_only_tcp_addresses_have_a_host_and_port() -> None:
     with pytest.raises(ValueError, match="not a TCP address"):
-        _ = Multiaddr.parse(addr).host_port
+        _ = Multiaddr.parse("/memory/1").host_port
 
 
 @pytest.mark.parametrize(

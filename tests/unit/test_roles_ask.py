@@ -113,7 +113,9 @@ async def test_a_delivery_is_taken_only_when_it_is_durable_however_often_it_come
     recipe = Recipe()
     run = SimpleNamespace(id=RUN_ID, terms=SimpleNamespace(recipe=recipe))
     node = SimpleNamespace(world=sound_world(), shardcast=SimpleNamespace(holds=lambda _: True))
-    desk: Any = SimpleNamespace(node=node, run=run, intake=disk, ledger=disk, pooled=lambda *_: [])
+    desk: Any = SimpleNamespace(
+        node=node, run=run, intake=disk, ledger=disk, pooled=lambda *_: [], why_unwanted=lambda *_: ""
+    )
     trainer = Trainer(TrainerConfig())
     trainer._pool = GroupPool(100, 2)
     answers: list[Receipt] = []
@@ -135,7 +137,8 @@ async def test_a_full_trainer_says_later_before_the_validator_loses_patience(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     run = SimpleNamespace(id=RUN_ID, terms=SimpleNamespace(recipe=Recipe()))
-    desk: Any = SimpleNamespace(node=SimpleNamespace(world=sound_world()), run=run)
+    node = SimpleNamespace(world=sound_world())
+    desk: Any = SimpleNamespace(node=node, run=run, why_unwanted=lambda *_: "")
     trainer = Trainer(TrainerConfig())
     trainer._pool = GroupPool(0, 2)
     with trio.fail_after(119):

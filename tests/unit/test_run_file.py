@@ -13,7 +13,7 @@ from p2p.errors import BadMessage, ConfigError
 from p2p.identity import KeyPair
 from p2p.node.admission import Capability
 from p2p.wire import pack, unpack_untrusted
-from roles.envs.base import open_environment
+from roles.envs.base import environment_digest
 from roles.rl.recipe import Recipe
 from roles.run.__main__ import main
 from roles.run.draft import read_draft
@@ -33,7 +33,7 @@ OWNER, TRAINER, VALIDATOR, STRANGER = (KeyPair(bytes([number]) * 32) for number 
 TERMS = Terms(
     name="sorting",
     expiry=2_000_000_000,
-    environments=(EnvironmentPin(name="sort", digest=open_environment("sort").digest),),
+    environments=(EnvironmentPin(name="sort", digest=environment_digest("sort")),),
     trainers=(TRAINER.peer_id,),
     validators=(VALIDATOR.peer_id,),
 )
@@ -81,7 +81,7 @@ def test_an_honest_owner_with_a_wrong_table_is_refused_with_the_reason() -> None
     assert decode_run_untrusted(_signed_table(_table())) == RUN
     changes: list[tuple[dict[str, object], str]] = [
         ({"epoc": 1}, "there is no key 'epoc'; did you mean 'epoch'"),
-        ({"epoch": 0}, "positive"),
+        ({"epoch": 0}, "epoch must be from 1"),
         ({"epoch": "1"}, "must be a whole number"),
         ({"trainers": []}, "at least one environment, one trainer"),
         ({"trainers": [str(TRAINER.peer_id)] * 2}, "each once"),

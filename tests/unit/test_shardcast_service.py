@@ -10,7 +10,7 @@ from random import Random
 import pytest
 import trio
 
-from p2p.errors import LocalProtocolError
+from p2p.errors import BadMessage, LocalProtocolError
 from p2p.host import Host
 from p2p.identity import KeyPair
 from p2p.machine import RealWorld, open_world
@@ -160,7 +160,8 @@ async def test_old_versions_go_and_pinned_ones_stay(town: Town) -> None:
 
 async def test_garbage_from_gossip_is_not_passed_on(town: Town) -> None:
     async with town.member(0) as trainer:
-        assert not trainer.shardcast.receive_announcement(town.keys[1].peer_id, b"garbage")
+        with pytest.raises(BadMessage):
+            trainer.shardcast.receive_announcement(town.keys[1].peer_id, b"garbage")
 
 
 async def test_two_who_publish_one_version_at_once_do_not_equivocate(town: Town) -> None:

@@ -15,16 +15,16 @@ import trio.testing
 
 import p2p
 from p2p import connector as connector_module, identify
-from p2p.connector import HANDSHAKE_TIMEOUT, MAX_HANDSHAKES, MAX_PER_PEER
+from p2p.connector import HANDSHAKE_TIMEOUT
 from p2p.errors import (
     BadMessage,
     ConfigError,
     LocalProtocolError,
     PeerUnreachable,
-    RemoteProtocolError,
 )
 from p2p.host import Stream, request, serve_requests
 from p2p.identity import KeyPair, PeerId, ProtocolId
+from p2p.limits import ResourceLimits
 from p2p.machine import open_world
 from p2p.multiaddr import Multiaddr
 from p2p.peers import (
@@ -212,39 +212,44 @@ async def test_a_handler_that_waits_for_a_gone_peer_does_not_crash(caplog) -> No
 async def test_silent_visitors_are_shown_out(autojump_clock) -> None:
     network = MemoryNetwork()
     async with open_host(network=network, listen=("/memory/0",), config=QUIET) as host:
-        raw = [await network.dial(host.addrs[0]) for _ in range(MAX_HANDSHAKES + 5)]
-        await trio.testing.wait_all_tasks_blocked()
-        late = [stream for stream in raw if await _is_closed(stream)]
-        assert len(late) == 5
+        places = ResourceLimits().handshakes
+        raw = []
+        for _ in range(places + 5):
+            raw.append(await network.dial(host.addrs[0]))
+            await trio.testing.wait_all_tasks_blocked()
+        assert host.budget.handshakes == places
+        assert [await _is_closed(stream) for stream in raw] == [True] * 5 + [
+            False
+        ] * places  # the oldest went
         await host.world.sleep(HANDSHAKE_TIMEOUT + 1)
-        assert host._connector._handshakes == 0
+        assert host.budget.handshakes == 0
         assert host.connected == ()
 
 
 async def _is_closed(stream: trio.abc.HalfCloseableStream) -> bool:
     """Whether the other side has hung up: reads over the negotiation header that waits otherwise."""
-    with trio.move_on_after(0.1):
-        return not await stream.receive_some()
+    with trio.move_on_after(0.001):
+        while await stream.receive_some():
+            pass
+        return True
     return False
 
 
-async def test_connections_are_bounded(monkeypatch) -> None:
-    monkeypatch.setattr(connector_module, "MAX_CONNECTIONS", 2)
+async def test_connections_are_bounded_and_the_newest_finds_room() -> None:
     network = MemoryNetwork()
-    async with two_hosts() as (one, other):
-        await one.connect(other.peer_id)
-        async with (
-            open_host(network=network, listen=("/memory/0",)) as third,
-            open_host(network=network, listen=("/memory/0",)) as fourth,
-            open_host(network=network, listen=("/memory/0",)) as fifth,
-        ):
-            for peer in (fourth, fifth):
-                third.add_addrs(peer.peer_id, peer.addrs)
-                await third.connect(peer.peer_id)
-            third.add_addrs(other.peer_id, fourth.addrs)
-            with pytest.raises((PeerUnreachable, RemoteProtocolError)):
-                await third.connect(other.peer_id)
-            assert len(third.connected) == 2
+    small = SwarmConfig(limits=ResourceLimits(connections=2))
+    async with (
+        open_host(network=network, listen=("/memory/0",), config=small) as host,
+        open_host(network=network, listen=("/memory/0",)) as first,
+        open_host(network=network, listen=("/memory/0",)) as second,
+        open_host(network=network, listen=("/memory/0",)) as third,
+    ):
+        for peer in (first, second, third):
+            host.add_addrs(peer.peer_id, peer.addrs)
+            await host.connect(peer.peer_id)
+            await trio.testing.wait_all_tasks_blocked()
+        assert len(host.connected) == host.budget.connections == 2
+        assert third.peer_id in host.connected
 
 
 async def test_one_peer_may_have_a_few_connections_only() -> None:
@@ -255,14 +260,14 @@ async def test_one_peer_may_have_a_few_connections_only() -> None:
         open_world(key=key) as world,
     ):
         raw = []
-        for _ in range(MAX_PER_PEER + 3):
+        for _ in range(ResourceLimits().per_peer + 3):
             stream = await network.dial(host.addrs[0])
             await secure(stream, StaticKey.create(key, world.entropy(32)), world.entropy, dialer=True)
             raw.append(stream)
             await trio.testing.wait_all_tasks_blocked()
         assert host.connected == (key.peer_id,)
         live = [c for c in host._connector._connections[key.peer_id] if c.is_open]
-        assert len(live) == MAX_PER_PEER
+        assert len(live) == ResourceLimits().per_peer == host.budget.connections
         for stream in raw:
             await stream.aclose()
 

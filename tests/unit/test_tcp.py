@@ -49,14 +49,16 @@ async def test_a_machine_without_sockets_says_so(monkeypatch) -> None:
     listener = await TcpNetwork().listen(Multiaddr.parse("/ip4/127.0.0.1/tcp/0"))
     assert isinstance(listener, TcpListener)
 
-    async def exhausted(self) -> None:
-        await trio.lowlevel.checkpoint()
+    def exhausted(self) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(trio.SocketListener, "accept", exhausted)
-        with pytest.raises(LimitExceeded, match="no socket"):
-            await listener.accept()
+    async with await TcpNetwork().dial(listener.addr):
+        with monkeypatch.context() as patch:
+            patch.setattr(socket.socket, "accept", exhausted)
+            with pytest.raises(LimitExceeded, match="no socket"):
+                await listener.accept()
+        async with await listener.accept():
+            pass
     await listener.aclose()
 
 

@@ -1,7 +1,9 @@
 """The learner: warm-up, steps, and checkpoints that continue bit for bit."""
 
 import hashlib
+import io
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch
 from roles.engines.base import EngineError, GroupTask, Sampling, TrainingGroup
 from roles.engines.config import EngineConfig
 from roles.engines.tiny import sampler
+from roles.engines.tiny.files import seal
 from roles.engines.tiny.learner import TinyLearner
 from roles.envs.sort import SortEnvironment
 from roles.rl.advantage import has_spread
@@ -90,13 +93,57 @@ def test_what_cannot_be_learned_from_is_refused(tmp_path: Path) -> None:
     learner.start()
     with pytest.raises(EngineError, match="at least one group"):
         learner.step([])
-    torch.save({"format": "something else"}, tmp_path / "checkpoint")
+    buffer = io.BytesIO()
+    torch.save({"format": "something else"}, buffer)
+    (tmp_path / "checkpoint").write_bytes(seal(buffer.getvalue()))
     with pytest.raises(EngineError, match="no checkpoint"):
         learner.open(tmp_path / "checkpoint")
     for damage in (b"", b"nonsense", b"PK\x03\x04 half a file"):
         (tmp_path / "checkpoint").write_bytes(damage)
         with pytest.raises(EngineError, match="damaged"):
             learner.open(tmp_path / "checkpoint")
+
+
+def test_one_flipped_bit_in_a_checkpoint_is_noticed(tmp_path: Path) -> None:
+    """Issue 10.6: a weight of 3.2e37 was loaded without a word. The generation before stands in."""
+    path = tmp_path / "checkpoint"
+    learner = TinyLearner(CONFIG, SORT)
+    learner.start()
+    groups = make_groups(learner, 12)
+    for step in (1, 2):
+        learner.step(groups)
+        learner.save(path, tmp_path / f"{step}.safetensors")
+    sound = path.read_bytes()
+    rng = Random(6)
+    for place in [rng.randrange(8 * len(sound)) for _ in range(40)]:
+        rotten = bytearray(sound)
+        rotten[place // 8] ^= 1 << place % 8
+        path.write_bytes(rotten)
+        assert TinyLearner(CONFIG, SORT).open(path) == 1
+    path.write_bytes(sound[:-1])
+    assert TinyLearner(CONFIG, SORT).open(path) == 1
+    path.unlink()
+    assert TinyLearner(CONFIG, SORT).open(path) == 1
+    path.write_bytes(sound)
+    assert TinyLearner(CONFIG, SORT).open(path) == 2
+    (tmp_path / "checkpoint.previous").write_bytes(b"rot")
+    path.write_bytes(sound[:100])
+    with pytest.raises(EngineError, match=r"checkpoint is damaged.*checkpoint\.previous is damaged.*remove"):
+        TinyLearner(CONFIG, SORT).open(path)
+
+
+def test_a_published_policy_is_adopted(tmp_path: Path) -> None:
+    """Issue 10.7: without a checkpoint the learner goes on from weights that are out."""
+    learner = TinyLearner(CONFIG, SORT)
+    learner.start()
+    groups = make_groups(learner, 12)
+    learner.step(groups)
+    learner.save(tmp_path / "checkpoint", tmp_path / "1.safetensors")
+    other = TinyLearner(CONFIG, SORT)
+    other.adopt(tmp_path / "1.safetensors", 1)
+    pairs = zip(learner.model.parameters(), other.model.parameters(), strict=True)
+    assert all(torch.equal(one, another) for one, another in pairs)
+    assert other.step(groups).step == 2
 
 
 def test_evaluation_repeats() -> None:

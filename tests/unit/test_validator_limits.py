@@ -16,9 +16,11 @@ from p2p.machine import open_world
 from p2p.node.node import Node
 from p2p.node.tables import read_table
 from p2p.shardcast.manifest import PolicyVersion
+from p2p.wire import KI
 from proofs.checks import Verdict
+from proofs.toploc import proof_size
 from roles.draws import validator_of
-from roles.messages import Commitment, SignedVerdict
+from roles.messages import MAX_SUBMISSION, Commitment, SignedVerdict, max_submission
 from roles.records import MAX_REASONS, OTHER, Records
 from roles.rl.recipe import Recipe
 from roles.run import Run, open_ledger, sign_run
@@ -85,6 +87,30 @@ async def test_after_a_restart_a_place_that_was_nobodys_fault_is_no_gap(tmp_path
     assert book._seen[V1, NODE].misplaced == 1
 
 
+async def test_a_submission_of_a_stranger_is_not_read() -> None:
+    class Heavy:
+        peer = OTHER_NODE
+        said = b""
+
+        async def receive_some(self, max_bytes: int | None = None) -> bytes:
+            raise AssertionError("a byte of it was asked for")
+
+        async def send_all(self, data: bytes) -> None:
+            self.said += data
+
+    stream = Heavy()
+    bench = SimpleNamespace(node=SimpleNamespace(may=lambda *_: False))
+    await Validator(ValidatorConfig())._serve(cast(Any, bench), cast(Any, stream))
+    assert b"may not generate" in stream.said
+
+
+def test_what_a_run_lets_a_submission_hold_is_far_below_what_any_may_hold() -> None:
+    assert max_submission(8, 16, 12) < 140 * KI
+    assert max_submission(64, 16, 1000) == MAX_SUBMISSION
+    group = 4 * 16 + 16 * 12 * 8 + proof_size(16 * 12, 64) + 64
+    assert 8 * group < max_submission(8, 16, 12) / 3
+
+
 def test_reasons_that_quote_the_sender_have_an_end() -> None:
     records = Records()
     for number in range(10 * MAX_REASONS):
@@ -144,7 +170,7 @@ def test_each_node_has_one_judge_under_a_policy_and_all_judges_have_work() -> No
     ],
 )
 def test_recipes_that_no_node_could_work_by_are_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"at least|at most"):
+    with pytest.raises(ValueError, match=r"must be from|at most"):
         replace(Recipe(), **change)
 
 

@@ -91,6 +91,25 @@ def test_what_is_no_msgpack_is_a_bad_message(data: bytes) -> None:
         unpack_untrusted(data)
 
 
+@pytest.mark.parametrize(
+    "value",
+    [[0] * 7, [[0] * 3, [0] * 3], [[], [], [], []], [{"a": 0, "b": 0}, {"c": 0}, []], {"a": [0] * 6}],
+)
+def test_items_are_counted_in_all_lists_and_tables_together(value: object) -> None:
+    behind = b"x" * 10  # data no longer than the limit need not be counted
+    with pytest.raises(BadMessage):
+        unpack_untrusted(pack([value, behind]), max_items=7)
+    assert unpack_untrusted(pack([value, behind]), max_items=14, max_list=8) == [value, behind]
+
+
+def test_a_list_and_the_nesting_have_limits_of_their_own() -> None:
+    assert unpack_untrusted(pack([[1, 2, 3]]), max_list=3, max_depth=2) == [[1, 2, 3]]
+    with pytest.raises(BadMessage):
+        unpack_untrusted(pack([[1, 2, 3]]), max_list=2)
+    with pytest.raises(BadMessage, match="deep"):
+        unpack_untrusted(pack([[1, 2, 3]]), max_depth=1)
+
+
 def test_fields_have_the_types_asked_for() -> None:
     assert fields_untrusted([1, b"x"], int, bytes, what="thing") == [1, b"x"]
     for value in ([1], [1, "x"], [True, b"x"], "no list", {}):

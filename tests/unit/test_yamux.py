@@ -7,7 +7,8 @@ from random import Random
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from p2p.errors import LimitExceeded, LocalProtocolError, RemoteProtocolError
+from p2p.errors import LimitExceeded, LocalProtocolError
+from p2p.transport.budget import CONNECTION_EXTRA_WINDOW, MAX_EXTRA_WINDOW, HostBudget
 from p2p.transport.yamux import Mux
 from p2p.transport.yamux_frames import (
     ACK,
@@ -18,18 +19,21 @@ from p2p.transport.yamux_frames import (
     HEADER,
     INITIAL_WINDOW,
     MAX_CONTROL,
+    MAX_ID,
     MAX_LATE,
     MAX_QUEUED,
+    MAX_SKIPPED,
     MAX_STREAMS,
     PING,
+    QUICK,
     RST,
     SYN,
-    WINDOW_BUDGET,
     WINDOW_UPDATE,
     DataReceived,
     EndReceived,
     Event,
     PongReceived,
+    ProtocolViolated,
     StreamOpened,
     StreamReset,
     WentAway,
@@ -99,31 +103,89 @@ def test_the_dialer_has_odd_ids_and_the_listener_even_ones() -> None:
     assert [other.open_stream(), other.open_stream()] == [2, 4]
 
 
-def test_opening_widens_both_windows_at_once() -> None:
+def violation(events: list[Event]) -> str:
+    """Why the last event says that the protocol was broken."""
+    assert isinstance(events[-1], ProtocolViolated)
+    return events[-1].reason
+
+
+class Clock:
+    """Time for a budget."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def timed_pair() -> tuple[Clock, HostBudget, Mux, Mux, int]:
+    """As `connected`, with a clock, and the budget of the listener."""
+    clock = Clock()
+    budget = HostBudget(clock)
+    one, other = Mux(dialer=True), Mux(dialer=False, budget=budget)
+    stream_id = one.open_stream()
+    exchange(one, other)
+    return clock, budget, one, other, stream_id
+
+
+def test_opening_promises_the_window_of_the_specification_and_no_more() -> None:
     one, other = pair()
     one.open_stream()
     opening = drain(one)
-    assert frames(opening) == [(WINDOW_UPDATE, SYN, 1, EXTRA)]
+    assert frames(opening) == [(WINDOW_UPDATE, SYN, 1, 0)]
     assert feed(other, opening) == [StreamOpened(1)]
-    assert frames(drain(other)) == [(WINDOW_UPDATE, ACK, 1, EXTRA)]
+    assert frames(drain(other)) == [(WINDOW_UPDATE, ACK, 1, 0)]
 
 
-def test_beyond_the_budget_windows_stay_small() -> None:
-    one, _ = pair()
-    for _ in range(WINDOW_BUDGET // EXTRA + 3):
-        one.open_stream()
-    lengths = [length for _, _, _, length in frames(drain(one))]
-    assert lengths.count(EXTRA) == WINDOW_BUDGET // EXTRA
-    assert lengths[-3:] == [0, 0, 0]
+def test_a_window_grows_to_its_full_size_when_half_of_it_is_read_quickly() -> None:
+    clock, _, _, other, stream_id = timed_pair()
+    clock.now = QUICK
+    other.consumed(stream_id, INITIAL_WINDOW // 2)
+    assert frames(drain(other)) == [(WINDOW_UPDATE, 0, stream_id, INITIAL_WINDOW // 2 + EXTRA)]
 
 
-def test_the_budget_comes_back_with_the_stream() -> None:
-    one, other = pair()
-    for _ in range(3 * WINDOW_BUDGET // EXTRA):
-        stream_id = one.open_stream()
-        assert frames(drain(one))[-1][3] == EXTRA
-        one.reset(stream_id)
-        feed(other, drain(one))
+def test_a_window_that_is_read_slowly_stays_narrow() -> None:
+    clock, _, _, other, stream_id = timed_pair()
+    for _ in range(10):
+        clock.now += QUICK + 0.01
+        other.consumed(stream_id, INITIAL_WINDOW // 2)
+        assert frames(drain(other)) == [(WINDOW_UPDATE, 0, stream_id, INITIAL_WINDOW // 2)]
+
+
+def test_one_connection_takes_a_share_of_the_stock_and_all_together_no_more_than_it() -> None:
+    clock = Clock()
+    budget = HostBudget(clock)
+    total = 0
+    for _ in range(6):
+        one, other = Mux(dialer=True), Mux(dialer=False, budget=budget)
+        ids = [one.open_stream() for _ in range(8)]
+        exchange(one, other)
+        for stream_id in ids:
+            other.consumed(stream_id, INITIAL_WINDOW // 2)
+        granted = sum(length - INITIAL_WINDOW // 2 for _, _, _, length in frames(drain(other)))
+        assert granted <= CONNECTION_EXTRA_WINDOW
+        total += granted
+    assert MAX_EXTRA_WINDOW * 0.9 < total <= MAX_EXTRA_WINDOW
+
+
+def test_the_stock_comes_back_with_the_stream_and_from_one_that_is_idle() -> None:
+    clock, budget, one, other, stream_id = timed_pair()
+    for ending in ("reset", "idle", "teardown"):
+        other.consumed(stream_id, INITIAL_WINDOW // 2)
+        assert frames(drain(other))[-1][3] > INITIAL_WINDOW // 2
+        assert len(budget._grants) == 1
+        match ending:
+            case "reset":
+                other.reset(stream_id)
+            case "idle":
+                clock.now += 60
+            case _:
+                other.abandon()
+        assert len(budget._grants) == (ending == "idle")
+        if ending != "teardown":
+            stream_id = one.open_stream()
+            exchange(one, other)
 
 
 @pytest.mark.parametrize("flags_on", [DATA, WINDOW_UPDATE])
@@ -229,6 +291,7 @@ def test_sending_stops_at_the_window_and_goes_on_after_an_update() -> None:
 
 def test_a_queue_is_bounded_and_says_when_there_is_room() -> None:
     one, _other, stream_id = connected()
+    feed(one, frame(WINDOW_UPDATE, 0, stream_id, FULL_WINDOW))
     assert send(one, stream_id, bytes(MAX_QUEUED + 1)) == MAX_QUEUED
     assert send(one, stream_id, b"x") == 0
     assert one.room(stream_id) == 0
@@ -254,25 +317,23 @@ def test_the_window_refills_as_the_application_reads() -> None:
 
 def test_updates_are_sent_per_half_window_not_per_read() -> None:
     _one, other, stream_id = connected()
-    half = FULL_WINDOW // 2
+    half = INITIAL_WINDOW // 2
     other.consumed(stream_id, half - 1)
     assert not other.has_data
     other.consumed(stream_id, 1)
-    assert frames(drain(other)) == [(WINDOW_UPDATE, 0, stream_id, half)]
+    assert [(kind, flags) for kind, flags, _, _ in frames(drain(other))] == [(WINDOW_UPDATE, 0)]
 
 
 def test_an_overrun_window_breaks_the_protocol() -> None:
     other = Mux(dialer=False)
     feed(other, frame(WINDOW_UPDATE, SYN, 1, 0))
-    feed(other, HEADER.pack(0, DATA, 0, 1, FULL_WINDOW))
-    with pytest.raises(RemoteProtocolError, match="overran"):
-        feed(other, bytes(FULL_WINDOW) + HEADER.pack(0, DATA, 0, 1, 1))
+    feed(other, HEADER.pack(0, DATA, 0, 1, INITIAL_WINDOW))
+    assert "overran" in violation(feed(other, bytes(INITIAL_WINDOW) + HEADER.pack(0, DATA, 0, 1, 1)))
 
 
 def test_a_huge_announced_frame_is_refused_by_its_header() -> None:
     other = Mux(dialer=False)
-    with pytest.raises(RemoteProtocolError):
-        feed(other, HEADER.pack(0, DATA, SYN, 1, 2**32 - 1))
+    assert violation(feed(other, HEADER.pack(0, DATA, SYN, 1, 2**32 - 1)))
 
 
 def test_frames_of_unknown_streams_are_read_over() -> None:
@@ -291,24 +352,21 @@ def test_data_of_a_stream_that_we_reset_midway_is_read_over() -> None:
 
 
 def test_opening_twice_or_with_our_parity_breaks_the_protocol() -> None:
-    other = Mux(dialer=False)
-    feed(other, frame(WINDOW_UPDATE, SYN, 1, 0))
     for stream_id in (1, 2, 0):
-        with pytest.raises(RemoteProtocolError):
-            feed(other, frame(WINDOW_UPDATE, SYN, stream_id, 0))
+        other = Mux(dialer=False)
+        feed(other, frame(WINDOW_UPDATE, SYN, 1, 0))
+        assert violation(feed(other, frame(WINDOW_UPDATE, SYN, stream_id, 0)))
 
 
 def test_data_after_the_end_breaks_the_protocol() -> None:
     other = Mux(dialer=False)
     feed(other, frame(DATA, SYN | FIN, 1, b"end"))
-    with pytest.raises(RemoteProtocolError, match="after its end"):
-        feed(other, frame(DATA, 0, 1, b"more"))
+    assert "after its end" in violation(feed(other, frame(DATA, 0, 1, b"more")))
 
 
 @pytest.mark.parametrize("data", [b"\x01" + bytes(11), HEADER.pack(0, 4, 0, 0, 0)])
 def test_unknown_versions_and_types_break_the_protocol(data: bytes) -> None:
-    with pytest.raises(RemoteProtocolError):
-        feed(Mux(dialer=True), data)
+    assert violation(feed(Mux(dialer=True), data))
 
 
 def test_ten_thousand_openings_cost_refusals_not_memory() -> None:
@@ -321,11 +379,110 @@ def test_ten_thousand_openings_cost_refusals_not_memory() -> None:
     assert len(events) == len(other.stream_ids) == MAX_STREAMS
 
 
-def test_a_flood_whose_answers_are_not_read_breaks_the_protocol() -> None:
+def test_what_came_before_a_violation_has_happened_and_nothing_after_it_does() -> None:
+    one, _, stream_id = connected()
+    events = feed(one, frame(WINDOW_UPDATE, RST, stream_id, 0) + frame(9, 0, 0, 0) + frame(PING, ACK, 0, 1))
+    assert events == [StreamReset(stream_id), ProtocolViolated("yamux frame type 9 is unknown")]
+    assert feed(one, frame(PING, ACK, 0, 2)) == []
+
+
+def test_a_flood_whose_answers_are_not_read_chokes_us_and_is_no_violation() -> None:
     other = Mux(dialer=False)
     flood = b"".join(frame(PING, SYN, 0, value) for value in range(MAX_CONTROL // HEADER.size + 2))
-    with pytest.raises(RemoteProtocolError, match="control frames"):
-        feed(other, flood)
+    assert feed(other, flood) == []
+    assert other.is_choked
+    with pytest.raises(LimitExceeded, match="control frames"):
+        other.open_stream()
+    other.data_to_send()
+    assert not other.is_choked
+    assert len(drain(other)) > 0
+
+
+@pytest.mark.parametrize("again", [frame(WINDOW_UPDATE, SYN, 1, 0), frame(DATA, SYN, 1, b"hello")])
+def test_a_stream_id_is_used_once(again: bytes) -> None:
+    other = Mux(dialer=False)
+    feed(other, frame(WINDOW_UPDATE, SYN, 1, 0) + frame(WINDOW_UPDATE, RST, 1, 0))
+    drain(other)
+    assert feed(other, again) == []
+    assert frames(drain(other)) == [(WINDOW_UPDATE, RST, 1, 0)]
+    assert other.stream_ids == ()
+
+
+def test_ids_may_come_in_any_order_once_as_go_yamux_sends_them() -> None:
+    other = Mux(dialer=False)
+    order = [9, 1, 5, 3, 7, 11]
+    for stream_id in order:
+        assert feed(other, frame(WINDOW_UPDATE, SYN, stream_id, 0)) == [StreamOpened(stream_id)]
+    for stream_id in order:
+        other.reset(stream_id)
+        assert feed(other, frame(WINDOW_UPDATE, SYN, stream_id, 0)) == []
+
+
+def test_skipped_ids_are_remembered_within_a_bound() -> None:
+    other = Mux(dialer=False)
+    for stream_id in range(1, 2**32, 2**24):
+        feed(other, frame(WINDOW_UPDATE, SYN, stream_id, 0) + frame(WINDOW_UPDATE, RST, stream_id, 0))
+        drain(other)
+    assert len(other._skipped) == MAX_SKIPPED
+    assert feed(other, frame(WINDOW_UPDATE, SYN, 3, 0)) == []  # too late to be told from a second use
+
+
+def test_a_connection_that_has_used_up_its_ids_opens_no_stream() -> None:
+    one, _ = pair()
+    one._next_id = MAX_ID
+    assert one.open_stream() == MAX_ID
+    drain(one)
+    assert not one.may_open
+    with pytest.raises(LimitExceeded):
+        one.open_stream()
+
+
+def test_nothing_to_send_is_no_frame() -> None:
+    one, _, stream_id = connected()
+    assert send(one, stream_id, b"") == 0
+    assert drain(one) == b""
+
+
+def _over_for_us(mux: Mux, stream_id: int) -> None:
+    mux.send_end(stream_id)
+    mux.stop_receiving(stream_id, unread=False)
+    drain(mux)
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_streams_that_the_peer_never_ends_make_room_for_new_ones(ours: bool) -> None:
+    mux = Mux(dialer=ours)
+    ids = []
+    for index in range(3 * MAX_STREAMS):
+        stream_id = mux.open_stream() if ours else 2 * index + 1
+        if not ours:
+            assert feed(mux, frame(WINDOW_UPDATE, SYN, stream_id, 0)) == [StreamOpened(stream_id)]
+        ids.append(stream_id)
+        if index < MAX_STREAMS - 1:
+            drain(mux)
+        elif index > MAX_STREAMS:  # the oldest had to go
+            assert (WINDOW_UPDATE, RST, ids[index - MAX_STREAMS], 0) in frames(drain(mux))
+        _over_for_us(mux, stream_id)
+    assert mux.stream_ids == tuple(ids[-MAX_STREAMS:])
+
+
+def test_streams_that_an_application_uses_make_no_room() -> None:
+    other = Mux(dialer=False)
+    for index in range(MAX_STREAMS):
+        feed(other, frame(WINDOW_UPDATE, SYN, 2 * index + 1, 0))
+        other.send_end(2 * index + 1)  # we have said all, and still read
+    drain(other)
+    assert feed(other, frame(WINDOW_UPDATE, SYN, 2 * MAX_STREAMS + 1, 0)) == []
+
+
+def test_a_stream_that_the_peer_never_ends_is_reset_at_the_second_sweep() -> None:
+    _one, other, stream_id = connected()
+    _over_for_us(other, stream_id)
+    other.sweep()
+    assert not other.has_data
+    other.sweep()
+    assert frames(drain(other)) == [(WINDOW_UPDATE, RST, stream_id, 0)]
+    assert other.stream_ids == ()
 
 
 def test_too_many_streams_of_our_own_are_refused() -> None:

@@ -64,6 +64,12 @@ class TinyEngine:
         self._learner = learner
         return step
 
+    def adopt(self, weights: str, step: int) -> None:
+        """See `roles.engines.base.Learner`."""
+        learner = TinyLearner(self._config, self._environment)
+        learner.adopt(Path(weights), step)
+        self._learner = learner
+
     def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
         """See `roles.engines.base.Learner`."""
         return self._opened().step(groups)

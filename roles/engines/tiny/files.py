@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -30,11 +31,42 @@ def write_atomically(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     unfinished.replace(path)
+    _sync_folder(path)
+
+
+def write_generation(path: Path, previous: Path, data: bytes) -> None:
+    """As `write_atomically`, but what was at ``path`` is kept at ``previous``."""
+    if path.exists():
+        path.replace(previous)
+        _sync_folder(previous)
+    write_atomically(path, data)
+
+
+def _sync_folder(path: Path) -> None:
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+_SEAL: Final = b"shoal sealed file 1\n"
+_DIGEST_BYTES: Final = 32
+
+
+def seal(data: bytes) -> bytes:
+    """``data`` behind its SHA-256, so that `open_seal` notices a single flipped bit."""
+    return _SEAL + hashlib.sha256(data).digest() + data
+
+
+def open_seal(sealed: bytes) -> bytes:
+    """What `seal` was given. Raises `EngineError` if a bit of it has changed since."""
+    body = sealed[len(_SEAL) + _DIGEST_BYTES :]
+    if not sealed.startswith(_SEAL):
+        raise EngineError("it does not begin as a checkpoint does")
+    if hashlib.sha256(body).digest() != sealed[len(_SEAL) : len(_SEAL) + _DIGEST_BYTES]:
+        raise EngineError("its content does not have the digest that it was written with")
+    return body
 
 
 def encode_weights(model: nn.Module) -> bytes:

@@ -23,10 +23,18 @@ from roles.engines.base import (
     Sampling,
     StepReport,
     TrainingGroup,
+    previous_generation,
 )
 from roles.engines.config import EngineConfig
 from roles.engines.tiny import sampler
-from roles.engines.tiny.files import encode_weights, write_atomically
+from roles.engines.tiny.files import (
+    encode_weights,
+    load_weights,
+    open_seal,
+    seal,
+    write_atomically,
+    write_generation,
+)
 from roles.engines.tiny.model import TinyModel
 from roles.envs.base import Environment, Task
 from roles.rl.advantage import group_advantages
@@ -37,7 +45,7 @@ _CHUNK: Final = 64
 
 T = TypeVar("T")
 
-_FORMAT: Final = "shoal tiny checkpoint 1"
+_FORMAT: Final = "shoal tiny checkpoint 2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +96,25 @@ class TinyLearner:
         )
 
     def open(self, checkpoint: Path) -> int:
-        """Continue from the checkpoint, or initialise and warm up. Returns the step."""
-        if checkpoint.exists():
-            self._restore(checkpoint)
-        else:
-            self.start()
+        """Continue from the newest sound checkpoint, or initialise and warm up. Returns the step."""
+        damage = []
+        for path in (checkpoint, Path(previous_generation(str(checkpoint)))):
+            if path.exists():
+                try:
+                    self._restore(path)
+                except EngineError as error:
+                    damage.append(str(error))
+                else:
+                    return self.step_number
+        if damage:
+            raise EngineError(f"{'; '.join(damage)}; to begin again from the warm-up, remove what is damaged")
+        self.start()
         return self.step_number
+
+    def adopt(self, weights: Path, step: int) -> None:
+        """Go on from ``weights``, the policy of ``step``, with a fresh optimiser."""
+        load_weights(self.model, weights)
+        self.step_number = step
 
     def start(self) -> None:
         """Draw the initial weights and warm them up."""
@@ -142,7 +163,7 @@ class TinyLearner:
             "shuffle": self._shuffle.get_state(),
         }
         torch.save(state, buffer)
-        write_atomically(checkpoint, buffer.getvalue())
+        write_generation(checkpoint, Path(previous_generation(str(checkpoint))), seal(buffer.getvalue()))
         write_atomically(weights, encode_weights(self.model))
 
     def evaluate(self) -> Evaluation:
@@ -228,8 +249,8 @@ class TinyLearner:
 
     def _restore(self, checkpoint: Path) -> None:
         try:
-            state = torch.load(checkpoint, weights_only=True)
-        except (pickle.UnpicklingError, EOFError, RuntimeError) as error:
+            state = torch.load(io.BytesIO(open_seal(checkpoint.read_bytes())), weights_only=True)
+        except (EngineError, pickle.UnpicklingError, EOFError, RuntimeError) as error:
             raise EngineError(f"the checkpoint {checkpoint} is damaged: {error}") from error
         if not isinstance(state, dict) or state.get("format") != _FORMAT:
             raise EngineError(f"{checkpoint} is no checkpoint of this engine")

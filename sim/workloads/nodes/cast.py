@@ -12,7 +12,7 @@ from p2p.errors import ConfigError
 from p2p.identity import PeerId
 from p2p.node.config import NodeConfig
 from p2p.node.tables import read_table
-from roles.envs.base import open_environment
+from roles.envs.base import environment_digest
 from roles.run import Run, Terms, sign_run
 from roles.run.file import Delivery, EnvironmentPin
 from sim.keys import KeyRing, derived_rng
@@ -93,11 +93,10 @@ class Cast:
 
     def _sign_run(self) -> Run:
         origin = self.peer(ORIGIN)
-        environment = open_environment("sort")
         terms = Terms(
             name=self._scenario.name,
             expiry=NEVER,
-            environments=(EnvironmentPin(name="sort", digest=environment.digest),),
+            environments=(EnvironmentPin(name="sort", digest=environment_digest("sort")),),
             trainers=(origin,),
             validators=(origin,),
             delivery=Delivery(chunk_bytes=int(self._scenario.parameter("chunk_bytes", 65_536))),

@@ -22,7 +22,7 @@ def start_from_zero(core: GossipCore, *args: object, **keywords: object) -> None
 
 def greet_nobody(core: GossipCore, event: Event, now: float) -> list[Effect]:
     if isinstance(event, Connected):
-        core._mesh.connected(event.peer)
+        _handle(core, event, now)
         return []
     return _handle(core, event, now)
 

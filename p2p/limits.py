@@ -1,0 +1,544 @@
+"""What strangers may hold of one node, and who makes room when it is full. No I/O.
+
+Theory of operation
+-------------------
+A `Budget` counts what peers cause this node to hold: unfinished handshakes, connections, streams that it
+serves, bytes of messages that are not whole. The counts are kept by peer, by host (one IPv4 address, or one
+IPv6 /56, which is what one customer gets) and by network (/24 and /48), as in go-libp2p's resource manager.
+
+A full node that refuses newcomers belongs to the peer that filled it first, for ever. So nothing here
+refuses: when a limit is reached, the budget names what must go, as Bitcoin Core's
+`SelectNodeToEvict` does. An attacker can choose when it connects, from where, and what it says; it
+cannot choose what *we* ask it for, and its networks are fewer than those of honest peers. Therefore:
+
+* of handshakes, those that have said nothing go first, of the network with the most, the oldest;
+* of connections, each criterion that is hard to fake protects a share (peers that we opened streams to,
+  one peer each of many networks, those that have been of use for longest), and of the rest the one that was
+  used longest ago goes, from the network with the most;
+* of served streams, the newest of the peer with the most.
+
+Loopback, and networks without addresses, know no hosts: there only the limits on the whole count.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import ipaddress
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from p2p.identity import PeerId
+from p2p.multiaddr import Multiaddr
+from p2p.wire import MIB
+
+DESCRIPTOR_RESERVE: Final = 320
+"""File descriptors that strangers never get: 192 for dials (48 peers, four addresses each), 40 for files that
+threads have open, 24 for the pipes of eight worker processes, and 64 for Python, the log, the lock and the
+listeners."""
+MAX_SERVED: Final = 8192
+"""Incoming streams served at a time over all peers: eight for each connection."""
+MAX_SERVED_PER_PEER: Final = 256
+"""Of them for one peer, over all of its connections: what one connection may have open at once."""
+MAX_UNFINISHED: Final = 32 * MIB
+"""Bytes of messages that are not whole yet, over all peers: 32 largest ones, or a heartbeat cut in two from
+each of 100,000 peers. The peer that holds most of it pays."""
+_MEMO: Final = 4096
+"""Addresses whose group is remembered; 1 MiB at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceLimits:
+    """How much of this node strangers may hold."""
+
+    connections: int = 1024
+    """Connections in all. 11 KiB each when idle; a node needs about 200 (views, forest, trainers,
+    validators). Fewer where the operating system allows fewer descriptors."""
+
+    handshakes: int = 256
+    """Incoming handshakes at a time. 20 KiB each; at 1.3 ms a full house is done in a third of a second."""
+
+    def __post_init__(self) -> None:
+        if self.connections < 1 or self.handshakes < 1:
+            raise ValueError("a host needs room for at least one connection and one handshake")
+
+    def within(self, descriptors: int) -> ResourceLimits:
+        """The same, if need be less, where a process may have ``descriptors`` files open.
+
+        Of 1,024, which is what Linux gives a process that does not ask, 528 connections and 117 handshakes.
+        """
+        usable = max(descriptors - DESCRIPTOR_RESERVE, 8)
+        return ResourceLimits(
+            connections=min(self.connections, usable * 3 // 4),
+            handshakes=min(self.handshakes, max(usable // 6, 1)),
+        )
+
+    @property
+    def inbound(self) -> int:
+        """Connections that others dialled and that are not protected: the last quarter is for our dials."""
+        return max(self.connections * 3 // 4, 1)
+
+    @property
+    def per_peer(self) -> int:
+        """Connections to one peer: two from dialling each other at once, two more around a restart."""
+        return 4
+
+    @property
+    def per_host(self) -> int:
+        """Inbound connections of one host: a sixteenth, 64 of 1,024. A laboratory behind one address fits."""
+        return max(self.connections // 16, 4)
+
+    @property
+    def per_network(self) -> int:
+        """Inbound connections of one network: an eighth, 128 of 1,024, so that eight cannot be one."""
+        return max(self.connections // 8, 8)
+
+    @property
+    def handshakes_per_host(self) -> int:
+        """Unfinished handshakes of one host: an eighth."""
+        return max(self.handshakes // 8, 1)
+
+    @property
+    def handshakes_per_network(self) -> int:
+        """Unfinished handshakes of one network: a quarter."""
+        return max(self.handshakes // 4, 1)
+
+
+# Where peers are.
+
+
+@dataclass(frozen=True, slots=True)
+class NetGroup:
+    """Where a connection comes from, as far as limits know (Bitcoin Core's word)."""
+
+    host: str
+    network: str
+    limited: bool
+    """Whether limits per host and network apply: not on loopback, nor where there are no addresses."""
+
+
+UNKNOWN: Final = NetGroup("", "", limited=False)
+
+
+@functools.lru_cache(_MEMO)
+def group_of(addr: Multiaddr | None) -> NetGroup:
+    """The host and the network of an address."""
+    kind, value = ("", "") if addr is None else addr.parts[0]
+    if kind not in {"ip4", "ip6"}:
+        return UNKNOWN
+    ip = ipaddress.ip_address(value)
+    if ip.is_loopback:
+        return NetGroup(value, "loopback", limited=False)
+    host_bits, network_bits = (32, 24) if ip.version == 4 else (56, 48)
+    packed = ip.packed.hex()
+    return NetGroup(
+        f"{kind}/{packed[: host_bits // 4]}", f"{kind}/{packed[: network_bits // 4]}", limited=True
+    )
+
+
+LOOPBACK, PRIVATE, PUBLIC = range(3)
+
+
+@functools.lru_cache(_MEMO)
+def reach_of(addr: Multiaddr) -> int:
+    """From how far an address makes sense: from this machine, from its site, from everywhere."""
+    kind, value = addr.parts[0]
+    if kind not in {"ip4", "ip6"}:
+        return PUBLIC
+    ip = ipaddress.ip_address(value)
+    if ip.is_loopback or ip.is_unspecified:
+        return LOOPBACK
+    return PUBLIC if ip.is_global and not ip.is_multicast else PRIVATE
+
+
+# What is held.
+
+
+@dataclass(slots=True, eq=False)
+class PendingHandshake:
+    """An incoming connection that has not proved who it is."""
+
+    group: NetGroup
+    since: float
+    abort: Callable[[], None]
+    heard: bool = False
+    """Whether it has said anything."""
+
+
+@dataclass(slots=True, eq=False)
+class Usage:
+    """What a connected peer was good for: kept while it has a connection."""
+
+    since: float
+    used_at: float
+    """When a stream was last opened, or a message last came or went."""
+    useful_at: float = 0.0
+    """When we last opened a stream to it: what an attacker cannot make look better than it is."""
+
+    was_used: bool = False
+    """Whether anything was asked or said since the peer connected."""
+
+
+@dataclass(slots=True, eq=False)
+class HeldConnection:
+    """A connection, as the budget sees it."""
+
+    peer: PeerId
+    group: NetGroup
+    inbound: bool
+    usage: Usage
+    abort: Callable[[], None]
+
+
+@dataclass(slots=True, eq=False)
+class ServedStream:
+    """A stream that a peer has opened and that we serve."""
+
+    peer: PeerId
+    abort: Callable[[], None]
+    unfinished: int = 0
+    """Bytes of a message that is not whole."""
+
+
+@dataclass(slots=True)
+class _Counts:
+    """How many of a thing there are by some name; names without any cost nothing."""
+
+    of: dict[str, int] = field(default_factory=dict)
+
+    def add(self, name: str, change: int) -> None:
+        count = self.of.get(name, 0) + change
+        if count:
+            self.of[name] = count
+        else:
+            self.of.pop(name, None)
+
+    def __getitem__(self, name: str) -> int:
+        return self.of.get(name, 0)
+
+
+class Budget:
+    """All that peers cause one node to hold."""
+
+    def __init__(
+        self,
+        limits: ResourceLimits,
+        is_protected: Callable[[PeerId], bool] = lambda _: False,
+        salt: bytes = b"",
+    ) -> None:
+        """``salt``, which no peer knows, chooses the networks that are protected."""
+        self.limits = limits
+        self._is_protected = is_protected
+        self._salt = salt
+        self._handshakes: dict[PendingHandshake, None] = {}
+        self._connections: dict[HeldConnection, None] = {}
+        self._of_peer: dict[PeerId, dict[HeldConnection, None]] = {}
+        self._inbound = 0
+        self._hosts = _Counts()
+        self._networks = _Counts()
+        self._served: dict[PeerId, dict[ServedStream, None]] = {}
+        self._served_count = 0
+        self._unfinished: dict[ServedStream, None] = {}
+        self._unfinished_bytes = 0
+
+    @property
+    def handshakes(self) -> int:
+        """Incoming handshakes that are not finished."""
+        return len(self._handshakes)
+
+    @property
+    def connections(self) -> int:
+        """Connections in all."""
+        return len(self._connections)
+
+    @property
+    def served(self) -> int:
+        """Streams that are being served."""
+        return self._served_count
+
+    @property
+    def unfinished(self) -> int:
+        """Bytes of messages that are not whole."""
+        return self._unfinished_bytes
+
+    # Handshakes.
+
+    def begin_handshake(self, pending: PendingHandshake) -> PendingHandshake | None:
+        """Count a newcomer in; returns the one that must go for it, which is counted out."""
+        victim = None
+        if self._handshakes:
+            victim = self._handshake_victim(pending.group)
+        if victim is not None:
+            del self._handshakes[victim]
+        self._handshakes[pending] = None
+        return victim
+
+    def end_handshake(self, pending: PendingHandshake) -> None:
+        """It is over, however it ended."""
+        self._handshakes.pop(pending, None)
+
+    def oldest_handshake(self) -> PendingHandshake | None:
+        """The one to give up when the machine itself is out of something; counted out."""
+        victim = self._worst_handshake(self._handshakes) if self._handshakes else None
+        if victim is not None:
+            del self._handshakes[victim]
+        return victim
+
+    def _handshake_victim(self, group: NetGroup) -> PendingHandshake | None:
+        limits = self.limits
+        if group.limited:
+            siblings = [one for one in self._handshakes if one.group.network == group.network]
+            twins = [one for one in siblings if one.group.host == group.host]
+            if len(twins) >= limits.handshakes_per_host:
+                return self._worst_handshake(twins)
+            if len(siblings) >= limits.handshakes_per_network:
+                return self._worst_handshake(siblings)
+        if len(self._handshakes) < limits.handshakes:
+            return None
+        return self._worst_handshake(self._handshakes)
+
+    def _worst_handshake(self, among: Iterable[PendingHandshake]) -> PendingHandshake:
+        """The oldest of the network with the most; a silent one, unless those hold less than a quarter.
+
+        A dialer speaks first, in the packet behind its SYN, so who is silent after a moment waits for
+        nothing of ours; yet every newcomer is silent for an instant, so a quarter of the places is theirs.
+        A thousand silent sockets a second thus replace each other every 64 ms, and never a dialer that has
+        spoken.
+        """
+        waiting = list(among)
+        silent = [one for one in waiting if not one.heard]
+        spoken = [one for one in waiting if one.heard]
+        pool = silent if len(silent) * 4 > len(waiting) or not spoken else spoken
+        crowd = _most_crowded(one.group for one in pool)
+        return next(one for one in pool if one.group.network == crowd)
+
+    # Connections.
+
+    def admit(self, held: HeldConnection) -> list[HeldConnection]:
+        """Count a connection in; returns those that must go for it, which are counted out.
+
+        Where everything else is protected, that is the newcomer itself.
+        """
+        victims = self._siblings_over(held)
+        self._count(held, +1)
+        limits, group = self.limits, held.group
+        if held.inbound and not self._is_protected(held.peer):
+            if group.limited and self._hosts[group.host] > limits.per_host:
+                victims += self._evict(
+                    [one for one in self._connections if one.group.host == group.host], held
+                )
+            if group.limited and self._networks[group.network] > limits.per_network:
+                siblings = [one for one in self._connections if one.group.network == group.network]
+                victims += self._evict(siblings, held)
+            if self._inbound > limits.inbound:
+                inbound = [one for one in self._connections if one.inbound and self._may_go(one)]
+                if len(inbound) > limits.inbound:
+                    victims += self._evict(inbound, held, limits.connections // 64)
+        if len(self._connections) > limits.connections:
+            victims += self._evict(list(self._connections), held)
+        return victims
+
+    def release(self, held: HeldConnection) -> None:
+        """It is over; harmless when it was counted out already."""
+        if held in self._connections:
+            self._count(held, -1)
+
+    def _count(self, held: HeldConnection, change: int) -> None:
+        own = self._of_peer.setdefault(held.peer, {})
+        if change > 0:
+            self._connections[held] = own[held] = None
+        else:
+            del self._connections[held], own[held]
+        if not own:
+            del self._of_peer[held.peer]
+        if held.inbound:
+            self._inbound += change
+            self._hosts.add(held.group.host, change)
+            self._networks.add(held.group.network, change)
+
+    def _siblings_over(self, held: HeldConnection) -> list[HeldConnection]:
+        """The oldest connections of a peer that has one too many: after a restart they are ghosts."""
+        siblings = self._of_peer.get(held.peer, {})
+        over = list(siblings)[: max(len(siblings) + 1 - self.limits.per_peer, 0)]
+        for one in over:
+            self._count(one, -1)
+        return over
+
+    def _evict(
+        self, among: list[HeldConnection], newcomer: HeldConnection, more: int = 0
+    ) -> list[HeldConnection]:
+        """Choose one (and up to ``more``, so that a flood pays for the choice once in a while)."""
+        candidates = [
+            one for one in among if one is not newcomer and one in self._connections and self._may_go(one)
+        ]
+        victims = self._rank(candidates)[: 1 + more] if candidates else [newcomer]
+        for one in victims:
+            self._count(one, -1)
+        return victims
+
+    def _may_go(self, held: HeldConnection) -> bool:
+        return not self._is_protected(held.peer)
+
+    def _rank(self, candidates: list[HeldConnection]) -> list[HeldConnection]:
+        """Those that may go, the first to go first: at least one, if there are any."""
+        rest = dict.fromkeys(candidates)
+        share = len(candidates) // 8
+
+        def protect(order: list[HeldConnection], count: int) -> None:
+            for one in order[:count]:
+                del rest[one]
+
+        useful = [one for one in rest if one.usage.useful_at]
+        protect(sorted(useful, key=lambda one: -one.usage.useful_at), 2 * share)
+        protect(self._one_of_each_network(rest), share)
+        used = [one for one in rest if one.usage.was_used]
+        protect(sorted(used, key=lambda one: one.usage.since), 2 * share)
+        crowd = _most_crowded(one.group for one in rest)
+        pool = [one for one in rest if one.group.network == crowd]
+        return sorted(pool, key=lambda one: one.usage.used_at)
+
+    def _one_of_each_network(self, among: Iterable[HeldConnection]) -> list[HeldConnection]:
+        """The oldest of each network, in an order that only we know."""
+        first: dict[str, HeldConnection] = {}
+        for one in among:
+            first.setdefault(one.group.network, one)
+        return [first[name] for name in sorted(first, key=self._secret_rank)]
+
+    def _secret_rank(self, network: str) -> bytes:
+        return hashlib.sha256(self._salt + network.encode()).digest()
+
+    # Streams.
+
+    def serve(self, stream: ServedStream) -> ServedStream | None:
+        """Count a stream in; returns the one that must go for it, which is counted out.
+
+        A peer over its own share loses the newcomer. When all places are taken, the peer with the
+        most loses its newest.
+        """
+        own = self._served.setdefault(stream.peer, {})
+        own[stream] = None
+        self._served_count += 1
+        victim = None
+        if len(own) > MAX_SERVED_PER_PEER:
+            victim = stream
+        elif self._served_count > MAX_SERVED:
+            most = max(self._served, key=lambda peer: len(self._served[peer]))
+            victim = next(reversed(self._served[most]))
+        if victim is not None:
+            self.served_to_end(victim)
+        return victim
+
+    def served_to_end(self, stream: ServedStream) -> None:
+        """It is over; harmless when it was counted out already."""
+        own = self._served.get(stream.peer)
+        if own is None or stream not in own:
+            return
+        del own[stream]
+        if not own:
+            del self._served[stream.peer]
+        self._served_count -= 1
+        self._unfinished_bytes -= stream.unfinished
+        self._unfinished.pop(stream, None)
+        stream.unfinished = 0
+
+    def served_to(self, peer: PeerId) -> tuple[ServedStream, ...]:
+        """What is being served to ``peer``."""
+        return tuple(self._served.get(peer, ()))
+
+    def hold(self, stream: ServedStream, count: int) -> ServedStream | None:
+        """``count`` bytes of an unfinished message wait on ``stream``; returns the stream that must go."""
+        if stream.unfinished == count or stream not in self._served.get(stream.peer, ()):
+            return None
+        self._unfinished_bytes += count - stream.unfinished
+        stream.unfinished = count
+        if count:
+            self._unfinished[stream] = None
+        else:
+            self._unfinished.pop(stream, None)
+        if self._unfinished_bytes <= MAX_UNFINISHED:
+            return None
+        by_peer: dict[PeerId, int] = {}
+        for one in self._unfinished:
+            by_peer[one.peer] = by_peer.get(one.peer, 0) + one.unfinished
+        most = max(by_peer, key=by_peer.__getitem__)
+        victim = max((one for one in self._unfinished if one.peer == most), key=lambda one: one.unfinished)
+        self.served_to_end(victim)
+        return victim
+
+
+def _most_crowded(groups: Iterable[NetGroup]) -> str:
+    counts: dict[str, int] = {}
+    for group in groups:
+        counts[group.network] = counts.get(group.network, 0) + 1
+    return max(counts, key=counts.__getitem__)
+
+
+# Whom we dial on a stranger's word.
+
+MAX_DIALS_PER_HOST: Final = 4
+"""Dials on hearsay to one host at a time."""
+MAX_DIALS_PER_NETWORK: Final = 8
+"""Dials on hearsay to one network at a time."""
+MAX_FAILED_PER_HOST: Final = 8.0
+"""Failed dials on hearsay to one host, halved every minute, after which it is left alone: a host that answers
+costs nothing, and one that does not hears about eight SYNs a minute from us, however many peers name it."""
+MAX_FAILED_PER_NETWORK: Final = 32.0
+"""The same of one network."""
+FAILED_HALF_LIFE: Final = 60.0
+"""Seconds in which half of the failed dials are forgotten."""
+MAX_COUNTED: Final = 4096
+"""Hosts and networks that are counted; the one counted longest ago goes first. 0.5 MiB."""
+
+
+class FadingCounts:
+    """How often something happened, by name, halved every ``half_life`` seconds."""
+
+    def __init__(self, half_life: float) -> None:
+        self._half_life = half_life
+        self._counts: dict[str, tuple[float, float]] = {}
+
+    def add(self, name: str, now: float) -> None:
+        """It happened once more."""
+        count = self.count(name, now) + 1.0
+        self._counts.pop(name, None)
+        self._counts[name] = (count, now)
+        if len(self._counts) > MAX_COUNTED:
+            del self._counts[next(iter(self._counts))]
+
+    def count(self, name: str, now: float) -> float:
+        """What is left."""
+        known = self._counts.get(name)
+        return known[0] * 2.0 ** ((known[1] - now) / self._half_life) if known else 0.0
+
+
+class DialTargets:
+    """How often strangers' words made us dial a host, and it did not answer."""
+
+    def __init__(self) -> None:
+        self._open = _Counts()
+        self._failed = FadingCounts(FAILED_HALF_LIFE)
+
+    def begin(self, group: NetGroup, now: float) -> bool:
+        """Whether to dial; if so, `end` must follow."""
+        if not group.limited:
+            return True
+        if (
+            self._open[group.host] >= MAX_DIALS_PER_HOST
+            or self._open[group.network] >= MAX_DIALS_PER_NETWORK
+            or self._failed.count(group.host, now) >= MAX_FAILED_PER_HOST
+            or self._failed.count(group.network, now) >= MAX_FAILED_PER_NETWORK
+        ):
+            return False
+        self._open.add(group.host, +1)
+        self._open.add(group.network, +1)
+        return True
+
+    def end(self, group: NetGroup, now: float, *, answered: bool) -> None:
+        """The dial is over."""
+        if not group.limited:
+            return
+        for name in (group.host, group.network):
+            self._open.add(name, -1)
+            if not answered:
+                self._failed.add(name, now)

@@ -1,0 +1,173 @@
+"""What strangers may make this node hold: one account for all connections of a host. No I/O.
+
+Theory of operation
+-------------------
+Three things grow by what peers do and not by what we do: bytes that came and that no application has read,
+bytes that wait for a peer to take them, and promises of receive window. Each has a limit over all
+connections here, since limits per connection multiply: 256 KiB of window for each of 256 streams is
+64 MiB for one peer, and nothing that a node could promise to a thousand.
+
+*Unread bytes.* When they are over their limit, what is given up is the hoard, not the newcomer: an account
+that refuses while it is full refuses honest peers for as long as the attacker likes. Each holder (a stream,
+or a connection with an unfinished record) weighs its bytes times the seconds since its application last took
+some; the peer with the largest sum loses its heaviest holders until an eighth of the account is free again. A
+stream that is read weighs next to nothing, however fast it is: 4 MiB that are 10 ms old weigh less than 8 KiB
+that were left unread for a minute. Bytes alone would name the fastest honest sender when a thousand
+identities hoard 32 KiB each; age alone would name the slowest honest reader when one attacker pours in
+32 MiB. Protected peers come last. To lose a stream costs no penalty points: the slow application may be ours.
+
+*Queued bytes.* Over the limit, each connection may still queue a little, so that none stands still for
+what others queue; that is back-pressure, and nothing is given up.
+
+*Window.* Streams start with the 256 KiB of the specification and get more from one stock when their
+application has read half a window fast. A grant that was not used for some seconds returns to the stock: what
+was promised stays promised, but the account above is what bounds the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from p2p.identity import PeerId
+from p2p.wire import KI, MIB
+
+MAX_HELD: Final = 32 * MIB
+"""Bytes held for applications that have not read them, over all connections. What is held costs at most 5/4
+of that in memory (see `p2p.transport.stream.MuxedStream.feed`), 40 MiB beside a node's 65; a node stays
+under 150. Eight streams with the widest window, or 128 with the narrowest, can be unread as a whole."""
+_SPARE: Final = 8
+"""Which part of the limit is freed beyond need, so that a flood of small pieces sorts the holders once per
+4 MiB."""
+_FRESH: Final = 0.1
+"""Seconds added to every age: among holders of this moment, bytes decide."""
+MAX_OUTGOING: Final = 16 * MIB
+"""Bytes queued for peers, over all connections: 64 streams at full depth."""
+OUTGOING_SHARE: Final = 16 * KI
+"""Bytes that a connection may queue although others have used up `MAX_OUTGOING`: 16 MiB for 1,024. A quarter
+of a record each time costs a third of the bulk speed and keeps messages going."""
+MAX_EXTRA_WINDOW: Final = 16 * MIB
+"""Bytes of receive window granted beyond the initial ones, over all connections: what a gigabit line has in
+flight in 130 ms. With 64 initial windows in use, 16 MiB more, honest peers alone stay within `MAX_HELD`."""
+CONNECTION_EXTRA_WINDOW: Final = 8 * MIB
+"""Bytes of those for one connection: two streams as wide as they get."""
+_LEAST_GRANT: Final = 64 * KI
+"""Bytes of window that are worth granting."""
+_IDLE_GRANT: Final = 10.0
+"""Seconds after which a grant that was not refilled counts no longer."""
+
+
+class Holder(Protocol):
+    """What holds unread bytes."""
+
+    peer: PeerId
+    """On whose behalf."""
+    held: int
+    """Bytes; changed by `HostBudget` only."""
+    since: float
+    """When the application last took some of them, or when the first came; by `HostBudget.time`."""
+
+    def evict(self) -> None:
+        """Give everything up, now."""
+        ...
+
+
+class WideStream(Protocol):
+    """A stream whose receive window was widened."""
+
+    refilled: float
+    """When its application last had read half a window."""
+
+
+class HostBudget:
+    """The account of one host. Connections made without one, in tests, have one each."""
+
+    def __init__(
+        self,
+        now: Callable[[], float],
+        *,
+        protected: Callable[[PeerId], bool] = lambda peer: False,
+        max_held: int = MAX_HELD,
+    ) -> None:
+        """``now`` is `World.now`; ``protected`` says whose bytes are given up last."""
+        self.now = now
+        self.time = now()
+        """When any connection last read much: to ask a clock for each message would cost 1 % of it."""
+        self.held = 0
+        """Bytes that came and that no application has read."""
+        self.outgoing = 0
+        """Bytes queued for peers; kept by each `p2p.transport.yamux_queue.SendQueue`."""
+        self.evicted = 0
+        """Holders that were given up so far."""
+        self._protected = protected
+        self._max_held = max_held
+        self._holders: dict[Holder, None] = {}
+        self._grants: dict[WideStream, tuple[object, int]] = {}
+
+    # Unread bytes.
+
+    def hold(self, holder: Holder, count: int) -> None:
+        """``holder`` has ``count`` more bytes. May call `Holder.evict`, of this one as well."""
+        if not holder.held:
+            holder.since = self.time
+            self._holders[holder] = None
+        holder.held += count
+        self.held += count
+        if self.held > self._max_held:
+            self._evict()
+
+    def release(self, holder: Holder, count: int) -> None:
+        """``count`` of its bytes were taken, or given up. One that is over is to be `forget`-ten as well."""
+        self.held -= count
+        holder.held -= count
+        holder.since = self.time
+
+    def forget(self, holder: Holder) -> None:
+        """The holder is over. What it holds is given back."""
+        self.held -= holder.held
+        holder.held = 0
+        self._holders.pop(holder, None)
+
+    def _evict(self) -> None:
+        now = self.time = self.now()
+        weights: dict[PeerId, float] = {}
+        of_peer: dict[PeerId, list[tuple[float, Holder]]] = {}
+        for holder in [holder for holder in self._holders if holder.held]:
+            weight = holder.held * (now - holder.since + _FRESH)
+            weights[holder.peer] = weights.get(holder.peer, 0.0) + weight
+            of_peer.setdefault(holder.peer, []).append((weight, holder))
+        for peer in sorted(weights, key=lambda peer: (self._protected(peer), -weights[peer])):
+            for _, holder in sorted(of_peer[peer], key=lambda pair: -pair[0]):
+                if self.held <= self._max_held - self._max_held // _SPARE:
+                    return
+                self.evicted += 1
+                holder.evict()
+
+    # Queued bytes.
+
+    def outgoing_room(self, queued: int) -> int:
+        """Bytes that a connection with ``queued`` bytes in its queue may add."""
+        return max(MAX_OUTGOING - self.outgoing, OUTGOING_SHARE - queued)
+
+    # Receive windows.
+
+    def widen(self, owner: object, stream: WideStream, wanted: int) -> int:
+        """By how many of the ``wanted`` bytes the window of ``stream`` may grow; ``owner`` is its connection.
+
+        A half of what is left at most: the first streams get all that they want and late ones something.
+        """
+        expired = self.now() - _IDLE_GRANT
+        for idle in [other for other in self._grants if other.refilled < expired]:
+            del self._grants[idle]
+        free = MAX_EXTRA_WINDOW - sum(extra for _, extra in self._grants.values())
+        owned = sum(extra for whose, extra in self._grants.values() if whose is owner)
+        extra = min(wanted, free // 2, CONNECTION_EXTRA_WINDOW - owned)
+        if extra < _LEAST_GRANT:
+            return 0
+        _, before = self._grants.get(stream, (owner, 0))
+        self._grants[stream] = (owner, before + extra)
+        return extra
+
+    def narrow(self, stream: WideStream) -> None:
+        """The stream is over: what it was granted returns."""
+        self._grants.pop(stream, None)

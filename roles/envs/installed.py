@@ -1,0 +1,61 @@
+"""Digests of installed code, taken without importing it: what a run pins is compared before it can run.
+
+The one file of the roles that looks at this machine's Python installation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from p2p.errors import ConfigError
+
+MAX_PACKAGE_BYTES: Final = 256 * 1024 * 1024
+"""Bytes of a package that are hashed: code and word lists, not data sets."""
+
+
+def module_digest(module: str) -> bytes | None:
+    """sha256 of the source of one module, whose parent packages are imported already; None without one."""
+    spec = importlib.util.find_spec(module)
+    return None if spec is None or spec.origin is None else _digest_of({"": Path(spec.origin)}, module)
+
+
+def package_digest(top: str) -> bytes | None:
+    """sha256 over paths and contents of all files of a top-level package; None if it is not there.
+
+    Raises `ConfigError` if it is larger than `MAX_PACKAGE_BYTES`.
+    """
+    files = _package_files(top)
+    return _digest_of(files, top) if files else None
+
+
+def _package_files(top: str) -> dict[str, Path]:
+    """By their path in the package. ``find_spec`` imports nothing for a name without a dot."""
+    spec = importlib.util.find_spec(top)
+    if spec is None:
+        return {}
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    if not folders:
+        return {} if spec.origin is None else {Path(spec.origin).name: Path(spec.origin)}
+    return {
+        path.relative_to(folder).as_posix(): path
+        for folder in folders
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def _digest_of(files: Mapping[str, Path], what: str) -> bytes:
+    digest = hashlib.sha256()
+    left = MAX_PACKAGE_BYTES
+    for relative in sorted(files):
+        data = files[relative].read_bytes()
+        left -= len(data)
+        if left < 0:
+            raise ConfigError(f"the package {what} is larger than {MAX_PACKAGE_BYTES:,} bytes")
+        path = relative.encode()
+        digest.update(len(path).to_bytes(4, "big") + path + len(data).to_bytes(8, "big") + data)
+    return digest.digest()

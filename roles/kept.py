@@ -1,0 +1,35 @@
+"""Small JSON documents on a node's disk that notice when a bit of them has changed.
+
+A flipped digit in plain JSON is still JSON, and would be believed. So a document is a line with the SHA-256
+of what follows, and then that. Each owner decides what damage means: progress begins anew, what may have been
+learnt from counts as used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from p2p.errors import StorageError
+from p2p.world import Disk
+
+
+class DamagedFile(StorageError):
+    """A file of this node does not say what was written into it: the disk, or somebody, has changed it."""
+
+
+async def keep(disk: Disk, path: str, value: object) -> None:
+    """Put ``value``, of plain types, at ``path``, atomically and durably."""
+    body = json.dumps(value).encode()
+    await disk.replace(path, hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+
+
+async def recall(disk: Disk, path: str) -> Any:
+    """What `keep` was given, or None if nothing is there. Raises `DamagedFile`."""
+    if await disk.size(path) is None:
+        return None
+    digest, _, body = (await disk.read(path)).partition(b"\n")
+    if hashlib.sha256(body).hexdigest().encode() != digest:
+        raise DamagedFile(f"{path} is damaged: it does not have the digest that it was written with")
+    return json.loads(body)

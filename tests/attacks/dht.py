@@ -1,0 +1,67 @@
+"""DHT nodes for attacks: cores on the heap of `bench.dht.Swarm`, at places and addresses of our choice."""
+
+from __future__ import annotations
+
+from bench.dht import WALL, Node, Swarm
+from p2p.dht.events import Effect, Moved, Received, Send
+from p2p.dht.messages import Contact, Envelope, Reply, Request, decode_untrusted, encode
+from p2p.dht.record import Record, record_key, sign_record
+from p2p.dht.stamp import make_stamp
+from p2p.identity import KeyPair
+from p2p.multiaddr import Multiaddr
+
+DIFFICULTY = 4
+"""Bits of work, as in `bench.dht`: the attacks here are by those who have paid for their stamps."""
+
+
+def key_pair(number: int, tens: int = 0) -> KeyPair:
+    return KeyPair(tens.to_bytes(16, "big") + number.to_bytes(16, "big"))
+
+
+def contact(key: KeyPair, host: str = "10.9.9.9") -> Contact:
+    """A stamped contact."""
+    nonce = make_stamp(key.peer_id, DIFFICULTY)
+    return Contact(key.peer_id, nonce, (Multiaddr.tcp(host, 4001),))
+
+
+def add_at(swarm: Swarm, leading: int, bits: int) -> Node:
+    """A node whose DHT id begins with the ``bits`` bits of ``leading``."""
+    while True:
+        node = swarm.add()
+        if node.core.own.number >> (160 - bits) == leading:
+            return node
+        del swarm.nodes[node.peer]
+
+
+def move(swarm: Swarm, node: Node, host: str) -> None:
+    """Let ``node`` be at another address."""
+    node.addr = Multiaddr.tcp(host, 4001)
+    swarm.give(node, Moved((node.addr,)))
+
+
+def tell(node: Node, sender: Contact, body: Request | Reply, now: float, request_id: int = 1) -> list[Effect]:
+    """Hand one message to a core; what it wants done."""
+    return node.core.handle(Received(sender.peer, encode(request_id, sender, body), WALL + now), now)
+
+
+def sent(effects: list[Effect]) -> list[tuple[Send, Envelope]]:
+    """The messages among ``effects``."""
+    return [(each, decode_untrusted(each.data)) for each in effects if isinstance(each, Send)]
+
+
+def signed(
+    key: KeyPair,
+    name: bytes,
+    *,
+    namespace: str = "test",
+    seqno: int = 1,
+    lifetime: float = 3600.0,
+    value: bytes = b"value",
+) -> Record:
+    nonce = make_stamp(key.peer_id, DIFFICULTY)
+    bare = Record(namespace, name, key.peer_id, nonce, seqno, int(WALL + lifetime), value, b"")
+    return sign_record(bare, key)
+
+
+def place(record: Record, salt: int = 0) -> bytes:
+    return record_key(record.namespace, record.name, salt)

@@ -1,0 +1,151 @@
+"""A peer that speaks Noise well and yamux as it likes, for attacks on connections and hosts."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+
+from p2p.identity import KeyPair, PeerId, ProtocolId
+from p2p.machine import RealWorld, open_world
+from p2p.transport.connection import Connection, ConnectionConfig
+from p2p.transport.memory import MemoryNetwork, memory_pair
+from p2p.transport.negotiate import line
+from p2p.transport.noise import NoiseSession, StaticKey
+from p2p.transport.stream import MuxedStream
+from p2p.transport.upgrade import secure
+from p2p.transport.yamux_frames import ACK, DATA, GO_AWAY, HEADER, PING, RST, SYN, WINDOW_UPDATE
+
+__all__ = [
+    "ACK",
+    "DATA",
+    "GO_AWAY",
+    "PING",
+    "RST",
+    "SYN",
+    "WINDOW_UPDATE",
+    "Hostile",
+    "Victim",
+    "frame",
+    "hello",
+]
+
+ECHO = ProtocolId("/test/echo")
+
+
+def frame(kind: int, flags: int, stream_id: int, payload: bytes | int = b"") -> bytes:
+    """A yamux frame; an int is the length of a frame without payload."""
+    if isinstance(payload, int):
+        return HEADER.pack(0, kind, flags, stream_id, payload)
+    return HEADER.pack(0, kind, flags, stream_id, len(payload)) + payload
+
+
+def hello(stream_id: int, protocol: str = ECHO) -> bytes:
+    """A stream opened, and its protocol named."""
+    proposal = line("/multistream/1.0.0") + line(protocol)
+    return frame(WINDOW_UPDATE, SYN, stream_id, 0) + frame(DATA, 0, stream_id, proposal)
+
+
+class Hostile:
+    """The attacker's end of a secured connection."""
+
+    def __init__(self, raw: trio.abc.HalfCloseableStream, session: NoiseSession) -> None:
+        self.raw = raw
+        self.session = session
+
+    async def send(self, plaintext: bytes) -> None:
+        """``plaintext`` in full records."""
+        await self.raw.send_all(self.session.seal(plaintext))
+
+    async def receive(self) -> bytes:
+        """What came, opened, after at least one record."""
+        opened: list[bytearray] = []
+        while not opened:
+            data = await self.raw.receive_some()
+            if not data:
+                return b""
+            opened = self.session.receive_data(data)
+        return b"".join(opened)
+
+    async def swallow(self) -> None:
+        """Read whatever comes until the end."""
+        try:
+            while await self.raw.receive_some():
+                pass
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+
+    @classmethod
+    async def dial(cls, world: RealWorld, network: MemoryNetwork, addr: Any, key: KeyPair) -> Hostile:
+        """Shake hands with a whole host."""
+        raw = await network.dial(addr)
+        static = StaticKey.create(key, world.entropy(32))
+        secured = await secure(raw, static, world.entropy, dialer=True)
+        return cls(raw, secured.session)
+
+
+class Victim:
+    """A connection of ours, with a hostile peer at its other end."""
+
+    def __init__(self, world: RealWorld, connection: Connection, hostile: Hostile) -> None:
+        self.world = world
+        self.connection = connection
+        self.hostile = hostile
+        self.accepted: list[MuxedStream] = []
+
+
+_OURS = KeyPair(b"\x01" * 32)
+
+
+async def _secured(world: RealWorld, theirs: KeyPair) -> tuple[Any, Any, Any, Any]:
+    one, other = memory_pair()
+    done: dict[bool, Any] = {}
+
+    async def shake(raw: trio.abc.HalfCloseableStream, key: KeyPair, dialer: bool) -> None:
+        static = StaticKey.create(key, world.entropy(32))
+        done[dialer] = await secure(raw, static, world.entropy, dialer=dialer)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(shake, one, _OURS, False)
+        nursery.start_soon(shake, other, theirs, True)
+    return one, other, done[False], done[True]
+
+
+@asynccontextmanager
+async def open_victims(
+    *keys: int,
+    keepalive: float = float("inf"),
+    on_stream: Callable[[MuxedStream], None] | None = None,
+    **options: Any,
+) -> AsyncIterator[list[Victim]]:
+    """Connections of ours, one for each hostile peer of ``keys``; ``options`` are `Connection`'s."""
+    async with open_world(key=_OURS) as world, trio.open_nursery() as nursery:
+        victims: list[Victim] = []
+        for key in keys:
+            one, other, secured, theirs = await _secured(world, KeyPair(bytes([key]) * 32))
+            accepted: list[MuxedStream] = []
+            if "budget" in options and callable(options["budget"]):
+                options["budget"] = options["budget"](world)
+            connection = Connection(
+                world,
+                one,
+                secured,
+                dialer=False,
+                serves=ECHO.__eq__,
+                on_stream=on_stream or accepted.append,
+                config=ConnectionConfig(keepalive=keepalive),
+                **options,
+            )
+            victim = Victim(world, connection, Hostile(other, theirs.session))
+            victim.accepted = accepted
+            victims.append(victim)
+            nursery.start_soon(connection.run)
+        yield victims
+        nursery.cancel_scope.cancel()
+
+
+def peer_of(key: int) -> PeerId:
+    """The name of the hostile peer of ``key``."""
+    return KeyPair(bytes([key]) * 32).peer_id

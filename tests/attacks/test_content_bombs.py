@@ -1,0 +1,134 @@
+"""Issue 9.13: bytes that cost more to decode than to send: refused while they are read, by every parser."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+
+import pytest
+
+from p2p.errors import BadMessage
+from p2p.identity import KeyPair, verify
+from p2p.shardcast.codec import decode_chunk_untrusted
+from p2p.shardcast.forest import decode_roster_untrusted
+from p2p.shardcast.manifest import PROTOCOL_ID, Chunk, decode_manifest_untrusted, digest_of
+from p2p.shardcast.messages import decode_bulk_untrusted, decode_message_untrusted
+from p2p.wire import KI, MIB, pack, unpack_untrusted
+from roles.messages import (
+    ROLLOUT_PROTOCOL,
+    Commitment,
+    Submission,
+    content_digest,
+    decode_commitment_untrusted,
+    decode_delivery_untrusted,
+    decode_groups_untrusted,
+    decode_receipt_untrusted,
+    decode_reply_untrusted,
+    decode_submission_untrusted,
+    decode_verdict_untrusted,
+)
+from roles.run.chain import decode_entry_untrusted, decode_equivocation_untrusted
+from roles.run.file import DOMAIN, FORMAT, decode_run_untrusted
+
+KEY = KeyPair(digest_of(b"somebody"))
+PEAK = 12 * MIB
+"""Bytes that reading may take besides the message: 1,024 heads of lists of `MAX_PEERS` in the run file."""
+
+
+def listed(count: int, item: bytes) -> bytes:
+    return b"\xdd" + count.to_bytes(4, "big") + item * count
+
+
+BOMBS = {
+    "empty lists": listed(MIB, b"\x90"),
+    "empty tables": listed(MIB, b"\x80"),
+    "nothing": listed(MIB, b"\xc0"),
+    "lists of a few": listed(60 * KI, b"\xdc\x00\x10" + b"\xc0" * 16),
+    "lists that claim a million": b"\xdd\x00\x10\x00\x00" * 1000 + b"\xc0" * MIB,
+    "lists of 128 in lists": b"\xdc\x00\x80" * 1000 + b"\xc0" * MIB,
+    "a table of lists": b"\xdf" + (10_000).to_bytes(4, "big") + b"\xa1a\x90" * 10_000,
+    "a thousand deep": b"\x91" * 1000 + b"\xc0",
+    "extensions": b"\x91\xc9\x00\x10\x00\x00\x05" + bytes(MIB),
+}
+
+
+def signed_run(data: bytes) -> bytes:
+    return pack(
+        [FORMAT, KEY.peer_id.digest, data, KEY.sign(DOMAIN, pack([FORMAT, KEY.peer_id.digest, data]))]
+    )
+
+
+def signed_manifest(data: bytes) -> bytes:
+    return pack([data, KEY.sign(PROTOCOL_ID, data)])
+
+
+PARSERS: dict[str, Callable[[bytes], object]] = {
+    "msgpack": unpack_untrusted,
+    "shardcast": decode_message_untrusted,
+    "bulk": lambda data: decode_bulk_untrusted(b"\1" + data),
+    "manifest": lambda data: decode_manifest_untrusted(data, b"run", verify),
+    "signed manifest": lambda data: decode_manifest_untrusted(signed_manifest(data), b"run", verify),
+    "roster": lambda data: decode_roster_untrusted(data, b"run", verify),
+    "signed roster": lambda data: decode_roster_untrusted(signed_manifest(data), b"run", verify),
+    "commitment": decode_commitment_untrusted,
+    "groups": decode_groups_untrusted,
+    "submission": lambda data: decode_submission_untrusted(data, verify),
+    "verdict": lambda data: decode_verdict_untrusted(data, verify),
+    "reply": lambda data: decode_reply_untrusted(data, verify),
+    "delivery": lambda data: decode_delivery_untrusted(data, verify),
+    "receipt": decode_receipt_untrusted,
+    "ledger entry": decode_entry_untrusted,
+    "equivocation": decode_equivocation_untrusted,
+    "run file": decode_run_untrusted,
+    "signed run file": lambda data: decode_run_untrusted(signed_run(data)[: 256 * KI]),
+    "signed short run file": lambda data: decode_run_untrusted(signed_run(data[: 200 * KI])),
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS.values(), ids=list(BOMBS))
+@pytest.mark.parametrize("parse", PARSERS.values(), ids=list(PARSERS))
+def test_no_parser_makes_room_for_a_bomb(parse: Callable[[bytes], object], bomb: bytes) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadMessage):
+            parse(bomb)
+        assert tracemalloc.get_traced_memory()[1] < PEAK
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_submission_with_a_bomb_inside_is_opened_as_far_as_its_signature() -> None:
+    content = listed(MIB, b"\x90")
+    place = Commitment(bytes(32), KEY.peer_id, 1, bytes(32), 0, content_digest(content))  # type: ignore[arg-type]
+    data = Submission.sign(place, content, KEY).to_bytes()
+    asked = []
+
+    def judge(*arguments: object) -> bool:
+        asked.append(arguments[1])
+        return False
+
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadMessage, match="signature"):
+            decode_submission_untrusted(data, judge)
+        assert asked == [ROLLOUT_PROTOCOL]
+        opened = decode_submission_untrusted(data, verify)
+        with pytest.raises(BadMessage):
+            decode_groups_untrusted(opened.content)
+        assert tracemalloc.get_traced_memory()[1] < PEAK
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("exponent", [13, 17, 21, 31], ids=["8 MiB", "128 MiB", "2 GiB", "2 TiB"])
+def test_a_chunk_with_a_huge_window_is_refused_before_memory_is_taken_for_it(exponent: int) -> None:
+    # A zstd frame: magic, descriptor (content size of 8 bytes, window follows), window, size, one raw block.
+    head = b"\x28\xb5\x2f\xfd\xc0" + bytes((exponent << 3,)) + (100).to_bytes(8, "little")
+    wire = head + (100 << 3 | 1).to_bytes(3, "little") + bytes(100)
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadMessage):
+            decode_chunk_untrusted(Chunk(digest_of(wire), len(wire), 100), wire)
+        assert tracemalloc.get_traced_memory()[1] < MIB
+    finally:
+        tracemalloc.stop()

@@ -1,0 +1,214 @@
+"""Issue 9.4: each writer on a disk that refuses: what it does without, and how it goes on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from p2p.errors import StorageError
+from p2p.identity import KeyPair, verify
+from p2p.machine import RealWorld
+from p2p.node.rundoc import PATH, RunBook
+from p2p.shardcast import events as ev
+from p2p.shardcast.config import ShardcastConfig
+from p2p.shardcast.core import ShardcastCore
+from p2p.shardcast.forest import Roster, RosterEntry
+from p2p.shardcast.known import Known
+from p2p.shardcast.manifest import (
+    NO_POLICY,
+    Chunk,
+    Draft,
+    Encoding,
+    Index,
+    Manifest,
+    PolicyVersion,
+    digest_of,
+)
+from p2p.shardcast.messages import Ask, ChunkHeader, PolicyNews, RosterNews, Taken
+from p2p.shardcast.store import FIRST_RETRY, LONGEST_RETRY, DiskCare, Store
+from roles.durable import Durable
+from roles.run.file import open_run, sign_run
+from roles.run.ledger import open_ledger
+from tests.unit.test_ledger import AUTHOR, chain, ledger_in, on_disk
+from tests.unit.test_run_file import OWNER, RUN, TERMS
+
+TRAINER = KeyPair(digest_of(b"trainer"))
+PARENT, OTHER = (KeyPair(digest_of(name)).peer_id for name in (b"parent", b"other"))
+DATA = [b"chunk %d" % number for number in range(4)]
+INDEX = Index.of([Chunk(digest_of(data), len(data), 20) for data in DATA])
+
+
+class Moody:
+    """The disk of a world: it refuses to write while it is full."""
+
+    def __init__(self, world: RealWorld) -> None:
+        self._now = world.now
+        self._disk: Any = world.disk
+        self.full = True
+        self.attempts: list[float] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if self.full and name in {"write", "append", "replace", "rename"}:
+            return self._refuse
+        return getattr(self._disk, name)
+
+    async def _refuse(self, *_: object) -> None:
+        await trio.lowlevel.checkpoint()
+        self.attempts.append(self._now())
+        raise StorageError("No space left on device")
+
+
+def moody_world(folder: Path) -> tuple[RealWorld, Moody]:
+    world = RealWorld(AUTHOR, folder)
+    disk = Moody(world)
+    world.disk = disk
+    return world, disk
+
+
+async def test_a_newer_run_document_is_used_and_pinned_when_there_is_room(tmp_path: Path) -> None:
+    world, disk = moody_world(tmp_path)
+    book = RunBook(world, open_run)
+    disk.full = False
+    await book.offer(RUN.document)
+    disk.full = True
+    newer = sign_run(replace(TERMS, epoch=2), OWNER)
+    assert await book.offer(newer.document)
+    assert book.run == newer
+    assert (tmp_path / PATH).read_bytes() == RUN.document
+    disk.full = False
+    await book._keep()
+    assert (tmp_path / PATH).read_bytes() == newer.document
+
+
+async def test_a_torn_ledger_opens_on_a_full_disk_and_is_cut_before_the_next_entry(tmp_path: Path) -> None:
+    entries = chain(3)
+    segment = tmp_path / "ledger" / "00000000.seg"
+    segment.parent.mkdir()
+    segment.write_bytes(on_disk(entries)[:-5])
+    world, disk = moody_world(tmp_path)
+    async with open_ledger(world) as ledger:
+        assert len(ledger) == 2
+        with pytest.raises(StorageError):
+            await ledger.append("verdict", b"a")
+        disk.full = False
+        await ledger.append("verdict", b"b")
+    async with ledger_in(tmp_path) as again:
+        assert [entry.body async for entry in again.entries()][2:] == [b"b"]
+
+
+async def test_a_role_waits_for_its_disk_and_says_so_once(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    world, disk = moody_world(tmp_path)
+    durable = Durable(world, "validator")
+
+    async def write(name: str) -> None:
+        await durable.insist(lambda: world.disk.replace(name, b"verdict"))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(write, "one")
+        nursery.start_soon(write, "two")
+        await world.sleep(600)
+        assert durable.waiting == 2
+        assert len(disk.attempts) < 2 * 140  # one each 5 s, after a quick start
+        disk.full = False
+    assert durable.waiting == 0
+    assert (tmp_path / "two").read_bytes() == b"verdict"
+    said = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert [line.partition(" until")[0] for line in said] == [
+        "the validator stops",
+        "the validator no longer waits for the disk",
+    ]
+
+
+async def test_a_full_disk_is_tried_ever_more_seldom(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    world, disk = moody_world(tmp_path)
+    care = DiskCare(world, "policies")
+    assert care.note_failure(StorageError("full"))
+    assert not care.note_failure(StorageError("full"))
+    with trio.move_on_after(3600):
+        await care.wait_mended()
+    pauses = [b - a for a, b in zip(disk.attempts, disk.attempts[1:], strict=False)]
+    assert pauses[0] == pytest.approx(2 * FIRST_RETRY, abs=0.5)
+    assert pauses[-1] == pytest.approx(LONGEST_RETRY, abs=0.5)
+    disk.full = False
+    disk._disk = SimpleNamespace(replace=_take, remove=_take)  # a thread is slower than this clock
+    with trio.fail_after(2 * LONGEST_RETRY):
+        await care.wait_mended()
+    assert not care.refuses
+
+
+async def _take(*_: object) -> None:
+    await trio.lowlevel.checkpoint()
+
+
+def manifest(version: int) -> Manifest:
+    draft = Draft(
+        b"run", PolicyVersion(version), NO_POLICY, b"", bytes(32), INDEX.size, 0, (Encoding.of(INDEX),)
+    )
+    return draft.sign(TRAINER)
+
+
+def test_a_core_whose_disk_is_full_passes_news_on_fetches_nothing_and_catches_up() -> None:
+    known = Known(b"run", TRAINER.peer_id.__eq__, verify)
+    core = ShardcastCore(AUTHOR.peer_id, ShardcastConfig(), known, Random(1))
+    core.handle(ev.PeerUp(PARENT), 0.0)
+    core.handle(ev.Heard(PARENT, PolicyNews(manifest(1).encode(), INDEX.data)), 0.1)
+    held = ChunkHeader(manifest(1).digest, 0)
+    assert core.wants(PARENT, held) == len(DATA[0])
+    core.handle(ev.ChunkCame(PARENT, held, DATA[0]), 0.2)
+    effects = core.handle(ev.Unwritable(), 0.3)
+    assert ev.Abandon(manifest(1).digest) in effects
+    assert core.policies == ()
+    assert core.wants(PARENT, ChunkHeader(manifest(1).digest, 1)) is None
+    effects = core.handle(ev.Heard(OTHER, PolicyNews(manifest(2).encode(), INDEX.data), gossip=True), 0.4)
+    assert effects == [ev.PassOn()]
+    again = core.handle(ev.Heard(OTHER, PolicyNews(manifest(2).encode(), INDEX.data), gossip=True), 0.5)
+    assert again == []
+    effects = core.handle(ev.Writable(), 600.0)
+    asked = {e.message.policy for e in effects if isinstance(e, ev.Send) and isinstance(e.message, Ask)}
+    assert asked == {manifest(1).digest, manifest(2).digest}
+    assert len(core.policies) == 2
+
+
+def test_parents_hear_that_a_full_disk_takes_nothing() -> None:
+    known = Known(b"run", TRAINER.peer_id.__eq__, verify)
+    core = ShardcastCore(AUTHOR.peer_id, ShardcastConfig(), known, Random(1))
+    roster = Roster.sign(TRAINER, b"run", 1, [RosterEntry(p, 1e6) for p in (PARENT, OTHER, AUTHOR.peer_id)])
+    core.handle(ev.Heard(PARENT, RosterNews(roster.encode())), 0.0)
+    core.handle(ev.Heard(PARENT, PolicyNews(manifest(1).encode(), INDEX.data)), 0.1)
+    effects = core.handle(ev.Unwritable(), 0.3)
+    declined = [e for e in effects if isinstance(e, ev.Send) and isinstance(e.message, Taken)]
+    assert {e.peer for e in declined} == {PARENT, OTHER}
+    assert all(e.message.ranges == ((0, 4),) for e in declined if isinstance(e.message, Taken))
+
+
+async def test_weights_without_a_policy_file_do_not_stay_for_ever(tmp_path: Path) -> None:
+    world = RealWorld(AUTHOR, tmp_path)
+    store = Store(world, ShardcastConfig(), b"run")
+    await world.disk.write(f"{store.folder}/v0000000000000009-0a0b0c0d.safetensors", b"weights")
+    await world.disk.write(f"{store.folder}/v0000000000000009-0a0b0c0d.policy", b"torn")
+    assert await store.load() == []
+    assert await world.disk.list(store.folder) == []
+
+
+async def test_what_is_being_fetched_counts_against_the_bytes_to_keep(tmp_path: Path) -> None:
+    world = RealWorld(AUTHOR, tmp_path)
+    store = Store(world, ShardcastConfig(keep_bytes=2 * (INDEX.wire + INDEX.size)), b"run")
+    for version in (1, 2):
+        store.begin(manifest(version), INDEX)
+        entry = store.entry(manifest(version).digest)
+        assert entry is not None
+        entry.stored = True
+    assert await store.prune() == []
+    store.begin(manifest(3), INDEX)
+    assert await store.prune() == [manifest(1).digest]

@@ -1,0 +1,265 @@
+"""Issue 9.10, 9.13: what strangers can send to SHARDCAST costs memory, traffic and trust within bounds."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+
+import pytest
+import trio
+
+from p2p.errors import BadMessage
+from p2p.host import Stream
+from p2p.identity import KeyPair, PeerId, verify
+from p2p.shardcast import events as ev
+from p2p.shardcast.bulk import MAX_UNFINISHED, Room
+from p2p.shardcast.config import ShardcastConfig
+from p2p.shardcast.core import ShardcastCore
+from p2p.shardcast.forest import Roster, RosterEntry
+from p2p.shardcast.known import Known
+from p2p.shardcast.manifest import (
+    NO_POLICY,
+    Chunk,
+    Draft,
+    Encoding,
+    Index,
+    Manifest,
+    PolicyVersion,
+    digest_of,
+)
+from p2p.shardcast.messages import (
+    MAX_BULK,
+    MAX_BULK_MESSAGE,
+    Ask,
+    ChunkHeader,
+    Hello,
+    PolicyNews,
+    RosterNews,
+    Want,
+    encode_bulk_message,
+    encode_chunk_header,
+    encode_message,
+)
+from p2p.shardcast.policy import MAX_INDEXES, SPARE_ANSWERS
+from p2p.wire import KI, MIB, encode_varint, frame
+from tests.unit.test_shardcast_service import Member, Town, publish
+
+TRAINER, LOCAL, STRANGER = (KeyPair(digest_of(name)) for name in (b"trainer", b"local", b"stranger"))
+PEERS = [KeyPair(digest_of(b"%d" % number)).peer_id for number in range(400)]
+DATA = [b"chunk %d" % number for number in range(4)]
+INDEX = Index.of([Chunk(digest_of(data), len(data), 20) for data in DATA])
+
+
+def manifest(signer: KeyPair = TRAINER, version: int = 1) -> Manifest:
+    draft = Draft(
+        b"run", PolicyVersion(version), NO_POLICY, b"", bytes(32), INDEX.size, 0, (Encoding.of(INDEX),)
+    )
+    return draft.sign(signer)
+
+
+class Course:
+    """A core with a clock of its own, and how many signatures it had verified."""
+
+    def __init__(self, *, holds: bool = False) -> None:
+        self.verified = 0
+        self.now = 0.0
+        known = Known(b"run", TRAINER.peer_id.__eq__, self._verify)
+        self.core = ShardcastCore(LOCAL.peer_id, ShardcastConfig(), known, Random(1))
+        if holds:
+            self.core.handle(ev.Resumed(manifest(), INDEX, 0b1111, True), 0.0)
+
+    def _verify(self, peer: PeerId, domain: str, content: bytes, signature: bytes) -> bool:
+        self.verified += 1
+        return verify(peer, domain, content, signature)
+
+    def hear(self, peer: PeerId, message: object, *, gossip: bool = False) -> list[ev.Effect]:
+        self.now += 0.001
+        return self.core.handle(ev.Heard(peer, message, gossip), self.now)  # type: ignore[arg-type]
+
+
+def answers(effects: list[ev.Effect], kind: type) -> int:
+    return sum(isinstance(e, ev.Send | ev.Push) and isinstance(_said(e), kind) for e in effects)
+
+
+def _said(effect: ev.Send | ev.Push) -> object:
+    return effect.message if isinstance(effect, ev.Send) else effect.item
+
+
+def test_hello_all_day_is_answered_once_per_connection() -> None:
+    course = Course(holds=True)
+    effects = [e for _ in range(1000) for e in course.hear(PEERS[0], Hello(-1))]
+    assert answers(effects, PolicyNews) == 1
+    course.core.handle(ev.PeerLost(PEERS[0]), course.now)
+    course.core.handle(ev.PeerUp(PEERS[0]), course.now)
+    assert answers(course.hear(PEERS[0], Hello(-1)), PolicyNews) == 1
+
+
+def test_an_index_is_handed_out_to_one_peer_a_few_times() -> None:
+    course = Course(holds=True)
+    effects = [e for _ in range(1000) for e in course.hear(PEERS[0], Ask(manifest().digest, True))]
+    assert answers(effects, PolicyNews) <= MAX_INDEXES
+
+
+def test_a_chunk_asked_for_again_and_again_is_sent_twice_the_policy_at_most() -> None:
+    course, sent = Course(holds=True), 0
+    for _ in range(2000):
+        effects = course.hear(PEERS[0], Want(manifest().digest, (0,)))
+        while pushed := answers(effects, ChunkHeader):
+            sent += pushed
+            effects = course.core.handle(ev.ChunkSent(PEERS[0], 7), course.now)
+    assert sent <= 2 * len(INDEX) + SPARE_ANSWERS
+
+
+@pytest.mark.parametrize("message", [Hello(-1), Ask(bytes(32), True), Want(manifest().digest, (0,))])
+def test_gossip_makes_nobody_talk_to_its_author(message: Hello | Ask | Want) -> None:
+    """An announcement of 50 bytes once made each node of the run send 20 KiB to whom it named its author."""
+    course = Course(holds=True)
+    with pytest.raises(BadMessage):
+        course.hear(STRANGER.peer_id, message, gossip=True)
+
+
+def test_a_wrong_index_does_not_make_old_news_of_a_manifest() -> None:
+    """A stranger that was first with a manifest, and an index of its own, once stopped its spread."""
+    course = Course()
+    with pytest.raises(BadMessage, match="index"):
+        course.hear(STRANGER.peer_id, PolicyNews(manifest().encode(), bytes(len(INDEX.data))), gossip=True)
+    effects = course.hear(TRAINER.peer_id, PolicyNews(manifest().encode(), INDEX.data), gossip=True)
+    assert any(isinstance(effect, ev.PassOn) for effect in effects)
+
+
+def test_what_strangers_sign_is_not_verified_and_pushes_nothing_out() -> None:
+    course = Course()
+    course.hear(PEERS[0], PolicyNews(manifest().encode(), b""))
+    assert course.verified == 1
+    for version in range(100):
+        forged = PolicyNews(manifest(STRANGER, version).encode(), b"")
+        assert not course.hear(STRANGER.peer_id, forged, gossip=True)
+        roster = Roster.sign(STRANGER, b"run", version, [RosterEntry(peer) for peer in PEERS[:3]])
+        course.hear(STRANGER.peer_id, RosterNews(roster.encode()))
+    course.hear(PEERS[0], PolicyNews(manifest().encode(), b""))
+    assert course.verified == 1
+
+
+def test_room_is_made_at_the_cost_of_who_has_no_business_here() -> None:
+    room, gone = Room(100), []
+
+    def begin(name: str, trusted: bool) -> Iterator[None]:
+        with room.frame(trusted=trusted, give_up=lambda: gone.append(name)) as hold:
+            hold(40)
+            yield
+
+    frames = [begin("parent", True), begin("first", False), begin("second", False), begin("child", True)]
+    for one in frames:
+        next(one)
+    assert gone == ["first", "second"]
+    assert room.held == 80
+    list(itertools.chain(*frames))
+    assert room.held == 0
+
+
+class Drip(Stream):
+    """A bulk stream whose sender never finishes its frame."""
+
+    def __init__(self, peer: PeerId, head: bytes, pieces: int) -> None:
+        self.peer = peer
+        self.was_reset = False
+        self.waits = trio.Event()
+        self._head = head
+        self._left = pieces
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        await trio.lowlevel.checkpoint()
+        if self._head:
+            head, self._head = self._head, b""
+            return head
+        if self._left:
+            self._left -= 1
+            return bytes(bytearray(64 * KI))
+        self.waits.set()
+        await trio.sleep_forever()
+        raise AssertionError
+
+    def reset(self) -> None:
+        self.was_reset = True
+        self.waits.set()
+
+    async def send_all(self, data: object) -> None:
+        raise NotImplementedError
+
+    async def wait_send_all_might_not_block(self) -> None:
+        raise NotImplementedError
+
+    async def send_eof(self) -> None:
+        raise NotImplementedError
+
+    async def aclose(self) -> None:
+        raise NotImplementedError
+
+
+@asynccontextmanager
+async def besieged(tmp_path: Path, streams: list[Drip]) -> AsyncIterator[Member]:
+    """A node that reads ``streams`` while the block runs; each has got as far as it goes."""
+    with trio.fail_after(30):
+        async with Town(tmp_path).member(0) as member, trio.open_nursery() as nursery:
+            for stream in streams:
+                nursery.start_soon(member.shardcast.read_bulk, stream)
+            for stream in streams:
+                await stream.waits.wait()
+            yield member
+            nursery.cancel_scope.cancel()
+
+
+async def test_chunks_nobody_wants_are_not_kept_while_they_come(tmp_path: Path) -> None:
+    """200 peers with an unfinished frame of 4 MiB each once held 800 MB."""
+    header = encode_chunk_header(ChunkHeader(bytes(32), 0))
+    head = encode_varint(MAX_BULK) + header
+    streams = [Drip(peer, head, 60) for peer in PEERS[:40]]
+    async with besieged(tmp_path, streams) as member:
+        assert member.shardcast._room.held == 0
+
+
+async def test_unfinished_messages_share_one_budget(tmp_path: Path) -> None:
+    head = encode_varint(MAX_BULK_MESSAGE) + b"\1"
+    streams = [Drip(peer, head, 40) for peer in PEERS[:40]]  # 2.5 MiB each, 100 in all
+    async with besieged(tmp_path, streams) as member:
+        assert MAX_UNFINISHED - 3 * MIB < member.shardcast._room.held <= MAX_UNFINISHED
+        assert sum(stream.was_reset for stream in streams) == 15
+
+
+async def test_a_peer_has_one_bulk_stream(tmp_path: Path) -> None:
+    head = encode_varint(MAX_BULK_MESSAGE) + b"\1"
+    streams = [Drip(STRANGER.peer_id, head, 20) for _ in range(50)]
+    async with besieged(tmp_path, streams) as member:
+        assert member.shardcast._room.held < 2 * MIB
+        assert sum(stream.was_reset for stream in streams) == 49
+
+
+async def test_a_thousand_short_messages_at_a_time_do_not_hold_the_loop(tmp_path: Path) -> None:
+    messages = frame(encode_bulk_message(Hello(5))) * 3000
+    async with Town(tmp_path).member(0) as member, trio.open_nursery() as nursery:
+        stream = Drip(STRANGER.peer_id, messages, 0)
+        nursery.start_soon(member.shardcast.read_bulk, stream)
+        turns = 0
+        while not stream.waits.is_set():
+            await trio.lowlevel.checkpoint()
+            turns += 1
+        nursery.cancel_scope.cancel()
+    assert turns > 50
+
+
+async def test_garbage_is_told_from_old_news(tmp_path: Path) -> None:
+    with trio.fail_after(20):
+        async with Town(tmp_path).member(0) as trainer:
+            await publish(trainer, 1)
+            current = trainer.shardcast.manifest(PolicyVersion(1))
+            again = encode_message(PolicyNews(current.encode(), b""))
+            assert not trainer.shardcast.receive_announcement(STRANGER.peer_id, again)
+            unknown = encode_message(PolicyNews(manifest(STRANGER).encode(), b""))
+            assert not trainer.shardcast.receive_announcement(STRANGER.peer_id, unknown)
+            forged = Manifest(current.trainer, current.draft, current.content, bytes(64))
+            for wrong in (b"garbage", encode_message(PolicyNews(forged.encode(), b"")), bytes(MIB)):
+                with pytest.raises(BadMessage):
+                    trainer.shardcast.receive_announcement(STRANGER.peer_id, wrong)

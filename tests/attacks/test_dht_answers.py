@@ -1,0 +1,161 @@
+"""Issue 9.22: what a DHT node's answers may cost it, and that the honest get all of theirs."""
+
+from __future__ import annotations
+
+from bench.dht import WALL, Node, Swarm
+from p2p.dht.answers import ALL_BURST, ALL_RATE, BURST_BYTES, RATE_BYTES
+from p2p.dht.config import DhtConfig
+from p2p.dht.events import Join, Received, Written
+from p2p.dht.messages import Contact, FindNode, FindValue, Nodes, Ping, Pong, Store, Stored, encode
+from p2p.dht.publications import MAX_PUBLICATIONS
+from p2p.dht.store import MAX_PUBLISHERS
+from p2p.wire import KI
+from tests.attacks.dht import DIFFICULTY, contact, key_pair, place, sent, signed, tell
+
+NAME = b"a name that many publish"
+
+
+def holder() -> tuple[Node, bytes]:
+    """A node that holds 64 records of 1 KiB under one key."""
+    (node,) = Swarm(1, 1).nodes.values()
+    key = b""
+    for number in range(MAX_PUBLISHERS):
+        publisher = key_pair(number, 5)
+        record = signed(publisher, NAME, value=bytes(850))
+        key = place(record)
+        answers = sent(tell(node, contact(publisher), Store(key, record.encode()), 0.0))
+        assert answers[0][1].body == Stored(True)
+    return node, key
+
+
+def served(node: Node, asker: Contact, body: FindValue | FindNode, now: float) -> tuple[int, int]:
+    """Bytes of one question, and of its answers."""
+    data = encode(1, asker, body)
+    effects = node.core.handle(Received(asker.peer, data, WALL + now), now)
+    return len(data), sum(len(each.data) for each, _ in sent(effects))
+
+
+def test_a_stranger_who_asks_for_full_keys_gets_eight_kib_a_second() -> None:
+    """Before: 1.8 KB/s of questions took 1,277 KB/s of answers, for ever."""
+    node, key = holder()
+    asker = contact(key_pair(1))
+    asked = answered = 0
+    for step in range(20 * 120):
+        question, answer = served(node, asker, FindValue(key), 100 + step / 20)
+        asked += question
+        answered += answer
+    assert asked / 120 > 1000
+    assert answered <= BURST_BYTES + 120 * RATE_BYTES + 100 * KI
+    assert answered >= BURST_BYTES, "what it may have, it gets"
+
+
+def test_all_strangers_together_get_a_quarter_of_a_home_upload() -> None:
+    """Before: 200 of them, 100 s of work for the stamps, took 256 MB in the first second."""
+    node, key = holder()
+    askers = [contact(key_pair(number)) for number in range(200)]
+    answered = 0
+    for step in range(5 * 30):
+        for asker in askers:
+            answered += served(node, asker, FindValue(key), 100 + step / 5)[1]
+    assert ALL_BURST <= answered <= ALL_BURST + 30 * ALL_RATE + 100 * KI
+
+
+def test_newcomers_and_contacts_are_answered_while_the_greedy_ask() -> None:
+    """Those who have had much wait for those who have had little; the table's peers draw on another pot."""
+    node, key = holder()
+    friend = contact(key_pair(999, 6))
+    for _, question in sent(tell(node, friend, FindNode(bytes(20)), 50.0)):
+        if isinstance(question.body, Ping):
+            tell(node, friend, Pong(), 50.0, question.request_id)
+    greedy = [contact(key_pair(number)) for number in range(30)]
+    newcomers = refused = 0
+    for step in range(5 * 60):
+        now = 100 + step / 5
+        for asker in greedy:
+            served(node, asker, FindValue(key), now)
+        if step % 5 == 0:
+            newcomers += 1
+            late = contact(key_pair(step, 8))
+            refused += served(node, late, FindNode(bytes(20)), now)[1] == 0
+            assert served(node, friend, FindNode(bytes(20)), now)[1] > 0
+    assert newcomers == 60
+    assert refused == 0
+
+
+def test_who_mints_names_to_have_its_allowance_forgotten_still_finds_the_pot_empty() -> None:
+    """4,096 metered peers are remembered; beyond them the longest silent would start afresh."""
+    node, key = holder()
+    meter = node.core._answers.meter
+    for number in range(5000):
+        peer = key_pair(number, 9).peer_id
+        if meter.allows(peer, 100.0, known=False):
+            meter.charge(peer, 64 * KI, 100.0, known=False)
+    assert len(meter._left) <= 4096
+    assert served(node, contact(key_pair(1)), FindValue(key), 100.0)[1] == 0
+    assert served(node, contact(key_pair(1)), FindNode(bytes(20)), 102.0)[1] > 0
+
+
+def test_a_swarm_of_six_takes_thirty_records_of_each_under_three_keys() -> None:
+    """The worst honest case: so few nodes that everybody's lookups ask everybody, all at once."""
+    swarm = Swarm(6, 1, config=DhtConfig(difficulty=DIFFICULTY))
+    swarm.join_all()
+    unanswered = [0]
+    for node in swarm.nodes.values():
+        node.core._answers.meter.allows = _noted(node.core._answers.meter.allows, unanswered)  # type: ignore[method-assign]
+    nodes = list(swarm.nodes.values())
+    for index in range(MAX_PUBLICATIONS - 2):
+        for node in nodes:
+            written = swarm.put(node, b"%d of %s" % (index, node.peer.digest[-4:]), bytes(600))
+            assert isinstance(written, Written)
+            assert written.copies == 3 * 5
+    assert unanswered == [0]
+
+
+def _noted(allows: object, unanswered: list[int]) -> object:
+    def noted(*args: object, **keywords: object) -> bool:
+        allowed = bool(allows(*args, **keywords))  # type: ignore[operator]
+        unanswered[0] += not allowed
+        return allowed
+
+    return noted
+
+
+def test_forty_join_through_one_seed_in_two_seconds() -> None:
+    swarm = Swarm(1, 2)
+    (seed,) = swarm.nodes.values()
+    swarm.run(1)
+    unanswered = [0]
+    seed.core._answers.meter.allows = _noted(seed.core._answers.meter.allows, unanswered)  # type: ignore[method-assign]
+    for index in range(40):
+        node = swarm.add()
+        swarm.at(
+            1 + index / 20,
+            lambda node=node, index=index: swarm.give(node, Join(10_000 + index, (seed.peer,))),
+        )  # type: ignore[misc]
+    swarm.run(20)
+    assert unanswered == [0]
+    assert all(node.core.contacts >= 15 for node in swarm.nodes.values())
+
+
+def test_an_answer_is_counted_also_if_it_is_small() -> None:
+    """A question costs us CPU, whatever its answer weighs: 512 a second of all strangers, 5 % of a core."""
+    node, _ = holder()
+    answered = 0
+    for step in range(20):
+        for number in range(1000):
+            asker = _cheap(number)
+            effects = tell(node, asker, Ping(), 100 + step)
+            answered += sum(isinstance(each.body, Pong) for _, each in sent(effects))
+    assert answered <= ALL_BURST / 512 + 20 * ALL_RATE / 512
+    assert not any(
+        isinstance(each.body, Nodes) for _, each in sent(tell(node, _cheap(1), FindNode(bytes(20)), 119.0))
+    )
+
+
+_CHEAP: dict[int, Contact] = {}
+
+
+def _cheap(number: int) -> Contact:
+    if number not in _CHEAP:
+        _CHEAP[number] = contact(key_pair(number, 11))
+    return _CHEAP[number]

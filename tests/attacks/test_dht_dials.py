@@ -1,0 +1,171 @@
+"""Issue 9.20: contacts at silent addresses hold the dial slots. Issue 9.21: dials to third parties."""
+
+from __future__ import annotations
+
+from bench.dht import WALL, Node, Swarm
+from p2p.dht.config import DhtConfig
+from p2p.dht.events import Effect, Get, Join, Learn, Moved, PeerUp, Send, Tick
+from p2p.dht.lookup import CREDIT
+from p2p.dht.messages import (
+    Contact,
+    FindNode,
+    FindValue,
+    Nodes,
+    Ping,
+    Pong,
+    Reply,
+    Request,
+    Stored,
+    Values,
+    decode_untrusted,
+)
+from p2p.identity import PeerId
+from tests.attacks.dht import DIFFICULTY, contact, key_pair, sent, tell
+
+VICTIMS = tuple(contact(key_pair(number, 7), f"81.{number // 250}.{number % 250}.1") for number in range(400))
+"""Stamped names at addresses of others, none of which knows about it."""
+
+LATER = 1000.0
+"""By then those who came to us at the start are no visitors any more."""
+
+
+def lie(request: Request, call: int) -> Reply:
+    """Twenty victims in each answer, others each time."""
+    named = VICTIMS[20 * call % 400 :][:20]
+    match request:
+        case Ping():
+            return Pong()
+        case FindNode():
+            return Nodes(named)
+        case FindValue():
+            return Values((), named)
+        case _:
+            return Stored(True)
+
+
+def play(
+    node: Node, effects: list[Effect], liars: dict[PeerId, Contact], *, since: float, until: float
+) -> list[PeerId]:
+    """Let liars answer at once and all others never; whom the node dialled otherwise, each as often."""
+    dialled: list[PeerId] = []
+    now, answers = since, 0
+    while True:
+        questions = [each for each in effects if isinstance(each, Send)]
+        dialled += [each.peer for each in effects if isinstance(each, Learn) and each.peer not in liars]
+        effects = []
+        for question in questions:
+            liar = liars.get(question.peer)
+            asked = decode_untrusted(question.data)
+            if liar is not None and isinstance(asked.body, Request):
+                reply = lie(asked.body, answers)
+                answers += not isinstance(asked.body, Ping)
+                effects += tell(node, liar, reply, now, asked.request_id)
+        if not effects:
+            now = max(now, node.core.next_deadline)
+            if now > until:
+                return dialled
+            effects = node.core.handle(Tick(WALL + now), now)
+
+
+def silent_node() -> Node:
+    """A node that publishes nothing, so that all its lookups are a test's."""
+    config = DhtConfig(difficulty=DIFFICULTY, refresh_interval=1e6)
+    (node,) = Swarm(1, 1, config=config).nodes.values()
+    node.core.handle(Moved(()), 0.0)
+    return node
+
+
+def met(node: Node, liar: Contact) -> None:
+    """``liar`` has a place in the node's table, since long ago."""
+    for _, question in sent(tell(node, liar, FindNode(bytes(20)), 0.5)):
+        if isinstance(question.body, Ping):
+            tell(node, liar, Pong(), 0.6, question.request_id)
+    assert node.core.contact_of(liar.peer) is not None
+
+
+def test_a_liar_in_the_table_makes_a_lookup_dial_four_victims_not_twenty() -> None:
+    """A reading asks the liar under three keys, and each answer names twenty."""
+    victim = silent_node()
+    liar = contact(key_pair(1))
+    met(victim, liar)
+    effects = victim.core.handle(Get(1, "test", b"name"), LATER)
+    dialled = play(victim, effects, {liar.peer: liar}, since=LATER, until=LATER + 30)
+    assert 0 < len(set(dialled)) <= 3 * CREDIT
+
+
+def test_a_visiting_stranger_causes_no_dial_to_a_third_party() -> None:
+    """Before: who connected to a node that knew few was asked whom it knows, and the eight nearest were
+    dialled at once, more as those stayed silent.
+    """
+    (victim,) = Swarm(1, 1).nodes.values()
+    dialled: list[PeerId] = []
+    for number in range(10):
+        stranger = contact(key_pair(number))
+        effects = victim.core.handle(PeerUp(stranger.peer), 1.0)
+        effects += tell(victim, stranger, FindNode(bytes(20)), 1.0)
+        dialled += play(victim, effects, {stranger.peer: stranger}, since=1.0, until=60.0)
+    assert dialled == []
+    assert victim.core.contacts == 10, "those who answer are known all the same"
+
+
+def test_a_lying_seed_costs_four_dials_a_lookup_and_an_honest_one_is_believed() -> None:
+    victim = silent_node()
+    seed = contact(key_pair(1))
+    effects = victim.core.handle(Join(1, (seed.peer,)), 1.0)
+    dialled = play(victim, effects, {seed.peer: seed}, since=1.0, until=4.0)
+    assert len(set(dialled)) <= 2 * CREDIT, "we look up ourselves, and then one bucket"
+
+    swarm = Swarm(40, 2)
+    swarm.join_all()
+    late = swarm.add()
+    first, *_ = swarm.nodes.values()
+    swarm.give(late, Join(999, (first.peer,)))
+    swarm.run(swarm.now + 20)
+    assert late.core.contacts >= 30
+
+
+def test_the_dead_among_an_honest_peers_contacts_hold_up_nothing() -> None:
+    """A third of what one seed names is dead: the rest is found through it."""
+    swarm = Swarm(40, 3)
+    swarm.join_all()
+    first, *others = swarm.nodes.values()
+    for node in others[::3]:
+        swarm.kill(node)
+    late = swarm.add()
+    swarm.give(late, Join(999, (first.peer,)))
+    swarm.run(swarm.now + 20)
+    alive = [node for node in others if node.alive]
+    assert sum(late.core.contact_of(node.peer) is not None for node in alive) >= 0.9 * len(alive)
+
+
+def test_what_a_liar_says_of_a_peer_in_the_table_is_not_tried() -> None:
+    """Its own word counts, which address it has: else each lookup dials where a liar says that it is."""
+    victim = silent_node()
+    liar, honest = contact(key_pair(1)), contact(key_pair(2))
+    met(victim, liar)
+    met(victim, honest)
+    victim.core._neighbours.disconnected(honest.peer)
+    elsewhere = Contact(honest.peer, honest.nonce, VICTIMS[0].addrs)
+    effects = victim.core.handle(Get(1, "test", b"name"), LATER)
+    learnt = [each for each in effects if isinstance(each, Learn)]
+    for question, asked in sent(effects):
+        if question.peer == liar.peer:
+            effects = tell(victim, liar, Values((), (elsewhere,)), LATER + 0.1, asked.request_id)
+            learnt += [each for each in effects if isinstance(each, Learn)]
+    assert {each.addrs for each in learnt} <= {honest.addrs}
+
+
+def test_a_stranger_that_has_gone_is_not_dialled_for_an_answer() -> None:
+    """It may have said that it lives at a third party's address, asked, and hung up. Our answer, our ping and
+    the two that repeat it wait for no connection.
+    """
+    victim = silent_node()
+    stranger = contact(key_pair(1), "81.2.3.4")
+    effects = tell(victim, stranger, FindNode(bytes(20)), 1.0)
+    while victim.core.next_deadline < 30:
+        now = victim.core.next_deadline
+        effects += victim.core.handle(Tick(WALL + now), now)
+    messages = [each for each in effects if isinstance(each, Send)]
+    assert [type(question.body) for _, question in sent(effects)] == [Nodes, Ping, Ping, Ping]
+    assert not any(each.dial for each in messages)
+    assert not any(isinstance(each, Learn) for each in effects)

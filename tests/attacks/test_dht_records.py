@@ -1,0 +1,171 @@
+"""What attackers do with records, beyond the list of Issue 9: fill a node, fill an answer, tire a reader."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bench.dht import WALL, Node, Swarm
+from p2p.dht.config import DhtConfig
+from p2p.dht.events import Effect, Get, Moved, Penalise, Tick
+from p2p.dht.messages import Contact, FindNode, FindValue, Nodes, Ping, Pong, Store, Stored, Values
+from p2p.dht.operations import MAX_FOUND, MAX_JUDGED, Reading
+from p2p.dht.record import MAX_VALUE, RecordJudge
+from p2p.dht.store import MAX_HELD, MAX_PER_PUBLISHER, MAX_PUBLISHERS, Holding, RecordStore
+from p2p.identity import KeyPair, PeerId
+from tests.attacks.dht import DIFFICULTY, contact, key_pair, place, sent, signed, tell
+
+LATER = 1000.0
+
+
+def alone(**changes: float) -> Node:
+    config = DhtConfig(difficulty=DIFFICULTY, **changes)  # type: ignore[arg-type]
+    (node,) = Swarm(1, 1, config=config).nodes.values()
+    node.core.handle(Moved(()), 0.0)
+    return node
+
+
+def met(node: Node, key: KeyPair) -> None:
+    for _, question in sent(tell(node, contact(key), FindNode(bytes(20)), 0.5)):
+        if isinstance(question.body, Ping):
+            tell(node, contact(key), Pong(), 0.6, question.request_id)
+    assert node.core.contact_of(key.peer_id) is not None
+
+
+def test_names_near_a_node_do_not_push_out_what_it_holds_for_others() -> None:
+    """A publisher chooses its names and so its keys. Before: 256 stamps, two CPU minutes, and a node held
+    nothing but 16,384 records of the attacker's, since it dropped the keys farthest from it.
+    """
+    store = RecordStore(0, secret=b"ours")
+    bare = signed(key_pair(1), b"honest")
+    honest = [replace(bare, publisher=key_pair(number, 1).peer_id) for number in range(1000)]
+    for number, record in enumerate(honest):
+        assert store.put(_far(number), record, b"blob", WALL, 0.0) is Holding.NEW
+    for each in range(300):
+        attacker = replace(bare, publisher=key_pair(each, 2).peer_id)
+        for number in range(MAX_PER_PUBLISHER):
+            store.put(_near(each * MAX_PER_PUBLISHER + number), attacker, b"blob", WALL, 0.0)
+    assert len(store) <= MAX_HELD
+    kept = sum(bool(store.get(_far(number))) for number in range(1000))
+    assert kept == 1000
+    late = replace(bare, publisher=key_pair(1, 3).peer_id)
+    assert store.put(_far(5000), late, b"blob", WALL, 0.0) is Holding.NEW
+
+
+def _far(number: int) -> bytes:
+    return b"\xff" * 18 + number.to_bytes(2, "big")
+
+
+def _near(number: int) -> bytes:
+    return bytes(16) + number.to_bytes(4, "big")
+
+
+def test_a_stranger_stores_its_own_records_and_no_others() -> None:
+    """Before: one connection brought the records of any number of publishers."""
+    node = alone()
+    carrier = contact(key_pair(1))
+    for number in range(20):
+        record = signed(key_pair(number, 2), b"name")
+        replies = sent(tell(node, carrier, Store(place(record), record.encode()), 1.0))
+        assert replies[0][1].body == Stored(False)
+    assert node.core.records == 0
+    met(node, key_pair(3))
+    record = signed(key_pair(1, 2), b"name")
+    replies = sent(tell(node, contact(key_pair(3)), Store(place(record), record.encode()), 1.0))
+    assert replies[0][1].body == Stored(True), "who has a place in the table may replicate"
+
+
+def test_long_records_of_distant_expiry_do_not_crowd_others_out_of_an_answer() -> None:
+    """Before: an answer held the latest to expire, 46 of the attacker's 1.4 KiB and nothing else."""
+    node = alone()
+    key = b""
+    for number in range(MAX_PUBLISHERS):
+        honest = number % 4 == 0
+        value, lifetime = (bytes(100), 1800.0) if honest else (bytes(MAX_VALUE), 86_000.0)
+        record = signed(key_pair(number), b"name", value=value, lifetime=lifetime)
+        key = place(record)
+        tell(node, contact(key_pair(number)), Store(key, record.encode()), 1.0)
+    (_, answer), *_ = sent(tell(node, contact(key_pair(1, 9)), FindValue(key), 2.0))
+    assert isinstance(answer.body, Values)
+    assert sum(len(blob) < 500 for blob in answer.body.records) == MAX_PUBLISHERS // 4
+
+
+def asked(node: Node, liar: KeyPair) -> tuple[int, bytes]:
+    """The node reads a name; the number and key of its question to ``liar``."""
+    met(node, liar)
+    for _, question in sent(node.core.handle(Get(1, "test", b"name"), LATER)):
+        if isinstance(question.body, FindValue):
+            return question.request_id, question.body.key
+    raise AssertionError("the liar is not asked")
+
+
+def test_a_holder_with_many_editions_of_one_publisher_is_a_liar() -> None:
+    """One stamp signs as many editions as it likes; before, a reader verified 64 of each answer, of up to
+    120 answers under each of three keys: 23,040 signatures, 1.8 s of its event loop.
+    """
+    node = alone()
+    liar = key_pair(1)
+    request_id, key = asked(node, liar)
+    salt = next(salt for salt in range(3) if place(signed(liar, b"name"), salt) == key)
+    editions = tuple(signed(liar, b"name", seqno=seqno).encode() for seqno in range(64))
+    assert place(signed(liar, b"name"), salt) == key
+    effects: list[Effect] = tell(node, contact(liar), Values(editions, ()), LATER + 0.1, request_id)
+    assert any(isinstance(effect, Penalise) for effect in effects)
+    assert node.core.contact_of(liar.peer_id) is None
+
+
+def test_a_reading_returns_a_bounded_number_of_publishers() -> None:
+    """Before: 64 of each of 120 answers, under three keys: 23,040 records, 34 MB."""
+    reading = Reading(1, "test", b"name")
+    judge = RecordJudge(lambda *_: True, 0, {})
+    key = place(signed(key_pair(1), b"name"))
+    bare = signed(key_pair(1), b"name")
+    for answer in range(20):
+        blobs = [
+            replace(bare, publisher=key_pair(64 * answer + number, 4).peer_id).encode()
+            for number in range(64)
+        ]
+        assert reading.take_untrusted(key, blobs, judge, WALL)
+    assert len(reading.records) == MAX_FOUND
+    assert len(reading.judged) <= MAX_JUDGED
+
+
+def test_handing_on_stored_records_is_slow_and_steady() -> None:
+    """A key of 64 records at eight nodes is 512 messages of up to 1.4 KB; one such key is a step of 10 s.
+    Before: four of them, 290 KB/s of upload for records that an attacker stored once an hour.
+    """
+    node = alone(replicate_interval=600.0)
+    for number in range(8):
+        met(node, key_pair(number))
+    sizes = []
+    for name in range(6):
+        for number in range(MAX_PUBLISHERS):
+            record = signed(key_pair(number), b"%d" % name, value=bytes(1000), lifetime=80_000.0)
+            node.core._store.put(place(record), record, record.encode(), WALL, 0.6)
+    now = 1.0
+    for _ in range(4000):
+        now = max(now, node.core.next_deadline)
+        if now > 760:
+            break
+        effects = node.core.handle(Tick(WALL + now), now)
+        while effects:
+            questions = sent(effects)
+            effects = []
+            for send, question in questions:
+                if isinstance(question.body, Store):
+                    sizes.append((now, len(send.data)))
+                reply = Stored(True) if isinstance(question.body, Store) else Nodes(())
+                if isinstance(question.body, Ping):
+                    effects += tell(node, _by_peer(send.peer), Pong(), now, question.request_id)
+                else:
+                    effects += tell(node, _by_peer(send.peer), reply, now, question.request_id)
+    began = sizes[0][0]
+    first = sum(size for when, size in sizes if when < began + 7.9)
+    assert first < 1.5 * 64 * 8 * 1300, "one key in a step"
+    assert len({when for when, _ in sizes}) >= 3
+
+
+_PEERS = {key_pair(number).peer_id: contact(key_pair(number)) for number in range(8)}
+
+
+def _by_peer(peer: PeerId) -> Contact:
+    return _PEERS[peer]

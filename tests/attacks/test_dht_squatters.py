@@ -1,0 +1,145 @@
+"""Issue 9.23: 64 publishers fill a run's key, so that its members cannot be found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bench.dht import WALL, Node, Swarm
+from p2p.dht.config import DhtConfig
+from p2p.dht.core import DhtCore
+from p2p.dht.events import Put
+from p2p.dht.messages import Store, Stored
+from p2p.dht.record import Namespace, PublisherKind, Record
+from p2p.dht.store import MAX_PER_PREFIX, MAX_PUBLISHERS
+from p2p.identity import KeyPair, PeerId
+from p2p.multiaddr import Multiaddr
+from p2p.node.wiring import MAX_RUN_LIFETIME, RUN_RECORDS
+from p2p.wire import pack
+from tests.attacks.dht import DIFFICULTY, contact, key_pair, place, sent, signed, tell
+
+RUN = bytes(32)
+LIFETIME = 1800.0
+
+
+def at(host: str) -> bytes:
+    """The value of a run record."""
+    return pack([Multiaddr.tcp(host, 4001).to_bytes()])
+
+
+def town(size: int, namespace: Namespace = RUN_RECORDS) -> Swarm:
+    """A swarm whose nodes know what a run record is."""
+    swarm = Swarm(size, 1, config=DhtConfig(difficulty=DIFFICULTY))
+    for node in swarm.nodes.values():
+        describe(node.core, namespace)
+    swarm.join_all()
+    return swarm
+
+
+def describe(core: DhtCore, namespace: Namespace) -> None:
+    core._judge.namespaces[namespace.name] = namespace
+
+
+def squat(swarm: Swarm, squatters: list[KeyPair], host: str = "10.66.0.{}") -> int:
+    """Every squatter stores its record at every node under every key; how many are held."""
+    held = 0
+    for number, key in enumerate(squatters):
+        lifetime = min(LIFETIME, MAX_RUN_LIFETIME)
+        record = signed(key, RUN, namespace="run", value=at(host.format(number % 250)), lifetime=lifetime)
+        for node in swarm.nodes.values():
+            for salt in range(3):
+                store = Store(place(record, salt), record.encode())
+                held += any(
+                    each.body == Stored(True) for _, each in sent(tell(node, contact(key), store, swarm.now))
+                )
+    return held
+
+
+def publish(swarm: Swarm, members: list[Node]) -> None:
+    for node in members:
+        value = at(str(node.addr.parts[0][1]))
+        swarm.give(node, Put(7, "run", RUN, value, LIFETIME, WALL + swarm.now))
+        swarm.run(swarm.now + 1)
+    swarm.run(swarm.now + 5)
+
+
+def found(swarm: Swarm, reader: Node) -> set[PeerId]:
+    return {record.publisher for record in swarm.get(reader, RUN, "run")[1]}
+
+
+def test_members_are_found_among_squatters_who_came_first() -> None:
+    """No node here takes part in the run, so none can tell a member. Before: 0 of 12 members found, for as
+    long as 64 squatters, half a CPU minute of stamps, renewed their records.
+    """
+    swarm = town(16)
+    nodes = list(swarm.nodes.values())
+    assert squat(swarm, [key_pair(number, 66) for number in range(MAX_PUBLISHERS)]) > 0
+    publish(swarm, nodes[2:14])
+    members = {node.peer for node in nodes[2:14]}
+    assert len(found(swarm, nodes[15]) & members) >= 11
+
+
+def test_many_more_squatters_than_places_hide_few_members() -> None:
+    """Each node draws its own sample: a member that one has no place for has one at others."""
+    swarm = town(12)
+    nodes = list(swarm.nodes.values())
+    squat(swarm, [key_pair(number, 66) for number in range(150)])
+    publish(swarm, nodes[2:10])
+    assert len(found(swarm, nodes[11]) & {node.peer for node in nodes[2:10]}) >= 6
+
+
+def test_squatters_of_one_network_get_a_quarter_of_the_places() -> None:
+    swarm = town(4)
+    squat(swarm, [key_pair(number, 66) for number in range(100)], host="81.2.3.{}")
+    for node in swarm.nodes.values():
+        for keys in node.core._store._keys.values():
+            assert sum(held.record.namespace == "run" for held in keys.values()) <= MAX_PER_PREFIX
+
+
+def knowing(members: set[PeerId], officers: set[PeerId]) -> Namespace:
+    def kind_of(record: Record) -> PublisherKind:
+        if record.publisher in officers:
+            return PublisherKind.OFFICER
+        return PublisherKind.MEMBER if record.publisher in members else PublisherKind.STRANGER
+
+    return replace(RUN_RECORDS, kind_of=kind_of)
+
+
+def test_who_knows_the_run_holds_and_believes_its_members_only() -> None:
+    swarm = town(12)
+    nodes = list(swarm.nodes.values())
+    members = {node.peer for node in nodes}
+    squat(swarm, [key_pair(number, 66) for number in range(MAX_PUBLISHERS)])  # before anybody knew
+    for node in nodes:
+        describe(node.core, knowing(members, set()))
+    assert squat(swarm, [key_pair(number, 67) for number in range(10)]) == 0
+    publish(swarm, nodes[2:8])
+    assert found(swarm, nodes[11]) == {node.peer for node in nodes[2:8]}
+
+
+def test_officers_have_places_under_a_key_full_of_members() -> None:
+    swarm = town(6)
+    nodes = list(swarm.nodes.values())
+    crowd = [key_pair(number, 66) for number in range(100)]
+    members = {key.peer_id for key in crowd} | {node.peer for node in nodes}
+    officers = {nodes[3].peer, nodes[4].peer}
+    for node in nodes:
+        describe(node.core, knowing(members, officers))
+    squat(swarm, crowd)
+    publish(swarm, nodes[3:5])
+    for node in nodes[:3]:
+        for salt in range(3):
+            key = place(signed(crowd[0], RUN, namespace="run", value=at("10.0.0.1")), salt)
+            assert officers <= {record.publisher for record in node.core._store.get(key)}
+            assert len(node.core._store.get(key)) <= MAX_PUBLISHERS
+    assert officers <= found(swarm, nodes[0])
+
+
+def test_a_run_record_lives_an_hour_at_most() -> None:
+    """Before: 24 h. Who wants a place has to come back for it."""
+    swarm = town(1)
+    (node,) = swarm.nodes.values()
+    squatter = key_pair(1, 66)
+    for lifetime, expected in ((12 * 3600.0, False), (LIFETIME, True)):
+        record = signed(squatter, RUN, namespace="run", value=at("10.66.0.1"), lifetime=lifetime)
+        answer = sent(tell(node, contact(squatter), Store(place(record), record.encode()), swarm.now))[0][1]
+        assert answer.body == Stored(expected)

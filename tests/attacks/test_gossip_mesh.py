@@ -1,0 +1,177 @@
+"""Issue 9.17: ghosts in the mesh, and strangers who want to own it."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from p2p.gossip.events import (
+    Connected,
+    Disconnected,
+    GossipConfig,
+    Publish,
+    Received,
+    Subscribe,
+    Tick,
+    Unsubscribe,
+)
+from p2p.gossip.mesh import MAX_FLOOD, OPPORTUNISM
+from p2p.gossip.messages import Rpc, encode_rpc
+from p2p.identity import PeerId
+from tests.attacks.gossip_node import TOPIC, Victim, said
+from tests.unit.core_swarm import Node, peer_named
+from tests.unit.test_gossip_core import GossipSwarm, make_core
+
+AUTHOR = peer_named(900)
+HONEST = [peer_named(number) for number in range(1, 7)]
+GHOSTS = [peer_named(10_000 + number) for number in range(48)]
+JOIN = Rpc(subscriptions=[(TOPIC, True)], graft=[TOPIC])
+
+
+def reached(victim: Victim, data: bytes, peers: list[PeerId]) -> int:
+    return sum(any(m.data == data for rpc in victim.rpcs.get(p, ()) for m in rpc.messages) for p in peers)
+
+
+def test_what_comes_after_a_connection_has_ended_leaves_nothing() -> None:
+    """A host reads on in what was buffered. Twelve such ghosts owned the mesh: 0 of 6 were reached."""
+    victim = Victim()
+    for ghost in GHOSTS:
+        victim.do(Connected(ghost))
+        victim.do(Disconnected(ghost))
+        victim.hear(ghost, JOIN)
+        victim.hear(ghost, Rpc(ihave=[(TOPIC, [b"id"])]))
+    victim.meet(*HONEST)
+    victim.later(2)
+    assert victim.mesh() == set(HONEST)
+    victim.do(Publish(TOPIC, b"news"))
+    assert reached(victim, b"news", HONEST) == 6
+    assert not victim.mesh() & set(GHOSTS)
+    assert not any(reached(victim, b"news", [ghost]) for ghost in GHOSTS)
+    assert victim.core.counters["not connected"] == 96
+
+
+def test_what_a_stranger_says_before_it_is_connected_leaves_nothing() -> None:
+    victim = Victim()
+    victim.hear(GHOSTS[0], JOIN)
+    victim.hear(GHOSTS[1], Rpc(prune=[(TOPIC, 3600)]))
+    assert victim.mesh() == set()
+    assert victim.core._mesh._backoff == {}
+    assert victim.sent == {}
+
+
+def test_those_that_heard_a_topic_and_left_are_not_grafted_when_we_subscribe() -> None:
+    victim = Victim()
+    victim.do(Unsubscribe(TOPIC))
+    for peer in (*HONEST, *GHOSTS[:6]):
+        victim.do(Connected(peer))
+        victim.hear(peer, Rpc(subscriptions=[("other", True)]))
+    for number in range(10):
+        victim.do(Publish("other", b"%d" % number))
+    for ghost in GHOSTS[:6]:
+        victim.do(Disconnected(ghost))
+    victim.do(Subscribe("other"))
+    assert not set(victim.core.topics["other"]) & set(GHOSTS)
+
+
+@pytest.mark.parametrize("count", [12, 24, 48])
+def test_strangers_who_graft_first_do_not_own_the_mesh(count: int) -> None:
+    victim = Victim()
+    strangers = GHOSTS[:count]
+    victim.meet(*strangers)
+    for stranger in strangers:
+        victim.hear(stranger, JOIN)
+    for peer in HONEST[:3]:
+        victim.do(Connected(peer, dialled=True))
+        victim.hear(peer, Rpc(subscriptions=[(TOPIC, True)]))
+    victim.meet(*HONEST[3:])
+    for _ in range(120):
+        victim.later(1)
+        for stranger in strangers:  # they come back as soon as they may
+            if stranger not in victim.mesh() and not victim.core._mesh.is_backed_off(
+                TOPIC, stranger, victim.now
+            ):
+                victim.hear(stranger, Rpc(graft=[TOPIC]))
+        assert len(victim.mesh() & set(HONEST[:3])) >= GossipConfig().outbound
+        assert len(victim.mesh() & set(strangers)) <= GossipConfig().high - GossipConfig().outbound
+    victim.do(Publish(TOPIC, b"news"))
+    assert reached(victim, b"news", HONEST) == 6
+
+
+def test_peers_that_bring_news_take_the_seats_of_those_that_bring_none() -> None:
+    """Nobody was dialled here: what honest peers tell of from outside the mesh brings them into it."""
+    victim = Victim()
+    victim.meet(*GHOSTS[:12])
+    for ghost in GHOSTS[:12]:
+        victim.hear(ghost, JOIN)
+    victim.meet(*HONEST)
+    dice = Random(1)
+    for number in range(5 * OPPORTUNISM):
+        victim.later(1)
+        if number % 10 == 0:
+            news = said(AUTHOR, b"news %d" % number, seqno=number)
+            order = dice.sample(HONEST, len(HONEST))
+            for peer in order:
+                victim.hear(peer, Rpc(ihave=[(TOPIC, [news.id])]))
+            for peer in order:
+                if any(news.id in rpc.iwant for rpc in victim.rpcs.get(peer, ())):
+                    victim.hear(peer, Rpc(messages=[news]))
+    assert len(victim.delivered) == 30
+    assert len(victim.mesh() & set(HONEST)) >= 3
+
+
+def test_a_publication_reaches_those_we_dialled_before_a_crowd_of_strangers() -> None:
+    victim = Victim()
+    crowd = [peer_named(20_000 + number) for number in range(4 * MAX_FLOOD)]
+    victim.meet(*crowd)
+    for stranger in crowd:
+        victim.hear(stranger, JOIN)
+    for peer in HONEST:
+        victim.do(Connected(peer, dialled=True))
+        victim.hear(peer, Rpc(subscriptions=[(TOPIC, True)]))
+    victim.do(Publish(TOPIC, b"news"))
+    assert reached(victim, b"news", HONEST) == 6
+    assert reached(victim, b"news", crowd) <= MAX_FLOOD
+
+
+def test_a_swarm_with_a_crowd_of_silent_grafters_hears_everything() -> None:
+    """Thirty honest nodes; each has 16 connections from attackers that graft at once and pass nothing on."""
+    swarm = HostileSwarm(30, seed=5, attackers=16)
+    swarm.run(30)
+    for number in range(10):
+        swarm.publish(number, b"news %d" % number)
+        swarm.run(1)
+    swarm.run(4)
+    for number in range(10):
+        assert swarm.reached(b"news %d" % number) == 29
+    for node in swarm.nodes.values():
+        assert not any(points for peer, points in node.penalties.items() if peer in swarm.nodes)
+
+
+class HostileSwarm(GossipSwarm):
+    """Every node has inbound connections of attackers before it has any other."""
+
+    def __init__(self, size: int, *, seed: int, attackers: int) -> None:
+        self._attackers = attackers
+        self._dice = Random(seed)
+        super().__init__(size, seed=seed)
+
+    def start(self, number: int, degree: int) -> Node:
+        peer = peer_named(number)
+        others = [node.peer for node in self.alive()]
+        node = Node(peer, make_core(peer, seed=number))
+        self.nodes[peer] = node
+        self.delivered[peer], self.judged[peer] = [], []
+        self.drive(node, Subscribe(TOPIC))
+        self.drive(node, Tick())
+        for each in range(self._attackers):
+            ghost = peer_named(10_000 + 100 * number + each)
+            self.drive(node, Connected(ghost))
+            self.drive(node, Received(ghost, encode_rpc(JOIN)))
+        for other in self.rng.sample(others, min(degree // 2, len(others))):
+            self.connect(node, other)
+        return node
+
+    def send(self, node: Node, peer: PeerId, data: bytes) -> None:
+        if peer in self.nodes:  # attackers take everything and answer nothing
+            super().send(node, peer, data)

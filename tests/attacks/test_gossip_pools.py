@@ -1,0 +1,181 @@
+"""Issue 9.25: what strangers fill is theirs: promises, seen ids, kept messages, demerits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from p2p.gossip import cache, manners
+from p2p.gossip.cache import MAX_CACHE_BYTES, MAX_SEEN, MESSAGE_COST, MessageCache, SeenCache
+from p2p.gossip.events import GossipConfig, Validity
+from p2p.gossip.manners import MAX_PROMISES, Manners
+from p2p.gossip.messages import MAX_DATA, Rpc
+from p2p.identity import PeerId
+from p2p.node.wiring import judge_announcement
+from p2p.shardcast import open_shardcast
+from p2p.shardcast.messages import Hello, encode_message
+from tests.attacks.gossip_node import TOPIC, Victim, said
+from tests.unit.core_swarm import peer_named
+from tests.unit.test_shardcast_service import RUN, Town, publish
+
+FRIEND = peer_named(1)
+AUTHOR = peer_named(2)
+STRANGERS = [peer_named(10_000 + number) for number in range(48)]
+
+
+def asked(victim: Victim, peer: PeerId, ids: list[bytes]) -> bool:
+    before = len(victim.rpcs.get(peer, ()))
+    victim.hear(peer, Rpc(ihave=[(TOPIC, ids)]))
+    return any(set(ids) <= set(rpc.iwant) for rpc in victim.rpcs.get(peer, [])[before:])
+
+
+@pytest.mark.parametrize("count", [17, 48])
+def test_strangers_that_promise_thousands_of_ids_keep_no_room_from_others(count: int) -> None:
+    victim = Victim()
+    victim.meet(FRIEND, *STRANGERS[:count])
+    for second in range(4):
+        for number, stranger in enumerate(STRANGERS[:count]):
+            ids = [b"%d of %d at %d" % (each, number, second) for each in range(500)]
+            victim.hear(stranger, Rpc(ihave=[(TOPIC, ids)]))
+        assert asked(victim, FRIEND, [said(AUTHOR, seqno=second).id])
+        victim.later(1)
+    assert victim.core._manners._promises <= MAX_PROMISES
+
+
+def test_strangers_that_promise_an_id_do_not_keep_us_from_asking_for_it() -> None:
+    """The first to tell of an id was asked, and no other for 3 s: as long as honest peers tell of it."""
+    victim = Victim()
+    victim.meet(FRIEND, *STRANGERS)
+    victim.hear(FRIEND, Rpc(messages=[said(AUTHOR, b"good", seqno=1)]))
+    news = said(AUTHOR, b"news", seqno=2)
+    for stranger in STRANGERS:
+        victim.hear(stranger, Rpc(ihave=[(TOPIC, [news.id])]))
+    assert asked(victim, FRIEND, [news.id])
+    victim.hear(FRIEND, Rpc(messages=[news]))
+    assert victim.delivered == [b"good", b"news"]
+    victim.later(10)
+    assert not victim.points  # it came
+
+
+def test_promises_of_a_peer_that_left_are_forgotten() -> None:
+    table = Manners(GossipConfig())
+    for peer in STRANGERS[:3]:
+        table.connected(peer, 0.0)
+        assert table.ask(b"id", peer, 0.0)
+        assert table.ask(peer.digest, peer, 0.0)
+    for peer in STRANGERS[:3]:
+        table.disconnected(peer)
+    assert table._promises == 0
+    assert table._asks == {}
+    assert table.broken_promises(1e9) == []
+
+
+def test_messages_that_are_no_news_do_not_flush_what_was_seen() -> None:
+    """66,000 signed messages of authors that no run knows: then all that was heard was heard again."""
+    victim = Victim()
+    victim.meet(FRIEND, STRANGERS[0])
+    news = said(AUTHOR, b"news")
+    victim.hear(FRIEND, Rpc(messages=[news]))
+    for number in range(MAX_SEEN // 100 + 10):
+        batch = [said(STRANGERS[0], b"old", seqno=100 * number + each) for each in range(100)]
+        victim.hear(STRANGERS[0], Rpc(messages=batch))
+        victim.later(0.02)
+    victim.hear(FRIEND, Rpc(messages=[news]))
+    assert victim.delivered == [b"news"]
+    assert victim.core._seen.noise_of(STRANGERS[0]) < 1000
+    assert victim.points[FRIEND] == 0
+
+
+def test_noise_pushes_out_the_noise_of_the_loudest_and_never_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "MAX_SEEN", 2000)
+    seen = SeenCache(120.0)
+    for number in range(500):
+        seen.accept(b"news %d" % number, 0.0)
+    seen.add(b"quiet", FRIEND, 0.0)
+    dice = Random(1)
+    for number in range(20_000):
+        seen.add(b"noise %d" % number, dice.choice(STRANGERS), 1.0)
+        assert len(seen) <= 2000
+    assert b"quiet" in seen
+    assert all(b"news %d" % number in seen for number in range(500))
+    for number in range(500, 3000):
+        seen.accept(b"news %d" % number, 2.0)
+    assert len(seen) <= 2000
+    assert b"news 2999" in seen
+    seen.expire(200.0)
+    assert len(seen) == 0
+    assert not seen._noise
+
+
+def test_ignored_messages_of_an_honest_forwarder_cost_it_nothing_but_its_quota() -> None:
+    """A trainer of a run document that we do not have yet: two policies and two rosters a minute."""
+    victim = Victim()
+    victim.meet(FRIEND)
+    for number in range(240):
+        victim.hear(FRIEND, Rpc(messages=[said(AUTHOR, b"old", seqno=number)]))
+        victim.later(15)
+    assert not victim.points
+    assert victim.core.counters["ignore"] == 240
+
+
+def test_one_author_does_not_fill_the_cache() -> None:
+    kept = MessageCache(5, 3)
+    for number in range(100):
+        kept.put(said(AUTHOR, bytes(MAX_DATA), seqno=number))
+    honest = said(FRIEND, bytes(MAX_DATA))
+    kept.put(honest)
+    assert honest.id in kept.ids(TOPIC)
+    for _ in range(5):
+        kept.shift()
+    assert kept._bytes == 0
+    assert kept._bytes_of == {}
+
+
+def test_messages_without_data_are_not_kept_without_a_limit() -> None:
+    kept = MessageCache(5, 3)
+    for author in range(10):
+        for number in range(MAX_CACHE_BYTES // MESSAGE_COST // 8):
+            kept.put(_empty(author, number))
+    assert len(kept._messages) == MAX_CACHE_BYTES // MESSAGE_COST
+
+
+def _empty(author: int, number: int) -> cache.PubsubMessage:
+    return cache.PubsubMessage(b"%036d" % author, number.to_bytes(8, "big"), TOPIC, None)
+
+
+def test_minted_names_wash_off_no_demerits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manners, "MAX_BLAMED", 32)
+    table = Manners(GossipConfig())
+    table.blame(FRIEND, 50.0)
+    for number in range(1000):
+        table.blame(peer_named(20_000 + number), 2.0)
+    assert not table.is_credible(FRIEND)
+
+
+async def test_what_can_never_be_valid_is_rejected_and_what_others_may_believe_is_ignored(
+    tmp_path: Path,
+) -> None:
+    town = Town(tmp_path)
+    said: list[bytes] = []
+    town.announce = lambda sender, data: said.append(data)  # type: ignore[method-assign]
+    async with (
+        town.member(0) as trainer,
+        open_shardcast(
+            trainer.world,
+            trainer.host,
+            town.config,
+            run=RUN,
+            may_publish=lambda peer: False,
+            roster=lambda: [],
+            announce=said.append,
+        ) as elsewhere,
+    ):
+        await publish(trainer, 1)
+        author = trainer.host.peer_id
+        assert said
+        for data in said:  # by a trainer that this node's run document does not name yet
+            assert judge_announcement(elsewhere, author, data) is Validity.IGNORE
+            for bad in (b"garbage", data[:-1], encode_message(Hello(3))):
+                assert judge_announcement(elsewhere, author, bad) is Validity.REJECT

@@ -1,0 +1,222 @@
+"""Issue 9.19: strangers flush the address book. 9.20: they hold the dial slots. 9.21: they aim our dials."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+import trio
+import trio.testing
+
+from p2p import peers as peers_module
+from p2p.connector import MAX_HEARSAY_DIALS
+from p2p.errors import PeerUnreachable
+from p2p.host import AddrSource
+from p2p.identity import KeyPair, PeerId, ProtocolId
+from p2p.limits import (
+    MAX_DIALS_PER_HOST,
+    MAX_FAILED_PER_HOST,
+    DialTargets,
+    group_of,
+)
+from p2p.machine import open_world
+from p2p.multiaddr import Multiaddr
+from p2p.network import Listener
+from p2p.peers import MAX_HEARSAY_ADDRS, MAX_HEARSAY_PER_NETWORK, PENALTY_LIMIT, AddressBook, Scores
+from p2p.swarm import SwarmConfig, open_host
+from p2p.transport.connection import ConnectionConfig
+from p2p.transport.memory import MemoryNetwork
+from p2p.transport.tcp import DNS_THREADS, TcpNetwork
+
+NEWS = ProtocolId("/test/news")
+QUIET = SwarmConfig(connection=ConnectionConfig(keepalive=float("inf")))
+
+
+def peer_at(number: int) -> PeerId:
+    """A name that no key has: nobody dials it here."""
+    return PeerId(KeyPair(bytes(32)).peer_id.digest[:-4] + number.to_bytes(4, "big"))
+
+
+def ip4(number: int, port: int = 4001) -> Multiaddr:
+    return Multiaddr.tcp(f"{11 + (number >> 16)}.{number >> 8 & 255}.{number & 255}.7", port)
+
+
+def test_strangers_push_out_neither_the_owners_nor_the_signed_addresses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Issue 9.19: before, 10,000 strangers (40 s at 250 a second) flushed every address this node knew."""
+    monkeypatch.setattr(peers_module, "MAX_PEERS", 500)
+    connected = peer_at(3)
+    book = AddressBook(keeps=lambda peer: peer == connected)
+    book.add(peer_at(1), [ip4(1)], AddrSource.OWNER)
+    book.add(peer_at(2), [ip4(2)], AddrSource.SIGNED)
+    book.add(connected, [ip4(3)], AddrSource.HEARSAY)
+    for number in range(100, 2100):
+        book.add(peer_at(number), [ip4(number)], AddrSource.HEARSAY)
+    assert book.of(peer_at(1)) == (ip4(1),)
+    assert book.of(peer_at(2)) == (ip4(2),)
+    assert book.of(connected) == (ip4(3),)
+    assert book.counts()[AddrSource.HEARSAY] == 500
+
+
+def test_one_network_pushes_out_its_own_only() -> None:
+    """Issue 9.19: hearsay is bounded by network, so that one /24 cannot flush the rest."""
+    book = AddressBook()
+    book.add(peer_at(1), [ip4(1)], AddrSource.HEARSAY)
+    for number in range(100, 12_000):
+        book.add(peer_at(number), [Multiaddr.tcp("12.0.0.1", number)], AddrSource.HEARSAY)
+    assert book.of(peer_at(1)) == (ip4(1),)
+    assert book.counts()[AddrSource.HEARSAY] == 1 + MAX_HEARSAY_PER_NETWORK
+
+
+def test_names_are_kept_on_the_owners_word_only() -> None:
+    """Issue 9.20: a stranger's DNS name is a thread of ours for as long as its server likes."""
+    name = Multiaddr.parse("/dns4/slow.example/tcp/1")
+    book = AddressBook()
+    for source in (AddrSource.HEARSAY, AddrSource.SIGNED):
+        assert not book.add(peer_at(1), [name], source)
+        assert book.of(peer_at(1)) == ()
+    assert book.add(peer_at(1), [name], AddrSource.OWNER)
+
+
+def test_minted_identities_wash_off_no_refusal() -> None:
+    """Beyond the list: before, 10,000 identities with a point each made a host forget whom it refuses."""
+    scores = Scores()
+    assert scores.penalise(peer_at(0), PENALTY_LIMIT, now=0.0)
+    scores.penalise(peer_at(1), PENALTY_LIMIT - 1, now=0.0)
+    for number in range(2, 10_100):
+        scores.penalise(peer_at(number), 1.0, now=0.0)
+    assert scores.is_refused(peer_at(0), 1.0)
+    assert scores.points(peer_at(1), 0.0) == PENALTY_LIMIT - 1
+
+
+class SilentNetwork(MemoryNetwork):
+    """IP addresses never answer, and are counted; `MemoryNetwork` otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dialled: list[Multiaddr] = []
+        self.open = self.most = 0
+
+    async def dial(self, addr: Multiaddr) -> trio.abc.HalfCloseableStream:
+        if addr.parts[0][0] != "ip4":
+            return await super().dial(addr)
+        self.dialled.append(addr)
+        self.open += 1
+        self.most = max(self.most, self.open)
+        try:
+            await trio.sleep_forever()
+        finally:
+            self.open -= 1
+        raise AssertionError
+
+    async def listen(self, addr: Multiaddr) -> Listener:
+        return await super().listen(addr)
+
+
+async def test_silent_contacts_do_not_hold_up_a_dial_that_was_asked_for(
+    autojump_clock: trio.abc.Clock,
+) -> None:
+    """Issue 9.20: before, contacts at silent addresses held all slots: an honest dial took 20 to 60 s."""
+    network = SilentNetwork()
+    async with (
+        open_host(network=network, listen=("/memory/0",), strict=True, config=QUIET) as host,
+        open_host(network=network, listen=("/memory/0",), config=QUIET) as friend,
+        open_host(network=network, listen=("/memory/0",), config=QUIET) as contact,
+        open_world(key=KeyPair(bytes(32))) as world,
+    ):
+        for number in range(100):
+            host.add_addrs(peer_at(number), [ip4(number)], AddrSource.HEARSAY)
+            host.send(peer_at(number), NEWS, b"x")
+        await trio.testing.wait_all_tasks_blocked()
+        assert network.open <= MAX_HEARSAY_DIALS * MAX_HEARSAY_ADDRS
+        with trio.fail_after(1):
+            await host.connect_addr(friend.addrs[0])
+        host.add_addrs(contact.peer_id, contact.addrs, AddrSource.HEARSAY)
+        before = world.now()
+        await host.connect(contact.peer_id)  # on hearsay it waits its turn, and is not lost
+        assert world.now() - before < 60
+
+
+async def test_one_target_is_dialled_a_few_times_however_many_name_it(autojump_clock: trio.abc.Clock) -> None:
+    """Issue 9.21: before, each visiting stranger made us dial eight addresses of its choice."""
+    network = SilentNetwork()
+    async with open_host(network=network, listen=(), strict=True, config=QUIET) as host:
+        async with trio.open_nursery() as nursery:
+
+            async def be_sent(number: int) -> None:
+                victim = [Multiaddr.tcp("11.1.1.1", 80 + port) for port in range(8)]
+                host.add_addrs(peer_at(number), victim, AddrSource.HEARSAY)
+                with pytest.raises(PeerUnreachable):
+                    await host.connect(peer_at(number))
+
+            for number in range(100):
+                nursery.start_soon(be_sent, number)
+        assert network.most <= MAX_DIALS_PER_HOST
+        assert len(network.dialled) <= 2 * MAX_FAILED_PER_HOST
+
+
+def test_targets_are_counted_by_host_and_network() -> None:
+    """Issue 9.21: failures fade, and a host that answers is never left alone."""
+    targets = DialTargets()
+    group = group_of(Multiaddr.parse("/ip4/11.1.1.1/tcp/1"))
+    for _ in range(100):
+        assert targets.begin(group, 0.0)
+        targets.end(group, 0.0, answered=True)
+    for _ in range(int(MAX_FAILED_PER_HOST)):
+        assert targets.begin(group, 0.0)
+        targets.end(group, 0.0, answered=False)
+    assert not targets.begin(group, 0.0)
+    assert targets.begin(group_of(Multiaddr.parse("/ip4/11.1.2.1/tcp/1")), 0.0)
+    assert targets.begin(group, 120.0)
+
+
+async def test_a_stranger_names_no_private_place_to_a_public_node() -> None:
+    """Issue 9.21: before, a stranger made a public node dial its own loopback and its router."""
+    near = [
+        "/ip4/127.0.0.1/tcp/22",
+        "/ip4/192.168.0.1/tcp/80",
+        "/ip4/169.254.169.254/tcp/80",
+        "/ip6/::1/tcp/22",
+    ]
+    public = Multiaddr.parse("/ip4/8.8.8.8/tcp/4001")
+    config = SwarmConfig(announce=(public,))
+    async with open_host(network=MemoryNetwork(), listen=(), config=config) as host:
+        said = [Multiaddr.parse(addr) for addr in near]
+        host.add_addrs(peer_at(1), [*said, public], AddrSource.HEARSAY)
+        assert [addr.transport for addr in host.addrs_of(peer_at(1))] == [public]
+        host.add_addrs(peer_at(2), said, AddrSource.OWNER)
+        assert len(host.addrs_of(peer_at(2))) == len(said)
+
+
+async def test_slow_names_hold_up_no_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Issue 9.20: before, names without an answer filled trio's threads: a write waited 17.5 s."""
+    release = threading.Event()
+
+    def slow(*_: object) -> list[object]:
+        release.wait(10)
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    network = TcpNetwork()
+
+    async def dial(number: int) -> None:
+        with pytest.raises(PeerUnreachable):
+            await network.dial(Multiaddr.parse(f"/dns4/name-{number}.example/tcp/1"))
+
+    async with open_world() as world:
+        try:
+            async with trio.open_nursery() as nursery:
+                for number in range(64):
+                    nursery.start_soon(dial, number)
+                await trio.testing.wait_all_tasks_blocked()
+                assert network._name_threads.borrowed_tokens == DNS_THREADS
+                start = world.now()
+                with trio.fail_after(2):
+                    await world.disk.write("x", b"x")
+                    assert await world.run_blocking(abs, -1, cost=0.0) == 1
+                assert world.now() - start < 1
+                release.set()
+        finally:
+            release.set()

@@ -1,0 +1,166 @@
+"""Issue 9.5: idle connections shut a node's door. 9.6: silent sockets do. 9.7: one identity does."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+import trio.testing
+
+import p2p
+from p2p.connector import IDLE_TIMEOUT, SWEEP, UNUSED_TIMEOUT
+from p2p.host import serve_requests
+from p2p.identity import KeyPair, PeerId, ProtocolId
+from p2p.limits import ResourceLimits
+from p2p.machine import RealWorld, open_world
+from p2p.swarm import SwarmConfig, SwarmHost, open_host
+from p2p.transport.connection import ConnectionConfig
+from p2p.transport.memory import MemoryNetwork
+from p2p.transport.noise import StaticKey
+from p2p.transport.upgrade import Secured, secure
+
+ECHO = ProtocolId("/test/echo")
+NEWS = ProtocolId("/test/news")
+SMALL = ResourceLimits(connections=32, handshakes=16)
+QUIET = ConnectionConfig(keepalive=float("inf"))
+
+
+async def echo(peer: PeerId, data: bytes) -> bytes:
+    return data
+
+
+@asynccontextmanager
+async def victim(limits: ResourceLimits = SMALL) -> AsyncIterator[tuple[MemoryNetwork, SwarmHost]]:
+    network = MemoryNetwork()
+    config = SwarmConfig(limits=limits, connection=QUIET)
+    async with open_host(network=network, listen=("/memory/0",), strict=True, config=config) as host:
+        host.set_handler(ECHO, serve_requests(echo))
+        yield network, host
+
+
+async def honest(network: MemoryNetwork, host: SwarmHost) -> None:
+    """A newcomer's dial, ping and identify, within a second."""
+    with trio.fail_after(1):
+        async with open_host(network=network, listen=()) as newcomer:
+            peer = await newcomer.connect_addr(host.addrs[0])
+            await p2p.ping(newcomer, peer)
+            while newcomer.info(peer) is None:
+                await trio.lowlevel.checkpoint()
+
+
+async def stranger(
+    network: MemoryNetwork, host: SwarmHost, world: RealWorld, seed: int
+) -> tuple[trio.abc.HalfCloseableStream, Secured]:
+    """A connection that shakes hands and then says nothing for ever."""
+    raw = await network.dial(host.addrs[0])
+    key = KeyPair(seed.to_bytes(32, "big"))
+    return raw, await secure(
+        raw, StaticKey.create(key, world.entropy(32)), world.entropy, dialer=True, expected=host.peer_id
+    )
+
+
+async def test_idle_connections_make_room_for_newcomers_and_for_our_own_dials() -> None:
+    """Issue 9.5: before, a host full of idle connections refused newcomers, and dialled nobody itself."""
+    async with victim() as (network, host), open_world(key=KeyPair(bytes(32))) as world:
+        for seed in range(1, SMALL.connections + 9):
+            await stranger(network, host, world, seed)
+            if seed % 8 == 0:
+                await honest(network, host)
+        assert host.budget.connections <= SMALL.inbound
+        async with open_host(network=network, listen=("/memory/0",)) as friend:
+            await host.connect_addr(friend.addrs[0])
+            await p2p.ping(host, friend.peer_id)
+
+
+async def test_silent_sockets_do_not_keep_dialers_out() -> None:
+    """Issue 9.6: before, 64 silent sockets held all handshakes for 10 s: 0 of 97 honest dials."""
+    async with victim() as (network, host), trio.open_nursery() as nursery:
+        sockets = []
+
+        async def keep_coming() -> None:
+            while True:
+                sockets.append(await network.dial(host.addrs[0]))
+                await trio.lowlevel.checkpoint()
+
+        nursery.start_soon(keep_coming)
+        while len(sockets) < 4 * SMALL.handshakes:
+            await trio.lowlevel.checkpoint()
+        for _ in range(20):
+            await honest(network, host)
+        assert host.budget.handshakes <= SMALL.handshakes
+        nursery.cancel_scope.cancel()
+
+
+async def test_first_words_alone_do_not_keep_dialers_out(autojump_clock: trio.abc.Clock) -> None:
+    """Beyond the list: 300 sockets a second that send the first line of a handshake and then nothing."""
+    async with victim() as (network, host), trio.open_nursery() as nursery:
+        sockets = []
+
+        async def keep_coming() -> None:
+            while True:
+                sockets.append(await network.dial(host.addrs[0]))
+                await sockets[-1].send_all(b"\x13/multistream/1.0.0\n")
+                await host.world.sleep(1 / 300)
+
+        nursery.start_soon(keep_coming)
+        await host.world.sleep(4 * SMALL.handshakes / 300)
+        for _ in range(20):
+            await honest(network, host)
+        assert host.budget.handshakes <= SMALL.handshakes
+        nursery.cancel_scope.cancel()
+
+
+async def test_one_identity_has_four_connections_however_slowly_they_end() -> None:
+    """Issue 9.7: before, the fifth made the first say goodbye and wait for its reader: 447 were open."""
+    async with victim() as (network, host), open_world(key=KeyPair(bytes(32))) as world:
+        kept = []
+        for _ in range(40):
+            kept.append(await stranger(network, host, world, seed=1))
+        await trio.testing.wait_all_tasks_blocked()
+        (connections,) = host._connector._connections.values()
+        assert len(connections) == host.budget.connections == SMALL.per_peer
+        await honest(network, host)
+
+
+async def test_idle_connections_end_and_messages_open_them_again(autojump_clock: trio.abc.Clock) -> None:
+    """Issue 9.5: before, an idle connection stayed until its process ended."""
+    async with (
+        victim() as (network, host),
+        open_host(network=network, listen=("/memory/0",), config=SwarmConfig(connection=QUIET)) as talker,
+        open_host(network=network, listen=("/memory/0",), config=SwarmConfig(connection=QUIET)) as friend,
+        open_world(key=KeyPair(bytes(32))) as world,
+    ):
+        received: list[bytes] = []
+        talker.set_message_handler(NEWS, lambda _, message: received.append(message))
+        host.add_addrs(talker.peer_id, talker.addrs)
+        host.protect("officers", [friend.peer_id])
+        await host.connect_addr(friend.addrs[0])
+        friend.protect("officers", [host.peer_id])
+        await stranger(network, host, world, seed=1)
+        assert host.send(talker.peer_id, NEWS, b"first")
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(host.connected) == 3
+        await world.sleep(UNUSED_TIMEOUT + 2 * SWEEP + 3)
+        assert set(host.connected) == {talker.peer_id, friend.peer_id}  # who never used it has gone
+        await world.sleep(IDLE_TIMEOUT + SWEEP + 3)
+        assert host.connected == (friend.peer_id,)
+        assert host.send(talker.peer_id, NEWS, b"second")
+        await trio.testing.wait_all_tasks_blocked()
+        assert received == [b"first", b"second"]
+
+
+async def test_protected_peers_outlive_a_flood() -> None:
+    """Issue 9.5: slots for officers, neighbours and peers with accepted work."""
+    async with (
+        victim() as (network, host),
+        open_host(network=network, listen=(), config=SwarmConfig(connection=QUIET)) as officer,
+        open_world(key=KeyPair(bytes(32))) as world,
+    ):
+        host.protect("officers", [officer.peer_id])
+        await officer.connect_addr(host.addrs[0])
+        for seed in range(1, 3 * SMALL.connections):
+            await stranger(network, host, world, seed)
+        await trio.testing.wait_all_tasks_blocked()
+        assert officer.peer_id in host.connected
+        assert host.budget.connections <= SMALL.connections

@@ -1,0 +1,200 @@
+"""Issue 9.8: streams held without end. 9.10: messages never finished. 9.11: floods of messages."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+
+from p2p import limits as limits_module, swarm as swarm_module
+from p2p.errors import LimitExceeded, PeerUnreachable, ProtocolNotSupported
+from p2p.host import MAX_MESSAGE, Stream, request, serve_requests
+from p2p.identity import PeerId, ProtocolId
+from p2p.swarm import SwarmConfig, SwarmHost, open_host
+from p2p.transport.connection import ConnectionConfig
+from p2p.transport.memory import MemoryNetwork
+from p2p.wire import encode_varint, frame
+
+ECHO = ProtocolId("/test/echo")
+NEWS = ProtocolId("/test/news")
+QUIET = SwarmConfig(connection=ConnectionConfig(keepalive=float("inf")), identify=False)
+
+
+async def echo(peer: PeerId, data: bytes) -> bytes:
+    return data
+
+
+async def hold_streams(host: SwarmHost, victim: SwarmHost, count: int, data: bytes = b"") -> list[Stream]:
+    streams = []
+    for _ in range(count):
+        try:
+            streams.append(await host.open_stream(victim.peer_id, ECHO))
+            if data:
+                await streams[-1].send_all(data)
+        except (PeerUnreachable, LimitExceeded, ProtocolNotSupported, trio.BrokenResourceError):
+            break
+    return streams
+
+
+async def test_peers_that_hold_streams_starve_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Issue 9.8: before, idle streams of 36 connections took all 8,192 places."""
+    monkeypatch.setattr(limits_module, "MAX_SERVED", 64, raising=False)
+    monkeypatch.setattr(swarm_module, "MAX_SERVED", 64, raising=False)
+    network = MemoryNetwork()
+    async with (
+        open_host(network=network, listen=("/memory/0",), strict=True, config=QUIET) as victim,
+        open_host(network=network, listen=(), config=QUIET) as one,
+        open_host(network=network, listen=(), config=QUIET) as two,
+        open_host(network=network, listen=(), config=QUIET) as honest,
+    ):
+        victim.set_handler(ECHO, serve_requests(echo))
+        for host in (one, two, honest):
+            await host.connect_addr(victim.addrs[0])
+        for host in (one, two):
+            await hold_streams(host, victim, 50)
+        await trio.testing.wait_all_tasks_blocked()
+        with trio.fail_after(1):
+            for _ in range(20):
+                assert await request(honest, victim.peer_id, ECHO, b"still here") == b"still here"
+
+
+async def test_one_peer_has_a_share_over_all_its_connections() -> None:
+    """Issue 9.8: the share is the peer's, not the connection's."""
+    network = MemoryNetwork()
+    async with (
+        open_host(network=network, listen=("/memory/0",), strict=True, config=QUIET) as victim,
+        open_host(network=network, listen=(), config=QUIET) as one,
+    ):
+        budget = victim.budget
+        peer = one.peer_id
+        served = [limits_module.ServedStream(peer, lambda: None) for _ in range(300)]
+        refused = [stream for stream in served if budget.serve(stream) is stream]
+        assert len(refused) == 300 - limits_module.MAX_SERVED_PER_PEER
+
+
+@pytest.mark.parametrize("kind", ["messages", "requests"])
+async def test_a_frame_has_a_deadline(kind: str, autojump_clock: trio.abc.Clock) -> None:
+    """Issue 9.10: before, a frame that was begun was held for as long as its sender liked."""
+    network = MemoryNetwork()
+    async with (
+        open_host(network=network, listen=("/memory/0",), strict=True, config=QUIET) as victim,
+        open_host(network=network, listen=("/memory/0",), config=QUIET) as one,
+    ):
+        victim.protect("test", [one.peer_id])
+        one.protect("test", [victim.peer_id])
+        if kind == "messages":
+            victim.set_message_handler(ECHO, lambda peer, message: None)
+        else:
+            victim.set_handler(ECHO, serve_requests(echo))
+        await one.connect_addr(victim.addrs[0])
+        idle = await one.open_stream(victim.peer_id, ECHO)
+        if kind == "messages":  # a second one would replace it
+            await idle.aclose()
+        (unfinished,) = await hold_streams(one, victim, 1, encode_varint(MAX_MESSAGE) + bytes(200_000))
+        await trio.testing.wait_all_tasks_blocked()
+        with trio.fail_after(120), pytest.raises(trio.BrokenResourceError):
+            await unfinished.receive_some()
+        assert one.connected  # slow is not hostile
+        if kind == "requests":
+            await idle.send_all(frame(b"idle between frames is fine"))
+            assert await idle.receive_some()
+
+
+async def test_unfinished_frames_are_bounded_over_all_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Issue 9.10: before, every stream could hold up to 1 MiB of an unfinished frame: 8 GiB in all."""
+    monkeypatch.setattr(limits_module, "MAX_UNFINISHED", 2_000_000)
+    network = MemoryNetwork()
+    async with (
+        open_host(network=network, listen=("/memory/0",), strict=True, config=QUIET) as victim,
+        open_host(network=network, listen=(), config=QUIET) as one,
+        open_host(network=network, listen=(), config=QUIET) as honest,
+    ):
+        victim.set_handler(ECHO, serve_requests(echo))
+        await one.connect_addr(victim.addrs[0])
+        await honest.connect_addr(victim.addrs[0])
+        (kept,) = await hold_streams(honest, victim, 1, encode_varint(100) + bytes(50))
+        await hold_streams(one, victim, 40, encode_varint(MAX_MESSAGE) + bytes(200_000))
+        await trio.testing.wait_all_tasks_blocked()
+        assert 0 < victim.budget.unfinished <= 2_000_000
+        await kept.send_all(bytes(50))
+        assert await kept.receive_some()
+
+
+async def test_a_peer_has_one_stream_for_the_messages_of_a_protocol() -> None:
+    """Issue 9.10: before, each of 256 streams was read, and held a frame of its own."""
+    network = MemoryNetwork()
+    received = []
+    async with (
+        open_host(network=network, listen=("/memory/0",), strict=True, config=QUIET) as victim,
+        open_host(network=network, listen=(), config=QUIET) as one,
+    ):
+        victim.set_message_handler(NEWS, lambda _, message: received.append(message))
+        await one.connect_addr(victim.addrs[0])
+        streams = [await one.open_stream(victim.peer_id, NEWS) for _ in range(5)]
+        await trio.testing.wait_all_tasks_blocked()
+        assert victim.budget.served == 1
+        await streams[-1].send_all(frame(b"the newest counts"))
+        with pytest.raises(trio.BrokenResourceError):
+            await streams[0].receive_some()
+        await trio.testing.wait_all_tasks_blocked()
+        assert received == [b"the newest counts"]
+
+
+async def test_empty_messages_are_taken_no_faster_than_the_rate(autojump_clock: trio.abc.Clock) -> None:
+    """Issue 9.11: before, 98 KB/s of empty messages cost 54 % of a core, up to 65,536 in one go."""
+    network = MemoryNetwork()
+    count = 0
+
+    def take(peer: PeerId, message: bytes) -> None:
+        nonlocal count
+        count += 1
+
+    async with (
+        open_host(network=network, listen=("/memory/0",), strict=True, config=QUIET) as victim,
+        open_host(network=network, listen=(), config=QUIET) as one,
+        trio.open_nursery() as nursery,
+    ):
+        victim.set_message_handler(NEWS, take)
+        await one.connect_addr(victim.addrs[0])
+        stream = await one.open_stream(victim.peer_id, NEWS)
+        nursery.start_soon(stream.send_all, bytes(100_000))
+        with trio.move_on_after(2.0):
+            await trio.sleep_forever()
+        limit = swarm_module.MESSAGE_BURST + 2 * swarm_module.MESSAGE_RATE
+        assert 0.9 * limit < count < 1.1 * limit
+        nursery.cancel_scope.cancel()
+
+
+async def test_other_tasks_have_their_turn_between_messages() -> None:
+    """Issue 9.11: before, the messages of 64 KiB were handled without a schedule point between them."""
+    network = MemoryNetwork()
+    turns = count = most = 0
+
+    def take(peer: PeerId, message: bytes) -> None:
+        nonlocal count, most
+        count += 1
+        most = max(most, count)
+
+    async def other() -> None:
+        nonlocal count, turns
+        while True:
+            count = 0
+            turns += 1
+            await trio.lowlevel.checkpoint()
+
+    async with (
+        open_host(network=network, listen=("/memory/0",), strict=True, config=QUIET) as victim,
+        open_host(network=network, listen=(), config=QUIET) as one,
+        trio.open_nursery() as nursery,
+    ):
+        victim.set_message_handler(NEWS, take)
+        await one.connect_addr(victim.addrs[0])
+        stream = await one.open_stream(victim.peer_id, NEWS)
+        nursery.start_soon(other)
+        await stream.send_all(bytes(4000))
+        while not most:
+            await trio.lowlevel.checkpoint()
+        for _ in range(200):
+            await trio.lowlevel.checkpoint()
+        assert 0 < most <= 2 * swarm_module.TURN_MESSAGES
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,194 @@
+"""A run file with a good signature and a hostile owner: what it can make a volunteer's machine do."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2p.errors import BadMessage, ConfigError
+from p2p.identity import KeyPair
+from p2p.wire import pack
+from roles.engines.config import EngineConfig, MachineLimits, ModelShape, memory_needed
+from roles.envs.base import environment_digest, open_environment
+from roles.rl.recipe import Recipe
+from roles.run.file import (
+    DOMAIN,
+    EnvironmentPin,
+    Terms,
+    _sorted,
+    decode_run_untrusted,
+    sign_run,
+    write_table,
+)
+
+OWNER, TRAINER, VALIDATOR = (KeyPair(name * 32) for name in (b"o", b"t", b"v"))
+TERMS = Terms(
+    name="fleece",
+    expiry=2_000_000_000,
+    environments=(EnvironmentPin(name="sort", digest=environment_digest("sort")),),
+    trainers=(TRAINER.peer_id,),
+    validators=(VALIDATOR.peer_id,),
+)
+HOSTILE = (
+    0,
+    1,
+    -1,
+    2,
+    10**9,
+    10**12,
+    2**63,
+    -(2**63),
+    0.0,
+    -1.0,
+    1e-300,
+    1e308,
+    math.inf,
+    -math.inf,
+    math.nan,
+)
+
+
+def signed(table: dict[str, Any]) -> bytes:
+    body = pack(_sorted(table))
+    owner = OWNER.peer_id.digest
+    return pack([1, owner, body, OWNER.sign(DOMAIN, pack([1, owner, body]))])
+
+
+def numbers(table: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path of every number in the table."""
+    if isinstance(table, dict):
+        for key, value in table.items():
+            yield from numbers(value, (*path, key))
+    elif isinstance(table, list):
+        for place, value in enumerate(table):
+            yield from numbers(value, (*path, place))
+    elif isinstance(table, int | float) and not isinstance(table, bool):
+        yield path
+
+
+TABLE = write_table(TERMS)
+PATHS = list(numbers(TABLE))
+
+
+def with_number(path: tuple[Any, ...], value: float) -> dict[str, Any]:
+    table = deepcopy(TABLE)
+    place: Any = table
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    return table
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: ".".join(map(str, path)))
+def test_no_number_that_an_owner_signs_does_more_than_void_the_document(path: tuple[Any, ...]) -> None:
+    """Issue 10.1: key_heads = 0 raised ZeroDivisionError in every node; a ramp of 0, a temperature of -1
+    and a width of 10**12 passed."""
+    voided = 0
+    for value in HOSTILE:
+        try:
+            run = decode_run_untrusted(signed(with_number(path, value)))
+        except BadMessage:
+            voided += 1
+            continue
+        recipe = run.terms.recipe
+        for step in (0, 1, recipe.steps, 10**9):
+            assert 0 <= recipe.rate_at(step) <= 10
+            assert 0 <= recipe.warm_up.rate_at(step) <= 10
+        assert memory_needed(run.terms.model.shape, recipe) < 2**70
+        with suppress(ConfigError):  # more than this machine allows
+            assert isinstance(run.engine_config(), EngineConfig)
+    assert voided >= 3, "inf, -inf and NaN at least"
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("model", "shape", "key_heads"), 0),
+        (("model", "shape", "width"), 10**12),
+        (("recipe", "ramp"), 0),
+        (("recipe", "warm_up", "ramp"), 0),
+        (("recipe", "temperature"), -1.0),
+        (("recipe", "max_new_tokens"), 10**9),
+    ],
+)
+def test_the_reported_values_are_refused_by_name(path: tuple[str, ...], value: float) -> None:
+    """Issue 10.1."""
+    with pytest.raises(BadMessage, match=f"{path[-1]} must be from"):
+        decode_run_untrusted(signed(with_number(path, value)))
+
+
+NAMES = ("os:abort", "os:fork", "http.server:test", "roles.envs.sort:SortEnvironment", "../x", "")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_owner_cannot_name_a_callable(name: str) -> None:
+    """Issue 10.2: ``os:abort`` was imported and called before its digest was compared."""
+    with pytest.raises(ValueError, match="entry point"):
+        EnvironmentPin(name=name, digest=bytes(32))
+    table = deepcopy(TABLE)
+    table["environments"][0]["name"] = name  # type: ignore[index]
+    with pytest.raises(BadMessage, match="entry point"):
+        decode_run_untrusted(signed(table))
+    for find in (open_environment, environment_digest):
+        with pytest.raises(ConfigError, match="there is no environment"):
+            find(name)
+
+
+def install(folder: Path) -> None:
+    """A package with an environment whose import leaves a trace."""
+    package, info = folder / "shady_env", folder / "shady_env-1.0.dist-info"
+    package.mkdir()
+    info.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "game.py").write_text(
+        "from pathlib import Path\n"
+        f"Path({str(folder / 'imported')!r}).touch()\n"
+        "from roles.envs.sort import SortEnvironment as Game\n"
+    )
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: shady-env\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[shoal.envs]\nshady = shady_env.game:Game\n")
+
+
+def test_what_is_installed_is_compared_before_it_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Issue 10.2: the digest of the package's files comes first, of helper modules and data too."""
+    install(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    digest = environment_digest("shady")
+    other = sign_run(replace(TERMS, environments=(EnvironmentPin(name="shady", digest=bytes(32)),)), OWNER)
+    with pytest.raises(ConfigError, match="differs from the one of run"):
+        other.open_environments()
+    assert not (tmp_path / "imported").exists()
+    assert "shady_env" not in sys.modules
+    run = sign_run(replace(TERMS, environments=(EnvironmentPin(name="shady", digest=digest),)), OWNER)
+    try:
+        assert [environment.name for environment in run.open_environments()] == ["sort"]
+        assert (tmp_path / "imported").exists()
+    finally:
+        for module in [name for name in sys.modules if name.partition(".")[0] == "shady_env"]:
+            del sys.modules[module]
+    (tmp_path / "shady_env" / "helper.py").write_text("x = 1\n")
+    assert environment_digest("shady") != digest
+
+
+def test_a_machine_has_limits_of_its_own() -> None:
+    """Issue 10.2: no run, however well signed, makes a machine allocate more than its owner allows."""
+    shape = ModelShape(width=4096, layers=40, query_heads=32, head_width=128, feed_forward=16384)
+    large = sign_run(replace(TERMS, model=replace(TERMS.model, shape=shape)), OWNER)
+    assert large.terms.model.shape.parameters > 9e9
+    with pytest.raises(ConfigError, match=r"memory = .* this machine allows 17,179,869,184"):
+        large.engine_config()
+    assert large.engine_config(MachineLimits(memory=1 << 40)).shape == shape
+    long = sign_run(replace(TERMS, recipe=Recipe(max_new_tokens=100_000)), OWNER)
+    with pytest.raises(ConfigError, match="max_new_tokens = 100,000"):
+        long.engine_config()
+    assert memory_needed(ModelShape(), Recipe()) < 16 * 2**20

@@ -1,0 +1,148 @@
+"""A validator that signs whatever it likes: what of that reaches the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import trio
+
+from p2p.identity import KeyPair, PeerId, verify
+from p2p.shardcast.manifest import PolicyVersion
+from proofs.checks import Verdict
+from roles.draws import validator_of
+from roles.messages import (
+    Commitment,
+    Receipt,
+    SignedVerdict,
+    Submission,
+    content_digest,
+    decode_groups_untrusted,
+    encode_delivery,
+)
+from roles.pool import GroupPool
+from roles.rl.recipe import Recipe
+from roles.trainer import Trainer, TrainerConfig, _Desk
+from roles.validator import Validator
+from sim.kernel import run_simulation
+from sim.scenario import Scenario, load_scenario
+from sim.simulation import Simulation
+from sim.swarm import open_swarm
+from sim.workloads.spine import Spine
+
+WORKER, STRANGER = KeyPair(b"w" * 32), KeyPair(b"s" * 32)
+JUDGES = (KeyPair(b"j" * 32), KeyPair(b"k" * 32))
+RUN_ID = b"r" * 32
+
+
+class LyingValidator(Validator):
+    """Accepts everything, with the reward that it wishes."""
+
+    name: ClassVar[str] = "validator"
+    reward: ClassVar[float] = 3e38
+
+    async def _judge(self, bench: Any, submission: Submission, weights: str) -> SignedVerdict:
+        await trio.lowlevel.checkpoint()
+        groups = decode_groups_untrusted(submission.content)
+        # With spread, or no step would take the group anyway.
+        rewards = tuple(self.reward * (i % 2) for group in groups for i, _ in enumerate(group.completions))
+        lie = SignedVerdict(
+            bench.node.host.peer_id, submission.commitment, Verdict.ACCEPTED, "fine", 0.0, 0.0, rewards
+        )
+        return lie.signed(bench.node.world.signer)
+
+
+class FlatteringValidator(LyingValidator):
+    reward: ClassVar[float] = 1.0
+
+
+def play(validator: type[Validator]) -> Mapping[str, Any]:
+    """Every node's health after two minutes of a swarm whose only validator lies."""
+    cast = {
+        "relay-1": "none",
+        "trainer-1": "trainer",
+        "validator-1": f"{__name__}:{validator.__name__}",
+        "inference-1": "inference",
+    }
+    spine = Spine(cast)
+    scenario: Scenario = load_scenario("spine").with_changes(nodes=len(cast))
+    scenario = replace(scenario, parameters={**scenario.parameters, "steps": 3, "kill_at_step": 99})
+
+    async def main(simulation: Simulation) -> Mapping[str, Any]:
+        async with open_swarm(simulation) as swarm:
+            with trio.move_on_after(120):
+                await spine.run(swarm, scenario)
+            return spine.health()
+
+    outcome = run_simulation(main, seed=7, horizon=600)
+    assert outcome.value is not None
+    return outcome.value
+
+
+@pytest.mark.parametrize("validator", [LyingValidator, FlatteringValidator])
+def test_no_group_is_learnt_from_with_rewards_that_its_tokens_do_not_earn(validator: type[Validator]) -> None:
+    """Issue 10.4: a reward of 3e38 was learnt from; the trainer computes rewards from tasks and tokens."""
+    trainer = play(validator)["trainer-1"]["roles"]["trainer"]
+    assert trainer["groups_used"] == 0
+    assert trainer["step"] == 0
+
+
+def delivery(judge: KeyPair, worker: KeyPair = WORKER, index: int = 0, content: bytes = b"1") -> bytes:
+    place = Commitment(RUN_ID, worker.peer_id, PolicyVersion(1), bytes(32), index, content_digest(content))
+    work = Submission.sign(place, content, worker)
+    verdict = SignedVerdict(judge.peer_id, place, Verdict.ACCEPTED, "", 0.0, 0.0, ())
+    return encode_delivery(verdict.signed(judge), work)
+
+
+class _Disk:
+    """An intake and a ledger that take everything."""
+
+    async def keep(self, *_: object) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def append(self, *_: object) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+class _DeskWithoutModel(_Desk):
+    def pooled(self, *_: object) -> list[Any]:
+        return []
+
+
+def make_desk() -> Any:
+    terms = SimpleNamespace(recipe=Recipe(), validators=tuple(judge.peer_id for judge in JUDGES))
+    run: Any = SimpleNamespace(id=RUN_ID, terms=terms)
+    world = SimpleNamespace(verify=verify, buggify=lambda _: False, sometimes=lambda *_: None)
+
+    def may(peer: PeerId, _: object) -> bool:
+        return peer != STRANGER.peer_id
+
+    node: Any = SimpleNamespace(world=world, shardcast=SimpleNamespace(holds=lambda _: True), may=may)
+    disk: Any = _Disk()
+    nothing: Any = SimpleNamespace()
+    return _DeskWithoutModel(node, run, nothing, disk, disk, nothing)
+
+
+async def test_only_the_judge_of_a_place_delivers_it_once_and_for_admitted_workers() -> None:
+    """Issue 10.4: a validator sold others' places, one place many times, and workers of its invention."""
+    trainer, desk = Trainer(TrainerConfig()), make_desk()
+    trainer._pool = GroupPool(100, 2)
+    right = validator_of(desk.run, WORKER.peer_id, PolicyVersion(1))
+    judge, other = JUDGES if JUDGES[0].peer_id == right else JUDGES[::-1]
+
+    async def hand_over(by: KeyPair, payload: bytes) -> tuple[Receipt, str]:
+        return await trainer._take(desk, by.peer_id, payload)
+
+    assert (await hand_over(other, delivery(other)))[1].endswith("judges this node under this policy")
+    assert (await hand_over(judge, delivery(judge))) == (Receipt.TAKEN, "")
+    receipt, reason = await hand_over(judge, delivery(judge, content=b"2"))
+    assert receipt is Receipt.UNWANTED
+    assert "another submission was taken for this place" in reason
+    assert (await hand_over(judge, delivery(judge, index=1, content=b"2"))) == (Receipt.TAKEN, "")
+    for by in JUDGES:
+        receipt, reason = await hand_over(by, delivery(by, STRANGER))
+        assert receipt is Receipt.UNWANTED
+        assert "may not generate" in reason
