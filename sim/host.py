@@ -132,7 +132,7 @@ class SimHost:
         self, peer: PeerId, addrs: Sequence[Multiaddr], source: AddrSource = AddrSource.OWNER
     ) -> None:
         """Remember where ``peer`` may be dialled."""
-        if self._book.add(peer, addrs):
+        if self._book.add(peer, addrs, source):
             self._unreachable.pop(peer, None)
 
     def addrs_of(self, peer: PeerId) -> tuple[Multiaddr, ...]:

@@ -35,7 +35,7 @@ from p2p.membership.heartbeat import MAX_INTERVAL
 from p2p.node.config import NodeConfig
 from p2p.node.node import Node, open_node
 from p2p.shardcast.manifest import PolicyVersion
-from roles.envs.base import open_environment
+from roles.envs.base import environment_digest
 from roles.run import Run, Terms, sign_run
 from roles.run.file import Delivery, EnvironmentPin, Model
 from sim.scenario import Scenario
@@ -264,7 +264,7 @@ def _write_run(swarm: Swarm) -> Run:
     terms = Terms(
         name="soak",
         expiry=2**32 - 1,
-        environments=(EnvironmentPin(name="sort", digest=open_environment("sort").digest),),
+        environments=(EnvironmentPin(name="sort", digest=environment_digest("sort")),),
         trainers=(peer,),
         validators=(peer,),
         model=Model(engine="fake"),

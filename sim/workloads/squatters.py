@@ -24,7 +24,7 @@ from p2p.node.config import NodeConfig
 from p2p.node.node import open_node
 from p2p.node.wiring import RUN_RECORDS
 from p2p.wire import pack
-from roles.envs.base import open_environment
+from roles.envs.base import environment_digest
 from roles.run import Run, Terms, sign_run
 from roles.run.file import EnvironmentPin, Model
 from sim.scenario import Scenario
@@ -165,7 +165,7 @@ class Squatters:
 
 def _write_run(swarm: Swarm) -> Run:
     trainer, validator = (swarm.simulation.keys.signer(name).peer_id for name in OFFICERS)
-    digest = open_environment("sort").digest
+    digest = environment_digest("sort")
     terms = Terms(
         name="squatted",
         expiry=2**32 - 1,
