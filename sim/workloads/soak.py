@@ -1,0 +1,296 @@
+"""Does any table grow without bound? Whole nodes that come and go for weeks, and a count of all they hold.
+
+Theory of operation
+-------------------
+Every node is `open_node` over a simulated host: membership, gossip, DHT, SHARDCAST, wiring. A tenth of them
+live for the whole run, the trainer among them; the others die and come back, on their disks or, now and
+then, as somebody new. The trainer publishes a small policy every few hours.
+
+Every ``sample`` hours the object graph of each living node is walked, from its services and its host along
+attributes and through containers, by type alone: no table has to be registered, so none is forgotten. A
+table is a dict, list, deque, set or bytearray, named by the attributes that lead to it (what lies below a
+container counts as one table, `_entries[]`). Its size is the sum of lengths over all nodes, by node.
+
+A table grows if its largest size in the last quarter of the run is more than `TOLERANCE` times, and
+`LEAST` entries a node more than, its largest in the second quarter, and the third quarter lies between. The
+first quarter does not count: tables fill. What is bounded by a limit that a month does not reach (the
+address book's 10,000 peers) grows here too, if this swarm has so many peers; it has not.
+
+Fewer beats than in production: a month of heartbeats every 5 s is 5 * 10^5 beats a node. ``interval`` (120 s,
+the longest there is) stands in for membership's 5 s and gossip's 1 s, an hour for the minute between looks
+into the DHT and at the run document. What is forgotten after a number of intervals lives 24 times longer
+here, and what is forgotten after seconds is forgotten after fewer beats: both kinds of bound are met.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import trio
+
+from p2p.membership.heartbeat import MAX_INTERVAL
+from p2p.node.config import NodeConfig
+from p2p.node.node import Node, open_node
+from p2p.shardcast.manifest import PolicyVersion
+from roles.envs.base import environment_digest
+from roles.run import Run, Terms, sign_run
+from roles.run.file import Delivery, EnvironmentPin, Model
+from sim.scenario import Scenario
+from sim.swarm import SimNode, Swarm
+from sim.workloads.policies import make_weights
+from sim.workloads.spine import STAMP_BITS
+
+HOUR: Final = 3600.0
+STAYING: Final = 0.1
+"""Share of the nodes that live for the whole run: growth that a restart would end shows in them."""
+TOLERANCE: Final = 1.25
+"""The last quarter's largest size over the second's, up to which a table counts as bounded. Sizes of a
+swarm under churn vary by a tenth between quarters; a leak of one entry an hour is a factor of two."""
+LEAST: Final = 2.0
+"""Entries a node, below which growth is noise: one more peer, one more topic."""
+LISTED: Final = 10
+"""Tables that the metrics name."""
+POLICY_BYTES: Final = 64 * 1024
+TABLES: Final = (dict, list, deque, set, bytearray)
+STOPS: Final = (
+    "sim.simulation",
+    "sim.queue",
+    "sim.fabric",
+    "sim.swarm",
+    "sim.world",
+    "sim.disk",
+    "sim.clock",
+)
+"""Modules whose objects the walk does not enter: the stage, which all nodes share."""
+
+
+@dataclass(slots=True)
+class Table:
+    """The sizes of one table over the run: entries a node, for each sample."""
+
+    sizes: list[float] = field(default_factory=list)
+
+    def most(self, quarter: int) -> float:
+        """The largest size in a quarter of the run, counted from 0."""
+        length = len(self.sizes)
+        return max(self.sizes[quarter * length // 4 : (quarter + 1) * length // 4], default=0.0)
+
+    @property
+    def halves(self) -> tuple[float, float]:
+        """The largest size in either half."""
+        return max(self.most(0), self.most(1)), max(self.most(2), self.most(3))
+
+    def grows(self, least: float) -> bool:
+        """Whether it is still growing at the end, by more than ``least`` entries a node."""
+        second, third, last = self.most(1), self.most(2), self.most(3)
+        return last > TOLERANCE * second and last - second > least and second <= third <= last
+
+
+class Soak:
+    """A `sim.scenario.Workload`."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, Node] = {}
+        self._hosts: dict[str, object] = {}
+        self._tables: dict[str, Table] = {}
+        self._samples = 0
+        self._lives = 0
+        self._identities = 0
+        self._run: Run | None = None
+        self._config = NodeConfig()
+
+    async def run(self, swarm: Swarm, scenario: Scenario) -> Mapping[str, float | int | str]:
+        """Let the nodes live, sample their tables, and say what grew."""
+        self._scenario = scenario
+        self._run, self._config = _write_run(swarm), _config(scenario.parameter("interval", MAX_INTERVAL))
+        staying = max(2, round(scenario.nodes * STAYING))
+        async with trio.open_nursery() as nursery:
+            for number in range(scenario.nodes):
+                nursery.start_soon(self._slot, swarm, number, number < staying)
+            hours = min(scenario.parameter("sample", 1.0), scenario.duration / HOUR / 48)
+            while swarm.simulation.now + hours * HOUR <= scenario.duration:
+                await swarm.sleep(hours * HOUR)
+                self._sample(swarm)
+            nursery.cancel_scope.cancel()
+        return self._figures(swarm)
+
+    async def _slot(self, swarm: Swarm, number: int, stays: bool) -> None:
+        """One place in the swarm: a machine, its deaths, and now and then another machine in its place."""
+        name, generation, dice = f"n{number}", 0, swarm.rng(f"slot/{number}")
+        await swarm.sleep(number)
+        swarm.add(name, self._live, link=self._scenario.link)
+        self._identities += 1
+        while not stays:
+            await swarm.sleep(dice.expovariate(1 / self._scenario.parameter("lifetime", 8 * HOUR)))
+            swarm.kill(name, silent=dice.random() < 0.5)
+            self._lives += 1
+            await swarm.sleep(dice.expovariate(1 / self._scenario.parameter("downtime", HOUR)))
+            if dice.random() < self._scenario.parameter("fresh", 0.1):
+                generation += 1
+                name = f"n{number}.{generation}"
+                swarm.add(name, self._live, link=self._scenario.link)
+                self._identities += 1
+            else:
+                swarm.restart(name)
+        await trio.sleep_forever()
+
+    async def _live(self, machine: SimNode) -> None:
+        assert self._run is not None
+        first = machine.siblings[0]
+        document = self._run.document if machine is first else None
+        bootstrap = () if machine is first else (first.addr,)
+        async with (
+            machine.open_host() as host,
+            open_node(machine.world, host, self._config, document=document, bootstrap=bootstrap) as node,
+        ):
+            self._nodes[machine.name], self._hosts[machine.name] = node, host
+            try:
+                if machine is first:
+                    await self._publish(machine, node)
+                await trio.sleep_forever()
+            finally:
+                if self._nodes.get(machine.name) is node:
+                    del self._nodes[machine.name], self._hosts[machine.name]
+
+    async def _publish(self, machine: SimNode, node: Node) -> None:
+        """A small policy every few hours, for as long as the run goes on."""
+        every = self._scenario.parameter("publish", 6 * HOUR)
+        version = 0
+        while True:
+            await machine.world.sleep(every)
+            version += 1
+            path = f"weights-{version % 8}.safetensors"
+            rng = machine.simulation.rng(machine.name, f"weights/{version}")
+            await machine.world.disk.replace(path, make_weights(rng, POLICY_BYTES))
+            await node.shardcast.publish(PolicyVersion(version), path)
+
+    # Counting.
+
+    def _sample(self, swarm: Swarm) -> None:
+        totals: dict[str, int] = {}
+        seen: set[int] = set()
+        for name, node in self._nodes.items():
+            roots = {
+                "membership": node.membership,
+                "gossip": node.gossip,
+                "dht": node.dht,
+                "shardcast": node.shardcast,
+                "book": node.book,
+                "host": self._hosts[name],
+            }
+            for root, service in roots.items():
+                for path, size in walk(root, service, seen):
+                    totals[path] = totals.get(path, 0) + size
+        living = max(1, len(self._nodes))
+        for path in totals.keys() | self._tables.keys():
+            table = self._tables.setdefault(path, Table([0.0] * self._samples))
+            table.sizes.append(totals.get(path, 0) / living)
+        self._samples += 1
+        swarm.simulation.plot("entries in all tables, a node", sum(totals.values()) / living)
+
+    def _figures(self, swarm: Swarm) -> dict[str, float | int | str]:
+        least = self._scenario.parameter("least", LEAST)
+        growing = sorted(path for path, table in self._tables.items() if table.grows(least))
+        largest = sorted(self._tables.items(), key=lambda item: (-max(item[1].halves), item[0]))[:LISTED]
+        listed = {
+            f"table_{place}": f"{path}: {table.halves[0]:.1f}, then {table.halves[1]:.1f}"
+            for place, (path, table) in enumerate(largest, 1)
+        }
+        return {
+            "tables": len(self._tables),
+            "tables_growing": len(growing),
+            "growing": "; ".join(
+                f"{path} ({' '.join(f'{self._tables[path].most(n):.1f}' for n in range(4))})"
+                for path in growing
+            )
+            or "none",
+            "samples": self._samples,
+            "deaths": self._lives,
+            "identities": self._identities,
+            "living": len(self._nodes),
+            "versions": max((int(node.shardcast.newest) for node in self._nodes.values()), default=0),
+            "entries_per_node": round(sum(t.sizes[-1] for t in self._tables.values() if t.sizes), 1),
+            **listed,
+        }
+
+
+def walk(root: str, start: object, seen: set[int]) -> Iterator[tuple[str, int]]:
+    """Every table below ``start`` with its path and length; what ``seen`` holds is not entered again."""
+    stack: list[tuple[str, object]] = [(root, start)]
+    while stack:
+        path, thing = stack.pop()
+        if id(thing) in seen:
+            continue
+        if isinstance(thing, TABLES):
+            seen.add(id(thing))
+            yield path, len(thing)
+            inside: Any = thing.values() if isinstance(thing, dict) else () if _is_flat(thing) else thing
+            stack += [(f"{path}[]", item) for item in inside if _is_worth_a_look(item)]
+        elif isinstance(thing, tuple):
+            stack += [(path, item) for item in thing if _is_worth_a_look(item)]
+        elif _is_worth_a_look(thing):
+            seen.add(id(thing))
+            stack += [(f"{path}.{name}", value) for name, value in _attributes(thing)]
+
+
+def _is_flat(thing: object) -> bool:
+    return isinstance(thing, bytearray)
+
+
+def _is_worth_a_look(thing: object) -> bool:
+    """Containers, and objects of our own classes that belong to one node."""
+    if isinstance(thing, (*TABLES, tuple)):
+        return True
+    kind = type(thing)
+    module = kind.__module__
+    return (
+        module.startswith(("p2p.", "sim.")) and not module.startswith(STOPS) and not isinstance(thing, bytes)
+    )
+
+
+def _attributes(thing: object) -> Iterator[tuple[str, object]]:
+    for kind in type(thing).__mro__:
+        for name in getattr(kind, "__slots__", ()):
+            if hasattr(thing, name):
+                yield name, getattr(thing, name)
+    yield from getattr(thing, "__dict__", {}).items()
+
+
+def _write_run(swarm: Swarm) -> Run:
+    peer = swarm.simulation.keys.signer("n0").peer_id
+    terms = Terms(
+        name="soak",
+        expiry=2**32 - 1,
+        environments=(EnvironmentPin(name="sort", digest=environment_digest("sort")),),
+        trainers=(peer,),
+        validators=(peer,),
+        model=Model(engine="fake"),
+        delivery=Delivery(chunk_bytes=8 * 1024),
+    )
+    return sign_run(terms, swarm.simulation.keys.signer("owner"))
+
+
+def _config(interval: float) -> NodeConfig:
+    config, interval = NodeConfig(), min(interval, MAX_INTERVAL)
+    gossip = replace(config.gossip, interval=interval, seen=max(config.gossip.seen, 8 * interval))
+    return replace(
+        config,
+        dht=replace(
+            config.dht,
+            difficulty=STAMP_BITS,
+            paths=1,
+            alpha=2,
+            replicas=3,
+            quorum=1,
+            refresh_interval=6 * HOUR,
+            replicate_interval=6 * HOUR,
+            republish_interval=HOUR,
+            addr_lifetime=2 * HOUR,
+        ),
+        membership=replace(config.membership, interval=interval),
+        gossip=gossip,
+        run=replace(config.run, refresh=6 * HOUR),
+    )

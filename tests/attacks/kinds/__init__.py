@@ -1,0 +1,8 @@
+"""The kinds of attack on a live node, by name. Each runs until it is cancelled, in a process of its own."""
+
+from __future__ import annotations
+
+from tests.attacks.kinds import door, messages, muxer, services
+from tests.attacks.kinds.registry import KINDS, Kind
+
+__all__ = ["KINDS", "Kind", "door", "messages", "muxer", "services"]
