@@ -7,11 +7,16 @@ the accused directly stops it; whoever has newer words answers with them; the ac
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+from typing import Final
+
 from p2p.identity import PeerId
 from p2p.membership.entry import Entry, Stage
 from p2p.membership.events import Change
+from p2p.membership.floods import Floods
 from p2p.membership.heartbeat import SignedHeartbeat
-from p2p.membership.judge import Judge
+from p2p.membership.judge import OBSOLETE_POINTS, Judge
 from p2p.membership.messages import Accuse, Give
 from p2p.membership.outbox import Outbox
 from p2p.membership.overlay import Overlay
@@ -19,15 +24,48 @@ from p2p.membership.rumours import Rumours
 from p2p.membership.view import View
 from p2p.membership.voice import Voice
 
+SUSPICION: Final = 1.0
+"""Intervals between two accusations of one peer that are passed on without a doubt, and between two of its
+good-byes. Honest accusers wait for two intervals of silence, and two of them that heard it last at different
+times are an interval apart; a liar has the words for the next lie when the last is refuted."""
+DOUBT: Final = 0.5
+"""Intervals within which the accused must answer us when we doubt its accuser: 2.5 s at 5 s, a dial and two
+ways. It is added to the time until a death is known, at each node that doubts."""
+OBSOLETE: Final = 3.0
+"""Intervals for which we know newer words than an accusation: no honest accuser lacks them so long."""
+
+
+@dataclass(slots=True)
+class Doubt:
+    """An accusation that waits for an answer of the accused."""
+
+    signed: SignedHeartbeat
+    source: PeerId
+    until: float
+
 
 class Silence:
     """Accusations, in and out; and deaths."""
 
-    __slots__ = ("_judge", "_outbox", "_overlay", "_rumours", "_view", "_voice")
+    __slots__ = (
+        "_doubts", "_floods", "_judge", "_outbox", "_overlay", "_rumours", "_view", "_voice", "doubts_end",
+    )  # fmt: skip
 
     def __init__(
-        self, outbox: Outbox, view: View, overlay: Overlay, rumours: Rumours, judge: Judge, voice: Voice
+        self,
+        outbox: Outbox,
+        view: View,
+        overlay: Overlay,
+        rumours: Rumours,
+        judge: Judge,
+        voice: Voice,
+        floods: Floods,
     ) -> None:
+        self.doubts_end = math.inf
+        """When to call `believe`."""
+        self._doubts: dict[PeerId, Doubt] = {}
+        """By the accused. `Floods.may_doubt` bounds them."""
+        self._floods = floods
         self._outbox = outbox
         self._view = view
         self._overlay = overlay
@@ -42,24 +80,68 @@ class Silence:
             self._answer(signed, source, now)
             return
         entry = self._view.get(peer)
-        if entry is not None and entry.signed.seqno > signed.seqno:
+        if entry is not None and entry.seqno > signed.seqno:
+            if entry.seen < now - OBSOLETE * entry.interval:
+                self._judge.refuse("obsolete accusation", source, OBSOLETE_POINTS)
             self._outbox.send(source, Give((entry.signed,)))
             return
         if self._rumours.is_old(peer, signed.seqno, accused=True, source=source):
             return
         if entry is None and self._view.newest(peer) >= signed.seqno:
             return
-        if entry is not None and entry.signed.seqno == signed.seqno:
+        if entry is not None and entry.seqno == signed.seqno:
             signed = entry.signed  # its signature was verified, that of a look-alike was not
         elif not self._judge.is_genuine(signed, source):
             return
         if entry is None:
-            self._rumours.spread(signed, accused=True, source=source, now=now)
+            self._accused_stranger(signed, source, now)
         elif entry.is_heard(now):
             self.probe(entry)
         else:
-            entry.hear(signed, entry.seen)
+            self._suspect(entry, signed, source, now)
+
+    def _accused_stranger(self, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
+        if self._floods.may_pass_unchecked(source, now):
+            self._rumours.spread(signed, accused=True, source=source, now=now)
+        else:
+            self._judge.counters["strangers accused"] += 1
+
+    def _suspect(self, entry: Entry, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
+        """A member that we do not hear ourselves is accused: pass it on, or ask it first, or let it be."""
+        was_suspected = self._rumours.was_suspected(entry.peer, now - SUSPICION * entry.interval)
+        if self._floods.trusts(source, now) and not was_suspected:
+            self._view.hear(entry, signed, entry.seen)
             self._accuse(entry, source, now)
+        elif entry.peer not in self._doubts and self._floods.may_doubt(now):
+            self._view.hear(entry, signed, entry.seen)
+            self._doubts[entry.peer] = Doubt(signed, source, now + DOUBT * entry.interval)
+            self.doubts_end = min(self.doubts_end, now + DOUBT * entry.interval)
+            self._outbox.send(entry.peer, Accuse((signed,)))
+        else:
+            self._judge.counters["accuser doubted"] += 1
+
+    def refuted(self, peer: PeerId, now: float) -> None:
+        """``peer`` has said something newer, though it was accused: that costs who told us so."""
+        doubt = self._doubts.pop(peer, None)
+        source = self._rumours.accuser(peer) if doubt is None else doubt.source
+        if source is not None and source != self._voice.peer:
+            self._floods.refuted(source, now)
+
+    def is_doubted(self, peer: PeerId) -> bool:
+        """Whether we asked ``peer`` whether it lives, for it is accused by one that we do not trust."""
+        return peer in self._doubts
+
+    def believe(self, now: float) -> None:
+        """Pass on the accusations that we doubted and that were not refuted."""
+        due = [peer for peer, doubt in self._doubts.items() if doubt.until <= now]
+        for peer in due:
+            self._believe(self._doubts.pop(peer), now)
+        self.doubts_end = min((doubt.until for doubt in self._doubts.values()), default=math.inf)
+
+    def _believe(self, doubt: Doubt, now: float) -> None:
+        entry = self._view.get(doubt.signed.peer)
+        if entry is not None and entry.seqno == doubt.signed.seqno and entry.stage is not Stage.ACCUSED:
+            self._accuse(entry, doubt.source, now)
 
     def echoed(self, signed: SignedHeartbeat, now: float) -> None:
         """Our own words come back. If they are newer than ours, our disk was lost: count on from there."""
@@ -76,7 +158,10 @@ class Silence:
     def unreachable(self, peer: PeerId, now: float) -> None:
         """No address of ``peer`` answered: if it used to beat to us, ask everybody."""
         entry = self._view.get(peer)
-        if entry is not None and entry.direct and entry.stage is not Stage.ACCUSED:
+        doubt = self._doubts.pop(peer, None)
+        if doubt is not None:
+            self._believe(doubt, now)
+        elif entry is not None and entry.direct and entry.stage is not Stage.ACCUSED:
             self._accuse(entry, self._voice.peer, now)
 
     def sweep(self, now: float) -> None:
