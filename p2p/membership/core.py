@@ -123,9 +123,9 @@ class MembershipCore:
         self._judge = judge = Judge(verify, may, wall, config.lifetime, outbox.put, is_stamped)
         self._voice = voice = Voice(signer, config, wall, seqno)
         self._view = view = View(self.peer, config, rng)
-        self._overlay = overlay = Overlay(view, config, rng, outbox.send, voice.newest)
-        self._rumours = rumours = Rumours(self.peer)
         self._floods = floods = Floods(config.interval)
+        self._overlay = overlay = Overlay(view, config, rng, outbox.send, voice.newest, floods)
+        self._rumours = rumours = Rumours(self.peer)
         self._silence = Silence(outbox, view, overlay, rumours, judge, voice, floods)
         self._pull = Pull(view, config)
         self._quotas = Quotas()
@@ -245,7 +245,7 @@ class MembershipCore:
             case News(digests):
                 self._offered(peer, digests, now)
             case Want(keys):
-                self._give(peer, keys)
+                self._give(peer, keys, now)
             case Give(heartbeats):
                 for signed in heartbeats:
                     self._take_in(signed, peer, now, hold=self._pull.was_asked(key_of(signed.peer)))
@@ -261,6 +261,9 @@ class MembershipCore:
             )
             return
         is_expected = isinstance(message, Beat) and self._view.expect(peer, now)
+        if type(message) in (Join, Link) and not self._floods.may_be_asked(peer, now):
+            self._judge.refuse("asks too often", peer, FLOOD_POINTS)
+            return
         self._take_in(message.heartbeat, peer, now, hold=True)
         if peer not in self._view:
             return
@@ -271,10 +274,10 @@ class MembershipCore:
                 self._overlay.beaten(peer, linked, now)
                 self._offered(peer, digests, now)
             case Join():
-                self._overlay.joined(peer, now)
-                self._outbox.send(peer, News(self._welcome()))
+                if self._overlay.joined(peer, now) is not None:
+                    self._outbox.send(peer, News(self._welcome()))
             case Link(urgent):
-                if not self._overlay.link_wanted(peer, urgent, now) and urgent:
+                if self._overlay.link_wanted(peer, urgent, now) is False and urgent:
                     self._outbox.send(peer, News(self._welcome()))  # others may have a seat
             case Linked(accepted):
                 self._overlay.link_answered(peer, accepted, now)
@@ -284,7 +287,11 @@ class MembershipCore:
         if keys:
             self._outbox.send(peer, Want(keys))
 
-    def _give(self, peer: PeerId, keys: tuple[bytes, ...]) -> None:
+    def _give(self, peer: PeerId, keys: tuple[bytes, ...], now: float) -> None:
+        is_neighbour = peer in self._overlay.active
+        if not self._floods.may_give(peer, len(keys), now, is_neighbour=is_neighbour):
+            self._judge.counters["asked for too much"] += 1
+            return
         heartbeats = []
         for key in dict.fromkeys(keys):
             entry = self._view.named(key)
@@ -318,8 +325,9 @@ class MembershipCore:
             return self._farewell(signed, source, held, now)
         interval = self._config.paced(signed.heartbeat.interval)
         refutes = self._rumours.is_accused(peer, now - REFUTABLE * interval)
-        if refutes or self._silence.is_doubted(peer):
-            self._silence.refuted(peer, now)
+        if refutes:
+            self._floods.refuted(now)
+        self._silence.speaks(signed, now)
         if held or hold or self._view.has_room():
             self._hold(signed, source, now)
         if refutes:

@@ -54,6 +54,8 @@ class Watch:
     """Since when we may expect that; its silence before that means nothing."""
     stage: Stage = Stage.FRESH
     accused_at: float = math.inf
+    was_asked: bool = False
+    """Whether we asked it ourselves since it was accused, in vain."""
 
 
 @dataclass(slots=True)
@@ -93,7 +95,7 @@ class Entry:
         self.seqno, self.policy = heartbeat.seqno, heartbeat.profile.policy
         watch = self.watch
         if watch is not None:
-            watch.stage, watch.accused_at = Stage.FRESH, math.inf
+            watch.stage, watch.accused_at, watch.was_asked = Stage.FRESH, math.inf, False
 
     @property
     def stage(self) -> Stage:

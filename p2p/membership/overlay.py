@@ -32,6 +32,7 @@ from typing import Final
 
 from p2p.identity import PeerId
 from p2p.membership.events import MembershipConfig
+from p2p.membership.floods import Floods
 from p2p.membership.heartbeat import SignedHeartbeat
 from p2p.membership.messages import ForwardJoin, Join, Link, Linked, Message, Unlink
 from p2p.membership.rumours import TokenBucket
@@ -59,6 +60,10 @@ AGAIN: Final = 120.0
 neighbours more often than every ten minutes finds others that have not helped it yet."""
 PREFIX_AGAIN: Final = 12.0
 """The same for peers of one network."""
+SETTLED: Final = 2.0
+"""Intervals after which a neighbour gives way only to peers that we had known before it became one: so that
+none of those who come later, however many they are, has the place of one that has stood for ten seconds.
+Before that it may be one of a crowd that starts through us, and is passed on to other neighbours."""
 MAX_GRANTED: Final = 512
 """Grants remembered: twice what `GRANT_INTERVALS` allows in `AGAIN`, for peers and networks each."""
 MAX_SAME_PREFIX: Final = 2
@@ -79,8 +84,8 @@ class Overlay:
     """The active view, and everything that keeps it filled."""
 
     __slots__ = (
-        "_bootstraps", "_choose_at", "_chosen", "_config", "_granted", "_grants", "_heal_at", "_own", "_pending", "_picks",
-        "_retry", "_retry_at", "_rng", "_send", "_view", "active", "changes",
+        "_bootstraps", "_choose_at", "_chosen", "_config", "_floods", "_granted", "_grants", "_heal_at",
+        "_own", "_pending", "_picks", "_retry", "_retry_at", "_rng", "_send", "_view", "active", "changes",
     )  # fmt: skip
 
     def __init__(
@@ -90,9 +95,11 @@ class Overlay:
         rng: Random,
         send: Callable[[PeerId, Message], None],
         own: Callable[[], SignedHeartbeat],
+        floods: Floods,
     ) -> None:
-        self.active: dict[PeerId, None] = {}
-        """Our neighbours, longest first."""
+        self.active: dict[PeerId, float] = {}
+        """Our neighbours, longest first, and since when they are."""
+        self._floods = floods
         self._view = view
         self._config = config
         self._rng = rng
@@ -159,28 +166,30 @@ class Overlay:
             missing = 1
         else:
             return
-        urgent = not self.active
+        urgent = not self._chosen
         for peer in self._view.candidates(self.active, now):
             if missing <= 0:
                 return
             if peer not in self._pending:
                 self._pick(peer, urgent, now)
                 missing -= 1
-        if urgent and not self._pending and self._bootstraps:
+        if not self.active and not self._pending and self._bootstraps:
             self._retry_at = min(self._retry_at, now + self._retry)
 
-    def joined(self, peer: PeerId, now: float) -> None:
-        """A newcomer asks to be taken in: do so if we can, and let its heartbeat walk."""
+    def joined(self, peer: PeerId, now: float) -> bool | None:
+        """A newcomer asks to be taken in: do so if we can, and let its heartbeat walk.
+
+        Returns whether it is a neighbour now; None if too many ask for us to answer each.
+        """
         entry = self._view.get(peer)
         if entry is None:
-            return
+            return None
         others = [other for other in self.active if other != peer]
-        accepted = self._accepts(peer, True, now)
-        if accepted:
-            self.add(peer, now)
-        self._send(peer, Linked(accepted, self._own()))
-        for other in others:
-            self._send(other, ForwardJoin(self._config.hops, entry.signed))
+        accepted = self._answer(peer, True, now)
+        if accepted is not None and self._floods.may_walk(peer, now):
+            for other in others:
+                self._send(other, ForwardJoin(self._config.hops, entry.signed))
+        return accepted
 
     def walked(self, message: ForwardJoin, source: PeerId, now: float) -> None:
         """A newcomer's heartbeat walks by: let it go on, or become a neighbour."""
@@ -188,17 +197,15 @@ class Overlay:
         onward = [peer for peer in self.active if peer not in (source, newcomer)]
         hops = min(message.hops, self._config.hops)
         if hops > 0 and onward:
+            if not self._floods.may_walk_on(source, now):
+                return
             self._send(self._rng.choice(onward), ForwardJoin(hops - 1, message.heartbeat))
         elif newcomer in self._view and newcomer not in self.active and self._may_ask(newcomer):
             self._ask(newcomer, False, now)
 
-    def link_wanted(self, peer: PeerId, urgent: bool, now: float) -> bool:
-        """A peer asks us to be its neighbour; return whether we are now."""
-        accepted = peer in self._view and self._accepts(peer, urgent, now)
-        if accepted:
-            self.add(peer, now)
-        self._send(peer, Linked(accepted, self._own()))
-        return accepted
+    def link_wanted(self, peer: PeerId, urgent: bool, now: float) -> bool | None:
+        """A peer asks us to be its neighbour; return what we answer, None for nothing."""
+        return self._answer(peer, urgent, now) if peer in self._view else None
 
     def link_answered(self, peer: PeerId, accepted: bool, now: float) -> None:
         """A peer answered our request to be neighbours."""
@@ -236,7 +243,7 @@ class Overlay:
         if peer not in self.active:
             if len(self.active) >= self._upper:
                 self._push_out(next(reversed(self._uninvited() or self._chosen)))
-            self.active[peer] = None
+            self.active[peer] = now
             self.changes += 1
         self._view.expect(peer, now)
         self._retry, self._retry_at = FIRST_RETRY, math.inf
@@ -298,6 +305,16 @@ class Overlay:
             return False
         return self._has_seat() or (urgent and self._grant(peer, now))
 
+    def _answer(self, peer: PeerId, urgent: bool, now: float) -> bool | None:
+        """Answer a request; return what was said, None if it was nothing."""
+        accepted = self._accepts(peer, urgent, now)
+        if accepted:
+            self.add(peer, now)
+        elif not self._floods.may_refuse(now):
+            return None
+        self._send(peer, Linked(accepted, self._own()))
+        return accepted
+
     def _has_seat(self) -> bool:
         """Whether there is a seat for a neighbour that we do not choose."""
         waiting = len(self._pending) - len(self._picks)
@@ -319,8 +336,11 @@ class Overlay:
     def _grant(self, peer: PeerId, now: float) -> bool:
         """Push a neighbour out for one that has none, if it may be; return whether there is a seat now."""
         granted, interval, prefix = self._granted, self._config.interval, self._view.prefix(peer)
-        uninvited = self._uninvited()
-        if not uninvited or granted.get(peer.digest, -math.inf) > now - AGAIN * interval:
+        entry, uninvited = self._view.get(peer), self._uninvited()
+        if entry is None or not uninvited or granted.get(peer.digest, -math.inf) > now - AGAIN * interval:
+            return False
+        since = self.active[uninvited[-1]]
+        if entry.since > since and now - since > SETTLED * interval:
             return False
         if prefix is not None and granted.get(prefix, -math.inf) > now - PREFIX_AGAIN * interval:
             return False

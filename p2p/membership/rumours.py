@@ -92,10 +92,6 @@ class Rumours:
         """Whether an accusation or a good-bye of ``peer`` was passed on after ``since``, refuted or not."""
         return self._ranks.suspected_at(peer) > since
 
-    def accuser(self, peer: PeerId) -> PeerId | None:
-        """Who told us of the accusation that is the last rumour about ``peer``; None if that is none."""
-        return self._ranks.accuser(peer)
-
     def last_words(self, peer: PeerId) -> int:
         """The sequence number after which, they say, nothing came from ``peer``; -1 if nobody says so."""
         rank = self._ranks.of(peer)
@@ -115,7 +111,7 @@ class Rumours:
         peer, rank = signed.peer, 2 * signed.seqno + (accused or signed.heartbeat.leaving)
         if rank <= self._ranks.of(peer):
             return
-        self._ranks.put(peer, rank, source if accused else None, now)
+        self._ranks.put(peer, rank, now)
         self._second.pop(peer, None)
         if len(self._first) >= MAX_RUMOURS and peer not in self._first:
             return  # they go out at 160 a second; so many do not come by honest means
@@ -184,9 +180,8 @@ class _Ranks:
         self._young: dict[PeerId, int] = {}
         self._old: dict[PeerId, int] = {}
         self._turned_at = -math.inf
-        self._accused: dict[PeerId, PeerId | None] = {}
-        """By whom those were accused, as far as we can see, whose last rumour that was; those of
-        `_suspected`. None stands for a good-bye."""
+        self._accused: dict[PeerId, None] = {}
+        """Those of `_suspected` of whom no sign of life came since."""
         self._suspected: dict[PeerId, float] = {}
         """When a flood ran that asked for a peer, or said good-bye for it, longest ago first."""
 
@@ -203,11 +198,7 @@ class _Ranks:
         """When ``peer`` was accused or said good-bye, though a sign of life may have come since."""
         return self._suspected.get(peer, -math.inf)
 
-    def accuser(self, peer: PeerId) -> PeerId | None:
-        """Who told us that ``peer`` is silent."""
-        return self._accused.get(peer)
-
-    def put(self, peer: PeerId, rank: int, accuser: PeerId | None, now: float) -> None:
+    def put(self, peer: PeerId, rank: int, now: float) -> None:
         """A rumour has come."""
         if now - self._turned_at > MEMORY or len(self._young) >= MAX_RUMOURS:
             self._young, self._old, self._turned_at = {}, self._young, now
@@ -222,7 +213,7 @@ class _Ranks:
         if rank & 1:
             suspected.pop(peer, None)
             suspected[peer] = now
-            self._accused[peer] = accuser
+            self._accused[peer] = None
         else:
             self._accused.pop(peer, None)
 
@@ -297,9 +288,9 @@ class Quotas:
         """Whether ``peer`` may send a message of ``size`` bytes now."""
         return self._bucket(peer, now).take(1 + size / QUOTA_UNIT, now)
 
-    def take(self, peer: PeerId, now: float) -> bool:
-        """Take one token of those of ``peer``, if it has one."""
-        return self._bucket(peer, now).take(1, now)
+    def take(self, peer: PeerId, now: float, count: float = 1) -> bool:
+        """Take ``count`` tokens of those of ``peer``, if it has them."""
+        return self._bucket(peer, now).take(count, now)
 
     def has(self, peer: PeerId, now: float) -> bool:
         """Whether ``peer`` has a token left."""

@@ -31,6 +31,10 @@ times are an interval apart; a liar has the words for the next lie when the last
 DOUBT: Final = 0.5
 """Intervals within which the accused must answer us when we doubt its accuser: 2.5 s at 5 s, a dial and two
 ways. It is added to the time until a death is known, at each node that doubts."""
+MAX_WITNESSED: Final = 64
+"""Accused peers of whose next words we tell the accusers: our neighbours, and those that were lately."""
+MAX_ASKERS: Final = 8
+"""Accusers told, as many as there are neighbours."""
 OBSOLETE: Final = 3.0
 """Intervals for which we know newer words than an accusation: no honest accuser lacks them so long."""
 
@@ -48,7 +52,8 @@ class Silence:
     """Accusations, in and out; and deaths."""
 
     __slots__ = (
-        "_doubts", "_floods", "_judge", "_outbox", "_overlay", "_rumours", "_view", "_voice", "doubts_end",
+        "_askers", "_doubts", "_floods", "_judge", "_outbox", "_overlay", "_rumours", "_view", "_voice",
+        "doubts_end",
     )  # fmt: skip
 
     def __init__(
@@ -64,7 +69,9 @@ class Silence:
         self.doubts_end = math.inf
         """When to call `believe`."""
         self._doubts: dict[PeerId, Doubt] = {}
-        """By the accused. `Floods.may_doubt` bounds them."""
+        """By the accused. The quotas of `Floods` bound them."""
+        self._askers: dict[PeerId, dict[PeerId, None]] = {}
+        """Who accuses a peer that we hear ourselves, and is to know what it says next."""
         self._floods = floods
         self._outbox = outbox
         self._view = view
@@ -93,10 +100,12 @@ class Silence:
             signed = entry.signed  # its signature was verified, that of a look-alike was not
         elif not self._judge.is_genuine(signed, source):
             return
-        if entry is None:
+        if entry is None and source in self._overlay.active:
             self._accused_stranger(signed, source, now)
+        elif entry is None or source not in self._overlay.active:
+            self._judge.counters["accuser unknown"] += 1  # honest accusations come from neighbours
         elif entry.is_heard(now):
-            self.probe(entry)
+            self._witness(entry, source)
         else:
             self._suspect(entry, signed, source, now)
 
@@ -106,33 +115,47 @@ class Silence:
         else:
             self._judge.counters["strangers accused"] += 1
 
+    def _witness(self, entry: Entry, source: PeerId) -> None:
+        """A peer is accused that we hear ourselves: ask it, and tell the accuser what it says."""
+        askers = self._askers.get(entry.peer)
+        if askers is None:
+            if len(self._askers) >= MAX_WITNESSED:
+                del self._askers[next(iter(self._askers))]
+            askers = self._askers[entry.peer] = {}
+        if len(askers) < MAX_ASKERS:
+            askers[source] = None
+        self.probe(entry)
+
     def _suspect(self, entry: Entry, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
         """A member that we do not hear ourselves is accused: pass it on, or ask it first, or let it be."""
         was_suspected = self._rumours.was_suspected(entry.peer, now - SUSPICION * entry.interval)
-        if self._floods.trusts(source, now) and not was_suspected:
+        if self._floods.is_calm(now) and not was_suspected:
             self._view.hear(entry, signed, entry.seen)
             self._accuse(entry, source, now)
-        elif entry.peer not in self._doubts and self._floods.may_doubt(now):
+        elif entry.peer not in self._doubts and self._floods.may_doubt(source, now):
             self._view.hear(entry, signed, entry.seen)
-            self._doubts[entry.peer] = Doubt(signed, source, now + DOUBT * entry.interval)
-            self.doubts_end = min(self.doubts_end, now + DOUBT * entry.interval)
-            self._outbox.send(entry.peer, Accuse((signed,)))
+            self._doubt(entry, source, now)
         else:
             self._judge.counters["accuser doubted"] += 1
 
-    def refuted(self, peer: PeerId, now: float) -> None:
-        """``peer`` has said something newer, though it was accused: that costs who told us so."""
-        doubt = self._doubts.pop(peer, None)
-        source = self._rumours.accuser(peer) if doubt is None else doubt.source
-        if source is not None and source != self._voice.peer:
-            self._floods.refuted(source, now)
+    def _doubt(self, entry: Entry, source: PeerId, now: float) -> None:
+        """Ask the accused ourselves, and go on from there when no answer has come."""
+        until = now + DOUBT * entry.interval
+        self._doubts[entry.peer] = Doubt(entry.signed, source, until)
+        self.doubts_end = min(self.doubts_end, until)
+        self._outbox.send(entry.peer, Accuse((entry.signed,)))
 
-    def is_doubted(self, peer: PeerId) -> bool:
-        """Whether we asked ``peer`` whether it lives, for it is accused by one that we do not trust."""
-        return peer in self._doubts
+    def speaks(self, signed: SignedHeartbeat, now: float) -> None:
+        """A peer that was accused, perhaps, has said something newer: tell those that asked us for it."""
+        askers = self._askers.pop(signed.peer, {}) if self._askers else {}
+        doubt = self._doubts.pop(signed.peer, None) if self._doubts else None
+        if doubt is not None:
+            self._floods.refuted(now)
+            askers = {**askers, doubt.source: None}
+        self._outbox.send_all([peer for peer in askers if peer != self._voice.peer], Give((signed,)))
 
     def believe(self, now: float) -> None:
-        """Pass on the accusations that we doubted and that were not refuted."""
+        """Go on with the accusations that we doubted and that were not refuted."""
         due = [peer for peer, doubt in self._doubts.items() if doubt.until <= now]
         for peer in due:
             self._believe(self._doubts.pop(peer), now)
@@ -140,7 +163,8 @@ class Silence:
 
     def _believe(self, doubt: Doubt, now: float) -> None:
         entry = self._view.get(doubt.signed.peer)
-        if entry is not None and entry.seqno == doubt.signed.seqno and entry.stage is not Stage.ACCUSED:
+        if entry is not None and entry.seqno == doubt.signed.seqno:
+            entry.watched().was_asked = True
             self._accuse(entry, doubt.source, now)
 
     def echoed(self, signed: SignedHeartbeat, now: float) -> None:
@@ -188,13 +212,23 @@ class Silence:
             self.forget(entry.peer)  # we do not listen to it: its silence says nothing
             self._overlay.remove(entry.peer, now)
         elif entry.stage is Stage.ACCUSED:
-            self.bury(entry.signed, Change.DIED, now)
+            self._bury_accused(entry, now)
         elif not entry.direct:
             self.forget(entry.peer)
         elif entry.stage is Stage.FRESH:
             self.probe(entry)
         else:
             self._accuse(entry, self._voice.peer, now)
+
+    def _bury_accused(self, entry: Entry, now: float) -> None:
+        """An accusation was not refuted. Where many are false, nobody is buried whom we have not asked."""
+        was_asked = entry.watch is not None and entry.watch.was_asked
+        if entry.direct or was_asked or self._floods.is_calm(now):
+            self.bury(entry.signed, Change.DIED, now)
+            return
+        self._view.hear(entry, entry.signed, entry.seen)  # not accused any more
+        if entry.peer not in self._doubts and self._floods.may_ask_before_burial(now):
+            self._doubt(entry, self._voice.peer, now)
 
     def _accuse(self, entry: Entry, source: PeerId, now: float) -> None:
         self._view.accuse(entry, now)

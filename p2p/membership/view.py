@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from heapq import heappop, heappush, heapreplace
 from itertools import takewhile
 from random import Random
@@ -278,7 +278,7 @@ class View:
         """Whether the view holds about as many as it may: it is a sample, and so are others'."""
         return len(self._entries) > CROWDED * self._config.capacity
 
-    def surplus(self, active: dict[PeerId, None], keep: PeerId, now: float) -> PeerId | None:
+    def surplus(self, active: Mapping[PeerId, float], keep: PeerId, now: float) -> PeerId | None:
         """Who must go for the newcomer ``keep`` to stay, if the view, or its network's share, is too full.
 
         A network beyond its share changes only among itself. Of a full view a young member goes if the
@@ -352,7 +352,7 @@ class View:
                 left -= 1
         return [entry.signed for entry in chosen.values() if entry.stage is not Stage.ACCUSED]
 
-    def candidates(self, active: dict[PeerId, None], now: float) -> list[PeerId]:
+    def candidates(self, active: Mapping[PeerId, float], now: float) -> list[PeerId]:
         """Members that could become neighbours, in random order, those of the neighbours' networks last."""
         peers = [
             entry.peer

@@ -81,5 +81,7 @@ def test_one_free_seat_is_offered_to_one_stranger() -> None:
         view.update(words_of(number), peer_named(2), 0.0)
     pull = Pull(view, config)
     strangers = [Digest(key_of(peer_named(number)), 1, -1) for number in range(100, 120)]
-    assert len(pull.wanted(strangers, peer_named(2), 1.0)) == 2  # one for the seat, one to renew the view at leisure
+    assert (
+        len(pull.wanted(strangers, peer_named(2), 1.0)) == 2
+    )  # one for the seat, one to renew the view at leisure
     assert pull.wanted(strangers, peer_named(2), 1.1) == ()
