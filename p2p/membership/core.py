@@ -81,6 +81,9 @@ ADMISSION_BEATS: Final = 12
 """Heartbeats between two looks whether all members are still admitted. Who is not is neither heard nor listed
 from that moment; to look through a whole view each time took a fortieth of a node's time in a large swarm."""
 
+ANCHOR_BEATS: Final = 60
+"""Heartbeats between two looks whether our anchors are those on disk: those that stay are worth writing."""
+
 CROWDED_BEATS: Final = 3
 """Heartbeats of which one carries digests when the view is crowded: what they tell can wait as long
 (`pull.LEISURE`), and to look them up was a tenth of a node's time in a large swarm."""
@@ -338,7 +341,8 @@ class MembershipCore:
         """A peer has left. Others are told, unless it says so all the time, or a neighbour of too many."""
         interval = self._config.paced(signed.heartbeat.interval)
         was_gone = self._rumours.was_suspected(signed.peer, now - SUSPICION * interval)
-        may_pass = not was_gone and self._floods.may_pass_unchecked(source, now)
+        is_fit = source in self._overlay.active or (held and source == signed.peer)
+        may_pass = is_fit and not was_gone and self._floods.may_pass_unchecked(source, now)
         if held or may_pass:
             self._silence.bury(signed, Change.LEFT, now)
         if may_pass:
@@ -426,6 +430,7 @@ class MembershipCore:
             for peer in self._view.without(self._judge.may):
                 self._silence.forget(peer)
                 self._overlay.remove(peer, now)
+        if self._voice.beats % ANCHOR_BEATS == ADMISSION_BEATS:
             self._note_anchors()
         active = self._overlay.active
         self._outbox.send_all(list(active), Beat(True, signed, self._digests()))

@@ -38,9 +38,9 @@ DOUBT_INTERVALS: Final = 2.0
 OWN_DOUBTS: Final = 16.0
 """The same, at once, of those that were accused in quieter times and are about to be buried; and one more in
 each `DOUBT_INTERVALS`."""
-UNCHECKED: Final = 64.0
-"""Floods that a neighbour may start without our being able to check them: half of a zone of 128, and the
-other neighbours tell of the other half."""
+UNCHECKED: Final = 32.0
+"""Floods that a neighbour may start without our being able to check them: a zone of 200, if the other
+neighbours tell of the rest."""
 UNCHECKED_PER_INTERVAL: Final = 1 / 4
 """And how many in an interval, later: from seven neighbours one in 3 s, 300 bytes a second."""
 NEWCOMERS: Final = 256.0

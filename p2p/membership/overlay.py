@@ -10,9 +10,9 @@ nobody, it goes back to its bootstrap peers, ever more slowly.
 
 Whom a stranger can push out, a stranger can surround. In HyParView a request of high priority may not be
 refused, and pushes a random neighbour out: six minted peers had a node to themselves within ten seconds. So
-a node *chooses* three neighbours at least, at random from its own view or as its operator told it, and no
+a node *chooses* two neighbours at least, at random from its own view or as its operator told it, and no
 request of another displaces those. Who asks us gets one of the other seats while there is one; who asks
-urgently may push out the newest of those that asked before it, now and then, and no peer or network twice in
+urgently gets one more, at the door, from the last that got it, now and then, and no peer or network twice in
 a row. The two chosen neighbours of longest standing are *anchors*: a node that restarts looks for them first.
 
 A partition that has healed does not mend itself when both sides think the other dead. So each node now
@@ -52,7 +52,7 @@ HEAL_WINDOW: Final = 600.0
 GRANT_INTERVALS: Final = 1.0
 """Intervals between two urgent requests for which a neighbour is pushed out, after the first `GRANTS`. The
 lonely ask five peers at once and again after an interval: it is enough if one in a hundred can grant it."""
-GRANTS: Final = 64.0
+GRANTS: Final = 256.0
 """Urgent requests granted at once: the first of a crowd that starts through us, or half of a zone that comes
 back from a partition. The others of a crowd of 1,000 find their neighbours by walks, a second later."""
 AGAIN: Final = 120.0
@@ -60,11 +60,11 @@ AGAIN: Final = 120.0
 neighbours more often than every ten minutes finds others that have not helped it yet."""
 PREFIX_AGAIN: Final = 12.0
 """The same for peers of one network."""
-SETTLED: Final = 2.0
-"""Intervals after which a neighbour gives way only to peers that we had known before it became one: so that
-none of those who come later, however many they are, has the place of one that has stood for ten seconds.
-Before that it may be one of a crowd that starts through us, and is passed on to other neighbours."""
-MAX_GRANTED: Final = 512
+DOOR: Final = 1
+"""Seats beyond `SLACK` for those that ask urgently. Who has one gives it up for the next, and nobody else is
+pushed out: none that come later, however many they are, have the place of a neighbour of longer standing,
+and yet a newcomer gets in while strangers hold all other seats."""
+MAX_GRANTED: Final = 1024
 """Grants remembered: twice what `GRANT_INTERVALS` allows in `AGAIN`, for peers and networks each."""
 MAX_SAME_PREFIX: Final = 2
 """Neighbours of one network, where there are others to choose from (`view.OTHERS`)."""
@@ -241,7 +241,7 @@ class Overlay:
         if chosen:
             self._chosen[peer] = None
         if peer not in self.active:
-            if len(self.active) >= self._upper:
+            if len(self.active) >= self._upper + DOOR:
                 self._push_out(next(reversed(self._uninvited() or self._chosen)))
             self.active[peer] = now
             self.changes += 1
@@ -334,19 +334,17 @@ class Overlay:
         return [self._view.prefix(other) for other in self.active].count(prefix) >= MAX_SAME_PREFIX
 
     def _grant(self, peer: PeerId, now: float) -> bool:
-        """Push a neighbour out for one that has none, if it may be; return whether there is a seat now."""
+        """Let in one that has no neighbour, if it may be; return whether it has the door's seat now."""
         granted, interval, prefix = self._granted, self._config.interval, self._view.prefix(peer)
-        entry, uninvited = self._view.get(peer), self._uninvited()
-        if entry is None or not uninvited or granted.get(peer.digest, -math.inf) > now - AGAIN * interval:
-            return False
-        since = self.active[uninvited[-1]]
-        if entry.since > since and now - since > SETTLED * interval:
+        uninvited = self._uninvited()
+        if not uninvited or granted.get(peer.digest, -math.inf) > now - AGAIN * interval:
             return False
         if prefix is not None and granted.get(prefix, -math.inf) > now - PREFIX_AGAIN * interval:
             return False
         if not self._grants.take(1, now):
             return False
-        self._push_out(uninvited[-1])
+        if len(self.active) >= self._upper + DOOR:
+            self._push_out(uninvited[-1])
         for name in (peer.digest, prefix):
             if name is not None:
                 granted.pop(name, None)

@@ -53,7 +53,7 @@ class Silence:
 
     __slots__ = (
         "_askers", "_doubts", "_floods", "_judge", "_outbox", "_overlay", "_rumours", "_view", "_voice",
-        "doubts_end",
+        "_witnessed", "doubts_end",
     )  # fmt: skip
 
     def __init__(
@@ -72,6 +72,8 @@ class Silence:
         """By the accused. The quotas of `Floods` bound them."""
         self._askers: dict[PeerId, dict[PeerId, None]] = {}
         """Who accuses a peer that we hear ourselves, and is to know what it says next."""
+        self._witnessed: dict[PeerId, float] = {}
+        """When we asked a peer that we hear because it was accused, longest ago first."""
         self._floods = floods
         self._outbox = outbox
         self._view = view
@@ -105,7 +107,7 @@ class Silence:
         elif entry is None or source not in self._overlay.active:
             self._judge.counters["accuser unknown"] += 1  # honest accusations come from neighbours
         elif entry.is_heard(now):
-            self._witness(entry, source)
+            self._witness(entry, source, now)
         else:
             self._suspect(entry, signed, source, now)
 
@@ -115,8 +117,8 @@ class Silence:
         else:
             self._judge.counters["strangers accused"] += 1
 
-    def _witness(self, entry: Entry, source: PeerId) -> None:
-        """A peer is accused that we hear ourselves: ask it, and tell the accuser what it says."""
+    def _witness(self, entry: Entry, source: PeerId, now: float) -> None:
+        """A peer is accused that we hear ourselves: ask it, once an interval, and tell the accuser."""
         askers = self._askers.get(entry.peer)
         if askers is None:
             if len(self._askers) >= MAX_WITNESSED:
@@ -124,7 +126,11 @@ class Silence:
             askers = self._askers[entry.peer] = {}
         if len(askers) < MAX_ASKERS:
             askers[source] = None
-        self.probe(entry)
+        while self._witnessed and self._witnessed[next(iter(self._witnessed))] <= now - entry.interval:
+            del self._witnessed[next(iter(self._witnessed))]
+        if entry.peer not in self._witnessed and len(self._witnessed) < MAX_WITNESSED:
+            self._witnessed[entry.peer] = now
+            self.probe(entry)
 
     def _suspect(self, entry: Entry, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
         """A member that we do not hear ourselves is accused: pass it on, or ask it first, or let it be."""
