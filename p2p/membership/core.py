@@ -29,8 +29,10 @@ from p2p.identity import PeerId, Signer, Verify
 from p2p.membership.entry import PROBE, Stage
 from p2p.membership.events import (
     AddAddrs,
+    Anchors,
     Bootstrap,
     Change,
+    ClockOff,
     Disconnected,
     Effect,
     Event,
@@ -44,6 +46,7 @@ from p2p.membership.events import (
     Unreachable,
     Update,
 )
+from p2p.membership.floods import Floods
 from p2p.membership.heartbeat import SignedHeartbeat, key_of
 from p2p.membership.judge import FLOOD_POINTS, MALFORMED_POINTS, REPLAYED_POINTS, Judge
 from p2p.membership.messages import (
@@ -66,7 +69,7 @@ from p2p.membership.outbox import Outbox
 from p2p.membership.overlay import Overlay
 from p2p.membership.pull import Pull
 from p2p.membership.rumours import Quotas, Rumours
-from p2p.membership.silence import Silence
+from p2p.membership.silence import SUSPICION, Silence
 from p2p.membership.view import View
 from p2p.membership.voice import Voice, differs
 from p2p.multiaddr import Multiaddr
@@ -78,19 +81,30 @@ ADMISSION_BEATS: Final = 12
 """Heartbeats between two looks whether all members are still admitted. Who is not is neither heard nor listed
 from that moment; to look through a whole view each time took a fortieth of a node's time in a large swarm."""
 
+ANCHOR_BEATS: Final = 60
+"""Heartbeats between two looks whether our anchors are those on disk: those that stay are worth writing."""
+
 CROWDED_BEATS: Final = 3
 """Heartbeats of which one carries digests when the view is crowded: what they tell can wait as long
 (`pull.LEISURE`), and to look them up was a tenth of a node's time in a large swarm."""
+
+READDRESS_BEATS: Final = 12
+"""Of so many of a member's sequence numbers one makes the host remember its addresses again: strangers may
+have flushed them out of its book meanwhile. A neighbour's come back within a minute."""
 
 REFUTABLE: Final = 2.0
 """Intervals after an accusation in which a sign of life is news for everybody: later the peer is dead for
 all (`CONFIRM`), and its return is a newcomer's."""
 
 
+_FROM_THE_STAMPED: Final = frozenset({Accuse, ForwardJoin, News, Unlink, Want})
+"""Messages that do not introduce their sender: it must have shown its stamp before."""
+
+
 class MembershipCore:
     """Heartbeats, neighbours and deaths of one node. Feed it `Event`s, carry out its `Effect`s."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what the world gives, each under its name
         self,
         signer: Signer,
         config: MembershipConfig,
@@ -100,25 +114,32 @@ class MembershipCore:
         may: Callable[[PeerId], bool],
         wall: Callable[[], float],
         seqno: int,
+        is_stamped: Callable[[PeerId, bytes], bool] | None = None,
     ) -> None:
-        """``seqno`` is the first number to use; `voice.SEQNO_BLOCK` from there are already reserved."""
+        """``seqno`` is the first number to use; `voice.SEQNO_BLOCK` from there are already reserved.
+
+        ``is_stamped`` says whether the stamp in a peer's heartbeat is worth its place; None asks for none.
+        """
         self.peer: Final = signer.peer_id
         self._config = config
         self._outbox = outbox = Outbox()
-        self._judge = judge = Judge(verify, may, wall, config.lifetime, outbox.put)
+        self._judge = judge = Judge(verify, may, wall, config.lifetime, outbox.put, is_stamped)
         self._voice = voice = Voice(signer, config, wall, seqno)
         self._view = view = View(self.peer, config, rng)
-        self._overlay = overlay = Overlay(view, config, rng, outbox.send, voice.newest)
+        self._floods = floods = Floods(config.interval)
+        self._overlay = overlay = Overlay(view, config, rng, outbox.send, voice.newest, floods)
         self._rumours = rumours = Rumours(self.peer)
-        self._silence = Silence(outbox, view, overlay, rumours, judge, voice)
+        self._silence = Silence(outbox, view, overlay, rumours, judge, voice, floods)
         self._pull = Pull(view, config)
         self._quotas = Quotas()
         self._judge_at = math.inf
+        self._anchors: tuple[PeerId, ...] = ()
+        self._tick_at = -math.inf
 
     @property
     def next_deadline(self) -> float:
         """When to deliver the next `Tick`."""
-        return min(self._voice.next_beat, self._rumours.flush_at, self._judge_at, self._overlay.next_deadline)
+        return self._tick_at
 
     @property
     def counters(self) -> Mapping[str, int]:
@@ -131,9 +152,19 @@ class MembershipCore:
         return tuple(self._overlay.active)
 
     @property
+    def links_changed(self) -> int:
+        """How often `neighbours` has changed: cheaper to compare than they are."""
+        return self._overlay.changes
+
+    @property
     def is_linked(self) -> bool:
         """Whether we have a neighbour."""
         return bool(self._overlay.active)
+
+    @property
+    def clock_off(self) -> ClockOff | None:
+        """By how much our wall clock differs from everybody's, if it is ours that is wrong."""
+        return self._judge.clock_off(len(self._view))
 
     def __contains__(self, peer: PeerId) -> bool:
         """Whether ``peer`` is one of the `members`."""
@@ -157,10 +188,11 @@ class MembershipCore:
                 self._disconnected(peer, now)
             case Unreachable(peer):
                 self._unreachable(peer, now)
-            case Bootstrap(addrs):
-                self._bootstrap(addrs, now)
-            case Interest(peers):
+            case Bootstrap(addrs, anchors):
+                self._bootstrap(addrs, anchors, now)
+            case Interest(peers, has_audience):
                 self._voice.interest(peers)
+                self._view.has_audience = has_audience
             case Update(profile):
                 self._voice.describe(profile, now)
             case Tick():
@@ -172,6 +204,15 @@ class MembershipCore:
         if self._rumours.flush_at <= now:
             self._flush(now)
         self._judge_at = self._view.settle()
+        voice, silence = self._voice, self._silence
+        self._tick_at = min(
+            voice.next_beat,
+            voice.answer_at,
+            self._rumours.flush_at,
+            self._judge_at,
+            silence.doubts_end,
+            self._overlay.next_deadline,
+        )
         return self._outbox.take()
 
     # What others say.
@@ -187,7 +228,10 @@ class MembershipCore:
             except BadMessage as error:
                 self._judge.refuse("malformed", peer, MALFORMED_POINTS, str(error))
             else:
-                self._dispatch(peer, message, now)
+                if type(message) in _FROM_THE_STAMPED and not self._judge.has_stamp(peer):
+                    self._judge.counters["no stamp"] += 1
+                else:
+                    self._dispatch(peer, message, now)
 
     def _dispatch(self, peer: PeerId, message: Message, now: float) -> None:
         match message:
@@ -204,7 +248,7 @@ class MembershipCore:
             case News(digests):
                 self._offered(peer, digests, now)
             case Want(keys):
-                self._give(peer, keys)
+                self._give(peer, keys, now)
             case Give(heartbeats):
                 for signed in heartbeats:
                     self._take_in(signed, peer, now, hold=self._pull.was_asked(key_of(signed.peer)))
@@ -220,6 +264,9 @@ class MembershipCore:
             )
             return
         is_expected = isinstance(message, Beat) and self._view.expect(peer, now)
+        if type(message) in (Join, Link) and not self._floods.may_be_asked(peer, now):
+            self._judge.refuse("asks too often", peer, FLOOD_POINTS)
+            return
         self._take_in(message.heartbeat, peer, now, hold=True)
         if peer not in self._view:
             return
@@ -230,19 +277,24 @@ class MembershipCore:
                 self._overlay.beaten(peer, linked, now)
                 self._offered(peer, digests, now)
             case Join():
-                self._overlay.joined(peer, now)
-                self._outbox.send(peer, News(self._welcome()))
+                if self._overlay.joined(peer, now) is not None:
+                    self._outbox.send(peer, News(self._welcome()))
             case Link(urgent):
-                self._overlay.link_wanted(peer, urgent, now)
+                if self._overlay.link_wanted(peer, urgent, now) is False and urgent:
+                    self._outbox.send(peer, News(self._welcome()))  # others may have a seat
             case Linked(accepted):
                 self._overlay.link_answered(peer, accepted, now)
 
     def _offered(self, peer: PeerId, digests: tuple[Digest, ...], now: float) -> None:
-        keys = self._pull.wanted(digests, now)
+        keys = self._pull.wanted(digests, peer, now)
         if keys:
             self._outbox.send(peer, Want(keys))
 
-    def _give(self, peer: PeerId, keys: tuple[bytes, ...]) -> None:
+    def _give(self, peer: PeerId, keys: tuple[bytes, ...], now: float) -> None:
+        is_neighbour = peer in self._overlay.active
+        if not self._floods.may_give(peer, len(keys), now, is_neighbour=is_neighbour):
+            self._judge.counters["asked for too much"] += 1
+            return
         heartbeats = []
         for key in dict.fromkeys(keys):
             entry = self._view.named(key)
@@ -272,13 +324,31 @@ class MembershipCore:
             return False
         if not self._judge.is_genuine(signed, source):
             return False
-        refutes = self._rumours.is_accused(peer, now - REFUTABLE * signed.heartbeat.interval)
         if signed.heartbeat.leaving:
-            self._silence.bury(signed, Change.LEFT, now)
-        elif held or hold or self._view.has_room():
+            return self._farewell(signed, source, held, now)
+        interval = self._config.paced(signed.heartbeat.interval)
+        refutes = self._rumours.is_accused(peer, now - REFUTABLE * interval)
+        if refutes:
+            self._floods.refuted(now)
+        self._silence.speaks(signed, now)
+        if held or hold or self._view.has_room():
             self._hold(signed, source, now)
-        if refutes or signed.heartbeat.leaving:
+        if refutes:
             self._rumours.spread(signed, accused=False, source=source, now=now)
+        return True
+
+    def _farewell(self, signed: SignedHeartbeat, source: PeerId, held: bool, now: float) -> bool:
+        """A peer has left. Others are told, unless it says so all the time, or a neighbour of too many."""
+        interval = self._config.paced(signed.heartbeat.interval)
+        was_gone = self._rumours.was_suspected(signed.peer, now - SUSPICION * interval)
+        is_fit = source in self._overlay.active or (held and source == signed.peer)
+        may_pass = is_fit and not was_gone and self._floods.may_pass_unchecked(source, now)
+        if held or may_pass:
+            self._silence.bury(signed, Change.LEFT, now)
+        if may_pass:
+            self._rumours.spread(signed, accused=False, source=source, now=now)
+        else:
+            self._judge.counters["good-byes"] += 1
         return True
 
     def _stale(self, signed: SignedHeartbeat, source: PeerId) -> None:
@@ -290,17 +360,21 @@ class MembershipCore:
 
     def _hold(self, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
         peer = signed.peer
-        before = self._view.update(signed, now)
+        before = self._view.update(signed, source, now)
         profile, known = signed.heartbeat.profile, before.heartbeat.profile if before is not None else None
-        if known is None or (known is not profile and known.addrs != profile.addrs):
+        if (
+            known is None
+            or signed.seqno % READDRESS_BEATS == 0
+            or (known is not profile and known.addrs != profile.addrs)
+        ):
             self._outbox.put(AddAddrs(peer, profile.addrs))
         entry = self._view.get(peer)
         assert entry is not None
         if known is None:
-            if self._view.is_sparse():
+            if self._view.is_sparse() and self._floods.may_announce(source, now):
                 self._rumours.announce(peer, source, now)
             self._outbox.tell(Change.JOINED, Member.of(signed, now))
-            surplus = self._view.surplus(self._overlay.active, peer)
+            surplus = self._view.surplus(self._overlay.active, peer, now)
             if surplus is not None:
                 self._silence.forget(surplus)
         elif known is not profile and differs(known, profile):
@@ -321,18 +395,26 @@ class MembershipCore:
         self._silence.unreachable(peer, now)
         self._overlay.unreachable(peer, now)
 
-    def _bootstrap(self, addrs: tuple[Multiaddr, ...], now: float) -> None:
+    def _bootstrap(self, addrs: tuple[Multiaddr, ...], anchors: tuple[Multiaddr, ...], now: float) -> None:
+        self._overlay.bootstrap(self._placed(addrs), self._placed(anchors), now)
+
+    def _placed(self, addrs: tuple[Multiaddr, ...]) -> tuple[PeerId, ...]:
+        """The peers at ``addrs``, which the host remembers."""
         peers: dict[PeerId, None] = {}
         for addr in addrs:
             peer = addr.peer_id
             if peer is not None and peer != self.peer:
                 peers[peer] = None
-                self._outbox.put(AddAddrs(peer, (addr,)))
-        self._overlay.bootstrap(tuple(peers), now)
+                self._outbox.put(AddAddrs(peer, (addr,), is_told=True))
+        return tuple(peers)
 
     def _tick(self, now: float) -> None:
         if self._voice.next_beat <= now:
             self._beat(now)
+        if self._voice.answer_at <= now:
+            self._answer_accusers(now)
+        if self._silence.doubts_end <= now:
+            self._silence.believe(now)
         if self._view.settle() <= now:
             self._silence.sweep(now)
         if self._overlay.next_deadline <= now:
@@ -348,12 +430,29 @@ class MembershipCore:
             for peer in self._view.without(self._judge.may):
                 self._silence.forget(peer)
                 self._overlay.remove(peer, now)
+        if self._voice.beats % ANCHOR_BEATS == ADMISSION_BEATS:
+            self._note_anchors()
         active = self._overlay.active
         self._outbox.send_all(list(active), Beat(True, signed, self._digests()))
         others = [peer for peer in self._voice.interested(now) if peer not in active]
         self._outbox.send_all(others, Beat(False, signed))
         self._outbox.send_all(self._voice.take_owed(), Give((signed,)))
         self._overlay.fill(now)
+
+    def _answer_accusers(self, now: float) -> None:
+        """A sign of life to those who asked for one. A neighbour hears that we are neighbours still."""
+        signed, peers, active = self._voice.answer(now), self._voice.take_owed(), self._overlay.active
+        self._outbox.send_all([peer for peer in peers if peer in active], Beat(True, signed))
+        self._outbox.send_all([peer for peer in peers if peer not in active], Give((signed,)))
+
+    def _note_anchors(self) -> None:
+        """Have our anchors written down, if they are others than before."""
+        anchors = self._overlay.anchors
+        entries = [self._view.get(peer) for peer in anchors]
+        addrs = [entry.signed.heartbeat.profile.addrs[:1] for entry in entries if entry is not None]
+        if anchors and anchors != self._anchors:
+            self._anchors = anchors
+            self._outbox.put(Anchors(tuple([addr for place in addrs for addr in place])))
 
     def _flush(self, now: float) -> None:
         """Pass on rumours and news, to each neighbour what it may not know."""

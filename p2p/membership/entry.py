@@ -21,6 +21,7 @@ from typing import Final
 
 from p2p.identity import PeerId
 from p2p.membership.heartbeat import SignedHeartbeat
+from p2p.membership.prefix import prefix_of
 
 PROBE: Final = 1.5
 """Intervals after which a silent peer is asked itself. One heartbeat may come half an interval late."""
@@ -53,6 +54,8 @@ class Watch:
     """Since when we may expect that; its silence before that means nothing."""
     stage: Stage = Stage.FRESH
     accused_at: float = math.inf
+    was_asked: bool = False
+    """Whether we asked it ourselves since it was accused, in vain."""
 
 
 @dataclass(slots=True)
@@ -62,6 +65,14 @@ class Entry:
     signed: SignedHeartbeat
     seen: float
     """First sight of its newest heartbeat."""
+    introducer: PeerId | None
+    """Who named it to us; None if it came itself."""
+    interval: float
+    """Seconds between its heartbeats, as it says, within `events.MembershipConfig.pace`."""
+    since: float = field(init=False)
+    """First sight of the peer."""
+    prefix: bytes | None = field(init=False)
+    """The network that its addresses are in (`prefix.prefix_of`)."""
     peer: PeerId = field(init=False)
     seqno: int = field(init=False)
     """Of its newest heartbeat: what digests are compared with, thousands of times a second."""
@@ -73,6 +84,8 @@ class Entry:
 
     def __post_init__(self) -> None:
         self.peer = self.signed.heartbeat.peer
+        self.since = self.seen
+        self.prefix = prefix_of(self.signed.heartbeat.profile.addrs)
         self.hear(self.signed, self.seen)
 
     def hear(self, signed: SignedHeartbeat, now: float) -> None:
@@ -82,12 +95,7 @@ class Entry:
         self.seqno, self.policy = heartbeat.seqno, heartbeat.profile.policy
         watch = self.watch
         if watch is not None:
-            watch.stage, watch.accused_at = Stage.FRESH, math.inf
-
-    @property
-    def interval(self) -> float:
-        """Seconds between its heartbeats, as it says."""
-        return self.signed.heartbeat.interval
+            watch.stage, watch.accused_at, watch.was_asked = Stage.FRESH, math.inf, False
 
     @property
     def stage(self) -> Stage:

@@ -33,9 +33,17 @@ class MembershipConfig:
     """Intervals of silence after which a peer that beats to us is dead."""
     stale: float = 120.0
     """Intervals without a newer heartbeat after which a peer known only through others is forgotten."""
+    pace: float = 2.0
+    """A peer's own interval counts for at most so many of ours, and for no less than ours divided by it. A
+    peer that says 120 s would stay listed for four hours after its death, one that says 0.05 s would be
+    accused, and would refute, twenty times a second."""
     lifetime: float = 1800.0
     """Seconds for which a heartbeat is worth anything on paper. Wall clocks that differ by up to this
     much, less a few minutes, do no harm."""
+
+    def paced(self, interval: float) -> float:
+        """What a peer's own ``interval`` counts for here."""
+        return min(max(interval, self.interval / self.pace), self.interval * self.pace)
 
     @property
     def capacity(self) -> int:
@@ -53,6 +61,8 @@ class MembershipConfig:
             raise ValueError(f"active is 3 to 64 and hops 1 to {MAX_HOPS}")
         if not 0 < self.sample <= 128 or self.passive < 1 or self.direct < 1 or self.refresh < 1:
             raise ValueError("sample is 1 to 128; passive, direct and refresh are at least 1")
+        if not 1 <= self.pace <= 16:
+            raise ValueError("pace is 1 to 16: how far a peer's interval may be from ours")
         if self.lifetime < 600:
             raise ValueError("lifetime must outlast clocks that are ten minutes off")
 
@@ -91,6 +101,22 @@ class Member:
             load=profile.load,
             version=profile.version,
             seen=seen,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ClockOff:
+    """Our wall clock is not that of the others."""
+
+    seconds: float
+    """By how much ours is ahead of theirs, at the median; negative if it is behind."""
+    peers: int
+    """How many say so."""
+
+    def __str__(self) -> str:
+        return (
+            f"the clock of this machine differs by about {abs(self.seconds):.0f} s from that of {self.peers} "
+            "peers, whose heartbeats it therefore refuses, as they refuse its own: set it by NTP"
         )
 
 
@@ -147,6 +173,8 @@ class Bootstrap:
     """Join through these: addresses that end in ``/p2p/``."""
 
     addrs: tuple[Multiaddr, ...]
+    anchors: tuple[Multiaddr, ...] = ()
+    """Neighbours of an earlier life: they are asked first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +182,8 @@ class Interest:
     """Beat to these too, from now on; replaces what was said before."""
 
     peers: tuple[PeerId, ...]
+    has_audience: bool = True
+    """Whether others that are no neighbours will beat to us, so that each is kept: we are an officer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +223,15 @@ class AddAddrs:
 
     peer: PeerId
     addrs: tuple[Multiaddr, ...]
+    is_told: bool = False
+    """Whether our operator or our own disk said so; else the peer's heartbeat did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Anchors:
+    """Write down where our neighbours of longest standing are, for our next life."""
+
+    addrs: tuple[Multiaddr, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,4 +257,4 @@ class Changed:
     event: MemberEvent
 
 
-Effect = Send | AddAddrs | Penalise | Reserve | Changed
+Effect = Send | AddAddrs | Anchors | Penalise | Reserve | Changed

@@ -29,6 +29,8 @@ MAX_NAME: Final = 32
 """Characters of a role's name and of the software version."""
 MAX_RUN: Final = 32
 """Bytes of a run id: a digest."""
+MAX_STAMP: Final = 8
+"""Bytes of a work stamp: the nonce of `p2p.dht.stamp`."""
 MAX_POLICY: Final = 2**31 - 1
 """Versions. A digest carries the policy as a signed 32-bit number."""
 MAX_SEQNO: Final = 2**63 - 1
@@ -42,6 +44,8 @@ KEY_BYTES: Final = 8
 takes 2**63 tries, making two keys with the same takes 2**32; the second is not taken in (`View.is_taken`)."""
 KEY: Final = slice(PEER_ID_BYTES - 32, PEER_ID_BYTES - 32 + KEY_BYTES)
 
+_FIELDS: Final = (bytes, int, int, int, bool, list, list, bytes, int, int, int, int, str)
+"""The types of a heartbeat's fields; a stamp may follow."""
 _MEMO: Final = 2048
 """Decoded heartbeats remembered: each arrives about eight times, once per neighbour; 2 MiB at most."""
 _PEERS: Final = 4096
@@ -68,10 +72,15 @@ class Profile:
     """Share of its capacity in use, 0 to 1; sent in thousandths."""
     version: str = ""
     """Software version."""
+    stamp: bytes = b""
+    """The nonce that proves work for this identity, which open runs ask for; empty where none is needed. Sent
+    only if there is one."""
 
     def __post_init__(self) -> None:
         if len(self.roles) > MAX_ROLES or any(not 0 < len(role) <= MAX_NAME for role in self.roles):
             raise ValueError(f"at most {MAX_ROLES} roles with names of 1 to {MAX_NAME} characters")
+        if len(self.stamp) > MAX_STAMP:
+            raise ValueError(f"a stamp has at most {MAX_STAMP} bytes")
         if len(self.run) > MAX_RUN or len(self.version) > MAX_NAME:
             raise ValueError(f"a run id has at most {MAX_RUN} bytes, a version {MAX_NAME} characters")
         if not NO_POLICY <= self.policy <= MAX_POLICY:
@@ -149,23 +158,24 @@ def sign_heartbeat(heartbeat: Heartbeat, signer: Signer) -> SignedHeartbeat:
     """Sign ``heartbeat``. Raise `ValueError` if its addresses are longer than a heartbeat may be."""
     profile = heartbeat.profile
     addrs = _wire_addrs(profile.addrs)
-    body = pack(
-        [
-            heartbeat.peer.public_key,
-            heartbeat.seqno,
-            heartbeat.expires,
-            round(heartbeat.interval * 1000),
-            heartbeat.leaving,
-            addrs,
-            list(profile.roles),
-            profile.run,
-            profile.policy,
-            profile.upload,
-            profile.slots,
-            round(profile.load * 1000),
-            profile.version,
-        ]
-    )
+    fields = [
+        heartbeat.peer.public_key,
+        heartbeat.seqno,
+        heartbeat.expires,
+        round(heartbeat.interval * 1000),
+        heartbeat.leaving,
+        addrs,
+        list(profile.roles),
+        profile.run,
+        profile.policy,
+        profile.upload,
+        profile.slots,
+        round(profile.load * 1000),
+        profile.version,
+    ]
+    if profile.stamp:
+        fields.append(profile.stamp)
+    body = pack(fields)
     return SignedHeartbeat(heartbeat, body + signer.sign(PROTOCOL_ID, body))
 
 
@@ -185,8 +195,10 @@ def decode_heartbeat_untrusted(data: object) -> SignedHeartbeat:
 @functools.lru_cache(_MEMO)
 def _decode(data: bytes) -> SignedHeartbeat:
     body = data[:-SIGNATURE_BYTES]
-    kinds = (bytes, int, int, int, bool, list, list, bytes, int, int, int, int, str)
-    fields = fields_untrusted(unpack_untrusted(body), *kinds, what="heartbeat")
+    value = unpack_untrusted(body)
+    is_stamped = isinstance(value, list) and len(value) > len(_FIELDS)
+    kinds = (*_FIELDS, bytes) if is_stamped else _FIELDS
+    fields = fields_untrusted(value, *kinds, what="heartbeat")
     key, seqno, expires, interval, leaving, addrs, roles, *rest = fields
     if len(addrs) > MAX_ADDRS or any(not isinstance(role, str) for role in roles):
         raise BadMessage("a heartbeat has too many addresses or a role that is no text")
@@ -209,7 +221,7 @@ def _decode(data: bytes) -> SignedHeartbeat:
 
 @functools.lru_cache(_PEERS)
 def _profile_untrusted(peer: PeerId, addrs: tuple[bytes, ...], said: tuple[Any, ...]) -> Profile:
-    roles, run, policy, upload, slots, load, version = said
+    roles, run, policy, upload, slots, load, version, *stamp = said
     return Profile(
         addrs=tuple(_addr_untrusted(addr, peer) for addr in addrs),
         roles=roles,
@@ -219,6 +231,7 @@ def _profile_untrusted(peer: PeerId, addrs: tuple[bytes, ...], said: tuple[Any, 
         slots=slots,
         load=load / 1000 if 0 <= load <= 1000 else -1,
         version=version,
+        stamp=stamp[0] if stamp else b"",
     )
 
 

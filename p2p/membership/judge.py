@@ -6,12 +6,13 @@ that lies, or an old heartbeat from a third party, is nobody's.
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
 from p2p.identity import PeerId, Verify
-from p2p.membership.events import Penalise
+from p2p.membership.events import ClockOff, Penalise
 from p2p.membership.heartbeat import PROTOCOL_ID, SignedHeartbeat
 
 CLOCK_TOLERANCE: Final = 300.0
@@ -20,13 +21,20 @@ FORGED_POINTS: Final = 25.0
 MALFORMED_POINTS: Final = 25.0
 REPLAYED_POINTS: Final = 1.0
 FLOOD_POINTS: Final = 1.0
+OBSOLETE_POINTS: Final = 1.0
 """Points of penalty: four forgeries are an enemy, a hundred replays or dropped messages a broken peer."""
+MAX_STAMPED: Final = 8192
+"""Peers remembered that have shown their stamp: as many as connections are counted (`rumours.MAX_QUOTAS`)."""
+MAX_CLOCKS: Final = 64
+"""Peers remembered whose clocks are not ours: enough for a median."""
 
 
 class Judge:
     """Checks heartbeats, counts what is dropped, penalises whose fault it is."""
 
-    __slots__ = ("_lifetime", "_penalise", "_verify", "_wall", "counters", "may")
+    __slots__ = (
+        "_clocks", "_is_stamped", "_lifetime", "_penalise", "_stamped", "_verify", "_wall", "counters", "may",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -35,6 +43,7 @@ class Judge:
         wall: Callable[[], float],
         lifetime: float,
         penalise: Callable[[Penalise], None],
+        is_stamped: Callable[[PeerId, bytes], bool] | None,
     ) -> None:
         self.counters: Counter[str] = Counter()
         """What was dropped, by reason."""
@@ -43,21 +52,26 @@ class Judge:
         self._wall = wall
         self._lifetime = lifetime
         self._penalise = penalise
+        self._is_stamped = is_stamped
+        self._stamped: dict[PeerId, None] = {}
+        """Who has shown a stamp that will do, longest ago first."""
+        self._clocks: dict[PeerId, float] = {}
+        """By how much our clock is ahead of that of peers whose own heartbeats we refused for it."""
 
     def is_genuine(self, signed: SignedHeartbeat, source: PeerId) -> bool:
         """Whether to believe a heartbeat that ``source`` sent."""
         ahead = signed.heartbeat.expires - self._wall()
-        if ahead < -CLOCK_TOLERANCE:
-            self.counters["expired"] += 1
-        elif ahead > 2 * self._lifetime:
-            self.counters["far future"] += 1
-            if source == signed.peer:
-                self._penalise(Penalise(source, REPLAYED_POINTS, "far future"))
+        if not -CLOCK_TOLERANCE <= ahead <= 2 * self._lifetime:
+            self._refuse_clock(signed, source, ahead)
         elif not self.may(signed.peer):
             self.counters["unadmitted"] += 1
+        elif not self._shows_stamp(signed):
+            self.counters["no stamp"] += 1
         elif not self.is_signed(signed):
             self.refuse("forged", source, FORGED_POINTS)
         else:
+            if self._clocks:
+                self._clocks.pop(signed.peer, None)
             return True
         return False
 
@@ -65,7 +79,41 @@ class Judge:
         """Whether the signature is good."""
         return self._verify(signed.peer, PROTOCOL_ID, signed.body, signed.signature)
 
+    def has_stamp(self, peer: PeerId) -> bool:
+        """Whether ``peer`` has shown its stamp, or needs none."""
+        is_stamped = self._is_stamped
+        return is_stamped is None or peer in self._stamped or is_stamped(peer, b"")
+
     def refuse(self, reason: str, peer: PeerId, points: float, detail: str = "") -> None:
         """Count and penalise."""
         self.counters[reason] += 1
         self._penalise(Penalise(peer, points, f"{reason}: {detail}" if detail else reason))
+
+    def clock_off(self, believed: int) -> ClockOff | None:
+        """By how much our clock is wrong, if more peers say so than the ``believed``, who say it is not."""
+        if len(self._clocks) <= believed:
+            return None
+        return ClockOff(statistics.median(self._clocks.values()), len(self._clocks))
+
+    def _shows_stamp(self, signed: SignedHeartbeat) -> bool:
+        """Whether the stamp in a heartbeat will do. Costs a hash; its signature is verified after that."""
+        if self._is_stamped is None or signed.peer in self._stamped:
+            return True
+        if not self._is_stamped(signed.peer, signed.heartbeat.profile.stamp):
+            return False
+        if len(self._stamped) >= MAX_STAMPED:
+            del self._stamped[next(iter(self._stamped))]
+        self._stamped[signed.peer] = None
+        return True
+
+    def _refuse_clock(self, signed: SignedHeartbeat, source: PeerId, ahead: float) -> None:
+        """A heartbeat is from another time. From a peer itself it tells of its clock, or of ours."""
+        reason = "expired" if ahead < 0 else "far future"
+        self.counters[reason] += 1
+        if source != signed.peer:
+            return
+        if ahead > 0:
+            self._penalise(Penalise(source, REPLAYED_POINTS, reason))
+        is_known = source in self._clocks
+        if (is_known or len(self._clocks) < MAX_CLOCKS) and (is_known or self.is_signed(signed)):
+            self._clocks[source] = self._lifetime - ahead

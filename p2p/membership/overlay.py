@@ -3,10 +3,17 @@
 Theory of operation
 -------------------
 Each node keeps about ``active`` symmetric neighbours and a passive view to replace them from. A newcomer
-sends `Join` to one peer it was told of, which takes it in, pushing somebody out if need be, and sends the
+sends `Join` to one peer it was told of, which takes it in if it can, tells it of others, and sends the
 newcomer's heartbeat on short random walks; where a walk ends, another neighbour is found. A lost neighbour
-is replaced by a random passive member that has room. A node without any neighbour asks urgently, and may
-not be refused; if it knows nobody, it goes back to its bootstrap peers, ever more slowly.
+is replaced by a random passive member that has room. A node without any neighbour asks urgently; if it knows
+nobody, it goes back to its bootstrap peers, ever more slowly.
+
+Whom a stranger can push out, a stranger can surround. In HyParView a request of high priority may not be
+refused, and pushes a random neighbour out: six minted peers had a node to themselves within ten seconds. So
+a node *chooses* two neighbours at least, at random from its own view or as its operator told it, and no
+request of another displaces those. Who asks us gets one of the other seats while there is one; who asks
+urgently gets one more, at the door, from the last that got it, now and then, and no peer or network twice in
+a row. The two chosen neighbours of longest standing are *anchors*: a node that restarts looks for them first.
 
 A partition that has healed does not mend itself when both sides think the other dead. So each node now
 and then knocks at one peer it buried, or at a bootstrap peer it does not see: one link is enough, the
@@ -25,8 +32,10 @@ from typing import Final
 
 from p2p.identity import PeerId
 from p2p.membership.events import MembershipConfig
+from p2p.membership.floods import Floods
 from p2p.membership.heartbeat import SignedHeartbeat
 from p2p.membership.messages import ForwardJoin, Join, Link, Linked, Message, Unlink
+from p2p.membership.rumours import TokenBucket
 from p2p.membership.view import View
 
 SLACK: Final = 2
@@ -40,6 +49,31 @@ HEAL_INTERVALS: Final = 6.0
 """Intervals between two knocks at the other side of what may have been a partition."""
 HEAL_WINDOW: Final = 600.0
 """Seconds for which the dead are knocked at; afterwards the bootstrap peers are the meeting point."""
+GRANT_INTERVALS: Final = 1.0
+"""Intervals between two urgent requests for which a neighbour is pushed out, after the first `GRANTS`. The
+lonely ask five peers at once and again after an interval: it is enough if one in a hundred can grant it."""
+GRANTS: Final = 256.0
+"""Urgent requests granted at once: the first of a crowd that starts through us, or half of a zone that comes
+back from a partition. The others of a crowd of 1,000 find their neighbours by walks, a second later."""
+AGAIN: Final = 120.0
+"""Intervals for which a peer that was granted an urgent request is granted no other: who loses all its
+neighbours more often than every ten minutes finds others that have not helped it yet."""
+PREFIX_AGAIN: Final = 12.0
+"""The same for peers of one network."""
+DOOR: Final = 1
+"""Seats beyond `SLACK` for those that ask urgently. Who has one gives it up for the next, and nobody else is
+pushed out: none that come later, however many they are, have the place of a neighbour of longer standing,
+and yet a newcomer gets in while strangers hold all other seats."""
+MAX_GRANTED: Final = 1024
+"""Grants remembered: twice what `GRANT_INTERVALS` allows in `AGAIN`, for peers and networks each."""
+MAX_SAME_PREFIX: Final = 2
+"""Neighbours of one network, where there are others to choose from (`view.OTHERS`)."""
+CHOOSE: Final = 3.0
+"""Intervals between two requests of a node that has enough neighbours, but too few of its own choice: in a
+swarm so small that nobody has a seat left it would ask all the time."""
+ANCHORS: Final = 2
+"""Neighbours remembered over a restart. Bitcoin Core keeps two, too: one may be gone, three tell an observer
+more of the graph than they help."""
 PENDING: Final = 2.0
 """Intervals until a request for a link counts as refused."""
 AVOID: Final = 6.0
@@ -50,8 +84,8 @@ class Overlay:
     """The active view, and everything that keeps it filled."""
 
     __slots__ = (
-        "_bootstraps", "_config", "_heal_at", "_own", "_pending", "_retry", "_retry_at", "_rng", "_send",
-        "_view", "active",
+        "_bootstraps", "_choose_at", "_chosen", "_config", "_floods", "_granted", "_grants", "_heal_at",
+        "_own", "_pending", "_picks", "_retry", "_retry_at", "_rng", "_send", "_view", "active", "changes",
     )  # fmt: skip
 
     def __init__(
@@ -61,15 +95,28 @@ class Overlay:
         rng: Random,
         send: Callable[[PeerId, Message], None],
         own: Callable[[], SignedHeartbeat],
+        floods: Floods,
     ) -> None:
-        self.active: dict[PeerId, None] = {}
-        """Our neighbours, longest first."""
+        self.active: dict[PeerId, float] = {}
+        """Our neighbours, longest first, and since when they are."""
+        self._floods = floods
         self._view = view
         self._config = config
         self._rng = rng
         self._send = send
         self._own = own
+        self.changes = 0
+        """Grows when `active` changes."""
+        self._chosen: dict[PeerId, None] = {}
+        """Those of `active` that we chose ourselves, longest first."""
         self._pending: dict[PeerId, float] = {}
+        """Whom we have asked, and until when we wait."""
+        self._picks: dict[PeerId, None] = {}
+        """Those of `_pending` whom we chose ourselves, and nobody's message made us ask."""
+        self._grants = TokenBucket(1 / (GRANT_INTERVALS * config.interval), GRANTS, GRANTS, -math.inf)
+        self._choose_at = -math.inf
+        self._granted: dict[bytes, float] = {}
+        """When a peer or a network pushed a neighbour out, longest ago first."""
         self._bootstraps: dict[PeerId, None] = {}
         self._retry = FIRST_RETRY
         self._retry_at = math.inf
@@ -81,9 +128,17 @@ class Overlay:
         soonest = self._retry_at if self._retry_at < self._heal_at else self._heal_at
         return min(soonest, *self._pending.values()) if self._pending else soonest
 
-    def bootstrap(self, peers: tuple[PeerId, ...], now: float) -> None:
-        """Join through ``peers``, one after the other, until a neighbour is found."""
+    @property
+    def anchors(self) -> tuple[PeerId, ...]:
+        """The neighbours of longest standing among those that we chose."""
+        return tuple(self._chosen)[:ANCHORS]
+
+    def bootstrap(self, peers: tuple[PeerId, ...], anchors: tuple[PeerId, ...], now: float) -> None:
+        """Join through ``peers``, in turn, until a neighbour is found; ask ``anchors`` at once."""
         self._bootstraps = dict.fromkeys(peers[:MAX_BOOTSTRAPS])
+        for peer in anchors[:ANCHORS]:
+            if peer not in self.active:
+                self._pick(peer, False, now)
         self._retry = FIRST_RETRY
         if not self.active:
             self._retry_at = now
@@ -101,78 +156,95 @@ class Overlay:
             self._rejoin(now)
 
     def fill(self, now: float) -> None:
-        """Ask for neighbours if there are too few."""
+        """Ask for neighbours if there are too few, or too few that we chose."""
         config = self._config
-        if len(self.active) + len(self._pending) > config.active - SLACK:
+        held = len(self.active) + len(self._pending)
+        if held <= self._lower:
+            missing = config.active - held
+        elif len(self._chosen) + len(self._picks) < self._least_chosen and self._choose_at <= now:
+            self._choose_at = now + CHOOSE * config.interval
+            missing = 1
+        else:
             return
-        urgent = not self.active
+        urgent = not self._chosen
         for peer in self._view.candidates(self.active, now):
-            if len(self.active) + len(self._pending) >= config.active:
+            if missing <= 0:
                 return
             if peer not in self._pending:
-                self._ask(peer, urgent, now)
-        if urgent and not self._pending and self._bootstraps:
+                self._pick(peer, urgent, now)
+                missing -= 1
+        if not self.active and not self._pending and self._bootstraps:
             self._retry_at = min(self._retry_at, now + self._retry)
 
-    def joined(self, peer: PeerId, now: float) -> None:
-        """A newcomer asks to be taken in: do so, and let its heartbeat walk."""
+    def joined(self, peer: PeerId, now: float) -> bool | None:
+        """A newcomer asks to be taken in: do so if we can, and let its heartbeat walk.
+
+        Returns whether it is a neighbour now; None if too many ask for us to answer each.
+        """
         entry = self._view.get(peer)
         if entry is None:
-            return
+            return None
         others = [other for other in self.active if other != peer]
-        self.add(peer, now)
-        self._send(peer, Linked(True, self._own()))
-        for other in others:
-            self._send(other, ForwardJoin(self._config.hops, entry.signed))
+        accepted = self._answer(peer, True, now)
+        if accepted is not None and self._floods.may_walk(peer, now):
+            for other in others:
+                self._send(other, ForwardJoin(self._config.hops, entry.signed))
+        return accepted
 
     def walked(self, message: ForwardJoin, source: PeerId, now: float) -> None:
         """A newcomer's heartbeat walks by: let it go on, or become a neighbour."""
         newcomer = message.heartbeat.peer
         onward = [peer for peer in self.active if peer not in (source, newcomer)]
-        if message.hops > 0 and onward:
-            self._send(self._rng.choice(onward), ForwardJoin(message.hops - 1, message.heartbeat))
-        elif newcomer in self._view and newcomer not in self.active and self._has_room():
+        hops = min(message.hops, self._config.hops)
+        if hops > 0 and onward:
+            if not self._floods.may_walk_on(source, now):
+                return
+            self._send(self._rng.choice(onward), ForwardJoin(hops - 1, message.heartbeat))
+        elif newcomer in self._view and newcomer not in self.active and self._may_ask(newcomer):
             self._ask(newcomer, False, now)
 
-    def link_wanted(self, peer: PeerId, urgent: bool, now: float) -> None:
-        """Somebody asks us to be its neighbour."""
-        accepted = peer in self._view and (urgent or self._has_room() or peer in self.active)
-        if accepted:
-            self.add(peer, now)
-        self._send(peer, Linked(accepted, self._own()))
+    def link_wanted(self, peer: PeerId, urgent: bool, now: float) -> bool | None:
+        """A peer asks us to be its neighbour; return what we answer, None for nothing."""
+        return self._answer(peer, urgent, now) if peer in self._view else None
 
     def link_answered(self, peer: PeerId, accepted: bool, now: float) -> None:
-        """Somebody answered our request to be neighbours."""
-        asked = self._pending.pop(peer, None) is not None or peer in self._bootstraps
-        if peer in self.active:
-            return
-        if accepted and asked and peer in self._view:
-            self.add(peer, now)
-        elif accepted:
+        """A peer answered our request to be neighbours."""
+        was_picked = peer in self._picks or peer in self._bootstraps
+        was_asked = self._pending.pop(peer, None) is not None or was_picked
+        self._picks.pop(peer, None)
+        if accepted and was_asked and peer in self._view:
+            self.add(peer, now, chosen=was_picked)
+        elif accepted and peer not in self.active:
             self._send(peer, Unlink())
-        else:
+        elif not accepted:
             self._avoid(peer, now)
-            self.fill(now)
+            if peer not in self.active and len(self.active) + len(self._pending) <= self._lower:
+                self.fill(now)
 
     def beaten(self, peer: PeerId, linked: bool, now: float) -> None:
         """A peer beat to us and said whether we are neighbours: agree with it, as far as there is room."""
         if linked and peer not in self.active:
-            if self._has_room():
+            if self._accepts(peer, False, now):
                 self.add(peer, now)
             else:
                 self._send(peer, Unlink())
         elif not linked and peer in self.active:
             self.remove(peer, now)
 
-    def add(self, peer: PeerId, now: float) -> None:
-        """Make a member a neighbour; if there are too many, push a random one out."""
+    def add(self, peer: PeerId, now: float, *, chosen: bool = False) -> None:
+        """Make a member a neighbour, or a neighbour one that we chose; if there are too many, one goes."""
         if peer not in self._view:
             return
         self._pending.pop(peer, None)
-        others = [other for other in self.active if other != peer]
-        if peer not in self.active and len(others) >= self._config.active + SLACK:
-            self._push_out(self._rng.choice(others))
-        self.active[peer] = None
+        chosen = chosen or peer in self._picks
+        self._picks.pop(peer, None)
+        if chosen:
+            self._chosen[peer] = None
+        if peer not in self.active:
+            if len(self.active) >= self._upper + DOOR:
+                self._push_out(next(reversed(self._uninvited() or self._chosen)))
+            self.active[peer] = now
+            self.changes += 1
         self._view.expect(peer, now)
         self._retry, self._retry_at = FIRST_RETRY, math.inf
         self._arm_heal(now)
@@ -180,25 +252,111 @@ class Overlay:
     def remove(self, peer: PeerId, now: float) -> None:
         """A neighbour is gone: find another."""
         self._pending.pop(peer, None)
+        self._picks.pop(peer, None)
         if peer in self.active:
-            del self.active[peer]
+            self._drop(peer)
             self.fill(now)
 
     def unreachable(self, peer: PeerId, now: float) -> None:
         """A peer did not answer: it is no neighbour, and is left alone for a while."""
         self._avoid(peer, now)
         was_pending = self._pending.pop(peer, None) is not None
+        self._picks.pop(peer, None)
         self.remove(peer, now)
         if was_pending:
             self.fill(now)
 
-    def _push_out(self, peer: PeerId) -> None:
+    @property
+    def _upper(self) -> int:
+        """Neighbours that a node bears at most."""
+        return self._config.active + SLACK
+
+    @property
+    def _lower(self) -> int:
+        """Neighbours that a node bears at least before it asks for more."""
+        return self._config.active - SLACK
+
+    @property
+    def _least_chosen(self) -> int:
+        """Neighbours that are to be of our own choice: 2 of 7, and 5 seats are for those that ask. A link is
+        chosen by one of its ends or, where a walk made it, by none: with 3 of 7 the seats of a quiet swarm
+        of 50 did not suffice, and its nodes asked around for ever (6 requests a second, all refused)."""
+        return max(1, self._lower - 1)
+
+    def _uninvited(self) -> list[PeerId]:
+        """The neighbours that we did not choose, longest first."""
+        return [peer for peer in self.active if peer not in self._chosen]
+
+    def _drop(self, peer: PeerId) -> None:
         del self.active[peer]
+        self._chosen.pop(peer, None)
+        self.changes += 1
+
+    def _push_out(self, peer: PeerId) -> None:
+        self._drop(peer)
         self._view.lose_touch(peer)
         self._send(peer, Unlink())
 
-    def _has_room(self) -> bool:
-        return len(self.active) < self._config.active + SLACK
+    def _accepts(self, peer: PeerId, urgent: bool, now: float) -> bool:
+        """Whether a peer that asks gets a seat; if it is urgent, that of another that asked."""
+        if peer in self.active or peer in self._picks:
+            return True
+        if self._is_crowding(peer):
+            return False
+        return self._has_seat() or (urgent and self._grant(peer, now))
+
+    def _answer(self, peer: PeerId, urgent: bool, now: float) -> bool | None:
+        """Answer a request; return what was said, None if it was nothing."""
+        accepted = self._accepts(peer, urgent, now)
+        if accepted:
+            self.add(peer, now)
+        elif not self._floods.may_refuse(now):
+            return None
+        self._send(peer, Linked(accepted, self._own()))
+        return accepted
+
+    def _has_seat(self) -> bool:
+        """Whether there is a seat for a neighbour that we do not choose."""
+        waiting = len(self._pending) - len(self._picks)
+        uninvited = len(self.active) - len(self._chosen)
+        return len(self.active) < self._upper and uninvited + waiting < self._upper - self._least_chosen
+
+    def _may_ask(self, peer: PeerId) -> bool:
+        """Whether to ask a newcomer of whom we were told."""
+        held = len(self.active) + len(self._pending)
+        return held <= self._config.active and self._has_seat() and not self._is_crowding(peer)
+
+    def _is_crowding(self, peer: PeerId) -> bool:
+        """Whether the peer's network has its share of the neighbours."""
+        prefix = self._view.prefix(peer)
+        if not self._view.is_one_of_many(prefix):
+            return False
+        return [self._view.prefix(other) for other in self.active].count(prefix) >= MAX_SAME_PREFIX
+
+    def _grant(self, peer: PeerId, now: float) -> bool:
+        """Let in one that has no neighbour, if it may be; return whether it has the door's seat now."""
+        granted, interval, prefix = self._granted, self._config.interval, self._view.prefix(peer)
+        uninvited = self._uninvited()
+        if not uninvited or granted.get(peer.digest, -math.inf) > now - AGAIN * interval:
+            return False
+        if prefix is not None and granted.get(prefix, -math.inf) > now - PREFIX_AGAIN * interval:
+            return False
+        if not self._grants.take(1, now):
+            return False
+        if len(self.active) >= self._upper + DOOR:
+            self._push_out(uninvited[-1])
+        for name in (peer.digest, prefix):
+            if name is not None:
+                granted.pop(name, None)
+                granted[name] = now
+        while len(granted) > MAX_GRANTED or granted[next(iter(granted))] <= now - AGAIN * interval:
+            del granted[next(iter(granted))]
+        return True
+
+    def _pick(self, peer: PeerId, urgent: bool, now: float) -> None:
+        """Ask a peer of our own choice."""
+        self._picks[peer] = None
+        self._ask(peer, urgent, now)
 
     def _ask(self, peer: PeerId, urgent: bool, now: float) -> None:
         self._pending[peer] = now + PENDING * self._config.interval

@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterable
 from typing import Final
 
+from p2p.identity import PeerId
 from p2p.membership.entry import Entry, Stage
 from p2p.membership.events import MembershipConfig
 from p2p.membership.messages import MAX_KEYS, Digest
-from p2p.membership.rumours import TokenBucket
+from p2p.membership.rumours import Quotas, TokenBucket
 from p2p.membership.view import View
 
 BURST_INTERVALS: Final = 16
@@ -25,6 +26,12 @@ UNKNOWN_AT_CAPACITY: Final = 1 / 4
 within an hour."""
 FEW_SEATS: Final = 2
 """Free seats that wait for a request at leisure: a large view with 1 % of them is as good a sample."""
+UNANSWERED: Final = 64.0
+"""Heartbeats that a peer may have named and not handed over, as many as one request asks for, before its
+digests are passed over. They are unsigned: who names ten thousand ghosts would spend our budget, and the
+names of the living would grow stale. An honest peer loses few between two messages: the dead."""
+UNANSWERED_PER_INTERVAL: Final = 1.0
+"""How many of them are forgiven in an interval."""
 MAX_ASKED: Final = 1024
 """Keys asked for, remembered for an interval so that nobody else is asked for them too."""
 
@@ -32,14 +39,16 @@ MAX_ASKED: Final = 1024
 class Pull:
     """Decides what to ask for, and remembers what was asked."""
 
-    __slots__ = ("_asked", "_budget", "_interval", "_leisure_at", "_unknown", "_view")
+    __slots__ = ("_asked", "_budget", "_empty", "_interval", "_leisure_at", "_unknown", "_view")
 
     def __init__(self, view: View, config: MembershipConfig) -> None:
         self._view = view
         self._interval = config.interval
         burst = BURST_INTERVALS * config.refresh
         self._budget = TokenBucket(config.refresh / config.interval, burst, burst, -math.inf)
-        self._asked: dict[bytes, float] = {}  # longest first
+        self._asked: dict[bytes, tuple[float, PeerId]] = {}
+        """When, and whom, longest ago first."""
+        self._empty = Quotas(UNANSWERED_PER_INTERVAL / config.interval, UNANSWERED)
         self._leisure_at = -math.inf
         self._unknown = TokenBucket(UNKNOWN_AT_CAPACITY / config.interval, 1, 1, -math.inf)
 
@@ -51,11 +60,13 @@ class Pull:
         """It came."""
         self._asked.pop(key, None)
 
-    def wanted(self, digests: Iterable[Digest], now: float) -> tuple[bytes, ...]:
-        """The keys to ask the sender of ``digests`` for."""
+    def wanted(self, digests: Iterable[Digest], source: PeerId, now: float) -> tuple[bytes, ...]:
+        """The keys to ask ``source``, the sender of ``digests``, for."""
         asked, named = self._asked, self._view.named
-        while asked and asked[oldest := next(iter(asked))] <= now - self._interval:
-            del asked[oldest]
+        while asked and asked[oldest := next(iter(asked))][0] <= now - self._interval:
+            self._empty.charge(asked.pop(oldest)[1], now)
+        if not self._empty.has(source, now):
+            return ()
         leisure = now >= self._leisure_at
         room = self._view.room - len(asked)  # who is on the way needs some of it
         if room <= FEW_SEATS and not leisure and not self._view.is_sparse():
@@ -80,7 +91,7 @@ class Pull:
             if len(keys) == MAX_KEYS or len(asked) == MAX_ASKED or not self._budget.take(1, now):
                 break
             keys.append(key)
-            asked[key] = now
+            asked[key] = now, source
         if keys and leisure:
             self._leisure_at = now + LEISURE * self._interval
         return tuple(keys)

@@ -88,6 +88,10 @@ class Rumours:
         """Whether the last rumour about ``peer`` was no sign of life, and came after ``since``."""
         return self._ranks.accused_at(peer) > since
 
+    def was_suspected(self, peer: PeerId, since: float) -> bool:
+        """Whether an accusation or a good-bye of ``peer`` was passed on after ``since``, refuted or not."""
+        return self._ranks.suspected_at(peer) > since
+
     def last_words(self, peer: PeerId) -> int:
         """The sequence number after which, they say, nothing came from ``peer``; -1 if nobody says so."""
         rank = self._ranks.of(peer)
@@ -109,13 +113,16 @@ class Rumours:
             return
         self._ranks.put(peer, rank, now)
         self._second.pop(peer, None)
+        if len(self._first) >= MAX_RUMOURS and peer not in self._first:
+            return  # they go out at 160 a second; so many do not come by honest means
         self._first[peer] = Rumour(signed, accused, {source: None})
         self._first_at = max(now, self._passed_at + FLUSH_DELAY)
         self._arm()
 
     def announce(self, peer: PeerId, source: PeerId, now: float) -> None:
         """Tell the neighbours, by digest, that ``peer`` is new; all but ``source``, who told us."""
-        self._news[peer] = source
+        if len(self._news) < MAX_RUMOURS:
+            self._news[peer] = source
         self._news_at = min(self._news_at, now + NEWS_DELAY)
         self._arm()
 
@@ -167,14 +174,16 @@ class _Ranks:
     In two generations: with a time for each, a thousand ranks took three times as much memory.
     """
 
-    __slots__ = ("_accused", "_old", "_turned_at", "_young")
+    __slots__ = ("_accused", "_old", "_suspected", "_turned_at", "_young")
 
     def __init__(self) -> None:
         self._young: dict[PeerId, int] = {}
         self._old: dict[PeerId, int] = {}
         self._turned_at = -math.inf
-        self._accused: dict[PeerId, float] = {}
-        """When those were accused whose last rumour that was, longest ago first."""
+        self._accused: dict[PeerId, None] = {}
+        """Those of `_suspected` of whom no sign of life came since."""
+        self._suspected: dict[PeerId, float] = {}
+        """When a flood ran that asked for a peer, or said good-bye for it, longest ago first."""
 
     def of(self, peer: PeerId) -> int:
         """The rank of the last rumour about ``peer``."""
@@ -183,19 +192,30 @@ class _Ranks:
 
     def accused_at(self, peer: PeerId) -> float:
         """When ``peer`` was accused; minus infinity if that is long ago, or a sign of life came since."""
-        return self._accused.get(peer, -math.inf)
+        return self._suspected.get(peer, -math.inf) if peer in self._accused else -math.inf
+
+    def suspected_at(self, peer: PeerId) -> float:
+        """When ``peer`` was accused or said good-bye, though a sign of life may have come since."""
+        return self._suspected.get(peer, -math.inf)
 
     def put(self, peer: PeerId, rank: int, now: float) -> None:
         """A rumour has come."""
         if now - self._turned_at > MEMORY or len(self._young) >= MAX_RUMOURS:
             self._young, self._old, self._turned_at = {}, self._young, now
         self._young[peer] = rank
-        accused = self._accused
-        accused.pop(peer, None)
-        while accused and accused[next(iter(accused))] < now - _ACCUSED_LATELY:
-            del accused[next(iter(accused))]
+        suspected = self._suspected
+        while suspected:
+            oldest = next(iter(suspected))
+            if suspected[oldest] >= now - _ACCUSED_LATELY and len(suspected) < MAX_RUMOURS:
+                break
+            del suspected[oldest]
+            self._accused.pop(oldest, None)
         if rank & 1:
-            accused[peer] = now
+            suspected.pop(peer, None)
+            suspected[peer] = now
+            self._accused[peer] = None
+        else:
+            self._accused.pop(peer, None)
 
 
 def _told(neighbours: Iterable[PeerId], rumours: list[Rumour]) -> list[tuple[list[PeerId], list[Rumour]]]:
@@ -251,22 +271,44 @@ class TokenBucket:
 
 
 class Quotas:
-    """A token bucket for each connection."""
+    """A token bucket for each peer."""
 
-    __slots__ = ("_buckets", "_sweep_at")
+    __slots__ = ("_buckets", "_burst", "_rate", "_sweep_at")
 
-    def __init__(self) -> None:
+    def __init__(self, rate: float = QUOTA_RATE, burst: float = QUOTA_BURST) -> None:
+        self._rate = rate
+        self._burst = burst
         self._buckets: dict[PeerId, TokenBucket] = {}
         self._sweep_at = MIN_QUOTAS
 
+    def __len__(self) -> int:
+        return len(self._buckets)
+
     def allow(self, peer: PeerId, size: int, now: float) -> bool:
         """Whether ``peer`` may send a message of ``size`` bytes now."""
+        return self._bucket(peer, now).take(1 + size / QUOTA_UNIT, now)
+
+    def take(self, peer: PeerId, now: float, count: float = 1) -> bool:
+        """Take ``count`` tokens of those of ``peer``, if it has them."""
+        return self._bucket(peer, now).take(count, now)
+
+    def has(self, peer: PeerId, now: float) -> bool:
+        """Whether ``peer`` has a token left."""
+        bucket = self._buckets.get(peer)
+        return bucket is None or bucket.available(now) >= 1
+
+    def charge(self, peer: PeerId, now: float) -> None:
+        """Take one token of ``peer``, on credit if need be, but no deeper than as much as it may have."""
+        bucket = self._bucket(peer, now)
+        bucket.tokens = max(bucket.available(now) - 1, -bucket.burst)
+
+    def _bucket(self, peer: PeerId, now: float) -> TokenBucket:
         bucket = self._buckets.get(peer)
         if bucket is None:
             if len(self._buckets) >= self._sweep_at:
                 self._sweep(now)
-            bucket = self._buckets[peer] = TokenBucket(QUOTA_RATE, QUOTA_BURST, QUOTA_BURST, now)
-        return bucket.take(1 + size / QUOTA_UNIT, now)
+            bucket = self._buckets[peer] = TokenBucket(self._rate, self._burst, self._burst, now)
+        return bucket
 
     def _sweep(self, now: float) -> None:
         """Drop buckets that are full, as new ones are; and the oldest, if there are too many still."""

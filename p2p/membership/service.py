@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -10,13 +11,16 @@ from typing import Any, Final
 
 import trio
 
-from p2p.host import Host, PeerEvent, PeerState
+from p2p.errors import StorageError
+from p2p.host import AddrSource, Host, PeerEvent, PeerState
 from p2p.identity import PeerId
 from p2p.membership.core import MembershipCore
 from p2p.membership.events import (
     AddAddrs,
+    Anchors,
     Bootstrap,
     Changed,
+    ClockOff,
     Disconnected,
     Effect,
     Event,
@@ -34,12 +38,22 @@ from p2p.membership.events import (
     Update,
 )
 from p2p.membership.heartbeat import MAX_SEQNO, PROTOCOL_ID, Profile
+from p2p.membership.overlay import ANCHORS
 from p2p.membership.voice import SEQNO_BLOCK
 from p2p.multiaddr import Multiaddr
+from p2p.wire import KI
 from p2p.world import Timer, World
 
 SEQNO_PATH: Final = "membership/seqno"
 """On the node's disk: the highest sequence number it may have used, in decimal."""
+
+
+ANCHORS_PATH: Final = "membership/anchors"
+"""On the node's disk: where its neighbours of longest standing are, an address a line."""
+MAX_ANCHORS_FILE: Final = 4 * KI
+"""Bytes of that file: `overlay.ANCHORS` addresses of 512 at most, with room."""
+
+logger = logging.getLogger(__name__)
 
 
 class Me:
@@ -70,18 +84,26 @@ class Membership:
     """Who is in the swarm. Open it with `open_membership`."""
 
     __slots__ = (
-        "_closed", "_core", "_host", "_linked", "_listeners", "_reserve", "_timer", "_timer_at", "_world",
-        "me",
+        "_anchors", "_closed", "_core", "_host", "_linked", "_links_seen", "_listeners", "_timer",
+        "_timer_at", "_told_clock", "_world", "_write", "me",
     )  # fmt: skip
 
     def __init__(
-        self, world: World, host: Host, core: MembershipCore, reserve: Callable[[int], None]
+        self,
+        world: World,
+        host: Host,
+        core: MembershipCore,
+        write: Callable[[str, bytes], None],
+        anchors: tuple[Multiaddr, ...],
     ) -> None:
         self.me: Final = Me(lambda profile: self._drive(Update(profile)))
         self._world = world
         self._host = host
         self._core = core
-        self._reserve = reserve
+        self._write = write
+        self._anchors = anchors
+        self._links_seen = 0
+        self._told_clock = False
         self._listeners: list[Callable[[MemberEvent], None]] = []
         self._linked = trio.Event()
         self._timer: Timer | None = None
@@ -119,20 +141,31 @@ class Membership:
         """Call ``listener`` (which must not block) on every change in who is a member."""
         self._listeners.append(listener)
 
-    def interest(self, peers: Sequence[PeerId]) -> None:
-        """Send our heartbeats directly to ``peers`` too, from now on; replaces the set before."""
-        self._drive(Interest(tuple(peers)))
+    @property
+    def clock_off(self) -> ClockOff | None:
+        """By how much our wall clock differs from that of most peers, if so much that they refuse us."""
+        return self._core.clock_off
+
+    def interest(self, peers: Sequence[PeerId], *, has_audience: bool = True) -> None:
+        """Send our heartbeats directly to ``peers`` too, from now on; replaces the set before.
+
+        ``has_audience`` says whether others have such an interest in us, so that all of them are kept.
+        """
+        self._drive(Interest(tuple(peers), has_audience))
 
     async def join(self, addrs: Sequence[Multiaddr]) -> None:
         """Join the swarm through ``addrs``, each ending in ``/p2p/``; return with the first neighbour.
 
         It tries for as long as it takes, ever more slowly: the caller sets the deadline, and the
-        attempts go on behind its back. Returns at once if ``addrs`` names nobody but ourselves.
+        attempts go on behind its back. Returns at once if ``addrs`` names nobody but ourselves. The first
+        time it also asks the neighbours of longest standing of this node's last life.
         """
         others = tuple(addr for addr in addrs if addr.peer_id not in (None, self._core.peer))
+        anchors, self._anchors = self._anchors, ()
+        if others or anchors:
+            self._drive(Bootstrap(others, anchors))
         if not others:
             return
-        self._drive(Bootstrap(others))
         while not self._core.is_linked:
             await self._linked.wait()
 
@@ -159,6 +192,16 @@ class Membership:
         if addrs != self.me.profile.addrs:
             self.me.update(addrs=addrs)
         self._drive(Tick())
+        if self._told_clock is (self._core.clock_off is None):
+            self._tell_clock()
+
+    def _tell_clock(self) -> None:
+        """Once each time that our clock goes wrong: nothing else says why a node finds nobody."""
+        off = self._core.clock_off
+        self._told_clock = off is not None
+        if off is not None:
+            logger.warning("membership.clock %s", off)
+            self._world.trace("membership.clock", seconds=round(off.seconds), peers=off.peers)
 
     def _drive(self, event: Event) -> None:
         if self._closed:
@@ -169,8 +212,8 @@ class Membership:
                 self._host.send(effect.peer, PROTOCOL_ID, effect.data)
             else:
                 self._carry_out(effect)
-        if self._core.is_linked != self._linked.is_set():
-            self._note_link()
+        if self._core.links_changed != self._links_seen:
+            self._note_links()
         deadline = self._core.next_deadline
         if deadline < self._timer_at and not self._closed:
             if self._timer is not None:
@@ -178,20 +221,25 @@ class Membership:
             self._timer_at = deadline
             self._timer = self._world.call_at(max(deadline, now), self._on_timer)
 
-    def _note_link(self) -> None:
+    def _note_links(self) -> None:
+        self._links_seen = self._core.links_changed
+        self._host.protect("neighbours", self._core.neighbours)
         if self._core.is_linked:
             self._linked.set()
-        else:
+        elif self._linked.is_set():
             self._linked = trio.Event()
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
-            case AddAddrs(peer, addrs):
-                self._host.add_addrs(peer, addrs)
+            case AddAddrs(peer, addrs, is_told):
+                source = AddrSource.OWNER if is_told else AddrSource.SIGNED
+                self._host.add_addrs(peer, addrs, source)
+            case Anchors(addrs):
+                self._write(ANCHORS_PATH, "\n".join(map(str, addrs)).encode())
             case Penalise(peer, points, reason):
                 self._host.penalise(peer, points, reason)
             case Reserve(ceiling):
-                self._reserve(ceiling)
+                self._write(SEQNO_PATH, str(ceiling).encode())
             case Changed(event):
                 self._world.trace(f"member.{event.change.value}", peer=event.member.peer)
                 for listener in self._listeners:
@@ -200,11 +248,18 @@ class Membership:
 
 @asynccontextmanager
 async def open_membership(
-    world: World, host: Host, config: MembershipConfig, *, may: Callable[[PeerId], bool]
+    world: World,
+    host: Host,
+    config: MembershipConfig,
+    *,
+    may: Callable[[PeerId], bool],
+    stamp: bytes = b"",
+    is_stamped: Callable[[PeerId, bytes], bool] | None = None,
 ) -> AsyncIterator[Membership]:
     """Take part in the swarm for the length of the block, and say good-bye at its end.
 
-    ``may`` says who is admitted: others are neither listed nor passed on nor listened to.
+    ``may`` says who is admitted: others are neither listed nor passed on nor listened to. ``stamp`` proves
+    our own work, and ``is_stamped`` says whether another's is enough; without it nobody needs one.
     """
     first = max(await _read_ceiling(world) + 1, int(world.wall() * 1000))
     await _write_ceiling(world, first + SEQNO_BLOCK)
@@ -216,19 +271,41 @@ async def open_membership(
         may=may,
         wall=world.wall,
         seqno=first,
+        is_stamped=is_stamped,
     )
+    anchors = await _read_anchors(world)
     async with trio.open_nursery() as nursery:
 
-        def reserve(ceiling: int) -> None:
-            nursery.start_soon(_write_ceiling, world, ceiling)
+        def write(path: str, data: bytes) -> None:
+            nursery.start_soon(_write, world, path, data)
 
-        membership = Membership(world, host, core, reserve)
+        membership = Membership(world, host, core, write, anchors)
+        if stamp:
+            membership.me.update(stamp=stamp)
         membership._open()
         try:
             yield membership
         finally:
             membership._close()
             nursery.cancel_scope.cancel()
+
+
+async def _write(world: World, path: str, data: bytes) -> None:
+    """Write at leisure. A full disk is no reason to leave the swarm: what is lost is asked of peers."""
+    try:
+        await world.disk.replace(path, data)
+    except StorageError as error:
+        logger.warning("membership.not_written path=%s reason=%s", path, error)
+
+
+async def _read_anchors(world: World) -> tuple[Multiaddr, ...]:
+    """Where our neighbours of longest standing were. A file that makes no sense counts as lost."""
+    try:
+        data = await world.disk.read(ANCHORS_PATH, 0, MAX_ANCHORS_FILE)
+        addrs = [Multiaddr.parse(line) for line in data.decode().splitlines()]
+    except (FileNotFoundError, ValueError):
+        return ()
+    return tuple([addr for addr in addrs if addr.peer_id is not None][:ANCHORS])
 
 
 async def _read_ceiling(world: World) -> int:

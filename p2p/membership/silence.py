@@ -7,11 +7,16 @@ the accused directly stops it; whoever has newer words answers with them; the ac
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+from typing import Final
+
 from p2p.identity import PeerId
 from p2p.membership.entry import Entry, Stage
 from p2p.membership.events import Change
+from p2p.membership.floods import Floods
 from p2p.membership.heartbeat import SignedHeartbeat
-from p2p.membership.judge import Judge
+from p2p.membership.judge import OBSOLETE_POINTS, Judge
 from p2p.membership.messages import Accuse, Give
 from p2p.membership.outbox import Outbox
 from p2p.membership.overlay import Overlay
@@ -19,15 +24,57 @@ from p2p.membership.rumours import Rumours
 from p2p.membership.view import View
 from p2p.membership.voice import Voice
 
+SUSPICION: Final = 1.0
+"""Intervals between two accusations of one peer that are passed on without a doubt, and between two of its
+good-byes. Honest accusers wait for two intervals of silence, and two of them that heard it last at different
+times are an interval apart; a liar has the words for the next lie when the last is refuted."""
+DOUBT: Final = 0.5
+"""Intervals within which the accused must answer us when we doubt its accuser: 2.5 s at 5 s, a dial and two
+ways. It is added to the time until a death is known, at each node that doubts."""
+MAX_WITNESSED: Final = 64
+"""Accused peers of whose next words we tell the accusers: our neighbours, and those that were lately."""
+MAX_ASKERS: Final = 8
+"""Accusers told, as many as there are neighbours."""
+OBSOLETE: Final = 3.0
+"""Intervals for which we know newer words than an accusation: no honest accuser lacks them so long."""
+
+
+@dataclass(slots=True)
+class Doubt:
+    """An accusation that waits for an answer of the accused."""
+
+    signed: SignedHeartbeat
+    source: PeerId
+    until: float
+
 
 class Silence:
     """Accusations, in and out; and deaths."""
 
-    __slots__ = ("_judge", "_outbox", "_overlay", "_rumours", "_view", "_voice")
+    __slots__ = (
+        "_askers", "_doubts", "_floods", "_judge", "_outbox", "_overlay", "_rumours", "_view", "_voice",
+        "_witnessed", "doubts_end",
+    )  # fmt: skip
 
     def __init__(
-        self, outbox: Outbox, view: View, overlay: Overlay, rumours: Rumours, judge: Judge, voice: Voice
+        self,
+        outbox: Outbox,
+        view: View,
+        overlay: Overlay,
+        rumours: Rumours,
+        judge: Judge,
+        voice: Voice,
+        floods: Floods,
     ) -> None:
+        self.doubts_end = math.inf
+        """When to call `believe`."""
+        self._doubts: dict[PeerId, Doubt] = {}
+        """By the accused. The quotas of `Floods` bound them."""
+        self._askers: dict[PeerId, dict[PeerId, None]] = {}
+        """Who accuses a peer that we hear ourselves, and is to know what it says next."""
+        self._witnessed: dict[PeerId, float] = {}
+        """When we asked a peer that we hear because it was accused, longest ago first."""
+        self._floods = floods
         self._outbox = outbox
         self._view = view
         self._overlay = overlay
@@ -42,24 +89,89 @@ class Silence:
             self._answer(signed, source, now)
             return
         entry = self._view.get(peer)
-        if entry is not None and entry.signed.seqno > signed.seqno:
+        if entry is not None and entry.seqno > signed.seqno:
+            if entry.seen < now - OBSOLETE * entry.interval:
+                self._judge.refuse("obsolete accusation", source, OBSOLETE_POINTS)
             self._outbox.send(source, Give((entry.signed,)))
             return
         if self._rumours.is_old(peer, signed.seqno, accused=True, source=source):
             return
         if entry is None and self._view.newest(peer) >= signed.seqno:
             return
-        if entry is not None and entry.signed.seqno == signed.seqno:
+        if entry is not None and entry.seqno == signed.seqno:
             signed = entry.signed  # its signature was verified, that of a look-alike was not
         elif not self._judge.is_genuine(signed, source):
             return
-        if entry is None:
-            self._rumours.spread(signed, accused=True, source=source, now=now)
+        if entry is None and source in self._overlay.active:
+            self._accused_stranger(signed, source, now)
+        elif entry is None or source not in self._overlay.active:
+            self._judge.counters["accuser unknown"] += 1  # honest accusations come from neighbours
         elif entry.is_heard(now):
-            self.probe(entry)
+            self._witness(entry, source, now)
         else:
-            entry.hear(signed, entry.seen)
+            self._suspect(entry, signed, source, now)
+
+    def _accused_stranger(self, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
+        if self._floods.may_pass_unchecked(source, now):
+            self._rumours.spread(signed, accused=True, source=source, now=now)
+        else:
+            self._judge.counters["strangers accused"] += 1
+
+    def _witness(self, entry: Entry, source: PeerId, now: float) -> None:
+        """A peer is accused that we hear ourselves: ask it, once an interval, and tell the accuser."""
+        askers = self._askers.get(entry.peer)
+        if askers is None:
+            if len(self._askers) >= MAX_WITNESSED:
+                del self._askers[next(iter(self._askers))]
+            askers = self._askers[entry.peer] = {}
+        if len(askers) < MAX_ASKERS:
+            askers[source] = None
+        while self._witnessed and self._witnessed[next(iter(self._witnessed))] <= now - entry.interval:
+            del self._witnessed[next(iter(self._witnessed))]
+        if entry.peer not in self._witnessed and len(self._witnessed) < MAX_WITNESSED:
+            self._witnessed[entry.peer] = now
+            self.probe(entry)
+
+    def _suspect(self, entry: Entry, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
+        """A member that we do not hear ourselves is accused: pass it on, or ask it first, or let it be."""
+        was_suspected = self._rumours.was_suspected(entry.peer, now - SUSPICION * entry.interval)
+        if self._floods.is_calm(now) and not was_suspected:
+            self._view.hear(entry, signed, entry.seen)
             self._accuse(entry, source, now)
+        elif entry.peer not in self._doubts and self._floods.may_doubt(source, now):
+            self._view.hear(entry, signed, entry.seen)
+            self._doubt(entry, source, now)
+        else:
+            self._judge.counters["accuser doubted"] += 1
+
+    def _doubt(self, entry: Entry, source: PeerId, now: float) -> None:
+        """Ask the accused ourselves, and go on from there when no answer has come."""
+        until = now + DOUBT * entry.interval
+        self._doubts[entry.peer] = Doubt(entry.signed, source, until)
+        self.doubts_end = min(self.doubts_end, until)
+        self._outbox.send(entry.peer, Accuse((entry.signed,)))
+
+    def speaks(self, signed: SignedHeartbeat, now: float) -> None:
+        """A peer that was accused, perhaps, has said something newer: tell those that asked us for it."""
+        askers = self._askers.pop(signed.peer, {}) if self._askers else {}
+        doubt = self._doubts.pop(signed.peer, None) if self._doubts else None
+        if doubt is not None:
+            self._floods.refuted(now)
+            askers = {**askers, doubt.source: None}
+        self._outbox.send_all([peer for peer in askers if peer != self._voice.peer], Give((signed,)))
+
+    def believe(self, now: float) -> None:
+        """Go on with the accusations that we doubted and that were not refuted."""
+        due = [peer for peer, doubt in self._doubts.items() if doubt.until <= now]
+        for peer in due:
+            self._believe(self._doubts.pop(peer), now)
+        self.doubts_end = min((doubt.until for doubt in self._doubts.values()), default=math.inf)
+
+    def _believe(self, doubt: Doubt, now: float) -> None:
+        entry = self._view.get(doubt.signed.peer)
+        if entry is not None and entry.seqno == doubt.signed.seqno:
+            entry.watched().was_asked = True
+            self._accuse(entry, doubt.source, now)
 
     def echoed(self, signed: SignedHeartbeat, now: float) -> None:
         """Our own words come back. If they are newer than ours, our disk was lost: count on from there."""
@@ -76,7 +188,10 @@ class Silence:
     def unreachable(self, peer: PeerId, now: float) -> None:
         """No address of ``peer`` answered: if it used to beat to us, ask everybody."""
         entry = self._view.get(peer)
-        if entry is not None and entry.direct and entry.stage is not Stage.ACCUSED:
+        doubt = self._doubts.pop(peer, None)
+        if doubt is not None:
+            self._believe(doubt, now)
+        elif entry is not None and entry.direct and entry.stage is not Stage.ACCUSED:
             self._accuse(entry, self._voice.peer, now)
 
     def sweep(self, now: float) -> None:
@@ -103,13 +218,23 @@ class Silence:
             self.forget(entry.peer)  # we do not listen to it: its silence says nothing
             self._overlay.remove(entry.peer, now)
         elif entry.stage is Stage.ACCUSED:
-            self.bury(entry.signed, Change.DIED, now)
+            self._bury_accused(entry, now)
         elif not entry.direct:
             self.forget(entry.peer)
         elif entry.stage is Stage.FRESH:
             self.probe(entry)
         else:
             self._accuse(entry, self._voice.peer, now)
+
+    def _bury_accused(self, entry: Entry, now: float) -> None:
+        """An accusation was not refuted. Where many are false, nobody is buried whom we have not asked."""
+        was_asked = entry.watch is not None and entry.watch.was_asked
+        if entry.direct or was_asked or self._floods.is_calm(now):
+            self.bury(entry.signed, Change.DIED, now)
+            return
+        self._view.hear(entry, entry.signed, entry.seen)  # not accused any more
+        if entry.peer not in self._doubts and self._floods.may_ask_before_burial(now):
+            self._doubt(entry, self._voice.peer, now)
 
     def _accuse(self, entry: Entry, source: PeerId, now: float) -> None:
         self._view.accuse(entry, now)

@@ -33,6 +33,10 @@ class Admission(Protocol):
         """Whether ``peer`` has ``capability``, as of the newest document."""
         ...
 
+    def needs_stamp(self, peer: PeerId) -> bool:
+        """Whether ``peer`` must bring a work stamp: anybody may join, and its name is not in the document."""
+        ...
+
 
 class SignedRun(Admission, Protocol):
     """A run as the node sees it. `roles.run.Run` is one."""

@@ -24,6 +24,7 @@ from functools import partial
 import trio
 
 from p2p.dht import Dht, open_dht
+from p2p.dht.stamp import check_stamp
 from p2p.errors import ConfigError
 from p2p.gossip import Gossip, open_gossip
 from p2p.host import Host
@@ -93,6 +94,7 @@ class Node:
             "run": self.run.id.hex(),
             "epoch": self.run.epoch,
             "members": self.membership.size,
+            "clock": str(self.membership.clock_off or "agrees with the peers'"),
             "connected": len(self.host.connected),
             "shardcast": {"newest": int(self.shardcast.newest), **asdict(self.shardcast.stats)},
             "roles": {role.name: role.health() for role in roles},
@@ -141,10 +143,15 @@ async def _open_services(world: World, host: Host, config: NodeConfig, book: Run
     topic = policy_topic(run.id)
     async with (
         open_gossip(world, host, config.gossip) as gossip,
-        open_membership(
-            world, host, config.membership, may=partial(_may, book, Capability.GOSSIP)
-        ) as membership,
         open_dht(world, host, config.dht, namespaces=[run_records(book)]) as dht,
+        open_membership(
+            world,
+            host,
+            config.membership,
+            may=partial(_may, book, Capability.GOSSIP),
+            stamp=dht.contact.nonce if book.needs_stamp(host.peer_id) else b"",
+            is_stamped=partial(_is_stamped, book, config.dht.difficulty),
+        ) as membership,
         open_shardcast(
             world,
             host,
@@ -174,6 +181,11 @@ def _heard_enough(_: PeerId, __: bytes) -> None:
 
 def _may(book: RunBook, capability: Capability, peer: PeerId) -> bool:
     return book.may(peer, capability)
+
+
+def _is_stamped(book: RunBook, difficulty: int, peer: PeerId, nonce: bytes) -> bool:
+    """Whether a heartbeat with this stamp counts: in an open run it must be worth a place in the DHT."""
+    return not book.needs_stamp(peer) or check_stamp(peer, nonce, difficulty)
 
 
 async def run_roles(node: Node, roles: Sequence[Role]) -> None:

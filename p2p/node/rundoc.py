@@ -100,6 +100,7 @@ class RunBook:
         """Whether the disk has taken the newest edition; it is offered again until it has."""
         self._turn = trio.Lock()
         self._found = trio.Event()
+        self._replaced = trio.Event()
 
     @property
     def run(self) -> SignedRun | None:
@@ -114,6 +115,16 @@ class RunBook:
     def may(self, peer: PeerId, capability: Capability) -> bool:
         """As the newest edition says; nobody may anything before there is one."""
         return self._run is not None and self._run.may(peer, capability)
+
+    def needs_stamp(self, peer: PeerId) -> bool:
+        """As the newest edition says."""
+        return self._run is not None and self._run.needs_stamp(peer)
+
+    async def wait_edition(self, after: int) -> SignedRun:
+        """Return the newest edition once its epoch is higher than ``after``."""
+        while self._run is None or self._run.epoch <= after:
+            await self._replaced.wait()
+        return self._run
 
     async def load(self, document: bytes | None = None) -> None:
         """Take what is pinned on disk, then ``document`` (from the command line) if it is newer.
@@ -154,6 +165,8 @@ class RunBook:
             self._is_pinned = False
             await self._keep()
             self._found.set()
+            self._replaced.set()
+            self._replaced = trio.Event()
         logger.info("run.pinned id=%s owner=%s epoch=%d", run.id.hex(), run.owner, run.epoch)
         self._world.trace("run.pinned", epoch=run.epoch)
         return True

@@ -135,12 +135,25 @@ class Wiring:
         """Work until cancelled."""
         node = self._node
         node.membership.me.update(run=node.run.id)
-        node.membership.interest([peer for peer in node.run.officers if peer != node.peer_id])
-        node.host.protect("officers", node.run.officers)
+        self._mind_officers()
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._follow_run)
             nursery.start_soon(self._tell_policy)
             nursery.start_soon(self._join)
             nursery.start_soon(self._find)
+
+    async def _follow_run(self) -> None:
+        """A later edition of the run document may name other officers."""
+        while True:
+            await self._node.book.wait_edition(self._node.run.epoch)
+            self._mind_officers()
+
+    def _mind_officers(self) -> None:
+        """Trainers and validators get our heartbeats themselves; an officer keeps all who beat to it."""
+        node = self._node
+        officers = [peer for peer in node.run.officers if peer != node.peer_id]
+        node.membership.interest(officers, has_audience=node.peer_id in node.run.officers)
+        node.host.protect("officers", officers)
 
     async def _tell_policy(self) -> None:
         """Our heartbeat says which policy we hold whole."""

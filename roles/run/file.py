@@ -229,6 +229,13 @@ class Run:
             return True
         return peer in rules.allowed or peer in self.terms.trainers or peer in self.terms.validators
 
+    def needs_stamp(self, peer: PeerId) -> bool:
+        """Whether ``peer`` must prove work: in an open run all must whom the document does not name."""
+        if self.terms.admission.mode is not AdmissionMode.OPEN:
+            return False
+        named = (self.owner, *self.officers, *self.terms.admission.allowed)
+        return peer not in named
+
     def engine_config(
         self, machine: MachineLimits | None = None, *, threads: int = 1, nice: int = 0
     ) -> EngineConfig:

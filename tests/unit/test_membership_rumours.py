@@ -78,8 +78,10 @@ def test_one_free_seat_is_offered_to_one_stranger() -> None:
     config = MembershipConfig(passive=10)
     view = View(peer_named(1), config, Random(1))
     for number in range(2, 2 + config.capacity - 1):
-        view.update(words_of(number), 0.0)
+        view.update(words_of(number), peer_named(2), 0.0)
     pull = Pull(view, config)
     strangers = [Digest(key_of(peer_named(number)), 1, -1) for number in range(100, 120)]
-    assert len(pull.wanted(strangers, 1.0)) == 2  # one for the seat, one to renew the view at leisure
-    assert pull.wanted(strangers, 1.1) == ()
+    assert (
+        len(pull.wanted(strangers, peer_named(2), 1.0)) == 2
+    )  # one for the seat, one to renew the view at leisure
+    assert pull.wanted(strangers, peer_named(2), 1.1) == ()

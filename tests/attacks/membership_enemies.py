@@ -1,0 +1,167 @@
+"""A swarm of membership cores, and puppets among them that send what they like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from p2p.identity import PeerId
+from p2p.membership.events import Disconnected, Penalise
+from p2p.membership.heartbeat import Heartbeat, Profile, SignedHeartbeat, sign_heartbeat
+from p2p.membership.messages import (
+    Accuse,
+    Beat,
+    Give,
+    Link,
+    Linked,
+    Message,
+    decode_message_untrusted,
+    encode_message,
+)
+from p2p.multiaddr import Multiaddr
+from p2p.peers import PENALTY_HALF_LIFE, PENALTY_LIMIT, REFUSAL
+from tests.unit.core_swarm import FakeSigner, Node, peer_named
+from tests.unit.membership_swarm import WALL, MembershipSwarm
+
+FIRST_ENEMY = 10_000
+
+
+class HostileSwarm(MembershipSwarm):
+    """Hosts keep scores here as the real ones do: who loses 100 points is cut off for five minutes."""
+
+    def __init__(self, size: int, seed: int = 1, **options: Any) -> None:
+        self.enemies: dict[PeerId, None] = {}
+        self.on_message: Callable[[PeerId, PeerId, Message], None] = lambda enemy, sender, message: None
+        self._points: dict[tuple[PeerId, PeerId], tuple[float, float]] = {}
+        self._refused: dict[tuple[PeerId, PeerId], float] = {}
+        super().__init__(size, seed, **options)
+
+    def carry_out(self, node: Node, effect: Any) -> None:
+        if isinstance(effect, Penalise):
+            pair = node.peer, effect.peer
+            points, when = self._points.get(pair, (0.0, self.now))
+            points = points * 0.5 ** ((self.now - when) / PENALTY_HALF_LIFE) + effect.points
+            if points >= PENALTY_LIMIT:
+                points, self._refused[pair] = 0.0, self.now + REFUSAL
+                self.call_at(self.now, lambda: self.drive(node, Disconnected(effect.peer)))
+            self._points[pair] = points, self.now
+        super().carry_out(node, effect)
+
+    def _deliver(self, node: Node, peer: PeerId, data: bytes) -> None:
+        if self._refused.get((peer, node.peer), 0.0) > self.now:
+            return
+        if peer in self.enemies:
+            self.on_message(peer, node.peer, decode_message_untrusted(data))
+        else:
+            super()._deliver(node, peer, data)
+
+    def enlist(self, count: int) -> list[PeerId]:
+        """Enemies that only exist as names: what they do, the test says."""
+        for _ in range(count):
+            peer = peer_named(FIRST_ENEMY + len(self.enemies))
+            self.enemies[peer] = None
+            self.nodes[peer] = Node(peer, None)
+        return list(self.enemies)[-count:]
+
+    def drive(self, node: Node, event: Any) -> None:
+        if node.core is not None:
+            super().drive(node, event)
+
+    def tell(self, enemy: PeerId, to: PeerId, message: Message) -> None:
+        """An enemy, or a member that lies, sends a message."""
+        node, data = self.nodes[enemy], encode_message(message)
+        delay = self.rng.uniform(*self.latency)
+        self._links.setdefault((enemy, to) if enemy < to else (to, enemy), self.now)
+        self._arrival.setdefault((enemy, to), self.now)
+        self._arrival.setdefault((to, enemy), self.now)
+        self.call_at(self.now + delay, lambda: self._deliver(node, to, data))
+
+    def words(
+        self,
+        peer: PeerId,
+        seqno: int,
+        *,
+        interval: float = 5.0,
+        addrs: tuple[Multiaddr, ...] = (),
+        leaving: bool = False,
+        stamp: bytes = b"",
+    ) -> SignedHeartbeat:
+        heartbeat = Heartbeat(
+            peer=peer,
+            seqno=seqno,
+            expires=round(WALL + self.now + 1800),
+            interval=interval,
+            leaving=leaving,
+            profile=Profile(addrs=addrs, roles=("liar",), stamp=stamp),
+        )
+        return sign_heartbeat(heartbeat, FakeSigner(peer))
+
+    def every(self, seconds: float, act: Callable[[], None]) -> None:
+        def again() -> None:
+            act()
+            self.call_at(self.now + seconds, again)
+
+        self.call_at(self.now, again)
+
+    def be_polite(self, addrs: Sequence[tuple[Multiaddr, ...]] = ()) -> None:
+        """Have the enemies answer as members do: whoever asks them becomes a neighbour, and hears them."""
+        places = dict(zip(self.enemies, addrs, strict=False))
+
+        def answer(enemy: PeerId, sender: PeerId, message: Message) -> None:
+            words = self.words(enemy, int(self.now * 1000), addrs=places.get(enemy, ()))
+            match message:
+                case Link():
+                    self.tell(enemy, sender, Linked(True, words))
+                case Beat() | Linked(True):
+                    self.tell(enemy, sender, Beat(True, words))
+                case Accuse():
+                    self.tell(enemy, sender, Give((words,)))
+
+        self.on_message = answer
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the honest have after an attack, and what they had to send."""
+
+    neighbours: int
+    """Honest neighbours of the node that has fewest, at the worst moment."""
+    share: float
+    """Honest share of the view that has least, at the end."""
+    bytes_per_second: float
+    """Sent by an honest node, on average."""
+
+
+def watch(swarm: HostileSwarm, honest: Sequence[PeerId], seconds: float, step: float = 5.0) -> Seen:
+    """Let it go on for so long, and look all the time."""
+    good = dict.fromkeys(honest)
+    nodes = [swarm.nodes[peer] for peer in honest]
+    before = sum(node.sent for node in nodes)
+    least, until = 10**9, swarm.now + seconds
+    while swarm.now < until:
+        swarm.run(step)
+        least = min(least, *(sum(peer in good for peer in node.core.neighbours) for node in nodes))
+    shares = []
+    for node in nodes:
+        members = [member.peer for member in node.core.members()]
+        shares.append(sum(peer in good for peer in members) / max(1, len(members)))
+    sent = sum(node.sent for node in nodes) - before
+    return Seen(least, min(shares), sent / seconds / len(nodes))
+
+
+def quiet_rate(size: int, seconds: float, settle: float = 60.0) -> float:
+    """What a node of a swarm sends when nothing happens."""
+    swarm = HostileSwarm(size)
+    swarm.run(settle)
+    return watch(swarm, list(swarm.nodes), seconds).bytes_per_second
+
+
+def deaths_of(swarm: HostileSwarm, honest: Sequence[PeerId], since: float) -> int:
+    """How often a living honest peer was buried by an honest one."""
+    good = dict.fromkeys(honest)
+    return sum(
+        event.change.value == "died" and event.member.peer in good and at > since
+        for peer in honest
+        for at, event in swarm.nodes[peer].events
+    )

@@ -1,0 +1,160 @@
+"""Issue 9.15: requests to be neighbours, urgent or not, do not take a node's neighbours from it.
+
+Before, an urgent request could not be refused and pushed out a random neighbour. The swarms here have 40
+nodes and are attacked for a minute; `python -m sim run urgent_links` is the long form.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from p2p.membership.events import Bootstrap, MembershipConfig, Send
+from p2p.membership.messages import Beat, Join, Link
+from p2p.membership.view import View
+from p2p.multiaddr import Multiaddr
+from tests.attacks.membership_enemies import HostileSwarm, watch
+from tests.unit.core_swarm import peer_named
+from tests.unit.membership_swarm import addr_of
+
+SIZE = 40
+SECONDS = 60.0
+QUIET = 900.0
+"""Bytes per second that a node of such a swarm sends when nothing happens: 760 to 800."""
+
+
+@pytest.mark.parametrize("kind", ["urgent", "join", "link", "beat"])
+def test_a_flood_of_requests_leaves_every_node_its_neighbours(kind: str) -> None:
+    swarm = HostileSwarm(SIZE)
+    honest = list(swarm.nodes)
+    swarm.run(40)
+    enemies, rng = swarm.enlist(16), Random(1)
+    swarm.be_polite()
+
+    def ask() -> None:
+        for enemy in enemies:
+            for victim in rng.sample(honest, 3):
+                words = swarm.words(enemy, int(swarm.now * 1000))
+                message = {
+                    "urgent": Link(True, words),
+                    "join": Join(words),
+                    "link": Link(False, words),
+                    "beat": Beat(True, words),
+                }[kind]
+                swarm.tell(enemy, victim, message)
+
+    swarm.every(2.0, ask)
+    seen = watch(swarm, honest, SECONDS)
+    assert seen.neighbours >= 3
+    assert seen.share >= 0.7
+    assert seen.bytes_per_second <= 3 * QUIET
+
+
+def test_one_node_alone_is_not_surrounded() -> None:
+    """The attack of the issue: six minted peers, 372 B/s, ten seconds."""
+    swarm = HostileSwarm(30)
+    honest = list(swarm.nodes)
+    swarm.run(60)
+    victim, enemies = honest[5], swarm.enlist(60)
+    swarm.be_polite()
+    before = set(swarm.nodes[victim].core.neighbours)
+    for number, enemy in enumerate(enemies):
+        swarm.call_at(
+            swarm.now + number / 6,
+            lambda e=enemy: swarm.tell(e, victim, Link(True, swarm.words(e, int(swarm.now * 1000)))),
+        )
+    swarm.run(60)
+    kept = before & set(swarm.nodes[victim].core.neighbours)
+    assert len(kept) >= min(3, len(before))
+
+
+def test_the_lonely_still_find_neighbours_while_requests_flood_all() -> None:
+    swarm = HostileSwarm(40)
+    honest, rng = list(swarm.nodes), Random(2)
+    swarm.run(60)
+    enemies = swarm.enlist(16)
+    swarm.be_polite()
+
+    def ask() -> None:
+        for enemy in enemies:
+            for victim in rng.sample(honest, 2):
+                swarm.tell(enemy, victim, Link(True, swarm.words(enemy, int(swarm.now * 1000))))
+
+    swarm.every(2.0, ask)
+    swarm.run(30)
+    for number in range(500, 505):
+        swarm.start(number, bootstrap=number - 500)
+    swarm.run(60)
+    good = {*honest, *(peer_named(number) for number in range(500, 505))}
+    for number in range(500, 505):
+        newcomer = swarm.nodes[peer_named(number)].core
+        assert sum(peer in good for peer in newcomer.neighbours) >= 1
+        assert sum(member.peer in good for member in newcomer.members()) >= 30
+
+
+def test_neighbours_of_our_own_choice_stay_and_the_oldest_are_anchors() -> None:
+    swarm = HostileSwarm(30)
+    honest = list(swarm.nodes)
+    swarm.run(120)
+    victim = swarm.nodes[honest[7]]
+    anchors = victim.core._overlay.anchors
+    assert 1 <= len(anchors) <= 2
+    for number in range(200):
+        enemy = swarm.enlist(1)[0]
+        swarm.tell(enemy, victim.peer, Link(True, swarm.words(enemy, 1)))
+        if number % 20 == 0:
+            swarm.run(0.5)
+    swarm.run(2)
+    assert victim.core._overlay.anchors == anchors
+    assert set(anchors) <= set(victim.core.neighbours)
+
+
+def of_one_network(number: int) -> Multiaddr:
+    return Multiaddr.parse(f"/ip4/8.8.8.{number % 250 + 1}/tcp/4001")
+
+
+def test_one_network_has_a_share_of_neighbours_and_of_the_view() -> None:
+    swarm = HostileSwarm(40)
+    swarm.run(60)
+    victim = swarm.nodes[peer_named(3)]
+    enemies = swarm.enlist(240)
+    for number, enemy in enumerate(enemies):
+        words = swarm.words(enemy, 1, addrs=(of_one_network(number),))
+        swarm.tell(enemy, victim.peer, Join(words) if number % 2 else Beat(True, words))
+    swarm.run(2)
+    bad = set(enemies)
+    assert sum(peer in bad for peer in victim.core.neighbours) <= 2
+    members = [member.peer for member in victim.core.members()]
+    assert sum(peer in bad for peer in members) <= 53
+    assert sum(peer not in bad for peer in members) == 39
+
+
+def test_a_full_view_is_not_flushed_by_those_that_come_last() -> None:
+    """Sybils without end, named by two neighbours or by themselves: they get an eighth in ten minutes."""
+    config = MembershipConfig()
+    swarm = HostileSwarm(0, config=config)
+    view = View(peer_named(0), config, Random(1))
+    honest = [peer_named(number) for number in range(1, config.capacity + 1)]
+    for number, peer in enumerate(honest):
+        view.update(swarm.words(peer, 1), honest[number % 7], 0.0)
+    active = dict.fromkeys(honest[:7], 0.0)
+    for number in range(2000):
+        enemy = peer_named(10_000 + number)
+        view.update(swarm.words(enemy, 1), (honest[0], honest[1], enemy)[number % 3], 700.0 + number / 10)
+        surplus = view.surplus(active, enemy, 700.0 + number / 10)
+        assert surplus is not None
+        view.drop(surplus)
+    members = [member.peer for member in view.members()]
+    assert len(members) == config.capacity
+    assert sum(peer in honest for peer in members) / len(members) > 0.86
+
+
+def test_after_a_restart_the_anchors_are_asked_first() -> None:
+    swarm = HostileSwarm(12)
+    swarm.run(60)
+    newcomer = swarm.start(50, bootstrap=None)
+    swarm.run(0.1)
+    event = Bootstrap((addr_of(5),), (addr_of(3), addr_of(4)))
+    asked = [each.peer for each in newcomer.core.handle(event, swarm.now) if isinstance(each, Send)]
+    assert asked == [peer_named(3), peer_named(4)]

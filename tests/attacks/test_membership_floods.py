@@ -1,0 +1,159 @@
+"""Issue 9.16: what one peer makes a swarm pass on is bounded, however many peers it names.
+
+Before, 22.9 KB/s of accusations made a swarm of 200 send 20 MB/s more.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from p2p.membership.events import MembershipConfig, Received, Tick
+from p2p.membership.heartbeat import KEY_BYTES
+from p2p.membership.messages import (
+    Accuse,
+    Digest,
+    ForwardJoin,
+    Give,
+    Link,
+    Message,
+    News,
+    Want,
+    decode_message_untrusted,
+    encode_message,
+)
+from tests.attacks.membership_enemies import HostileSwarm, deaths_of, watch
+from tests.unit.core_swarm import peer_named
+
+SIZE = 50
+SECONDS = 60.0
+QUIET = 900.0
+"""Bytes per second that a node of such a swarm sends when nothing happens: 760 to 800."""
+
+
+@pytest.mark.parametrize("liars", [1, 10])
+def test_accusations_of_everybody_cost_little_and_kill_nobody(liars: int) -> None:
+    """Members, and neighbours of some, accuse all others with their newest words, all the time."""
+    swarm = HostileSwarm(SIZE)
+    swarm.run(60)
+    everybody, rng, since = list(swarm.nodes), Random(1), swarm.now
+    lying, honest = everybody[1 : 1 + liars], [everybody[0], *everybody[1 + liars :]]
+
+    def accuse() -> None:
+        for liar in lying:
+            newest = [swarm.nodes[peer].core._voice.newest() for peer in rng.sample(honest, 32)]
+            for victim in swarm.nodes[liar].core.neighbours:
+                swarm.tell(liar, victim, Accuse(tuple(newest)))
+
+    swarm.every(1.0, accuse)
+    seen = watch(swarm, honest, SECONDS)
+    assert deaths_of(swarm, honest, since) == 0
+    assert seen.bytes_per_second <= 3 * QUIET
+    victim = honest[-1]
+    swarm.kill(victim, silent=True)  # a true death is known all the same, some seconds later
+    swarm.run(40)
+    assert len([node for node in swarm.knowing(victim) if node.peer not in lying]) <= 0.1 * SIZE
+
+
+@pytest.mark.parametrize("kind", ["accuse", "leave", "give", "digests", "walk"])
+def test_names_of_ghosts_are_not_told_to_all(kind: str) -> None:
+    """Thousands of minted peers, accused, or leaving, or named, or on walks."""
+    swarm = HostileSwarm(SIZE, config=MembershipConfig(passive=SIZE))
+    swarm.run(60)
+    everybody, count = list(swarm.nodes), iter(range(20_000, 10**9))
+    liar, honest = everybody[1], [everybody[0], *everybody[2:]]
+
+    def lie() -> None:
+        for victim in swarm.nodes[liar].core.neighbours:
+            ghosts = tuple(
+                [swarm.words(peer_named(next(count)), 1, leaving=kind == "leave") for _ in range(16)]
+            )
+            message: Message = Give(ghosts)
+            if kind == "accuse":
+                message = Accuse(ghosts)
+            elif kind == "digests":
+                message = News(tuple(map(Digest.of, ghosts)))
+            elif kind == "walk":
+                message = ForwardJoin(8, ghosts[0])
+            swarm.tell(liar, victim, message)
+
+    swarm.every(1.0, lie)
+    seen = watch(swarm, honest, SECONDS)
+    assert seen.neighbours >= 2  # of three at least in a swarm of this size, and one may be the liar
+    assert seen.bytes_per_second <= 3 * QUIET
+
+
+def test_an_interval_counts_for_no_more_than_twice_ours() -> None:
+    swarm = HostileSwarm(10)
+    swarm.run(30)
+    node = swarm.nodes[peer_named(2)]
+    for number, interval in ((1, 120.0), (2, 0.05)):
+        enemy = peer_named(30_000 + number)
+        swarm.nodes[enemy] = type(node)(enemy, None)
+        swarm.tell(enemy, node.peer, Link(False, swarm.words(enemy, 1, interval=interval)))
+    swarm.run(1)
+    slow, fast = (node.core._view.get(peer_named(30_000 + number)) for number in (1, 2))
+    assert (slow.interval, fast.interval) == (10.0, 2.5)
+    assert node.core._view._due(slow) <= swarm.now + 1200  # before: four hours
+
+
+def test_accusing_a_peer_does_not_make_it_beat_to_all_its_neighbours() -> None:
+    swarm = HostileSwarm(12)
+    swarm.run(60)
+    victim = swarm.nodes[peer_named(4)]
+    (enemy,) = swarm.enlist(1)
+    beats = victim.core._voice.beats
+    swarm.every(0.1, lambda: swarm.tell(enemy, victim.peer, Accuse((victim.core._voice.newest(),))))
+    swarm.run(60)
+    assert victim.core._voice.beats - beats <= 13  # before: 48
+
+
+def test_what_is_asked_for_is_handed_out_within_a_quota() -> None:
+    swarm = HostileSwarm(30)
+    swarm.run(60)
+    node = swarm.nodes[peer_named(4)]
+    keys = tuple([peer.public_key[:KEY_BYTES] for peer in swarm.nodes])
+    enemy, sent = peer_named(40_000), 0
+    question = encode_message(Want(keys))
+    for second in range(120):
+        for effect in node.core.handle(Received(enemy, question), swarm.now + second):
+            sent += len(effect.data)
+    assert sent < 450 * 200  # before: 120 times 30 heartbeats, 650 KB
+
+
+def test_ghosts_do_not_keep_us_from_asking_for_the_living() -> None:
+    swarm = HostileSwarm(30)
+    swarm.run(60)
+    core = swarm.nodes[peer_named(4)].core
+    liar, teller = core.neighbours[:2]
+    now, asked = swarm.now, 0
+    for second in range(60):
+        ghosts = [Digest(peer_named(50_000 + 256 * second + n).public_key[:8], 1, -1) for n in range(256)]
+        effects = core.handle(Received(liar, encode_message(News(tuple(ghosts)))), now + second)
+        asked += sum(
+            len(message.keys)
+            for message in (decode_message_untrusted(each.data) for each in effects)
+            if isinstance(message, Want)
+        )
+        while core.next_deadline <= now + second:
+            core.handle(Tick(), now + second)
+    assert asked <= 64 + 64 + 60
+    living = Digest(peer_named(99_999).public_key[:8], 1, -1)
+    effects = core.handle(Received(teller, encode_message(News((living,)))), now + 60)
+    assert [decode_message_untrusted(each.data) for each in effects] == [Want((living.key,))]
+
+
+def test_an_obsolete_accusation_costs_points() -> None:
+    swarm = HostileSwarm(12)
+    swarm.run(60)
+    node, victim = swarm.nodes[peer_named(4)], swarm.nodes[peer_named(5)]
+    old = victim.core._voice.newest()
+    swarm.drive(node, Received(victim.peer, encode_message(Give((swarm.words(victim.peer, old.seqno + 9),)))))
+    swarm.run(12)
+    liar = node.core.neighbours[0]
+    before = node.penalties[liar]
+    swarm.drive(node, Received(liar, encode_message(Accuse((old,)))))
+    swarm.run(20)
+    swarm.drive(node, Received(liar, encode_message(Accuse((old,)))))
+    assert node.penalties[liar] > before

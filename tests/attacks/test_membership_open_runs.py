@@ -1,0 +1,155 @@
+"""Issue 9.14: in an open run a heartbeat shows its author's work stamp, or counts for nothing.
+
+Before, 60 identities minted at 21 microseconds each were members everywhere.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from p2p.dht.stamp import check_stamp, make_stamp
+from p2p.identity import PeerId
+from p2p.membership.core import MembershipCore
+from p2p.membership.events import Interest, MembershipConfig, Received, Send, Tick, Update
+from p2p.membership.heartbeat import (
+    Heartbeat,
+    Profile,
+    SignedHeartbeat,
+    decode_heartbeat_untrusted,
+    sign_heartbeat,
+)
+from p2p.membership.messages import (
+    Accuse,
+    Digest,
+    ForwardJoin,
+    Give,
+    Join,
+    Link,
+    Message,
+    News,
+    Want,
+    decode_message_untrusted,
+    encode_message,
+)
+from tests.unit.core_swarm import FakeSigner, fake_verify, peer_named
+
+WALL = 1_700_000_000.0
+BITS = 8
+NAMED = peer_named(1)
+"""Named in the run's document: it needs no stamp."""
+
+
+def is_stamped(peer: PeerId, nonce: bytes) -> bool:
+    return peer == NAMED or check_stamp(peer, nonce, BITS)
+
+
+def make_core(clock: float = 0.0) -> MembershipCore:
+    core = MembershipCore(
+        FakeSigner(peer_named(0)),
+        MembershipConfig(),
+        Random(1),
+        verify=fake_verify,
+        may=lambda peer: True,
+        wall=lambda: WALL + clock,
+        seqno=1,
+        is_stamped=is_stamped,
+    )
+    core.handle(Tick(), 0.0)
+    return core
+
+
+def words(peer: PeerId, seqno: int = 5, stamp: bytes | None = None) -> SignedHeartbeat:
+    nonce = make_stamp(peer, BITS) if stamp is None else stamp
+    profile = Profile(roles=("worker",), stamp=nonce)
+    heartbeat = Heartbeat(peer=peer, seqno=seqno, expires=round(WALL + 1800), interval=5.0, profile=profile)
+    return sign_heartbeat(heartbeat, FakeSigner(peer))
+
+
+def hear(core: MembershipCore, source: PeerId, message: Message) -> list[Message]:
+    effects = core.handle(Received(source, encode_message(message)), 1.0)
+    return [decode_message_untrusted(each.data) for each in effects if isinstance(each, Send)]
+
+
+@pytest.mark.parametrize("stamp", [b"", b"short", bytes(8)])
+def test_sixty_minted_identities_are_no_members(stamp: bytes) -> None:
+    core = make_core()
+    for number in range(100, 160):
+        peer = peer_named(number)
+        stamp = stamp if not check_stamp(peer, stamp, BITS) else b""
+        assert hear(core, peer, Join(words(peer, stamp=stamp))) == []
+        assert hear(core, peer, Link(True, words(peer, stamp=stamp))) == []
+        hear(core, peer_named(100), Give((words(peer, stamp=stamp),)))
+    assert core.size == 0  # before: 60
+    assert core.neighbours == ()
+    assert core.counters["no stamp"] >= 120
+
+
+def test_a_stamp_is_a_place_and_of_one_peer_only() -> None:
+    core = make_core()
+    worker, thief = peer_named(2), peer_named(3)
+    hear(core, worker, Link(True, words(worker)))
+    hear(core, thief, Link(True, words(thief, stamp=make_stamp(worker, BITS))))
+    hear(core, NAMED, Link(True, words(NAMED, stamp=b"")))
+    assert set(core.neighbours) == {worker, NAMED}
+
+
+@pytest.mark.parametrize("kind", [Accuse, News, Want, ForwardJoin])
+def test_who_has_shown_no_stamp_is_not_listened_to(kind: type[Message]) -> None:
+    core = make_core()
+    worker, minted = peer_named(2), peer_named(3)
+    hear(core, worker, Link(True, words(worker)))
+    other = words(peer_named(4))
+    message: Message = {
+        Accuse: Accuse((words(worker),)),
+        News: News((Digest.of(other),)),
+        Want: Want((Digest.of(words(worker)).key,)),
+        ForwardJoin: ForwardJoin(0, other),
+    }[kind]
+    assert hear(core, minted, message) == []
+    assert core.counters["no stamp"] == 1
+
+
+def test_it_is_checked_once_per_peer() -> None:
+    asked: list[PeerId] = []
+    core = make_core()
+    check = core._judge._is_stamped
+    assert check is not None
+    core._judge._is_stamped = lambda peer, nonce: asked.append(peer) or check(peer, nonce)
+    worker = peer_named(2)
+    for seqno in range(5, 50):
+        hear(core, worker, Link(True, words(worker, seqno)) if seqno == 5 else Give((words(worker, seqno),)))
+    assert asked == [worker]
+
+
+def test_it_travels_only_where_there_is_one() -> None:
+    plain = words(NAMED, stamp=b"")
+    stamped = words(NAMED, stamp=bytes(8))
+    assert len(stamped.wire) == len(plain.wire) + 10
+    assert decode_heartbeat_untrusted(stamped.wire).heartbeat.profile.stamp == bytes(8)
+    assert decode_heartbeat_untrusted(plain.wire).heartbeat.profile.stamp == b""
+
+
+def test_we_show_ours() -> None:
+    core = make_core()
+    core.handle(Interest((NAMED,)), 1.0)
+    core.handle(Update(Profile(stamp=b"12345678")), 1.0)
+    (effect,) = core.handle(Tick(), core.next_deadline)
+    assert isinstance(effect, Send)
+    assert decode_message_untrusted(effect.data).heartbeat.heartbeat.profile.stamp == b"12345678"
+
+
+def test_a_clock_that_is_wrong_is_said() -> None:
+    """2,500 s: all refuse us and we refuse all; before, nothing but a counter told of it."""
+    core = make_core(clock=2500.0)
+    for number in range(2, 6):
+        peer = peer_named(number)
+        hear(core, peer, Join(words(peer)))
+    off = core.clock_off
+    assert off is not None
+    assert (off.peers, round(off.seconds)) == (4, 2500)
+    assert "set it by NTP" in str(off)
+    right = make_core()
+    hear(right, peer_named(9), Join(words(peer_named(9))))
+    assert right.clock_off is None
