@@ -55,7 +55,6 @@ BROAD_EXCEPTS = {
 
 SLEEP_IN_LOOP = {
     "p2p/connector.py": "a listener without free sockets pauses, as trio's own does",
-    "p2p/transport/connection.py": "a reader paces a peer whose frames cost more than they carry",
 }
 
 
