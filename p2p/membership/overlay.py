@@ -166,7 +166,7 @@ class Overlay:
             missing = 1
         else:
             return
-        urgent = not self._chosen
+        urgent = not self.active or (missing == 1 and held > self._config.active and not self._chosen)
         for peer in self._view.candidates(self.active, now):
             if missing <= 0:
                 return
@@ -324,7 +324,7 @@ class Overlay:
     def _may_ask(self, peer: PeerId) -> bool:
         """Whether to ask a newcomer of whom we were told."""
         held = len(self.active) + len(self._pending)
-        return held <= self._config.active and self._has_seat() and not self._is_crowding(peer)
+        return held < self._config.active and self._has_seat() and not self._is_crowding(peer)
 
     def _is_crowding(self, peer: PeerId) -> bool:
         """Whether the peer's network has its share of the neighbours."""
