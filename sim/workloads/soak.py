@@ -282,8 +282,8 @@ def _config(interval: float) -> NodeConfig:
             config.dht,
             difficulty=STAMP_BITS,
             paths=1,
-            alpha=2,
-            replicas=3,
+            alpha=1,
+            replicas=1,  # what a node holds for others is a third; whose records they are does not change
             quorum=1,
             refresh_interval=6 * HOUR,
             replicate_interval=6 * HOUR,
