@@ -24,6 +24,7 @@ import trio
 from p2p.errors import BadMessage
 from p2p.identity import PeerId
 from p2p.node.node import Node
+from p2p.node.role import Progress
 from p2p.node.tables import read_table
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.world import dawdle
@@ -54,6 +55,10 @@ logger = logging.getLogger(__name__)
 
 UNDER_WAY: Final = 4
 """Submissions without a verdict: enough to hide a round trip and a queue, few enough not to go stale."""
+MAX_REASONS: Final = 16
+"""Different reasons for rejection that are counted, a validator's words; `proofs.checks.Reason` has 17 and a
+node that is rejected for more than a few has another problem. Those beyond count as `OTHER`."""
+OTHER: Final = "other reasons"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +83,11 @@ class InferenceCounts:
     """What has become of the work of this process."""
 
     submitted: int = 0
+    rollouts: int = 0
+    """Completions in a submission: what people count in."""
     verdicts: dict[str, int] = field(default_factory=dict)
+    reasons: dict[str, int] = field(default_factory=dict)
+    """Submissions rejected, by the validator's reason."""
     policies_loaded: int = 0
     policies_skipped: int = 0
     retries: int = 0
@@ -86,6 +95,26 @@ class InferenceCounts:
     """Whether the run has all its steps."""
     refusal: str = ""
     """What a validator said last that will not change by asking again."""
+
+    def count(self, verdict: SignedVerdict) -> None:
+        """A verdict came."""
+        kind = verdict.verdict.value
+        self.verdicts[kind] = self.verdicts.get(kind, 0) + 1
+        if verdict.verdict is Verdict.REJECTED:
+            reason = _printable(verdict.reason)
+            known = reason if reason in self.reasons or len(self.reasons) < MAX_REASONS else OTHER
+            self.reasons[known] = self.reasons.get(known, 0) + 1
+
+    def describe(self) -> str:
+        """In rollouts, for people: how many were made, and what became of them."""
+        made, each = self.submitted, self.rollouts
+        parts = [f"rollouts {made * each:,} made"]
+        parts.append(f"{self.verdicts.get(Verdict.ACCEPTED.value, 0) * each:,} accepted")
+        rejected = self.verdicts.get(Verdict.REJECTED.value, 0)
+        why = ", ".join(sorted(self.reasons, key=lambda reason: (-self.reasons[reason], reason)))
+        parts.append(f"{rejected * each:,} rejected" + (f" ({why})" if why else ""))
+        parts += [f"refused: {self.refusal}"] if self.refusal else []
+        return ", ".join(parts)
 
 
 class Inference:
@@ -119,9 +148,14 @@ class Inference:
             **{verdict.value: counts.verdicts.get(verdict.value, 0) for verdict in Verdict},
         }
 
+    def progress(self) -> Progress:
+        """For the live line."""
+        return Progress(text=self.counts.describe(), over=self.counts.idle)
+
     async def run(self, node: Node) -> None:
         """Generate until cancelled."""
         run = run_of(node)
+        self.counts.rollouts = run.terms.recipe.submission * run.terms.recipe.group_size
         run.check_job(node.peer_id, "inference")
         environment = run.open_environments()[0]
         config = run.engine_config(self._config.machine, threads=self._config.threads, nice=self._config.nice)
@@ -213,8 +247,7 @@ class Inference:
         while (verdict := await self._ask(node, next(validators), submission)) is None:
             self.counts.retries += 1
             await backoff.wait()
-        kind = verdict.verdict.value
-        self.counts.verdicts[kind] = self.counts.verdicts.get(kind, 0) + 1
+        self.counts.count(verdict)
         if verdict.verdict is Verdict.REJECTED:
             logger.warning("rejected version=%d index=%d: %s", place.version, place.index, verdict.reason)
         await self._insist(partial(outbox.remove, submission))
@@ -240,11 +273,16 @@ class Inference:
 
     def _note_refusal(self, validator: PeerId, refusal: Refusal) -> None:
         """Tell the operator, once, what only the operator can change."""
-        if not refusal.retry and refusal.reason != self.counts.refusal:
-            self.counts.refusal = refusal.reason
+        if not refusal.retry and _printable(refusal.reason) != self.counts.refusal:
+            self.counts.refusal = _printable(refusal.reason)
             logger.warning("validator %s refuses: %s", validator.short, refusal.reason)
         else:
             logger.info("validator %s: %s", validator.short, refusal.reason)
+
+
+def _printable(text: str) -> str:
+    """A validator's words, fit for a terminal: a control character in them could rewrite its screen."""
+    return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
 async def _wait_any(*waits: Callable[[], Awaitable[object]]) -> None:

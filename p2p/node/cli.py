@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ipaddress
 import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import trio
 
-from p2p.errors import ConfigError, ShoalError
+from p2p.errors import BadMessage, ConfigError, ShoalError
+from p2p.identity import verify
 from p2p.machine import open_world, raise_descriptor_limit
 from p2p.multiaddr import Multiaddr
 from p2p.node.config import NodeConfig, load_config
+from p2p.node.live import LiveLine
 from p2p.node.node import open_node, run_roles
-from p2p.node.plugins import NO_ROLE, command_names, load_command, load_roles
-from p2p.node.process import LEVELS, locked_folder, logging_to, until_told_to_end
+from p2p.node.plugins import (
+    NO_ROLE,
+    NODE_COMMAND,
+    command_names,
+    load_command,
+    load_roles,
+    open_run_untrusted,
+)
+from p2p.node.process import LEVELS, check_key_place, locked_folder, logging_to, until_told_to_end
 from p2p.node.rundoc import MAX_DOCUMENT, PATH
+from p2p.node.usage import FAILED, WRONG_USAGE, complain, interruptible, seconds
 from p2p.swarm import open_host
 
 if TYPE_CHECKING:
@@ -28,9 +40,6 @@ if TYPE_CHECKING:
     from p2p.node.admission import SignedRun
     from p2p.node.node import Node
     from p2p.node.role import Role
-
-USAGE_ERROR: Final = 2
-FAILED: Final = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,33 +58,52 @@ class Options:
     die_with_parent: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What the command line stands for, read and checked: nothing was begun yet."""
+
+    options: Options
+    config: NodeConfig
+    document: bytes | None
+    roles: list[Role]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """``shoal COMMAND ...``: the node, or a command of the entry point group ``shoal.commands``."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     if not arguments or arguments[0] in {"-h", "--help"}:
-        names = ", ".join(["node", *command_names()])
+        names = ", ".join(command_names())
         _say(f"usage: shoal COMMAND ...\n\nCommands: {names}. Each explains itself with --help.")
-        return 0 if arguments else USAGE_ERROR
-    if arguments[0] == "node":
+        return 0 if arguments else WRONG_USAGE
+    if arguments[0] == NODE_COMMAND:
         return node_main(arguments[1:])
     try:
         command = load_command(arguments[0])
     except ConfigError as error:
-        _complain(error)
-        return USAGE_ERROR
+        complain(error)
+        return WRONG_USAGE
     return command(arguments[1:])
 
 
 def node_main(argv: Sequence[str] | None = None) -> int:
     """Run a node until it is told to end; the exit code. Errors are one sentence on standard error."""
+    return interruptible(partial(_node, argv))
+
+
+def _node(argv: Sequence[str] | None) -> int:
     options = _parse(argv)
+    try:
+        start = _prepare(options)
+    except ConfigError as error:
+        complain(error)
+        return WRONG_USAGE
     failures: list[ShoalError] = []
     try:
-        trio.run(_run_node, options)
+        trio.run(_run_node, start)
     except* ShoalError as group:
         failures.extend(_leaves(group))
     for message in dict.fromkeys(str(failure) for failure in failures):
-        _complain(message)
+        complain(message)
     return FAILED if failures else 0
 
 
@@ -101,7 +129,7 @@ def _parse(argv: Sequence[str] | None) -> Options:
     add("--config", type=Path, metavar="TOML", help="configuration file")
     add("--log", choices=LEVELS, default="info", help="level of DIR/log")
     add("--json", action="store_true", help="one JSON line instead of a block of text")
-    add("--status", type=float, metavar="SECONDS", help="print the node's health, a JSON line, that often")
+    add("--status", type=seconds, metavar="SECONDS", help="print the node's health, a JSON line, that often")
     add("--die-with-parent", action="store_true", help=argparse.SUPPRESS)
     parsed = parser.parse_args(argv)
     return Options(
@@ -109,7 +137,7 @@ def _parse(argv: Sequence[str] | None) -> Options:
         run=parsed.run,
         bootstrap=tuple(parsed.bootstrap or ()),
         listen=tuple(parsed.listen or ()),
-        data=parsed.data or Path.home() / ".shoal",
+        data=(parsed.data or Path.home() / ".shoal").expanduser(),
         config=parsed.config,
         log=parsed.log,
         json=parsed.json,
@@ -125,11 +153,18 @@ def _addr(text: str) -> Multiaddr:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-async def _run_node(options: Options) -> None:
-    raise_descriptor_limit()
+def _prepare(options: Options) -> Start:
+    """Read every file that the command line names. Raises `ConfigError` for whatever is wrong with it."""
     config = _configure(options)
     document = None if options.run is None else _read_document(options.run)
     roles = load_roles(options.role, config.role)
+    check_key_place(options.data / "key")
+    return Start(options=options, config=config, document=document, roles=roles)
+
+
+async def _run_node(start: Start) -> None:
+    raise_descriptor_limit()
+    options, config, document = start.options, start.config, start.document
     with locked_folder(options.data), logging_to(options.data / "log", options.log):
         async with (
             until_told_to_end(with_parent=options.die_with_parent),
@@ -144,8 +179,10 @@ async def _run_node(options: Options) -> None:
                 _report_run(options, node.run)
                 async with trio.open_nursery() as nursery:
                     if options.status is not None:
-                        nursery.start_soon(_report_health, node, roles, max(options.status, 0.05))
-                    await run_roles(node, roles)
+                        nursery.start_soon(_report_health, node, start.roles, max(options.status, 0.05))
+                    elif not options.json:
+                        nursery.start_soon(LiveLine(node, start.roles).run)
+                    await run_roles(node, start.roles)
 
 
 def _configure(options: Options) -> NodeConfig:
@@ -161,11 +198,16 @@ def _configure(options: Options) -> NodeConfig:
 
 
 def _read_document(path: Path) -> bytes:
+    """The run file, which some installed reader must take. Raises `ConfigError`."""
     try:
         with path.open("rb") as file:
-            return file.read(MAX_DOCUMENT + 1)
+            document = file.read(MAX_DOCUMENT + 1)
+        open_run_untrusted(document, verify)
     except OSError as error:
         raise ConfigError(f"the run file {path} cannot be read: {error.strerror}") from None
+    except BadMessage as error:
+        raise ConfigError(f"the run file {path} cannot be used: {error}") from None
+    return document
 
 
 def _report_start(options: Options, host: Host, *, has_run: bool, asking: bool) -> None:
@@ -177,7 +219,9 @@ def _report_start(options: Options, host: Host, *, has_run: bool, asking: bool) 
     lines = [f"node     {host.peer_id}", *(f"address  {addr}" for addr in addrs)]
     lines += [f"roles    {', '.join(options.role)}", f"data     {options.data}"]
     if has_run and addrs:
-        lines.append(f"next     others join with: python -m p2p.node --role inference --bootstrap {addrs[0]}")
+        best = max(host.addrs, key=reach)
+        lines.append(f"next     others join with: python -m p2p.node --role inference --bootstrap {best}")
+        lines += [f"         ({REACH[reach(best)]})"] if reach(best) < WORLD else []
     elif has_run:
         lines.append("next     this node listens nowhere: others cannot join through it")
     elif asking:
@@ -186,6 +230,31 @@ def _report_start(options: Options, host: Host, *, has_run: bool, asking: bool) 
         lines.append("next     no run yet: start again with --bootstrap ADDR of a member, or with --run FILE")
         lines.append("         (a run of your own: docs/running.md)")
     _say("\n".join(lines))
+
+
+MACHINE: Final = 0
+NETWORK: Final = 1
+WORLD: Final = 2
+REACH: Final = {
+    MACHINE: "only this machine can dial that: for others, --listen at an address that they reach",
+    NETWORK: "only this network can dial that: for others, forward a port and announce it, docs/running.md",
+}
+"""What to say of the farthest place from which an address can be dialled."""
+
+
+def reach(addr: Multiaddr) -> int:
+    """From where ``addr`` can be dialled at best: this machine, its network, the world.
+
+    A name counts for the world: what it stands for can be another address there than here. So does an
+    address that is not private (`ipaddress`: RFC 1918, loopback, link-local, carrier-grade NAT and others).
+    """
+    family, host = addr.parts[0]
+    if family not in {"ip4", "ip6"}:
+        return MACHINE if family == "memory" or host == "localhost" else WORLD
+    place = ipaddress.ip_address(host)
+    if place.is_loopback:
+        return MACHINE
+    return WORLD if place.is_global else NETWORK
 
 
 def _report_run(options: Options, run: SignedRun) -> None:
@@ -209,7 +278,3 @@ async def _report_health(node: Node, roles: Sequence[Role], interval: float) -> 
 def _say(text: str) -> None:
     with contextlib.suppress(BrokenPipeError):  # who listened has gone; the node has not
         print(text, flush=True)  # noqa: T201 - standard output is for results
-
-
-def _complain(error: object) -> None:
-    print(f"error: {error}", file=sys.stderr)  # noqa: T201 - one sentence for people

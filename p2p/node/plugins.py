@@ -11,10 +11,13 @@ from p2p.errors import BadMessage, ConfigError
 from p2p.identity import Verify
 from p2p.node.admission import SignedRun
 from p2p.node.role import Role
+from p2p.node.usage import did_you_mean
 
 ROLES: Final = "shoal.roles"
 COMMANDS: Final = "shoal.commands"
 RUNS: Final = "shoal.runs"
+NODE_COMMAND: Final = "node"
+"""The command that comes with this package."""
 NO_ROLE: Final = "none"
 """A node that only relays. Relaying is what every node does, so this is no role but the absence of one."""
 
@@ -26,7 +29,7 @@ RunReader = Callable[[bytes, Verify], SignedRun]
 
 def load_role(name: str, tables: Mapping[str, Mapping[str, object]]) -> Role:
     """The role called ``name``, made from its table. Raises `ConfigError` with one sentence."""
-    kind = _load(ROLES, name, what="role")
+    kind = _load_role_kind(name)
     if not hasattr(kind, "from_config") or not hasattr(kind, "run"):
         raise ConfigError(f"{name!r} is no role: it lacks from_config or run (see docs/extending.md)")
     role_type = cast(type[Role], kind)
@@ -36,22 +39,30 @@ def load_role(name: str, tables: Mapping[str, Mapping[str, object]]) -> Role:
 def load_roles(names: Sequence[str], tables: Mapping[str, Mapping[str, object]]) -> list[Role]:
     """Several roles; ``none`` stands for no role at all. Raises `ConfigError`.
 
-    A table in the configuration for a role that this node does not run is fine: files are shared.
+    A table in the configuration for an installed role that this node does not run is fine: files are
+    shared. A table for a role that is neither installed nor run here is misspelt.
     """
     roles = [load_role(name, tables) for name in dict.fromkeys(names) if name != NO_ROLE]
     if len({role.name for role in roles}) < len(roles):
         raise ConfigError(f"one role is given twice: {', '.join(names)}")
+    known = {*_points(ROLES), *(role.name for role in roles)}
+    for name in tables:
+        if name not in known:
+            raise ConfigError(f"[role.{name}]: no role is called so; {did_you_mean(name, known)}")
     return roles
 
 
 def load_command(name: str) -> Command:
     """The command called ``name``. Raises `ConfigError`."""
-    return cast(Command, _load(COMMANDS, name, what="command"))
+    found = _points(COMMANDS)
+    if name not in found:
+        raise ConfigError(f"there is no command {name!r}; {did_you_mean(name, command_names())}")
+    return cast(Command, _resolve(found[name].value, name, "command"))
 
 
 def command_names() -> list[str]:
-    """What `load_command` would find."""
-    return sorted({point.name for point in entry_points(group=COMMANDS)})
+    """Every command of ``shoal``: ``node``, and what is installed."""
+    return sorted({NODE_COMMAND, *_points(COMMANDS)})
 
 
 def open_run_untrusted(document: bytes, verify: Verify) -> SignedRun:
@@ -68,14 +79,14 @@ def open_run_untrusted(document: bytes, verify: Verify) -> SignedRun:
     raise failure or BadMessage("no reader knows this run file")
 
 
-def _load(group: str, name: str, *, what: str) -> object:
+def _load_role_kind(name: str) -> object:
     if ":" in name:
-        return _resolve(name, name, what)
-    found = _points(group)
+        return _resolve(name, name, "role")
+    found = _points(ROLES)
     if name not in found:
-        known = ", ".join(sorted(found)) or "nothing (is Shoal installed?)"
-        raise ConfigError(f"there is no {what} {name!r}; installed are {known}, or give module:Class")
-    return _resolve(found[name].value, name, what)
+        near = did_you_mean(name, [*found, NO_ROLE], "installed are")
+        raise ConfigError(f"there is no role {name!r}; {near} (or give module:Class)")
+    return _resolve(found[name].value, name, "role")
 
 
 def _points(group: str) -> dict[str, EntryPoint]:

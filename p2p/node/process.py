@@ -11,14 +11,14 @@ nothing is lost by it but politeness.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import logging.handlers
 import os
 import signal
+import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final
@@ -28,16 +28,27 @@ import trio
 from p2p.errors import ConfigError, StorageError
 from p2p.wire import MIB
 
+try:
+    import fcntl
+except ImportError:
+    fcntl = None  # type: ignore[assignment]  # `locked_folder` says what to do
+
 GRACE: Final = 2.5
 """Seconds between the request to end and leaving at any price: a person waits 3."""
 LOG_BYTES: Final = 16 * MIB
 """Of the log file; one older file of the same size is kept. A day of ``info`` of a busy node."""
 LEVELS: Final = ("debug", "info", "warning", "error")
+CLEAR_LINE: Final = "\r\x1b[K"
+"""Takes a terminal's cursor to the start of its line and empties it (ECMA-48, EL)."""
+GIT_SECONDS: Final = 10.0
+"""How long git may take to say whether it ignores a path: it reads a few small files."""
 
 
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
     """Make ``folder`` and keep every other node out of it. Raises `ConfigError`, `StorageError`."""
+    if fcntl is None:
+        raise ConfigError("nodes run on Linux and macOS; on Windows install Shoal in WSL2 and start it there")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -59,7 +70,8 @@ def logging_to(path: Path, level: str) -> Iterator[None]:
     to_file = logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8")
     to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     to_people = logging.StreamHandler(sys.stderr)
-    to_people.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
+    clear = CLEAR_LINE if sys.stderr.isatty() else ""  # `LiveLine` may stand there
+    to_people.setFormatter(logging.Formatter(f"{clear}%(levelname)s %(name)s %(message)s"))
     to_people.setLevel(logging.WARNING)
     root = logging.getLogger()
     before = root.level
@@ -76,27 +88,71 @@ def logging_to(path: Path, level: str) -> Iterator[None]:
         to_file.close()
 
 
+def check_key_place(key: Path) -> None:
+    """Raise `ConfigError` if git would take the private key at ``key`` for a file to commit.
+
+    ``git add .`` in a checkout stages whatever is not ignored, and a key that was pushed once is no secret
+    any more. Asked is git itself, because ``.gitignore`` files, global ones and ``.git/info/exclude`` all
+    count. Outside a work tree, or where git is not installed, there is nothing to fear from it.
+    """
+    key = key.absolute()
+    tree = next((folder for folder in key.parents if (folder / ".git").exists()), None)
+    if tree is None:
+        return
+    # Whose tree it is (safe.directory) does not matter for the question.
+    ask = ["git", "-c", "safe.directory=*", "-C", str(tree), "check-ignore", "--quiet", str(key)]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    try:
+        answer = subprocess.run(ask, env=env, capture_output=True, timeout=GIT_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return
+    if answer.returncode == 1:  # 0 is ignored, 128 no work tree
+        folder = key.parent if key.parent != tree else key
+        raise ConfigError(
+            f"{key} would be a private key inside the git work tree {tree}, which does not ignore it: git "
+            "add would publish it. Choose a place outside, or add the line "
+            f"/{folder.relative_to(tree)} to {tree / '.gitignore'}"
+        )
+
+
 @asynccontextmanager
 async def until_told_to_end(*, with_parent: bool) -> AsyncIterator[None]:
     """Run the block until it ends, a signal comes, or (``with_parent``) standard input ends."""
     async with trio.open_nursery() as nursery:
-        await nursery.start(_watch_signals, nursery.cancel_scope)
-        if with_parent:
-            nursery.start_soon(_watch_parent, nursery.cancel_scope)
-        try:
-            yield
-        finally:
-            nursery.cancel_scope.cancel()
+        with _signals(lambda: _end(nursery.cancel_scope)):
+            if with_parent:
+                nursery.start_soon(_watch_parent, nursery.cancel_scope)
+            try:
+                yield
+            finally:
+                nursery.cancel_scope.cancel()
 
 
-async def _watch_signals(
-    scope: trio.CancelScope, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-) -> None:
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        task_status.started()
-        async for number in signals:
-            logging.getLogger(__name__).info("node.signal number=%d", number)
-            _end(scope)
+@contextmanager
+def _signals(told: Callable[[], None]) -> Iterator[None]:
+    """Call ``told`` in trio's loop when SIGINT or SIGTERM comes, until the block has ended.
+
+    Not `trio.open_signal_receiver`: its reader is cancelled by the first signal, and a second one, while
+    the block winds down, then comes back as a `KeyboardInterrupt`.
+    """
+    token = trio.lowlevel.current_trio_token()
+    seen: list[int] = []
+
+    def hear() -> None:
+        logging.getLogger(__name__).info("node.signal number=%d", seen[0])
+        told()
+
+    def handle(number: int, _: object) -> None:
+        if not seen:
+            seen.append(number)
+            token.run_sync_soon(hear)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 async def _watch_parent(scope: trio.CancelScope) -> None:

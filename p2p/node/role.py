@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Protocol, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Protocol, Self, runtime_checkable
 
 if TYPE_CHECKING:
     from p2p.node.node import Node
@@ -29,4 +30,24 @@ class Role(Protocol):
 
     def health(self) -> dict[str, object]:
         """Plain values for people and dashboards: counts, ages, the newest policy."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a role has come, in words for the line that a node shows to people."""
+
+    text: str
+    """What was done and what came of it, such as ``1,024 rollouts made, 896 accepted``."""
+
+    over: bool = False
+    """Whether the role has nothing left to do in this run."""
+
+
+@runtime_checkable
+class Reporter(Protocol):
+    """A role that says how far it has come. Roles need not: then the line says only what the node does."""
+
+    def progress(self) -> Progress:
+        """Called about once a second. Must not block."""
         ...

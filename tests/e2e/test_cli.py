@@ -114,21 +114,31 @@ def test_a_node_dies_with_its_parent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "exit_code", "sentence"),
     [
-        (["--role", "traner"], "there is no role 'traner'; installed are "),
-        (["--role", "nowhere:Role"], "the role 'nowhere:Role' cannot be loaded from nowhere:Role: No module"),
-        (["--config", "missing.toml"], "missing.toml cannot be read: No such file or directory"),
-        (["--run", "missing.shoal"], "the run file missing.shoal cannot be read: No such file or directory"),
-        (["--run", str(ROOT / "LICENSE")], "the run file cannot be used: "),
-        (["--bootstrap", "/ip4/1.2.3.4/tcp/1"], "the bootstrap address /ip4/1.2.3.4/tcp/1 must end in /p2p/"),
-        (["--listen", "/ip4/203.0.113.1/tcp/1"], "cannot listen at /ip4/203.0.113.1/tcp/1: "),
-        (["--data", "/proc/nowhere"], "/proc/nowhere cannot be used: "),
+        (["--role", "traner"], 2, "there is no role 'traner'; did you mean 'trainer'?"),
+        (
+            ["--role", "nowhere:Role"],
+            2,
+            "the role 'nowhere:Role' cannot be loaded from nowhere:Role: No module",
+        ),
+        (["--config", "missing.toml"], 2, "missing.toml cannot be read: No such file or directory"),
+        (
+            ["--run", "missing.shoal"],
+            2,
+            "the run file missing.shoal cannot be read: No such file or directory",
+        ),
+        (["--run", str(ROOT / "LICENSE")], 2, f"the run file {ROOT / 'LICENSE'} cannot be used: "),
+        (["--bootstrap", "/ip4/1.2.3.4/tcp/1"], 2, "the bootstrap address /ip4/1.2.3.4/tcp/1 must end in"),
+        (["--listen", "/ip4/203.0.113.1/tcp/1"], 1, "cannot listen at /ip4/203.0.113.1/tcp/1: "),
+        (["--data", "/proc/nowhere"], 1, "/proc/nowhere cannot be used: "),
     ],
 )
-def test_every_error_is_one_sentence(arguments: list[str], sentence: str, tmp_path: Path) -> None:
+def test_every_error_is_one_sentence(
+    arguments: list[str], exit_code: int, sentence: str, tmp_path: Path
+) -> None:
     code, error = fail("--data", str(tmp_path / "n"), *arguments)
-    assert code == 1
+    assert code == exit_code
     assert error.startswith(f"error: {sentence}")
     assert error.count("\n") == 1
 
@@ -138,7 +148,7 @@ def test_a_wrong_key_in_the_configuration_is_named(tmp_path: Path) -> None:
     path.write_text("[membership]\nintervall = 1\n")
     code, error = fail("--data", str(tmp_path / "n"), "--config", str(path))
     assert (code, error) == (
-        1,
+        2,
         f"error: {path}: membership: there is no key 'intervall'; did you mean 'interval'?\n",
     )
 
@@ -151,7 +161,7 @@ def test_wrong_usage_is_exit_code_2() -> None:
 def test_shoal_dispatches(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert main(["--help"]) == 0
-    assert "Commands: node, demo, sim." in capsys.readouterr().out
+    assert re.search(r"Commands: demo, node, .*sim\.", capsys.readouterr().out)
     assert main(["fly"]) == 2
     assert "there is no command 'fly'" in capsys.readouterr().err
 

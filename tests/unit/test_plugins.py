@@ -67,7 +67,8 @@ def test_none_is_no_role_and_names_count_once() -> None:
 def test_every_failure_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, (plugins.ROLES, "lazy", THIS), (plugins.ROLES, "torn", "nowhere.at.all:X"))
     for name, sentence in [
-        ("traner", "there is no role 'traner'; installed are lazy, torn, or give module:Class"),
+        ("watcher", "there is no role 'watcher'; installed are: lazy, none, torn (or give module:Class)"),
+        ("lasy", "there is no role 'lasy'; did you mean 'lazy'? (or give module:Class)"),
         ("torn", "the role 'torn' cannot be loaded from nowhere.at.all:X: No module named 'nowhere'"),
         ("p2p.errors:Nothing", "the role 'p2p.errors:Nothing' cannot be loaded"),
         ("p2p.errors:ShoalError", "'p2p.errors:ShoalError' is no role: it lacks from_config or run"),
@@ -80,9 +81,20 @@ def test_every_failure_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_shoals_own_plugins_are_installed() -> None:
-    assert {"demo", "sim"} <= set(command_names())
-    with pytest.raises(ConfigError, match="no command 'fly'; installed are demo, sim"):
+    assert {"demo", "node", "sim"} <= set(command_names())
+    with pytest.raises(ConfigError, match=r"no command 'fly'; there are: demo, node, .*sim"):
         load_command("fly")
+    with pytest.raises(ConfigError, match=r"no command 'nod'; did you mean 'node'\?"):
+        load_command("nod")
+
+
+def test_a_table_of_no_role_is_misspelt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Issue 10.15: ``[role.infrence]`` was accepted, and its settings had no effect."""
+    install(monkeypatch, (plugins.ROLES, "lazy", THIS))
+    with pytest.raises(ConfigError, match=r"\[role\.lasy\]: no role is called so; did you mean 'lazy'\?"):
+        load_roles(["none"], {"lasy": {}})
+    assert load_roles(["none"], {"lazy": {}}) == []  # installed: the file is shared by several nodes
+    assert len(load_roles([THIS], {"idle": {}})) == 1  # not installed, and given as module:Class
 
 
 def test_run_documents_are_opened_by_the_installed_reader() -> None:

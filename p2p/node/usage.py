@@ -1,0 +1,122 @@
+"""What every command line of ours does the same way: checked before it begins, ended in one place.
+
+A command that computes for an hour and cannot write its result then has wasted the hour, so every path it
+will write to is checked first. A word that is not known is answered with the nearest one that is. Ctrl-C
+ends a command with exit code 130 and without a traceback, also when it is pressed again meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import math
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+from p2p.errors import ConfigError
+
+FAILED: Final = 1
+"""Exit code: something went wrong, and the command line was right."""
+WRONG_USAGE: Final = 2
+"""Exit code: the command line, or a file that it names, is wrong; nothing was begun. argparse's, too."""
+INTERRUPTED: Final = 130
+"""Exit code of Ctrl-C: 128 and the number of SIGINT, as shells have it."""
+CLOSENESS: Final = 0.5
+"""Of two words, by difflib's ratio, from which on one may be meant by the other: ``traner`` and ``trainer``
+have 0.92, ``nod`` and ``node`` 0.86, ``fly`` and ``sim`` 0."""
+
+
+def did_you_mean(word: str, known: Iterable[str], what: str = "there are") -> str:
+    """The end of a sentence about a word that is not known: the nearest one, or all."""
+    names = sorted(known)
+    near = difflib.get_close_matches(word, names, n=1, cutoff=CLOSENESS)
+    return f"did you mean {near[0]!r}?" if near else f"{what}: {', '.join(names) or 'none'}"
+
+
+def check_target(option: str, path: Path | None) -> None:
+    """Raise `ConfigError` unless a file can be written to ``path``; None is nothing to write."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise ConfigError(f"{option} {path}: that is a folder; name a file in it")
+    folder = path.parent
+    if not folder.is_dir():
+        raise ConfigError(f"{option} {path}: there is no folder {folder}; make it first (mkdir -p {folder})")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise ConfigError(f"{option} {path}: no permission to write there")
+
+
+def write_text(option: str, path: Path | None, text: str) -> None:
+    """Write ``text`` for a person who gave ``option``. Raises `ConfigError` when the disk refuses."""
+    if path is None:
+        return
+    try:
+        path.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{option} {path} cannot be written: {error.strerror}") from None
+
+
+def whole_number(least: int, most: int) -> Callable[[str], int]:
+    """An argparse type: a whole number from ``least`` to ``most``."""
+
+    def read(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+        if not least <= number <= most:
+            raise argparse.ArgumentTypeError(f"{number} is not from {least} to {most}")
+        return number
+
+    return read
+
+
+def seconds(text: str) -> float:
+    """An argparse type: seconds, positive and finite."""
+    try:
+        number = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds") from None
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} must be positive: it is a number of seconds")
+    return number
+
+
+def interruptible(command: Callable[[], int]) -> int:
+    """Run a command of a person at a keyboard; its exit code, or 130 after Ctrl-C, however often pressed.
+
+    Python turns a SIGINT into `KeyboardInterrupt` wherever the main thread is, also in the lines that
+    handle the first one: from the first on, further ones are ignored. What is cleaned up then is bounded
+    by those who clean up.
+    """
+    try:
+        try:
+            return command()
+        except (KeyboardInterrupt, BaseExceptionGroup) as error:
+            if not is_interrupt(error):
+                raise
+            ignore_interrupts()
+    except KeyboardInterrupt:  # the second, before it could be ignored
+        ignore_interrupts()
+    return INTERRUPTED
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether ``error`` is a `KeyboardInterrupt`, or a group of which one is: trio wraps what it raises."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(is_interrupt(one) for one in error.exceptions)
+    return isinstance(error, KeyboardInterrupt)
+
+
+def ignore_interrupts() -> None:
+    """Hear no further Ctrl-C: this process is ending."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def complain(error: object) -> None:
+    """One sentence for people, on standard error."""
+    print(f"error: {error}", file=sys.stderr)  # noqa: T201 - one sentence for people
