@@ -5,68 +5,118 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
+import shlex
+import shutil
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from p2p.errors import ConfigError, ShoalError
+from p2p.node.usage import (
+    FAILED,
+    INTERRUPTED,
+    WRONG_USAGE,
+    check_target,
+    did_you_mean,
+    ignore_interrupts,
+    interruptible,
+    whole_number,
+    write_text,
+)
 from sim.diff import Side, first_difference
 from sim.errors import SimulationError
 from sim.faults import Fault, plan_from_table, save_plan
 from sim.lab.namespaces import LabUnavailable
 from sim.perfetto import write_perfetto
 from sim.report import report, sweep_report
-from sim.runner import Progress as Report, Result, run_scenario
-from sim.scenario import Scenario, load_scenario, scenario_names
+from sim.runner import Progress as Report, Result, check_scenario, run_scenario
+from sim.scenario import (
+    Scenario,
+    load_scenario,
+    scenario_from_table,
+    scenario_names,
+    scenario_to_table,
+)
 from sim.shrink import shrink
 from sim.simulation import SimOptions, Simulation
-from sim.sweep import Run, describe, grid, open_executor, summarise, sweep
+from sim.sweep import (
+    Run,
+    changed,
+    describe,
+    grid,
+    innermost,
+    is_bug,
+    open_executor,
+    summarise,
+    sweep,
+)
 from sim.trace import EVERYTHING
 
-EXIT_FAILED: Final = 1
-EXIT_USAGE: Final = 2
 EXIT_UNAVAILABLE: Final = 3
 """This machine has no level 3; the sentence says what is missing."""
-EXIT_INTERRUPTED: Final = 130
+TARGETS: Final = ("json", "report", "save_plan", "out")
+"""Options that name a file to write: checked before anything is played."""
+MAX_SEEDS: Final = 1_000_000
+"""Of one sweep: a week of seconds. More is a slip of the finger (1-20000000000), and would fill memory."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return 0, 1 when an expectation or the simulation fails, 2 when the command makes no sense.
 
-    3 when this machine has no level 3.
+    3 when this machine has no level 3, 130 after Ctrl-C.
     """
-    options = parser().parse_args(arguments)
-    logging.basicConfig(level=logging.ERROR)
+    return interruptible(partial(_main, sys.argv[1:] if arguments is None else list(arguments)))
+
+
+def _main(arguments: list[str]) -> int:
     console, complaints = Console(), Console(stderr=True)
-    commands: dict[str, Callable[[argparse.Namespace, Console], int]] = {
-        "list": list_scenarios,
-        "run": run,
-        "sweep": run_sweep,
-        "diff": diff,
-        "replay": replay,
-        "shrink": run_shrink,
-        "trace": trace,
-    }
+    if arguments and arguments[0] not in COMMANDS and not arguments[0].startswith("-"):
+        near = did_you_mean(arguments[0], COMMANDS)
+        said = escape(f"there is no command {arguments[0]!r}; {near}")
+        complaints.print(f"[red]{said}[/red]", highlight=False, soft_wrap=True)
+        return WRONG_USAGE
+    options = parser().parse_args(arguments)
+    options.line = shlex.join(["shoal", "sim", *arguments])
+    logging.basicConfig(level=logging.ERROR)
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())  # where `python -m sim` finds workloads, the command `shoal` does, too
     try:
-        return commands[options.command](options, console)
+        for name in TARGETS:
+            check_target(f"--{name.replace('_', '-')}", getattr(options, name, None))
+        return COMMANDS[options.command](options, console)
     except ConfigError as error:
-        complaints.print(f"[red]{error}[/red]", highlight=False)
-        return EXIT_USAGE
+        complaints.print(f"[red]{escape(str(error))}[/red]", highlight=False, soft_wrap=True)
+        return WRONG_USAGE
     except LabUnavailable as error:
         complaints.print(f"[yellow]{error}[/yellow]", highlight=False)
         return EXIT_UNAVAILABLE
     except (SimulationError, ShoalError, ExceptionGroup) as error:
-        complaints.print(f"[red]the simulation failed: {describe(error)}[/red]", highlight=False)
-        return EXIT_FAILED
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+        return _explain(error, complaints)
+
+
+def _explain(error: Exception, complaints: Console) -> int:
+    """Say why a simulation could not be played to its end: of a bug, with its traceback."""
+    reason = innermost(error)
+    if isinstance(reason, ConfigError):
+        complaints.print(f"[red]{escape(str(reason))}[/red]", highlight=False, soft_wrap=True)
+        return WRONG_USAGE
+    if is_bug(reason):
+        text = "".join(traceback.format_exception(reason))
+        complaints.print(text, highlight=False, markup=False, soft_wrap=True)
+    said = f"the simulation failed: {escape(describe(error))}"
+    complaints.print(f"[red]{said}[/red]", highlight=False, soft_wrap=True)
+    return FAILED
 
 
 def parser() -> argparse.ArgumentParser:
@@ -82,10 +132,7 @@ def parser() -> argparse.ArgumentParser:
 
     many = _scenario_parser(commands, "sweep", "run many seeds and settings on all cores", seed=False)
     many.add_argument("--seeds", default="1-20", help="such as 1-200 or 3,5,8 (default 1-20)")
-    many.add_argument(
-        "--set", action="append", default=[], metavar="KEY=A,B", help="values to try, repeatable"
-    )
-    many.add_argument("--jobs", type=int, help="processes at a time (default: all cores)")
+    many.add_argument("--jobs", type=whole_number(1, 4096), help="processes at a time (default: all cores)")
     many.add_argument("--executor", metavar="MODULE:NAME", help="makes a concurrent.futures executor")
     many.add_argument("--report", type=Path, metavar="FILE", help="write an HTML page there")
 
@@ -113,14 +160,37 @@ def _scenario_parser(commands: Any, name: str, text: str, *, seed: bool = True) 
     command.add_argument("--duration", type=float, help="virtual seconds, instead of the scenario's own")
     command.add_argument("--level", type=int, choices=(0, 1, 2, 3), help="rung of the ladder of fidelity")
     command.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
+    metavar, text = ("KEY=VALUE", "a value") if seed else ("KEY=A,B", "values to try")
+    command.add_argument(
+        "--set", action="append", default=[], metavar=metavar, help=f"{text} of [parameters], repeatable"
+    )
     if seed:
         command.add_argument("--seed", type=int, default=1, help="same seed, same trace (default 1)")
     return command
 
 
-def _scenario(options: argparse.Namespace) -> Scenario:
-    scenario = load_scenario(options.scenario)
-    return scenario.with_changes(nodes=options.nodes, level=options.level, duration=options.duration)
+def _changes(options: argparse.Namespace) -> dict[str, Any]:
+    """What the options change of a scenario, as `sim.sweep.changed` takes it."""
+    given = {"nodes": options.nodes, "level": options.level, "duration": options.duration}
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def _one_change(options: argparse.Namespace) -> dict[str, Any]:
+    """The same, with ``--set``, for a command that plays one setting."""
+    changes = _changes(options)
+    for text in options.set:
+        key, values = _setting(text)
+        if len(values) > 1:
+            raise ConfigError(f"--set {text}: one value at a time; `sweep` tries several")
+        changes[key] = values[0]
+    return changes
+
+
+def _scenario(options: argparse.Namespace, changes: Mapping[str, Any]) -> Scenario:
+    """The scenario as the options want it. Raises `ConfigError` for whatever can be known to be wrong."""
+    scenario = changed(load_scenario(options.scenario), changes)
+    check_scenario(scenario)
+    return scenario
 
 
 def list_scenarios(options: argparse.Namespace, console: Console) -> int:
@@ -135,18 +205,46 @@ def list_scenarios(options: argparse.Namespace, console: Console) -> int:
 
 def run(options: argparse.Namespace, console: Console) -> int:
     """Run one scenario, print what came of it."""
-    scenario = _scenario(options)
+    scenario = _scenario(options, _one_change(options))
+    baseline = None if options.baseline is None else _baseline(options.baseline)
     with _progress(console, scenario) as progress:
         result = run_scenario(scenario, options.seed, progress=progress)
-    _write(options.json, json.dumps(result.to_json(), indent=2))
-    _write(options.report, report(result, scenario.caption))
+    _write_result(options, result)
+    write_text("--report", options.report, report(result, scenario.caption, options.line))
     if options.save_plan is not None:
-        plan = plan_from_table(result.faults)
-        save_plan(options.save_plan, options.scenario, result.seed, result.nodes, plan, _broken(result))
+        _save(options.save_plan, scenario, result.seed, plan_from_table(result.faults), _broken(result))
     show(result, console)
-    if options.baseline is not None:
-        show_changes(json.loads(options.baseline.read_text(encoding="utf-8")), result, console)
-    return 0 if result.ok else EXIT_FAILED
+    if baseline is not None:
+        show_changes(baseline, result, console)
+    return 0 if result.ok else FAILED
+
+
+def _baseline(path: Path) -> dict[str, Any]:
+    """An earlier result. Raises `ConfigError`."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not all(key in found for key in ("metrics", "level", "trace_hash")):
+            raise ValueError("it lacks metrics, level or trace_hash")
+    except OSError as error:
+        raise ConfigError(f"--baseline {path} cannot be read: {error.strerror}") from None
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"--baseline {path} is no result of `sim run --json`: {error}") from None
+    baseline: dict[str, Any] = found
+    return baseline
+
+
+def _save(path: Path, scenario: Scenario, seed: int, plan: Sequence[Fault], why: str) -> None:
+    """Write a plan with all that the run had, so that it plays the same when the scenario has changed."""
+    settings = scenario_to_table(scenario)
+    settings["faults"] = []
+    try:
+        save_plan(path, scenario.source, seed, scenario.nodes, plan, why, settings=settings)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _write_result(options: argparse.Namespace, result: Result) -> None:
+    write_text("--json", options.json, json.dumps(result.to_json(), indent=2))
 
 
 def show(result: Result, console: Console) -> None:
@@ -193,23 +291,41 @@ def show_changes(before: dict[str, Any], result: Result, console: Console) -> No
 
 
 def run_sweep(options: argparse.Namespace, console: Console) -> int:
-    """Run many seeds and settings."""
-    scenario = _scenario(options)
+    """Run many seeds and settings. Ctrl-C ends it within a second or two; what had ended is kept."""
+    changes = _changes(options)
+    scenario = changed(load_scenario(options.scenario), changes)
     seeds = _seeds(options.seeds)
     settings = dict(_setting(text) for text in options.set)
+    combinations = grid(settings)
+    for combination in combinations:
+        check_scenario(changed(scenario, combination))
     runs: list[Run] = []
-    total = len(seeds) * len(grid(settings))
-    with console.status(f"0 of {total} runs") as status:
-        for one in sweep(scenario, seeds, settings, open_executor(options.executor, options.jobs)):
-            runs.append(one)
-            status.update(f"{len(runs)} of {total} runs, {sum(not run.ok for run in runs)} failed")
-    summary = summarise(runs)
-    _write(options.json, json.dumps(summary, indent=2))
-    _write(options.report, sweep_report(scenario.name, scenario.caption, summary))
+    total = len(seeds) * len(combinations)
+    interrupted = False
+    executor = open_executor(options.executor, options.jobs)
+    try:
+        with console.status(f"0 of {total} runs") as status:
+            for one in sweep(scenario, seeds, settings, executor):
+                runs.append(one)
+                status.update(f"{len(runs)} of {total} runs, {sum(not run.ok for run in runs)} failed")
+    except KeyboardInterrupt:
+        ignore_interrupts()
+        interrupted = True
+        console.print(f"interrupted: {len(runs)} of {total} runs had ended", highlight=False)
+    failed = _tell_sweep(options, console, scenario, summarise(runs))
+    return INTERRUPTED if interrupted else FAILED if failed else 0
+
+
+def _tell_sweep(
+    options: argparse.Namespace, console: Console, scenario: Scenario, summary: dict[str, Any]
+) -> int:
+    """Write and print what came of a sweep; how many runs failed."""
+    write_text("--json", options.json, json.dumps(summary, indent=2))
+    page = sweep_report(scenario.name, scenario.caption, summary, options.line)
+    write_text("--report", options.report, page)
     for entry in summary["failed"]:
-        console.print(
-            f"[red]seed {entry['seed']} {entry['changes'] or ''}: {entry['why']}[/red]", highlight=False
-        )
+        said = escape(f"seed {entry['seed']} {entry['changes'] or ''}: {entry['why']}")
+        console.print(f"[red]{said}[/red]", highlight=False)
     for title, counts in (("claim held", summary["witnessed"]), ("site misbehaved", summary["fired"])):
         if counts:
             console.print(_counts(title, counts))
@@ -218,7 +334,7 @@ def run_sweep(options: argparse.Namespace, console: Console) -> int:
         f"all traces {summary['trace_hash']}",
         highlight=False,
     )
-    return EXIT_FAILED if summary["failed"] else 0
+    return len(summary["failed"])
 
 
 def _counts(title: str, counts: Mapping[str, int]) -> Table:
@@ -234,7 +350,10 @@ def _seeds(text: str) -> list[int]:
         seeds: list[int] = []
         for part in text.split(","):
             first, _, last = part.partition("-")
-            seeds.extend(range(int(first), int(last or first) + 1))
+            some = range(int(first), int(last or first) + 1)
+            if not some or len(some) > MAX_SEEDS:
+                raise ValueError("none, or too many")
+            seeds.extend(some)
     except ValueError:
         raise ConfigError(f"--seeds {text}: write 1-200 or 3,5,8") from None
     return seeds
@@ -242,7 +361,7 @@ def _seeds(text: str) -> list[int]:
 
 def _setting(text: str) -> tuple[str, list[Any]]:
     key, equals, values = text.partition("=")
-    if not equals:
+    if not (key and equals and all(values.split(","))):
         raise ConfigError(f"--set {text}: write KEY=VALUE or KEY=A,B,C")
     return key, [_value(value) for value in values.split(",")]
 
@@ -258,24 +377,41 @@ def _value(text: str) -> Any:
 
 def diff(options: argparse.Namespace, console: Console) -> int:
     """Run twice, in processes with different hash seeds, and compare."""
+    changes = _one_change(options)
+    scenario = _scenario(options, changes)
+    if scenario.level == 3:
+        raise ConfigError("the real world of level 3 leaves no trace to compare")
+    if shutil.which(options.python) is None:
+        raise ConfigError(f"--python {options.python}: there is no such program")
     second = options.seed if options.seed2 is None else options.seed2
-    one = Side(options.scenario, options.seed, options.nodes, "1")
-    other = Side(options.scenario, second, options.nodes, "2", options.python)
+    one = Side(options.scenario, options.seed, changes, "1")
+    other = Side(options.scenario, second, changes, "2", options.python)
     difference = first_difference(one, other)
+    found = None if difference is None else {"number": difference.number, "one": difference.one}
+    if found is not None and difference is not None:
+        found["other"] = difference.other
+    write_text("--json", options.json, json.dumps({"same": difference is None, "first": found}, indent=2))
     if difference is None:
         console.print("both runs have the same trace", highlight=False)
         return 0
     console.print(f"event {difference.number} differs:", highlight=False)
-    console.print(f"  one    {difference.one}", highlight=False)
-    console.print(f"  other  {difference.other}", highlight=False)
-    return EXIT_FAILED
+    console.print(f"  one    {difference.one}", highlight=False, markup=False)
+    console.print(f"  other  {difference.other}", highlight=False, markup=False)
+    return FAILED
 
 
 def _load_plan(path: Path) -> tuple[Scenario, int, tuple[Fault, ...]]:
+    """A saved plan: the scenario that it was played in, the seed, the faults. Raises `ConfigError`."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         plan = plan_from_table(content["faults"])
-        scenario = load_scenario(content["scenario"]).with_changes(nodes=content["nodes"])
+        if "settings" in content:
+            name = Path(content["scenario"]).stem
+            scenario = replace(
+                scenario_from_table(name, content["settings"]), source=str(content["scenario"])
+            )
+        else:
+            scenario = load_scenario(content["scenario"]).with_changes(nodes=content["nodes"])
         draw = scenario.draw and replace(scenario.draw, kinds=())  # sites misbehave as they did
         return replace(scenario, draw=draw, faults=plan), int(content["seed"]), plan
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -288,9 +424,9 @@ def replay(options: argparse.Namespace, console: Console) -> int:
     for fault in plan:
         console.print(f"  {fault}", highlight=False)
     result = run_scenario(scenario, seed)
-    _write(options.json, json.dumps(result.to_json(), indent=2))
+    _write_result(options, result)
     show(result, console)
-    return 0 if result.ok else EXIT_FAILED
+    return 0 if result.ok else FAILED
 
 
 def run_shrink(options: argparse.Namespace, console: Console) -> int:
@@ -306,10 +442,10 @@ def run_shrink(options: argparse.Namespace, console: Console) -> int:
         console.print("the plan does not fail: nothing to shrink", highlight=False)
         return 0
     smallest = shrink(plan, fails)
-    save_plan(options.out, scenario.name, seed, scenario.nodes, smallest, "shrunk")
+    _save(options.out, scenario, seed, smallest, "shrunk")
     for fault in smallest:
         console.print(f"  {fault}", highlight=False)
-    return EXIT_FAILED
+    return FAILED
 
 
 def _holds(scenario: Scenario, seed: int) -> bool:
@@ -323,7 +459,9 @@ def trace(options: argparse.Namespace, console: Console) -> int:
     """Run one scenario and keep everything that happened."""
     simulations: list[Simulation] = []
     keep = SimOptions(keep_trace=EVERYTHING)
-    run_scenario(_scenario(options), options.seed, options=keep, started=simulations.append)
+    scenario = _scenario(options, _one_change(options))
+    result = run_scenario(scenario, options.seed, options=keep, started=simulations.append)
+    _write_result(options, result)
     with options.out.open("w", encoding="utf-8") as out:
         count = write_perfetto(simulations[0].trace.kept, out)
     console.print(f"{count:,} events in {options.out}; open it at https://ui.perfetto.dev", highlight=False)
@@ -332,11 +470,6 @@ def trace(options: argparse.Namespace, console: Console) -> int:
 
 def _broken(result: Result) -> str:
     return "; ".join(str(entry["name"]) for entry in result.expectations if not entry["ok"])
-
-
-def _write(path: Path | None, text: str) -> None:
-    if path is not None:
-        path.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
 
 
 @contextmanager
@@ -360,3 +493,14 @@ def _progress(console: Console, scenario: Scenario) -> Iterator[Report | None]:
             bar.update(task, completed=done, description=f"{scenario.name}, {doing}", refresh=True)
 
         yield report
+
+
+COMMANDS: Final[Mapping[str, Callable[[argparse.Namespace, Console], int]]] = {
+    "list": list_scenarios,
+    "run": run,
+    "sweep": run_sweep,
+    "diff": diff,
+    "replay": replay,
+    "shrink": run_shrink,
+    "trace": trace,
+}

@@ -12,13 +12,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sim.errors import SimulationError
 from sim.runner import run_scenario
 from sim.scenario import load_scenario
 from sim.simulation import SimOptions, Simulation
+from sim.sweep import changed
 from sim.trace import BLOCK_EVENTS
 
 
@@ -28,7 +29,8 @@ class Side:
 
     scenario: str
     seed: int
-    nodes: int | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """As `sim.sweep.changed` takes them."""
     hash_seed: str = "0"
     """PYTHONHASHSEED of its process."""
     python: str = sys.executable
@@ -61,7 +63,7 @@ def first_difference(one: Side, other: Side) -> Difference | None:
 
 def _run(side: Side, block: int | None) -> Mapping[str, Any]:
     """Run one side in a process of its own and return what `report` printed."""
-    arguments = [side.python, "-m", "sim.diff", side.scenario, str(side.seed), str(side.nodes or 0)]
+    arguments = [side.python, "-m", "sim.diff", side.scenario, str(side.seed), json.dumps(dict(side.changes))]
     arguments += [str(block)] if block is not None else []
     environment = {**os.environ, "PYTHONHASHSEED": side.hash_seed}
     done = subprocess.run(arguments, capture_output=True, text=True, check=False, env=environment)
@@ -71,13 +73,12 @@ def _run(side: Side, block: int | None) -> Mapping[str, Any]:
     return report
 
 
-def report(scenario: str, seed: int, nodes: int | None, keep: int | None) -> dict[str, Any]:
+def report(scenario: str, seed: int, changes: Mapping[str, Any], keep: int | None) -> dict[str, Any]:
     """Digests of all blocks, and the events of block ``keep``."""
     traces: list[Simulation] = []
     options = SimOptions(keep_trace=() if keep is None else (keep,))
-    result = run_scenario(
-        load_scenario(scenario).with_changes(nodes=nodes), seed, options=options, started=traces.append
-    )
+    played = changed(load_scenario(scenario), changes)
+    result = run_scenario(played, seed, options=options, started=traces.append)
     trace = traces[0].trace
     kept = [[_text(item) for item in entry] for entry in trace.kept]
     return {"digest": result.trace_hash, "blocks": trace.blocks, "kept": kept}
@@ -94,7 +95,7 @@ def _text(item: object) -> object:
 
 
 if __name__ == "__main__":
-    name, seed, nodes, *block = sys.argv[1:]
+    name, seed, changes, *block = sys.argv[1:]
     sys.stdout.write(
-        json.dumps(report(name, int(seed), int(nodes) or None, int(block[0]) if block else None))
+        json.dumps(report(name, int(seed), json.loads(changes), int(block[0]) if block else None))
     )

@@ -22,6 +22,7 @@ from random import Random
 from typing import Any, Final, TypeVar
 
 from p2p.errors import ConfigError
+from p2p.node.usage import did_you_mean
 from sim.bends import Bends, Words
 from sim.clock import Pace
 from sim.disk import DiskModel
@@ -58,9 +59,14 @@ class Fault:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ConfigError(f"no fault is called {self.kind!r}; there are: {', '.join(sorted(KINDS))}")
+            raise ConfigError(f"no fault is called {self.kind!r}; {did_you_mean(self.kind, KINDS)}")
         if not (self.at >= 0 and self.seconds >= 0 and math.isfinite(self.at + self.seconds)):
             raise ConfigError(f"fault {self.kind}: at and seconds must be finite and not negative")
+        if not self.who:
+            raise ConfigError(f"fault {self.kind} at {self.at:g} s: who names no node")
+        for word in self.who:
+            if word.endswith("%"):
+                share_of(word)
 
     def __str__(self) -> str:
         until = f" for {self.seconds:g} s" if self.seconds else ""
@@ -305,8 +311,6 @@ def apply_plan(swarm: Swarm, plan: Iterable[Fault]) -> None:
 
 def _begin(swarm: Swarm, fault: Fault) -> None:
     known = _victims(swarm, fault)
-    if not known:
-        return
     simulation = swarm.simulation
     simulation.trace.record((simulation.queue.now, "sim", "fault", str(fault)))
     simulation.sometimes(f"fault/{fault.kind}", True)
@@ -317,17 +321,39 @@ def _begin(swarm: Swarm, fault: Fault) -> None:
 
 
 def _victims(swarm: Swarm, fault: Fault) -> tuple[str, ...]:
-    """The nodes that ``who`` means: names, patterns (``n1*``), shares (``25%``) and zones (``zone:z1``)."""
+    """The nodes that ``who`` means: names, patterns (``n1*``), shares (``25%``) and zones (``zone:z1``).
+
+    Raises `ConfigError` for a word that means none: a fault that hits nobody makes a good figure for nothing.
+    """
     found: dict[str, None] = {}
     for word in fault.who:
-        if word.endswith("%"):
-            count = round(len(swarm.nodes) * float(word[:-1]) / 100)
-            found.update(dict.fromkeys(swarm.rng("faults/who").sample(list(swarm.nodes), count)))
-        elif word.startswith("zone:"):
-            found.update({name: None for name, node in swarm.nodes.items() if node.zone == word[5:]})
-        else:
-            found.update({name: None for name in swarm.nodes if fnmatchcase(name, word)})
+        hit = _meant(swarm, word)
+        if not hit:
+            zones = [f"zone:{node.zone}" for node in swarm.nodes.values() if node.zone]
+            near = did_you_mean(word, [*swarm.nodes, *dict.fromkeys(zones)])
+            raise ConfigError(f"fault {fault.kind} at {fault.at:g} s: no node is meant by {word!r}; {near}")
+        found.update(dict.fromkeys(hit))
     return tuple(found)
+
+
+def _meant(swarm: Swarm, word: str) -> list[str]:
+    if word.endswith("%"):
+        count = round(len(swarm.nodes) * share_of(word) / 100)
+        return swarm.rng("faults/who").sample(list(swarm.nodes), count)
+    if word.startswith("zone:"):
+        return [name for name, node in swarm.nodes.items() if node.zone == word[5:]]
+    return [name for name in swarm.nodes if fnmatchcase(name, word)]
+
+
+def share_of(word: str) -> float:
+    """The number in ``25%``. Raises `ConfigError` unless it is from 0 to 100."""
+    try:
+        share = float(word[:-1])
+    except ValueError:
+        share = math.nan
+    if not 0 <= share <= 100:
+        raise ConfigError(f"{word!r} is no share of the nodes: write 0% to 100%")
+    return share
 
 
 def draw_plan(
@@ -389,7 +415,22 @@ def plan_from_table(rows: object) -> tuple[Fault, ...]:
     return tuple(sorted(plan))
 
 
-def save_plan(path: Path, scenario: str, seed: int, nodes: int, plan: Iterable[Fault], why: str) -> None:
-    """Write a file that ``shoal sim replay`` runs again."""
-    content = {"scenario": scenario, "seed": seed, "nodes": nodes, "why": why, "faults": plan_to_json(plan)}
+def save_plan(
+    path: Path,
+    scenario: str,
+    seed: int,
+    nodes: int,
+    plan: Iterable[Fault],
+    why: str,
+    *,
+    settings: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a file that ``shoal sim replay`` runs again.
+
+    ``settings`` are those of the run (`sim.scenario.scenario_to_table`); without them a replay has those of
+    ``scenario`` as it is then.
+    """
+    content = {"scenario": scenario, "seed": seed, "nodes": nodes, "why": why}
+    content |= {"settings": settings} if settings is not None else {}
+    content["faults"] = plan_to_json(plan)
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

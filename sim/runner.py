@@ -16,7 +16,15 @@ from sim.kernel import Outcome, run_bare, run_simulation
 from sim.lab.play import play
 from sim.latency import RegionLatency
 from sim.queue import SECOND
-from sim.scenario import BareWorkload, Levelled, RealWorkload, Scenario, Workload
+from sim.scenario import (
+    BareWorkload,
+    Levelled,
+    Parameters,
+    Parametrised,
+    RealWorkload,
+    Scenario,
+    Workload,
+)
 from sim.simulation import SimOptions, Simulation
 from sim.swarm import Swarm, open_swarm
 
@@ -80,11 +88,41 @@ def run_scenario(
     """
     workload = scenario.open_workload()
     _check_level(scenario, workload)
+    scenario = replace(scenario, parameters=_watched(scenario, workload))
+    result = _run(scenario, workload, seed, options or SimOptions(), progress, started)
+    assert isinstance(scenario.parameters, Parameters)
+    scenario.parameters.check_read()
+    return result
+
+
+def check_scenario(scenario: Scenario) -> None:
+    """Raise `ConfigError` for what can be known before a run: no such workload, level or parameter."""
+    workload = scenario.open_workload()
+    _check_level(scenario, workload)
+    _watched(scenario, workload)
+
+
+def _watched(scenario: Scenario, workload: Workload) -> Parameters:
+    known = workload.parameters if isinstance(workload, Parametrised) else None
+    try:
+        return Parameters(scenario.parameters, known)
+    except ConfigError as error:
+        raise ConfigError(f"scenario {scenario.name}, [parameters]: {error}") from None
+
+
+def _run(
+    scenario: Scenario,
+    workload: Workload,
+    seed: int,
+    options: SimOptions,
+    progress: Progress | None,
+    started: Callable[[Simulation], None] | None,
+) -> Result:
     if scenario.level == 3:
         if started is not None:
             raise ConfigError(f"scenario {scenario.name}: the real world of level 3 leaves no trace")
         return _run_real(scenario, workload, seed, progress)
-    options = replace(options or SimOptions(), hashed_keys=scenario.nodes >= HASHED_KEYS_FROM)
+    options = replace(options, hashed_keys=scenario.nodes >= HASHED_KEYS_FROM)
     if scenario.draw is not None and scenario.draw.buggify:
         options = replace(options, buggify=True)
     plan: list[Fault] = []

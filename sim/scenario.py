@@ -21,14 +21,18 @@ at_least = 0.95
 from __future__ import annotations
 
 import importlib
+import math
+import sys
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, runtime_checkable
 
 from p2p.errors import ConfigError
-from sim.faults import KINDS, Fault, plan_from_table
+from p2p.node.usage import did_you_mean
+from sim.faults import KINDS, Fault, plan_from_table, plan_to_json
 from sim.link import LinkSpec
 from sim.simulation import Simulation
 from sim.swarm import Swarm
@@ -37,6 +41,8 @@ if TYPE_CHECKING:
     from sim.lab.street import Street
 
 FOLDER: Final = Path(__file__).parent / "scenarios"
+FILE: Final = ".toml"
+"""How the path of a scenario ends; a name of one that comes with us does not."""
 MAX_NODES: Final = 100_000
 
 
@@ -76,6 +82,61 @@ class Levelled(Protocol):
     """A workload that says on which levels it runs; others run at level 1, or `BareWorkload`s at level 0."""
 
     levels: ClassVar[Sequence[int]]
+
+
+@runtime_checkable
+class Parametrised(Protocol):
+    """A workload that says which ``[parameters]`` it reads, so that a misspelt one is found before the run.
+
+    Of others it is found at the end: what a whole run has not read has no effect.
+    """
+
+    parameters: ClassVar[Sequence[str]]
+    """Names, or patterns such as ``price_*``."""
+
+
+class Parameters(Mapping[str, Any]):
+    """The ``[parameters]`` of one run, and which of them the workload has asked for.
+
+    A parameter that has no effect makes a wrong figure that looks right: ``--set lifetme=60`` measures the
+    default lifetime. Raises `ConfigError` for one that a `Parametrised` workload does not know, and for one
+    that it reads without saying so.
+    """
+
+    def __init__(self, values: Mapping[str, Any], known: Sequence[str] | None) -> None:
+        self._values = dict(values)
+        self._known = known
+        self._read: set[str] = set()
+        if known is not None:
+            for key in self._values:
+                if not _matches(key, known):
+                    raise ConfigError(f"no parameter is called {key!r}; {did_you_mean(key, known)}")
+
+    def __getitem__(self, key: str) -> Any:
+        if self._known is not None and not _matches(key, self._known):
+            raise ConfigError(f"the workload reads the parameter {key!r} and does not name it (parameters)")
+        self._read.add(key)
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        self._read.update(self._values)  # what walks over all may use any
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def check_read(self) -> None:
+        """Raise `ConfigError` for the first parameter that nothing has asked for."""
+        for key in self._values:
+            if self._known is None and key not in self._read:
+                raise ConfigError(
+                    f"the parameter {key!r} had no effect: the workload never asked for it; "
+                    f"{did_you_mean(key, self._read, 'it asked for')}"
+                )
+
+
+def _matches(key: str, known: Sequence[str]) -> bool:
+    return any(fnmatchcase(key, pattern) for pattern in known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +186,7 @@ class DrawnFaults:
     def __post_init__(self) -> None:
         for kind in (*(self.kinds or ()), *self.spare):
             if kind not in KINDS:
-                raise ConfigError(f"no fault is called {kind!r}; there are: {', '.join(sorted(KINDS))}")
+                raise ConfigError(f"no fault is called {kind!r}; {did_you_mean(kind, KINDS)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,11 +232,27 @@ class Scenario:
     draw: DrawnFaults | None = None
     """Faults drawn from the seed, besides."""
 
+    source: str = ""
+    """What it was loaded from: a name, or the path of a file, beside which its workload may lie. No key."""
+
     def __post_init__(self) -> None:
+        self._check_types()
         if not 1 <= self.nodes <= MAX_NODES:
             raise ConfigError(f"scenario {self.name}: nodes must be 1 to {MAX_NODES}, not {self.nodes}")
         if not 0 < self.duration <= self.horizon:
             raise ConfigError(f"scenario {self.name}: duration must be positive and within the horizon")
+
+    def _check_types(self) -> None:
+        for key in ("nodes", "level"):
+            value = getattr(self, key)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ConfigError(f"scenario {self.name}: {key} must be a whole number, not {value!r}")
+        for key in ("duration", "horizon", "latency"):
+            value = getattr(self, key)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise ConfigError(f"scenario {self.name}: {key} must be a number, not {value!r}")
+        if self.latency < 0:
+            raise ConfigError(f"scenario {self.name}: latency must not be negative")
 
     def parameter(self, key: str, default: float) -> float:
         """A number from ``[parameters]``."""
@@ -187,6 +264,10 @@ class Scenario:
     def open_workload(self) -> Workload:
         """Import and make the workload. Raises `ConfigError` naming what is not there."""
         module, _, name = self.workload.partition(":")
+        if self.source.endswith(FILE):
+            beside = str(Path(self.source).absolute().parent)
+            if beside not in sys.path:
+                sys.path.append(beside)  # last: a workload called json.py hides nothing
         try:
             workload: Workload = getattr(importlib.import_module(module), name)()
         except (ImportError, AttributeError) as error:
@@ -211,16 +292,18 @@ def scenario_names() -> list[str]:
 def load_scenario(name_or_path: str) -> Scenario:
     """A scenario by name, or from a TOML file. Raises `ConfigError` that names the key."""
     path = Path(name_or_path)
-    if path.suffix != ".toml":
-        path = FOLDER / f"{name_or_path}.toml"
+    if path.suffix != FILE:
+        path = FOLDER / f"{name_or_path}{FILE}"
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        known = ", ".join(scenario_names())
-        raise ConfigError(f"there is no scenario {name_or_path!r}; there are: {known}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: {error}") from None
-    return scenario_from_table(path.stem, table)
+        near = did_you_mean(name_or_path, scenario_names())
+        raise ConfigError(f"there is no scenario {name_or_path!r}; {near}") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+    return replace(scenario_from_table(path.stem, table), source=name_or_path)
 
 
 def scenario_from_table(name: str, table: Mapping[str, Any]) -> Scenario:
@@ -235,17 +318,35 @@ def scenario_from_table(name: str, table: Mapping[str, Any]) -> Scenario:
         values["faults"] = plan_from_table(values.get("faults", ()))
         if "draw" in values:
             values["draw"] = _build(DrawnFaults, values["draw"], f"scenario {name}, [draw]")
+        if not isinstance(values.get("parameters", {}), Mapping):
+            raise ConfigError(f"scenario {name}: [parameters] must be a table")
         scenario: Scenario = _build(Scenario, {"name": name, **values}, f"scenario {name}")
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise ConfigError(f"scenario {name}: {error}") from None
     return scenario
 
 
-def _build(kind: type, table: Mapping[str, Any], where: str) -> Any:
-    known = {item.name for item in fields(kind)}
+def scenario_to_table(scenario: Scenario) -> dict[str, Any]:
+    """What `scenario_from_table` takes: all that the scenario is but its name and where it came from."""
+    table = asdict(scenario)
+    del table["name"], table["source"]
+    table["parameters"] = dict(scenario.parameters)
+    table["expect"] = [
+        {key: value for key, value in asdict(one).items() if value is not None} for one in scenario.expect
+    ]
+    table["faults"] = plan_to_json(scenario.faults)
+    if scenario.draw is None:
+        del table["draw"]
+    return table
+
+
+def _build(kind: type, table: object, where: str) -> Any:
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{where} must be a table, not {table!r}")
+    known = {item.name for item in fields(kind)} - {"source"}
     for key in table:
         if key not in known:
-            raise ConfigError(f"{where}: unknown key {key!r}; known are {', '.join(sorted(known))}")
+            raise ConfigError(f"{where}: unknown key {key!r}; {did_you_mean(key, known, 'known are')}")
     try:
         return kind(**table)
     except TypeError as error:

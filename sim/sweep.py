@@ -1,5 +1,8 @@
 """Many seeds and parameters at once: one process a run, through any `concurrent.futures` executor.
 
+Whoever stops reading `sweep` half-way (Ctrl-C) ends it at once: what waits is cancelled, this machine's
+worker processes are terminated, and the runs that had ended were yielded already.
+
 A cluster's executor is named by import path (``dask.distributed:Client.get_executor`` style factories work
 as long as what they return has ``submit``); by default all cores of this machine are used.
 """
@@ -10,18 +13,26 @@ import hashlib
 import importlib
 import logging
 import os
+import signal
 import statistics
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
-from multiprocessing import get_context
-from typing import Any
+from multiprocessing import active_children, get_context
+from pathlib import Path
+from typing import Any, Final
 
 from p2p.errors import ConfigError, ShoalError
-from sim.errors import SimulationError
+from sim.errors import NodeFailed, SimulationError
 from sim.runner import Result, run_scenario
 from sim.scenario import Scenario
+
+FIELDS: Final = ("nodes", "duration", "latency", "level")
+"""What ``--set`` changes of a scenario itself; every other key is one of its ``[parameters]``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +53,7 @@ class Run:
 
 def changed(scenario: Scenario, changes: Mapping[str, Any]) -> Scenario:
     """The scenario with other fields (``nodes``, ``duration`` ...) or other ``parameters``."""
-    fields = {
-        key: value for key, value in changes.items() if key in {"nodes", "duration", "latency", "level"}
-    }
+    fields = {key: value for key, value in changes.items() if key in FIELDS}
     others = {key: value for key, value in changes.items() if key not in fields}
     return scenario.with_changes(**fields, parameters={**scenario.parameters, **others})
 
@@ -58,10 +67,34 @@ def run_one(scenario: Scenario, seed: int, changes: Mapping[str, Any]) -> Run:
 
 
 def describe(error: BaseException) -> str:
-    """The innermost reason, in one line."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return f"{type(error).__name__}: {error}"
+    """The innermost reason, in one line; of a bug, with the file and line that raised it."""
+    *around, reason = _chain(error)
+    where = "".join(f"node {e.node} at {e.seconds:g} s: " for e in around if isinstance(e, NodeFailed))
+    origin = f" ({_origin(reason)})" if is_bug(reason) else ""
+    return f"{where}{type(reason).__name__}: {reason}{origin}"
+
+
+def innermost(error: BaseException) -> BaseException:
+    """What was raised first, without the groups and the node around it."""
+    return list(_chain(error))[-1]
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    yield error
+    if isinstance(error, BaseExceptionGroup):
+        yield from _chain(error.exceptions[0])
+    elif isinstance(error, NodeFailed):
+        yield from _chain(error.error)
+
+
+def is_bug(reason: BaseException) -> bool:
+    """Whether only a traceback helps: none of our own errors, whose text says it all."""
+    return not isinstance(reason, ShoalError | SimulationError)
+
+
+def _origin(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}" if frames else "?"
 
 
 def grid(settings: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
@@ -83,20 +116,51 @@ def open_executor(path: str | None, jobs: int | None) -> Executor:
 
 
 def _hush() -> None:
-    """In a storm warnings are no news."""
+    """In a storm warnings are no news; Ctrl-C is for the parent, which then terminates this process."""
     logging.basicConfig(level=logging.ERROR)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def sweep(
     scenario: Scenario, seeds: Sequence[int], settings: Mapping[str, Sequence[Any]], executor: Executor
 ) -> Iterator[Run]:
     """Run every seed with every combination of settings; runs come as they end."""
-    with executor:
-        futures = [
-            executor.submit(run_one, scenario, seed, changes) for changes in grid(settings) for seed in seeds
-        ]
-        for future in as_completed(futures):
-            yield future.result()
+    strangers = active_children()
+    try:
+        with _interrupts_held():
+            runs = {
+                executor.submit(run_one, scenario, seed, changes): (seed, changes)
+                for changes in grid(settings)
+                for seed in seeds
+            }
+        for future in as_completed(runs):
+            yield _outcome(future, *runs[future])
+    except BaseException:
+        executor.shutdown(wait=False, cancel_futures=True)
+        for child in active_children():
+            if child not in strangers:
+                child.terminate()
+        raise
+    executor.shutdown()
+
+
+def _outcome(future: Future[Run], seed: int, changes: Mapping[str, Any]) -> Run:
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        return Run(
+            seed, changes, None, "its process, or one beside it, was killed: out of memory? try --jobs"
+        )
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Workers that are started in the block do not hear the terminal's Ctrl-C, not even while they import."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def summarise(runs: Sequence[Run]) -> dict[str, Any]:

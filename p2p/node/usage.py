@@ -28,13 +28,18 @@ INTERRUPTED: Final = 130
 CLOSENESS: Final = 0.5
 """Of two words, by difflib's ratio, from which on one may be meant by the other: ``traner`` and ``trainer``
 have 0.92, ``nod`` and ``node`` 0.86, ``fly`` and ``sim`` 0."""
+MAX_NAMED: Final = 40
+"""Known words that a sentence lists: all scenarios, commands and keys; not the 10,000 nodes of a swarm."""
 
 
 def did_you_mean(word: str, known: Iterable[str], what: str = "there are") -> str:
     """The end of a sentence about a word that is not known: the nearest one, or all."""
     names = sorted(known)
     near = difflib.get_close_matches(word, names, n=1, cutoff=CLOSENESS)
-    return f"did you mean {near[0]!r}?" if near else f"{what}: {', '.join(names) or 'none'}"
+    if near:
+        return f"did you mean {near[0]!r}?"
+    rest = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return f"{what}: {', '.join(names[:MAX_NAMED]) or 'none'}{rest}"
 
 
 def check_target(option: str, path: Path | None) -> None:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from random import Random
+from typing import ClassVar
 
 from p2p.identity import PeerId
 from p2p.shardcast.forest import Forest, Roster, RosterEntry, plant
@@ -59,6 +60,19 @@ class FlowNode:
 
 class Broadcast:
     """One policy, once, to all."""
+
+    parameters: ClassVar[Sequence[str]] = (
+        "chunks",
+        "chunk_bytes",
+        "relays",
+        "relay_up",
+        "up_low",
+        "up_high",
+        "down_factor",
+        "origin_up",
+        "deaths",
+        "deaths_until",
+    )
 
     async def run(self, swarm: object, scenario: Scenario) -> Mapping[str, float | int | str]:
         """There is no L1 side here: the roles' own workloads carry real chunks."""

@@ -7,7 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Final
+from typing import ClassVar, Final
 
 import trio
 
@@ -32,6 +32,21 @@ BOOTSTRAP: Final = 3
 
 class Churn:
     """Nodes that join, heartbeat, die and return."""
+
+    parameters: ClassVar[Sequence[str]] = (
+        "sessions",
+        "zones",
+        "arrival",
+        "preset",
+        "lifetime",
+        "lifetime_sigma",
+        "downtime",
+        "downtime_sigma",
+        "silent",
+        "zone_interval",
+        "day",
+        "day_swing",
+    )
 
     def __init__(self) -> None:
         self._views: dict[str, Membership] = {}

@@ -9,8 +9,8 @@ is not counted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Final
 
 import trio
 
@@ -32,6 +32,8 @@ CONFIG: Final = DhtConfig(
 
 class Editions:
     """A `sim.scenario.Workload`."""
+
+    parameters: ClassVar[Sequence[str]] = ("last_reading", "lifetime", "publish_until", "publish", "read")
 
     def __init__(self) -> None:
         self._open: dict[str, Dht] = {}

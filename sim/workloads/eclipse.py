@@ -7,7 +7,8 @@ were there first, and the newcomers' bootstrap list names several of them and on
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import trio
 
@@ -22,6 +23,8 @@ _HONEST_BOOTSTRAP = 1
 
 class Eclipse:
     """Honest nodes, a coalition, and newcomers that ask mostly the coalition."""
+
+    parameters: ClassVar[Sequence[str]] = ("coalition_share", "newcomers", "settle")
 
     def __init__(self) -> None:
         self._views: dict[str, Membership] = {}

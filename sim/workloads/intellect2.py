@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Final
 
 from p2p.identity import PeerId
 from p2p.shardcast import NO_POLICY, PolicyVersion, RosterEntry, ShardcastConfig, ShardcastStats, events as ev
@@ -37,7 +37,7 @@ from sim.queue import SimTimer, nanoseconds
 from sim.scenario import Scenario
 from sim.simulation import Simulation
 from sim.workloads.policies import depth_of
-from sim.workloads.sites import Site, Stage
+from sim.workloads.sites import STAGE_PARAMETERS, Site, Stage
 
 RUN: Final = b"simulated run"
 WINDOW: Final = 2
@@ -237,6 +237,8 @@ class CoreSwarm:
 
 class Intellect2:
     """The real core, striped relay forest and pull repair."""
+
+    parameters: ClassVar[Sequence[str]] = (*STAGE_PARAMETERS, "coarse")
 
     async def run(self, swarm: object, scenario: Scenario) -> Mapping[str, float | int | str]:
         """There is no L1 side: 62 GB a node have no bytes."""

@@ -32,6 +32,25 @@ from sim.scenario import Scenario
 ORIGIN: Final = "origin"
 CLAIM: Final = 0.9
 """Share of its uplink that a node offers: a line filled to the brim starves its own acks."""
+PART_PARAMETERS: Final = (
+    "origin_up",
+    "origin_down",
+    "late_share",
+    "late_at",
+    "liars",
+    "lie_share",
+    "drippers",
+    "drip",
+    "slow_relays",
+    "slow_up",
+    "up_low",
+    "up_high",
+    "down_factor",
+    "weak_share",
+    "weak_down",
+    "nat_share",
+)
+"""What `cast_parts` reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

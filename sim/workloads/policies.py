@@ -14,7 +14,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
-from typing import Final
+from typing import ClassVar, Final
 
 import trio
 
@@ -33,7 +33,7 @@ from p2p.shardcast.forest import Forest, Roster, plant
 from sim.link import MBIT
 from sim.scenario import Scenario
 from sim.swarm import SimNode, Swarm
-from sim.workloads.parts import ORIGIN, Part, bent_host, cast_parts
+from sim.workloads.parts import ORIGIN, PART_PARAMETERS, Part, bent_host, cast_parts
 
 ANNOUNCE: Final = ProtocolId("/sim/announce/1.0.0")
 RUN: Final = b"simulated run"
@@ -46,6 +46,14 @@ PERCENTILES: Final = (50, 90, 99, 100)
 
 class Policies:
     """One origin, many receivers that relay, and a few that should not be trusted to."""
+
+    parameters: ClassVar[Sequence[str]] = (
+        *PART_PARAMETERS,
+        "policy_bytes",
+        "chunk_bytes",
+        "interval",
+        "versions",
+    )
 
     def __init__(self) -> None:
         self._parts: dict[str, Part] = {}

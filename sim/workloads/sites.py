@@ -33,6 +33,25 @@ FILE_BYTES = 62e9
 PERCENTILES = (10, 50, 90, 99, 100)
 PROMPT_TOKENS = 500
 """Estimate: a mathematics or coding task with its instructions."""
+STAGE_PARAMETERS = (
+    "interval",
+    "versions",
+    "policy_bytes",
+    "origin_up",
+    "relay_up",
+    "relays",
+    "up_low",
+    "up_high",
+    "down_factor",
+    "share_8xH100",
+    "share_4x4090",
+    "deaths",
+    "answer_tokens",
+    "batch_rollouts",
+    "max_staleness",
+    "trainer_h100s",
+)
+"""What `Stage` reads."""
 
 
 @dataclass(slots=True, eq=False)

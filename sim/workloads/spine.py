@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from p2p.identity import PeerId
 from p2p.node.config import NodeConfig
@@ -43,6 +43,15 @@ LOOK: Final = 0.5
 
 class Spine:
     """A `sim.scenario.Workload`."""
+
+    parameters: ClassVar[Sequence[str]] = (
+        "steps",
+        "groups",
+        "group_size",
+        "submission",
+        "kill_at_step",
+        "down_seconds",
+    )
 
     def __init__(self, cast: Mapping[str, str] = CAST) -> None:
         """``cast`` gives every node's role; the first only relays, and knows the run."""

@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from random import Random
+from typing import ClassVar
 
 import trio
 
@@ -31,6 +32,17 @@ FRIENDS = 4
 
 class Spread:
     """One origin, many receivers that relay."""
+
+    parameters: ClassVar[Sequence[str]] = (
+        "nat_share",
+        "up_low",
+        "up_high",
+        "down_factor",
+        "versions",
+        "interval",
+        "chunk_bytes",
+        "policy_bytes",
+    )
 
     def __init__(self) -> None:
         self._services: dict[str, Shardcast] = {}

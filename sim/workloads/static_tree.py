@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Final
+from typing import ClassVar, Final
 
 from sim.errors import SimulationError
 from sim.fabric import Lane
@@ -28,7 +28,7 @@ from sim.profiles import DISK_RATE
 from sim.queue import SECOND, nanoseconds
 from sim.scenario import Scenario
 from sim.simulation import Simulation
-from sim.workloads.sites import Site, Stage
+from sim.workloads.sites import STAGE_PARAMETERS, Site, Stage
 
 FILE: Final = 50_000_000
 """Bytes of one file (``SHARDCAST_SHARD_SIZE``)."""
@@ -135,6 +135,8 @@ class Machine:
 
 class StaticTree:
     """An origin, relay servers that everybody knows, and clients of theirs."""
+
+    parameters: ClassVar[Sequence[str]] = STAGE_PARAMETERS
 
     async def run(self, swarm: object, scenario: Scenario) -> Mapping[str, float | int | str]:
         """There is no L1 side: 62 GB a node have no bytes."""

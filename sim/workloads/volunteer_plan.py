@@ -37,6 +37,30 @@ HEADER: Final = 512
 """Bytes left in the last chunk for the header of the safetensors file."""
 SHARE: Final = "share_"
 """Prefix of the parameters that say which share of the volunteers has which machine."""
+PLAN_PARAMETERS: Final = (
+    f"{SHARE}*",
+    "sized_for",
+    "group_size",
+    "batch_rollouts",
+    "policy_bytes",
+    "model",
+    "trainer",
+    "validator",
+    "validators",
+    "relays",
+    "answer_tokens",
+    "prompt_tokens",
+    "coarse",
+    "submission",
+    "max_staleness",
+    "up_low",
+    "up_high",
+    "down_factor",
+    "look_interval",
+    "beat_interval",
+    "gossip_interval",
+)
+"""What this module reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

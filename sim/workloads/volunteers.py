@@ -18,9 +18,9 @@ volunteers stay; these die by a churn model and come back on their disk. Figures
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, ClassVar, Final, cast
 
 import trio
 
@@ -42,7 +42,15 @@ from sim.swarm import NodeMain, SimNode, Swarm
 from sim.workloads.freight import Freight, Weigh
 from sim.workloads.timesheet import TimedWorld, Timesheet
 from sim.workloads.volunteer_figures import JUDGE, VOLUNTEER, Diary, figures, plot
-from sim.workloads.volunteer_plan import Plan, deal_machines, draw_line, node_config, plan_of, write_run
+from sim.workloads.volunteer_plan import (
+    PLAN_PARAMETERS,
+    Plan,
+    deal_machines,
+    draw_line,
+    node_config,
+    plan_of,
+    write_run,
+)
 
 TRAINER: Final = "trainer"
 CLAIM: Final = 0.9
@@ -52,6 +60,22 @@ HOUR: Final = 3600.0
 
 class Volunteers:
     """A `sim.scenario.Workload`."""
+
+    parameters: ClassVar[Sequence[str]] = (
+        *PLAN_PARAMETERS,
+        "site_mbit",
+        "settle",
+        "lifetime",
+        "lifetime_sigma",
+        "downtime",
+        "downtime_sigma",
+        "silent",
+        "arrival",
+        "learning",
+        "skill",
+        "patience",
+        "price_*",
+    )
 
     def __init__(self) -> None:
         self._scenario: Scenario

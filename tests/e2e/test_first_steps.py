@@ -6,13 +6,14 @@ elsewhere.
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +29,8 @@ from p2p.node.live import LiveLine
 from p2p.node.role import Progress
 from proofs.checks import Verdict
 from roles.inference import MAX_REASONS, OTHER, Inference, InferenceConfig, InferenceCounts
-from tests.e2e.node_process import LOOPBACK, START_SECONDS, fail
+from sim.cli import main as sim_main
+from tests.e2e.node_process import LOOPBACK, START_SECONDS
 from tests.unit.test_run_file import RUN
 
 ROOT = Path(__file__).parent.parent.parent
@@ -80,6 +82,7 @@ class Told(LiveLine):
 
     def __init__(self, node, roles) -> None:
         super().__init__(node, roles)
+        self.began = node.world.now()
         self.lines: list[tuple[float, str]] = []
 
     async def _write(self, text: str) -> None:
@@ -87,9 +90,7 @@ class Told(LiveLine):
         await trio.lowlevel.checkpoint()
 
     def _print(self, text: str) -> None:
-        self.lines.append((round(trio.current_time() - self.began), text.strip()))
-
-    began: float
+        self.lines.append((round(self._node.world.now() - self.began), text.strip()))
 
 
 class Worker:
@@ -118,11 +119,10 @@ async def test_a_piped_node_tells_once_a_minute_and_when_the_run_is_over(autojum
     worker = Worker()
     async with open_world() as world:
         line = Told(stub_node(world), [worker])
-        line.began = trio.current_time()
         with trio.move_on_after(200.5):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(line.run)
-                await trio.sleep(150.5)
+                await world.sleep(150.5)
                 worker.over = True
     told = "policy 3 (the swarm has 4)   rollouts 256 made   peers 2"
     assert line.lines == [
@@ -195,3 +195,201 @@ def test_who_can_dial_an_address_is_said(place: str, who: str) -> None:
     said = REACH.get(reach(Multiaddr.parse(place)), "")
     assert said.startswith(who)
     assert bool(said) == bool(who)
+
+
+# 14 to 17, 21: the simulator
+
+SLOW = """
+import time
+from pathlib import Path
+
+class Slow:
+    async def run(self, swarm, scenario):
+        seed = swarm.simulation.seed
+        if seed > 2:
+            Path(__file__).with_name("busy").open("wb").close()
+            time.sleep(60)
+        return {"seed": seed}
+"""
+
+WRONG = """
+class Wrong:
+    async def run(self, swarm, scenario):
+        swarm.add("n0", self.live)
+        await swarm.sleep(5)
+        return {}
+
+    async def live(self, node):
+        await node.world.sleep(1)
+        return {}["missing"]
+
+class Reads:
+    async def run(self, swarm, scenario):
+        return {"lifetime": scenario.parameter("lifetime", 3.0)}
+"""
+
+CHURN = """caption = "Mine?"
+workload = "sim.workloads.churn:Churn"
+nodes = 4
+duration = 40.0
+[parameters]
+lifetime = 20.0
+arrival = 1.0
+[draw]
+start = 5.0
+end = 30.0
+"""
+
+
+def scenario_file(folder: Path, workload: str, code: str = "", rest: str = "") -> Path:
+    """A scenario of one's own, with its workload beside it."""
+    folder.mkdir(exist_ok=True)
+    module, _, _ = workload.partition(":")
+    (folder / f"{module}.py").write_text(code)
+    path = folder / "mine.toml"
+    path.write_text(f'caption = "Mine?"\nworkload = "{workload}"\nnodes = 2\nduration = 9.0\n{rest}')
+    return path
+
+
+def test_a_saved_plan_holds_all_that_the_run_had(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Issue 10.14: `replay` of ``run --duration 150 --save-plan`` played 300 s."""
+    path, plan = tmp_path / "mine.toml", tmp_path / "plan.json"
+    path.write_text(CHURN)
+    results = [tmp_path / "one.json", tmp_path / "other.json"]
+    arguments = ["--duration", "25", "--nodes", "5", "--set", "lifetime=7", "--save-plan", str(plan)]
+    assert sim_main(["run", str(path), *arguments, "--json", str(results[0])]) == 0
+    path.write_text(CHURN.replace("arrival = 1.0", "arrival = 3.0"))  # the scenario has changed since
+    assert sim_main(["replay", str(plan), "--json", str(results[1])]) == 0
+    one, other = (json.loads(result.read_text()) for result in results)
+    assert other["virtual_seconds"] == 25
+    assert one["faults"] == other["faults"]
+    assert {key: one[key] for key in ("nodes", "metrics")} == {
+        key: other[key] for key in ("nodes", "metrics")
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ["run", "churn", "--set", "lifetme=60"],
+            "no parameter is called 'lifetme'; did you mean 'lifetime'?",
+        ),
+        (["run", "churn", "--set", "lifetime=60,70"], "one value at a time; `sweep` tries several"),
+        (["run", "churn", "--set", "lifetime="], "write KEY=VALUE"),
+        (["run", "churn", "--set", "nodes=2.5"], "nodes must be a whole number, not 2.5"),
+        (["run", "churn", "--duration", "nan"], "duration must be a number, not nan"),
+        (["run", "chrun"], "there is no scenario 'chrun'; did you mean 'churn'?"),
+        (["sweep", "churn", "--set", "lifetme=1,2"], "did you mean 'lifetime'?"),
+        (["sweep", "churn", "--seeds", "5-1"], "--seeds 5-1: write 1-200 or 3,5,8"),
+        (["diff", "churn", "--level", "0"], "runs at level 1, not at level 0"),
+        (
+            ["diff", "churn", "--python", "no-such-python"],
+            "--python no-such-python: there is no such program",
+        ),
+        (["trace", "churn", "--out", "x.json", "--set", "up=1"], "no parameter is called 'up'"),
+        (["rnu", "churn"], "there is no command 'rnu'; did you mean 'run'?"),
+        (["run", "churn", "--report", "gone/x.html"], "--report gone/x.html: there is no folder gone"),
+        (["run", "churn", "--json", "gone/x.json"], "--json gone/x.json: there is no folder gone"),
+        (["run", "churn", "--json", "."], "--json .: that is a folder"),
+        (["run", "churn", "--save-plan", "gone/x"], "--save-plan gone/x: there is no folder gone"),
+        (["run", "churn", "--baseline", "gone/x.json"], "--baseline gone/x.json cannot be read"),
+        (["run", "churn", "--baseline", "list.json"], "is no result of `sim run --json`"),
+        (["sweep", "churn", "--report", "gone/x.html"], "there is no folder gone"),
+        (["trace", "churn", "--out", "gone/x.json"], "--out gone/x.json: there is no folder gone"),
+    ],
+)
+def test_what_makes_no_sense_is_said_before_anything_is_played(
+    arguments: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Issue 10.15, 10.16, 10.21: accepted in silence, or a traceback after the whole run."""
+    (tmp_path / "list.json").write_text("[]")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sim.cli.run_scenario", lambda *_, **__: pytest.fail("it was played"))
+    monkeypatch.setattr("sim.cli.open_executor", lambda *_: pytest.fail("it was played"))
+    assert sim_main(arguments) == 2
+    assert sentence in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_parameter_that_nothing_reads_fails_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Issue 10.15: a workload of one's own need not list what it reads."""
+    path = scenario_file(tmp_path, "reads:Reads", WRONG, "[parameters]\nlifetme = 9.0\n")
+    assert sim_main(["run", str(path)]) == 2
+    assert "the parameter 'lifetme' had no effect" in capsys.readouterr().err
+    path = scenario_file(tmp_path, "reads:Reads", WRONG, "[parameters]\nlifetime = 9.0\n")
+    assert sim_main(["run", str(path)]) == 0
+
+
+def test_what_diff_and_trace_are_told_they_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Issue 10.15: `diff` ignored --duration and --json, `trace` --json."""
+    path = tmp_path / "mine.toml"
+    path.write_text(CHURN)
+    found, traced = tmp_path / "found.json", tmp_path / "traced.json"
+    few = [str(path), "--nodes", "2", "--duration", "3"]
+    assert sim_main(["diff", *few, "--seed2", "2", "--json", str(found)]) == 1
+    assert json.loads(found.read_text())["first"]["number"] >= 0
+    assert sim_main(["trace", *few, "--out", str(tmp_path / "t.json"), "--json", str(traced)]) == 0
+    assert json.loads(traced.read_text())["virtual_seconds"] == 3
+
+
+def test_a_bug_in_ones_own_workload_has_a_file_and_a_line(tmp_path: Path) -> None:
+    """Issue 10.16: it was shown as ``KeyError('missing')``."""
+    path = scenario_file(tmp_path, "wrong:Wrong", WRONG)
+    code, output = play("-m", "sim", "run", str(path), cwd=tmp_path)
+    assert code == 1
+    assert f'File "{tmp_path / "wrong.py"}", line 10, in live' in output
+    last = " ".join(output.rpartition("the simulation failed")[2].split())
+    assert last == ": node n0 at 1 s: KeyError: 'missing' (wrong.py:10 in live)"
+
+
+def test_ctrl_c_of_a_sweep_keeps_what_had_ended(tmp_path: Path) -> None:
+    """Issue 10.17: it took 28 s, and the runs that had ended were lost."""
+    path = scenario_file(tmp_path, "slow:Slow", SLOW)
+    os.mkfifo(tmp_path / "busy")  # becomes readable when the third run opens it
+    busy = os.open(tmp_path / "busy", os.O_RDONLY | os.O_NONBLOCK)
+    out = tmp_path / "out.json"
+    arguments = ["sweep", str(path), "--seeds", "1-9", "--jobs", "1", "--json", str(out)]
+    with started("-m", "sim", *arguments, cwd=tmp_path) as process:
+        assert select.select([busy], [], [], START_SECONDS)[0], "the third run has not begun"
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=5)  # it takes 0.3 s on a quiet machine
+    assert process.returncode == 130
+    assert "interrupted: 2 of 9 runs had ended" in output
+    assert "2 runs, 0 failed" in output
+    assert "Traceback" not in output
+    os.close(busy)
+    assert json.loads(out.read_text())["runs"] == 2
+
+
+def test_shoal_sim_finds_a_workload_beside_its_scenario(tmp_path: Path) -> None:
+    """Issue 10.21: only ``python -m sim`` in that folder found it."""
+    path = scenario_file(tmp_path / "sub", "beside:Reads", WRONG)
+    (tmp_path / "shoal").write_text("import sys\nfrom p2p.node.cli import main\nsys.exit(main())\n")
+    code, output = play(str(tmp_path / "shoal"), "sim", "run", str(path), "--set", "lifetime=4", cwd=ROOT)
+    assert (code, "lifetime" in output) == (0, True), output
+
+
+# 22: the page
+
+
+def test_the_page_of_a_run_can_be_read_by_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Issue 10.22: drawings have names, axes units, and the page says what made it."""
+    path, page = tmp_path / "mine.toml", tmp_path / "out.html"
+    path.write_text(CHURN)
+    assert sim_main(["run", str(path), "--report", str(page)]) == 0
+    text = page.read_text()
+    drawings = re.findall("<svg [^>]*>", text)
+    assert len(drawings) >= 4
+    assert all(re.search('role=img aria-label="[^"]+"', drawing) for drawing in drawings)
+    assert "<meta name=viewport content='width=device-width,initial-scale=1'>" in text
+    assert f"made by <code>shoal sim run {path} --report {page}</code>, Shoal 0." in text
+    ticks = re.findall("<text [^>]*>([^<]*)</text>", text)
+    assert {"20 s", "virtual time"} <= set(ticks)
+    assert any(tick.endswith(" kB") for tick in ticks)
+    assert "<th>" not in text, "a heading says what it heads"

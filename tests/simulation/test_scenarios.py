@@ -26,6 +26,17 @@ def test_every_scenario_loads_and_says_what_it_asks(name: str) -> None:
     scenario.open_workload()
 
 
+COSTLY = ("intellect2", "origin_dies", "slow_relay", "thousand", "volunteers")
+"""Scenarios of 10 CPU seconds and more: 44, 16, 11, about 100, about 400. A sweep plays them, not every test."""
+
+
+@pytest.mark.parametrize("name", [name for name in scenario_names() if name not in COSTLY])
+def test_a_scenario_keeps_what_it_expects_of_itself(name: str) -> None:
+    """Issue 10.14: ``churn`` and ``eclipse`` failed at their own defaults; tests only loaded them."""
+    result = run_scenario(load_scenario(name), 1)
+    assert result.ok, [entry for entry in result.expectations if not entry["ok"]]
+
+
 def small(name: str, **changes) -> Scenario:
     return dataclasses.replace(load_scenario(name), **changes)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -15,6 +16,7 @@ from p2p.errors import ConfigError
 from p2p.identity import ProtocolId
 from p2p.multiaddr import Multiaddr
 from sim.clock import Pace
+from sim.errors import NodeFailed
 from sim.faults import KINDS, Fault, apply_plan, draw_plan, plan_from_table, plan_to_json, save_plan
 from sim.kernel import run_simulation
 from sim.link import LinkSpec
@@ -277,7 +279,7 @@ def test_victims_can_be_patterns_shares_and_zones() -> None:
                 swarm.add(name, idle, zone=f"z{number % 2}")
             await swarm.sleep(1)
             dead = []
-            for when, who in enumerate((("n1*",), ("50%",), ("zone:z1",), ("nobody",)), start=2):
+            for when, who in enumerate((("n1*",), ("50%",), ("zone:z1",)), start=2):
                 apply_plan(swarm, [Fault(at=float(when), kind="kill", who=who, seconds=0.5)])
                 await swarm.sleep_until(when + 0.1)
                 dead.append([name for name, node in swarm.nodes.items() if not node.alive])
@@ -289,7 +291,23 @@ def test_victims_can_be_patterns_shares_and_zones() -> None:
     assert dead[0] == ["n1", "n10", "n11"]
     assert len(dead[1]) == 4
     assert dead[2] == ["n1", "n3", "n5", "n11"]
-    assert dead[3] == []
+
+
+@pytest.mark.parametrize("who", ["nobody", "n9*", "zone:z7", "1%"])
+def test_a_fault_that_names_no_node_fails_the_run(who: str) -> None:
+    """Issue 10.15: it did not happen, and the run said that everything was met."""
+    fault = Fault(at=2.0, kind="kill", who=("n1", who), seconds=0.5)
+    with pytest.raises(NodeFailed, match=f"fault kill at 2 s: no node is meant by {re.escape(repr(who))}"):
+        play_plan(fault, until=3, ask=lambda swarm: len(swarm.alive))
+
+
+def test_a_share_of_the_nodes_is_one() -> None:
+    """Issue 10.15: ``25 %`` was a ValueError in the middle of a run, and 250% one of random.sample."""
+    for who in ("many%", "-1%", "250%"):
+        with pytest.raises(ConfigError, match="is no share of the nodes"):
+            Fault(at=2.0, kind="kill", who=(who,))
+    with pytest.raises(ConfigError, match="who names no node"):
+        Fault(at=2.0, kind="kill", who=())
 
 
 @given(st.integers(0, 10_000), st.floats(5, 50), st.floats(10, 300))

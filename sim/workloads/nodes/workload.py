@@ -27,6 +27,7 @@ from sim.workloads.nodes.cast import Cast
 from sim.workloads.nodes.flow import Flow
 from sim.workloads.nodes.real import LINGER, Company
 from sim.workloads.nodes.tale import Tale, measure
+from sim.workloads.parts import PART_PARAMETERS
 
 LOOK: Final = 0.5
 """Virtual seconds between looks at who holds what."""
@@ -36,6 +37,16 @@ class Nodes:
     """A `sim.scenario.Workload` for every level."""
 
     levels: ClassVar[Sequence[int]] = (0, 1, 2, 3)
+    parameters: ClassVar[Sequence[str]] = (
+        *PART_PARAMETERS,
+        "policy_bytes",
+        "versions",
+        "first_at",
+        "interval",
+        "chunk_bytes",
+        "congestion",
+        "queue",
+    )
 
     def __init__(self) -> None:
         self._open: dict[str, list[tuple[Node, Sequence[Role]]]] = {}
