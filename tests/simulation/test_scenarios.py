@@ -27,7 +27,7 @@ def test_every_scenario_loads_and_says_what_it_asks(name: str) -> None:
 
 
 COSTLY = ("intellect2", "origin_dies", "slow_relay", "thousand", "volunteers")
-"""Scenarios of 10 CPU seconds and more: 44, 16, 11, about 100, about 400. A sweep plays them, not every test."""
+"""Scenarios of 10 CPU seconds and more (44, 16, 11, about 100 and 400): for sweeps, not for every test."""
 
 
 @pytest.mark.parametrize("name", [name for name in scenario_names() if name not in COSTLY])
