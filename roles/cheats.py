@@ -3,21 +3,38 @@
 They follow the protocol in everything but the work itself: tasks, seeds, slots and signatures are right,
 so only the proofs can tell. Modes: *greedy* answers with the most probable tokens (better paid than honest
 sampling); *stale* runs older weights than it claims (saves every download).
+
+Late in a run the policy is so sure that such work is often just what honest work would have been: a greedy
+submission then differs from the seeded draw in 1 token of 1,000, which is within the tolerance of the run,
+and is rightly accepted. That is no cheat, and a show of cheats that are caught must not hand it in. So each
+submission is replayed first as a validator would, and held against the run's own limits; where it might
+pass, another way to cheat is tried.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import ClassVar, Self
+from typing import ClassVar, Final, Self
 
 from p2p.node.node import Node
 from p2p.node.tables import read_table
 from p2p.shardcast.manifest import PolicyVersion
-from roles.engines.base import Engine, Group, GroupTask
+from proofs.checks import MAX_LIMIT, Evidence, Limits, Verdict, judge, judge_pool
+from roles.engines.base import Engine, EngineError, Group, GroupTask, Sampling
 from roles.inference import Inference, InferenceConfig, run_sampling
 from roles.run import Run
+
+MARGIN: Final = 2.0
+"""By how much the evidence must exceed each limit: the validator's own replay may differ from ours by honest
+noise, which the limits leave room for once (`proofs.checks.Limits`), so that twice them is past doubt."""
+HEATS: Final = (4.0, 16.0, 64.0)
+"""Temperatures of the last resort. A token that a policy draws with probability 1 - 1e-6 at temperature 1
+it draws, among 50 tokens, with 0.63 at 4 and with 0.06 at 16: of the 1,000 tokens of a submission hundreds
+are not those that the seeds give."""
 
 
 class CheatMode(Enum):
@@ -54,33 +71,50 @@ class Cheat(Inference):
         return cls(read_table(CheatConfig, table, "[role.cheat]"))
 
     async def load_newest(self, node: Node, engine: Engine) -> PolicyVersion:
-        """Claim the newest version; run it, or, when it is the turn of stale work, an older one."""
+        """Claim the newest version, and begin the next turn."""
         newest = await node.shardcast.wait_policy(self.loaded)
-        older = _older(node, newest)
-        wants_stale = self._mode is CheatMode.STALE or (
+        self._stale_turn = self._mode is CheatMode.STALE or (
             self._mode is CheatMode.TURNS and not self._stale_turn
         )
-        self._stale_turn = wants_stale and older is not None
-        await self._load(node, engine, older if self._stale_turn and older is not None else newest)
+        await self._load(node, engine, newest)
         self.note_policy(newest)
         return newest
 
     async def draw(self, node: Node, run: Run, engine: Engine, tasks: Sequence[GroupTask]) -> list[Group]:
-        """Stale work is drawn as it should be; everything else is greedy.
+        """The first work, of all ways to cheat, that the run's limits must reject.
 
-        Where the policy is sure of every token of every task, the greedy answer is the one that the seeds
-        give: handing it in would be honest work (seen once in five runs of the demo). Then this turn is for
-        stale work, too.
+        Raises `EngineError` if there is none: nothing is handed in then that might be honest.
         """
-        honest = run_sampling(run)
-        if not self._stale_turn:
-            greedy = await engine.generate(tasks, replace(honest, temperature=0.0))
-            evidence = await engine.score(tasks, greedy, honest)
-            older = _older(node, self.loaded)
-            if older is None or any(group.draw_mismatches for group in evidence):
-                return greedy
-            await self._load(node, engine, older)
-        return await engine.generate(tasks, honest)
+        honest, claimed = run_sampling(run), self.loaded
+        with ExitStack() as pins:  # both policies are loaded by turns: neither may be dropped meanwhile
+            older = self._pin_older(node, pins)
+            for version, asked, sampling in self._ways(older, tasks, honest):
+                await self._load(node, engine, version)
+                groups = await engine.generate(asked, sampling)
+                await self._load(node, engine, claimed)
+                if must_fail(await engine.score(tasks, groups, honest), run.terms.limits):
+                    return groups
+        raise EngineError("no way to cheat was found that the run's limits must reject")
+
+    def _pin_older(self, node: Node, pins: ExitStack) -> PolicyVersion | None:
+        """The newest policy here that is older than the one claimed; None unless both are here."""
+        older = next((held for held in node.shardcast.held if held < self.loaded), None)
+        if older is None or not node.shardcast.holds(self.loaded):
+            return None
+        pins.enter_context(node.shardcast.pin(older))
+        pins.enter_context(node.shardcast.pin(self.loaded))
+        return older
+
+    def _ways(
+        self, older: PolicyVersion | None, tasks: Sequence[GroupTask], honest: Sampling
+    ) -> Iterator[tuple[PolicyVersion, Sequence[GroupTask], Sampling]]:
+        """Weights, tasks and sampling: first this turn's own way, then the other, then what cannot pass."""
+        greedy = (self.loaded, tasks, replace(honest, temperature=0.0))
+        stale = () if older is None else ((older, tasks, honest),)
+        yield from (*stale, greedy) if self._stale_turn else (greedy, *stale)
+        others = [replace(task, seeds=tuple(map(_other_seed, task.seeds))) for task in tasks]
+        for heat in HEATS:
+            yield self.loaded, others, replace(honest, temperature=heat)
 
     async def _load(self, node: Node, engine: Engine, version: PolicyVersion) -> None:
         if version != self._in_engine:
@@ -89,6 +123,32 @@ class Cheat(Inference):
             self._in_engine = version
 
 
-def _older(node: Node, version: PolicyVersion) -> PolicyVersion | None:
-    """The newest policy here that is older than ``version``."""
-    return next((held for held in node.shardcast.held if held < version), None)
+def _other_seed(seed: bytes) -> bytes:
+    """One that nobody derived."""
+    return hashlib.sha256(b"cheat" + seed).digest()[: len(seed)]
+
+
+def must_fail(pool: Sequence[Evidence], limits: Limits) -> bool:
+    """Whether limits `MARGIN` times as wide would reject this submission, as a validator judges it."""
+    wide = _widened(limits)
+    verdicts = [judge(evidence, wide).verdict for evidence in pool]
+    verdicts.append(judge_pool(pool, wide).verdict)
+    return Verdict.REJECTED in verdicts
+
+
+def _widened(limits: Limits) -> Limits:
+    def widen(limit: float) -> float:
+        return min(MARGIN * limit, MAX_LIMIT)
+
+    return replace(
+        limits,
+        exponent_mismatches=int(widen(limits.exponent_mismatches)),
+        mantissa_mean=widen(limits.mantissa_mean),
+        mantissa_median=widen(limits.mantissa_median),
+        draw_distance=widen(limits.draw_distance),
+        mismatch_share=widen(limits.mismatch_share),
+        end_probability=limits.end_probability / MARGIN,
+        surprise=widen(limits.surprise),
+        logprob_error=widen(limits.logprob_error),
+        pooled_mantissa_mean=widen(limits.pooled_mantissa_mean),
+    )

@@ -119,7 +119,7 @@ def check_key_place(key: Path) -> None:
 async def until_told_to_end(*, with_parent: bool) -> AsyncIterator[None]:
     """Run the block until it ends, a signal comes, or (``with_parent``) standard input ends."""
     async with trio.open_nursery() as nursery:
-        with _signals(lambda: _end(nursery.cancel_scope)):
+        with told_by_signals(lambda: _end(nursery.cancel_scope)):
             if with_parent:
                 nursery.start_soon(_watch_parent, nursery.cancel_scope)
             try:
@@ -129,7 +129,7 @@ async def until_told_to_end(*, with_parent: bool) -> AsyncIterator[None]:
 
 
 @contextmanager
-def _signals(told: Callable[[], None]) -> Iterator[None]:
+def told_by_signals(told: Callable[[], None]) -> Iterator[None]:
     """Call ``told`` in trio's loop when SIGINT or SIGTERM comes, until the block has ended.
 
     Not `trio.open_signal_receiver`: its reader is cancelled by the first signal, and a second one, while
