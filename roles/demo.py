@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import logging
-import resource
+import os
 import shutil
 import sys
 import tempfile
@@ -21,22 +22,56 @@ import trio
 from rich.console import Console
 from rich.live import Live
 
+from p2p.errors import ConfigError, StorageError
+from p2p.node.process import check_key_place, told_by_signals
+from p2p.node.usage import (
+    FAILED,
+    WRONG_USAGE,
+    check_target,
+    complain,
+    ignore_interrupts,
+    interruptible,
+    is_interrupt,
+    whole_number,
+    write_text,
+)
+from p2p.wire import MIB
+from roles.engines.config import GIB, SEEDS
 from roles.rl.recipe import Recipe
 from roles.scoreboard import draw, size
-from roles.stage import DemoPlan, Stage, StageError
+from roles.stage import RUN_FILE, DemoPlan, Stage, StageError
 from roles.summary import SwarmStatus
 
+try:
+    import resource
+except ImportError:
+    resource = None  # type: ignore[assignment]  # `check_machine` says what to do
+
 GAIN: Final = 0.35
-"""By how much held-out reward must rise, greedy and sampled (``bench rl-controls``: no control does)."""
+"""By how much held-out reward must rise, greedy and sampled (``bench rl-controls``: no control does), in the
+default number of steps. With fewer nothing is promised: ten steps gain 0.15, or nothing."""
 START: Final = 0.55
 """Below which it must start: what the warm-up alone can do."""
+MAX_STEPS: Final = 100_000
+"""A day and a half at one step a second."""
+MEMORY: Final = 2 * GIB
+"""Bytes that the demo needs. Measured are 1.3 GB: six nodes of 42 MB, four engines of 172 MB, the trainer's
+of 304 MB, this process; torch with CUDA takes more. A machine that swaps is slower than any deadline."""
+DISK: Final = 100 * MIB
+"""Bytes. Measured are 20 MB: each of six nodes keeps its newest policies of 0.4 MB, its ledger, its log."""
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     parse = argparse.ArgumentParser(prog="shoal demo", description=__doc__)
-    parse.add_argument("--seed", type=int, default=0, metavar="N", help="of weights and warm-up (default 0)")
-    parse.add_argument("--steps", type=int, default=60, metavar="N", help="optimiser steps (default 60)")
+    seeds, steps = whole_number(*SEEDS), whole_number(1, MAX_STEPS)
+    parse.add_argument(
+        "--seed", type=seeds, default=0, metavar="N", help="of weights and warm-up (default 0)"
+    )
+    default = Recipe().steps
+    parse.add_argument(
+        "--steps", type=steps, default=default, metavar="N", help=f"optimiser steps (default {default})"
+    )
     parse.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     parse.add_argument(
         "--data", type=Path, metavar="DIR", help="keep the nodes' data there (default: temporary)"
@@ -45,61 +80,157 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Play the demo; 0 if the swarm learnt and every cheat was caught, 1 if not, 130 on Ctrl-C."""
+    """Play the demo; 0 if the swarm learnt and every cheat was caught, 1 if not, 2 if it cannot be played.
+
+    130 on Ctrl-C.
+    """
+    return interruptible(partial(_main, arguments))
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     options = parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING)
     console = Console(stderr=options.json is None and not sys.stdout.isatty())
-    folder = options.data or Path(tempfile.mkdtemp(prefix="shoal-demo-"))
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        check_target("--json", options.json)
+        check_machine()
+        folder = _folder(options.data)
+    except ConfigError as error:
+        complain(error)
+        return WRONG_USAGE
     recipe = replace(Recipe(), steps=options.steps)
     plan = DemoPlan(seed=options.seed, recipe=recipe, folder=folder)
     figures: dict[str, Any] = {}
     trouble: list[BaseException] = []
     try:
         figures = trio.run(partial(play, plan, console))
-    except* (StageError, KeyboardInterrupt) as errors:
+    except* (StageError, StorageError, KeyboardInterrupt) as errors:
         trouble.extend(leaves(errors))
     if trouble:
-        interrupted = isinstance(trouble[0], KeyboardInterrupt)
+        ignore_interrupts()
+        interrupted = any(map(is_interrupt, trouble))
         console.print("interrupted" if interrupted else f"[red]{trouble[0]}[/red]")
-        console.print(f"the nodes' data is kept in {folder}")
-        return 130 if interrupted else 1
-    if options.json is not None:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
-    failures = list(complaints(figures))
+        console.print(f"the nodes' data is kept in {folder}", soft_wrap=True)
+        if interrupted:
+            raise KeyboardInterrupt
+        return FAILED
+    write_text("--json", options.json, json.dumps(figures, indent=2))
+    failures = list(complaints(figures, promised=options.steps >= Recipe().steps))
     report(console, figures, failures)
     if failures:
-        console.print(f"the nodes' data is kept in {folder}")
+        console.print(f"the nodes' data is kept in {folder}", soft_wrap=True)
     elif options.data is None:
         shutil.rmtree(folder)
-    return 1 if failures else 0
+    return FAILED if failures else 0
+
+
+def check_machine() -> None:
+    """Raise `ConfigError`, with the remedy, if the demo cannot be played on this machine."""
+    if resource is None:
+        raise ConfigError(
+            "the demo runs on Linux and macOS; on Windows install Shoal in WSL2 and play it there"
+        )
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigError(
+            "the demo trains a model and needs torch, which this Python lacks: "
+            "install it with pip install 'shoal[torch]', or use make demo"
+        )
+    free = free_memory()
+    if free < MEMORY:
+        raise ConfigError(
+            f"the demo needs {size(MEMORY)} of free memory, and this machine has {size(free)}: close other "
+            "programs, or simulate the same swarm with python -m sim run spine, which needs 0.1 GB"
+        )
+
+
+def free_memory() -> float:
+    """Bytes that processes may still take: what the kernel has available, within the control group's limit.
+
+    Infinite where neither is to be had, as on macOS, which compresses and swaps before it refuses.
+    """
+    free = _number_in(Path("/proc/meminfo"), "MemAvailable:") * 1024
+    group = Path("/sys/fs/cgroup")
+    allowed, used = _number_in(group / "memory.max"), _number_in(group / "memory.current")
+    return min(free, max(0.0, allowed - used) if used < float("inf") else allowed)
+
+
+def _number_in(path: Path, key: str = "") -> float:
+    """The number behind ``key`` in a file of the kernel; infinite if there is none."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in path.read_text().splitlines():
+            if line.startswith(key):
+                return float(line[len(key) :].split()[0])
+    return float("inf")
+
+
+def _folder(data: Path | None) -> Path:
+    """Where the nodes keep their data. Raises `ConfigError` if they cannot."""
+    if data is not None and (data / RUN_FILE).exists():
+        raise ConfigError(
+            f"--data {data} holds the nodes of an earlier demo, whose run has its own seed and steps: "
+            "name another folder, or remove that one"
+        )
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="shoal-demo-")) if data is None else data
+        folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise ConfigError(f"the nodes' data cannot be kept in {data}: {error.strerror}") from None
+    if free < DISK:
+        raise ConfigError(
+            f"the demo needs {size(DISK)} of disk, and {folder} has {size(free)}: name a folder on another "
+            "disk with --data"
+        )
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"--data {folder}: no permission to write there")
+    check_key_place(folder / "owner.key")
+    return folder
 
 
 async def play(plan: DemoPlan, console: Console) -> dict[str, Any]:
-    """Run the whole swarm once; returns the figures."""
+    """Run the whole swarm once; returns the figures. Raises `KeyboardInterrupt` once all have ended."""
     began = time.monotonic()  # noqa: TID251 - a command line tool, outside every world
+    told: list[bool] = []
 
     def seconds() -> float:
         return time.monotonic() - began  # noqa: TID251
 
     async with trio.open_nursery() as nursery:
+
+        def end() -> None:
+            told.append(True)
+            nursery.cancel_scope.cancel()
+
         stage = Stage(plan, nursery)
-        try:
-            with _live(console) as live:
-                await stage.start()
-                console.print(f"join from another shell: {join_command(stage)}", soft_wrap=True, markup=False)
-                status = await stage.wait_done(lambda now: live(now, seconds()))
-        finally:
-            with trio.CancelScope(shield=True):
-                await stage.stop()
+        with told_by_signals(end):
+            try:
+                with _live(console) as live:
+                    await stage.start()
+                    _invite(console, stage)
+                    status = await stage.wait_done(lambda now: live(now, seconds()))
+            finally:
+                with trio.CancelScope(shield=True):
+                    await stage.stop()
         nursery.cancel_scope.cancel()
-    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    if told:
+        raise KeyboardInterrupt
     return {
         "seed": plan.seed,
+        "steps": plan.recipe.steps,
         **status.figures(),
         "seconds": round(seconds(), 1),
-        "cpu_seconds": round(sum(use.ru_utime + use.ru_stime for use in usage), 1),
+        "cpu_seconds": round(cpu_seconds(), 1),
     }
+
+
+def cpu_seconds() -> float:
+    """Of this process and of all that have ended below it."""
+    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(use.ru_utime + use.ru_stime for use in usage)
+
+
+def _invite(console: Console, stage: Stage) -> None:
+    console.print(f"join from another shell: {join_command(stage)}", soft_wrap=True, markup=False)
 
 
 def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
@@ -112,8 +243,13 @@ def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
 
 
 def join_command(stage: Stage) -> str:
-    """What a second shell types to take part."""
-    return f"python -m p2p.node --role inference --data my-node --bootstrap {stage.bootstrap}"
+    """What a second shell types to take part. Each demo is another run, for which a node has another folder.
+
+    That is in the home folder, and not in the working directory: in a checkout ``git add .`` would take the
+    node's private key along.
+    """
+    folder = f"~/shoal-{stage.run.id.hex()[:6]}"
+    return f"python -m p2p.node --role inference --data {folder} --bootstrap {stage.bootstrap}"
 
 
 @contextlib.contextmanager
@@ -138,13 +274,13 @@ def _live(console: Console) -> Iterator[Any]:
     yield show
 
 
-def complaints(figures: dict[str, Any]) -> Iterator[str]:
-    """What went otherwise than promised."""
+def complaints(figures: dict[str, Any], *, promised: bool = True) -> Iterator[str]:
+    """What went otherwise than promised; a gain is ``promised`` for the default number of steps and more."""
     for kind in ("greedy", "reward"):
         start, end = figures[f"{kind}_start"], figures[f"{kind}_end"]
         if start >= START:
             yield f"{kind} started at {start:.3f}, not below {START}: the warm-up learnt too much"
-        if end - start < GAIN:
+        if promised and end - start < GAIN:
             yield f"{kind} rose by {end - start:.3f}, not by {GAIN}"
     if figures["cheater_accepted"]:
         yield f"{figures['cheater_accepted']} submissions of the cheater were accepted"
@@ -171,7 +307,7 @@ def report(console: Console, figures: dict[str, Any], failures: list[str]) -> No
         highlight=False,
     )
     for failure in failures:
-        console.print(f"[red]not as promised: {failure}[/red]")
+        console.print(f"[red]not as promised: {failure}[/red]", soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final, Literal
 
 from rich.console import Group as Lines
 from rich.table import Table
@@ -10,6 +10,10 @@ from rich.text import Text
 
 from roles.summary import SwarmStatus
 
+CURVE: Final = 36
+"""Newest evaluations that the curve shows: what is left of a line."""
+REASONS: Final = 6
+"""Reasons for rejection that are shown, the most frequent: what is left of 24 lines."""
 _SPARK = "▁▂▃▄▅▆▇█"
 
 
@@ -29,36 +33,44 @@ def size(count: float) -> str:
 
 
 def draw(status: SwarmStatus, seconds: float) -> Lines:
-    """The whole view."""
+    """The whole view: at most 78 columns and 18 lines, so that 80 x 24 hold it and the rest."""
     trainer = status.trainer
-    table = Table()
-    for column in ("node", "peer", "policy", "sees", "work", "received", "from peers", "sent on"):
-        table.add_column(column, justify="left" if column in {"node", "peer", "work"} else "right")
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for column in ("node", "policy", "sees", "work", "received", "by peers", "sent on"):
+        justify: Literal["left", "right"] = "left" if column in {"node", "work"} else "right"
+        table.add_column(column, justify=justify, no_wrap=True, overflow="ellipsis")
     for name, node in status.nodes.items():
-        table.add_row(*_row(name, node, status))
-    return Lines(_headline(trainer, seconds), table, *_verdict_lines(status))
+        table.add_row(*_row(name, node))
+    return Lines(*_headlines(trainer, seconds), table, *_verdict_lines(status))
 
 
-def _headline(trainer: Any, seconds: float) -> Text:
+def _headlines(trainer: Any, seconds: float) -> list[Text]:
     if not trainer or trainer.get("greedy_start") is None:
-        return Text(f"{seconds:4.0f} s  warming up: short lists, supervised …")
+        return [_line(f"{seconds:4.0f} s  warming up: short lists, supervised …")]
     curve = [greedy for _, greedy, _ in trainer["curve"]]
-    return Text(
-        f"{seconds:4.0f} s  step {trainer['step']}/{trainer['steps']}   "
-        f"held-out greedy {trainer['greedy_start']:.2f} → {trainer['greedy']:.2f} {sparkline(curve)}   "
-        f"sampled {trainer['reward_start']:.2f} → {trainer['reward']:.2f}   "
-        f"staleness ≤ {trainer['staleness_max']}"
-    )
+    return [
+        _line(
+            f"{seconds:4.0f} s  step {trainer['step']}/{trainer['steps']}   "
+            f"staleness ≤ {trainer['staleness_max']}   {sparkline(curve[-CURVE:])}"
+        ),
+        _line(
+            f"        held-out greedy {trainer['greedy_start']:.2f} → {trainer['greedy']:.2f}   "
+            f"sampled {trainer['reward_start']:.2f} → {trainer['reward']:.2f}"
+        ),
+    ]
 
 
-def _row(name: str, node: Any, status: SwarmStatus) -> list[str]:
+def _line(text: str, style: str = "") -> Text:
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+
+
+def _row(name: str, node: Any) -> list[str]:
     stats = node["shardcast"]
     received = stats["from_peers"] + stats["from_origin"]
     share = f"{stats['from_peers'] / received:.0%}" if received else "-"
     sent = stats["uploaded_as_origin"] + stats["uploaded_as_relay"]
     return [
         name,
-        str(node["peer"])[-6:],
         str(stats["newest"]) if stats["newest"] >= 0 else "-",
         str(node["members"]),
         _work(node["roles"]),
@@ -71,7 +83,7 @@ def _row(name: str, node: Any, status: SwarmStatus) -> list[str]:
 def _work(roles: Any) -> str:
     if "trainer" in roles:
         health = roles["trainer"]
-        return f"{health['groups_used']} groups learnt, {health['pooled']} waiting"
+        return f"{health['groups_used']} learnt, {health['pooled']} waiting"
     if "validator" in roles:
         health = roles["validator"]
         return f"{health['accepted']} accepted, {health['rejected']} rejected"
@@ -84,7 +96,7 @@ def _work(roles: Any) -> str:
 def _verdict_lines(status: SwarmStatus) -> list[Text]:
     honest, cheaters = status.peers_with("inference"), status.peers_with("cheat")
     lines = [
-        Text(
+        _line(
             f"honest: {status.judged(honest, 'accepted')} accepted, {status.judged(honest, 'rejected')} "
             f"rejected   cheater: {status.judged(cheaters, 'accepted')} accepted, "
             f"{status.judged(cheaters, 'rejected')} rejected"
@@ -95,5 +107,5 @@ def _verdict_lines(status: SwarmStatus) -> list[Text]:
         for record in health["nodes"].values():
             for reason, count in record["reasons"].items():
                 reasons[reason] = reasons.get(reason, 0) + count
-    lines += [Text(f"  {count:5d} × {reason}", style="dim") for reason, count in sorted(reasons.items())]
-    return lines
+    often = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
+    return [*lines, *(_line(f"  {count:5d} × {reason}", "dim") for reason, count in often[:REASONS])]

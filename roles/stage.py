@@ -40,6 +40,8 @@ CAST: Final[Mapping[str, str]] = {
 }
 """Who plays, by folder name; the first is the bootstrap peer of the others."""
 
+RUN_FILE: Final = "run.shoal"
+"""The signed run file, in the demo's folder."""
 START_SECONDS: Final = 60.0
 """How long a process may take to say its address on a busy machine."""
 FINISH_SECONDS: Final = 60.0
@@ -93,7 +95,7 @@ def write_run(plan: DemoPlan) -> Run:
     )
     owner: KeyPair = load_or_create_key(plan.folder / "owner.key")
     run = sign_run(terms, owner)
-    (plan.folder / "run.shoal").write_bytes(run.document)
+    (plan.folder / RUN_FILE).write_bytes(run.document)
     (plan.folder / "node.toml").write_text(
         f"[role.trainer]\nevaluate_every = {plan.evaluate_every}\n\n[membership]\ninterval = 1.0\n"
     )
@@ -204,7 +206,7 @@ class Stage:
             "--config", str(self.plan.folder / "node.toml"), "--json", "--status", "0.5", "--die-with-parent",
         ]  # fmt: skip
         if name == first:
-            arguments += ["--run", str(self.plan.folder / "run.shoal")]
+            arguments += ["--run", str(self.plan.folder / RUN_FILE)]
         else:
             arguments += ["--bootstrap", self.bootstrap]
         process = await child.start(arguments)

@@ -1,4 +1,4 @@
-"""``python -m roles.run create DRAFT --key FILE --out FILE`` signs a run; ``show FILE`` looks into one."""
+"""``shoal run create DRAFT --key FILE --out FILE`` signs a run; ``shoal run show FILE`` looks into one."""
 
 from __future__ import annotations
 
@@ -8,19 +8,26 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from p2p.errors import ShoalError
+from p2p.errors import ConfigError, ShoalError
 from p2p.machine import load_or_create_key
+from p2p.node.process import check_key_place
 from p2p.node.tables import write_table
 from p2p.node.toml import load_toml
+from p2p.node.usage import FAILED, WRONG_USAGE, check_target, complain, interruptible
 from roles.run.draft import read_draft
 from roles.run.file import MAX_RUN, Run, decode_run_untrusted, sign_run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; 0, or 1 with one sentence on standard error."""
-    parser = argparse.ArgumentParser(prog="python -m roles.run", description=__doc__)
+    """Run the command line; 0, or with one sentence on standard error 1, or 2 if it makes no sense."""
+    return interruptible(partial(_main, argv))
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    parser = argparse.ArgumentParser(prog="shoal run", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     create = commands.add_parser("create", help="sign a draft")
     create.add_argument("draft", type=Path, help="TOML file; keys in docs/running.md")
@@ -32,14 +39,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         if options.command == "create":
+            check_target("--out", options.out)
+            check_target("--key", options.key)
+            check_key_place(options.key)
             run = _create(options.draft, options.key, options.out)
             print(_summary(run))  # noqa: T201 - this is the result
         else:
             run = _load(options.document)
             print(json.dumps(_table(run)) if options.json else _summary(run))  # noqa: T201
+    except ConfigError as error:
+        complain(error)
+        return WRONG_USAGE
     except (ShoalError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201
-        return 1
+        complain(error)
+        return FAILED
     return 0
 
 

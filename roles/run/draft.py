@@ -15,6 +15,8 @@ from roles.rl.recipe import Recipe
 from roles.run.file import AdmissionRules, Delivery, EnvironmentPin, Model, Terms
 
 DAY: Final = 24 * 3600
+MAX_DAYS: Final = 3650.0
+"""Days that a document may be valid. After ten years what it was signed with is no longer to be trusted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,10 @@ class Draft:
 
     delivery: Delivery = field(default_factory=Delivery)
     """How policies travel."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.days <= MAX_DAYS:
+            raise ValueError(f"days must be more than 0 and at most {MAX_DAYS:g}, not {self.days:g}")
 
 
 def read_draft(table: object, where: str, now: float) -> Terms:

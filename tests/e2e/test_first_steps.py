@@ -6,14 +6,20 @@ elsewhere.
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import io
 import json
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import tarfile
+import tomllib
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,14 +27,20 @@ from typing import ClassVar
 
 import pytest
 import trio
+from rich.console import Console
 
-from p2p import Multiaddr
+from p2p import ConfigError, KeyPair, Multiaddr
 from p2p.machine import open_world
-from p2p.node.cli import REACH, reach
+from p2p.node.cli import REACH, node_main, reach
 from p2p.node.live import LiveLine
+from p2p.node.process import check_key_place
 from p2p.node.role import Progress
 from proofs.checks import Verdict
+from roles.demo import complaints, free_memory, main as demo_main
 from roles.inference import MAX_REASONS, OTHER, Inference, InferenceConfig, InferenceCounts
+from roles.run.__main__ import main as run_main
+from roles.scoreboard import draw
+from roles.summary import SwarmStatus
 from sim.cli import main as sim_main
 from tests.e2e.node_process import LOOPBACK, START_SECONDS
 from tests.unit.test_run_file import RUN
@@ -373,6 +385,261 @@ def test_shoal_sim_finds_a_workload_beside_its_scenario(tmp_path: Path) -> None:
     (tmp_path / "shoal").write_text("import sys\nfrom p2p.node.cli import main\nsys.exit(main())\n")
     code, output = play(str(tmp_path / "shoal"), "sim", "run", str(path), "--set", "lifetime=4", cwd=ROOT)
     assert (code, "lifetime" in output) == (0, True), output
+
+
+# 11, 16, 18, 22: the demo
+
+
+def demo(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Exit code and what is said of a demo that must not begin."""
+    try:
+        code = demo_main(arguments)
+    except SystemExit as error:
+        code = int(error.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.out + captured.err
+
+
+@pytest.fixture
+def no_demo_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roles.demo.trio.run", lambda *_: pytest.fail("it began"))
+
+
+@pytest.mark.usefixtures("no_demo_begins")
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--steps", "-1"], "argument --steps: -1 is not from 1 to"),
+        (["--steps", "0"], "argument --steps: 0 is not from 1 to"),
+        (["--seed", "1e30"], "argument --seed: '1e30' is no whole number"),
+        (["--seed", str(2**70)], "argument --seed: "),
+        (["--json", "gone/x.json"], "error: --json gone/x.json: there is no folder gone"),
+        (["--data", "/proc/nowhere"], "error: the nodes' data cannot be kept in /proc/nowhere: "),
+        (["--data", "old"], "error: --data old holds the nodes of an earlier demo"),
+    ],
+)
+def test_a_demo_that_cannot_be_played_does_not_begin(
+    arguments: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Issue 10.16: ``--steps -1`` and ``--json gone/x`` were tracebacks, the second after the whole demo."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "run.shoal").touch()
+    code, said = demo(arguments, capsys)
+    assert (code, sentence in said) == (2, True), said
+
+
+@pytest.mark.usefixtures("no_demo_begins")
+def test_the_demo_says_what_the_machine_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Issue 10.18: without torch it said ``cheat-1 ended (exit status 1)``."""
+    find_spec = importlib.util.find_spec
+    with monkeypatch.context() as patch:
+        patch.setattr("importlib.util.find_spec", lambda name: None if name == "torch" else find_spec(name))
+        code, said = demo([], capsys)
+        assert (code, "pip install 'shoal[torch]'" in said) == (2, True), said
+    with monkeypatch.context() as patch:
+        patch.setattr("roles.demo.free_memory", lambda: 0.5e9)
+        code, said = demo([], capsys)
+        assert (code, "of free memory, and this machine has 500.0 MB: close" in said) == (2, True), said
+    with monkeypatch.context() as patch:
+        patch.setattr("roles.demo.shutil.disk_usage", lambda _: SimpleNamespace(free=1e6))
+        code, said = demo(["--data", str(tmp_path)], capsys)
+        assert (code, "of disk, and" in said, "--data" in said) == (2, True, True), said
+    with monkeypatch.context() as patch:
+        patch.setattr("roles.demo.resource", None)
+        code, said = demo([], capsys)
+        assert (code, "WSL2" in said) == (2, True), said
+    assert free_memory() > 0
+
+
+def test_ctrl_c_pressed_twice_ends_a_node_and_a_demo_without_a_traceback(tmp_path: Path) -> None:
+    """Issue 10.16: the second SIGINT came out as a `KeyboardInterrupt`."""
+    arguments = ["--data", str(tmp_path / "n"), *LOOPBACK]
+    with started("-m", "p2p.node", *arguments) as process:
+        lines_until(process, "next")
+        for _ in range(20):
+            process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=5)
+        assert (process.returncode, "Traceback" in output) == (0, False), output
+    with started("-m", "roles.demo", "--data", str(tmp_path / "d")) as process:
+        assert process.stdout is not None
+        folder = tmp_path / "d" / "relay-1" / "lock"
+        while not folder.exists() and process.poll() is None:
+            select.select([], [], [], 0.05)
+        for _ in range(20):
+            process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=10)
+    assert process.returncode == 130, output
+    assert "interrupted" in output
+    assert "Traceback" not in output
+
+
+FIGURES = {
+    "greedy_start": 0.16, "greedy_end": 0.3, "reward_start": 0.14, "reward_end": 0.2,
+    "cheater_accepted": 0, "honest_rejected": 0,
+}  # fmt: skip
+
+
+def test_a_short_demo_promises_no_gain() -> None:
+    """Issue 10.11: with fewer ``--steps`` than the default it ended with exit 1 and two red lines."""
+    assert list(complaints(FIGURES, promised=False)) == []
+    assert len(list(complaints(FIGURES, promised=True))) == 2
+    assert len(list(complaints({**FIGURES, "cheater_accepted": 2}, promised=False))) == 1
+
+
+def test_the_demos_table_fits_a_terminal() -> None:
+    """Issue 10.22: at 80 x 24 its lines wrapped, and what was redrawn scrolled away."""
+    stats = {"newest": 1000, "from_peers": 900_100_000, "from_origin": 1, "uploaded_as_origin": 900_100_000}
+    node = {"peer": "12D3KooWabc", "members": 12, "shardcast": {**stats, "uploaded_as_relay": 0}}
+    record = {"accepted": 9999, "rejected": 9999, "reasons": {f"reason {n}" * 9: n for n in range(20)}}
+    curve = [(step, 0.5, 0.5) for step in range(0, 1000, 10)]
+    trainer = {
+        "step": 1000, "steps": 1000, "greedy_start": 0.1, "greedy": 0.9, "reward_start": 0.1, "reward": 0.9,
+        "staleness_max": 2, "curve": curve, "groups_used": 12345, "pooled": 1234,
+    }  # fmt: skip
+    roles = {
+        "relay-1": {}, "trainer-1": {"trainer": trainer},
+        "validator-1": {"validator": {"accepted": 9999, "rejected": 9999, "nodes": {"a": record}}},
+        **{f"inference-{n}": {"inference": {"submitted": 9999}} for n in (1, 2)},
+        "cheat-1": {"cheat": {"submitted": 9999}},
+    }  # fmt: skip
+    status = SwarmStatus({name: {**node, "roles": role} for name, role in roles.items()}, 128)
+    out = io.StringIO()
+    Console(file=out, width=200).print(draw(status, 1234.0))
+    lines = out.getvalue().splitlines()
+    fixed = [line for line in lines if " × " not in line]
+    assert max(len(line.rstrip()) for line in fixed) <= 80
+    assert len(lines) + 4 <= 24, "the line to join with takes three, and the prompt one"
+    narrow = io.StringIO()
+    Console(file=narrow, width=80).print(draw(status, 1234.0))
+    assert len(narrow.getvalue().splitlines()) == len(lines), "nothing wraps"
+    assert "9999 accepted, 9999 rejected" in narrow.getvalue()
+
+
+# 16, 19, 21: keys, and other platforms
+
+
+def git(folder: Path, *arguments: str) -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    return subprocess.run(
+        ["git", "-C", str(folder), *arguments], env=environment, check=True, capture_output=True, text=True
+    ).stdout
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_no_key_is_made_where_git_would_take_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Issue 10.19: ``git add .`` staged the private key of a node that was started in a checkout."""
+    git(tmp_path, "init", "--quiet")
+    monkeypatch.chdir(tmp_path)
+    for command in (
+        ["node", "--data", "mine"],
+        ["node", "--data", "deep/er/mine", "--role", "none"],
+        ["demo", "--data", "mine"],
+        ["run", "create", "draft.toml", "--key", "mine/owner.key", "--out", "run.shoal"],
+    ):
+        (tmp_path / "mine").mkdir(exist_ok=True)
+        commands = {"node": node_main, "demo": demo_main, "run": run_main}
+        assert commands[command[0]](command[1:]) == 2, command
+        said = capsys.readouterr().err
+        assert "would be a private key inside the git work tree" in said
+        assert f"{tmp_path / '.gitignore'}" in said
+        assert not list(tmp_path.rglob("*key"))
+    line = re.search(r"add the line (\S+) to", said)
+    assert line is not None
+    (tmp_path / ".gitignore").write_text(line.group(1) + "\n")  # the remedy that was offered
+    check_key_place(tmp_path / "mine" / "owner.key")
+    (tmp_path / "mine" / "key").write_bytes(bytes(32))
+    assert git(tmp_path, "status", "--porcelain", "--untracked-files=all") == "?? .gitignore\n"
+    git(tmp_path, "add", "--force", "mine/key")
+    with pytest.raises(ConfigError, match="would be a private key"):
+        check_key_place(tmp_path / "mine" / "key")  # tracked already: an ignore file does not help
+    check_key_place(tmp_path.parent / "elsewhere" / "key")
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_this_checkout_ignores_what_the_readme_and_nodes_leave(tmp_path: Path) -> None:
+    """Issue 10.19: of the names that people chose after reading the README, none was ignored."""
+    shutil.copy(ROOT / ".gitignore", tmp_path)
+    git(tmp_path, "init", "--quiet")
+    for name in ("my-node/key", "node-1/key", "data/key", "owner.key", "run.shoal", "demo-data/owner.key"):
+        assert git(tmp_path, "check-ignore", name) == f"{name}\n"
+    assert "--data my-node" not in (ROOT / "README.md").read_text()
+
+
+def test_the_sdist_holds_what_it_lists_and_no_key(tmp_path: Path) -> None:
+    """Issue 10.19: it packed whatever lay in the checkout, a node's folder included."""
+    tree = tmp_path / "tree"
+    wanted = {"p2p", "roles", "proofs", "sim", "bench", "docs", "tests"}
+    for name in wanted:
+        (tree / name).mkdir(parents=True)
+        (tree / name / "__init__.py").touch()
+    for name in ("pyproject.toml", "README.md", "LICENSE", "Makefile", "constraints.txt"):
+        shutil.copy(ROOT / name, tree)
+    (tree / "worker").mkdir()
+    (tree / "worker" / "key").write_bytes(bytes(32))
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(tmp_path)]
+    subprocess.run(command, cwd=tree, check=True, capture_output=True, timeout=START_SECONDS)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as packed:
+        names = {name.split("/", 2)[1] for name in packed.getnames()}
+    files = {"pyproject.toml", "README.md", "LICENSE", "Makefile", "constraints.txt", "PKG-INFO"}
+    assert names == wanted | files
+
+
+def test_without_fcntl_the_remedy_is_named(tmp_path: Path) -> None:
+    """Issue 10.16: on Windows the first thing that a newcomer saw was ``No module named 'fcntl'``."""
+    for name in ("fcntl", "resource"):
+        (tmp_path / f"{name}.py").write_text(f"raise ImportError(\"No module named '{name}'\")\n")
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    code, said = play("-m", "p2p.node", "--data", str(tmp_path / "n"), PYTHONPATH=path)
+    assert (code, "WSL2" in said, "Traceback" in said) == (1, True, False), said
+    code, said = play("-m", "roles.demo", PYTHONPATH=path)
+    assert (code, "WSL2" in said, "Traceback" in said) == (2, True, False), said
+
+
+@pytest.mark.parametrize(
+    ("draft", "sentence"),
+    [
+        ("days = 0", "days must be more than 0"),
+        ("days = -3", "days must be more than 0"),
+        ("days = inf", "days must be more than 0"),
+        ('[model]\nengine = "tinny"', "there is no engine 'tinny'"),
+        ("dayz = 3", "there is no key 'dayz'; did you mean 'days'?"),
+    ],
+)
+def test_a_draft_that_makes_no_sense_is_not_signed(
+    draft: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Issue 10.15: ``days = 0`` and an engine that does not exist were signed; 10.21: exit code 2."""
+    path, out = tmp_path / "draft.toml", tmp_path / "run.shoal"
+    trainer, validator = (KeyPair(bytes([n]) * 32).peer_id for n in (1, 2))
+    path.write_text(f'name = "x"\ntrainers = ["{trainer}"]\nvalidators = ["{validator}"]\n{draft}\n')
+    assert run_main(["create", str(path), "--key", str(tmp_path / "key"), "--out", str(out)]) == 2
+    assert sentence in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_shoal_run_is_a_command() -> None:
+    """Issue 10.21: runs were signed by a module only, which ``shoal`` did not name."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    module, _, name = project["entry-points"]["shoal.commands"]["run"].partition(":")
+    assert getattr(importlib.import_module(module), name) is run_main
+
+
+@pytest.mark.parametrize("interval", ["-1", "0", "nan", "inf", "often"])
+def test_the_interval_of_status_is_checked(interval: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Issue 10.15: ``--status -1`` was taken for twenty lines a second."""
+    with pytest.raises(SystemExit, match="2"):
+        node_main(["--status", interval])
+    assert "argument --status" in capsys.readouterr().err
 
 
 # 22: the page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import subprocess
@@ -105,7 +106,7 @@ async def test_another_shell_joins_with_one_address_and_works(tmp_path: Path) ->
         await stage.children["trainer-1"].wait_status(holds(1))
         newcomer = Child("newcomer", tmp_path)
         newcomer.folder.mkdir()
-        command = join_command(stage).replace("my-node", str(newcomer.folder)).split()[3:]
+        command = re.sub(r"~/shoal-\w+", str(newcomer.folder), join_command(stage)).split()[3:]
         process = await newcomer.start([*command, "--json", "--status", "0.5", "--die-with-parent"])
         async with trio.open_nursery() as nursery:
             nursery.start_soon(newcomer.listen, lambda: None)
