@@ -30,6 +30,7 @@ from p2p.errors import (
     ProtocolNotSupported,
     RemoteProtocolError,
     StorageError,
+    WrongPeer,
 )
 from p2p.host import Host, request, serve_requests
 from p2p.identity import PeerId, ProtocolId
@@ -50,6 +51,10 @@ READ_RATE: Final = 4e6
 """Bytes of a document that are read in a second, one core: the modelled cost of a long one."""
 EXPIRY_TOLERANCE: Final = 300.0
 """Seconds that an honest clock may be ahead of the owner's (design: wall clocks lie)."""
+
+MAX_PAUSE: Final = 30.0
+"""Seconds between rounds of asking the bootstrap peers at most. The pause doubles from ``ask_interval`` on: a
+peer that starts within the first seconds is met at once, and one that is gone costs two dials a minute."""
 
 PEER_TROUBLE: Final = (
     PeerUnreachable,
@@ -74,7 +79,8 @@ class RunConfig:
     """How a node finds its run and its fellows."""
 
     ask_interval: float = 2.0
-    """Seconds between rounds of asking the bootstrap peers, while none has answered."""
+    """Seconds before the bootstrap peers are asked again, while none has answered; then twice as long, and so
+    on up to `MAX_PAUSE`."""
 
     ask_timeout: float = 10.0
     """Seconds that one peer may take to hand over the run document."""
@@ -220,18 +226,45 @@ class RunBook:
     async def wait_for_document(
         self, host: Host, bootstrap: Sequence[Multiaddr], config: RunConfig
     ) -> SignedRun:
-        """Ask the bootstrap peers, in rounds, until there is a document."""
+        """Ask the bootstrap peers, in rounds further and further apart, until there is a document.
+
+        Of each peer a person reads one line, and another only when what is wrong has changed.
+        """
+        pause, said = config.ask_interval, dict.fromkeys(bootstrap, "")
         while self._run is None:
             for addr in bootstrap:
-                await self._ask_addr(host, addr, config.ask_timeout)
-            with trio.move_on_after(config.ask_interval):
+                cause = await self._ask_addr(host, addr, config.ask_timeout)
+                if cause and cause != said[addr]:
+                    said[addr] = cause
+                    logger.warning("no run from %s: %s; it is asked again, less and less often", addr, cause)
+            with trio.move_on_after(pause):
                 await self._found.wait()
+            pause = min(2 * pause, max(MAX_PAUSE, config.ask_interval))
         return self._run
 
-    async def _ask_addr(self, host: Host, addr: Multiaddr, timeout: float) -> None:
+    async def _ask_addr(self, host: Host, addr: Multiaddr, timeout: float) -> str:
+        """Ask one peer; why there is no document, in words, or nothing if there is."""
         try:
             with trio.fail_after(timeout):
-                if not await self.ask(host, await host.connect_addr(addr)):
-                    logger.warning("run.no_document addr=%s", addr)
+                if await self.ask(host, await host.connect_addr(addr)):
+                    return ""
+                return "it answers and has no run file yet"
         except PEER_TROUBLE as error:
-            logger.warning("run.no_answer addr=%s reason=%s", addr, error or type(error).__name__)
+            logger.info("run.no_answer addr=%s reason=%s", addr, error or type(error).__name__)
+            return _likely_cause(error)
+
+
+def _likely_cause(error: Exception) -> str:
+    """What a person can look into."""
+    match error:
+        case WrongPeer():
+            return "another node answers there: is the id in the address out of date?"
+        case PeerUnreachable():
+            return "nothing answers there: does that node run, is the address right, is there a firewall?"
+        case trio.TooSlowError():
+            return "no answer in time: is there a firewall, or is that node very busy?"
+        case ProtocolNotSupported():
+            return "what answers there is no node of Shoal"
+        case BadMessage():
+            return f"its run file cannot be used: {error}"
+    return str(error) or type(error).__name__
