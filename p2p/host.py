@@ -23,6 +23,8 @@ from p2p.wire import KI, MIB, FrameParser, FrameReader, frame
 
 MAX_MESSAGE: Final = MIB
 """Bytes of one message. Larger things (chunks, submissions) travel on streams."""
+MAX_PROTOCOL: Final = 255
+"""Characters of a protocol id: a line of multistream has 256 bytes, the last a newline."""
 MAX_OUTBOX: Final = 4 * MIB
 """Bytes of messages that may wait for one peer; beyond it messages to that peer are dropped. Four
 largest messages, or 16 s of a heartbeat a millisecond."""
@@ -86,6 +88,14 @@ class PeerEvent:
     state: PeerState
     dialled: bool = field(default=False, compare=False)
     """Whether the connection is one that we dialled: a peer that we chose, not one that chose us."""
+
+
+def check_protocol(protocol: ProtocolId) -> None:
+    """Raise `ValueError` for an id that no peer could ask for: multistream has them in lines of text."""
+    if not (protocol.startswith("/") and protocol.isascii() and protocol.isprintable()) or " " in protocol:
+        raise ValueError(f"{protocol!r} is no protocol id; write for example /example/echo/1.0.0")
+    if len(protocol) > MAX_PROTOCOL:
+        raise ValueError(f"a protocol id of {len(protocol)} characters is too long (at most {MAX_PROTOCOL})")
 
 
 class Host(Protocol):

@@ -44,6 +44,7 @@ from p2p.host import (
     PeerState,
     Stream,
     StreamHandler,
+    check_protocol,
 )
 from p2p.identity import KeyPair, PeerId, ProtocolId
 from p2p.limits import LOOPBACK, Budget, ResourceLimits, ServedStream, reach_of
@@ -168,7 +169,8 @@ class SwarmHost:
         return self._infos.get(peer)
 
     def set_handler(self, protocol: ProtocolId, handler: StreamHandler) -> None:
-        """Serve incoming streams of ``protocol``."""
+        """Serve incoming streams of ``protocol``. Raises `ValueError` if that is no protocol id."""
+        check_protocol(protocol)
         self._message_protocols.pop(protocol, None)
         self._handlers[protocol] = handler
 
@@ -206,8 +208,9 @@ class SwarmHost:
         """Make sure there is a connection. Raises `PeerUnreachable`, `WrongPeer`."""
         await self._connector.connect(peer)
 
-    async def connect_addr(self, addr: Multiaddr) -> PeerId:
-        """Dial an address that ends in ``/p2p/``; `ConfigError` if it does not, else as `connect`."""
+    async def connect_addr(self, addr: Multiaddr | str) -> PeerId:
+        """Dial an address (or its text) that ends in ``/p2p/``; else `ConfigError`, or as `connect`."""
+        addr = _parse(addr, "dial")
         peer = addr.peer_id
         if peer is None:
             raise ConfigError(f"{addr} must end in /p2p/ and the id of who is to answer")
@@ -522,8 +525,8 @@ def _key_of(world: World) -> KeyPair:
     return world.signer
 
 
-def _parse(addr: str | Multiaddr) -> Multiaddr:
+def _parse(addr: str | Multiaddr, what: str = "listen") -> Multiaddr:
     try:
         return addr if isinstance(addr, Multiaddr) else Multiaddr.parse(addr)
     except ValueError as error:
-        raise ConfigError(f"cannot listen: {error}") from None
+        raise ConfigError(f"cannot {what}: {error}") from None

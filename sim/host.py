@@ -37,6 +37,7 @@ from p2p.host import (
     PeerEvent,
     PeerState,
     StreamHandler,
+    check_protocol,
 )
 from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr
@@ -115,7 +116,8 @@ class SimHost:
         return tuple(self._ends)
 
     def set_handler(self, protocol: ProtocolId, handler: StreamHandler) -> None:
-        """Serve incoming streams of ``protocol``."""
+        """Serve incoming streams of ``protocol``. Raises `ValueError` if that is no protocol id."""
+        check_protocol(protocol)
         self.handlers[protocol] = handler
 
     def set_message_handler(

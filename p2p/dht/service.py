@@ -378,7 +378,7 @@ async def _load_seqno(world: World) -> int:
 
 @asynccontextmanager
 async def open_dht(
-    world: World, host: Host, config: DhtConfig, *, namespaces: Sequence[Namespace] = ()
+    world: World, host: Host, config: DhtConfig | None = None, *, namespaces: Sequence[Namespace] = ()
 ) -> AsyncIterator[Dht]:
     """Take part in the DHT for the length of the block.
 
@@ -388,6 +388,7 @@ async def open_dht(
     # Imported here: with kademlia comes asyncio, which whoever needs no DHT need not load.
     from p2p.dht.table import ContactTable
 
+    config = config or DhtConfig()
     if world.buggify("dht/asks one by one"):
         config = replace(config, alpha=1)
     known = {namespace.name: namespace for namespace in (ADDRESSES, *namespaces)}

@@ -157,8 +157,9 @@ class Gossip:
 
 
 @asynccontextmanager
-async def open_gossip(world: World, host: Host, config: GossipConfig) -> AsyncIterator[Gossip]:
+async def open_gossip(world: World, host: Host, config: GossipConfig | None = None) -> AsyncIterator[Gossip]:
     """Publish and subscribe for the length of the block."""
+    config = config or GossipConfig()
     if world.buggify("gossip/thin mesh"):
         config = replace(config, low=min(2, config.low), degree=config.low)
     core = GossipCore(

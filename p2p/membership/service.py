@@ -246,21 +246,27 @@ class Membership:
                     listener(event)
 
 
+def _everyone(_: PeerId) -> bool:
+    """A swarm without a run admits every peer."""
+    return True
+
+
 @asynccontextmanager
 async def open_membership(
     world: World,
     host: Host,
-    config: MembershipConfig,
+    config: MembershipConfig | None = None,
     *,
-    may: Callable[[PeerId], bool],
+    may: Callable[[PeerId], bool] = _everyone,
     stamp: bytes = b"",
     is_stamped: Callable[[PeerId, bytes], bool] | None = None,
 ) -> AsyncIterator[Membership]:
     """Take part in the swarm for the length of the block, and say good-bye at its end.
 
-    ``may`` says who is admitted: others are neither listed nor passed on nor listened to. ``stamp`` proves
+    ``may`` says who is admitted, by default every peer: others are neither listed nor passed on nor listened to. ``stamp`` proves
     our own work, and ``is_stamped`` says whether another's is enough; without it nobody needs one.
     """
+    config = config or MembershipConfig()
     first = max(await _read_ceiling(world) + 1, int(world.wall() * 1000))
     await _write_ceiling(world, first + SEQNO_BLOCK)
     core = MembershipCore(

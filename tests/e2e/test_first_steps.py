@@ -20,7 +20,7 @@ import sys
 import tarfile
 import tomllib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -29,12 +29,24 @@ import pytest
 import trio
 from rich.console import Console
 
-from p2p import ConfigError, KeyPair, Multiaddr
+from p2p import (
+    ConfigError,
+    KeyPair,
+    Multiaddr,
+    PeerId,
+    PeerUnreachable,
+    ProtocolId,
+    ProtocolNotSupported,
+    WrongPeer,
+    open_host,
+    ping,
+)
 from p2p.machine import open_world
 from p2p.node.cli import REACH, node_main, reach
 from p2p.node.live import LiveLine
 from p2p.node.process import check_key_place
 from p2p.node.role import Progress
+from p2p.node.rundoc import RunBook, RunConfig
 from proofs.checks import Verdict
 from roles.demo import complaints, free_memory, main as demo_main
 from roles.inference import MAX_REASONS, OTHER, Inference, InferenceConfig, InferenceCounts
@@ -207,6 +219,42 @@ def test_who_can_dial_an_address_is_said(place: str, who: str) -> None:
     said = REACH.get(reach(Multiaddr.parse(place)), "")
     assert said.startswith(who)
     assert bool(said) == bool(who)
+
+
+class Deaf:
+    """A host that reaches no bootstrap peer."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.dialled = 0
+
+    async def connect_addr(self, addr: Multiaddr) -> PeerId:
+        self.dialled += 1
+        await trio.lowlevel.checkpoint()
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (PeerUnreachable("refused"), "nothing answers there: does that node run, "),
+        (WrongPeer("another"), "another node answers there: is the id in the address out of date?"),
+        (ProtocolNotSupported("x"), "what answers there is no node of Shoal"),
+        (trio.TooSlowError(), "no answer in time: is there a firewall"),
+    ],
+)
+async def test_a_bootstrap_that_does_not_answer_is_one_line(
+    error: Exception, cause: str, autojump_clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Issue 10.20: it was dialled, and complained of, 30 times a minute for ever."""
+    host = Deaf(error)
+    async with open_world() as world:
+        with trio.move_on_after(600):
+            await RunBook(world).wait_for_document(host, [Multiaddr.parse(ADDR)], RunConfig())  # type: ignore[arg-type]
+    assert 20 <= host.dialled <= 24  # after 2, 6, 14, 30 and then every 30 seconds
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 1
+    assert warnings[0].startswith(f"no run from {ADDR}: {cause}")
 
 
 # 14 to 17, 21: the simulator
@@ -632,6 +680,63 @@ def test_shoal_run_is_a_command() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     module, _, name = project["entry-points"]["shoal.commands"]["run"].partition(":")
     assert getattr(importlib.import_module(module), name) is run_main
+
+
+def test_the_chat_of_the_documents_runs(tmp_path: Path) -> None:
+    """Issue 10.21: what a newcomer writes over gossip and the DHT, in 28 lines and with no configuration."""
+    page = (ROOT / "docs" / "embedding.md").read_text()
+    found = re.search(r"<!-- chat.*?-->\n```python\n(.*?)```", page, re.DOTALL)
+    assert found is not None
+    assert len([line for line in found.group(1).splitlines() if line.strip()]) <= 28
+    path = tmp_path / "chat.py"
+    path.write_text(found.group(1))
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": env}
+    command = [sys.executable, "-W", "error", str(path)]
+    with ExitStack() as ended:
+        people = []
+        door: list[str] = []
+        for name in ("alice", "bob"):
+            person = subprocess.Popen([*command, name, *door], **pipes)
+            ended.callback(person.communicate)
+            ended.callback(person.kill)
+            door = lines_until(person, "others join with")[0].split()[-1:]
+            people.append(person)
+        alice, bob = people
+        for number in range(1000):  # gossip reaches whom it knows by then, and repeats nothing
+            print(f"hello {number}", file=bob.stdin, flush=True)
+            if select.select([alice.stdout], [], [], 0.1)[0]:
+                break
+        assert re.fullmatch(r"bob: hello \d+\n", lines_until(alice, "bob")[0])
+
+
+def test_services_are_exported_and_imported_when_asked_for() -> None:
+    """Issue 10.21: `open_gossip` and others were found by module only; ``import p2p`` stays light."""
+    code = (
+        "import sys, p2p\n"
+        "heavy = {'asyncio', 'kademlia', 'numpy', 'torch', 'p2p.dht', 'p2p.gossip', 'p2p.membership'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+        "for name in ('open_world', 'open_gossip', 'open_dht', 'open_membership'):\n"
+        "    assert name in p2p.__all__ and callable(getattr(p2p, name)), name\n"
+        "assert all(hasattr(p2p, name) for name in p2p.__all__)\n"
+        "try:\n    p2p.open_gosip\nexcept AttributeError as error:\n    print(error)\n"
+    )
+    assert play("-c", code) == (0, "module 'p2p' has no attribute 'open_gosip'\n")
+
+
+async def test_an_address_may_be_text_and_a_protocol_must_be_one() -> None:
+    """Issue 10.15: ``set_handler("bad id")`` was accepted. 10.21: `connect_addr` takes text."""
+    async with open_host() as alice, open_host() as bob:
+        assert await alice.connect_addr(str(bob.addrs[0])) == bob.peer_id
+        with pytest.raises(ConfigError, match="must end in /p2p/"):
+            await alice.connect_addr("/ip4/127.0.0.1/tcp/1")
+        with pytest.raises(ConfigError, match="cannot dial: 'localhost' is no address"):
+            await alice.connect_addr("localhost")
+        for bad in ("bad id", "echo/1.0.0", "/echo\n", "/écho", "", "/" + "x" * 255):
+            with pytest.raises(ValueError, match="protocol id"):
+                alice.set_handler(ProtocolId(bad), ping)  # type: ignore[arg-type]
+            with pytest.raises(ValueError, match="protocol id"):
+                alice.set_message_handler(ProtocolId(bad), lambda peer, data: None)
 
 
 @pytest.mark.parametrize("interval", ["-1", "0", "nan", "inf", "often"])
