@@ -181,6 +181,7 @@ class SwarmHost:
 
         A peer has one stream for them: when it opens another, the newest counts, as in go-libp2p-pubsub.
         """
+        check_protocol(protocol)
         self._handlers[protocol] = partial(self._take_messages, handler, max_message)
         self._message_protocols[protocol] = None
 

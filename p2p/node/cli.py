@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ipaddress
 import json
 import sys
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ import trio
 
 from p2p.errors import BadMessage, ConfigError, ShoalError
 from p2p.identity import verify
+from p2p.limits import LOOPBACK, PRIVATE, reach_of
 from p2p.machine import open_world, raise_descriptor_limit
 from p2p.multiaddr import Multiaddr
 from p2p.node.config import NodeConfig, load_config
@@ -219,9 +219,9 @@ def _report_start(options: Options, host: Host, *, has_run: bool, asking: bool) 
     lines = [f"node     {host.peer_id}", *(f"address  {addr}" for addr in addrs)]
     lines += [f"roles    {', '.join(options.role)}", f"data     {options.data}"]
     if has_run and addrs:
-        best = max(host.addrs, key=reach)
+        best = max(host.addrs, key=reach_of)
         lines.append(f"next     others join with: python -m p2p.node --role inference --bootstrap {best}")
-        lines += [f"         ({REACH[reach(best)]})"] if reach(best) < WORLD else []
+        lines += [f"         ({REACH[reach_of(best)]})"] if reach_of(best) in REACH else []
     elif has_run:
         lines.append("next     this node listens nowhere: others cannot join through it")
     elif asking:
@@ -232,29 +232,11 @@ def _report_start(options: Options, host: Host, *, has_run: bool, asking: bool) 
     _say("\n".join(lines))
 
 
-MACHINE: Final = 0
-NETWORK: Final = 1
-WORLD: Final = 2
 REACH: Final = {
-    MACHINE: "only this machine can dial that: for others, --listen at an address that they reach",
-    NETWORK: "only this network can dial that: for others, forward a port and announce it, docs/running.md",
+    LOOPBACK: "only this machine can dial that: for others, --listen at an address that they reach",
+    PRIVATE: "only this network can dial that: for others, forward a port and announce it, docs/running.md",
 }
-"""What to say of the farthest place from which an address can be dialled."""
-
-
-def reach(addr: Multiaddr) -> int:
-    """From where ``addr`` can be dialled at best: this machine, its network, the world.
-
-    A name counts for the world: what it stands for can be another address there than here. So does an
-    address that is not private (`ipaddress`: RFC 1918, loopback, link-local, carrier-grade NAT and others).
-    """
-    family, host = addr.parts[0]
-    if family not in {"ip4", "ip6"}:
-        return MACHINE if family == "memory" or host == "localhost" else WORLD
-    place = ipaddress.ip_address(host)
-    if place.is_loopback:
-        return MACHINE
-    return WORLD if place.is_global else NETWORK
+"""What to say of an address that not everyone can dial."""
 
 
 def _report_run(options: Options, run: SignedRun) -> None:
