@@ -11,7 +11,6 @@ import heapq
 import itertools
 import math
 import os
-import resource
 import secrets
 import shutil
 import subprocess
@@ -335,6 +334,8 @@ def _size(path: Path) -> int | None:
 
 def raise_descriptor_limit() -> int:
     """Raise the soft limit on files and sockets as far as we may and need; returns what it is now."""
+    import resource  # not at the top: Windows has none, and is told so by `p2p.node.process`
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:

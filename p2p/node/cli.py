@@ -30,7 +30,14 @@ from p2p.node.plugins import (
     load_roles,
     open_run_untrusted,
 )
-from p2p.node.process import LEVELS, check_key_place, locked_folder, logging_to, until_told_to_end
+from p2p.node.process import (
+    LEVELS,
+    check_key_place,
+    check_platform,
+    locked_folder,
+    logging_to,
+    until_told_to_end,
+)
 from p2p.node.rundoc import MAX_DOCUMENT, PATH
 from p2p.node.usage import FAILED, WRONG_USAGE, complain, interruptible, seconds
 from p2p.swarm import open_host
@@ -155,6 +162,7 @@ def _addr(text: str) -> Multiaddr:
 
 def _prepare(options: Options) -> Start:
     """Read every file that the command line names. Raises `ConfigError` for whatever is wrong with it."""
+    check_platform()
     config = _configure(options)
     document = None if options.run is None else _read_document(options.run)
     roles = load_roles(options.role, config.role)

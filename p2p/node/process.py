@@ -31,7 +31,7 @@ from p2p.wire import MIB
 try:
     import fcntl
 except ImportError:
-    fcntl = None  # type: ignore[assignment]  # `locked_folder` says what to do
+    fcntl = None  # type: ignore[assignment]  # `check_platform` says what to do
 
 GRACE: Final = 2.5
 """Seconds between the request to end and leaving at any price: a person waits 3."""
@@ -44,11 +44,15 @@ GIT_SECONDS: Final = 10.0
 """How long git may take to say whether it ignores a path: it reads a few small files."""
 
 
+def check_platform() -> None:
+    """Raise `ConfigError` where there is no fcntl: this is Windows."""
+    if fcntl is None:
+        raise ConfigError("nodes run on Linux and macOS; on Windows install Shoal in WSL2 and start it there")
+
+
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
     """Make ``folder`` and keep every other node out of it. Raises `ConfigError`, `StorageError`."""
-    if fcntl is None:
-        raise ConfigError("nodes run on Linux and macOS; on Windows install Shoal in WSL2 and start it there")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)

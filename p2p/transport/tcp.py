@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import operator
-import resource
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -267,6 +266,8 @@ class TcpNetwork:
     @property
     def descriptors(self) -> int:
         """Files and sockets that this process may have open."""
+        import resource  # not at the top: Windows has none, and is told so by `p2p.node.process`
+
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return 2**20 if soft == resource.RLIM_INFINITY else soft
 

@@ -648,7 +648,7 @@ def test_without_fcntl_the_remedy_is_named(tmp_path: Path) -> None:
         (tmp_path / f"{name}.py").write_text(f"raise ImportError(\"No module named '{name}'\")\n")
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     code, said = play("-m", "p2p.node", "--data", str(tmp_path / "n"), PYTHONPATH=path)
-    assert (code, "WSL2" in said, "Traceback" in said) == (1, True, False), said
+    assert (code, "WSL2" in said, "Traceback" in said) == (2, True, False), said
     code, said = play("-m", "roles.demo", PYTHONPATH=path)
     assert (code, "WSL2" in said, "Traceback" in said) == (2, True, False), said
 
