@@ -91,6 +91,15 @@ class Shardcast:
         return self._core.newest.version if self._core.newest is not None else NO_POLICY
 
     @property
+    def fetching(self) -> tuple[PolicyVersion, float] | None:
+        """The newest version that is on its way and the share of its chunks that is here, if there is one."""
+        coming = [policy for policy in self._core.policies if not policy.stored]
+        newest = max(coming, key=lambda policy: policy.manifest.version, default=None)
+        if newest is None:
+            return None
+        return newest.manifest.version, newest.verified.bit_count() / newest.count
+
+    @property
     def stats(self) -> ShardcastStats:
         """What this node moved and dropped since it started."""
         return self._core.stats

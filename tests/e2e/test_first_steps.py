@@ -44,10 +44,11 @@ from p2p import (
 from p2p.limits import reach_of
 from p2p.machine import open_world
 from p2p.node.cli import REACH, node_main
-from p2p.node.live import LiveLine
+from p2p.node.live import LiveLine, describe
 from p2p.node.process import check_key_place
 from p2p.node.role import Progress
 from p2p.node.rundoc import RunBook, RunConfig
+from p2p.shardcast import Shardcast
 from proofs.checks import Verdict
 from roles.demo import complaints, free_memory, main as demo_main
 from roles.inference import MAX_REASONS, OTHER, Inference, InferenceConfig, InferenceCounts
@@ -158,6 +159,32 @@ async def test_a_piped_node_tells_once_a_minute_and_when_the_run_is_over(autojum
         (151, told),
         (200, f"ended    {told}"),
     ]
+
+
+def test_how_much_of_a_policy_is_fetched_is_said() -> None:
+    """Issue 10.13: a policy of 62 GB takes hours, and nothing was said of them."""
+
+    def policy(version: int, verified: int, *, stored: bool = False) -> SimpleNamespace:
+        manifest = SimpleNamespace(version=version)
+        return SimpleNamespace(manifest=manifest, verified=verified, count=8, stored=stored)
+
+    def fetching(*policies: SimpleNamespace) -> tuple[int, float] | None:
+        core = SimpleNamespace(policies=policies)
+        return Shardcast.fetching.fget(SimpleNamespace(_core=core))  # type: ignore[attr-defined]
+
+    assert fetching() is None
+    assert fetching(policy(3, 0b11111111, stored=True)) is None
+    assert fetching(policy(3, 1, stored=True), policy(4, 1), policy(5, 0b111), policy(6, 0)) == (6, 0.0)
+    node = stub_node(None)
+    for coming, text in [
+        (None, "policy 3 (the swarm has 4)"),
+        ((4, 0.375), "policy 3, 38% of 4 (the swarm has 4)"),
+        ((3, 0.9), "policy 3 (the swarm has 4)"),
+    ]:
+        node.shardcast.fetching = coming
+        assert describe(node, []) == f"{text}   peers 2"
+    node.shardcast.newest, node.shardcast.fetching = -1, (0, 0.25)
+    assert describe(node, []) == "no policy yet, 25% of 0 (the swarm has 4)   peers 2"
 
 
 def test_a_worker_says_what_it_made_and_why_it_was_rejected() -> None:
