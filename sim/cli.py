@@ -207,8 +207,14 @@ def run(options: argparse.Namespace, console: Console) -> int:
     """Run one scenario, print what came of it."""
     scenario = _scenario(options, _one_change(options))
     baseline = None if options.baseline is None else _baseline(options.baseline)
-    with _progress(console, scenario) as progress:
-        result = run_scenario(scenario, options.seed, progress=progress)
+    plan: list[Fault] = []
+    try:
+        with _progress(console, scenario) as progress:
+            result = run_scenario(scenario, options.seed, progress=progress, plan=plan)
+    except (SimulationError, ExceptionGroup) as error:
+        if options.save_plan is not None:  # the plan that is wanted most
+            _save(options.save_plan, scenario, options.seed, plan, describe(error))
+        raise
     _write_result(options, result)
     write_text("--report", options.report, report(result, scenario.caption, options.line))
     if options.save_plan is not None:

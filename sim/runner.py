@@ -74,6 +74,15 @@ class Result:
         return values
 
 
+@dataclass(frozen=True, slots=True)
+class _Watchers:
+    """Who is told of a run, and what."""
+
+    progress: Progress | None
+    started: Callable[[Simulation], None] | None
+    plan: list[Fault]
+
+
 def run_scenario(
     scenario: Scenario,
     seed: int,
@@ -81,15 +90,18 @@ def run_scenario(
     options: SimOptions | None = None,
     progress: Progress | None = None,
     started: Callable[[Simulation], None] | None = None,
+    plan: list[Fault] | None = None,
 ) -> Result:
     """Run one scenario with one seed. Raises what the simulation raises, at level 3 what the lab does.
 
-    ``started`` is given the simulation before anything happens, ``progress`` now and then on the way.
+    ``started`` is given the simulation before anything happens, ``progress`` now and then on the way;
+    ``plan`` is filled with the faults, also those drawn from the seed, and is there if the run fails.
     """
     workload = scenario.open_workload()
     _check_level(scenario, workload)
     scenario = replace(scenario, parameters=_watched(scenario, workload))
-    result = _run(scenario, workload, seed, options or SimOptions(), progress, started)
+    plan = [] if plan is None else plan
+    result = _run(scenario, workload, seed, options or SimOptions(), _Watchers(progress, started, plan))
     assert isinstance(scenario.parameters, Parameters)
     scenario.parameters.check_read()
     return result
@@ -115,9 +127,9 @@ def _run(
     workload: Workload,
     seed: int,
     options: SimOptions,
-    progress: Progress | None,
-    started: Callable[[Simulation], None] | None,
+    watchers: _Watchers,
 ) -> Result:
+    progress, started, plan = watchers.progress, watchers.started, watchers.plan
     if scenario.level == 3:
         if started is not None:
             raise ConfigError(f"scenario {scenario.name}: the real world of level 3 leaves no trace")
@@ -125,8 +137,6 @@ def _run(
     options = replace(options, hashed_keys=scenario.nodes >= HASHED_KEYS_FROM)
     if scenario.draw is not None and scenario.draw.buggify:
         options = replace(options, buggify=True)
-    plan: list[Fault] = []
-
     latency = RegionLatency(scenario.latency)
 
     async def main(simulation: Simulation) -> Mapping[str, float | int | str]:

@@ -44,6 +44,8 @@ FOLDER: Final = Path(__file__).parent / "scenarios"
 FILE: Final = ".toml"
 """How the path of a scenario ends; a name of one that comes with us does not."""
 MAX_NODES: Final = 100_000
+LEAST_PHASE: Final = 2.0
+"""Virtual seconds in which faults can be drawn: one begins a second before the end at the latest."""
 
 
 class Workload(Protocol):
@@ -187,6 +189,8 @@ class DrawnFaults:
         for kind in (*(self.kinds or ()), *self.spare):
             if kind not in KINDS:
                 raise ConfigError(f"no fault is called {kind!r}; {did_you_mean(kind, KINDS)}")
+        if not 0 <= self.start <= self.end - LEAST_PHASE:
+            raise ConfigError(f"[draw] needs start >= 0 and end at least {LEAST_PHASE:g} s later")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

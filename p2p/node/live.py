@@ -18,7 +18,7 @@ from typing import Final
 import trio
 
 from p2p.node.node import Node
-from p2p.node.process import CLEAR_LINE
+from p2p.node.process import CLEAR_LINE, is_terminal
 from p2p.node.role import Progress, Reporter, Role
 
 REDRAW: Final = 1.0
@@ -61,7 +61,7 @@ class LiveLine:
     def __init__(self, node: Node, roles: Sequence[Role]) -> None:
         self._node = node
         self._roles = roles
-        self._redrawn = sys.stdout.isatty()
+        self._redrawn = is_terminal(sys.stdout)
         self._clear = CLEAR_LINE if self._redrawn else ""
         self._over = False
 

@@ -21,7 +21,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
 import trio
 
@@ -70,18 +70,26 @@ def locked_folder(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def logging_to(path: Path, level: str) -> Iterator[None]:
-    """Log to ``path`` at ``level``, and warnings to standard error too, unless that is the same file."""
-    to_file = logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8")
+    """Log to ``path`` at ``level``, and warnings to standard error too, unless that is the same file.
+
+    Raises `StorageError` if there is no writing to ``path``.
+    """
+    try:
+        to_file = logging.handlers.RotatingFileHandler(
+            path, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8"
+        )
+    except OSError as error:
+        raise StorageError(f"the log {path} cannot be written: {error.strerror}; remove it") from None
     to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     to_people = logging.StreamHandler(sys.stderr)
-    clear = CLEAR_LINE if sys.stderr.isatty() else ""  # `LiveLine` may stand there
+    clear = CLEAR_LINE if is_terminal(sys.stderr) else ""  # `LiveLine` may stand there
     to_people.setFormatter(logging.Formatter(f"{clear}%(levelname)s %(name)s %(message)s"))
     to_people.setLevel(logging.WARNING)
     root = logging.getLogger()
     before = root.level
     root.setLevel(level.upper())
     root.addHandler(to_file)
-    if not os.path.samestat(os.fstat(sys.stderr.fileno()), path.stat()):
+    if sys.stderr is not None and not os.path.samestat(os.fstat(sys.stderr.fileno()), path.stat()):
         root.addHandler(to_people)
     try:
         yield
@@ -90,6 +98,11 @@ def logging_to(path: Path, level: str) -> Iterator[None]:
         root.removeHandler(to_file)
         root.setLevel(before)
         to_file.close()
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a person looks at ``stream``. A closed one (``>&-``) is None to Python."""
+    return stream is not None and stream.isatty()
 
 
 def check_key_place(key: Path) -> None:

@@ -56,7 +56,7 @@ from roles.run.__main__ import main as run_main
 from roles.scoreboard import draw
 from roles.summary import SwarmStatus
 from sim.cli import main as sim_main
-from tests.e2e.node_process import LOOPBACK, START_SECONDS
+from tests.e2e.node_process import LOOPBACK, START_SECONDS, fail
 from tests.unit.test_run_file import RUN
 
 ROOT = Path(__file__).parent.parent.parent
@@ -224,6 +224,29 @@ def test_a_node_in_a_pipe_has_a_first_line_and_a_last_one(tmp_path: Path) -> Non
         process.send_signal(signal.SIGINT)
         assert lines_until(process, "ended")[-1] == "ended    no policy yet   peers 0\n"
         assert process.wait(timeout=5) == 0
+
+
+def test_a_node_lives_without_streams_and_says_what_is_wrong_with_its_log(tmp_path: Path) -> None:
+    """Beside issue 10.16: ``2>&-`` and a log that is no file were tracebacks."""
+    (tmp_path / "n" / "log").mkdir(parents=True)
+    code, said = fail("--data", str(tmp_path / "n"), *LOOPBACK)
+    assert (code, said) == (
+        1,
+        f"error: the log {tmp_path / 'n' / 'log'} cannot be written: Is a directory; remove it\n",
+    )
+    run_file = tmp_path / "run.shoal"
+    run_file.write_bytes(RUN.document)
+    arguments = ["--data", str(tmp_path / "m"), "--run", str(run_file), *LOOPBACK]
+    command = ["sh", "-c", 'exec "$0" "$@" >&- 2>&-', sys.executable, "-m", "p2p.node", *arguments]
+    process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    try:
+        while not (tmp_path / "m" / "run.shoal").exists() and process.poll() is None:
+            select.select([], [], [], 0.05)
+        process.terminate()
+        assert process.wait(timeout=5) == 0
+    finally:
+        process.kill()
+        process.wait()
 
 
 # 20: addresses that others cannot reach
@@ -433,6 +456,19 @@ def test_a_bug_in_ones_own_workload_has_a_file_and_a_line(tmp_path: Path) -> Non
     assert f'File "{tmp_path / "wrong.py"}", line 10, in live' in output
     last = " ".join(output.rpartition("the simulation failed")[2].split())
     assert last == ": node n0 at 1 s: KeyError: 'missing' (wrong.py:10 in live)"
+
+
+def test_the_plan_of_a_run_that_raised_is_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside issue 10.14: of all plans the one that ends a simulation was not saved."""
+    draw = "[draw]\nstart = 2.0\nend = 8.0\n"
+    path = scenario_file(tmp_path, "raises:Wrong", WRONG, draw)
+    plan = tmp_path / "plan.json"
+    assert sim_main(["run", str(path), "--seed", "3", "--save-plan", str(plan)]) == 1
+    saved = json.loads(plan.read_text())
+    assert "KeyError: 'missing'" in saved["why"]
+    assert saved["faults"]
+    assert sim_main(["replay", str(plan)]) == 1
+    assert capsys.readouterr().err.count("node n0 at 1 s: KeyError: 'missing'") == 2
 
 
 def test_ctrl_c_of_a_sweep_keeps_what_had_ended(tmp_path: Path) -> None:
