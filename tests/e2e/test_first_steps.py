@@ -460,7 +460,7 @@ def test_a_bug_in_ones_own_workload_has_a_file_and_a_line(tmp_path: Path) -> Non
 
 def test_the_plan_of_a_run_that_raised_is_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Beside issue 10.14: of all plans the one that ends a simulation was not saved."""
-    draw = "[draw]\nstart = 2.0\nend = 8.0\n"
+    draw = '[draw]\nstart = 0.5\nend = 8.0\nkinds = ["skew", "jitter", "lossy", "slow_disk"]\n'
     path = scenario_file(tmp_path, "raises:Wrong", WRONG, draw)
     plan = tmp_path / "plan.json"
     assert sim_main(["run", str(path), "--seed", "3", "--save-plan", str(plan)]) == 1
