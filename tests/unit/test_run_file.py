@@ -161,7 +161,7 @@ def test_the_command_line_signs_and_shows(tmp_path: Path, capsys: pytest.Capture
     shown = json.loads(capsys.readouterr().out)
     assert (shown["name"], shown["id"]) == ("mine", decode_run_untrusted(out.read_bytes()).id.hex())
     draft.write_text("name = ")
-    assert main(["create", str(draft), "--key", str(key), "--out", str(out)]) == 1
+    assert main(["create", str(draft), "--key", str(key), "--out", str(out)]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: {draft} is not TOML")
     assert error.count("\n") == 1
