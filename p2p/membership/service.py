@@ -263,8 +263,9 @@ async def open_membership(
 ) -> AsyncIterator[Membership]:
     """Take part in the swarm for the length of the block, and say good-bye at its end.
 
-    ``may`` says who is admitted, by default every peer: others are neither listed nor passed on nor listened to. ``stamp`` proves
-    our own work, and ``is_stamped`` says whether another's is enough; without it nobody needs one.
+    ``may`` says who is admitted, by default every peer: others are neither listed nor passed on nor
+    listened to. ``stamp`` proves our own work, and ``is_stamped`` says whether another's is enough; without
+    it nobody needs one.
     """
     config = config or MembershipConfig()
     first = max(await _read_ceiling(world) + 1, int(world.wall() * 1000))
