@@ -26,8 +26,11 @@ def test_every_scenario_loads_and_says_what_it_asks(name: str) -> None:
     scenario.open_workload()
 
 
-COSTLY = ("intellect2", "origin_dies", "slow_relay", "thousand", "volunteers")
-"""Scenarios of 10 CPU seconds and more (44, 16, 11, about 100 and 400): for sweeps, not for every test."""
+COSTLY = (
+    "intellect2", "origin_dies", "slow_relay", "soak", "soak_month", "squatters", "ten_thousand", "thousand",
+    "volunteers",
+)  # fmt: skip
+"""Scenarios of about 10 CPU seconds and more (44, 16, 11, 10, an hour, 10, 10, 100, 400): for sweeps."""
 
 
 @pytest.mark.parametrize("name", [name for name in scenario_names() if name not in COSTLY])
