@@ -223,7 +223,7 @@ def test_a_node_in_a_pipe_has_a_first_line_and_a_last_one(tmp_path: Path) -> Non
         assert any("only this machine can dial that" in line for line in first)
         process.send_signal(signal.SIGINT)
         assert lines_until(process, "ended")[-1] == "ended    no policy yet   peers 0\n"
-        assert process.wait(timeout=5) == 0
+        assert process.wait(timeout=START_SECONDS) == 0
 
 
 def test_a_node_lives_without_streams_and_says_what_is_wrong_with_its_log(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_a_node_lives_without_streams_and_says_what_is_wrong_with_its_log(tmp_pa
         while not (tmp_path / "m" / "run.shoal").exists() and process.poll() is None:
             select.select([], [], [], 0.05)
         process.terminate()
-        assert process.wait(timeout=5) == 0
+        assert process.wait(timeout=START_SECONDS) == 0
     finally:
         process.kill()
         process.wait()
@@ -481,7 +481,7 @@ def test_ctrl_c_of_a_sweep_keeps_what_had_ended(tmp_path: Path) -> None:
     with started("-m", "sim", *arguments, cwd=tmp_path) as process:
         assert select.select([busy], [], [], START_SECONDS)[0], "the third run has not begun"
         process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=5)  # it takes 0.3 s on a quiet machine
+        output, _ = process.communicate(timeout=START_SECONDS)
     assert process.returncode == 130
     assert "interrupted: 2 of 9 runs had ended" in output
     assert "2 runs, 0 failed" in output
@@ -576,7 +576,7 @@ def test_ctrl_c_pressed_twice_ends_a_node_and_a_demo_without_a_traceback(tmp_pat
         lines_until(process, "next")
         for _ in range(20):
             process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=5)
+        output, _ = process.communicate(timeout=START_SECONDS)
         assert (process.returncode, "Traceback" in output) == (0, False), output
     with started("-m", "roles.demo", "--data", str(tmp_path / "d")) as process:
         assert process.stdout is not None
@@ -585,7 +585,7 @@ def test_ctrl_c_pressed_twice_ends_a_node_and_a_demo_without_a_traceback(tmp_pat
             select.select([], [], [], 0.05)
         for _ in range(20):
             process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=10)
+        output, _ = process.communicate(timeout=START_SECONDS)
     assert process.returncode == 130, output
     assert "interrupted" in output
     assert "Traceback" not in output
