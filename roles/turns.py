@@ -8,13 +8,13 @@ work but the node: each waiting node has its turn, and the one that had least of
 loaded seldom then, and nothing goes stale.
 
 There are two lines. In one stand the nodes whose work was accepted, and none rejected of late; in the other
-all others, which get `STRANGERS_SHARE` of the time while both wait, newcomers before nodes in debt. A rejection
-is a debt of one, halved every `DEBT_HALF_LIFE`: one puts a node behind for a minute, eight for four. What the
-scorer has to spare, because the trainer takes nothing more, is for nodes in debt: most of their work needs no
-trainer.
+all others, which get `STRANGERS_SHARE` of the time while both wait, newcomers before nodes in debt. A
+rejection is a debt of one, halved every `DEBT_HALF_LIFE`: one puts a node behind for a minute, eight for
+four. What the scorer has to spare, because the trainer takes nothing more, is for nodes in debt: most of
+their work needs no trainer.
 
-Bounded: `QUEUE` submissions, `PER_NODE` of each node, half of all for the second line. When that is full the
-one goes that stands worst (asked to come again, no verdict). No I/O: the caller knows the time.
+Bounded: `QUEUE` submissions, `PER_NODE` of each node, half of all for the second line. When that is full, the
+newest of the node that stands worst goes (its worker is told to ask again: no verdict). No I/O: the caller knows the time.
 """
 
 from __future__ import annotations

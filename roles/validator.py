@@ -6,10 +6,10 @@ Of a submission the head is read first, which is small and signed. Cheap checks 
 stream: run, admission, judge, age, place, and whether it was judged before. Only then it gets a seat
 (`roles.seats`) for the content; what waits for a policy to come, or for its verdict, has none. Then it waits
 for the one scorer, whose turns go by node (`roles.turns`). While the disk makes one verdict durable the
-scorer works on the next. A verdict is in the ledger before anybody hears of it, and the ledger answers a peer
-that asks again. Accepted submissions stay on disk until the trainer has taken them; `roles.handover` lets a few
-wait for it, and when they do, judging stops, but for nodes whose work was rejected of late: back-pressure, not
-loss.
+scorer works on the next. A verdict is in the ledger before anybody hears of it, and the ledger answers a
+peer that asks again. Accepted submissions stay on disk until the trainer has taken them; `roles.handover`
+lets a few wait for it, and when they do, judging stops, but for nodes whose work was rejected of late:
+back-pressure, not loss.
 
 `INCONCLUSIVE` means nobody's fault (the policy is not here or too old to matter, our engine failed): no
 ledger entry. It is as final as the others, though: the place in the draw order is taken, or the worker's
@@ -245,7 +245,7 @@ class Validator:
     async def _read(self, bench: Bench, stream: Stream, head: SubmissionHead) -> SignedVerdict | Refusal:
         """Lend the content a seat while it is on its way, then answer."""
         world, peer = bench.node.world, stream.peer
-        content, evicted = None, True
+        submission, evicted = None, True
         with trio.CancelScope() as scope:
             seat = self._seats.take(
                 peer,
@@ -258,13 +258,16 @@ class Validator:
                 return self._refuse("no seat", "too many submissions are on their way", retry=True)
             try:
                 content = await receive_content(stream, head, seat)
+                if content is not None:
+                    submission = await decode_off_loop(
+                        world, head.with_content_untrusted, content, rate=HASH_RATE
+                    )
             finally:
                 self._seats.leave(seat)
             evicted = seat.evicted
-        if content is None:
+        if submission is None:
             why = "too slow while others wait for a seat" if evicted else "it took too long to arrive"
             return self._refuse("too slow", why, retry=True)
-        submission = await decode_off_loop(world, head.with_content_untrusted, content, rate=HASH_RATE)
         return await self._answer(bench, submission, head.total)
 
     async def _answer_again(self, bench: Bench, place: Commitment) -> SignedVerdict | Refusal | None:
