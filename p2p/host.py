@@ -167,6 +167,13 @@ class Host(Protocol):
         """
         ...
 
+    def network_of(self, peer: PeerId) -> str:
+        """The network that a connected peer is in, for limits; empty where there are none or it is unknown.
+
+        Two peers with the same name here are as good as one: see `p2p.limits`.
+        """
+        ...
+
     def penalise(self, peer: PeerId, points: float, reason: str) -> None:
         """Lower a peer's score; at the limit it is disconnected and refused for a while."""
         ...
@@ -191,8 +198,11 @@ async def request(
     """
     stream = await host.open_stream(peer, protocol)
     async with stream:
-        await send_frame(stream, payload)
-        await stream.send_eof()
+        try:
+            await send_frame(stream, payload)
+            await stream.send_eof()
+        except trio.BrokenResourceError:
+            pass  # a peer that has heard enough may have answered, and closed, before the last byte
         reply = await FrameReader(stream, max_reply).receive()
         if reply is None:
             raise BadMessage("the peer closed the stream without an answer")

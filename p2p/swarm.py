@@ -47,7 +47,7 @@ from p2p.host import (
     check_protocol,
 )
 from p2p.identity import KeyPair, PeerId, ProtocolId
-from p2p.limits import LOOPBACK, Budget, ResourceLimits, ServedStream, reach_of
+from p2p.limits import LOOPBACK, UNKNOWN, Budget, ResourceLimits, ServedStream, group_of, reach_of
 from p2p.multiaddr import Multiaddr
 from p2p.network import Listener, Network
 from p2p.outbox import Lane, Outbox
@@ -246,6 +246,12 @@ class SwarmHost:
     def protect(self, purpose: str, peers: Iterable[PeerId]) -> None:
         """Keep connections to ``peers``, and room for them, when strangers fill this node."""
         self._connector.protect(purpose, peers)
+
+    def network_of(self, peer: PeerId) -> str:
+        """The network that a connected peer is in, for limits; empty on loopback, or if it is unknown."""
+        connection = self._connector.live(peer)
+        group = UNKNOWN if connection is None else group_of(connection.remote_addr)
+        return group.network if group.limited else ""
 
     def penalise(self, peer: PeerId, points: float, reason: str) -> None:
         """Lower a peer's score; at the limit it is disconnected and refused for a while."""

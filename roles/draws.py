@@ -16,6 +16,7 @@ from p2p.shardcast.manifest import PolicyVersion
 from proofs.sampling import draw_seed, task_seed
 from roles.engines.base import GroupTask
 from roles.envs.base import Environment, Task
+from roles.envs.contained import task_of
 from roles.run import Run
 
 
@@ -32,13 +33,13 @@ class DrawOrder:
     """Groups per submission."""
 
     def tasks(self, environment: Environment, index: int) -> list[tuple[Task, GroupTask]]:
-        """Tasks and draws of the ``index``-th submission."""
+        """Tasks and draws of the ``index``-th submission. Raises `EnvironmentFailed`."""
         first = index * self.groups
         return [self._task(environment, group) for group in range(first, first + self.groups)]
 
     def _task(self, environment: Environment, group: int) -> tuple[Task, GroupTask]:
         place = (self.run, self.policy, self.node.digest, int(self.version))
-        task = environment.task(task_seed(*place, group))
+        task = task_of(environment, task_seed(*place, group))
         first = group * self.group_size
         seeds = tuple(draw_seed(*place, slot) for slot in range(first, first + self.group_size))
         return task, GroupTask(group, tuple(task.prompt), seeds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -31,21 +32,25 @@ WAITING: Final = 4
 
 
 class Handover:
-    """Deliveries under way. Bounded: `wait_room` holds the validator while the trainer is full."""
+    """Deliveries under way. Bounded: `has_room` holds the validator while the trainer is full."""
 
-    def __init__(self, node: Node, run: Run, folder: str, nursery: trio.Nursery) -> None:
+    def __init__(
+        self, node: Node, run: Run, folder: str, nursery: trio.Nursery, on_room: Callable[[], None]
+    ) -> None:
         self._node = node
         self._run = run
         self._folder = folder
         self._nursery = nursery
         self._under_way = 0
         self._durable = Durable(node.world, "handover")
-        self._changed = trio.Event()
+        self._on_room = on_room
 
     @classmethod
-    async def open(cls, node: Node, run: Run, folder: str, nursery: trio.Nursery) -> Handover:
-        """Take up again what a previous life left."""
-        handover = cls(node, run, folder, nursery)
+    async def open(
+        cls, node: Node, run: Run, folder: str, nursery: trio.Nursery, on_room: Callable[[], None]
+    ) -> Handover:
+        """Take up again what a previous life left. ``on_room`` is called when another delivery may begin."""
+        handover = cls(node, run, folder, nursery, on_room)
         for name in await node.world.disk.list(folder):
             data = await node.world.disk.read(f"{folder}/{name}")
             try:
@@ -57,18 +62,16 @@ class Handover:
             handover.deliver(*delivery)
         return handover
 
-    async def wait_room(self) -> None:
-        """Return once another delivery may begin."""
-        while self._under_way >= WAITING:
-            self._changed = trio.Event()
-            await self._changed.wait()
+    def has_room(self, beyond: int = 0) -> bool:
+        """Whether another delivery may begin, or might if ``beyond`` more were allowed."""
+        return self._under_way < WAITING + beyond
 
     async def keep(self, verdict: SignedVerdict, submission: Submission) -> None:
         """Put a delivery on disk, before its verdict is known to anybody. Raises `StorageError`."""
         await self._node.world.disk.replace(self._path(verdict), encode_delivery(verdict, submission))
 
     def expect(self) -> None:
-        """Count a delivery that will come: `wait_room` heeds it from now on."""
+        """Count a delivery that will come: `has_room` heeds it from now on."""
         self._under_way += 1
 
     def deliver(self, verdict: SignedVerdict, submission: Submission) -> None:
@@ -82,7 +85,7 @@ class Handover:
             await backoff.wait()
         await self._durable.insist(partial(self._node.world.disk.remove, self._path(verdict)))
         self._under_way -= 1
-        self._changed.set()
+        self._on_room()
 
     async def _ask(self, payload: bytes) -> bool:
         """Whether the trainer has answered for good: it has taken it, or has no use for it."""

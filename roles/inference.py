@@ -35,9 +35,11 @@ from roles.engines.base import Engine, Group, GroupTask, Sampling
 from roles.engines.client import open_engine
 from roles.engines.config import DeviceProfile, MachineLimits
 from roles.envs.base import Environment
+from roles.envs.contained import EnvironmentFailed, Failures
 from roles.messages import (
     MAX_REPLY,
     ROLLOUT_PROTOCOL,
+    TOO_LONG,
     Commitment,
     Refusal,
     SignedVerdict,
@@ -126,6 +128,7 @@ class Inference:
         self._config = config
         self._loaded = PolicyVersion(-1)
         self._durable: Durable | None = None
+        self._failures = Failures()
         self.counts = InferenceCounts()
 
     @classmethod
@@ -185,15 +188,21 @@ class Inference:
         self, node: Node, run: Run, environment: Environment, engine: Engine, outbox: Outbox
     ) -> Submission:
         """Draw the next submission under the newest policy and keep it."""
-        version = await self.load_newest(node, engine)
-        while outbox.lead(version) > REORDER_WINDOW:
-            await _wait_any(
-                outbox.wait_removed, partial(node.shardcast.wait_policy, PolicyVersion(version + 1))
-            )
+        tasks = None
+        while tasks is None:
             version = await self.load_newest(node, engine)
-        order = draw_order(node, run, version)
-        index = outbox.next_index(version)
-        tasks = [task for _, task in order.tasks(environment, index)]
+            while outbox.lead(version) > REORDER_WINDOW:
+                await _wait_any(
+                    outbox.wait_removed, partial(node.shardcast.wait_policy, PolicyVersion(version + 1))
+                )
+                version = await self.load_newest(node, engine)
+            order = draw_order(node, run, version)
+            index = outbox.next_index(version)
+            try:
+                tasks = [task for _, task in order.tasks(environment, index)]
+            except EnvironmentFailed as error:
+                self._failures.tell(error, "nothing more is drawn under a policy where it fails")
+                await node.shardcast.wait_policy(PolicyVersion(version + 1))
         await dawdle(node.world, "inference/slow engine")
         groups = await self.draw(node, run, engine, tasks)
         content = encode_groups(tuple(groups))
@@ -250,6 +259,8 @@ class Inference:
         self.counts.count(verdict)
         if verdict.verdict is Verdict.REJECTED:
             logger.warning("rejected version=%d index=%d: %s", place.version, place.index, verdict.reason)
+        elif verdict.reason.startswith(TOO_LONG):  # only the run's owner can change that
+            logger.warning("not judged version=%d index=%d: %s", place.version, place.index, verdict.reason)
         await self._insist(partial(outbox.remove, submission))
         room.release()
 

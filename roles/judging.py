@@ -13,10 +13,14 @@ from proofs.checks import Judgement, Reason, Verdict, check_shape, judge, judge_
 from roles.durable import Durable
 from roles.engines.base import Engine, Group, GroupTask
 from roles.envs.base import Environment, Task
+from roles.envs.contained import reward_of
 from roles.handover import Handover
 from roles.inference import run_sampling
 from roles.messages import (
     MAX_REASON,
+    MAX_SUBMISSION,
+    TOO_LONG,
+    Commitment,
     SignedVerdict,
     Submission,
     decode_groups_untrusted,
@@ -45,6 +49,17 @@ class Bench:
         """Bytes of the longest submission there can be in this run."""
         recipe = self.run.terms.recipe
         return max_submission(recipe.submission, recipe.group_size, recipe.max_new_tokens)
+
+    def too_long(self, length: int) -> tuple[Verdict, str]:
+        """What is said of a submission of ``length`` bytes, of which only the beginning was read.
+
+        Its place is taken either way: a gap would lock the worker out. Where the recipe allows no submission
+        this long, nobody honest sent it. Where only our own limit is lower than what the recipe allows, the
+        run's owner is to blame, who must lower ``submission`` in the recipe.
+        """
+        reason = f"{TOO_LONG}: {length} bytes, over the limit of {self.max_submission}"
+        is_recipes = self.max_submission < MAX_SUBMISSION
+        return (Verdict.REJECTED if is_recipes else Verdict.INCONCLUSIVE), reason
 
     def open_groups_untrusted(self, content: bytes) -> tuple[tuple[Group, ...], Judgement]:
         """The groups of a submission, and what their shapes alone say. Raise `BadMessage`."""
@@ -80,11 +95,11 @@ class Bench:
         tasks: list[tuple[Task, GroupTask]],
         groups: tuple[Group, ...],
     ) -> SignedVerdict:
-        """The signed verdict, with rewards recomputed if it is acceptance."""
+        """The signed verdict, with rewards recomputed if it is acceptance. Raises `EnvironmentFailed`."""
         rewards: tuple[float, ...] = ()
         if judgement.verdict is Verdict.ACCEPTED:
             rewards = tuple(
-                self.environment.reward(task, completion.tokens)
+                reward_of(self.environment, task, completion.tokens)
                 for (task, _), group in zip(tasks, groups, strict=True)
                 for completion in group.completions
             )
@@ -97,9 +112,7 @@ class Bench:
         )  # fmt: skip
         return verdict.signed(self.node.world.signer)
 
-    def sign(self, submission: Submission, verdict: Verdict, reason: str) -> SignedVerdict:
+    def sign(self, place: Commitment, verdict: Verdict, reason: str) -> SignedVerdict:
         """A verdict that no model was asked for."""
-        unsigned = SignedVerdict(
-            self.node.host.peer_id, submission.commitment, verdict, reason[:MAX_REASON], 0.0, 0.0, ()
-        )
+        unsigned = SignedVerdict(self.node.host.peer_id, place, verdict, reason[:MAX_REASON], 0.0, 0.0, ())
         return unsigned.signed(self.node.world.signer)

@@ -24,7 +24,7 @@ from p2p.identity import (
     decode_peer_id_untrusted,
 )
 from p2p.shardcast.manifest import PolicyVersion
-from p2p.wire import KI, MIB, fields_untrusted, pack, unpack_untrusted
+from p2p.wire import KI, MIB, decode_varint_untrusted, fields_untrusted, pack, unpack_untrusted
 from proofs.checks import Verdict
 from roles.engines.base import Completion, Group
 
@@ -55,6 +55,14 @@ MAX_TOKENS: Final = 128 * 1024
 MAX_INDEX: Final = 2**32 - 1
 DIGEST_BYTES: Final = 32
 MAX_REASON: Final = 200
+MAX_HEAD: Final = KI
+"""Bytes in front of a submission's content: the commitment has about 190, its signature 64."""
+TOO_LONG: Final = "the submission is too long"
+"""Beginning of the reason of a verdict on work of which no more than the head was read."""
+_SUBMISSION: Final = b"\x93"
+"""msgpack: a list of three."""
+_BINARY: Final = {0xC4: 1, 0xC5: 2, 0xC6: 4}
+"""msgpack: the three kinds of `bin`, and the bytes of their lengths."""
 _GROUP_FIELDS: Final = 5
 _TOKEN_BYTES: Final = 24
 """Per token: 4 as such, 4 for its log-prob, 8 of the proof over it, and half as much again."""
@@ -189,6 +197,68 @@ def content_digest(content: bytes) -> bytes:
     return digest
 
 
+@dataclass(frozen=True, slots=True)
+class SubmissionHead:
+    """What stands in front of a submission's content, and how much content there is to come."""
+
+    commitment: Commitment
+    signed: bytes
+    """The commitment as it was signed."""
+    signature: bytes
+    content_bytes: int
+    total: int
+    """Bytes of the whole message."""
+    begun: bytes
+    """The content, as far as it came with the head."""
+
+    def check_signature(self, verify: Verify) -> None:
+        """Raise `BadMessage` unless the signature is the node's."""
+        _check_signature(self.commitment, self.signed, self.signature, verify)
+
+    def with_content_untrusted(self, content: bytes) -> Submission:
+        """The whole submission. Raise `BadMessage` unless ``content`` is the one committed to."""
+        return _with_content(self.commitment, self.signature, content)
+
+
+def decode_head_untrusted(data: bytes) -> SubmissionHead | None:
+    """Read the beginning of a framed submission, or None while it is incomplete.
+
+    Raise `BadMessage`, and nothing else, whatever the bytes; also if the head is longer than `MAX_HEAD`.
+    """
+    frame_head = decode_varint_untrusted(data)
+    if frame_head is None:
+        return None
+    total, start = frame_head
+    if data[start : start + 1] not in (b"", _SUBMISSION):
+        raise BadMessage("a submission is a list of three")
+    raw_commitment = _binary_head(data, start + 1)
+    raw_signature = None if raw_commitment is None else _binary_head(data, sum(raw_commitment))
+    raw_content = None if raw_signature is None else _binary_head(data, sum(raw_signature))
+    if raw_commitment is None or raw_signature is None or raw_content is None:
+        if len(data) >= MAX_HEAD:
+            raise BadMessage(f"the head of a submission is longer than {MAX_HEAD} bytes")
+        return None
+    at, length = raw_content
+    if at + length != start + total:
+        raise BadMessage("the lengths of a submission contradict each other")
+    signed = data[raw_commitment[0] : sum(raw_commitment)]
+    signature = data[raw_signature[0] : sum(raw_signature)]
+    if len(data) > at + length:
+        raise BadMessage("something follows a submission")
+    return SubmissionHead(decode_commitment_untrusted(signed), signed, signature, length, total, data[at:])
+
+
+def _binary_head(data: bytes, at: int) -> tuple[int, int] | None:
+    """Where the msgpack `bin` at ``at`` begins, and how long it is; None while its head is incomplete."""
+    if at >= len(data):
+        return None
+    width = _BINARY.get(data[at])
+    if width is None:
+        raise BadMessage("the parts of a submission are bytes")
+    start = at + 1 + width
+    return None if len(data) < start else (start, int.from_bytes(data[at + 1 : start], "big"))
+
+
 def decode_submission_untrusted(data: bytes, verify: Verify) -> Submission:
     """Raise `BadMessage` unless it is whole, its signature right and its content the one committed to.
 
@@ -198,8 +268,16 @@ def decode_submission_untrusted(data: bytes, verify: Verify) -> Submission:
         unpack_untrusted(data), bytes, bytes, bytes, what="submission"
     )
     commitment = decode_commitment_untrusted(head)
-    if len(signature) != SIGNATURE_BYTES or not verify(commitment.node, ROLLOUT_PROTOCOL, head, signature):
+    _check_signature(commitment, head, signature, verify)
+    return _with_content(commitment, signature, content)
+
+
+def _check_signature(commitment: Commitment, signed: bytes, signature: bytes, verify: Verify) -> None:
+    if len(signature) != SIGNATURE_BYTES or not verify(commitment.node, ROLLOUT_PROTOCOL, signed, signature):
         raise BadMessage("a submission's signature is not its node's")
+
+
+def _with_content(commitment: Commitment, signature: bytes, content: bytes) -> Submission:
     if content_digest(content) != commitment.content:
         raise BadMessage("a submission's content is not what its commitment binds")
     return Submission(commitment, signature, content)

@@ -12,6 +12,9 @@ from roles.messages import SignedVerdict
 MAX_NODES: Final = 10_000
 """Nodes with a record of their own, as many peers as a host remembers: identities are cheap to mint. The one
 judged longest ago goes first; its verdicts stay in the ledger and in the totals."""
+MAX_WORKERS: Final = 64
+"""Nodes whose connections are kept for their work: more than one scorer can serve, and a sixteenth of all
+connections."""
 MAX_REASONS: Final = 32
 """Reasons counted apart, twice as many as there are checks. Some quote what was sent, and so have no end."""
 OTHER: Final = "other"
@@ -32,6 +35,7 @@ class Records:
 
     def __init__(self, max_nodes: int = MAX_NODES) -> None:
         self._max_nodes = max_nodes
+        self._workers: dict[PeerId, None] = {}
         self._nodes: dict[PeerId, NodeRecord] = {}
         self.accepted = 0
         self.rejected = 0
@@ -43,9 +47,13 @@ class Records:
         """Add an acceptance or a rejection; nothing else leaves a mark."""
         node = verdict.commitment.node
         record = self._nodes.pop(node, None) or NodeRecord()
+        self._workers.pop(node, None)
         if verdict.verdict is Verdict.ACCEPTED:
             self.accepted += 1
             record.accepted += 1
+            self._workers[node] = None
+            if len(self._workers) > MAX_WORKERS:
+                del self._workers[next(iter(self._workers))]
         elif verdict.verdict is Verdict.REJECTED:
             self.rejected += 1
             record.rejected += 1
@@ -53,6 +61,11 @@ class Records:
         self._nodes[node] = record
         if len(self._nodes) > self._max_nodes:
             del self._nodes[next(iter(self._nodes))]
+
+    @property
+    def workers(self) -> tuple[PeerId, ...]:
+        """The nodes whose last work was accepted, the latest of them last."""
+        return tuple(self._workers)
 
     def of(self, node: PeerId) -> NodeRecord:
         """One node's record, empty if it has none."""

@@ -1,42 +1,165 @@
-"""How many streams a service reads and answers at a time: of one peer, and of all together.
+"""How many streams a service reads at a time: of one peer, of one network, of strangers, and of all together.
 
-A stream may hold a whole submission in memory before anything is known of it, so the seat is taken before
-the first byte is read.
+Theory of operation
+-------------------
+A seat stands for the memory that a message takes while it arrives. Peers that fill all seats and send nothing
+would shut out all others, so a seat is lent, not given: when none is left, the slowest occupant goes for the
+peer that asks. An attacker can have many names; it cannot have had work accepted without doing it, cannot
+choose its networks freely, and cannot be fast without paying for the bytes. Therefore:
+
+* strangers together get `STRANGERS` seats, the rest is for peers with accepted work;
+* one network, where the host knows networks, gets `PER_NETWORK`;
+* a peer that was made to go for being slow gives way to one that was not.
+
+No I/O: the caller knows the time, and is told whom to cancel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 from p2p.identity import PeerId
+from p2p.limits import FadingCounts
 
 PER_PEER: Final = 8
 """Twice the four submissions, or deliveries, that an honest peer has under way: each may be asked again."""
 IN_ALL: Final = 128
 """At 8 MiB a submission this bounds what waits in memory at 1 GiB."""
+STRANGERS: Final = IN_ALL // 2
+"""For all peers together that have no accepted work: a dozen newcomers at once, and never what the others
+need."""
+PER_NETWORK: Final = IN_ALL // 8
+"""Of one network: an eighth, as of connections (`p2p.limits`), four workers with all they have under way."""
+GRACE: Final = 2.0
+"""Seconds in which an occupant cannot be called slow: a few round trips to the other side of the world."""
+STRIKE_HALF_LIFE: Final = 60.0
+"""Seconds in which half of it is forgotten that a peer was made to go."""
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """One stream that is being read."""
+
+    peer: PeerId
+    network: str
+    is_stranger: bool
+    since: float
+    evict: Callable[[], object]
+    """Called when it must go."""
+
+    received: int = 0
+    """Bytes that have come; the reader counts."""
+
+    evicted: bool = False
 
 
 class Seats:
-    """Seats taken now, by peer."""
+    """Seats taken now."""
 
-    def __init__(self, per_peer: int = PER_PEER, in_all: int = IN_ALL) -> None:
+    def __init__(
+        self,
+        per_peer: int = PER_PEER,
+        in_all: int = IN_ALL,
+        *,
+        strangers: int | None = None,
+        per_network: int = PER_NETWORK,
+    ) -> None:
+        """``strangers``: how many seats those without accepted work have together; None: all of them."""
         self._per_peer = per_peer
         self._in_all = in_all
-        self._taken: dict[PeerId, int] = {}
+        self._strangers = in_all if strangers is None else strangers
+        self._per_network = per_network
+        self._taken: dict[Seat, None] = {}
+        self._own: dict[PeerId, int] = {}
+        self._strikes = FadingCounts(STRIKE_HALF_LIFE)
+
+    def __len__(self) -> int:
+        return len(self._taken)
+
+    def take(
+        self,
+        peer: PeerId,
+        now: float,
+        *,
+        network: str = "",
+        is_stranger: bool = False,
+        evict: Callable[[], object] = lambda: None,
+    ) -> Seat | None:
+        """A seat for ``peer``, if need be another's; None if there is none for it. `leave` must follow.
+
+        ``network`` is empty where the host does not know it.
+        """
+        asker = Seat(peer, network, is_stranger, now, evict)
+        if self._own.get(peer, 0) >= self._per_peer:
+            return None
+        while (crowd := self._crowd_of(asker)) is not None:
+            victim = self._slowest(crowd, asker, now)
+            if victim is None:
+                return None
+            self._strikes.add(_name(victim.peer), now)
+            self.leave(victim)
+            victim.evicted = True
+            victim.evict()
+        self._sit(asker)
+        return asker
+
+    def leave(self, seat: Seat) -> None:
+        """It is free again; harmless if it was taken away."""
+        if seat in self._taken:
+            del self._taken[seat]
+            self._own[seat.peer] -= 1
+            if not self._own[seat.peer]:
+                del self._own[seat.peer]
+
+    def _sit(self, seat: Seat) -> None:
+        self._taken[seat] = None
+        self._own[seat.peer] = self._own.get(seat.peer, 0) + 1
 
     @contextmanager
     def seat(self, peer: PeerId) -> Iterator[bool]:
-        """Give ``peer`` a seat for the length of the block; False if there is none left for it."""
-        own = self._taken.get(peer, 0)
-        if own >= self._per_peer or sum(self._taken.values()) >= self._in_all:
+        """Give ``peer`` a seat for the length of the block that nobody takes away; False if there is none."""
+        if self._own.get(peer, 0) >= self._per_peer or len(self._taken) >= self._in_all:
             yield False
             return
-        self._taken[peer] = own + 1
+        seat = Seat(peer, "", False, 0.0, lambda: None)
+        self._sit(seat)
         try:
             yield True
         finally:
-            left = self._taken.pop(peer) - 1
-            if left:
-                self._taken[peer] = left
+            self.leave(seat)
+
+    def _crowd_of(self, asker: Seat) -> list[Seat] | None:
+        """Who is to make room for ``asker``; None if there is room."""
+        if asker.network:
+            near = [seat for seat in self._taken if seat.network == asker.network]
+            if len(near) >= self._per_network:
+                return near
+        strangers = [seat for seat in self._taken if seat.is_stranger]
+        if asker.is_stranger and len(strangers) >= self._strangers:
+            return strangers
+        if len(self._taken) < self._in_all:
+            return None
+        return strangers or ([] if asker.is_stranger else list(self._taken))
+
+    def _slowest(self, crowd: list[Seat], asker: Seat, now: float) -> Seat | None:
+        """Who of them goes: who has gone before, then who sends least; None if nobody may be told to."""
+        own = round(self._strikes.count(_name(asker.peer), now))
+        best: tuple[int, float] | None = None
+        victim = None
+        for seat in crowd:
+            if seat.is_stranger < asker.is_stranger:  # no stranger takes the seat of one that has done work
+                continue
+            strikes = round(self._strikes.count(_name(seat.peer), now))
+            if now - seat.since < GRACE and strikes <= own:
+                continue
+            rank = (-strikes, seat.received / max(now - seat.since, GRACE))
+            if best is None or rank < best:
+                best, victim = rank, seat
+        return victim
+
+
+def _name(peer: PeerId) -> str:
+    return peer.digest.hex()

@@ -37,6 +37,7 @@ from roles.engines.base import Engine, EngineError, Group, StepReport, TrainingG
 from roles.engines.client import open_engine
 from roles.engines.config import DeviceProfile, MachineLimits
 from roles.envs.base import Environment
+from roles.envs.contained import EnvironmentFailed, Failures, reward_of
 from roles.intake import Intake
 from roles.kept import DamagedFile, keep, recall
 from roles.messages import (
@@ -65,6 +66,8 @@ KEPT_WEIGHTS: Final = 8
 """Versions whose files are kept: more than SHARDCAST keeps, and than may be pinned at a time."""
 PROGRESS: Final = "trainer/progress.json"
 INTAKE: Final = "trainer/intake"
+DELIVERY_SECONDS: Final = 90.0
+"""How long a delivery may take to arrive: the largest at 1 Mbit/s, and some."""
 RECEIPT_KIND: Final = "receipt"
 """Kind of our ledger entries; the body is the content digest of the submission that was taken."""
 
@@ -133,6 +136,7 @@ class Trainer:
         self._taken: dict[bytes, None] = {}
         """Content digests of all submissions taken so far (their receipts are in the ledger)."""
         self._seats = Seats()
+        self._failures = Failures()
         self._durable: Durable | None = None
         self._is_turning_away = False
         self._taking: dict[bytes, None] = {}
@@ -323,7 +327,12 @@ class Trainer:
                 await send_frame(stream, encode_receipt(Receipt.LATER, "too many streams"))
                 return
             reader = FrameReader(stream, MAX_DELIVERY)
-            while (payload := await reader.receive()) is not None:
+            while True:
+                payload = None
+                with trio.move_on_after(DELIVERY_SECONDS):  # or a validator that sends nothing keeps its seat
+                    payload = await reader.receive()
+                if payload is None:
+                    return
                 await send_frame(stream, encode_receipt(*await self._take(desk, stream.peer, payload)))
 
     async def _take(self, desk: _Desk, peer: PeerId, payload: bytes) -> tuple[Receipt, str]:
@@ -359,13 +368,19 @@ class Trainer:
             return Receipt.UNWANTED, "another submission was taken for this place in the draw order"
         try:
             await self._keep(desk, verdict, submission, desk.pooled(verdict, submission, groups))
-        except StorageError as error:
+        except (StorageError, EnvironmentFailed) as error:
             return self._turn_away(error)
         self._is_turning_away = False
         return Receipt.TAKEN, ""
 
-    def _turn_away(self, error: StorageError) -> tuple[Receipt, str]:
-        """The disk refuses a delivery: the validator keeps it, and hands it over again."""
+    def _turn_away(self, error: StorageError | EnvironmentFailed) -> tuple[Receipt, str]:
+        """The disk refuses a delivery: the validator keeps it, and hands it over again.
+
+        What the environment fails on is lost: it would fail on it again.
+        """
+        if isinstance(error, EnvironmentFailed):
+            self._failures.tell(error, "nothing is learnt from submissions on which it fails")
+            return Receipt.UNWANTED, "the run's environment failed at the trainer"
         if not self._is_turning_away:
             logger.warning("deliveries are turned away until the disk takes data: %s", error)
         self._is_turning_away = True
@@ -417,7 +432,7 @@ class Trainer:
                 continue  # so old that no step may use it: forgotten after the next one
             try:
                 groups = desk.pooled(verdict, submission, await desk.open_groups(submission))
-            except RemoteProtocolError as error:
+            except (RemoteProtocolError, EnvironmentFailed) as error:
                 logger.warning("intake_unusable %s: %s", content.hex(), error)
                 continue
             self._pool_in([group for group in groups if group.number not in used])
@@ -468,7 +483,8 @@ class _Desk:
 
         The validator is believed in one thing, that the model was run and the draws are the seeds'; the
         trainer could find that out by a replay only. Tasks, places, shapes and rewards it knows itself.
-        Raises `RemoteProtocolError` if they are not what this run learns from: a validator's own fault.
+        Raises `RemoteProtocolError` if they are not what this run learns from: a validator's own fault; and
+        `EnvironmentFailed`, which is neither's.
         """
         place = verdict.commitment
         order = draw_order(self.node, self.run, place.version, place.node)
@@ -487,7 +503,7 @@ class _Desk:
             if check_shape(tokens, claims, shape).verdict is not Verdict.ACCEPTED:
                 raise RemoteProtocolError("an accepted submission has the wrong shape")
             # A verdict carries rewards as float32.
-            rewards = tuple(_as_float32(self.environment.reward(task, one)) for one in tokens)
+            rewards = tuple(_as_float32(reward_of(self.environment, task, one)) for one in tokens)
             if rewards != verdict.rewards[number * size : (number + 1) * size]:
                 raise RemoteProtocolError("a verdict's rewards are not those of its submission")
             training = TrainingGroup(tuple(task.prompt), group.completions, rewards)

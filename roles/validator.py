@@ -2,11 +2,13 @@
 
 Theory of operation
 -------------------
-A submission passes cheap checks in the task of its stream (signature, run, admission); then it waits for
-the one scorer, oldest policy first, so that weights are loaded seldom and nothing goes stale in the queue.
-While the disk makes one verdict durable the scorer works on the next. A verdict is in the ledger before
-anybody hears of it, and the ledger answers whoever asks again. Accepted submissions stay on disk until the
-trainer has taken them; `roles.handover` lets a few wait for it, and when they do, judging stops:
+Of a submission the head is read first, which is small and signed. Cheap checks follow in the task of its
+stream: run, admission, judge, age, place, and whether it was judged before. Only then it gets a seat
+(`roles.seats`) for the content; what waits for a policy to come, or for its verdict, has none. Then it waits
+for the one scorer, whose turns go by node (`roles.turns`). While the disk makes one verdict durable the
+scorer works on the next. A verdict is in the ledger before anybody hears of it, and the ledger answers a
+peer that asks again. Accepted submissions stay on disk until the trainer has taken them; `roles.handover`
+lets a few wait for it, and when they do, judging stops, but for nodes whose work was rejected of late:
 back-pressure, not loss.
 
 `INCONCLUSIVE` means nobody's fault (the policy is not here or too old to matter, our engine failed): no
@@ -15,15 +17,17 @@ next ones would be ahead of a place that never comes, and whoever asks again is 
 nothing tells such a place from one whose submission is on its way: it may be filled, and is no gap. A
 *refusal* is no verdict at all: the worker keeps the submission and asks again.
 
-What a peer can make this node hold is bounded: streams, the queue, verdicts on work out of place, and what
-is counted about nodes and reasons. One validator judges all work of a node under one policy
+An environment is foreign code: what it raises makes its submission `INCONCLUSIVE`, and the operator hears of
+it once. A submission that is too long gets a verdict by its head: a refusal would leave a gap, and the worker
+would ask again for ever.
+
+What a peer can make this node hold is bounded: streams, seats, the queue, verdicts on work out of place, and
+what is counted about nodes and reasons. One validator judges all work of a node under one policy
 (`roles.draws.validator_of`): to two of them a node could sell one place twice, and neither sees gaps.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -35,11 +39,11 @@ import trio
 from p2p.errors import BadMessage, StorageError
 from p2p.host import Stream, send_frame
 from p2p.identity import PeerId
+from p2p.limits import MAX_SERVED
 from p2p.node.admission import Capability
 from p2p.node.node import Node
 from p2p.node.tables import read_table
 from p2p.shardcast.manifest import PolicyVersion
-from p2p.wire import FrameReader
 from p2p.world import dawdle, decode_off_loop
 from proofs.checks import Verdict
 from roles.draws import draw_order, validator_of
@@ -47,6 +51,7 @@ from roles.durable import Durable
 from roles.engines.base import EngineError
 from roles.engines.client import open_engine
 from roles.engines.config import DeviceProfile, MachineLimits
+from roles.envs.contained import EnvironmentFailed, Failures
 from roles.handover import Handover
 from roles.judging import Bench
 from roles.messages import (
@@ -57,28 +62,32 @@ from roles.messages import (
     Refusal,
     SignedVerdict,
     Submission,
+    SubmissionHead,
     content_digest,
-    decode_submission_untrusted,
     decode_verdict_untrusted,
     encode_reply,
 )
+from roles.reception import receive_content, receive_head
 from roles.records import Records, tally
 from roles.retry import PATIENCE
 from roles.run import Ledger, open_ledger, run_of
-from roles.seats import Seats
+from roles.seats import STRANGERS, Seats
 from roles.slots import Place, SlotBook
+from roles.turns import Turns
 
 logger = logging.getLogger(__name__)
 
-QUEUE: Final = 64
-"""Submissions that wait for the scorer; each sender has four, and one scorer serves a dozen senders."""
 RECORDING: Final = 8
 """Verdicts that the disk may be busy with: a synced write takes as long as scoring a submission."""
 POLICY_SECONDS: Final = 20.0
 """How long to wait for a policy that a worker has and we have not, before it is to ask again: one forest's
 time."""
-REQUEST_SECONDS: Final = 60.0
-"""How long a submission may take to arrive: the largest at 1 Mbit/s."""
+FORTHCOMING: Final = 64
+"""Submissions that may wait, unread, for policies to come; nodes without accepted work have half of it."""
+FORTHCOMING_PER_PEER: Final = 4
+"""Of one peer: what an honest one has under way."""
+REPLY_SECONDS: Final = 10.0
+"""How long a peer may take to accept an answer, which fits into its window."""
 GIVEN_UP: Final = 1024
 """Submissions given up whose verdicts are remembered: four under way from each of 256 nodes."""
 VERDICT_KIND: Final = "verdict"
@@ -90,6 +99,7 @@ STALE: Final = "the policy is older than the run uses"
 NOT_HELD: Final = "the policy is not held by this validator"
 OTHER_POLICY: Final = "the policy digest is not that of the version"
 ENGINE_FAILED: Final = "the validator's engine could not score it"
+ENVIRONMENT_FAILED: Final = "the run's environment failed on it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +124,8 @@ class _Job:
     """A submission on its way through the scorer."""
 
     submission: Submission
+    length: int
+    """Bytes of the message it came in; of one that is too long nothing but the head was read."""
     done: trio.Event = field(default_factory=trio.Event)
     verdict: SignedVerdict | None = None
 
@@ -126,8 +138,7 @@ class Validator:
     def __init__(self, config: ValidatorConfig) -> None:
         self._config = config
         self._slots = SlotBook()
-        self._jobs: list[tuple[PolicyVersion, int, _Job]] = []
-        self._order = itertools.count()
+        self._turns: Turns[_Job] = Turns(lambda peer: self.records.of(peer).accepted > 0)
         self._work = trio.Event()
         self._recording = trio.Semaphore(RECORDING)
         self._known: dict[bytes, _Job | int] = {}
@@ -135,7 +146,13 @@ class Validator:
         self._given_up: dict[bytes, SignedVerdict] = {}
         """The last `INCONCLUSIVE` verdicts, by `_key`."""
         self._loaded = PolicyVersion(-1)
-        self._seats = Seats()
+        self._streams = Seats(in_all=MAX_SERVED)
+        """Streams that are heard at all: a kilobyte each."""
+        self._seats = Seats(strangers=STRANGERS)
+        """Contents that are read."""
+        self._forthcoming = Seats(FORTHCOMING_PER_PEER, FORTHCOMING, strangers=FORTHCOMING // 2)
+        """Submissions that wait for their policy."""
+        self._failures = Failures()
         self._durable: Durable | None = None
         self.records = Records()
         self.inconclusive: dict[str, int] = {}
@@ -155,7 +172,8 @@ class Validator:
             "rejected": self.records.rejected,
             "inconclusive": dict(self.inconclusive),
             "refused": dict(self.refused),
-            "queue": len(self._jobs),
+            "queue": len(self._turns),
+            "seats": len(self._seats),
             "left_out": self.left_out,
             "waits_for_disk": 0 if self._durable is None else self._durable.waiting,
             "nodes": self.records.health(),
@@ -174,7 +192,8 @@ class Validator:
             trio.open_nursery() as nursery,
         ):
             await self._recall(node, ledger)
-            handover = await Handover.open(node, run, "validator/accepted", nursery)
+            node.host.protect("work", self.records.workers)
+            handover = await Handover.open(node, run, "validator/accepted", nursery, self._wake)
             durable = self._durable = Durable(node.world, self.name)
             bench = Bench(node, run, environment, engine, ledger, handover, nursery, durable)
             node.host.set_handler(ROLLOUT_PROTOCOL, partial(self._serve, bench))
@@ -196,41 +215,69 @@ class Validator:
 
     async def _serve(self, bench: Bench, stream: Stream) -> None:
         """A `StreamHandler`: one submission in, one answer out."""
-        with self._seats.seat(stream.peer) as seated:
+        with self._streams.seat(stream.peer) as seated:
             if not seated:
-                reply: SignedVerdict | Refusal = self._refuse("too many streams", retry=True)
+                reply: SignedVerdict | Refusal | None = self._refuse("too many streams", retry=True)
             elif not bench.node.may(stream.peer, Capability.GENERATE):  # not a byte of it is read
                 reply = self._refuse("not admitted", f"{stream.peer} may not generate in this run")
             else:
-                payload = None
-                with trio.move_on_after(REQUEST_SECONDS):
-                    payload = await FrameReader(stream, bench.max_submission).receive()
-                if payload is None:
-                    return
-                reply = await self._answer(bench, stream.peer, payload)
-            await send_frame(stream, encode_reply(reply))
+                reply = await self._hear(bench, stream)
+            if reply is not None:
+                with trio.move_on_after(REPLY_SECONDS):
+                    await send_frame(stream, encode_reply(reply))
 
-    async def _answer(self, bench: Bench, peer: PeerId, payload: bytes) -> SignedVerdict | Refusal:
-        """Everything that needs no model, then wait for the scorer."""
-        world = bench.node.world
-        submission = await decode_off_loop(
-            world, decode_submission_untrusted, payload, world.verify, rate=HASH_RATE
-        )
-        place = submission.commitment
-        refusal = self._admit(bench, peer, place)
-        if refusal is not None:
-            return refusal
+    async def _hear(self, bench: Bench, stream: Stream) -> SignedVerdict | Refusal | None:
+        """The answer to the submission on ``stream``; None if none comes."""
+        head = await receive_head(stream)
+        if head is None:
+            return None
+        head.check_signature(bench.node.world.verify)
+        place = head.commitment
+        early = self._admit(bench, stream.peer, place) or await self._answer_again(bench, place)
+        early = early or await self._prepare(bench, place)
+        early = early or await self._answer_again(bench, place)
+        if early is not None:
+            return early
+        if head.total > bench.max_submission:
+            return await self._answer(bench, Submission(place, head.signature, b""), head.total)
+        return await self._read(bench, stream, head)
+
+    async def _read(self, bench: Bench, stream: Stream, head: SubmissionHead) -> SignedVerdict | Refusal:
+        """Lend the content a seat while it is on its way, then answer."""
+        world, peer = bench.node.world, stream.peer
+        submission, evicted = None, True
+        with trio.CancelScope() as scope:
+            seat = self._seats.take(
+                peer,
+                world.now(),
+                network=bench.node.host.network_of(peer),
+                is_stranger=not self._turns.is_proven(peer, world.now()),
+                evict=scope.cancel,
+            )
+            if seat is None:
+                return self._refuse("no seat", "too many submissions are on their way", retry=True)
+            try:
+                content = await receive_content(stream, head, seat)
+                if content is not None:
+                    submission = await decode_off_loop(
+                        world, head.with_content_untrusted, content, rate=HASH_RATE
+                    )
+            finally:
+                self._seats.leave(seat)
+            evicted = seat.evicted
+        if submission is None:
+            why = "too slow while others wait for a seat" if evicted else "it took too long to arrive"
+            return self._refuse("too slow", why, retry=True)
+        return await self._answer(bench, submission, head.total)
+
+    async def _answer_again(self, bench: Bench, place: Commitment) -> SignedVerdict | Refusal | None:
+        """What was, or is being, answered before; None if this place was not asked about."""
         known = self._known.get(_key(place))
         bench.node.world.sometimes("validator/was asked again", known is not None)
         if _key(place) in self._given_up:
             return self._given_up[_key(place)]
         if known is None:
-            early = await self._prepare(bench, submission)
-            if early is not None:
-                return early
-            known = self._known.get(_key(place))
-        if known is None:
-            known = self._enqueue(submission)
+            return None
         if isinstance(known, int):
             try:
                 entry = await bench.ledger.read(known)
@@ -238,9 +285,30 @@ class Validator:
                 logger.error("ledger_unreadable seqno=%d: %s", known, error)
                 return self._refuse("the disk fails", retry=True)
             return decode_verdict_untrusted(entry.body, bench.node.world.verify)
+        return await self._wait_verdict(bench, known)
+
+    async def _answer(self, bench: Bench, submission: Submission, length: int) -> SignedVerdict | Refusal:
+        """Put it in the queue, unless it is there by now, and wait for the scorer."""
+        place = submission.commitment
+        early = await self._answer_again(bench, place)
+        if early is not None:
+            return early
+        now = bench.node.world.now()
+        job = _Job(submission, length)
+        taken, gone = self._turns.push(place.node, place.version, job, now)
+        if gone is not None:  # its worker is told to ask again
+            del self._known[_key(gone.submission.commitment)]
+            gone.done.set()
+        if not taken:
+            return self._refuse("queue is full", retry=True)
+        self._known[_key(place)] = job
+        self._work.set()
+        return await self._wait_verdict(bench, job)
+
+    async def _wait_verdict(self, bench: Bench, job: _Job) -> SignedVerdict | Refusal:
         with trio.move_on_after(0 if bench.node.world.buggify("validator/says not yet") else PATIENCE):
-            await known.done.wait()
-        return known.verdict or self._refuse("not judged yet", retry=True)
+            await job.done.wait()
+        return job.verdict or self._refuse("not judged yet", retry=True)
 
     def _admit(self, bench: Bench, peer: PeerId, place: Commitment) -> Refusal | None:
         """Why this peer may not ask about this place; None if it may."""
@@ -255,27 +323,41 @@ class Validator:
             return self._refuse("another node", "a submission must come from the node that signed it")
         return None
 
-    async def _prepare(self, bench: Bench, submission: Submission) -> SignedVerdict | Refusal | None:
+    async def _prepare(self, bench: Bench, place: Commitment) -> SignedVerdict | Refusal | None:
         """Wait for the policy. None if the scorer should look at it."""
-        shardcast, place = bench.node.shardcast, submission.commitment
+        shardcast = bench.node.shardcast
         judge = validator_of(bench.run, place.node, place.version)
         if self._is_stale(bench, place.version):
-            return self._give_up(bench, submission, STALE)
+            return self._give_up(bench, place, STALE)
         if judge != bench.node.host.peer_id:
             return self._refuse("another judge", f"{judge} judges this node under this policy", retry=True)
         bench.node.world.sometimes("validator/waits for a policy", shardcast.newest < place.version)
-        with trio.move_on_after(POLICY_SECONDS):
-            await shardcast.wait_policy(place.version)
+        await self._wait_policy(bench, place)
         if shardcast.newest < place.version:
             return self._refuse("policy to come", "the validator has no such policy yet", retry=True)
         if not shardcast.holds(place.version):
             self._slots.fill(place.node, place.version, place.index, place.content)
-            return self._give_up(bench, submission, NOT_HELD)
+            return self._give_up(bench, place, NOT_HELD)
         if self._slots.has_strayed(place.node, place.version):
             return self._refuse("out of place", "too many submissions out of place", retry=True)
-        if len(self._jobs) >= QUEUE or bench.node.world.buggify("validator/full queue"):
+        full = not self._turns.has_room(place.node, bench.node.world.now())
+        if full or bench.node.world.buggify("validator/full queue"):
             return self._refuse("queue is full", retry=True)
         return None
+
+    async def _wait_policy(self, bench: Bench, place: Commitment) -> None:
+        """Return when the policy is here, or will not be waited for any longer; nothing is read meanwhile."""
+        if bench.node.shardcast.newest >= place.version:
+            return
+        now = bench.node.world.now()
+        is_stranger = not self._turns.is_proven(place.node, now)
+        with trio.move_on_after(POLICY_SECONDS) as scope:
+            waiting = self._forthcoming.take(place.node, now, is_stranger=is_stranger, evict=scope.cancel)
+            if waiting is not None:
+                try:
+                    await bench.node.shardcast.wait_policy(place.version)
+                finally:
+                    self._forthcoming.leave(waiting)
 
     def _refuse(self, kind: str, sentence: str = "", *, retry: bool = False) -> Refusal:
         """A refusal, counted by its kind: sentences name peers and runs, of which there is no end."""
@@ -283,12 +365,12 @@ class Validator:
         logger.info("refused: %s", sentence or kind)
         return Refusal(sentence or kind, retry)
 
-    def _give_up(self, bench: Bench, submission: Submission, reason: str) -> SignedVerdict:
+    def _give_up(self, bench: Bench, place: Commitment, reason: str) -> SignedVerdict:
         """A verdict that blames nobody."""
         bench.node.world.sometimes("validator/blames nobody", True)
         tally(self.inconclusive, reason)
-        verdict = bench.sign(submission, Verdict.INCONCLUSIVE, reason)
-        self._given_up[_key(verdict.commitment)] = verdict
+        verdict = bench.sign(place, Verdict.INCONCLUSIVE, reason)
+        self._given_up[_key(place)] = verdict
         if len(self._given_up) > GIVEN_UP:
             del self._given_up[next(iter(self._given_up))]
         return verdict
@@ -299,22 +381,19 @@ class Validator:
         self.left_out += self._slots.forget_below(PolicyVersion(newest - lag - 1))
         return newest - version > lag
 
-    def _enqueue(self, submission: Submission) -> _Job:
-        job = _Job(submission)
-        self._known[_key(submission.commitment)] = job
-        heapq.heappush(self._jobs, (submission.commitment.version, next(self._order), job))
-        self._work.set()
-        return job
-
     async def _judge_next(self, bench: Bench) -> None:
-        """Take the oldest submission through the scorer, the ledger, and towards the trainer."""
-        while not self._jobs:
+        """Take the submission whose turn it is through the scorer, the ledger, and towards the trainer."""
+        world = bench.node.world
+        await self._recording.acquire()
+        while not self._may_judge(bench):
             self._work = trio.Event()
             await self._work.wait()
-        await bench.handover.wait_room()
-        await self._recording.acquire()
-        job = heapq.heappop(self._jobs)[2]
-        verdict = await self._decide(bench, job.submission)
+        began = world.now()
+        job = self._turns.pop(began, of_debtors=not bench.handover.has_room())
+        verdict = await self._decide(bench, job)
+        self._turns.charge(world.now() - began)
+        if verdict.verdict is Verdict.REJECTED:
+            self._turns.blame(verdict.commitment.node, world.now())
         if verdict.verdict is Verdict.INCONCLUSIVE:
             del self._known[_key(verdict.commitment)]
             job.verdict = verdict
@@ -325,17 +404,42 @@ class Validator:
             bench.handover.expect()
         bench.nursery.start_soon(self._record, bench, job, verdict)
 
-    async def _decide(self, bench: Bench, submission: Submission) -> SignedVerdict:
+    def _may_judge(self, bench: Bench) -> bool:
+        """Whether anything may be judged now: while the trainer takes nothing, what is likely to be rejected.
+
+        Should that be accepted after all, one more delivery waits than `roles.handover` means to.
+        """
+        if bench.handover.has_room():
+            return len(self._turns) > 0
+        return bench.handover.has_room(1) and self._turns.has_debtor(bench.node.world.now())
+
+    def _wake(self) -> None:
+        self._work.set()
+
+    async def _decide(self, bench: Bench, job: _Job) -> SignedVerdict:
         """The verdict on the submission whose turn it is; its place is taken, whatever it says."""
+        submission = job.submission
         place = submission.commitment
         if self._is_stale(bench, place.version):
-            return self._give_up(bench, submission, STALE)
-        if bench.node.shardcast.holds(place.version):
+            return self._give_up(bench, place, STALE)
+        if job.length > bench.max_submission:
+            verdict = self._dismiss(bench, place, job.length)
+        elif bench.node.shardcast.holds(place.version):
             verdict = await self._look(bench, submission)
         else:
-            verdict = self._give_up(bench, submission, NOT_HELD)
+            verdict = self._give_up(bench, place, NOT_HELD)
         self._slots.fill(place.node, place.version, place.index, place.content)
         return verdict
+
+    def _dismiss(self, bench: Bench, place: Commitment, length: int) -> SignedVerdict:
+        """The verdict on a submission that is too long to be read."""
+        filled = self._slots.judge(place.node, place.version, place.index)
+        if filled is not Place.FRESH:
+            return bench.sign(place, Verdict.REJECTED, REPLAYED if filled is Place.REPLAYED else GAP)
+        verdict, reason = bench.too_long(length)
+        if verdict is Verdict.INCONCLUSIVE:
+            return self._give_up(bench, place, reason)
+        return bench.sign(place, verdict, reason)
 
     async def _look(self, bench: Bench, submission: Submission) -> SignedVerdict:
         """Judge under the policy, which is here; our engine's failure is not the worker's."""
@@ -343,12 +447,15 @@ class Validator:
         with bench.node.shardcast.pin(place.version) as weights:
             try:
                 return await self._judge(bench, submission, weights)
+            except EnvironmentFailed as error:
+                self._failures.tell(error, "submissions on which it fails are judged inconclusive")
+                return self._give_up(bench, place, ENVIRONMENT_FAILED)
             except (EngineError, StorageError) as error:
                 # Foreign tokens went in; that they have the right shape is no promise that no sum overflows.
                 logger.error(
                     "engine_failed %s v%d/%d: %s", place.node.short, place.version, place.index, error
                 )
-                return self._give_up(bench, submission, ENGINE_FAILED)
+                return self._give_up(bench, place, ENGINE_FAILED)
 
     async def _record(self, bench: Bench, job: _Job, verdict: SignedVerdict) -> None:
         """Make a verdict durable, then known, then send what it accepts on its way."""
@@ -360,6 +467,7 @@ class Validator:
         entry = await bench.durable.insist(partial(bench.ledger.append, VERDICT_KIND, verdict.to_bytes()))
         self._known[_key(place)] = entry.seqno
         self.records.count(verdict)
+        bench.node.host.protect("work", self.records.workers)
         job.verdict = verdict
         job.done.set()
         self._recording.release()
@@ -372,19 +480,19 @@ class Validator:
         place = submission.commitment
         filled = self._slots.judge(place.node, place.version, place.index)
         if filled is not Place.FRESH:
-            return bench.sign(submission, Verdict.REJECTED, REPLAYED if filled is Place.REPLAYED else GAP)
+            return bench.sign(place, Verdict.REJECTED, REPLAYED if filled is Place.REPLAYED else GAP)
         order = draw_order(bench.node, bench.run, place.version, place.node)
         if place.policy != order.policy:
-            return bench.sign(submission, Verdict.REJECTED, OTHER_POLICY)
+            return bench.sign(place, Verdict.REJECTED, OTHER_POLICY)
         try:
             groups, judgement = await decode_off_loop(
                 bench.node.world, bench.open_groups_untrusted, submission.content, rate=DECODE_RATE
             )
         except BadMessage as error:
-            return bench.sign(submission, Verdict.REJECTED, str(error))
+            return bench.sign(place, Verdict.REJECTED, str(error))
         tasks = order.tasks(bench.environment, place.index)
         if [group.group for group in groups] != [task.group for _, task in tasks]:
-            return bench.sign(submission, Verdict.REJECTED, WRONG_GROUPS)
+            return bench.sign(place, Verdict.REJECTED, WRONG_GROUPS)
         if judgement.verdict is Verdict.ACCEPTED:
             if place.version != self._loaded:
                 await bench.engine.load(weights)

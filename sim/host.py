@@ -392,6 +392,10 @@ class SimHost:
         """Keep connections to ``peers``: this host closes none for want of room."""
         self._protected[purpose] = frozenset(peers)
 
+    def network_of(self, peer: PeerId) -> str:
+        """Simulated machines are in no networks that limits would know."""
+        return ""
+
     def penalise(self, peer: PeerId, points: float, reason: str) -> None:
         """Lower a peer's score; at the limit it is disconnected and refused for a while."""
         logger.info("%r gets %s penalty points: %s", peer, points, reason)

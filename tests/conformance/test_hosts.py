@@ -104,6 +104,33 @@ def test_a_request_gets_its_answer(hosts) -> None:
     hosts(law)
 
 
+def test_an_answer_may_come_before_the_question_is_over(hosts) -> None:
+    """Issue 10.10: a peer that has heard enough answers, and closes; the asker was still sending."""
+
+    async def law(h: Hosts) -> None:
+        async def serve(stream: Stream) -> None:
+            await stream.receive_some(100)
+            await send_frame(stream, b"enough")
+
+        h.b.set_handler(ECHO, serve)
+        introduce(h.a, h.b)
+        with trio.fail_after(60):
+            assert await request(h.a, h.b.peer_id, ECHO, bytes(4 * MAX_MESSAGE)) == b"enough"
+
+    hosts(law)
+
+
+def test_the_network_of_a_peer_is_empty_where_there_are_none(hosts) -> None:
+    """Issue 10.3: limits may count networks; loopback and simulated machines are in none."""
+
+    async def law(h: Hosts) -> None:
+        assert h.a.network_of(h.b.peer_id) == ""
+        await h.a.connect_addr(h.b.addrs[0])
+        assert h.a.network_of(h.b.peer_id) == ""
+
+    hosts(law)
+
+
 def test_both_sides_may_ask_over_one_connection(hosts) -> None:
     async def law(h: Hosts) -> None:
         for host in (h.a, h.b):

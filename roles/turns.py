@@ -1,0 +1,184 @@
+"""Whose submission is judged next: fair between nodes, by the scorer's time that each has had.
+
+Theory of operation
+-------------------
+There is one scorer, and work for it costs a sender nothing to invent. So what stands in the queue is not the
+work but the node: each waiting node has its turn, and the one that had least of the scorer's time is first
+(start-time fair queueing). Among nodes that had nearly the same, the oldest policy goes first: weights are
+loaded seldom then, and nothing goes stale.
+
+There are two lines. In one stand the nodes whose work was accepted, and none rejected of late; in the other
+all others, which get `STRANGERS_SHARE` of the time while both wait, newcomers before nodes in debt. A
+rejection is a debt of one, halved every `DEBT_HALF_LIFE`: one puts a node behind for a minute, eight for
+four. What the scorer has to spare, because the trainer takes nothing more, is for nodes in debt: most of
+their work needs no trainer.
+
+Bounded: `QUEUE` submissions, `PER_NODE` of each node, half of all for the second line. When that is full, the
+newest of the node that stands worst goes (its worker is told to ask again: no verdict). No I/O: the caller knows the time.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from p2p.identity import PeerId
+from p2p.limits import FadingCounts
+from p2p.shardcast.manifest import PolicyVersion
+
+T = TypeVar("T")
+
+QUEUE: Final = 64
+"""Submissions that wait for the scorer; each sender has four, and one scorer serves a dozen senders."""
+PER_NODE: Final = 8
+"""Of one node: the four that an honest one has under way, and as many of an earlier life."""
+STRANGERS_SHARE: Final = 1 / 16
+"""Share of the scorer's time for nodes without accepted work, while others wait. With less a newcomer waits
+for long; with more a crowd of invented ones is felt: honest work may lose a tenth."""
+DEBT_HALF_LIFE: Final = 60.0
+"""Seconds in which half of a node's rejections is forgiven."""
+IN_DEBT: Final = 0.5
+"""Debt from which a node stands behind: one rejection, for a minute."""
+ROUND: Final = 4.0
+"""Submissions' worth of the scorer's time within which two nodes count as served alike, and the older policy
+goes first."""
+REMEMBERED: Final = 1024
+"""Nodes whose share of the scorer's time is remembered."""
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting(Generic[T]):
+    version: PolicyVersion
+    number: int
+    item: T
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        return self.version, self.number
+
+
+class Turns(Generic[T]):
+    """What waits for the scorer."""
+
+    def __init__(self, has_worked: Callable[[PeerId], bool]) -> None:
+        """``has_worked`` says of whom work was accepted."""
+        self._has_worked = has_worked
+        self._waiting: dict[PeerId, list[_Waiting[T]]] = {}
+        self._numbers = itertools.count()
+        self._debts = FadingCounts(DEBT_HALF_LIFE)
+        self._served: dict[PeerId, float] = {}
+        """Seconds of the scorer that a node has had, counted from the clock of its line."""
+        self._clock = {True: 0.0, False: 0.0}
+        """By line: what the node had that was served last."""
+        self._spent = {True: 0.0, False: 0.0}
+        """By line: seconds of the scorer, over the line's share."""
+        self._typical = 0.0
+        """Seconds that one submission of the first line takes."""
+        self._serving: tuple[PeerId, bool] | None = None
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def is_proven(self, node: PeerId, now: float) -> bool:
+        """Whether the node stands in the first line."""
+        return self._has_worked(node) and self.debt(node, now) < IN_DEBT
+
+    def debt(self, node: PeerId, now: float) -> float:
+        """Rejections of the node that are not forgiven yet."""
+        return self._debts.count(node.digest.hex(), now)
+
+    def blame(self, node: PeerId, now: float) -> None:
+        """Work of the node was rejected."""
+        self._debts.add(node.digest.hex(), now)
+
+    def has_room(self, node: PeerId, now: float) -> bool:
+        """Whether `push` would take another of the node."""
+        return len(self._waiting.get(node, ())) < PER_NODE and (
+            not self._is_full(node, now) or self._worst(node, now) is not None
+        )
+
+    def push(self, node: PeerId, version: PolicyVersion, item: T, now: float) -> tuple[bool, T | None]:
+        """Whether ``item`` has a place in the queue, and what must leave it for that."""
+        if not self.has_room(node, now):
+            return False, None
+        gone = None
+        if self._is_full(node, now):
+            worst = self._worst(node, now)
+            assert worst is not None
+            gone = self._take(worst, max(self._waiting[worst], key=lambda one: one.rank))
+        if node not in self._waiting:
+            line = self.is_proven(node, now)
+            self._served[node] = max(self._served.get(node, 0.0), self._clock[line])
+        self._waiting.setdefault(node, []).append(_Waiting(version, next(self._numbers), item))
+        return True, gone
+
+    def has_debtor(self, now: float) -> bool:
+        """Whether a node in debt waits."""
+        return any(self.debt(node, now) >= IN_DEBT for node in self._waiting)
+
+    def pop(self, now: float, *, of_debtors: bool = False) -> T:
+        """The next in turn, or in turn among nodes in debt; `charge` must follow."""
+        lines: dict[bool, list[PeerId]] = {True: [], False: []}
+        for node in self._waiting:
+            if not of_debtors or self.debt(node, now) >= IN_DEBT:
+                lines[self.is_proven(node, now)].append(node)
+        line = self._line(lines)
+        nodes = lines[line]
+        if not line:
+            debts = {node: round(self.debt(node, now)) for node in nodes}
+            least = min(debts.values())
+            nodes = [node for node in nodes if debts[node] == least]
+        floor = min(self._served[node] for node in nodes)
+        alike = [node for node in nodes if self._served[node] <= floor + ROUND * self._typical]
+        node = min(alike, key=lambda one: min(waiting.rank for waiting in self._waiting[one]))
+        self._clock[line] = max(self._clock[line], floor)
+        self._serving = node, line
+        return self._take(node, min(self._waiting[node], key=lambda one: one.rank))
+
+    def charge(self, seconds: float) -> None:
+        """What was taken last has cost the scorer ``seconds``; a turn costs no less than is usual."""
+        assert self._serving is not None
+        node, line = self._serving
+        if line:
+            self._typical = seconds if not self._typical else 0.9 * self._typical + 0.1 * seconds
+        cost = max(seconds, self._typical)
+        self._served[node] = self._served.pop(node, self._clock[line]) + cost
+        self._spent[line] += cost / (1 - STRANGERS_SHARE if line else STRANGERS_SHARE)
+        if len(self._served) > REMEMBERED:
+            del self._served[next(one for one in self._served if one not in self._waiting)]
+
+    def _line(self, lines: Mapping[bool, list[PeerId]]) -> bool:
+        """Which line has its turn; one that nobody stands in saves nothing up."""
+        for line in (True, False):
+            if not lines[not line]:
+                self._spent[not line] = max(self._spent.values())
+                return line
+        return self._spent[True] <= self._spent[False]
+
+    def _is_full(self, node: PeerId, now: float) -> bool:
+        if len(self) >= QUEUE:
+            return True
+        if self.is_proven(node, now):
+            return False
+        others = sum(len(held) for one, held in self._waiting.items() if not self.is_proven(one, now))
+        return others >= QUEUE // 2
+
+    def _standing(self, node: PeerId, count: int, now: float) -> tuple[bool, int, int]:
+        """What is compared when one must leave: the greater goes."""
+        return not self.is_proven(node, now), round(self.debt(node, now)), count
+
+    def _worst(self, asker: PeerId, now: float) -> PeerId | None:
+        """The node that stands worst, if it is worse than ``asker`` with one more."""
+        own = self._standing(asker, len(self._waiting.get(asker, ())) + 1, now)
+        ranks = {node: self._standing(node, len(held), now) for node, held in self._waiting.items()}
+        worst = max(ranks, key=ranks.__getitem__)
+        return worst if worst != asker and ranks[worst] > own else None
+
+    def _take(self, node: PeerId, waiting: _Waiting[T]) -> T:
+        held = self._waiting[node]
+        held.remove(waiting)
+        if not held:
+            del self._waiting[node]
+        return waiting.item

@@ -1,0 +1,84 @@
+"""A swarm with hostile workers around one validator, on virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import trio
+
+from roles.messages import Commitment, Submission, content_digest
+from roles.run import run_of
+from sim.kernel import run_simulation
+from sim.scenario import Scenario, load_scenario
+from sim.simulation import Simulation
+from sim.swarm import open_swarm
+from sim.workloads import spine
+
+CAST = {"relay-1": "none", "trainer-1": "trainer", "validator-1": "validator"}
+
+Health = Mapping[str, Any]
+
+
+def play(
+    roles: Mapping[str, str],
+    seconds: float,
+    *,
+    seed: int = 7,
+    role_config: Mapping[str, Mapping[str, object]] | None = None,
+    change: Callable[[spine.Spine], None] = lambda _: None,
+    **parameters: float,
+) -> Health:
+    """Every node's health after ``seconds`` of a swarm with ``roles`` by name, or when the run is done."""
+    cast = {**CAST, **roles}
+    stage = spine.Spine(cast)
+    change(stage)
+    scenario: Scenario = load_scenario("spine").with_changes(nodes=len(cast), duration=seconds)
+    scenario = replace(
+        scenario, parameters={**scenario.parameters, "steps": 12, "kill_at_step": 999, **parameters}
+    )
+    configured = spine._config()
+    config = replace(configured, role={**configured.role, **(role_config or {})})
+
+    async def main(simulation: Simulation) -> Health:
+        async with open_swarm(simulation) as swarm:
+            with trio.move_on_after(seconds):
+                await stage.run(swarm, scenario)
+            return {"seconds": simulation.now, **stage.health()}
+
+    before, spine._config = spine._config, lambda: config
+    try:
+        outcome = run_simulation(main, seed=seed, horizon=seconds + 600)
+    finally:
+        spine._config = before
+    assert outcome.value is not None
+    return outcome.value
+
+
+def validator(health: Health) -> Health:
+    """What the validator says of itself."""
+    found: Health = health["validator-1"]["roles"]["validator"]
+    return found
+
+
+def trainer(health: Health) -> Health:
+    """What the trainer says of itself."""
+    found: Health = health["trainer-1"]["roles"]["trainer"]
+    return found
+
+
+def accepted(health: Health, prefix: str) -> int:
+    """Accepted submissions of the nodes whose names begin with ``prefix``."""
+    records = validator(health)["nodes"]
+    peers = [status["peer"] for name, status in health.items() if name.startswith(prefix)]
+    return sum(records[peer]["accepted"] for peer in peers if peer in records)
+
+
+def forge(node: Any, version: int, index: int, content: bytes) -> Submission:
+    """A submission of ``node`` that is signed, and holds anything."""
+    policy = bytes(32)
+    if node.shardcast.holds(version):
+        policy = node.shardcast.manifest(version).weights_digest
+    place = Commitment(run_of(node).id, node.host.peer_id, version, policy, index, content_digest(content))  # type: ignore[arg-type]
+    return Submission.sign(place, content, node.world.signer)

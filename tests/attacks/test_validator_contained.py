@@ -1,0 +1,174 @@
+"""What one submission, or the run's own environment, does to the roles: nothing that lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+
+from p2p.node.node import Node
+from p2p.shardcast.manifest import PolicyVersion
+from proofs.checks import Verdict
+from roles import judging
+from roles.draws import validator_of
+from roles.envs.base import Task
+from roles.envs.contained import EnvironmentFailed, reward_of, task_of
+from roles.envs.sort import SortEnvironment
+from roles.inference import Inference
+from roles.messages import TOO_LONG, Receipt, Submission, content_digest
+from roles.pool import GroupPool
+from roles.trainer import Trainer, TrainerConfig
+from roles.validator import ENVIRONMENT_FAILED
+from tests.attacks.judged import play, trainer, validator
+from tests.attacks.test_lying_validator import JUDGES, WORKER, _DeskWithoutModel, delivery, make_desk
+
+HUGE = 3_000_000
+
+
+class Wordy(Inference):
+    """Its first submission under each policy is too long; the others are honest."""
+
+    name: ClassVar[str] = "wordy"
+
+    async def _produce(self, node: Node, *args: Any) -> Submission:
+        honest = await super()._produce(node, *args)
+        if honest.commitment.index:
+            return honest
+        content = honest.content + bytes(HUGE)
+        place = replace(honest.commitment, content=content_digest(content))
+        return Submission.sign(place, content, node.world.signer)
+
+
+@pytest.mark.parametrize("verdict", [Verdict.REJECTED, Verdict.INCONCLUSIVE])
+def test_a_submission_that_is_too_long_is_answered_for_good_and_leaves_no_gap(
+    verdict: Verdict, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Issue 10.10: it was asked again for ever, with an empty refusal, and locked its worker out."""
+    if verdict is Verdict.INCONCLUSIVE:  # as if our own limit were lower than what the recipe allows
+        monkeypatch.setattr(judging, "MAX_SUBMISSION", 0)
+    health = play({"inference-1": "inference", "wordy-1": f"{__name__}:Wordy"}, 60.0, steps=5)
+    wordy = health["wordy-1"]["roles"]["wordy"]
+    assert trainer(health)["step"] == 5
+    assert wordy[verdict.value] >= 2
+    assert wordy["accepted"] > wordy[verdict.value]
+    assert wordy["retries"] < 20
+    told = [record.getMessage() for record in caplog.records if TOO_LONG in record.getMessage()]
+    assert len(told) >= wordy[verdict.value]
+    assert all(" over the limit of " in sentence for sentence in told)
+    reasons = validator(health)["nodes"][health["wordy-1"]["peer"]]["reasons"]
+    assert set(reasons) <= {reason for reason in reasons if reason.startswith(TOO_LONG)}
+
+
+def _deep(*_: object) -> float:
+    return _deep()
+
+
+def _raises(error: Exception) -> Callable[..., float]:
+    def fail(*_: object) -> float:
+        raise error
+
+    return fail
+
+
+PLACE = r"\((.*\.py:\d+|roles\.envs\.sort\.SortEnvironment)\)$"
+FAILURES: dict[str, Callable[..., Any]] = {
+    "division": lambda *_: 1 / 0,
+    "lookup": lambda *_: {}["missing"],
+    "type": lambda *_: len(3),  # type: ignore[arg-type]
+    "recursion": _deep,
+    "assertion": _raises(AssertionError("never so")),
+    "memory": _raises(MemoryError()),
+    "own": _raises(type("OwnError", (Exception,), {})("of the package")),
+    "nan": lambda *_: float("nan"),
+    "huge": lambda *_: 3e38,
+    "negative": lambda *_: -0.5,
+    "text": lambda *_: "much",
+    "nothing": lambda *_: None,
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES.keys())
+def test_whatever_an_environment_raises_or_pays_is_one_error_with_a_place(
+    failure: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Issue 10.10: an environment's exception went through to the role, and a reward could be anything."""
+    environment = SortEnvironment()
+    task = environment.task(bytes(32))
+    monkeypatch.setattr(SortEnvironment, "reward", failure)
+    monkeypatch.setattr(SortEnvironment, "task", failure)
+    with pytest.raises(EnvironmentFailed, match=r"reward\(\) of the environment 'sort': .*" + PLACE):
+        reward_of(environment, task, (1, 2))
+    with pytest.raises(EnvironmentFailed, match=r"task\(\) of the environment 'sort': .*" + PLACE):
+        task_of(environment, bytes(32))
+
+
+def fails_sometimes(original: Callable[..., Any], failure: Callable[..., Any]) -> Callable[..., Any]:
+    """``failure`` for one task in four."""
+
+    def reward(self: SortEnvironment, task: Task, tokens: Sequence[int]) -> Any:
+        return failure() if sum(task.prompt) % 4 == 0 else original(self, task, tokens)
+
+    return reward
+
+
+@pytest.mark.parametrize("name", ["division", "nan", "own"])
+def test_a_reward_that_fails_costs_its_submissions_and_no_validator(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Issue 10.10: a reward function that raises ended the validator, and its resubmission did it again."""
+    monkeypatch.setattr(SortEnvironment, "reward", fails_sometimes(SortEnvironment.reward, FAILURES[name]))
+    health = play({"inference-1": "inference", "inference-2": "inference"}, 120.0, steps=3, submission=1)
+    assert trainer(health)["step"] == 3
+    assert validator(health)["inconclusive"][ENVIRONMENT_FAILED] > 0
+    assert validator(health)["rejected"] == 0
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(errors) == 1
+    assert "reward() of the environment 'sort'" in errors[0]
+
+
+def test_a_task_that_fails_ends_no_worker(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Issue 10.10: it is drawn by all roles; a worker stops until the next policy has other tasks."""
+    original = SortEnvironment.task
+
+    def task(self: SortEnvironment, seed: bytes, *, held_out: bool = False) -> Task:
+        if seed[0] < 8:
+            raise LookupError("no such puzzle")
+        return original(self, seed, held_out=held_out)
+
+    monkeypatch.setattr(SortEnvironment, "task", task)
+    workers = {f"inference-{number}": "inference" for number in range(1, 5)}
+    health = play(workers, 120.0, steps=3)
+    assert trainer(health)["step"] == 3
+    assert validator(health)["rejected"] == 0
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert errors
+    assert len(errors) <= len(workers)
+
+
+async def test_an_environment_that_fails_at_the_trainer_loses_a_submission_and_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Issue 10.10: the trainer computes rewards too."""
+
+    class FailingDesk(_DeskWithoutModel):
+        def pooled(self, *_: object) -> list[Any]:
+            raise EnvironmentFailed("reward() of the environment 'sort': ZeroDivisionError (sort.py:1)")
+
+    made = make_desk()
+    desk = FailingDesk(made.node, made.run, made.environment, made.ledger, made.intake, made.durable)
+    trainer_role = Trainer(TrainerConfig())
+    trainer_role._pool = GroupPool(100, 2)
+    right = validator_of(desk.run, WORKER.peer_id, PolicyVersion(1))
+    judge = next(one for one in JUDGES if one.peer_id == right)
+    for index in range(3):
+        payload = delivery(judge, index=index, content=bytes([index]))
+        receipt, reason = await trainer_role._take(desk, judge.peer_id, payload)
+        assert receipt is Receipt.UNWANTED
+        assert "environment failed" in reason
+    assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
+    assert not trainer_role._taking
+    assert not trainer_role._filled

@@ -1,0 +1,227 @@
+"""Strangers that flood a validator with work that is none."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import pytest
+import trio
+
+from p2p.identity import KeyPair, PeerId
+from p2p.node.node import Node
+from p2p.shardcast.manifest import PolicyVersion
+from roles.draws import draw_order
+from roles.engines.base import Completion, Group, GroupTask
+from roles.envs.base import open_environment
+from roles.inference import Inference
+from roles.messages import ROLLOUT_PROTOCOL, encode_groups
+from roles.retry import ask
+from roles.run import run_of
+from roles.turns import PER_NODE, QUEUE, STRANGERS_SHARE, Turns
+from tests.attacks.judged import accepted, forge, play, validator
+
+AT_ONCE = 8
+SCARCE_SCORER = {
+    "validator": {"profile": {"score_rate": 2_500.0}},
+    "trainer": {"evaluate_every": 0, "profile": {"step_seconds": 0.1}},
+}
+"""Four workers draw more than is judged, and the trainer takes all that is: each replay of garbage is one
+less of honest work."""
+
+
+class Flooder(Inference):
+    """Hands in one submission after the other in the order of its draws, none of which has cost it work."""
+
+    name: ClassVar[str] = "flooder"
+
+    def groups(self, node: Node, tasks: Sequence[GroupTask]) -> tuple[Group, ...]:
+        """What it hands in."""
+        raise NotImplementedError
+
+    def version(self, node: Node) -> PolicyVersion:
+        """Under which policy it says to have worked: the oldest that the run uses goes first."""
+        return PolicyVersion(max(0, node.shardcast.newest - run_of(node).terms.recipe.lag))
+
+    async def run(self, node: Node) -> None:
+        self._next: dict[PolicyVersion, int] = {}
+        self._environment = open_environment("sort")
+        await node.shardcast.wait_policy(PolicyVersion(0))
+        async with trio.open_nursery() as nursery:
+            for _ in range(AT_ONCE):
+                nursery.start_soon(self._flood, node)
+
+    async def _flood(self, node: Node) -> None:
+        validator = run_of(node).terms.validators[0]
+        while True:
+            version = self.version(node)
+            if not node.shardcast.holds(version):
+                await node.world.sleep(0.1)
+                continue
+            index = self._next.get(version, 0)
+            self._next[version] = index + 1
+            tasks = [
+                task for _, task in draw_order(node, run_of(node), version).tasks(self._environment, index)
+            ]
+            payload = forge(node, version, index, encode_groups(self.groups(node, tasks))).to_bytes()
+            while node.shardcast.newest - version <= run_of(node).terms.recipe.lag:
+                answer = await ask(node, validator, ROLLOUT_PROTOCOL, payload)
+                if answer is not None and b"verdict" in answer[:16]:
+                    break
+                await node.world.sleep(0.5)
+            self.counts.submitted += 1
+
+
+class Malformed(Flooder):
+    """The right groups with a proof that is none: found out without the model."""
+
+    def groups(self, node: Node, tasks: Sequence[GroupTask]) -> tuple[Group, ...]:
+        return tuple(Group(task.group, (Completion((0,), (0.0,)),), b"") for task in tasks)
+
+
+class WellFormed(Flooder):
+    """Invented tokens and a proof of the right length: found out by a replay only."""
+
+    def groups(self, node: Node, tasks: Sequence[GroupTask]) -> tuple[Group, ...]:
+        recipe, rng = run_of(node).terms.recipe, random.Random(tasks[0].group)
+        end = self._environment.end_token
+        others = [token for token in range(len(self._environment.vocabulary)) if token != end]
+        groups = []
+        for task in tasks:
+            completions = tuple(
+                Completion((*(rng.choice(others) for _ in range(recipe.max_new_tokens - 1)), end),
+                           (-1.0,) * recipe.max_new_tokens)
+                for _ in range(recipe.group_size)
+            )  # fmt: skip
+            groups.append(Group(task.group, completions, struct.pack(">4sI16s", bytes(4), 1, bytes(16))))
+        return tuple(groups)
+
+
+WORKERS = {f"inference-{number}": "inference" for number in range(1, 5)}
+FLOODERS = 8
+SECONDS = 30.0
+
+
+def flood(kinds: Sequence[type[Flooder]], seconds: float = SECONDS) -> Any:
+    count = FLOODERS if kinds else 0
+    flooders = {f"flooder-{n}": f"{__name__}:{kinds[n % len(kinds)].__name__}" for n in range(count)}
+    return play({**WORKERS, **flooders}, seconds, role_config=SCARCE_SCORER, steps=1000, groups=48)
+
+
+@pytest.fixture(scope="module")
+def quiet() -> int:
+    return accepted(flood(()), "inference")
+
+
+@pytest.mark.parametrize("kinds", [(Malformed,), (WellFormed,), (Malformed, WellFormed)])
+def test_eight_flooders_cost_four_workers_less_than_a_tenth(
+    quiet: int, kinds: Sequence[type[Flooder]]
+) -> None:
+    """Issue 10.5: garbage under the oldest policy went first, and honest work lost a third and more."""
+    health = flood(kinds)
+    assert validator(health)["rejected"] > 0
+    assert accepted(health, "flooder") == 0
+    assert quiet > 200
+    assert accepted(health, "inference") >= 0.9 * quiet
+
+
+def node(number: int) -> PeerId:
+    return KeyPair(number.to_bytes(32, "big")).peer_id
+
+
+V0, V1, V2 = PolicyVersion(0), PolicyVersion(1), PolicyVersion(2)
+WORKER, OTHER = node(1), node(2)
+
+
+def turns(*proven: PeerId) -> Turns[str]:
+    return Turns(lambda peer: peer in proven)
+
+
+def served(queue: Turns[str], count: int, now: float = 0.0, seconds: float = 1.0) -> list[str]:
+    out = []
+    for _ in range(count):
+        out.append(queue.pop(now))
+        queue.charge(seconds)
+    return out
+
+
+def test_nodes_take_turns_by_time_and_the_oldest_policy_breaks_ties() -> None:
+    """Issue 10.5: the oldest policy went first, whoever named it, and however often."""
+    queue = turns(WORKER, OTHER)
+    for number in range(8):
+        queue.push(WORKER, V0, f"old {number}", 0.0)
+    for number in range(8):
+        queue.push(OTHER, V2, f"new {number}", 0.0)
+    order = served(queue, 16)
+    assert order[0] == "old 0"
+    assert [name for name in order if name.startswith("new")] == [f"new {number}" for number in range(8)]
+    assert 3 <= sum(name.startswith("new") for name in order[:10]) <= 6
+    queue.push(WORKER, V1, "dear", 0.0)
+    served(queue, 1, seconds=100.0)
+    queue.push(WORKER, V0, "again", 0.0)
+    for number in range(8):
+        queue.push(OTHER, V2, f"cheap {number}", 0.0)
+    assert served(queue, 8)[-1] == "cheap 7", "who has had 100 s waits until the other has"
+
+
+def test_a_rejection_puts_a_node_behind_and_fades() -> None:
+    """Issue 10.5: a node of a thousand rejections was served like any other."""
+    queue = turns(WORKER, OTHER)
+    queue.blame(OTHER, 0.0)
+    queue.push(OTHER, V0, "debtor", 0.0)
+    queue.push(WORKER, V1, "worker", 0.0)
+    assert served(queue, 2) == ["worker", "debtor"]
+    assert not queue.is_proven(OTHER, 10.0)
+    assert queue.is_proven(OTHER, 70.0)
+    for _ in range(8):
+        queue.blame(OTHER, 70.0)
+    assert not queue.is_proven(OTHER, 70.0 + 200.0)
+    assert queue.is_proven(OTHER, 70.0 + 300.0)
+
+
+def test_newcomers_get_their_share_and_no_more_and_go_before_debtors() -> None:
+    """Issue 10.5: newcomers without end shared the scorer with those who work."""
+    queue, count = turns(WORKER), 0
+    debtor, crowd = node(99), [node(number) for number in range(10, 40)]
+    queue.blame(debtor, 0.0)
+    queue.push(debtor, V0, "debtor", 0.0)
+    for stranger in crowd[:20]:
+        queue.push(stranger, V0, "stranger", 0.0)
+    order = []
+    for _ in range(160):
+        queue.push(WORKER, V2, "worker", 0.0)
+        order += served(queue, 1)
+    count = order.count("stranger")
+    assert abs(count - 160 * STRANGERS_SHARE) <= 1
+    assert "debtor" not in order
+    assert queue.has_debtor(0.0)
+    assert queue.pop(0.0, of_debtors=True) == "debtor"
+
+
+def test_a_full_queue_lets_go_of_who_stands_worst() -> None:
+    """Issue 10.5: 64 submissions of flooders were 64 refusals for others."""
+    queue, debtor = turns(WORKER), node(99)
+    queue.blame(debtor, 0.0)
+    assert [queue.push(debtor, V0, f"{n}", 0.0)[0] for n in range(PER_NODE + 1)] == [True] * PER_NODE + [
+        False
+    ]
+    strangers = [node(number) for number in range(100, 100 + QUEUE)]
+    taken = [queue.push(stranger, V0, "stranger", 0.0) for stranger in strangers]
+    assert sum(ok for ok, _ in taken) == QUEUE // 2, "half of it is for nodes without accepted work"
+    gone = [item for _, item in taken if item is not None]
+    assert sorted(gone) == [f"{n}" for n in range(PER_NODE)]
+    assert all(queue.push(WORKER, V0, "worker", 0.0) == (True, None) for _ in range(PER_NODE))
+    assert len(queue) == QUEUE // 2 + PER_NODE
+
+
+def test_an_idle_line_saves_nothing_up() -> None:
+    queue = turns(WORKER)
+    for _ in range(100):
+        queue.push(WORKER, V0, "worker", 0.0)
+        served(queue, 1)
+    for number in range(8):
+        queue.push(OTHER, V0, f"stranger {number}", 0.0)
+        queue.push(WORKER, V0, f"worker {number}", 0.0)
+    assert sum(name.startswith("stranger") for name in served(queue, 8)) <= 1
