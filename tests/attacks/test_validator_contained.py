@@ -25,7 +25,7 @@ from roles.validator import ENVIRONMENT_FAILED
 from tests.attacks.judged import play, trainer, validator
 from tests.attacks.test_lying_validator import JUDGES, WORKER, _DeskWithoutModel, delivery, make_desk
 
-HUGE = 3_000_000
+HUGE = 9_000_000
 
 
 class Wordy(Inference):
