@@ -239,6 +239,8 @@ def decode_head_untrusted(data: bytes) -> SubmissionHead | None:
             raise BadMessage(f"the head of a submission is longer than {MAX_HEAD} bytes")
         return None
     at, length = raw_content
+    if at > MAX_HEAD:
+        raise BadMessage(f"the head of a submission is longer than {MAX_HEAD} bytes")
     if at + length != start + total:
         raise BadMessage("the lengths of a submission contradict each other")
     signed = data[raw_commitment[0] : sum(raw_commitment)]

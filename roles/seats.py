@@ -153,7 +153,7 @@ class Seats:
             if seat.is_stranger < asker.is_stranger:  # no stranger takes the seat of one that has done work
                 continue
             strikes = round(self._strikes.count(_name(seat.peer), now))
-            if now - seat.since < GRACE and strikes <= own:
+            if strikes < own or (strikes == own and now - seat.since < GRACE):
                 continue
             rank = (-strikes, seat.received / max(now - seat.since, GRACE))
             if best is None or rank < best:

@@ -251,7 +251,11 @@ class Trainer:
         known = bool(progress.curve) and progress.curve[-1][0] == step
         if known or (0 < step < self._steps and (every == 0 or step % every)):
             return
-        result = await engine.evaluate()
+        try:
+            result = await engine.evaluate()
+        except EngineError as error:  # for people: what it fails on need not stop the learning
+            logger.error("evaluation_failed step=%d: %s", step, error)
+            return
         progress.curve.append((step, result.greedy, result.sampled))
         progress.greedy, progress.reward = result.greedy, result.sampled
         if progress.greedy_start is None:

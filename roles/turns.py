@@ -14,7 +14,8 @@ four. What the scorer has to spare, because the trainer takes nothing more, is f
 their work needs no trainer.
 
 Bounded: `QUEUE` submissions, `PER_NODE` of each node, half of all for the second line. When that is full, the
-newest of the node that stands worst goes (its worker is told to ask again: no verdict). No I/O: the caller knows the time.
+newest of the node that stands worst goes (its worker is told to ask again: no verdict). No I/O: the caller
+knows the time.
 """
 
 from __future__ import annotations

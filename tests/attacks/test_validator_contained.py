@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -13,6 +13,7 @@ from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Verdict
 from roles import judging
 from roles.draws import validator_of
+from roles.engines.base import EngineError
 from roles.envs.base import Task
 from roles.envs.contained import EnvironmentFailed, reward_of, task_of
 from roles.envs.sort import SortEnvironment
@@ -24,7 +25,7 @@ from roles.validator import ENVIRONMENT_FAILED
 from tests.attacks.judged import play, trainer, validator
 from tests.attacks.test_lying_validator import JUDGES, WORKER, _DeskWithoutModel, delivery, make_desk
 
-HUGE = 3_000_000
+HUGE = 9_000_000
 
 
 class Wordy(Inference):
@@ -172,3 +173,16 @@ async def test_an_environment_that_fails_at_the_trainer_loses_a_submission_and_i
     assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
     assert not trainer_role._taking
     assert not trainer_role._filled
+
+
+async def test_an_evaluation_that_fails_stops_no_learning(caplog: pytest.LogCaptureFixture) -> None:
+    """Issue 10.10: the held-out tasks are paid by the same foreign code."""
+
+    class Learner:
+        async def evaluate(self) -> None:
+            raise EngineError("evaluate failed with EnvironmentFailed: reward() of the environment 'sort'")
+
+    role, nothing = Trainer(TrainerConfig()), cast(Any, None)
+    await role._evaluate(nothing, cast(Any, Learner()), 0)
+    assert role.health()["curve"] == []
+    assert "evaluation_failed step=0" in caplog.text

@@ -9,11 +9,12 @@ from hypothesis import given, settings, strategies as st
 
 from p2p.errors import BadMessage
 from p2p.identity import verify
-from p2p.wire import pack
+from p2p.wire import frame, pack
 from roles.messages import (
     decode_commitment_untrusted,
     decode_delivery_untrusted,
     decode_groups_untrusted,
+    decode_head_untrusted,
     decode_receipt_untrusted,
     decode_reply_untrusted,
     decode_submission_untrusted,
@@ -37,6 +38,8 @@ foreign = st.binary(max_size=200) | packed | st.lists(packed, max_size=8).map(pa
         decode_commitment_untrusted,
         decode_groups_untrusted,
         decode_receipt_untrusted,
+        decode_head_untrusted,
+        lambda data: decode_head_untrusted(frame(data)),
         lambda data: decode_submission_untrusted(data, verify),
         lambda data: decode_verdict_untrusted(data, verify),
         lambda data: decode_reply_untrusted(data, verify),

@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair, verify
 from p2p.shardcast.manifest import PolicyVersion
-from p2p.wire import pack
+from p2p.wire import frame, pack
 from proofs.checks import Verdict
 from roles.engines.base import Completion, Group
 from roles.messages import (
@@ -19,6 +19,7 @@ from roles.messages import (
     content_digest,
     decode_delivery_untrusted,
     decode_groups_untrusted,
+    decode_head_untrusted,
     decode_reply_untrusted,
     decode_submission_untrusted,
     encode_delivery,
@@ -68,6 +69,38 @@ def test_groups_survive_the_wire(sent: tuple[Group, ...]) -> None:
 def test_a_submission_survives_the_wire() -> None:
     sent = submission(b"content")
     assert decode_submission_untrusted(sent.to_bytes(), verify) == sent
+
+
+@pytest.mark.parametrize("length", [0, 1, 200, 300, 70_000])
+def test_a_head_says_all_that_the_whole_does_as_soon_as_it_is_there(length: int) -> None:
+    """Issue 10.3: the seat comes after the head."""
+    sent = submission(bytes(length))
+    data = frame(sent.to_bytes())
+    needed = len(data) - length
+    assert all(decode_head_untrusted(data[:end]) is None for end in range(needed))
+    for end in (needed, needed + length // 2, len(data)):
+        head = decode_head_untrusted(data[:end])
+        assert head is not None
+        head.check_signature(verify)
+        assert (head.content_bytes, head.begun) == (length, bytes(end - needed))
+        assert head.with_content_untrusted(bytes(length)) == sent
+    with pytest.raises(BadMessage, match="content"):
+        head.with_content_untrusted(b"another")
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        (frame(pack([b"", b""])), "list of three"),
+        (frame(pack(["text", b"", b""])), "are bytes"),
+        (frame(pack([bytes(2000), b"", b""])), "longer than"),
+        (frame(pack([b"", b"", b""]) + b"more"), "contradict"),
+        (frame(submission(b"x").to_bytes()) + b"more", "follows"),
+    ],
+)
+def test_what_is_no_head_is_refused(data: bytes, match: str) -> None:
+    with pytest.raises(BadMessage, match=match):
+        decode_head_untrusted(data)
 
 
 def test_content_that_was_not_committed_to_is_refused() -> None:

@@ -37,6 +37,7 @@ from roles.engines.tiny.files import (
 )
 from roles.engines.tiny.model import TinyModel
 from roles.envs.base import Environment, Task
+from roles.envs.contained import reward_of
 from roles.rl.advantage import group_advantages
 from roles.rl.losses import clipped_loss, importance_weight, is_clipped, k3
 
@@ -181,7 +182,7 @@ class TinyLearner:
         sampling = Sampling(temperature, self._recipe.max_new_tokens, 1)
         drawn = sampler.draw(self.model, prompts, sampling, self._environment.end_token)
         rewards = [
-            self._environment.reward(task, one.completions[0].tokens)
+            reward_of(self._environment, task, one.completions[0].tokens)
             for task, one in zip(tasks, drawn, strict=True)
         ]
         return math.fsum(rewards) / len(rewards)
