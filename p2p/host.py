@@ -9,7 +9,7 @@ tests/conformance/test_hosts.py, holds them together.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Protocol
@@ -200,8 +200,6 @@ class FrameReceiver:
         self._stream = stream
         self._parser = FrameParser(max_bytes)
         self._patience = FRAME_PATIENCE + max_bytes / FRAME_RATE
-        self._ready: Iterator[bytes] = iter(())
-        self._told = 0
 
     async def receive(self) -> bytes | None:
         """The next frame, or None when the peer has ended the stream between frames.
@@ -209,37 +207,33 @@ class FrameReceiver:
         Raises `BadMessage` on a frame that is too long or cut off, `LimitExceeded` on one that takes too
         long.
         """
-        found = next(self._ready, None)
-        while found is None:
-            if not self._parser.pending:
-                data = await self._stream.receive_some(_READ)
-            else:
+        while (found := self._parser.next_frame()) is None:
+            if self._parser.pending:
                 return await self._receive_rest()
+            data = await self._stream.receive_some(_READ)
             if not data:
                 return None
-            found = self._parse(data)
+            self._parser.feed(data)
         return found
 
-    async def _receive_rest(self) -> bytes | None:
+    async def _receive_rest(self) -> bytes:
         found = None
         with trio.move_on_after(self._patience):
             while found is None:
+                self._tell(self._parser.pending)
                 data = await self._stream.receive_some(_READ)
                 if not data:
                     raise BadMessage("the stream ended within a frame")
-                found = self._parse(data)
+                self._parser.feed(data)
+                found = self._parser.next_frame()
         if found is None:
             raise LimitExceeded(f"a frame was not whole within {self._patience:.0f} s")
+        self._tell(0)
         return found
 
-    def _parse(self, data: bytes | bytearray) -> bytes | None:
-        self._ready = iter(self._parser.receive_data(data))
-        found = next(self._ready, None)
-        pending = self._parser.pending if found is None else 0
-        if pending != self._told and self._stream.on_unfinished is not None:
-            self._told = pending
-            self._stream.on_unfinished(pending)
-        return found
+    def _tell(self, unfinished: int) -> None:
+        if self._stream.on_unfinished is not None:
+            self._stream.on_unfinished(unfinished)
 
 
 def serve_requests(

@@ -284,7 +284,7 @@ class SwarmHost:
             return
         scope = trio.CancelScope()
         served = ServedStream(stream.peer, scope.cancel)
-        victim = self.budget.serve(served)
+        victim = self._connector.budget.serve(served)
         if victim is not None:
             logger.info("%r has too many streams that are served: reset one", victim.peer)
             victim.abort()
@@ -308,7 +308,7 @@ class SwarmHost:
                     await self._handlers[stream.protocol](stream)
         finally:
             stream.on_unfinished = None
-            self.budget.served_to_end(served)
+            self._connector.budget.served_to_end(served)
             if self._incoming_lanes.get((stream.peer, stream.protocol)) is served:
                 del self._incoming_lanes[(stream.peer, stream.protocol)]
 

@@ -106,15 +106,20 @@ class MuxedStream(Stream):
             raise trio.BusyResourceError("another task is sending on this stream")
         self._check_sending()
         await trio.lowlevel.checkpoint_if_cancelled()
-        view = memoryview(data).cast("B")
-        self._credit -= len(view)
+        view = memoryview(data)
+        if view.nbytes != len(view):
+            view = view.cast("B")
+        size = len(view)
+        self._credit -= size
         waited = False
         self._sending = True
         try:
-            while view:
-                view = view[self._owner.mux.send(self._id, view) :]
+            while size:
+                sent = self._owner.mux.send(self._id, view)
                 self._owner.flush()
-                if view:
+                size -= sent
+                if size:
+                    view = view[sent:]
                     waited = True
                     await self._writable.wait()
                     self._check_sending()
@@ -154,7 +159,7 @@ class MuxedStream(Stream):
         self._sent_end = True
         self._owner.mux.send_end(self._id)
         self._owner.flush()
-        await trio.lowlevel.checkpoint()
+        await self._checkpoint()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         """The next bytes, or ``b""`` when the peer has ended the stream.
@@ -165,7 +170,10 @@ class MuxedStream(Stream):
             raise ValueError("max_bytes must be at least 1")
         if self._receiving:
             raise trio.BusyResourceError("another task is receiving from this stream")
-        await self._wait_readable()
+        if self._chunks and self._credit > 0 and not self._closed:
+            await trio.lowlevel.checkpoint_if_cancelled()
+        else:
+            await self._wait_readable()
         if not self._chunks:
             return b""
         chunk = self._chunks.popleft()
@@ -176,8 +184,8 @@ class MuxedStream(Stream):
             chunk = head
         self._credit -= len(chunk)
         self._owner.budget.release(self, len(chunk))
-        self._owner.mux.consumed(self._id, len(chunk))
-        self._owner.flush()
+        if self._owner.mux.consumed(self._id, len(chunk)):
+            self._owner.flush()
         return chunk
 
     async def _wait_readable(self) -> None:
@@ -216,7 +224,15 @@ class MuxedStream(Stream):
             self._owner.mux.send_end(self._id)
             self._owner.mux.stop_receiving(self._id, unread=bool(self._chunks))
             self._close()
-        await trio.lowlevel.checkpoint()
+        await self._checkpoint()
+
+    async def _checkpoint(self) -> None:
+        """A cancellation point, and a schedule point once in a while: a request has five of its own."""
+        if self._credit > 0:
+            await trio.lowlevel.checkpoint_if_cancelled()
+        else:
+            self._credit = self._owner.yield_every
+            await trio.lowlevel.checkpoint()
 
     def reset(self) -> None:
         """Abandon both directions at once."""
@@ -228,7 +244,8 @@ class MuxedStream(Stream):
         self._closed = True
         self._let_go()
         self._owner.let_go(self._id)
-        self._owner.flush()
+        if self._owner.mux.has_data:
+            self._owner.flush()
         self._readable.set()
         self._writable.set()
 

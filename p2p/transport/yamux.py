@@ -71,7 +71,8 @@ class Mux:
     ) -> None:
         """``record`` is the largest piece that `data_to_send` may return; ``budget`` is the host's."""
         self.frames = 0
-        """Frames that came so far, and, added by the streams, proposals: what the peer made us look at."""
+        """Frames and pieces of data that came so far, and, added by the streams, proposals: what the peer
+        made us look at."""
         self._dialer = dialer
         self._next_id = 1 if dialer else 2
         self._highest = 0 if dialer else -1  # of the peer's ids
@@ -133,10 +134,11 @@ class Mux:
         stream = self._streams.get(stream_id)
         if stream is None or stream.finished:
             raise LocalProtocolError(f"stream {stream_id} is not open for sending")
-        room = self._queue.room(stream)
-        if room >= len(data):
+        size = len(data)
+        if self._queue.has_room(stream, size):
             self._queue.put(stream, data)
-            return len(data)
+            return size
+        room = self._queue.room(stream)
         self._queue.block(stream)
         if room:
             self._queue.put(stream, data[:room])
@@ -224,17 +226,19 @@ class Mux:
             self._drop(stream)
             self._queue.say(WINDOW_UPDATE, RST, stream_id, 0)
 
-    def consumed(self, stream_id: int, count: int) -> None:
-        """The application has read ``count`` bytes: the window may refill."""
+    def consumed(self, stream_id: int, count: int) -> bool:
+        """The application has read ``count`` bytes. Whether the window refills: the peer must hear it."""
         stream = self._streams.get(stream_id)
         if stream is None or stream.remote_finished:
-            return
+            return False
         stream.consumed += count
-        if stream.consumed * 2 >= stream.window:
-            grant = stream.consumed + self._widen(stream)
-            self._queue.say(WINDOW_UPDATE, 0, stream_id, grant)
-            stream.receive_window += grant
-            stream.consumed = 0
+        if stream.consumed * 2 < stream.window:
+            return False
+        grant = stream.consumed + self._widen(stream)
+        self._queue.say(WINDOW_UPDATE, 0, stream_id, grant)
+        stream.receive_window += grant
+        stream.consumed = 0
+        return True
 
     def ping(self, value: int) -> None:
         """Ask whether the peer is there; a `PongReceived` with ``value`` follows."""
@@ -250,7 +254,8 @@ class Mux:
     @property
     def has_data(self) -> bool:
         """Whether `data_to_send` would return something."""
-        return bool(self._queue)
+        queue = self._queue
+        return bool(queue.small or queue.bulk or queue.control)
 
     @property
     def is_choked(self) -> bool:
@@ -266,6 +271,11 @@ class Mux:
             else:
                 self._drop_if_over(stream)
         return piece
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `take_writable` or `take_closed` would return something."""
+        return bool(self._closed or self._queue.writable)
 
     def take_writable(self) -> list[int]:
         """Streams that were refused bytes and may send again, or are over."""
@@ -285,6 +295,7 @@ class Mux:
 
         When the peer breaks the protocol, `ProtocolViolated` comes behind what happened before.
         """
+        self.frames += 1
         events: list[Event] = []
         start, size = 0, 0 if self._broken else len(data)
         try:
@@ -425,11 +436,12 @@ class Mux:
     def _drop(self, stream: MuxStream) -> None:
         if self._streams.pop(stream.stream_id, None) is None:
             return
-        if self._is_ours(stream.stream_id):
+        ours = self._is_ours(stream.stream_id)
+        if ours:
             self._unacked -= not stream.acked
         else:
             self._incoming -= 1
-        self._lingering[self._is_ours(stream.stream_id)].pop(stream.stream_id, None)
+        self._lingering[ours].pop(stream.stream_id, None)
         self._budget.narrow(stream)
         self._queue.forget(stream)
         if self._current is stream:
