@@ -37,6 +37,7 @@ from p2p.transport.budget import HostBudget
 from p2p.transport.negotiate import Chooser, Proposer
 from p2p.transport.noise import MAX_RECORD
 from p2p.transport.stream import MuxedStream
+from p2p.transport.turns import Turns
 from p2p.transport.upgrade import Secured
 from p2p.transport.wakeup import DirectStream, Wakeup
 from p2p.transport.yamux import Mux
@@ -73,12 +74,10 @@ MAX_FRAME_RATE: Final = 25_000
 costs 2 to 4 µs whatever it carries, so that is a tenth of a core."""
 FRAME_BURST: Final = 50_000
 """Frames and records that may come at once after a pause: 0.15 s of work."""
-_PIECE: Final = 4 * KI
-"""Bytes of a record looked at in one turn, from a peer whose last bytes were small frames: a whole record of
-them is 5,460, 15 ms in which nothing else happens. With eight such peers a newcomer's dial, ping and
-identify took 1.1 s, and 0.3 s in pieces."""
 _CROWD: Final = 256
-"""Frames after which other tasks have their turn: half a millisecond. Where so many come beyond one per KiB,
+"""Frames (a new stream counts as `STREAM_WORK`) after which other tasks have their turn: a millisecond. A
+whole record of them is 5,460, or 800 new streams, and with the records of eight such peers in each pass
+of the scheduler a newcomer's dial, ping and identify took 1.1 s. Where so many come beyond one per KiB,
 the connection is read with caution; the short end of a record of bulk is no crowd."""
 _UNTIMED: Final = 256
 """Frames and records for which we do not ask the clock: it costs as much as half of one."""
@@ -100,12 +99,6 @@ class ConnectionConfig:
 
     yield_every: int = 64 * KI
     """Bytes a task may send or receive on a stream between two schedule points."""
-
-
-def _in_pieces(records: list[bytearray]) -> list[bytearray]:
-    if max(map(len, records)) <= _PIECE:
-        return records
-    return [record[start : start + _PIECE] for record in records for start in range(0, len(record), _PIECE)]
 
 
 class _Keepalive:
@@ -194,15 +187,17 @@ class Connection:
         on_stream: Callable[[MuxedStream], None],
         config: ConnectionConfig | None = None,
         budget: HostBudget | None = None,
+        turns: Turns | None = None,
     ) -> None:
         """``on_stream`` gets every incoming stream whose protocol ``serves`` accepts; it must not block.
 
-        ``budget`` is the host's, shared by all of its connections.
+        ``budget`` and ``turns`` are the host's, shared by all of its connections.
         """
         self.peer: PeerId = secured.peer
         self.dialer = dialer
         self.budget = budget or HostBudget(world.now)
         self.mux = Mux(dialer=dialer, budget=self.budget)
+        self.mux.allowance = _CROWD
         self.remote_addr: Multiaddr | None = None
         """Where the peer was dialled, or seems to come from."""
         self.spoken: dict[ProtocolId, None] = {}
@@ -222,6 +217,7 @@ class Connection:
         self._work = Wakeup()
         self._unchoked = Wakeup()
         self._pace = _Pace()
+        self._turns = turns or Turns()
         self._tail = _Tail(self)
         self._scope = trio.CancelScope()
         self._closing = False
@@ -311,7 +307,7 @@ class Connection:
 
     async def _read(self) -> None:
         try:
-            self._receive(bytearray(self._early))
+            await self._take([bytearray(self._early)])
             self._early = b""
             self.flush()
             while data := await self._receive_raw():
@@ -322,8 +318,6 @@ class Connection:
                 if pending or self._tail.held:
                     self._tail.count(pending, progress=bool(opened))
                 records = len(opened)
-                if records and self._pace.read_bytes == _CAUTIOUS_READ:
-                    opened = _in_pieces(opened)
                 if self._pace.charge(size, records, await self._take(opened) if records else 0):
                     await self._slow_down()
         except RemoteProtocolError as error:
@@ -341,18 +335,21 @@ class Connection:
             await self._world.sleep(pause)
 
     async def _take(self, opened: list[bytearray]) -> int:
-        """Hand on records, or pieces of them, and let go of them; returns how many frames they had."""
-        before = self.mux.frames
+        """Hand on records, piece by piece, and let go of them; returns how many frames they had."""
+        mux = self.mux
+        before = mux.frames
         while opened:
-            frames = self.mux.frames
             self._receive(opened.pop(0))  # of eight, or of some hundred small ones
-            if self.mux.has_data:
+            if mux.has_data:
                 self.flush()
-                while self.mux.is_choked:
+                while mux.is_choked:
                     await self._unchoked.wait()
-            if self.mux.frames - frames > _CROWD:
-                await trio.lowlevel.checkpoint()
-        return self.mux.frames - before
+            if mux.allowance <= 0:
+                await self._turns.wait()
+                mux.allowance = _CROWD
+                if mux.rest:
+                    opened.insert(0, mux.rest)
+        return mux.frames - before
 
     async def _write(self) -> None:
         try:
