@@ -24,7 +24,7 @@ from p2p.wire import KI
 
 STALLS: Final = 2
 """Looks (one each 15 s) at which a served stream may be found to wait for the same room; at the next it is
-given up. A peer that takes nothing of an answer for half a minute holds a task, its question and the answer."""
+given up. A peer that takes nothing of an answer for so long holds a task, its question and the answer."""
 _UNKNOWN: Final = ProtocolId("")
 _SMALL: Final = 4 * KI
 """Bytes of a piece that is copied behind the one before it. A bytearray of one byte costs 85 bytes, so a
