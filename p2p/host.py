@@ -19,7 +19,7 @@ import trio
 from p2p.errors import BadMessage, LimitExceeded
 from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr
-from p2p.wire import KI, MIB, FrameParser, FrameReader, frame
+from p2p.wire import KI, MIB, FrameParser, FrameReader, encode_varint, frame
 
 MAX_MESSAGE: Final = MIB
 """Bytes of one message. Larger things (chunks, submissions) travel on streams."""
@@ -30,6 +30,9 @@ FRAME_PATIENCE: Final = 10.0
 """Seconds within which a frame whose first byte came must be whole, however short it is."""
 FRAME_RATE: Final = 16 * KI
 """Bytes per second that a longer frame is allowed to take beyond that: two ISDN channels. 1 MiB has 74 s."""
+_SHARED: Final = 4 * KI
+"""Bytes from which a payload is not copied behind its length: thousands of streams that wait to send one
+document share its bytes."""
 _READ: Final = 64 * KI
 """Bytes taken from a stream at once: one record."""
 
@@ -168,7 +171,11 @@ class Host(Protocol):
 
 async def send_frame(stream: trio.abc.SendStream, payload: bytes) -> None:
     """Send one length-prefixed frame."""
-    await stream.send_all(frame(payload))
+    if len(payload) < _SHARED:
+        await stream.send_all(frame(payload))
+    else:
+        await stream.send_all(encode_varint(len(payload)))
+        await stream.send_all(payload)
 
 
 async def request(

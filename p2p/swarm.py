@@ -283,7 +283,7 @@ class SwarmHost:
             stream.reset()
             return
         scope = trio.CancelScope()
-        served = ServedStream(stream.peer, scope.cancel)
+        served = ServedStream(stream.peer, scope.cancel, stream.has_stalled)
         victim = self._connector.budget.serve(served)
         if victim is not None:
             logger.info("%r has too many streams that are served: reset one", victim.peer)
@@ -368,7 +368,7 @@ class SwarmHost:
                 if left < 0.0:
                     await self._pause(-left / MESSAGE_RATE)
                 else:
-                    await trio.lowlevel.checkpoint()
+                    await self._connector.turns.wait()
                 turn_ends, in_turn = now() + TURN, 0
 
     async def _pause(self, seconds: float) -> None:
@@ -404,6 +404,7 @@ class SwarmHost:
             self._infos.pop(connection.peer, None)
 
     def _sweep(self) -> None:
+        self.budget.end_stalled()
         for peer in self._outbox.sweep():
             self._connector.used(peer)
 

@@ -28,6 +28,9 @@ the peer never ends is reset after a while (`sweep`), or at once when a new stre
 
 from __future__ import annotations
 
+import math
+from typing import Final
+
 from p2p.errors import LimitExceeded, LocalProtocolError, RemoteProtocolError
 from p2p.transport.budget import HostBudget
 from p2p.transport.noise import MAX_PLAINTEXT
@@ -62,6 +65,12 @@ from p2p.transport.yamux_frames import (
 )
 from p2p.transport.yamux_queue import SendQueue
 
+STREAM_WORK: Final = 32
+"""Frames that cost as much as a new stream with its negotiation, its task and its end: 80 to 400 µs against 2
+to 4 µs for a frame."""
+
+_NOTHING: Final = bytearray()
+
 
 class Mux:
     """One side of a yamux connection."""
@@ -73,6 +82,10 @@ class Mux:
         self.frames = 0
         """Frames and pieces of data that came so far, and, added by the streams, proposals: what the peer
         made us look at."""
+        self.allowance = math.inf
+        """How much more `receive_data` may do: a frame or a piece costs one, a new stream `STREAM_WORK`."""
+        self.rest = bytearray()
+        """What the last `receive_data` did not look at, because its allowance was used up."""
         self._dialer = dialer
         self._next_id = 1 if dialer else 2
         self._highest = 0 if dialer else -1  # of the peer's ids
@@ -293,13 +306,13 @@ class Mux:
     def receive_data(self, data: bytearray) -> list[Event]:
         """Take bytes, split anyhow; returns what happened. ``data`` is the machine's from now on.
 
-        When the peer breaks the protocol, `ProtocolViolated` comes behind what happened before.
+        Stops when its `allowance` is used up: the caller is to come back with the `rest`. When the peer
+        breaks the protocol, `ProtocolViolated` comes behind what happened before.
         """
-        self.frames += 1
         events: list[Event] = []
         start, size = 0, 0 if self._broken else len(data)
         try:
-            while start < size:
+            while start < size and self.allowance > 0:
                 if self._left:
                     end = min(size, start + self._left)
                     self._left -= end - start
@@ -319,7 +332,11 @@ class Mux:
                         self._receive_header(fields, events)
         except RemoteProtocolError as error:
             self._broken = True
+            start = size
             events.append(ProtocolViolated(str(error)))
+        self.frames += 1
+        self.allowance -= 1  # for a piece without a header in it
+        self.rest = data[start:] if start < size else _NOTHING
         return events
 
     def _receive_payload(self, stream: MuxStream, piece: bytearray, events: list[Event]) -> None:
@@ -335,6 +352,7 @@ class Mux:
     def _receive_header(self, fields: tuple[int, int, int, int, int], events: list[Event]) -> None:
         version, kind, flags, stream_id, length = fields
         self.frames += 1
+        self.allowance -= 1
         if version != 0:
             raise RemoteProtocolError(f"yamux version {version} is unknown")
         if kind in (DATA, WINDOW_UPDATE):
@@ -398,6 +416,7 @@ class Mux:
             return None
         stream = self._streams[stream_id] = MuxStream(stream_id, self._budget.now())
         stream.acked = True
+        self.allowance -= STREAM_WORK
         self._incoming += 1
         self._queue.say(WINDOW_UPDATE, ACK, stream_id, 0)
         events.append(StreamOpened(stream_id))
