@@ -50,6 +50,7 @@ from p2p.transport.connection import Connection, ConnectionConfig
 from p2p.transport.dial import race
 from p2p.transport.noise import StaticKey
 from p2p.transport.stream import MuxedStream
+from p2p.transport.turns import Turns
 from p2p.transport.upgrade import Secured, secure
 from p2p.transport.wakeup import AddressedStream
 from p2p.world import World, dawdle, lateness
@@ -232,6 +233,7 @@ class Connector:
         self.book = AddressBook(keeps=self._is_kept)
         self.scores = Scores()
         self.budget = Budget(limits, self.is_protected, world.entropy(16))
+        self.turns = Turns()
         self.closing = False
         self._world = world
         self._network = network
@@ -537,6 +539,7 @@ class Connector:
             on_stream=self._callbacks.on_stream,
             config=self._config,
             budget=self._unread,
+            turns=self.turns,
         )
         connection.remote_addr = addr
         siblings = self._connections.setdefault(peer, [])

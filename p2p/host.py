@@ -9,7 +9,7 @@ tests/conformance/test_hosts.py, holds them together.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Protocol
@@ -19,7 +19,7 @@ import trio
 from p2p.errors import BadMessage, LimitExceeded
 from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr
-from p2p.wire import KI, MIB, FrameParser, FrameReader, frame
+from p2p.wire import KI, MIB, FrameParser, FrameReader, encode_varint, frame
 
 MAX_MESSAGE: Final = MIB
 """Bytes of one message. Larger things (chunks, submissions) travel on streams."""
@@ -32,6 +32,9 @@ FRAME_PATIENCE: Final = 10.0
 """Seconds within which a frame whose first byte came must be whole, however short it is."""
 FRAME_RATE: Final = 16 * KI
 """Bytes per second that a longer frame is allowed to take beyond that: two ISDN channels. 1 MiB has 74 s."""
+_SHARED: Final = 4 * KI
+"""Bytes from which a payload is not copied behind its length: thousands of streams that wait to send one
+document share its bytes."""
 _READ: Final = 64 * KI
 """Bytes taken from a stream at once: one record."""
 
@@ -185,7 +188,11 @@ class Host(Protocol):
 
 async def send_frame(stream: trio.abc.SendStream, payload: bytes) -> None:
     """Send one length-prefixed frame."""
-    await stream.send_all(frame(payload))
+    if len(payload) < _SHARED:
+        await stream.send_all(frame(payload))
+    else:
+        await stream.send_all(encode_varint(len(payload)))
+        await stream.send_all(payload)
 
 
 async def request(
@@ -220,8 +227,6 @@ class FrameReceiver:
         self._stream = stream
         self._parser = FrameParser(max_bytes)
         self._patience = FRAME_PATIENCE + max_bytes / FRAME_RATE
-        self._ready: Iterator[bytes] = iter(())
-        self._told = 0
 
     async def receive(self) -> bytes | None:
         """The next frame, or None when the peer has ended the stream between frames.
@@ -229,37 +234,33 @@ class FrameReceiver:
         Raises `BadMessage` on a frame that is too long or cut off, `LimitExceeded` on one that takes too
         long.
         """
-        found = next(self._ready, None)
-        while found is None:
-            if not self._parser.pending:
-                data = await self._stream.receive_some(_READ)
-            else:
+        while (found := self._parser.next_frame()) is None:
+            if self._parser.pending:
                 return await self._receive_rest()
+            data = await self._stream.receive_some(_READ)
             if not data:
                 return None
-            found = self._parse(data)
+            self._parser.feed(data)
         return found
 
-    async def _receive_rest(self) -> bytes | None:
+    async def _receive_rest(self) -> bytes:
         found = None
         with trio.move_on_after(self._patience):
             while found is None:
+                self._tell(self._parser.pending)
                 data = await self._stream.receive_some(_READ)
                 if not data:
                     raise BadMessage("the stream ended within a frame")
-                found = self._parse(data)
+                self._parser.feed(data)
+                found = self._parser.next_frame()
         if found is None:
             raise LimitExceeded(f"a frame was not whole within {self._patience:.0f} s")
+        self._tell(0)
         return found
 
-    def _parse(self, data: bytes | bytearray) -> bytes | None:
-        self._ready = iter(self._parser.receive_data(data))
-        found = next(self._ready, None)
-        pending = self._parser.pending if found is None else 0
-        if pending != self._told and self._stream.on_unfinished is not None:
-            self._told = pending
-            self._stream.on_unfinished(pending)
-        return found
+    def _tell(self, unfinished: int) -> None:
+        if self._stream.on_unfinished is not None:
+            self._stream.on_unfinished(unfinished)
 
 
 def serve_requests(

@@ -37,13 +37,14 @@ DESCRIPTOR_RESERVE: Final = 320
 """File descriptors that strangers never get: 192 for dials (48 peers, four addresses each), 40 for files that
 threads have open, 24 for the pipes of eight worker processes, and 64 for Python, the log, the lock and the
 listeners."""
-MAX_SERVED: Final = 8192
-"""Incoming streams served at a time over all peers: eight for each connection."""
+MAX_SERVED: Final = 4096
+"""Incoming streams served at a time over all peers: four for each connection, the lanes of heartbeats,
+DHT, mesh and SHARDCAST. Each costs 7 KiB beside its bytes, 28 MiB together."""
 MAX_SERVED_PER_PEER: Final = 256
 """Of them for one peer, over all of its connections: what one connection may have open at once."""
-MAX_UNFINISHED: Final = 32 * MIB
-"""Bytes of messages that are not whole yet, over all peers: 32 largest ones, or a heartbeat cut in two from
-each of 100,000 peers. The peer that holds most of it pays."""
+MAX_UNFINISHED: Final = 16 * MIB
+"""Bytes of messages that are not whole yet, over all peers: 16 largest ones, or a heartbeat cut in two from
+each of 50,000 peers. The peer that holds most of it pays."""
 _MEMO: Final = 4096
 """Addresses whose group is remembered; 1 MiB at most."""
 
@@ -197,6 +198,8 @@ class ServedStream:
 
     peer: PeerId
     abort: Callable[[], None]
+    has_stalled: Callable[[], bool] = bool
+    """Asked once a sweep: whether the peer has taken nothing of what we send on it for some sweeps."""
     unfinished: int = 0
     """Bytes of a message that is not whole."""
 
@@ -414,7 +417,7 @@ class Budget:
         """Count a stream in; returns the one that must go for it, which is counted out.
 
         A peer over its own share loses the newcomer. When all places are taken, the peer with the
-        most loses its newest.
+        most loses its newest; protected peers come last.
         """
         own = self._served.setdefault(stream.peer, {})
         own[stream] = None
@@ -423,7 +426,7 @@ class Budget:
         if len(own) > MAX_SERVED_PER_PEER:
             victim = stream
         elif self._served_count > MAX_SERVED:
-            most = max(self._served, key=lambda peer: len(self._served[peer]))
+            most = max(self._served, key=lambda peer: (not self._is_protected(peer), len(self._served[peer])))
             victim = next(reversed(self._served[most]))
         if victim is not None:
             self.served_to_end(victim)
@@ -441,6 +444,13 @@ class Budget:
         self._unfinished_bytes -= stream.unfinished
         self._unfinished.pop(stream, None)
         stream.unfinished = 0
+
+    def end_stalled(self) -> None:
+        """Once a sweep: end the streams whose peers take nothing."""
+        for own in list(self._served.values()):
+            for stream in list(own):
+                if stream.has_stalled():
+                    stream.abort()
 
     def served_to(self, peer: PeerId) -> tuple[ServedStream, ...]:
         """What is being served to ``peer``."""

@@ -7,6 +7,7 @@ This file and the transports are where Shoal touches the operating system; every
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import heapq
 import itertools
 import math
@@ -39,8 +40,41 @@ DISK_THREADS: Final = 40
 MAX_DESCRIPTORS: Final = 65536
 """Files and sockets that a node asks for. Thirty times what it needs; some kernels allow billions, and some
 libraries walk over all of them."""
+TRIM_EVERY: Final = 20.0
+"""Seconds between two looks at freed memory (`trim_memory`): within a minute of a flood's end it is given
+back."""
+TRIM_ABOVE: Final = 16 * MIB
+"""Bytes of freed memory that are worth a trim, which takes about a millisecond for ten MiB."""
+TRIM_SPARE: Final = 4 * MIB
+"""Bytes that a trim leaves at the end of the heap, for what comes next."""
 KILL_AFTER: Final = 1.0
 """Seconds a child has to end after its input has ended."""
+
+
+def trim_memory() -> None:
+    """Give back to the operating system what glibc keeps of freed memory, if that is much.
+
+    What floods leave behind is free memory between live blocks, which glibc does not return by itself:
+    after 4,080 streams with unread answers 69 of 97 MiB, with as many objects alive as before.
+    """
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallinfo2") or not hasattr(libc, "malloc_trim"):
+        return  # another library than glibc, or one of before 2021
+    libc.mallinfo2.restype = _Mallinfo
+    if libc.mallinfo2().fordblks > TRIM_ABOVE:
+        libc.malloc_trim(ctypes.c_size_t(TRIM_SPARE))
+
+
+class _Mallinfo(ctypes.Structure):
+    """glibc's ``struct mallinfo2``: sizes in bytes."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
 
 
 class RealTimer:
@@ -101,6 +135,11 @@ class RealWorld:
             self._sooner = trio.Event()
             with trio.move_on_at(self._timers[0][0] if self._timers else math.inf):
                 await self._sooner.wait()
+
+    def keep_trimmed(self) -> None:
+        """Give freed memory back, now and every `TRIM_EVERY` seconds."""
+        trim_memory()
+        self.call_at(self.now() + TRIM_EVERY, self.keep_trimmed)
 
     def rng(self, purpose: str) -> Random:
         """A generator seeded by the machine."""
@@ -369,13 +408,20 @@ def load_or_create_key(path: Path) -> KeyPair:
 
 
 @asynccontextmanager
-async def open_world(data: Path | None = None, key: KeyPair | None = None) -> AsyncIterator[RealWorld]:
-    """A world over the folder ``data`` (temporary if None), signing with ``key`` (``data/key`` if None)."""
+async def open_world(
+    data: Path | None = None, key: KeyPair | None = None, *, trims: bool = False
+) -> AsyncIterator[RealWorld]:
+    """A world over the folder ``data`` (temporary if None), signing with ``key`` (``data/key`` if None).
+
+    A process that is a node and nothing else ``trims``: it gives freed memory back every `TRIM_EVERY`
+    seconds."""
     with contextlib.ExitStack() as stack:
         folder = data or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-")))
         world = RealWorld(key or load_or_create_key(folder / "key"), folder)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(world.run_timers)
+            if trims:
+                world.keep_trimmed()
             try:
                 yield world
             finally:

@@ -293,8 +293,8 @@ class SwarmHost:
             stream.reset()
             return
         scope = trio.CancelScope()
-        served = ServedStream(stream.peer, scope.cancel)
-        victim = self.budget.serve(served)
+        served = ServedStream(stream.peer, scope.cancel, stream.has_stalled)
+        victim = self._connector.budget.serve(served)
         if victim is not None:
             logger.info("%r has too many streams that are served: reset one", victim.peer)
             victim.abort()
@@ -318,7 +318,7 @@ class SwarmHost:
                     await self._handlers[stream.protocol](stream)
         finally:
             stream.on_unfinished = None
-            self.budget.served_to_end(served)
+            self._connector.budget.served_to_end(served)
             if self._incoming_lanes.get((stream.peer, stream.protocol)) is served:
                 del self._incoming_lanes[(stream.peer, stream.protocol)]
 
@@ -378,7 +378,7 @@ class SwarmHost:
                 if left < 0.0:
                     await self._pause(-left / MESSAGE_RATE)
                 else:
-                    await trio.lowlevel.checkpoint()
+                    await self._connector.turns.wait()
                 turn_ends, in_turn = now() + TURN, 0
 
     async def _pause(self, seconds: float) -> None:
@@ -414,6 +414,7 @@ class SwarmHost:
             self._infos.pop(connection.peer, None)
 
     def _sweep(self) -> None:
+        self.budget.end_stalled()
         for peer in self._outbox.sweep():
             self._connector.used(peer)
 

@@ -82,6 +82,8 @@ class FrameParser:
 
     def next_frame(self) -> bytes | None:
         """The next whole frame, or None. Raise `BadMessage` as soon as a length is beyond the limit."""
+        if not self._buffer:
+            return None
         head = decode_varint_untrusted(self._buffer)
         if head is None:
             return None

@@ -176,7 +176,7 @@ async def _run_node(start: Start) -> None:
     with locked_folder(options.data), logging_to(options.data / "log", options.log):
         async with (
             until_told_to_end(with_parent=options.die_with_parent),
-            open_world(options.data) as world,
+            open_world(options.data, trims=True) as world,
             open_host(world=world, listen=config.listen, config=config.host) as host,
         ):
             has_run = document is not None or (options.data / PATH).exists()

@@ -33,6 +33,9 @@ def line(text: str) -> bytes:
     return encode_varint(len(data)) + data
 
 
+_GREETING: Final = line(HEADER)
+
+
 class _Lines:
     """Splits bytes into lines and remembers what is not ours."""
 
@@ -67,6 +70,9 @@ class _Lines:
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
         self._buffer += data
+        if not self._greeted and self._buffer.startswith(_GREETING):
+            del self._buffer[: len(_GREETING)]
+            self._greeted = True
 
     def clear(self) -> None:
         self._buffer = bytearray()
@@ -85,7 +91,7 @@ class Proposer:
         self._protocols = tuple(protocols)
         self._next = 0
         self._lines = _Lines()
-        self._out = bytearray(line(HEADER))
+        self._out = bytearray(_GREETING)
         self.chosen: ProtocolId | None = None
         self.is_deaf = False
         """Whether what comes is not looked at any more; never, on this side."""
@@ -130,7 +136,7 @@ class Chooser:
     def __init__(self, serves: Callable[[ProtocolId], bool]) -> None:
         self._serves = serves
         self._lines = _Lines()
-        self._out = bytearray(line(HEADER))
+        self._out = bytearray(_GREETING)
         self.proposals = 0
         """What the peer has proposed so far."""
         self.chosen: ProtocolId | None = None

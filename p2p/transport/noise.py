@@ -233,7 +233,7 @@ class NoiseHandshake:
 class NoiseSession:
     """The record layer of one connection: seals what goes out, opens what comes in."""
 
-    __slots__ = ("_incoming", "_opened", "_outgoing", "_sealed", "_tail", "hello")
+    __slots__ = ("_incoming", "_opened", "_outgoing", "_sealed", "hello", "tail")
 
     def __init__(self, hello: Hello, outgoing: bytes, incoming: bytes) -> None:
         self.hello = hello
@@ -241,12 +241,13 @@ class NoiseSession:
         self._incoming: Aead = AEAD(incoming)
         self._sealed = 0
         self._opened = 0
-        self._tail = bytearray()
+        self.tail = bytearray()
+        """The unfinished record."""
 
     @property
     def pending(self) -> int:
         """Bytes of an unfinished record."""
-        return len(self._tail)
+        return len(self.tail)
 
     def seal_into(self, plaintext: Buffer, out: memoryview) -> int:
         """Write one record of at most `MAX_PLAINTEXT` bytes to the front of ``out``; returns its length."""
@@ -274,7 +275,7 @@ class NoiseSession:
         """
         opened: list[bytearray] = []
         view = memoryview(data)
-        if self._tail:
+        if self.tail:
             view = self._complete_tail(view, opened)
         start, size = 0, len(view)
         while size - start >= 2:
@@ -284,12 +285,12 @@ class NoiseSession:
             opened.append(self._open(view[start + 2 : end]))
             start = end
         if start < size:
-            self._tail += view[start:]
+            self.tail += view[start:]
         return opened
 
     def _complete_tail(self, view: memoryview, opened: list[bytearray]) -> memoryview:
         """Fill up the unfinished record from ``view``; returns what is left of it."""
-        tail = self._tail
+        tail = self.tail
         taken = 0
         if len(tail) < 2:
             taken = min(2 - len(tail), len(view))
@@ -301,7 +302,7 @@ class NoiseSession:
         if len(view) - taken >= missing:
             with memoryview(tail) as whole, whole[2:] as sealed:
                 opened.append(self._open(sealed))
-            self._tail = bytearray()
+            self.tail = bytearray()
         return view[taken + missing :]
 
     def _open(self, sealed: memoryview) -> bytearray:

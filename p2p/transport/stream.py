@@ -22,6 +22,9 @@ from p2p.transport.wakeup import Wakeup
 from p2p.transport.yamux import Mux
 from p2p.wire import KI
 
+STALLS: Final = 2
+"""Looks (one each 15 s) at which a served stream may be found to wait for the same room; at the next it is
+given up. A peer that takes nothing of an answer for so long holds a task, its question and the answer."""
 _UNKNOWN: Final = ProtocolId("")
 _SMALL: Final = 4 * KI
 """Bytes of a piece that is copied behind the one before it. A bytearray of one byte costs 85 bytes, so a
@@ -71,6 +74,7 @@ class MuxedStream(Stream):
         self._readable = Wakeup()
         self._writable = Wakeup()
         self._receiving = self._sending = False
+        self._stalls = 0  # looks of `has_stalled` during the present wait for room
         self._ended = False  # the peer will send no more
         self._sent_end = False
         self._closed = False
@@ -81,6 +85,7 @@ class MuxedStream(Stream):
         self.since = 0.0
         """When the application last took some of them, or when the first came."""
         self._kept = 0  # of them, what a `p2p.wire.FrameReader` has
+        self._taken = 0  # of them, what the application received last and may yet be working on
         self._answer(negotiation.data_to_send())
         if isinstance(negotiation, Chooser):
             self._owner.budget.hold(self, _UNNAMED_COST)
@@ -106,16 +111,22 @@ class MuxedStream(Stream):
             raise trio.BusyResourceError("another task is sending on this stream")
         self._check_sending()
         await trio.lowlevel.checkpoint_if_cancelled()
-        view = memoryview(data).cast("B")
-        self._credit -= len(view)
+        view = memoryview(data)
+        if view.nbytes != len(view):
+            view = view.cast("B")
+        size = len(view)
+        self._credit -= size
         waited = False
         self._sending = True
         try:
-            while view:
-                view = view[self._owner.mux.send(self._id, view) :]
+            while size:
+                sent = self._owner.mux.send(self._id, view)
                 self._owner.flush()
-                if view:
+                size -= sent
+                if size:
+                    view = view[sent:]
                     waited = True
+                    self._stalls = 0
                     await self._writable.wait()
                     self._check_sending()
         except LocalProtocolError as error:
@@ -154,7 +165,7 @@ class MuxedStream(Stream):
         self._sent_end = True
         self._owner.mux.send_end(self._id)
         self._owner.flush()
-        await trio.lowlevel.checkpoint()
+        await self._checkpoint()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         """The next bytes, or ``b""`` when the peer has ended the stream.
@@ -165,7 +176,12 @@ class MuxedStream(Stream):
             raise ValueError("max_bytes must be at least 1")
         if self._receiving:
             raise trio.BusyResourceError("another task is receiving from this stream")
-        await self._wait_readable()
+        if self._taken:
+            self._done_with_taken()
+        if self._chunks and self._credit > 0 and not self._closed:
+            await trio.lowlevel.checkpoint_if_cancelled()
+        else:
+            await self._wait_readable()
         if not self._chunks:
             return b""
         chunk = self._chunks.popleft()
@@ -175,10 +191,19 @@ class MuxedStream(Stream):
             self._chunks.appendleft(chunk)
             chunk = head
         self._credit -= len(chunk)
-        self._owner.budget.release(self, len(chunk))
-        self._owner.mux.consumed(self._id, len(chunk))
-        self._owner.flush()
+        self._taken = len(chunk)
+        self.since = self._owner.budget.time
+        if self._owner.mux.consumed(self._id, len(chunk)):
+            self._owner.flush()
         return chunk
+
+    def _done_with_taken(self) -> None:
+        """The application comes back: what it received last counts no longer.
+
+        Until then it does. An echo, or a service whose answers the peer does not take, holds what it
+        received for as long as it waits: 64 KiB for each of 4,096 streams."""
+        self._owner.budget.release(self, self._taken)
+        self._taken = 0
 
     async def _wait_readable(self) -> None:
         """Return, after a checkpoint, once there is a chunk or the end. Raises otherwise."""
@@ -216,7 +241,15 @@ class MuxedStream(Stream):
             self._owner.mux.send_end(self._id)
             self._owner.mux.stop_receiving(self._id, unread=bool(self._chunks))
             self._close()
-        await trio.lowlevel.checkpoint()
+        await self._checkpoint()
+
+    async def _checkpoint(self) -> None:
+        """A cancellation point, and a schedule point once in a while: a request has five of its own."""
+        if self._credit > 0:
+            await trio.lowlevel.checkpoint_if_cancelled()
+        else:
+            self._credit = self._owner.yield_every
+            await trio.lowlevel.checkpoint()
 
     def reset(self) -> None:
         """Abandon both directions at once."""
@@ -228,13 +261,14 @@ class MuxedStream(Stream):
         self._closed = True
         self._let_go()
         self._owner.let_go(self._id)
-        self._owner.flush()
+        if self._owner.mux.has_data:
+            self._owner.flush()
         self._readable.set()
         self._writable.set()
 
     def _let_go(self) -> None:
         self._chunks.clear()
-        self._kept = 0
+        self._kept = self._taken = 0
         self._owner.budget.forget(self)
 
     async def __aexit__(
@@ -293,6 +327,8 @@ class MuxedStream(Stream):
     def keep(self, count: int) -> None:
         """The reader keeps ``count`` bytes of an unfinished frame (a `p2p.wire.Holds`)."""
         if not self._closed and self._failure is None:
+            if self._taken:
+                self._done_with_taken()
             more, self._kept = count - self._kept, count
             if more > 0:
                 self._owner.budget.hold(self, more)
@@ -322,6 +358,11 @@ class MuxedStream(Stream):
             self._let_go()  # no application has it yet, and none will
         self._readable.set()
         self._writable.set()
+
+    def has_stalled(self) -> bool:
+        """Asked once in a while: whether a `send_all` waited in vain at the last `STALLS` looks."""
+        self._stalls = self._stalls + 1 if self._sending else 0
+        return self._stalls > STALLS
 
     def wake_sender(self) -> None:
         """There may be room again."""

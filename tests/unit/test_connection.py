@@ -335,7 +335,7 @@ async def test_a_negotiation_that_is_reset_as_it_ends_harms_nobody() -> None:
         await trio.testing.wait_all_tasks_blocked()
         proposal = line("/multistream/1.0.0") + line(ECHO)
         mux._queue.say(yamux_frames.DATA, 0, stream_id, len(proposal))
-        mux._queue._control += proposal
+        mux._queue.control += proposal
         mux._queue.say(yamux_frames.WINDOW_UPDATE, yamux_frames.RST, stream_id, 0)
         pair.alice.flush()
         with trio.fail_after(5):
