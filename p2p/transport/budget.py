@@ -32,17 +32,18 @@ from typing import Final, Protocol
 from p2p.identity import PeerId
 from p2p.wire import KI, MIB
 
-MAX_HELD: Final = 32 * MIB
+MAX_HELD: Final = 24 * MIB
 """Bytes held for applications that have not read them, over all connections. What is held costs at most 5/4
-of that in memory (see `p2p.transport.stream.MuxedStream.feed`), 40 MiB beside a node's 65; a node stays
-under 150. Eight streams with the widest window, or 128 with the narrowest, can be unread as a whole."""
+of that in memory (see `p2p.transport.stream.MuxedStream.feed`), 30 MiB beside a node's 60; with the other
+limits full as well it stays under 150 (163 MiB were reached at 32). Six streams with the widest window, or 96
+with the narrowest, can be unread as a whole."""
 _SPARE: Final = 8
 """Which part of the limit is freed beyond need, so that a flood of small pieces sorts the holders once per
 4 MiB."""
 _FRESH: Final = 0.1
 """Seconds added to every age: among holders of this moment, bytes decide."""
-MAX_OUTGOING: Final = 12 * MIB
-"""Bytes queued for peers, over all connections: 48 streams at full depth. With `MAX_HELD`, the messages
+MAX_OUTGOING: Final = 8 * MIB
+"""Bytes queued for peers, over all connections: 32 streams at full depth. With `MAX_HELD`, the messages
 that wait (`p2p.outbox.MAX_WAITING`) and 4,096 served streams it keeps a node of 60 MiB under 150,
 whichever of them an attacker fills."""
 OUTGOING_SHARE: Final = 16 * KI
@@ -50,7 +51,7 @@ OUTGOING_SHARE: Final = 16 * KI
 of a record each time costs a third of the bulk speed and keeps messages going."""
 MAX_EXTRA_WINDOW: Final = 16 * MIB
 """Bytes of receive window granted beyond the initial ones, over all connections: what a gigabit line has in
-flight in 130 ms. With 64 initial windows in use, 16 MiB more, honest peers alone stay within `MAX_HELD`."""
+flight in 130 ms. With 32 initial windows in use, 8 MiB more, honest peers alone stay within `MAX_HELD`."""
 CONNECTION_EXTRA_WINDOW: Final = 8 * MIB
 """Bytes of those for one connection: two streams as wide as they get."""
 _LEAST_GRANT: Final = 64 * KI

@@ -226,11 +226,11 @@ def open_node_process(folder: Path, tree: Path, descriptors: int | None = None) 
         process.communicate()
 
 
-async def serve_newcomer(addr: Multiaddr) -> float:
+async def serve_newcomer(addr: Multiaddr, patience: float = PATIENCE) -> float:
     """Seconds until a fresh identity has dialled, pinged and identified the node."""
     async with open_host(listen=()) as host:
         start = time.perf_counter()
-        with trio.fail_after(PATIENCE):
+        with trio.fail_after(patience):
             peer = await host.connect_addr(addr)
             await identify.ping(host, peer)
             async with await host.open_stream(peer, identify.PROTOCOL_ID) as stream:
@@ -238,11 +238,11 @@ async def serve_newcomer(addr: Multiaddr) -> float:
         return time.perf_counter() - start
 
 
-async def _send_newcomer(addr: Multiaddr, outcome: Outcome) -> None:
+async def _send_newcomer(addr: Multiaddr, outcome: Outcome, patience: float) -> None:
     try:
-        outcome.served.append(await serve_newcomer(addr))
+        outcome.served.append(await serve_newcomer(addr, patience))
     except* TROUBLE:
-        outcome.served.append(PATIENCE)
+        outcome.served.append(patience)
         outcome.failures += 1
 
 
@@ -274,9 +274,11 @@ def _start_attacker(
     )
 
 
-async def _attack(node: LiveNode, outcome: Outcome, tree: Path, seconds: float, seed: int) -> None:
+async def _attack(
+    node: LiveNode, outcome: Outcome, tree: Path, seconds: float, seed: int, patience: float = PATIENCE
+) -> None:
     """Run the attack and the newcomers side by side; the attack ends when the last newcomer is done."""
-    process = _start_attacker(node, outcome.name, tree, seconds + 2 * PATIENCE, seed)
+    process = _start_attacker(node, outcome.name, tree, seconds + 2 * patience, seed)
     try:
         assert process.stdout is not None
         await trio.to_thread.run_sync(process.stdout.readline)  # it has imported what it needs, and begins
@@ -285,7 +287,7 @@ async def _attack(node: LiveNode, outcome: Outcome, tree: Path, seconds: float, 
         await pause(EVERY / 2)
         async with trio.open_nursery() as newcomers:
             while (passed := time.perf_counter() - start) < seconds and node.alive:
-                newcomers.start_soon(_send_newcomer, node.addr, outcome)
+                newcomers.start_soon(_send_newcomer, node.addr, outcome, patience)
                 await pause(min(EVERY, seconds - passed))
         if node.alive:
             used = node.vitals().cpu - cpu_before
@@ -321,7 +323,13 @@ async def _wait_freed(node: LiveNode, outcome: Outcome, settle: float) -> None:
 
 
 async def attack_live(
-    name: str, tree: Path, *, seconds: float = 5.0, settle: float = SETTLE, seed: int = 1
+    name: str,
+    tree: Path,
+    *,
+    seconds: float = 5.0,
+    settle: float = SETTLE,
+    seed: int = 1,
+    patience: float = PATIENCE,
 ) -> Outcome:
     """Run one kind of attack against a fresh node of ``tree``."""
     outcome = Outcome(name)
@@ -330,13 +338,13 @@ async def attack_live(
         open_node_process(Path(folder), tree, KINDS[name].descriptors) as node,
     ):
         with contextlib.suppress(*TROUBLE):
-            await serve_newcomer(node.addr)
+            await serve_newcomer(node.addr, patience)
         before = node.vitals()
         outcome.mib_before, outcome.files_before = before.mib, before.files
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_keep_watching, node, outcome)
             with contextlib.suppress(OSError):  # the node has gone
-                await _attack(node, outcome, tree, seconds, seed)
+                await _attack(node, outcome, tree, seconds, seed, patience)
             nursery.cancel_scope.cancel()
         _watch(node, outcome)
         await _wait_freed(node, outcome, settle)

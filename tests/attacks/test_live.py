@@ -1,6 +1,6 @@
 """Issue 9: a live node under attack serves an honest newcomer, lives on, and keeps its memory.
 
-The cheapest kinds of `tests.attacks.kinds`, for a second and a half each; all of them, with the gate in
+The cheapest kinds of `tests.attacks.kinds`, for a second each; all of them, with the gate in
 seconds, are ``python -m bench attacks``. Nothing here asserts how long something took: machines are busy.
 """
 
@@ -11,8 +11,10 @@ import pytest
 from tests.attacks.kinds import KINDS
 from tests.attacks.live import HERE, MOST_MIB, attack_live
 
-CHEAP = ("silent-64", "identify-own-id", "syn-rst-syn", "empty-rpcs")
-"""One for each of the worst findings: the door shut, the node ended, the streams used up, the loop filled."""
+CHEAP = ("silent-64", "identify-own-id", "never-read", "empty-rpcs")
+"""One for each of the worst findings: the door shut, the node ended, the loop filled twice."""
+PATIENCE = 15.0
+"""Seconds for a newcomer, and for what was held: a machine at five times its load is no failure."""
 
 
 def test_there_are_more_kinds_than_the_reviewers_keep() -> None:
@@ -22,8 +24,10 @@ def test_there_are_more_kinds_than_the_reviewers_keep() -> None:
 
 @pytest.mark.parametrize("name", CHEAP)
 async def test_a_node_under_attack_serves_a_newcomer(name: str) -> None:
-    outcome = await attack_live(name, HERE, seconds=1.5, settle=0.0)
+    outcome = await attack_live(name, HERE, seconds=1.0, settle=PATIENCE, patience=PATIENCE)
     assert outcome.alive, outcome.said
-    assert outcome.failures < len(outcome.served), outcome
+    assert outcome.served, outcome
+    assert not outcome.failures, outcome
     assert outcome.mib_most < MOST_MIB, outcome
+    assert outcome.freed_after <= PATIENCE, outcome
     assert not outcome.crashes, outcome

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 from collections.abc import Awaitable, Callable
 
 from p2p import identify
+from p2p.dht.record import PROTOCOL_ID as KAD
+from p2p.gossip.messages import PROTOCOL_ID as MESHSUB
+from p2p.membership.heartbeat import PROTOCOL_ID as HEARTBEAT
+from p2p.node.rundoc import PROTOCOL_ID as RUN
+from p2p.shardcast.manifest import PROTOCOL_ID as SHARDCAST
 from p2p.transport.negotiate import HEADER as MULTISTREAM, line
 from p2p.wire import MIB, encode_varint
 from tests.attacks.kinds.registry import kind
@@ -25,6 +32,7 @@ from tests.attacks.raw import (
     pause,
 )
 
+LANES = (HEARTBEAT, KAD, MESHSUB, SHARDCAST, RUN)
 PING_HELLO = line(MULTISTREAM) + line(identify.PING_ID)
 BATCH = 512
 """Frames of a flood that share a record: small frames alone would measure the attacker's own cipher."""
@@ -309,6 +317,75 @@ async def never_read(attack: Attack) -> None:
             await pause(0.01)
 
     await _peers(attack, 16, one, reads=False)
+
+
+@kind("bulk until the node reads in large pieces, then records full of new streams, again and again")
+async def bulk_then_streams(attack: Attack) -> None:
+    async def one(peer: RawPeer) -> None:
+        while True:
+            stream = await peer.open(identify.PING_ID)
+            for _ in range(8):
+                await peer.data(stream, bytes(30_000))
+            await peer.frame(WINDOW_UPDATE, RST, stream, 0)
+            frames = bytearray()
+            for _ in range(800):
+                stream = peer.next_id()
+                frames += FRAME.pack(0, DATA, SYN, stream, len(PING_HELLO)) + PING_HELLO
+                frames += FRAME.pack(0, DATA, RST, stream, 0)
+            attack.tally["streams"] += 800
+            await peer.send(bytes(frames))
+
+    await _peers(attack, 8, one)
+
+
+@kind("64 KiB at once in each of 250 echoes of 32 connections whose answers are not taken")
+async def echo_hoard(attack: Attack) -> None:
+    async def one(peer: RawPeer) -> None:
+        peer.credits = False
+        streams = [await peer.open(identify.PING_ID) for _ in range(250)]
+        for _ in range(8):
+            for stream in streams:
+                await peer.data(stream, bytes(32_000))
+        await peer.gone.wait()
+
+    await _peers(attack, 32, one, reads=False)
+
+
+@kind("streams of every protocol at once, each with a first byte, on connections that come and go")
+async def all_protocols(attack: Attack) -> None:
+    names = (identify.PROTOCOL_ID, identify.PING_ID, *LANES)
+
+    async def one(peer: RawPeer) -> None:
+        for _ in range(20):
+            for name in names:
+                await peer.open(name, b"\x05")
+        await pause(0.1)
+
+    await _peers(attack, 24, one)
+
+
+@kind("the node's own streams answered with every protocol's refusal, resets and ends by turns")
+async def contrary_answers(attack: Attack) -> None:
+    async def one(peer: RawPeer) -> None:
+        answers = (line(MULTISTREAM) + line("na"), b"\x00", line("/other/1.0.0"), b"\xff" * 20)
+        for turn in range(40):
+            for stream in range(2, 40, 2):
+                flags = (ACK, ACK | FIN, RST, 0)[(turn + stream // 2) % 4]
+                await peer.data(stream, answers[turn % 4], flags)
+            await pause(0.02)
+
+    await _peers(attack, 16, one)
+
+
+@kind("connections that send GO_AWAY first and streams afterwards, and vanish with a reset")
+async def goodbye_first(attack: Attack) -> None:
+    async def one(peer: RawPeer) -> None:
+        await peer.frame(GO_AWAY, 0, 0, 0)
+        for _ in range(64):
+            await peer.open(identify.PROTOCOL_ID)
+        peer._stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    await _peers(attack, 16, one)
 
 
 @kind("records of Noise that are forged")

@@ -148,13 +148,19 @@ def _contact(key: KeyPair, *addrs: Multiaddr) -> Contact:
 
 
 async def _askers(
-    attack: Attack, askers: int, say: Callable[[RawPeer, Contact, int], list[bytes]], *, rest: float = 0.0
+    attack: Attack,
+    askers: int,
+    say: Callable[[RawPeer, Contact, int], list[bytes]],
+    *,
+    rest: float = 0.0,
+    reads: bool = True,
 ) -> None:
     keys = [minted(number) for number in range(askers)]
     contacts = [_contact(key, SILENT) for key in keys]
 
     async def one(number: int) -> None:
-        async with open_peer(attack, key=keys[number], source=attack.somewhere(number)) as peer:
+        source = attack.somewhere(number)
+        async with open_peer(attack, key=keys[number], source=source, reads=reads) as peer:
             stream, turn = await peer.open(KAD), 0
             while not peer.gone.is_set():
                 body = b"".join(map(frame, say(peer, contacts[number], turn)))
@@ -175,6 +181,16 @@ async def find_value_flood(attack: Attack) -> None:
         return [encode(turn * 64 + n, contact, FindValue(key)) for n in range(64)]
 
     await _askers(attack, 2, say, rest=0.01)
+
+
+@kind("questions to the DHT of 32 identities that read no answer")
+async def dht_answers_unread(attack: Attack) -> None:
+    key = record_key("run", attack.run_id, 0)
+
+    def say(_: RawPeer, contact: Contact, turn: int) -> list[bytes]:
+        return [encode(turn * 32 + n, contact, FindValue(key)) for n in range(32)]
+
+    await _askers(attack, 32, say, rest=0.02, reads=False)
 
 
 @kind("FIND_NODE of random targets, without end")
