@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from p2p.identity import PeerId
-from p2p.membership.entry import Entry, Stage
+from p2p.membership.entry import Stage
 from p2p.membership.events import MembershipConfig
 from p2p.membership.messages import MAX_KEYS, Digest
 from p2p.membership.rumours import Quotas, TokenBucket
@@ -81,12 +81,15 @@ class Pull:
                 if room <= 0:
                     is_curious = not self._unknown.take(1, now)
                 room -= 1
+            elif seqno <= entry.seqno:
+                continue
             elif (
-                seqno <= entry.seqno
-                or (policy == entry.policy and not leisure and entry.stage is Stage.FRESH)
-                or key in asked
-                or not self._is_wanted(entry, policy, now)
+                policy == entry.policy
+                and (not leisure or now - entry.seen <= REFRESH_AGE * entry.interval)
+                and entry.stage is Stage.FRESH
             ):
+                continue
+            elif key in asked or (entry.stage is Stage.FRESH and not self._has_plenty(now)):
                 continue
             if len(keys) == MAX_KEYS or len(asked) == MAX_ASKED or not self._budget.take(1, now):
                 break
@@ -96,10 +99,6 @@ class Pull:
             self._leisure_at = now + LEISURE * self._interval
         return tuple(keys)
 
-    def _is_wanted(self, entry: Entry, policy: int, now: float) -> bool:
-        """Whether to ask, at leisure, for something newer than ``entry`` that says ``policy``."""
-        if entry.stage is not Stage.FRESH:
-            return True
-        if policy == entry.policy and now - entry.seen <= REFRESH_AGE * entry.interval:
-            return False
+    def _has_plenty(self, now: float) -> bool:
+        """Whether the budget is large enough for what is no news of the unknown or the accused."""
         return self._budget.available(now) > self._budget.burst / 2
