@@ -61,20 +61,20 @@ AGAIN: Final = 12.0
 """Intervals for which a peer that was granted an urgent request, or another of its network, is granted no
 other: a machine that restarts a minute later gets in at once."""
 DOOR: Final = 4
-"""Seats beyond `SLACK` for those that ask urgently. Who has had one longest gives it up for the next, and nobody
-else is pushed out: none that come later, however many they are, have the place of a neighbour of longer
-standing, and yet a newcomer gets in while strangers hold all other seats. With four of them the newcomers of a
-crowd, two a second, stay for two seconds, in which their walks find them others."""
+"""Seats beyond `SLACK` for those that ask urgently. Who has had one longest gives it up for the next, and no
+other is pushed out: none that come later, however many they are, have the place of a neighbour of longer
+standing, and yet a newcomer gets in while strangers hold all other seats. With four of them the newcomers of
+a crowd, two a second, stay for two seconds, in which their walks find them others."""
 GUEST: Final = 2.0
-"""Intervals after which such a seat is given up though nobody asks for it: a newcomer has found others by then,
-and seven neighbours on average instead of 6.4 made a quiet swarm send a tenth more."""
+"""Intervals after which such a seat is given up though no peer asks for it: a newcomer has found others by
+then, and seven neighbours on average instead of 6.4 made a quiet swarm send a tenth more."""
 MAX_GRANTED: Final = 1024
 """Grants remembered: more than twice `GRANTS`, for peers and networks each."""
 MAX_SAME_PREFIX: Final = 2
 """Neighbours of one network, where there are others to choose from (`view.OTHERS`)."""
 CHOOSE: Final = 3.0
-"""Intervals between two requests of a node that could do with one more neighbour, or with one of its own choice:
-in a swarm so small that no node has a seat left it would ask all the time."""
+"""Intervals between two requests of a node that could do with one more neighbour, or with one of its own
+choice: in a swarm so small that no node has a seat left it would ask all the time."""
 ANCHORS: Final = 2
 """Neighbours remembered over a restart. Bitcoin Core keeps two, too: one may be gone, three tell an observer
 more of the graph than they help."""

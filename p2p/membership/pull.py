@@ -63,8 +63,8 @@ class Pull:
     def wanted(self, digests: Iterable[Digest], source: PeerId, now: float) -> tuple[bytes, ...]:
         """The keys to ask ``source``, the sender of ``digests``, for."""
         asked, named = self._asked, self._view.named
-        while asked and asked[oldest := next(iter(asked))][0] <= now - self._interval:
-            self._empty.charge(asked.pop(oldest)[1], now)
+        if asked:
+            self._give_up(now)
         if not self._empty.has(source, now):
             return ()
         leisure = now >= self._leisure_at
@@ -81,15 +81,16 @@ class Pull:
                 if room <= 0:
                     is_curious = not self._unknown.take(1, now)
                 room -= 1
-            elif seqno <= entry.seqno:
-                continue
             elif (
-                policy == entry.policy
-                and (not leisure or now - entry.seen <= REFRESH_AGE * entry.interval)
-                and entry.stage is Stage.FRESH
+                seqno <= entry.seqno
+                or (
+                    policy == entry.policy
+                    and (not leisure or now - entry.seen <= REFRESH_AGE * entry.interval)
+                    and entry.stage is Stage.FRESH
+                )
+                or key in asked
+                or (entry.stage is Stage.FRESH and not self._has_plenty(now))
             ):
-                continue
-            elif key in asked or (entry.stage is Stage.FRESH and not self._has_plenty(now)):
                 continue
             if len(keys) == MAX_KEYS or len(asked) == MAX_ASKED or not self._budget.take(1, now):
                 break
@@ -98,6 +99,12 @@ class Pull:
         if keys and leisure:
             self._leisure_at = now + LEISURE * self._interval
         return tuple(keys)
+
+    def _give_up(self, now: float) -> None:
+        """What was asked for an interval ago will not come."""
+        asked = self._asked
+        while asked and asked[oldest := next(iter(asked))][0] <= now - self._interval:
+            self._empty.charge(asked.pop(oldest)[1], now)
 
     def _has_plenty(self, now: float) -> bool:
         """Whether the budget is large enough for what is no news of the unknown or the accused."""
