@@ -48,7 +48,7 @@ from p2p.membership.events import (
 )
 from p2p.membership.floods import Floods
 from p2p.membership.heartbeat import SignedHeartbeat, key_of
-from p2p.membership.judge import FLOOD_POINTS, MALFORMED_POINTS, REPLAYED_POINTS, Judge
+from p2p.membership.judge import ASKED_POINTS, FLOOD_POINTS, MALFORMED_POINTS, REPLAYED_POINTS, Judge
 from p2p.membership.messages import (
     MAX_HEARTBEATS,
     Accuse,
@@ -265,7 +265,7 @@ class MembershipCore:
             return
         is_expected = isinstance(message, Beat) and self._view.expect(peer, now)
         if type(message) in (Join, Link) and not self._floods.may_be_asked(peer, now):
-            self._judge.refuse("asks too often", peer, FLOOD_POINTS)
+            self._judge.refuse("asks too often", peer, ASKED_POINTS)
             return
         self._take_in(message.heartbeat, peer, now, hold=True)
         if peer not in self._view:

@@ -24,7 +24,7 @@ class MembershipConfig:
     direct: int = 4096
     """Peers that may beat to us without being neighbours: a trainer hears its whole run."""
     sample: int = 15
-    """Digests of random members that go with each heartbeat to a neighbour: a hundred names in an interval."""
+    """Digests of random members that go with each heartbeat to a neighbour: in all, a hundred an interval."""
     hops: int = 3
     """Steps of the walk that finds a newcomer its neighbours."""
     refresh: int = 16

@@ -19,6 +19,9 @@ CLOCK_TOLERANCE: Final = 300.0
 """Seconds by which an expired heartbeat may be late: clocks lie."""
 FORGED_POINTS: Final = 25.0
 MALFORMED_POINTS: Final = 25.0
+ASKED_POINTS: Final = 5.0
+"""For a request to be neighbours beyond the quota (`floods.ASKS`), which no honest peer reaches: who asks
+every second is cut off within half a minute, and its seat is free."""
 REPLAYED_POINTS: Final = 1.0
 FLOOD_POINTS: Final = 1.0
 OBSOLETE_POINTS: Final = 1.0

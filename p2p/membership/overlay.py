@@ -72,9 +72,12 @@ MAX_GRANTED: Final = 1024
 """Grants remembered: more than twice `GRANTS`, for peers and networks each."""
 MAX_SAME_PREFIX: Final = 2
 """Neighbours of one network, where there are others to choose from (`view.OTHERS`)."""
+SPARSE: Final = 1.0
+"""Intervals between two requests of a node that has fewer neighbours than are aimed at. Where a tenth of the
+members are hostile, one in twenty of those with four had two honest ones by chance."""
 CHOOSE: Final = 3.0
-"""Intervals between two requests of a node that could do with one more neighbour, or with one of its own
-choice: in a swarm so small that no node has a seat left it would ask all the time."""
+"""Intervals between two requests of a node that has enough neighbours, but too few of its own choice: in a
+swarm so small that no node has a seat left it would ask all the time."""
 ANCHORS: Final = 2
 """Neighbours remembered over a restart. Bitcoin Core keeps two, too: one may be gone, three tell an observer
 more of the graph than they help."""
@@ -175,9 +178,12 @@ class Overlay:
         held, aim = len(self.active) + len(self._pending), self._config.active
         if held <= self._lower:
             missing = aim - held
-        elif self._choose_at <= now and (
-            held < aim or len(self._chosen) + len(self._picks) < self._least_chosen
-        ):
+        elif self._choose_at > now:
+            return
+        elif held < aim:
+            self._choose_at = now + SPARSE * self._config.interval
+            missing = 1
+        elif len(self._chosen) + len(self._picks) < self._least_chosen:
             self._choose_at = now + CHOOSE * self._config.interval
             missing = 1
         else:
