@@ -48,7 +48,7 @@ from p2p.membership.events import (
 )
 from p2p.membership.floods import Floods
 from p2p.membership.heartbeat import SignedHeartbeat, key_of
-from p2p.membership.judge import FLOOD_POINTS, MALFORMED_POINTS, REPLAYED_POINTS, Judge
+from p2p.membership.judge import ASKED_POINTS, FLOOD_POINTS, MALFORMED_POINTS, REPLAYED_POINTS, Judge
 from p2p.membership.messages import (
     MAX_HEARTBEATS,
     Accuse,
@@ -265,7 +265,7 @@ class MembershipCore:
             return
         is_expected = isinstance(message, Beat) and self._view.expect(peer, now)
         if type(message) in (Join, Link) and not self._floods.may_be_asked(peer, now):
-            self._judge.refuse("asks too often", peer, FLOOD_POINTS)
+            self._judge.refuse("asks too often", peer, ASKED_POINTS)
             return
         self._take_in(message.heartbeat, peer, now, hold=True)
         if peer not in self._view:
@@ -326,8 +326,7 @@ class MembershipCore:
             return False
         if signed.heartbeat.leaving:
             return self._farewell(signed, source, held, now)
-        interval = self._config.paced(signed.heartbeat.interval)
-        refutes = self._rumours.is_accused(peer, now - REFUTABLE * interval)
+        refutes = self._rumours.has_accused() and self._refutes(signed, now)
         if refutes:
             self._floods.refuted(now)
         self._silence.speaks(signed, now)
@@ -336,6 +335,11 @@ class MembershipCore:
         if refutes:
             self._rumours.spread(signed, accused=False, source=source, now=now)
         return True
+
+    def _refutes(self, signed: SignedHeartbeat, now: float) -> bool:
+        """Whether its author was accused a moment ago."""
+        interval = self._config.paced(signed.heartbeat.interval)
+        return self._rumours.is_accused(signed.peer, now - REFUTABLE * interval)
 
     def _farewell(self, signed: SignedHeartbeat, source: PeerId, held: bool, now: float) -> bool:
         """A peer has left. Others are told, unless it says so all the time, or a neighbour of too many."""

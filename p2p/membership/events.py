@@ -23,8 +23,8 @@ class MembershipConfig:
     """Other peers whose heartbeats are kept."""
     direct: int = 4096
     """Peers that may beat to us without being neighbours: a trainer hears its whole run."""
-    sample: int = 16
-    """Digests of random members that go with each heartbeat to a neighbour."""
+    sample: int = 15
+    """Digests of random members that go with each heartbeat to a neighbour: in all, a hundred an interval."""
     hops: int = 3
     """Steps of the walk that finds a newcomer its neighbours."""
     refresh: int = 16

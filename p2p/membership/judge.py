@@ -19,6 +19,9 @@ CLOCK_TOLERANCE: Final = 300.0
 """Seconds by which an expired heartbeat may be late: clocks lie."""
 FORGED_POINTS: Final = 25.0
 MALFORMED_POINTS: Final = 25.0
+ASKED_POINTS: Final = 5.0
+"""For a request to be neighbours beyond the quota (`floods.ASKS`), which no honest peer reaches: who asks
+every second is cut off within half a minute, and its seat is free."""
 REPLAYED_POINTS: Final = 1.0
 FLOOD_POINTS: Final = 1.0
 OBSOLETE_POINTS: Final = 1.0
@@ -65,7 +68,7 @@ class Judge:
             self._refuse_clock(signed, source, ahead)
         elif not self.may(signed.peer):
             self.counters["unadmitted"] += 1
-        elif not self._shows_stamp(signed):
+        elif self._is_stamped is not None and not self._shows_stamp(signed, self._is_stamped):
             self.counters["no stamp"] += 1
         elif not self.is_signed(signed):
             self.refuse("forged", source, FORGED_POINTS)
@@ -95,11 +98,11 @@ class Judge:
             return None
         return ClockOff(statistics.median(self._clocks.values()), len(self._clocks))
 
-    def _shows_stamp(self, signed: SignedHeartbeat) -> bool:
+    def _shows_stamp(self, signed: SignedHeartbeat, is_stamped: Callable[[PeerId, bytes], bool]) -> bool:
         """Whether the stamp in a heartbeat will do. Costs a hash; its signature is verified after that."""
-        if self._is_stamped is None or signed.peer in self._stamped:
+        if signed.peer in self._stamped:
             return True
-        if not self._is_stamped(signed.peer, signed.heartbeat.profile.stamp):
+        if not is_stamped(signed.peer, signed.heartbeat.profile.stamp):
             return False
         if len(self._stamped) >= MAX_STAMPED:
             del self._stamped[next(iter(self._stamped))]

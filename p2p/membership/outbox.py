@@ -25,8 +25,9 @@ class Outbox:
 
     def send_all(self, peers: list[PeerId], message: Message) -> None:
         """The same message to several, encoded once."""
-        data = encode_message(message)
-        self._effects += [Send(peer, data) for peer in peers]
+        if peers:
+            data = encode_message(message)
+            self._effects += [Send(peer, data) for peer in peers]
 
     def tell(self, change: Change, member: Member) -> None:
         """News for the node."""

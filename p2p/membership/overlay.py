@@ -12,8 +12,10 @@ Whom a stranger can push out, a stranger can surround. In HyParView a request of
 refused, and pushes a random neighbour out: six minted peers had a node to themselves within ten seconds. So
 a node *chooses* two neighbours at least, at random from its own view or as its operator told it, and no
 request of another displaces those. Who asks us gets one of the other seats while there is one; who asks
-urgently gets one more, at the door, from the last that got it, now and then, and no peer or network twice in
-a row. The two chosen neighbours of longest standing are *anchors*: a node that restarts looks for them first.
+urgently gets one more, at the door, now and then, and no peer or network twice in a row. Who has such a seat
+gives it up for the next or, in quiet times, after two intervals: so it is free when an attack begins, and no
+neighbour of longer standing goes for it. The two chosen neighbours of longest standing are *anchors*: a node
+that restarts looks for them first.
 
 A partition that has healed does not mend itself when both sides think the other dead. So each node now
 and then knocks at one peer it buried, or at a bootstrap peer it does not see: one link is enough, the
@@ -55,22 +57,27 @@ lonely ask five peers at once and again after an interval: it is enough if one i
 GRANTS: Final = 256.0
 """Urgent requests granted at once: the first of a crowd that starts through us, or half of a zone that comes
 back from a partition. The others of a crowd of 1,000 find their neighbours by walks, a second later."""
-AGAIN: Final = 120.0
-"""Intervals for which a peer that was granted an urgent request is granted no other: who loses all its
-neighbours more often than every ten minutes finds others that have not helped it yet."""
-PREFIX_AGAIN: Final = 12.0
-"""The same for peers of one network."""
-DOOR: Final = 1
-"""Seats beyond `SLACK` for those that ask urgently. Who has one gives it up for the next, and nobody else is
-pushed out: none that come later, however many they are, have the place of a neighbour of longer standing,
-and yet a newcomer gets in while strangers hold all other seats."""
+AGAIN: Final = 12.0
+"""Intervals for which a peer that was granted an urgent request, or another of its network, is granted no
+other: a machine that restarts a minute later gets in at once."""
+DOOR: Final = 4
+"""Seats beyond `SLACK` for those that ask urgently. Who has had one longest gives it up for the next, and no
+other is pushed out: none that come later, however many they are, have the place of a neighbour of longer
+standing, and yet a newcomer gets in while strangers hold all other seats. With four of them the newcomers of
+a crowd, two a second, stay for two seconds, in which their walks find them others."""
+GUEST: Final = 2.0
+"""Intervals after which such a seat is given up though no peer asks for it: a newcomer has found others by
+then, and seven neighbours on average instead of 6.4 made a quiet swarm send a tenth more."""
 MAX_GRANTED: Final = 1024
-"""Grants remembered: twice what `GRANT_INTERVALS` allows in `AGAIN`, for peers and networks each."""
+"""Grants remembered: more than twice `GRANTS`, for peers and networks each."""
 MAX_SAME_PREFIX: Final = 2
 """Neighbours of one network, where there are others to choose from (`view.OTHERS`)."""
+SPARSE: Final = 1.0
+"""Intervals between two requests of a node that has fewer neighbours than are aimed at. Where a tenth of the
+members are hostile, one in twenty of those with four had two honest ones by chance."""
 CHOOSE: Final = 3.0
 """Intervals between two requests of a node that has enough neighbours, but too few of its own choice: in a
-swarm so small that nobody has a seat left it would ask all the time."""
+swarm so small that no node has a seat left it would ask all the time."""
 ANCHORS: Final = 2
 """Neighbours remembered over a restart. Bitcoin Core keeps two, too: one may be gone, three tell an observer
 more of the graph than they help."""
@@ -85,7 +92,8 @@ class Overlay:
 
     __slots__ = (
         "_bootstraps", "_choose_at", "_chosen", "_config", "_floods", "_granted", "_grants", "_heal_at",
-        "_own", "_pending", "_picks", "_retry", "_retry_at", "_rng", "_send", "_view", "active", "changes",
+        "_least_chosen", "_lower", "_own", "_pending", "_picks", "_retry", "_retry_at", "_rng", "_send",
+        "_upper", "_view", "active", "changes",
     )  # fmt: skip
 
     def __init__(
@@ -99,6 +107,14 @@ class Overlay:
     ) -> None:
         self.active: dict[PeerId, float] = {}
         """Our neighbours, longest first, and since when they are."""
+        self._upper: Final = config.active + SLACK
+        """Neighbours that a node bears at most, without the door's."""
+        self._lower: Final = config.active - SLACK
+        """Neighbours up to which a node asks for all that it lacks, and at once."""
+        self._least_chosen: Final = max(1, self._lower - 1)
+        """Neighbours that are to be of our own choice: 2 of 7, and 5 seats are for those that ask. A link is
+        chosen by one of its ends or, where a walk made it, by none: with 3 of 7 the seats of a quiet swarm
+        of 50 did not suffice, and its nodes asked around for ever (6 requests a second, all refused)."""
         self._floods = floods
         self._view = view
         self._config = config
@@ -156,17 +172,23 @@ class Overlay:
             self._rejoin(now)
 
     def fill(self, now: float) -> None:
-        """Ask for neighbours if there are too few, or too few that we chose."""
-        config = self._config
-        held = len(self.active) + len(self._pending)
+        """Ask for neighbours if there are too few, or too few that we chose; the door's seats get free."""
+        if len(self.active) > self._upper:
+            self._show_out(now)
+        held, aim = len(self.active) + len(self._pending), self._config.active
         if held <= self._lower:
-            missing = config.active - held
-        elif len(self._chosen) + len(self._picks) < self._least_chosen and self._choose_at <= now:
-            self._choose_at = now + CHOOSE * config.interval
+            missing = aim - held
+        elif self._choose_at > now:
+            return
+        elif held < aim:
+            self._choose_at = now + SPARSE * self._config.interval
+            missing = 1
+        elif len(self._chosen) + len(self._picks) < self._least_chosen:
+            self._choose_at = now + CHOOSE * self._config.interval
             missing = 1
         else:
             return
-        urgent = not self.active or (missing == 1 and held > self._config.active and not self._chosen)
+        urgent = not self.active or (missing == 1 and held > aim and not self._chosen)
         for peer in self._view.candidates(self.active, now):
             if missing <= 0:
                 return
@@ -184,7 +206,7 @@ class Overlay:
         entry = self._view.get(peer)
         if entry is None:
             return None
-        others = [other for other in self.active if other != peer]
+        others = [other for other in self.active if other != peer][: self._upper]
         accepted = self._answer(peer, True, now)
         if accepted is not None and self._floods.may_walk(peer, now):
             for other in others:
@@ -266,23 +288,6 @@ class Overlay:
         if was_pending:
             self.fill(now)
 
-    @property
-    def _upper(self) -> int:
-        """Neighbours that a node bears at most."""
-        return self._config.active + SLACK
-
-    @property
-    def _lower(self) -> int:
-        """Neighbours that a node bears at least before it asks for more."""
-        return self._config.active - SLACK
-
-    @property
-    def _least_chosen(self) -> int:
-        """Neighbours that are to be of our own choice: 2 of 7, and 5 seats are for those that ask. A link is
-        chosen by one of its ends or, where a walk made it, by none: with 3 of 7 the seats of a quiet swarm
-        of 50 did not suffice, and its nodes asked around for ever (6 requests a second, all refused)."""
-        return max(1, self._lower - 1)
-
     def _uninvited(self) -> list[PeerId]:
         """The neighbours that we did not choose, longest first."""
         return [peer for peer in self.active if peer not in self._chosen]
@@ -296,6 +301,13 @@ class Overlay:
         self._drop(peer)
         self._view.lose_touch(peer)
         self._send(peer, Unlink())
+
+    def _show_out(self, now: float) -> None:
+        """Those who got the door's seats have had them for long enough."""
+        guests = self._uninvited()[self._upper - len(self.active) :]
+        for peer in guests:
+            if self.active[peer] <= now - GUEST * self._config.interval:
+                self._push_out(peer)
 
     def _accepts(self, peer: PeerId, urgent: bool, now: float) -> bool:
         """Whether a peer that asks gets a seat; if it is urgent, that of another that asked."""
@@ -337,19 +349,20 @@ class Overlay:
         """Let in one that has no neighbour, if it may be; return whether it has the door's seat now."""
         granted, interval, prefix = self._granted, self._config.interval, self._view.prefix(peer)
         uninvited = self._uninvited()
-        if not uninvited or granted.get(peer.digest, -math.inf) > now - AGAIN * interval:
+        lately = now - AGAIN * interval
+        if not uninvited or granted.get(peer.digest, -math.inf) > lately:
             return False
-        if prefix is not None and granted.get(prefix, -math.inf) > now - PREFIX_AGAIN * interval:
+        if prefix is not None and granted.get(prefix, -math.inf) > lately:
             return False
         if not self._grants.take(1, now):
             return False
         if len(self.active) >= self._upper + DOOR:
-            self._push_out(uninvited[-1])
+            self._push_out(uninvited[-DOOR:][0])
         for name in (peer.digest, prefix):
             if name is not None:
                 granted.pop(name, None)
                 granted[name] = now
-        while len(granted) > MAX_GRANTED or granted[next(iter(granted))] <= now - AGAIN * interval:
+        while len(granted) > MAX_GRANTED or granted[next(iter(granted))] <= lately:
             del granted[next(iter(granted))]
         return True
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from p2p.identity import PeerId
-from p2p.membership.entry import Entry, Stage
+from p2p.membership.entry import Stage
 from p2p.membership.events import MembershipConfig
 from p2p.membership.messages import MAX_KEYS, Digest
 from p2p.membership.rumours import Quotas, TokenBucket
@@ -63,8 +63,8 @@ class Pull:
     def wanted(self, digests: Iterable[Digest], source: PeerId, now: float) -> tuple[bytes, ...]:
         """The keys to ask ``source``, the sender of ``digests``, for."""
         asked, named = self._asked, self._view.named
-        while asked and asked[oldest := next(iter(asked))][0] <= now - self._interval:
-            self._empty.charge(asked.pop(oldest)[1], now)
+        if asked:
+            self._give_up(now)
         if not self._empty.has(source, now):
             return ()
         leisure = now >= self._leisure_at
@@ -83,9 +83,13 @@ class Pull:
                 room -= 1
             elif (
                 seqno <= entry.seqno
-                or (policy == entry.policy and not leisure and entry.stage is Stage.FRESH)
+                or (
+                    policy == entry.policy
+                    and (not leisure or now - entry.seen <= REFRESH_AGE * entry.interval)
+                    and entry.stage is Stage.FRESH
+                )
                 or key in asked
-                or not self._is_wanted(entry, policy, now)
+                or (entry.stage is Stage.FRESH and not self._has_plenty(now))
             ):
                 continue
             if len(keys) == MAX_KEYS or len(asked) == MAX_ASKED or not self._budget.take(1, now):
@@ -96,10 +100,12 @@ class Pull:
             self._leisure_at = now + LEISURE * self._interval
         return tuple(keys)
 
-    def _is_wanted(self, entry: Entry, policy: int, now: float) -> bool:
-        """Whether to ask, at leisure, for something newer than ``entry`` that says ``policy``."""
-        if entry.stage is not Stage.FRESH:
-            return True
-        if policy == entry.policy and now - entry.seen <= REFRESH_AGE * entry.interval:
-            return False
+    def _give_up(self, now: float) -> None:
+        """What was asked for an interval ago will not come."""
+        asked = self._asked
+        while asked and asked[oldest := next(iter(asked))][0] <= now - self._interval:
+            self._empty.charge(asked.pop(oldest)[1], now)
+
+    def _has_plenty(self, now: float) -> bool:
+        """Whether the budget is large enough for what is no news of the unknown or the accused."""
         return self._budget.available(now) > self._budget.burst / 2

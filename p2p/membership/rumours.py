@@ -88,6 +88,10 @@ class Rumours:
         """Whether the last rumour about ``peer`` was no sign of life, and came after ``since``."""
         return self._ranks.accused_at(peer) > since
 
+    def has_accused(self) -> bool:
+        """Whether the last rumour about any peer was no sign of life, lately."""
+        return self._ranks.has_accused()
+
     def was_suspected(self, peer: PeerId, since: float) -> bool:
         """Whether an accusation or a good-bye of ``peer`` was passed on after ``since``, refuted or not."""
         return self._ranks.suspected_at(peer) > since
@@ -194,6 +198,10 @@ class _Ranks:
         """When ``peer`` was accused; minus infinity if that is long ago, or a sign of life came since."""
         return self._suspected.get(peer, -math.inf) if peer in self._accused else -math.inf
 
+    def has_accused(self) -> bool:
+        """Whether anybody is accused of whom no sign of life came since."""
+        return bool(self._accused)
+
     def suspected_at(self, peer: PeerId) -> float:
         """When ``peer`` was accused or said good-bye, though a sign of life may have come since."""
         return self._suspected.get(peer, -math.inf)
@@ -258,10 +266,13 @@ class TokenBucket:
 
     def take(self, count: float, now: float) -> bool:
         """Take ``count`` tokens, if they are there."""
-        if self.available(now) < count:
-            return False
-        self.tokens -= count
-        return True
+        tokens = self.tokens + (now - self.updated) * self.rate  # as `available`, without a call each time
+        if tokens > self.burst:
+            tokens = self.burst
+        self.updated = now
+        is_there = tokens >= count
+        self.tokens = tokens - count if is_there else tokens
+        return is_there
 
     def available(self, now: float) -> float:
         """Tokens there are now."""
@@ -286,11 +297,13 @@ class Quotas:
 
     def allow(self, peer: PeerId, size: int, now: float) -> bool:
         """Whether ``peer`` may send a message of ``size`` bytes now."""
-        return self._bucket(peer, now).take(1 + size / QUOTA_UNIT, now)
+        bucket = self._buckets.get(peer) or self._bucket(peer, now)
+        return bucket.take(1 + size / QUOTA_UNIT, now)
 
     def take(self, peer: PeerId, now: float, count: float = 1) -> bool:
         """Take ``count`` tokens of those of ``peer``, if it has them."""
-        return self._bucket(peer, now).take(count, now)
+        bucket = self._buckets.get(peer) or self._bucket(peer, now)
+        return bucket.take(count, now)
 
     def has(self, peer: PeerId, now: float) -> bool:
         """Whether ``peer`` has a token left."""

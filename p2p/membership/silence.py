@@ -153,8 +153,10 @@ class Silence:
 
     def speaks(self, signed: SignedHeartbeat, now: float) -> None:
         """A peer that was accused, perhaps, has said something newer: tell those that asked us for it."""
-        askers = self._askers.pop(signed.peer, {}) if self._askers else {}
-        doubt = self._doubts.pop(signed.peer, None) if self._doubts else None
+        if not self._askers and not self._doubts:
+            return  # nearly always
+        askers = self._askers.pop(signed.peer, {})
+        doubt = self._doubts.pop(signed.peer, None)
         if doubt is not None:
             self._floods.refuted(now)
             askers = {**askers, doubt.source: None}

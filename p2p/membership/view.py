@@ -174,7 +174,7 @@ class View:
         entry.hear(signed, now)
         if heartbeat.interval != before.interval:
             entry.interval = self._config.paced(heartbeat.interval)
-        if heartbeat.profile.addrs != before.profile.addrs:
+        if heartbeat.profile is not before.profile and heartbeat.profile.addrs != before.profile.addrs:
             self._leave_prefix(entry)
             entry.prefix = prefix_of(heartbeat.profile.addrs)
             if entry.prefix is not None:
@@ -286,7 +286,7 @@ class View:
         introducer has most of those that might go: so that neither one neighbour nor one address range,
         whatever it names, has more than it would by chance.
         """
-        pool = self._of_crowded_prefix(keep)
+        pool = self._of_crowded_prefix(keep) if self._prefixes else []
         if not pool:
             passive = len(self._entries) - self._directs
             is_full_house = passive > self._config.passive or self._directs > self._config.direct

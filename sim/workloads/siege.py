@@ -8,6 +8,11 @@ neighbours of honest nodes. What they send are the real messages of the wire. Fr
 looked at, every second for their neighbours and less often for their whole view; the least that any honest
 node ever had is the figure, since one eclipsed node is one victim.
 
+No node comes or goes after `ARRIVAL`, so every honest node looked at has been up for four intervals at least.
+Hostile members that behave are chosen like others: a node may by chance have fewer than `ENOUGH` honest
+neighbours before anything was done to it. It is counted (``unlucky``), and counts in the figure from
+`RECOVERY` seconds after the beginning of the attack, if it has not found enough of them earlier.
+
 Parameters: ``hostile_share`` of the nodes, ``attack_at`` and ``quiet_from`` in virtual seconds. The attack
 lasts until the scenario's duration ends.
 """
@@ -38,6 +43,12 @@ LOOK: Final = 1.0
 VIEWS: Final = 5
 """Looks at neighbours for each look at whole views, which are long."""
 
+ENOUGH: Final = 3
+"""Honest neighbours below which a node is as good as surrounded."""
+RECOVERY: Final = 60.0
+"""Seconds of attack after which also those must have enough that had not when it began: their hostile
+neighbours have lost their credit by then."""
+
 Metrics = dict[str, float | int | str]
 
 
@@ -53,6 +64,10 @@ class Siege:
         self.attack = trio.Event()
         """Set when the attack begins."""
         self._neighbours: list[int] = []
+        self._unlucky: dict[str, None] = {}
+        """Honest nodes that had too few honest neighbours when the attack began, and have had ever since."""
+        self._unlucky_at_first = 0
+        self._attack_at = 0.0
         self._shares: list[float] = []
         self._quiet_neighbours: list[int] = []
         self._quiet_shares: list[float] = []
@@ -102,6 +117,9 @@ class Siege:
         await swarm.sleep_until(attack_at)
         quiet = (self._sent(swarm) - before) / (attack_at - quiet_from)
         before = self._sent(swarm)
+        few = [name for name in self.honest_names(swarm) if self.honest_neighbours(name) < ENOUGH]
+        self._unlucky, self._unlucky_at_first = dict.fromkeys(few), len(few)
+        self._attack_at = attack_at
         self.attack.set()
         await self.besiege(swarm)
         rate = (self._sent(swarm) - before) / max(LOOK, swarm.simulation.now - attack_at)
@@ -109,6 +127,7 @@ class Siege:
         return {
             "honest_neighbours_least": min(self._neighbours, default=0),
             "honest_neighbours_mean": _mean(self._neighbours),
+            "unlucky": self._unlucky_at_first,
             "honest_share_least": round(min(self._shares, default=0.0), 4),
             "honest_share_mean": _mean(self._shares),
             "quiet_neighbours_least": min(self._quiet_neighbours, default=0),
@@ -154,8 +173,9 @@ class Siege:
         neighbours = self._neighbours if under_attack else self._quiet_neighbours
         shares = self._shares if under_attack else self._quiet_shares
         names = self.honest_names(swarm)
-        found = [self.honest_neighbours(name) for name in names]
-        neighbours += found
+        held = {name: self.honest_neighbours(name) for name in names}
+        found = list(held.values())
+        neighbours += [count for name, count in held.items() if not self._is_excused(name, count, swarm)]
         swarm.simulation.plot("honest neighbours, least", min(found))
         swarm.simulation.plot("honest neighbours, mean", statistics.fmean(found))
         swarm.simulation.plot("bytes sent by the honest", self._sent(swarm))
@@ -164,6 +184,14 @@ class Siege:
             for name in names:
                 members = [member.peer for member in self.views[name].members()]
                 shares.append(sum(map(self.is_honest, members)) / max(1, len(members)))
+
+    def _is_excused(self, name: str, count: int, swarm: Swarm) -> bool:
+        """Whether chance left a node with so few, and it has had no time to find others."""
+        if name not in self._unlucky:
+            return False
+        if count >= ENOUGH or swarm.simulation.now >= self._attack_at + RECOVERY:
+            del self._unlucky[name]
+        return name in self._unlucky
 
     def _sent(self, swarm: Swarm) -> int:
         return sum(node.endpoint.sent for name, node in swarm.nodes.items() if name.startswith(HONEST))

@@ -51,11 +51,12 @@ def test_accusations_of_everybody_cost_little_and_kill_nobody(liars: int) -> Non
     seen = watch(swarm, honest, SECONDS)
     assert deaths_of(swarm, honest, since) == 0
     assert seen.bytes_per_second <= 3 * QUIET
-    if liars == 1:  # a true death is known all the same, some seconds later; with ten, when it is stale
-        victim = honest[-1]
-        swarm.kill(victim, silent=True)
-        swarm.run(40)
-        assert len([node for node in swarm.knowing(victim) if node.peer not in lying]) <= 0.1 * SIZE
+    victim = honest[
+        -1
+    ]  # a true death is known all the same, some seconds later: 15 to 18 after it, instead of 14
+    swarm.kill(victim, silent=True)
+    swarm.run(25)
+    assert len([node for node in swarm.knowing(victim) if node.peer not in lying]) <= 0.1 * SIZE
 
 
 @pytest.mark.parametrize("kind", ["accuse", "leave", "give", "digests", "walk"])
@@ -150,7 +151,11 @@ def test_ghosts_do_not_keep_us_from_asking_for_the_living() -> None:
 def test_an_obsolete_accusation_costs_points() -> None:
     swarm = HostileSwarm(12)
     swarm.run(60)
-    node, victim = swarm.nodes[peer_named(4)], swarm.nodes[peer_named(5)]
+    node = swarm.nodes[peer_named(4)]
+    strangers = [peer for peer in swarm.nodes if peer not in (node.peer, *node.core.neighbours)]
+    victim = swarm.nodes[
+        strangers[0]
+    ]  # a neighbour would be told of its newer words, and say still newer ones
     old = victim.core._voice.newest()
     swarm.drive(node, Received(victim.peer, encode_message(Give((swarm.words(victim.peer, old.seqno + 9),)))))
     swarm.run(12)

@@ -91,13 +91,13 @@ def test_a_small_swarm_knows_itself_after_a_few_intervals() -> None:
         assert len(members) == 49
         assert all(member.roles == ("inference",) and member.addrs for member in members)
         assert node.peer not in {member.peer for member in members}
-        assert 3 <= len(node.core.neighbours) <= 8  # 7, and one at the door
+        assert 3 <= len(node.core.neighbours) <= 8  # 7, and one of our own choice more
     assert not any(node.penalties for node in swarm.nodes.values())
 
 
 def test_neighbours_agree_that_they_are() -> None:
     swarm = MembershipSwarm(40, seed=3)
-    swarm.run(8 * INTERVAL)
+    swarm.run(8.2 * INTERVAL)  # what was said at the last beat has arrived
     for node in swarm.nodes.values():
         for peer in node.core.neighbours:
             assert node.peer in swarm.nodes[peer].core.neighbours
