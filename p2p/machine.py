@@ -7,6 +7,7 @@ This file and the transports are where Shoal touches the operating system; every
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import heapq
 import itertools
 import math
@@ -40,6 +41,9 @@ DISK_THREADS: Final = 40
 MAX_DESCRIPTORS: Final = 65536
 """Files and sockets that a node asks for. Thirty times what it needs; some kernels allow billions, and some
 libraries walk over all of them."""
+KEY_CHECKSUM: Final = 8
+"""Bytes behind the seed in a key file. Any 32 bytes are a key: with one bit flipped a node would be another
+peer, and hear of it only from those who do not know it. Files of 32 bytes, without it, are taken too."""
 KILL_AFTER: Final = 1.0
 """Seconds a child has to end after its input has ended."""
 
@@ -344,7 +348,10 @@ def raise_descriptor_limit() -> int:
 
 
 def load_or_create_key(path: Path) -> KeyPair:
-    """The key in ``path``, made there (mode 0600, synced) if it is not. Raises `StorageError`."""
+    """The key in ``path``, made there (mode 0600, synced) if it is not. Raises `StorageError`.
+
+    The file is the seed and its checksum.
+    """
     try:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -352,19 +359,27 @@ def load_or_create_key(path: Path) -> KeyPair:
             descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
             temporary = Path(name)
             with os.fdopen(descriptor, "wb") as file:
-                file.write(secrets.token_bytes(SEED_BYTES))
+                seed = secrets.token_bytes(SEED_BYTES)
+                file.write(seed + _key_checksum(seed))
                 file.flush()
                 os.fsync(file.fileno())
             _rename(temporary, path)
-        seed = path.read_bytes()
+        data = path.read_bytes()
         path.chmod(0o600)
     except OSError as error:
         raise StorageError(f"the key cannot be used: {error}") from error
-    if len(seed) != SEED_BYTES:
+    seed, check = data[:SEED_BYTES], data[SEED_BYTES:]
+    if len(seed) < SEED_BYTES or (check and check != _key_checksum(seed)):
         raise StorageError(
-            f"{path} is no key: it has {len(seed)} bytes, not {SEED_BYTES}; restore or remove it"
+            f"{path} is damaged, or no key: restore it from a copy, or remove it, and the node gets a new "
+            "key and with it another name (a node with a ledger/ then needs an empty one, too)"
         )
     return KeyPair(seed)
+
+
+def _key_checksum(seed: bytes) -> bytes:
+    # With a prefix: the file must not hold part of a plain digest of the secret.
+    return hashlib.sha256(b"shoal key file" + seed).digest()[:KEY_CHECKSUM]
 
 
 @asynccontextmanager
