@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import heapq
 import itertools
 import math
@@ -47,6 +48,9 @@ TRIM_ABOVE: Final = 16 * MIB
 """Bytes of freed memory that are worth a trim, which takes about a millisecond for ten MiB."""
 TRIM_SPARE: Final = 4 * MIB
 """Bytes that a trim leaves at the end of the heap, for what comes next."""
+KEY_CHECKSUM: Final = 8
+"""Bytes behind the seed in a key file. Any 32 bytes are a key: with one bit flipped a node would be another
+peer, and hear of it only from those who do not know it. Files of 32 bytes, without it, are taken too."""
 KILL_AFTER: Final = 1.0
 """Seconds a child has to end after its input has ended."""
 
@@ -384,7 +388,10 @@ def raise_descriptor_limit() -> int:
 
 
 def load_or_create_key(path: Path) -> KeyPair:
-    """The key in ``path``, made there (mode 0600, synced) if it is not. Raises `StorageError`."""
+    """The key in ``path``, made there (mode 0600, synced) if it is not. Raises `StorageError`.
+
+    The file is the seed and its checksum.
+    """
     try:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -392,19 +399,27 @@ def load_or_create_key(path: Path) -> KeyPair:
             descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
             temporary = Path(name)
             with os.fdopen(descriptor, "wb") as file:
-                file.write(secrets.token_bytes(SEED_BYTES))
+                seed = secrets.token_bytes(SEED_BYTES)
+                file.write(seed + _key_checksum(seed))
                 file.flush()
                 os.fsync(file.fileno())
             _rename(temporary, path)
-        seed = path.read_bytes()
+        data = path.read_bytes()
         path.chmod(0o600)
     except OSError as error:
         raise StorageError(f"the key cannot be used: {error}") from error
-    if len(seed) != SEED_BYTES:
+    seed, check = data[:SEED_BYTES], data[SEED_BYTES:]
+    if len(seed) < SEED_BYTES or (check and check != _key_checksum(seed)):
         raise StorageError(
-            f"{path} is no key: it has {len(seed)} bytes, not {SEED_BYTES}; restore or remove it"
+            f"{path} is damaged, or no key: restore it from a copy, or remove it, and the node gets a new "
+            "key and with it another name (a node with a ledger/ then needs an empty one, too)"
         )
     return KeyPair(seed)
+
+
+def _key_checksum(seed: bytes) -> bytes:
+    # With a prefix: the file must not hold part of a plain digest of the secret.
+    return hashlib.sha256(b"shoal key file" + seed).digest()[:KEY_CHECKSUM]
 
 
 @asynccontextmanager

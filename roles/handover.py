@@ -12,6 +12,7 @@ import trio
 from p2p.errors import BadMessage
 from p2p.node.node import Node
 from roles.durable import Durable
+from roles.kept import discard
 from roles.messages import (
     MAX_RECEIPT,
     VERDICT_PROTOCOL,
@@ -56,7 +57,7 @@ class Handover:
             try:
                 delivery = decode_delivery_untrusted(data, node.world.verify)
             except BadMessage as error:
-                logger.warning("delivery_unreadable %s: %s", name, error)
+                await discard(node.world.disk, f"{folder}/{name}", error)
                 continue
             handover.expect()
             handover.deliver(*delivery)

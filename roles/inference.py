@@ -233,8 +233,8 @@ class Inference:
             return self._loaded
         if version != self._loaded:
             node.world.sometimes("inference/skipped a policy", 0 <= self._loaded < version - 1)
-            with node.shardcast.pin(version) as weights:
-                await engine.load(weights)
+            with node.shardcast.pin(version):
+                await engine.load(await node.shardcast.check_weights(version))
             self.note_policy(version)
         return version
 

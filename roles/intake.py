@@ -16,7 +16,7 @@ from typing import Final
 
 from p2p.errors import BadMessage
 from p2p.world import World, dawdle
-from roles.kept import DamagedFile, keep, recall
+from roles.kept import DamagedFile, discard, keep, recall
 from roles.messages import SignedVerdict, Submission, decode_delivery_untrusted, encode_delivery
 from roles.pool import PooledGroup
 
@@ -61,7 +61,7 @@ class Intake:
             try:
                 delivery = decode_delivery_untrusted(await disk.read(self._path(name)), self._world.verify)
             except BadMessage as error:
-                logger.warning("intake_unreadable %s: %s", name, error)
+                await discard(disk, self._path(name), error)
                 continue
             content = delivery[0].commitment.content
             self._files[content] = None

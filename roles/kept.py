@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from typing import Any
 
 from p2p.errors import StorageError
 from p2p.world import Disk
+
+logger = logging.getLogger(__name__)
 
 
 class DamagedFile(StorageError):
@@ -33,3 +36,12 @@ async def recall(disk: Disk, path: str) -> Any:
     if hashlib.sha256(body).hexdigest().encode() != digest:
         raise DamagedFile(f"{path} is damaged: it does not have the digest that it was written with")
     return json.loads(body)
+
+
+async def discard(disk: Disk, path: str, reason: object) -> None:
+    """Remove a file of which nothing can be used, and say so; a next life tries again if the disk refuses."""
+    logger.warning("%s is damaged and is removed: %s", disk.locate(path), reason)
+    try:
+        await disk.remove(path)
+    except StorageError as error:
+        logger.warning("not_removed %s: %s", path, error)

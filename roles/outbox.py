@@ -1,6 +1,8 @@
 """Submissions that no validator has receipted yet: on disk from before they are sent until they are.
 
-A node that is killed sends them again after its restart, and goes on where it was in the draw order.
+A node that is killed sends them again after its restart, and goes on where it was in the draw order. A
+submission whose file has changed is not sent: nobody could check its signature. A lost cursor costs work done
+twice, at most that of one policy: what is drawn at a place is the same again, and so is the answer to it.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ import trio
 
 from p2p.errors import BadMessage
 from p2p.shardcast.manifest import PolicyVersion
-from p2p.wire import fields_untrusted, pack, unpack_untrusted
 from p2p.world import World, dawdle
+from roles.kept import DamagedFile, discard, keep, recall
 from roles.messages import Submission, decode_submission_untrusted
 
 logger = logging.getLogger(__name__)
@@ -41,15 +43,15 @@ class Outbox:
         return outbox
 
     async def _restore(self, name: str) -> None:
-        data = await self._world.disk.read(f"{self._folder}/{name}")
+        disk, path = self._world.disk, f"{self._folder}/{name}"
         try:
             if name == _CURSOR:
-                version, index = fields_untrusted(unpack_untrusted(data), int, int, what="cursor")
+                version, index = await recall(disk, path)
                 self._advance(PolicyVersion(version), index)
                 return
-            submission = decode_submission_untrusted(data, self._world.verify)
-        except BadMessage as error:
-            logger.warning("outbox_unreadable %s: %s", name, error)
+            submission = decode_submission_untrusted(await disk.read(path), self._world.verify)
+        except (BadMessage, DamagedFile) as error:
+            await discard(disk, path, error)
             return
         if submission.commitment.node != self._world.signer.peer_id:
             logger.warning("outbox_foreign %s: it was made under another key, nobody takes it now", name)
@@ -91,7 +93,7 @@ class Outbox:
         self._pending[name] = submission
         self._advance(submission.commitment.version, submission.commitment.index + 1)
         await dawdle(self._world, "outbox/slow cursor")
-        await self._world.disk.replace(f"{self._folder}/{_CURSOR}", pack(list(self._next)))
+        await keep(self._world.disk, f"{self._folder}/{_CURSOR}", list(self._next))
 
     async def remove(self, submission: Submission) -> None:
         """Forget it: a signed receipt is here. Raises `StorageError`; may be repeated."""

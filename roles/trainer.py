@@ -226,8 +226,8 @@ class Trainer:
                 "trainer_adopts version=%d: its checkpoint is lost, so the optimiser's state begins anew",
                 published,
             )
-            with node.shardcast.pin(published) as weights:
-                await engine.adopt(weights, published)
+            with node.shardcast.pin(published):
+                await engine.adopt(await node.shardcast.check_weights(published), published)
             step = int(published)
         return step
 

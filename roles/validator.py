@@ -495,6 +495,7 @@ class Validator:
             return bench.sign(place, Verdict.REJECTED, WRONG_GROUPS)
         if judgement.verdict is Verdict.ACCEPTED:
             if place.version != self._loaded:
+                await bench.node.shardcast.check_weights(place.version)
                 await bench.engine.load(weights)
                 self._loaded = place.version
             judgement = await bench.replay([task for _, task in tasks], groups)

@@ -365,7 +365,11 @@ async def _load_stamp(world: World, difficulty: int) -> bytes:
 
 
 async def _load_seqno(world: World) -> int:
-    """The last reserved sequence number; 0 if none was, or the file is damaged."""
+    """The last reserved sequence number; 0 if none was, or the file is damaged.
+
+    A flipped digit is not noticed: a higher number leaves a gap, which no node minds, and a lower one is
+    outdone by the wall clock, unless that was set back too.
+    """
     try:
         text = await world.disk.read(SEQNO_PATH)
     except FileNotFoundError:

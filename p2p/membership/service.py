@@ -316,7 +316,12 @@ async def _read_anchors(world: World) -> tuple[Multiaddr, ...]:
 
 
 async def _read_ceiling(world: World) -> int:
-    """The highest number used before. A file that makes no sense counts as lost: peers will tell us."""
+    """The highest number used before. A file that makes no sense counts as lost: peers will tell us.
+
+    Nothing notices a flipped digit, and nothing needs to. One that makes the number higher leaves a gap in
+    the numbers, which no peer minds. One that makes it lower is outdone by the wall clock, from which the
+    first number comes: only a clock that was set back as well would repeat a number, and then peers tell us.
+    """
     try:
         text = await world.disk.read(SEQNO_PATH)
     except FileNotFoundError:

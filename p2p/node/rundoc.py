@@ -136,22 +136,34 @@ class RunBook:
         """Take what is pinned on disk, then ``document`` (from the command line) if it is newer.
 
         Raises `ConfigError` if either is void, or if they are of different runs. What is pinned may have
-        expired: then there is no `run` until a newer edition comes.
+        expired: then there is no `run` until a newer edition comes. A void pin is not replaced by what some
+        peer says, which could be another owner's run: only the person who runs the node may choose anew.
         """
-        if await self._world.disk.size(PATH):
-            pinned = await self._world.disk.read(PATH, 0, MAX_DOCUMENT + 1)
-            try:
-                self._pin = self._reader(pinned, self._world.verify)
-            except BadMessage as error:
-                raise ConfigError(f"the pinned run file cannot be used: {error}") from error
-            if not self._has_expired(self._pin):
-                self._run = self._pin
-                self._found.set()
+        self._pin = await self._read_pin(has_other=document is not None)
+        if self._pin is not None and not self._has_expired(self._pin):
+            self._run = self._pin
+            self._found.set()
         if document is not None:
             try:
                 await self.offer(document)
             except BadMessage as error:
                 raise ConfigError(f"the run file cannot be used: {error}") from error
+
+    async def _read_pin(self, *, has_other: bool) -> SignedRun | None:
+        if await self._world.disk.size(PATH) is None:
+            return None
+        pinned = await self._world.disk.read(PATH, 0, MAX_DOCUMENT + 1)
+        try:
+            return self._reader(pinned, self._world.verify)
+        except BadMessage as error:
+            path = self._world.disk.locate(PATH)
+            if not has_other:
+                raise ConfigError(
+                    f"the pinned run file cannot be used: {error}; start with --run and a sound copy, or "
+                    f"remove {path} to ask a member for it again"
+                ) from error
+            logger.warning("run.pin_damaged %s is replaced by the run file given: %s", path, error)
+            return None
 
     async def offer(self, document: bytes) -> bool:
         """Judge a document; pin it and return True if it is newer than ours.

@@ -40,7 +40,7 @@ from p2p.shardcast.manifest import (
     digest_of,
 )
 from p2p.wire import MIB
-from p2p.world import World
+from p2p.world import OFF_LOOP, World
 
 WRITE_BATCH: Final = 8 * MIB
 """Bytes of verified chunks that may wait in memory: what a crash costs, and two of the largest chunks."""
@@ -190,7 +190,33 @@ class Store:
             data = await self._disk.read(entry.path, entry.offset(chunk), expected.wire)
         except FileNotFoundError:
             return None  # pruned while it waited to be sent
-        return data if len(data) == expected.wire else None
+        if await self._is_chunk(data, expected):
+            return data
+        entry.verified &= ~(1 << chunk)
+        logger.warning(
+            "chunk_damaged path=%s index=%d: it is no longer served", self._disk.locate(entry.path), chunk
+        )
+        return None
+
+    async def _is_chunk(self, data: bytes, expected: Chunk) -> bool:
+        """Whether it is what was verified once: a peer that gets another must take us for a liar."""
+        if len(data) <= OFF_LOOP:
+            return digest_of(data) == expected.digest
+        cost = len(data) / HASH_RATE
+        return await self._world.run_blocking(digest_of, data, cost=cost) == expected.digest
+
+    async def check_weights(self, entry: Entry) -> None:
+        """Make sure that its weights are what they were; assembled again if not. Raises `StorageError`."""
+        if await self._check_weights(entry):
+            return
+        path = self._disk.locate(entry.weights)
+        logger.warning("weights_damaged path=%s: they are assembled again", path)
+        entry.weights = self._new_entry(entry.manifest, entry.index).weights
+        if not await self._assemble(entry):
+            policy = self._disk.locate(entry.path)
+            raise StorageError(
+                f"{path} and {policy} are damaged; start the node again, and they are fetched again"
+            )
 
     def _remember(self, policy: bytes, chunk: int, data: bytes) -> None:
         self._cached += len(data) - len(self._cache.pop((policy, chunk), b""))
@@ -292,7 +318,10 @@ class Store:
         try:
             data = await self._disk.read(f"{self.folder}/{_ROSTER}")
             return decode_roster_untrusted(data, self._run, self._world.verify)
-        except (FileNotFoundError, BadMessage):
+        except FileNotFoundError:
+            return None
+        except BadMessage as error:
+            logger.warning("roster_damaged, to be made again with the next policy: %s", error)
             return None
 
     async def load(self) -> list[Entry]:
@@ -304,6 +333,7 @@ class Store:
                 continue
             entry = await self._load_entry(f"{self.folder}/{name}")
             if entry is None:
+                logger.warning("policy_damaged path=%s/%s: it is fetched again", self.folder, name)
                 await self._disk.remove(f"{self.folder}/{name}")
                 continue
             self._entries[entry.manifest.digest] = entry
@@ -357,7 +387,8 @@ class Store:
             return False
         hasher = blake3()
         for offset in range(0, entry.manifest.size, DECODE_BATCH):
-            hasher.update(await self._disk.read(entry.weights, offset, DECODE_BATCH))
+            data = await self._disk.read(entry.weights, offset, DECODE_BATCH)
+            await self._world.run_blocking(hasher.update, data, cost=len(data) / HASH_RATE)
         return hasher.digest() == entry.manifest.weights_digest
 
 

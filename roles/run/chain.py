@@ -7,8 +7,10 @@ digest (the *head*) commits to all of them. Order between authors does not matte
 of all logs. An author that signs two different entries with one number has told two stories; the pair is an
 `Equivocation`, which convinces anybody without further context.
 
-On disk a log is a row of segment files, each a sequence of length-prefixed entries. After a crash the last
-segment may end in half an entry; `read_segment` says how many bytes are whole.
+On disk a log is a row of segment files, each a sequence of *records*: four bytes of length, eight of checksum
+over length and entry, the entry. The chain covers all of an entry but its signature and its length; the
+checksum covers these too, so no bit of a record can change unseen. Whether bytes that are no record were torn
+by a crash or have rotted cannot be seen in them: `roles.run.synced` says up to where there must be records.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Final
 
 from p2p.errors import BadMessage
 from p2p.identity import SIGNATURE_BYTES, PeerId, Signer, Verify, decode_peer_id_untrusted
-from p2p.wire import KI, decode_varint_untrusted, fields_untrusted, pack, unpack_untrusted
+from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
 
 DOMAIN: Final = "/shoal/ledger/1.0.0"
 DIGEST_BYTES: Final = 32
@@ -32,8 +34,11 @@ MAX_ENTRY: Final = MAX_BODY + KI
 """With kind, author, digests, signature."""
 MAX_KIND: Final = 32
 """Characters."""
-_ZEROS: Final = 8
-"""Bytes at the end of a file that the file system had not written. No signature ends so, but one in 2**64."""
+LENGTH_BYTES: Final = 4
+CHECKSUM_BYTES: Final = 8
+"""Of SHA-256. It is against decay, not against people: one damaged record in 2**64 is taken for sound."""
+RECORD_HEAD: Final = LENGTH_BYTES + CHECKSUM_BYTES
+"""What a record adds to its entry: 12 bytes, 4 % of a verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +154,7 @@ def decode_equivocation_untrusted(data: bytes) -> Equivocation:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an entry lies within its segment: the bytes behind its length prefix, and what it is."""
+    """Where a record lies within its segment, head included, and of what kind its entry is."""
 
     offset: int
     length: int
@@ -158,50 +163,62 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What `read_segment` found: whole entries, the head behind them, and the bytes they take.
+    """What `read_segment` found: whole records, the head behind them, and where they end.
 
-    ``torn``: what lies behind is half an entry, as a crash leaves it. Anything else there is rot, and to
-    write over it would be to tell a second story.
+    ``flaw`` says why what lies there is no record of this log; empty if nothing lies there.
     """
 
     places: Sequence[Place]
     head: Head
     whole: int
     last: Entry | None
-    torn: bool
+    flaw: str
+
+
+def checksum(data: bytes) -> bytes:
+    """What notices that ``data`` has changed on the disk."""
+    return hashlib.sha256(data).digest()[:CHECKSUM_BYTES]
+
+
+def encode_record(entry: Entry) -> bytes:
+    """An entry as segment files hold it."""
+    encoded = entry.encode()
+    length = len(encoded).to_bytes(LENGTH_BYTES, "big")
+    return length + checksum(length + encoded) + encoded
+
+
+def read_record(data: bytes, offset: int = 0) -> tuple[Entry, int]:
+    """The entry of the record at ``offset``, and where the record ends. Raises `BadMessage`."""
+    length = data[offset : offset + LENGTH_BYTES]
+    start = offset + RECORD_HEAD
+    end = start + int.from_bytes(length, "big")
+    if end - start > MAX_ENTRY:
+        raise BadMessage(f"a record of {end - start} bytes is too long (at most {MAX_ENTRY})")
+    if end > len(data) or start > len(data):
+        raise BadMessage("a record is cut off")
+    encoded = data[start:end]
+    if checksum(length + encoded) != data[offset + LENGTH_BYTES : start]:
+        raise BadMessage("a record does not have its checksum")
+    return decode_entry_untrusted(encoded), end
 
 
 def read_segment(data: bytes, head: Head, author: PeerId) -> Segment:
-    """Check one segment file that continues the log at ``head``; stops before a torn or rotten tail.
+    """Check one segment file, which continues the log at ``head``.
 
-    Hash links are checked for every entry. Signatures are not: the digest in the head commits to all of
-    them, so the caller verifies the last entry's (`Entry.is_signed`). Never raises.
+    Stops before the first record that is none. Signatures are not verified: the digest in the head commits
+    to all that they sign, so the caller verifies the last entry's (`Entry.is_signed`). Never raises.
     """
     places: list[Place] = []
-    offset, last = 0, None
+    offset, last, flaw = 0, None, ""
     while offset < len(data):
         try:
-            prefix = decode_varint_untrusted(data, offset)
-            if prefix is None or sum(prefix) > len(data):
-                break
-            length, start = prefix
-            entry = decode_entry_untrusted(data[start : start + length])
+            entry, end = read_record(data, offset)
             if entry.author != author:
-                break
+                raise BadMessage(f"an entry was signed with another key, of {entry.author}")
             head = check_link(head, entry)
-        except BadMessage:
+        except BadMessage as error:
+            flaw = str(error)
             break
-        places.append(Place(start, length, entry.kind))
-        last, offset = entry, start + length
-    return Segment(tuple(places), head, offset, last, _is_torn(data, offset))
-
-
-def _is_torn(data: bytes, offset: int) -> bool:
-    """Whether an entry cut off (process killed) or ending in zeros (power lost) starts at ``offset``."""
-    if data.endswith(bytes(_ZEROS)):
-        return True
-    try:
-        prefix = decode_varint_untrusted(data, offset)
-    except BadMessage:
-        return False
-    return prefix is None or (prefix[0] <= MAX_ENTRY and sum(prefix) > len(data))
+        places.append(Place(offset, end - offset, entry.kind))
+        last, offset = entry, end
+    return Segment(tuple(places), head, offset, last, flaw)

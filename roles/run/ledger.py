@@ -1,9 +1,10 @@
 """This node's own ledger on disk: append, survive kill -9, iterate.
 
-Segment files ``00000000.seg``, ``00000001.seg`` ... in one folder. An entry exists once `Ledger.append` has
-returned: it is on the disk by then. Opening checks the whole chain; what a crash left half-written at the end
-is cut off (nobody was told of it), rot in the middle is a `StorageError`: a node that lost its past must not
-sign a second one.
+Segment files ``00000000.seg``, ``00000001.seg`` ... in one folder, and the file ``synced``. An entry exists
+once `Ledger.append` has returned: it is on the disk by then, and ``synced`` says so. Opening checks the whole
+chain. What a crash left half-written at the end is cut off: its entry was never acknowledged. Anything else
+that is not as it was written is a `StorageError`: a node that lost part of its log must not sign those
+numbers again. An entry that was written and not acknowledged may be there after a crash; then it counts.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from weakref import WeakKeyDictionary
 import trio
 
 from p2p.errors import BadMessage, StorageError
-from p2p.wire import MIB, frame
+from p2p.wire import MIB
 from p2p.world import World
 from roles.run.chain import (
     EMPTY,
@@ -25,10 +26,12 @@ from roles.run.chain import (
     Head,
     Place,
     Segment,
-    decode_entry_untrusted,
+    encode_record,
     make_entry,
+    read_record,
     read_segment,
 )
+from roles.run.synced import NOTHING, Synced, encode_slots, read_slots
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +39,12 @@ SEGMENT_BYTES: Final = 4 * MIB
 """A segment is closed when it is longer. Recovery rewrites at most one of them: 4 MiB, some 50 ms of disk."""
 CHECK_RATE: Final = 20e6
 """Bytes per second that `read_segment` checks, for the simulator's clock (measured on one core: 20 to 30)."""
+SYNCED: Final = "synced"
+"""Name of the file that says how much of the ledger is on the disk (`roles.run.synced`)."""
+REMEDY: Final = (
+    "restore the ledger as it was when the node ran last, or give the node a new key and an empty ledger: "
+    "with part of its log missing it would sign numbers twice, which proves that it lies"
+)
 
 
 class Ledger:
@@ -49,7 +58,9 @@ class Ledger:
         self._places: list[tuple[int, Place]] = []
         self._segment = 0
         self._written = 0
-        self._torn = False
+        self._synced = NOTHING
+        self._is_settled = False
+        """Whether the disk says what we say, so that an entry may be added."""
         self._turn = trio.Lock()
 
     @property
@@ -69,22 +80,31 @@ class Ledger:
         return (await self.append_all([(kind, body)]))[0]
 
     async def append_all(self, statements: Sequence[tuple[str, bytes]]) -> list[Entry]:
-        """Several entries ``(kind, body)`` for the price of one fsync, all or none."""
+        """Several entries ``(kind, body)`` for the price of two fsyncs, all or none."""
         async with self._turn:
-            if self._torn:
-                await self._cut(self._written)
+            if not self._is_settled:
+                await self._settle()
             if self._written >= self._segment_bytes:
                 self._segment, self._written = self._segment + 1, 0
             entries, data, places, head = self._compose(statements)
-            self._torn = True  # until the disk says otherwise
+            self._is_settled = False  # until the disk says otherwise
+            path = self._path(self._segment)
             with trio.CancelScope(shield=True):
-                await self._world.disk.append(self._path(self._segment), data)
-                await self._world.disk.fsync(self._path(self._segment))
-            self._torn = False
+                await self._world.disk.append(path, data)
+                await self._world.disk.fsync(path)
+                await self._mark(self._written + len(data), head)
+            self._is_settled = True
             self._written += len(data)
             self._places.extend((self._segment, place) for place in places)
             self._head = head
             return entries
+
+    async def _mark(self, size: int, head: Head) -> None:
+        """Note that the newest segment is on the disk as far as ``size``: from now on that is owed."""
+        synced = Synced(self._synced.turn + 1, self._segment, size, head)
+        await self._world.disk.write(self._mark_path, synced.encode(), synced.offset)
+        await self._world.disk.fsync(self._mark_path)
+        self._synced = synced
 
     def _compose(
         self, statements: Sequence[tuple[str, bytes]]
@@ -93,9 +113,9 @@ class Ledger:
         for kind, body in statements:
             entry = make_entry(head, self._world.signer, kind, body, self._world.wall())
             head = Head(entry.seqno, entry.digest)
-            encoded = entry.encode()
-            data += frame(encoded)
-            places.append(Place(self._written + len(data) - len(encoded), len(encoded), kind))
+            record = encode_record(entry)
+            places.append(Place(self._written + len(data), len(record), kind))
+            data += record
             entries.append(entry)
         return entries, bytes(data), places, head
 
@@ -104,11 +124,11 @@ class Ledger:
         if not 0 <= seqno < len(self._places):
             raise IndexError(f"the ledger has entries 0 to {len(self._places) - 1}, not {seqno}")
         segment, place = self._places[seqno]
-        data = await self._world.disk.read(self._path(segment), place.offset, place.length)
         try:
-            return decode_entry_untrusted(data)
-        except BadMessage as error:
-            raise StorageError(f"{self._path(segment)} has rotted at byte {place.offset}: {error}") from None
+            data = await self._world.disk.read(self._path(segment), place.offset, place.length)
+            return read_record(data)[0]
+        except (FileNotFoundError, BadMessage) as error:
+            raise self._rot(segment, place.offset, str(error)) from None
 
     async def entries(self, kind: str | None = None, *, start: int = 0) -> AsyncIterator[Entry]:
         """All entries from number ``start`` on, oldest first, optionally of one kind only."""
@@ -119,49 +139,115 @@ class Ledger:
     def _path(self, segment: int) -> str:
         return f"{self._folder}/{segment:08d}.seg"
 
-    async def recover(self) -> None:
-        """Read what is on disk: done by `open_ledger` before anybody else may use this."""
-        names = [name for name in await self._world.disk.list(self._folder) if name.endswith(".seg")]
-        if names != [f"{index:08d}.seg" for index in range(len(names))]:
-            raise StorageError(f"{self._folder} lacks a segment of the ledger: found {', '.join(names)}")
-        last = None
-        for index in range(len(names)):
-            data = await self._world.disk.read(self._path(index))
-            segment = await self._check(data)
-            self._places.extend((index, place) for place in segment.places)
-            self._head, self._segment, self._written = segment.head, index, segment.whole
-            last = segment.last or last
-            if segment.whole < len(data):
-                if index + 1 < len(names) or not segment.torn:
-                    raise StorageError(
-                        f"{self._path(index)} has rotted at byte {segment.whole}; restore it from a copy, or "
-                        "give the node a new key and an empty ledger"
-                    )
-                await self._cut_or_note(segment.whole)
-        if last is not None and not last.is_signed(self._world.verify):
-            raise StorageError(f"entry {last.seqno} of the ledger in {self._folder} bears a wrong signature")
+    @property
+    def _mark_path(self) -> str:
+        return f"{self._folder}/{SYNCED}"
 
-    async def _cut_or_note(self, whole: int) -> None:
-        """`_cut`; on a disk that refuses, the next `append` does it, before it writes."""
+    def _rot(self, segment: int, offset: int, flaw: str) -> StorageError:
+        path = self._world.disk.locate(self._path(segment))
+        return StorageError(f"{path} is damaged at byte {offset} ({flaw}); {REMEDY}")
+
+    async def recover(self) -> None:
+        """Read what is on disk: done by `open_ledger` before anyone else may use this."""
+        disk = self._world.disk
+        names = [name for name in await disk.list(self._folder) if name.endswith(".seg")]
+        if names != [f"{index:08d}.seg" for index in range(len(names))]:
+            folder = disk.locate(self._folder)
+            raise StorageError(f"{folder} lacks a segment of the ledger (found {', '.join(names)}); {REMEDY}")
+        synced, is_sound = await self._read_synced(bool(names))
+        last, flaw = None, ""
+        for index in range(max(len(names), synced.segment + bool(synced.size))):
+            if flaw:  # only the newest segment may end in half a record
+                raise self._rot(index - 1, self._written, flaw)
+            data = await disk.read(self._path(index)) if index < len(names) else b""
+            is_owed = not is_sound or index < synced.segment
+            owed = synced.size if index == synced.segment else 0
+            segment = await self._take_in(index, data, max(owed, len(data) if is_owed else 0))
+            last, flaw = segment.last or last, segment.flaw
+        if not await self._holds(synced.head):
+            raise self._rot(synced.segment, synced.size, "it holds other entries than were written")
+        if last is not None and not last.is_signed(self._world.verify):
+            raise self._rot(self._segment, self._written, f"entry {last.seqno} bears a wrong signature")
+        self._synced = synced
+        self._is_settled = is_sound and self._as_synced(synced.turn) == synced and not flaw
+        if not self._is_settled:
+            await self._settle_or_note()
+
+    async def _read_synced(self, has_segments: bool) -> tuple[Synced, bool]:
+        """How much of the ledger was on disk, and whether that is certain."""
+        path = self._world.disk.locate(self._mark_path)
+        size = await self._world.disk.size(self._mark_path)
+        if size is None:
+            if has_segments:
+                await self._refuse_old_format()
+                logger.warning("%s is gone; it is made again if every byte of the ledger is sound", path)
+            return NOTHING, False
+        synced, is_sound = read_slots(await self._world.disk.read(self._mark_path))
+        if synced is None and not has_segments:
+            raise StorageError(f"{path} is damaged, and there is no segment of the ledger; {REMEDY}")
+        if not is_sound:
+            logger.warning("%s is damaged; it is made again if every byte of the ledger is sound", path)
+        return synced or NOTHING, is_sound
+
+    async def _refuse_old_format(self) -> None:
+        """Records begin with a zero byte, as none is longer than 2**24; entries of old began with another."""
+        first = await self._world.disk.read(self._path(0), 0, 1)
+        if first not in (b"", b"\0"):
+            path = self._world.disk.locate(self._path(0))
+            raise StorageError(
+                f"{path} is damaged, or was written by an older version of Shoal, which this one does not "
+                f"read; go on with that version, or {REMEDY}"
+            )
+
+    async def _take_in(self, index: int, data: bytes, owed: int) -> Segment:
+        """Check the next segment, of which ``owed`` bytes at least must be whole records."""
+        segment = await self._check(data)
+        if segment.whole < owed:
+            flaw = segment.flaw or f"it ends there, and should have {owed} bytes"
+            raise self._rot(index, segment.whole, flaw)
+        self._places.extend((index, place) for place in segment.places)
+        self._head, self._segment, self._written = segment.head, index, segment.whole
+        return segment
+
+    async def _holds(self, head: Head) -> bool:
+        """Whether ``head`` is that of one of our entries."""
+        if head.seqno < 0:
+            return head == EMPTY
+        return head.seqno < len(self) and (await self.read(head.seqno)).digest == head.digest
+
+    def _as_synced(self, turn: int) -> Synced:
+        return Synced(turn, self._segment, self._written, self._head)
+
+    async def _settle_or_note(self) -> None:
+        """`_settle`; on a disk that refuses, the next `append` does it, before it writes."""
         try:
-            await self._cut(whole)
+            await self._settle()
         except StorageError as error:
-            logger.warning("ledger.not_cut segment=%d reason=%s", self._segment, error)
-            self._torn = True
+            logger.warning("ledger.not_settled segment=%d reason=%s", self._segment, error)
+
+    async def _settle(self) -> None:
+        """Make the disk say what we say: after a start, and after a write that failed.
+
+        First ``synced``, which may name an entry too many, then the cut: rot is what lies below it.
+        """
+        disk, path = self._world.disk, self._path(self._segment)
+        for segment in range(self._synced.segment, self._segment + 1):
+            if await disk.size(self._path(segment)) is not None:
+                await disk.fsync(self._path(segment))
+        synced, slots = encode_slots(self._as_synced(self._synced.turn + 1))
+        await disk.replace(self._mark_path, slots)
+        self._synced = synced
+        if (await disk.size(path) or 0) > self._written:
+            # Behind it lies what was never acknowledged.
+            await disk.replace(path, await disk.read(path, 0, self._written))
+            self._world.trace("ledger.cut", segment=self._segment, whole=self._written)
+        self._is_settled = True
 
     async def _check(self, data: bytes) -> Segment:
         author = self._world.signer.peer_id
         return await self._world.run_blocking(
             read_segment, data, self._head, author, cost=len(data) / CHECK_RATE
         )
-
-    async def _cut(self, whole: int) -> None:
-        """Drop what lies behind ``whole`` bytes of the newest segment: nobody was ever told of it."""
-        path = self._path(self._segment)
-        data = await self._world.disk.read(path, 0, whole) if await self._world.disk.size(path) else b""
-        await self._world.disk.replace(path, data)
-        self._torn = False
-        self._world.trace("ledger.cut", segment=self._segment, whole=whole)
 
     def __repr__(self) -> str:
         return f"Ledger({self._folder}, {len(self._places)} entries)"

@@ -88,10 +88,10 @@ async def test_a_newer_run_document_is_used_and_pinned_when_there_is_room(tmp_pa
 
 
 async def test_a_torn_ledger_opens_on_a_full_disk_and_is_cut_before_the_next_entry(tmp_path: Path) -> None:
-    entries = chain(3)
+    async with ledger_in(tmp_path) as ledger:
+        await ledger.append_all([("verdict", b"one"), ("verdict", b"two")])
     segment = tmp_path / "ledger" / "00000000.seg"
-    segment.parent.mkdir()
-    segment.write_bytes(on_disk(entries)[:-5])
+    segment.write_bytes(segment.read_bytes() + on_disk(chain(1))[:-5])
     world, disk = moody_world(tmp_path)
     async with open_ledger(world) as ledger:
         assert len(ledger) == 2

@@ -23,6 +23,7 @@ from roles.run.chain import (
     check_link,
     decode_entry_untrusted,
     decode_equivocation_untrusted,
+    encode_record,
     make_entry,
     read_segment,
 )
@@ -41,7 +42,13 @@ def chain(length: int, author: KeyPair = AUTHOR) -> list[Entry]:
 
 
 def on_disk(entries: list[Entry]) -> bytes:
-    return b"".join(frame(entry.encode()) for entry in entries)
+    return b"".join(encode_record(entry) for entry in entries)
+
+
+def flipped(data: bytes, bit: int) -> bytes:
+    changed = bytearray(data)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
 
 
 @asynccontextmanager
@@ -112,21 +119,21 @@ def test_a_segment_cut_anywhere_keeps_every_whole_entry() -> None:
         segment = read_segment(data[:cut], EMPTY, AUTHOR.peer_id)
         count = sum(end <= cut for end in ends) - 1
         assert (len(segment.places), segment.whole) == (count, ends[count])
-        assert segment.torn or cut in ends
+        assert bool(segment.flaw) == (cut not in ends)
         assert segment.head == (EMPTY if not count else Head(count - 1, entries[count - 1].digest))
 
 
-def test_rot_is_not_taken_for_a_torn_tail() -> None:
-    entries = chain(4)
-    data = bytearray(on_disk(entries))
-    data[len(on_disk(entries[:2])) + 40] ^= 1
-    segment = read_segment(bytes(data), EMPTY, AUTHOR.peer_id)
-    assert (len(segment.places), segment.torn) == (2, False)
-    power_lost = on_disk(entries[:2]) + on_disk(entries[2:3])[:50] + bytes(4096)
-    segment = read_segment(power_lost, EMPTY, AUTHOR.peer_id)
-    assert (len(segment.places), segment.torn) == (2, True)
+def test_no_bit_of_a_record_changes_unseen() -> None:
+    """Issue 10.8: signature and length were covered by nothing."""
+    entries = chain(3)
+    data = on_disk(entries)
+    ends = [len(on_disk(entries[:count])) for count in range(4)]
+    for bit in range(8 * len(data)):
+        segment = read_segment(flipped(data, bit), EMPTY, AUTHOR.peer_id)
+        assert segment.whole == max(end for end in ends if end <= bit // 8)
+        assert segment.flaw
     foreign = on_disk(entries[:1]) + on_disk(chain(2, OTHER)[1:])
-    assert not read_segment(foreign, EMPTY, AUTHOR.peer_id).torn
+    assert "another key" in read_segment(foreign, EMPTY, AUTHOR.peer_id).flaw
 
 
 async def test_what_was_appended_is_there_after_reopening(tmp_path: Path) -> None:
@@ -157,56 +164,65 @@ async def test_segments_follow_each_other(tmp_path: Path) -> None:
             pass
 
 
-async def test_a_killed_writer_leaves_no_trace_and_the_log_goes_on(tmp_path: Path) -> None:
+async def test_what_was_not_acknowledged_is_cut_off_or_counts(tmp_path: Path) -> None:
     async with ledger_in(tmp_path) as ledger:
         kept = await ledger.append("verdict", b"kept")
-        await ledger.append("verdict", b"half")
+        head = ledger.head
+    late = make_entry(head, AUTHOR, "verdict", b"late", 0)
     path = tmp_path / "ledger" / "00000000.seg"
-    path.write_bytes(path.read_bytes()[:-10])
+    told, record = path.read_bytes(), encode_record(late)
+    for end in (record[:-1], record[:3], bytes(4096), record[:20] + bytes(512), flipped(record, 200)):
+        path.write_bytes(told + end)
+        async with ledger_in(tmp_path) as ledger:
+            assert [entry async for entry in ledger.entries()] == [kept]
+        assert path.read_bytes() == told
+    path.write_bytes(told + record + record[:30])  # killed between two lives of the same disk
     async with ledger_in(tmp_path) as ledger:
-        assert [entry async for entry in ledger.entries()] == [kept]
         again = await ledger.append("verdict", b"again")
+        assert [entry async for entry in ledger.entries()] == [kept, late, again]
     async with ledger_in(tmp_path) as ledger:
-        assert [entry async for entry in ledger.entries()] == [kept, again]
-
-
-async def test_rot_on_the_disk_stops_the_node(tmp_path: Path) -> None:
-    async with ledger_in(tmp_path) as ledger:
-        for number in range(3):
-            await ledger.append("verdict", bytes([number]))
-    path = tmp_path / "ledger" / "00000000.seg"
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(StorageError, match="has rotted at byte"):
-        async with ledger_in(tmp_path):
-            pass
+        assert len(ledger) == 3
 
 
 async def test_a_ledger_of_another_key_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ledger").mkdir()
     (tmp_path / "ledger" / "00000000.seg").write_bytes(on_disk(chain(2, OTHER)))
-    with pytest.raises(StorageError, match="has rotted at byte 0"):
+    with pytest.raises(StorageError, match=r"damaged at byte 0 \(an entry was signed with another key"):
         async with ledger_in(tmp_path):
             pass
 
 
+async def test_a_ledger_of_an_older_version_is_named_as_such(tmp_path: Path) -> None:
+    (tmp_path / "ledger").mkdir()
+    old = b"".join(frame(entry.encode()) for entry in chain(2))
+    (tmp_path / "ledger" / "00000000.seg").write_bytes(old)
+    with pytest.raises(StorageError, match="older version of Shoal"):
+        async with ledger_in(tmp_path):
+            pass
+
+
+@pytest.mark.parametrize("where", ["append", "fsync", "write"])
 async def test_a_disk_that_fails_once_leaves_the_chain_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The segment is half written, not synced, or synced while ``synced`` may or may not say so."""
     async with ledger_in(tmp_path) as ledger:
         first = await ledger.append("verdict", b"first")
         disk = ledger._world.disk
-        real = disk.append
+        append, write = disk.append, disk.write
 
-        async def half(path: str, data: bytes) -> None:
-            await real(path, data[: len(data) // 2])
+        async def half(path: str, data: bytes = b"", offset: int | None = None) -> None:
+            if where == "append":
+                await append(path, data[: len(data) // 2])
+            elif where == "write":
+                await write(path, data, offset)
             raise StorageError("no space left on device")
 
         with monkeypatch.context() as patch:
-            patch.setattr(disk, "append", half)
-            with pytest.raises(StorageError, match="no space"):
-                await ledger.append("verdict", b"lost")
+            patch.setattr(disk, where, half)
+            for _ in range(2):
+                with pytest.raises(StorageError, match="no space"):
+                    await ledger.append("verdict", b"lost")
         assert ledger.head == Head(0, first.digest)
         second = await ledger.append("verdict", b"second")
     async with ledger_in(tmp_path) as ledger:

@@ -19,9 +19,9 @@ async def append_without_fsync(ledger: Ledger, statements: Sequence[tuple[str, b
 
 async def check_one_too_few(ledger: Ledger, data: bytes) -> Segment:
     segment = await _check(ledger, data)
-    if not segment.torn or len(segment.places) < 2 or segment.whole == len(data):
+    if not segment.flaw or len(segment.places) < 2:
         return segment
-    shorter = data[: segment.places[-1].offset - 2]
+    shorter = data[: segment.places[-1].offset + 5]
     return read_segment(shorter, ledger.head, ledger._world.signer.peer_id)
 
 

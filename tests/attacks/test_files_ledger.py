@@ -1,0 +1,191 @@
+"""Issue 10.8: a ledger whose files have changed opens with every acknowledged entry, or not at all."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import trio
+
+from p2p.errors import StorageError
+from p2p.identity import KeyPair, verify
+from p2p.machine import RealWorld
+from roles.run import Ledger, open_ledger
+from sim.disk import DiskHandle, SimDisk
+
+AUTHOR = KeyPair(b"a" * 32)
+SLOTS = 4096 + 80
+"""Bytes of ``synced`` that mean anything end here."""
+
+Change = Callable[[SimDisk], None]
+
+
+class MemoryWorld(RealWorld):
+    """A machine whose disk is in memory and takes no time."""
+
+    def __init__(self, disk: SimDisk) -> None:
+        super().__init__(AUTHOR, Path("/nowhere"))
+
+        async def at_once(seconds: float) -> None:
+            await trio.lowlevel.checkpoint()
+
+        self.disk = DiskHandle(disk, at_once, lambda: True)
+
+    async def run_blocking(self, function: Callable[..., Any], *args: Any, cost: float) -> Any:
+        await trio.lowlevel.checkpoint()
+        return function(*args)
+
+
+async def written(entries: int, segment_bytes: int) -> tuple[SimDisk, list[bytes]]:
+    """A disk with a ledger, and the digests of what was acknowledged."""
+    disk, told = SimDisk("node"), []
+    async with open_ledger(MemoryWorld(disk), segment_bytes=segment_bytes) as ledger:
+        for number in range(entries):
+            told.append((await ledger.append("verdict", b"%d" % number * 3)).digest)
+    return disk, told
+
+
+def copied(disk: SimDisk) -> SimDisk:
+    copy = SimDisk("copy")
+    for path in disk.paths():
+        copy.replace_now(path, disk.read_now(path, 0, None))
+    return copy
+
+
+def put(path: str, data: bytes) -> Change:
+    return lambda disk: disk.replace_now(path, data)
+
+
+def flip(path: str, data: bytes, bit: int) -> Change:
+    changed = bytearray(data)
+    changed[bit // 8] ^= 1 << bit % 8
+    return put(path, bytes(changed))
+
+
+def zeroed(path: str, data: bytes, start: int) -> Change:
+    return put(path, data[:start] + bytes(len(data) - start))
+
+
+def removed(path: str) -> Change:
+    return lambda disk: disk.remove_now(path)
+
+
+def all_damage(disk: SimDisk) -> Iterator[tuple[str, Change]]:
+    """Every flipped bit, every truncation, every zeroed tail, every removal."""
+    for path in disk.paths():
+        data = disk.read_now(path, 0, None)
+        meant = [*range(80), *range(4096, SLOTS)] if path.endswith("synced") else range(len(data))
+        for byte in meant:
+            for bit in range(8):
+                yield f"{path} bit {8 * byte + bit}", flip(path, data, 8 * byte + bit)
+            yield f"{path} cut at {byte}", put(path, data[:byte])
+            if any(data[byte:]):
+                yield f"{path} zeros from {byte}", zeroed(path, data, byte)
+        yield f"{path} removed", removed(path)
+
+
+async def reopen(disk: SimDisk, segment_bytes: int) -> list[bytes]:
+    """What a node finds there; what it adds is there the next time."""
+    async with open_ledger(MemoryWorld(disk), segment_bytes=segment_bytes) as ledger:
+        found = [entry.digest async for entry in ledger.entries()]
+        last = await ledger.append("verdict", b"next")
+        assert last.seqno == len(found)
+    return found
+
+
+async def outcome(disk: SimDisk, change: Change, segment_bytes: int) -> list[bytes] | str:
+    """The entries found on a changed disk, or the sentence that refuses it."""
+    damaged = copied(disk)
+    change(damaged)
+    try:
+        return await reopen(damaged, segment_bytes)
+    except StorageError as error:
+        return str(error)
+
+
+def is_said(sentence: str) -> bool:
+    return "/ledger" in sentence and "restore the ledger" in sentence
+
+
+async def test_no_change_of_any_file_cuts_an_acknowledged_entry(caplog: pytest.LogCaptureFixture) -> None:
+    """Issue 10.8: exhaustive, 12,000 damages of a ledger of 5 entries in 2 segments."""
+    caplog.set_level(logging.ERROR)
+    disk, told = await written(5, 400)
+    assert len(disk.paths()) == 3
+    count = 0
+    for what, change in all_damage(disk):
+        found = await outcome(disk, change, 500)
+        if isinstance(found, str):
+            assert is_said(found), (what, found)
+        else:
+            assert found == told, what
+            assert "synced" in what, f"{what}: a changed segment was believed"
+        count += 1
+    assert count > 10_000
+
+
+async def test_a_long_ledger_is_cut_by_nothing_either(caplog: pytest.LogCaptureFixture) -> None:
+    """Issue 10.8: a length near the end cut up to 8 entries; rot and trailing zeros cut 300 of 400."""
+    caplog.set_level(logging.ERROR)
+    disk, told = await written(400, 40_000)
+    rng = Random(8)
+    for path in disk.paths():
+        if path.endswith("synced"):
+            continue
+        data = disk.read_now(path, 0, None)
+        for _ in range(40):
+            place = rng.randrange(len(data))
+            near_end = len(data) - 1 - rng.randrange(min(len(data), 1500))
+            for change in (
+                flip(path, data, 8 * place + rng.randrange(8)),
+                flip(path, data, 8 * near_end + rng.randrange(8)),
+                put(path, data[:place]),
+                put(path, data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :] + bytes(16)),
+            ):
+                sentence = await outcome(disk, change, 40_000)
+                assert isinstance(sentence, str)
+                assert path in sentence
+                assert is_said(sentence)
+    assert await reopen(copied(disk), 40_000) == told
+
+
+async def test_a_damaged_record_of_how_far_it_goes_is_made_again(caplog: pytest.LogCaptureFixture) -> None:
+    """Issue 10.8: `synced` is needed to tell torn from rotten; a ledger that is neither does without."""
+    disk, told = await written(5, 500)
+    data = disk.read_now("ledger/synced", 0, None)
+    for change in (removed("ledger/synced"), put("ledger/synced", b""), flip("ledger/synced", data, 100)):
+        caplog.clear()
+        assert await outcome(disk, change, 500) == told
+        assert "it is made again" in caplog.text
+        caplog.clear()
+        damaged = copied(disk)
+        change(damaged)
+        await reopen(damaged, 500)
+        assert len(await reopen(damaged, 500)) == 6  # the second time there is nothing to mend
+        assert caplog.text.count("it is made again") == 1
+        torn = copied(disk)
+        change(torn)
+        torn.append_now("ledger/00000000.seg", b"\0\0\0")
+        with pytest.raises(StorageError, match="restore the ledger"):
+            await reopen(torn, 500)
+
+
+async def test_an_entry_that_rots_while_the_node_runs_is_not_handed_out() -> None:
+    """Issue 10.8: a flipped signature was read, served, and believed by this node."""
+    disk, _ = await written(5, 500)
+    async with open_ledger(MemoryWorld(disk), segment_bytes=500) as ledger:
+        first: Ledger = ledger
+        entry = await first.read(2)
+        assert entry.is_signed(verify)
+        path = "ledger/00000000.seg"
+        at = disk.read_now(path, 0, None).index(entry.signature)
+        disk.corrupt(path, at)
+        with pytest.raises(StorageError, match="restore the ledger"):
+            await first.read(2)
+        disk.remove_now(path)
+        with pytest.raises(StorageError, match="restore the ledger"):
+            await first.read(0)
