@@ -22,7 +22,7 @@ from roles.messages import (
     encode_delivery,
 )
 from roles.retry import NONSENSE, Backoff, ask
-from roles.run import Run
+from roles.run import run_of
 
 logger = logging.getLogger(__name__)
 
@@ -33,9 +33,8 @@ WAITING: Final = 4
 class Handover:
     """Deliveries under way. Bounded: `wait_room` holds the validator while the trainer is full."""
 
-    def __init__(self, node: Node, run: Run, folder: str, nursery: trio.Nursery) -> None:
+    def __init__(self, node: Node, folder: str, nursery: trio.Nursery) -> None:
         self._node = node
-        self._run = run
         self._folder = folder
         self._nursery = nursery
         self._under_way = 0
@@ -43,9 +42,9 @@ class Handover:
         self._changed = trio.Event()
 
     @classmethod
-    async def open(cls, node: Node, run: Run, folder: str, nursery: trio.Nursery) -> Handover:
+    async def open(cls, node: Node, folder: str, nursery: trio.Nursery) -> Handover:
         """Take up again what a previous life left."""
-        handover = cls(node, run, folder, nursery)
+        handover = cls(node, folder, nursery)
         for name in await node.world.disk.list(folder):
             data = await node.world.disk.read(f"{folder}/{name}")
             try:
@@ -86,7 +85,7 @@ class Handover:
 
     async def _ask(self, payload: bytes) -> bool:
         """Whether the trainer has answered for good: it has taken it, or has no use for it."""
-        trainer = self._run.terms.trainers[0]
+        trainer = run_of(self._node).terms.trainers[0]
         data = await ask(self._node, trainer, VERDICT_PROTOCOL, payload, max_reply=MAX_RECEIPT)
         if data is None:
             return False
@@ -95,6 +94,8 @@ class Handover:
         except BadMessage as error:
             self._node.host.penalise(trainer, NONSENSE, str(error))
             return False
+        if receipt is Receipt.UNWANTED:
+            self._node.book.hint(trainer)  # it may know an edition that no longer names us
         if receipt is not Receipt.TAKEN:
             logger.info("%s, says the trainer: %s", receipt.value, reason)
         return receipt is not Receipt.LATER

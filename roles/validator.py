@@ -25,6 +25,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -64,9 +65,10 @@ from roles.messages import (
 )
 from roles.records import Records, tally
 from roles.retry import PATIENCE
-from roles.run import Ledger, open_ledger, run_of
+from roles.run import Ledger, Run, open_ledger, run_of
 from roles.seats import Seats
 from roles.slots import Place, SlotBook
+from roles.standing import AtRest, Standing
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +81,10 @@ POLICY_SECONDS: Final = 20.0
 time."""
 REQUEST_SECONDS: Final = 60.0
 """How long a submission may take to arrive: the largest at 1 Mbit/s."""
+SUCCESSION: Final = 600.0
+"""Seconds for which an edition with other validators is on its way to all nodes: each asks one other a
+minute, so that those who have it double each minute, and ten minutes reach a thousand nodes. As long, the
+first place of a node under a policy is taken for the next after those that another validator judged."""
 GIVEN_UP: Final = 1024
 """Submissions given up whose verdicts are remembered: four under way from each of 256 nodes."""
 VERDICT_KIND: Final = "verdict"
@@ -137,6 +143,8 @@ class Validator:
         self._loaded = PolicyVersion(-1)
         self._seats = Seats()
         self._durable: Durable | None = None
+        self._succeeds_until = -math.inf
+        """Until when nodes may come whose earlier places, under the same policy, another validator judged."""
         self.records = Records()
         self.inconclusive: dict[str, int] = {}
         self.refused: dict[str, int] = {}
@@ -174,12 +182,28 @@ class Validator:
             trio.open_nursery() as nursery,
         ):
             await self._recall(node, ledger)
-            handover = await Handover.open(node, run, "validator/accepted", nursery)
+            handover = await Handover.open(node, "validator/accepted", nursery)
             durable = self._durable = Durable(node.world, self.name)
-            bench = Bench(node, run, environment, engine, ledger, handover, nursery, durable)
+            standing = Standing(node, "validator", self.name)
+            nursery.start_soon(standing.watch)
+            nursery.start_soon(self._succeed, node, run)
+            bench = Bench(node, run, environment, engine, ledger, handover, nursery, durable, standing)
             node.host.set_handler(ROLLOUT_PROTOCOL, partial(self._serve, bench))
             while True:
                 await self._judge_next(bench)
+
+    async def _succeed(self, node: Node, run: Run) -> None:
+        """Be lenient to work that comes from another validator's hands: after each edition that names others
+        than the one before, and, as this cannot be known, at the start under a later edition than the first.
+        """
+        if run.epoch > 1:
+            self._succeeds_until = node.world.now() + SUCCESSION
+        while True:
+            await node.book.wait_edition(run.epoch)
+            newer = run_of(node)
+            if newer.terms.validators != run.terms.validators:
+                self._succeeds_until = node.world.now() + SUCCESSION
+            run = newer
 
     async def _recall(self, node: Node, ledger: Ledger) -> None:
         """Rebuild from the ledger what was judged before."""
@@ -199,6 +223,8 @@ class Validator:
         with self._seats.seat(stream.peer) as seated:
             if not seated:
                 reply: SignedVerdict | Refusal = self._refuse("too many streams", retry=True)
+            elif bench.standing.why_not:
+                reply = self._rest(bench)
             elif not bench.node.may(stream.peer, Capability.GENERATE):  # not a byte of it is read
                 reply = self._refuse("not admitted", f"{stream.peer} may not generate in this run")
             else:
@@ -207,7 +233,10 @@ class Validator:
                     payload = await FrameReader(stream, bench.max_submission).receive()
                 if payload is None:
                     return
-                reply = await self._answer(bench, stream.peer, payload)
+                try:
+                    reply = await self._answer(bench, stream.peer, payload)
+                except AtRest:
+                    reply = self._rest(bench)
             await send_frame(stream, encode_reply(reply))
 
     async def _answer(self, bench: Bench, peer: PeerId, payload: bytes) -> SignedVerdict | Refusal:
@@ -258,10 +287,11 @@ class Validator:
     async def _prepare(self, bench: Bench, submission: Submission) -> SignedVerdict | Refusal | None:
         """Wait for the policy. None if the scorer should look at it."""
         shardcast, place = bench.node.shardcast, submission.commitment
-        judge = validator_of(bench.run, place.node, place.version)
+        judge = validator_of(bench.standing.run, place.node, place.version)
         if self._is_stale(bench, place.version):
             return self._give_up(bench, submission, STALE)
         if judge != bench.node.host.peer_id:
+            bench.node.book.hint(place.node)  # it may know an edition that names this node its judge
             return self._refuse("another judge", f"{judge} judges this node under this policy", retry=True)
         bench.node.world.sometimes("validator/waits for a policy", shardcast.newest < place.version)
         with trio.move_on_after(POLICY_SECONDS):
@@ -276,6 +306,9 @@ class Validator:
         if len(self._jobs) >= QUEUE or bench.node.world.buggify("validator/full queue"):
             return self._refuse("queue is full", retry=True)
         return None
+
+    def _rest(self, bench: Bench) -> Refusal:
+        return self._refuse("at rest", bench.standing.why_not or "not judged yet", retry=True)
 
     def _refuse(self, kind: str, sentence: str = "", *, retry: bool = False) -> Refusal:
         """A refusal, counted by its kind: sentences name peers and runs, of which there is no end."""
@@ -313,8 +346,15 @@ class Validator:
             await self._work.wait()
         await bench.handover.wait_room()
         await self._recording.acquire()
+        await bench.standing.wait()
         job = heapq.heappop(self._jobs)[2]
-        verdict = await self._decide(bench, job.submission)
+        try:
+            verdict = await self._decide(bench, job.submission)
+        except AtRest:  # its worker will be told so, and ask the judge of the newest edition
+            del self._known[_key(job.submission.commitment)]
+            job.done.set()
+            self._recording.release()
+            return
         if verdict.verdict is Verdict.INCONCLUSIVE:
             del self._known[_key(verdict.commitment)]
             job.verdict = verdict
@@ -370,6 +410,8 @@ class Validator:
     async def _judge(self, bench: Bench, submission: Submission, weights: str) -> SignedVerdict:
         """From place and shape to the model's replay; the first violation decides."""
         place = submission.commitment
+        if bench.node.world.now() < self._succeeds_until:
+            self._slots.succeed(place.node, place.version, place.index)
         filled = self._slots.judge(place.node, place.version, place.index)
         if filled is not Place.FRESH:
             return bench.sign(submission, Verdict.REJECTED, REPLAYED if filled is Place.REPLAYED else GAP)

@@ -123,7 +123,8 @@ def make_desk() -> Any:
     node: Any = SimpleNamespace(world=world, shardcast=SimpleNamespace(holds=lambda _: True), may=may)
     disk: Any = _Disk()
     nothing: Any = SimpleNamespace()
-    return _DeskWithoutModel(node, run, nothing, disk, disk, nothing)
+    standing: Any = SimpleNamespace(run=run, why_not="")
+    return _DeskWithoutModel(node, run, nothing, disk, disk, nothing, standing)
 
 
 async def test_only_the_judge_of_a_place_delivers_it_once_and_for_admitted_workers() -> None:
