@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 
 from p2p.errors import ConfigError, ShoalError
+from p2p.node.admission import Capability
 from p2p.node.node import Node
 from roles.run import Run, run_of
 
@@ -62,6 +63,8 @@ class Standing:
             run.check_job(self._node.peer_id, self._job)
         except ConfigError as error:
             return str(error)
+        if self._job == "inference" and not run.may(self._node.peer_id, Capability.GENERATE):
+            return f"epoch {run.epoch} of run {run.name!r} does not admit {self._node.peer_id}; ask its owner"
         return ""
 
     def check(self) -> None:

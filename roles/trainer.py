@@ -323,7 +323,8 @@ class Trainer:
     async def _serve(self, desk: _Desk, stream: Stream) -> None:
         """A `StreamHandler`: answer the deliveries of a validator. Nobody else is even read."""
         if not desk.node.may(stream.peer, Capability.VALIDATE):
-            await send_frame(stream, encode_receipt(*desk.turn_down(stream.peer)))
+            reason = f"{stream.peer} is no validator of this run"
+            await send_frame(stream, encode_receipt(*desk.turn_down(stream.peer, reason)))
             return
         with self._seats.seat(stream.peer) as seated:
             if not seated:
@@ -345,7 +346,7 @@ class Trainer:
         place = verdict.commitment
         reason = desk.why_unwanted(peer, verdict)
         if reason:
-            return Receipt.UNWANTED, reason
+            return desk.turn_down(peer, reason)
         with trio.move_on_after(PATIENCE):
             while self._must_wait(desk, place.content):
                 await self._consumed.wait()
@@ -454,13 +455,13 @@ class _Desk:
     durable: Durable
     standing: Standing
 
-    def turn_down(self, peer: PeerId) -> tuple[Receipt, str]:
-        """What a peer is told that is no validator. An edition that names it may be on its way here."""
+    def turn_down(self, peer: PeerId, reason: str) -> tuple[Receipt, str]:
+        """What a peer is told that is not the judge. An edition that says it is may be on its way here."""
         if self.standing.why_not:
             return Receipt.LATER, "the trainer rests"
         if self.node.book.hint(peer):
-            return Receipt.LATER, "the trainer asks for the edition that names this validator"
-        return Receipt.UNWANTED, f"{peer} is no validator of this run"
+            return Receipt.LATER, f"{reason}, or it has a newer run file: the trainer asks for it"
+        return Receipt.UNWANTED, reason
 
     def why_unwanted(self, peer: PeerId, verdict: SignedVerdict) -> str:
         """Why a delivery of ``peer`` is no use whatever the pool holds; empty if it may be."""

@@ -227,7 +227,7 @@ class RunBook:
             )
             self._world.trace("run.expired", epoch=run.epoch)
             return
-        ends = f"{left / 3600:.0f} hours" if left > 3600 else f"{max(1, left // 60):.0f} minutes"
+        ends = f"{math.ceil(left / 3600)} h" if left > 3600 else f"{math.ceil(left / 60)} min"
         logger.warning(
             "the run file of %r (epoch %d) expires within %s; %s", run.name, run.epoch, ends, remedy
         )

@@ -121,6 +121,7 @@ def make_desk() -> Any:
         return peer != STRANGER.peer_id
 
     node: Any = SimpleNamespace(world=world, shardcast=SimpleNamespace(holds=lambda _: True), may=may)
+    node.book = SimpleNamespace(hint=lambda _: False)
     disk: Any = _Disk()
     nothing: Any = SimpleNamespace()
     standing: Any = SimpleNamespace(run=run, why_not="")

@@ -17,15 +17,16 @@ from roles.inference import Inference
 from roles.messages import SignedVerdict
 from roles.rl.recipe import Recipe
 from roles.run import Run, Terms, sign_run
+from roles.run.file import AdmissionMode, AdmissionRules
 from roles.summary import SwarmStatus
 from roles.trainer import Trainer
 from sim.scenario import Scenario
 from sim.swarm import Swarm
 from sim.workloads import spine
 from sim.world import EPOCH
-from tests.simulation.test_roles_faults import CAST, Play, perform
+from tests.simulation.test_roles_faults import CAST, Play, perform, two_validators
 
-TWO_JUDGES = {**CAST, "validator-2": "validator"}
+__all__ = ["two_validators"]  # a fixture
 
 
 class Edited(Play):
@@ -107,18 +108,11 @@ def roles_of(health: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def test_a_removed_validator_signs_nothing_more_and_its_work_goes_to_the_new_one(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    two_validators: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Issue 10.9: it signed 679 more acceptances; workers went on asking it."""
-    play = Edited(TWO_JUDGES, naming(validators=("validator-2",)))
+    play = Edited(two_validators, naming(validators=("validator-2",)))
     play.seconds = 6
-    real = spine._write_run
-
-    def write_run(swarm: Swarm, recipe: Recipe) -> Run:
-        terms = replace(real(swarm, recipe).terms, validators=names(swarm, "validator-1", "validator-2"))
-        return sign_run(terms, swarm.simulation.keys.signer("owner"))
-
-    monkeypatch.setattr(spine, "_write_run", write_run)
     play.spy(monkeypatch)
     health = perform(play, steps=400)
     assert [said for said in play.signed if said[0] == "validator-1" and said[1] == 1]
@@ -130,6 +124,9 @@ def test_a_removed_validator_signs_nothing_more_and_its_work_goes_to_the_new_one
     said = [record.getMessage() for record in caplog.records if "the validator rests" in record.getMessage()]
     assert len(said) == 1
     assert "its owner names" in said[0]
+    profile = play._open["validator-1"][0].membership.me.profile
+    assert profile.roles == ()
+    assert profile.stamp, "whom the document does not name must show its stamp, or is heard by nobody"
 
 
 def test_work_is_not_blamed_when_its_only_judge_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,10 +151,51 @@ def test_work_is_not_blamed_when_its_only_judge_is_replaced(monkeypatch: pytest.
     for module in (inference, trainer, validator):
         monkeypatch.setattr(module, "validator_of", validator_of)
     play.spy(monkeypatch)
-    health = perform(play, steps=400, groups=128)
+    health = perform(play, steps=400, groups=64)
     assert [said for said in play.signed if said[:2] == ("validator-2", 2) and said[2] is Verdict.ACCEPTED]
     assert [said for said in play.signed if said[2] is Verdict.REJECTED] == []
     assert health["trainer-1"]["roles"]["trainer"]["step"] >= 2
+
+
+def test_work_finds_its_way_when_only_the_validators_have_the_edition(
+    two_validators: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Issue 10.9: the trainer refused the new judge's work for good, workers went on asking the old one."""
+
+    class Ahead(Edited):
+        async def hand_out(self, run: Run) -> None:
+            for name in ("validator-1", "validator-2"):
+                assert await self._open[name][0].book.offer(run.document)
+
+    play = Ahead(two_validators, naming(validators=("validator-2",)))
+    play.seconds = 6  # a tenth of the time after which each node asks one other
+    play.spy(monkeypatch)
+    health = perform(play, steps=400)
+    assert health["trainer-1"]["epoch"] == 2
+    assert [said for said in play.signed if said[2] is Verdict.REJECTED] == []
+    assert [said for said in play.signed if said[:2] == ("validator-1", 2)] == []
+    assert [said for said in play.signed if said[:2] == ("validator-2", 2)]
+    assert ("trainer-1", 2) in play.published
+
+
+def test_workers_that_are_admitted_no_longer_rest(caplog: pytest.LogCaptureFixture) -> None:
+    """Issue 10.9."""
+
+    def change(swarm: Swarm, terms: Terms) -> Terms:
+        allowed = names(swarm, "relay-1", "inference-1")
+        return replace(terms, admission=AdmissionRules(mode=AdmissionMode.ALLOW, allowed=allowed))
+
+    play = Edited(CAST, change)
+    play.seconds = 1
+
+    async def at_once(swarm: Swarm) -> None:
+        await play.hand_out(play.edition(swarm))
+
+    play.disturb = at_once  # type: ignore[method-assign]
+    perform(play, steps=400)
+    said = [record.getMessage() for record in caplog.records if "rests" in record.getMessage()]
+    assert len(said) == 1
+    assert "does not admit" in said[0]
 
 
 def test_a_removed_trainer_publishes_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
