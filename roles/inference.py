@@ -53,10 +53,10 @@ from roles.standing import Standing
 
 logger = logging.getLogger(__name__)
 
-UNDER_WAY: Final = 4
-"""Submissions without a verdict: enough to hide a round trip and a queue, few enough not to go stale."""
 STUCK: Final = 4
 """Pairs of attempts in vain, 15 s and more, after which a validator is asked for a newer run file."""
+UNDER_WAY: Final = 4
+"""Submissions without a verdict: enough to hide a round trip and a queue, few enough not to go stale."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
