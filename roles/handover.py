@@ -24,7 +24,7 @@ from roles.messages import (
     encode_delivery,
 )
 from roles.retry import NONSENSE, Backoff, ask
-from roles.run import Run
+from roles.run import run_of
 
 logger = logging.getLogger(__name__)
 
@@ -35,11 +35,8 @@ WAITING: Final = 4
 class Handover:
     """Deliveries under way. Bounded: `has_room` holds the validator while the trainer is full."""
 
-    def __init__(
-        self, node: Node, run: Run, folder: str, nursery: trio.Nursery, on_room: Callable[[], None]
-    ) -> None:
+    def __init__(self, node: Node, folder: str, nursery: trio.Nursery, on_room: Callable[[], None]) -> None:
         self._node = node
-        self._run = run
         self._folder = folder
         self._nursery = nursery
         self._under_way = 0
@@ -48,10 +45,10 @@ class Handover:
 
     @classmethod
     async def open(
-        cls, node: Node, run: Run, folder: str, nursery: trio.Nursery, on_room: Callable[[], None]
+        cls, node: Node, folder: str, nursery: trio.Nursery, on_room: Callable[[], None]
     ) -> Handover:
         """Take up again what a previous life left. ``on_room`` is called when another delivery may begin."""
-        handover = cls(node, run, folder, nursery, on_room)
+        handover = cls(node, folder, nursery, on_room)
         for name in await node.world.disk.list(folder):
             data = await node.world.disk.read(f"{folder}/{name}")
             try:
@@ -90,7 +87,7 @@ class Handover:
 
     async def _ask(self, payload: bytes) -> bool:
         """Whether the trainer has answered for good: it has taken it, or has no use for it."""
-        trainer = self._run.terms.trainers[0]
+        trainer = run_of(self._node).terms.trainers[0]
         data = await ask(self._node, trainer, VERDICT_PROTOCOL, payload, max_reply=MAX_RECEIPT)
         if data is None:
             return False
@@ -99,6 +96,8 @@ class Handover:
         except BadMessage as error:
             self._node.host.penalise(trainer, NONSENSE, str(error))
             return False
+        if receipt is Receipt.UNWANTED:
+            self._node.book.hint(trainer)  # it may know an edition that no longer names us
         if receipt is not Receipt.TAKEN:
             logger.info("%s, says the trainer: %s", receipt.value, reason)
         return receipt is not Receipt.LATER

@@ -52,9 +52,12 @@ from roles.outbox import Outbox
 from roles.retry import NONSENSE, Backoff, ask
 from roles.run import Run, run_of
 from roles.slots import REORDER_WINDOW
+from roles.standing import Standing
 
 logger = logging.getLogger(__name__)
 
+STUCK: Final = 4
+"""Pairs of attempts in vain, 15 s and more, after which a validator is asked for a newer run file."""
 UNDER_WAY: Final = 4
 """Submissions without a verdict: enough to hide a round trip and a queue, few enough not to go stale."""
 MAX_REASONS: Final = 16
@@ -129,6 +132,7 @@ class Inference:
         self._loaded = PolicyVersion(-1)
         self._durable: Durable | None = None
         self._failures = Failures()
+        self._standing: Standing | None = None
         self.counts = InferenceCounts()
 
     @classmethod
@@ -169,6 +173,8 @@ class Inference:
             open_engine(node.world, replace(config, profile=self._config.profile), name=self.name) as engine,
             trio.open_nursery() as nursery,
         ):
+            self._standing = Standing(node, "inference", self.name)
+            nursery.start_soon(self._standing.watch)
             node.world.sometimes("inference/took up old submissions", len(outbox) > 0)
             for submission in outbox:
                 await room.acquire()
@@ -177,6 +183,7 @@ class Inference:
             await node.shardcast.wait_policy(outbox.newest)
             while True:
                 await room.acquire()
+                await self._standing.wait()
                 if node.shardcast.newest >= run.terms.recipe.steps:
                     self.counts.idle = True  # nobody learns from work under the last policy
                     logger.info("run %s has all its steps: no more to do", run.name)
@@ -250,10 +257,10 @@ class Inference:
     ) -> None:
         """Ask until there is a signed verdict, then forget the submission."""
         place = submission.commitment
-        validators = _whom_to_ask(run, place)
+        validators = _whom_to_ask(node, place)
         backoff = Backoff(node.world, f"deliver/{place.version}/{place.index}")
         await dawdle(node.world, "inference/late submission")
-        while (verdict := await self._ask(node, next(validators), submission)) is None:
+        while (verdict := await self._ask_in_time(node, next(validators), submission)) is None:
             self.counts.retries += 1
             await backoff.wait()
         self.counts.count(verdict)
@@ -263,6 +270,14 @@ class Inference:
             logger.warning("not judged version=%d index=%d: %s", place.version, place.index, verdict.reason)
         await self._insist(partial(outbox.remove, submission))
         room.release()
+
+    async def _ask_in_time(
+        self, node: Node, validator: PeerId, submission: Submission
+    ) -> SignedVerdict | None:
+        """One attempt, as soon as the run file allows it."""
+        if self._standing is not None:
+            await self._standing.wait()
+        return await self._ask(node, validator, submission)
 
     async def _ask(self, node: Node, validator: PeerId, submission: Submission) -> SignedVerdict | None:
         """One attempt; None when it should be repeated."""
@@ -308,13 +323,19 @@ async def _wait_any(*waits: Callable[[], Awaitable[object]]) -> None:
             nursery.start_soon(run, wait)
 
 
-def _whom_to_ask(run: Run, place: Commitment) -> Iterator[PeerId]:
-    """The place's judge, and between times the others: they say when it is too old for anybody to judge."""
-    judge = validator_of(run, place.node, place.version)
-    others = [validator for validator in run.terms.validators if validator != judge]
-    for other in itertools.cycle(others or [judge]):
+def _whom_to_ask(node: Node, place: Commitment) -> Iterator[PeerId]:
+    """The place's judge, and between times the others: they say when it is too old for anybody to judge.
+
+    Each is one of the newest edition of the run file, whatever came since the one before was asked.
+    """
+    for turn in itertools.count():
+        run = run_of(node)
+        judge = validator_of(run, place.node, place.version)
+        others = [validator for validator in run.terms.validators if validator != judge]
         yield judge
-        yield other
+        yield others[turn % len(others)] if others else judge
+        if turn % STUCK == STUCK - 1:
+            node.book.hint(judge)  # it may judge by another edition
 
 
 def run_sampling(run: Run) -> Sampling:

@@ -27,6 +27,7 @@ from roles.messages import (
     max_submission,
 )
 from roles.run import Ledger, Run
+from roles.standing import Standing
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class Bench:
     handover: Handover
     nursery: trio.Nursery
     durable: Durable
+    standing: Standing
 
     @property
     def max_submission(self) -> int:
@@ -79,7 +81,7 @@ class Bench:
 
     async def replay(self, tasks: list[GroupTask], groups: tuple[Group, ...]) -> Judgement:
         """Run the model over the groups and hold what it says against the limits."""
-        limits = self.run.terms.limits
+        limits = self.standing.run.terms.limits
         await dawdle(self.node.world, "judging/slow replay")
         pool = await self.engine.score(tasks, groups, run_sampling(self.run))
         for evidence in pool:
@@ -95,7 +97,10 @@ class Bench:
         tasks: list[tuple[Task, GroupTask]],
         groups: tuple[Group, ...],
     ) -> SignedVerdict:
-        """The signed verdict, with rewards recomputed if it is acceptance. Raises `EnvironmentFailed`."""
+        """The signed verdict, with rewards recomputed if it is acceptance.
+
+        Raises `EnvironmentFailed`, `AtRest`.
+        """
         rewards: tuple[float, ...] = ()
         if judgement.verdict is Verdict.ACCEPTED:
             rewards = tuple(
@@ -110,9 +115,13 @@ class Bench:
             self.node.host.peer_id, submission.commitment, judgement.verdict, judgement.reason.value,
             float(judgement.statistic), float(judgement.limit), rewards,
         )  # fmt: skip
-        return verdict.signed(self.node.world.signer)
+        return self._signed(verdict)
 
     def sign(self, place: Commitment, verdict: Verdict, reason: str) -> SignedVerdict:
-        """A verdict that no model was asked for."""
+        """A verdict that no model was asked for. Raises `AtRest`."""
         unsigned = SignedVerdict(self.node.host.peer_id, place, verdict, reason[:MAX_REASON], 0.0, 0.0, ())
-        return unsigned.signed(self.node.world.signer)
+        return self._signed(unsigned)
+
+    def _signed(self, verdict: SignedVerdict) -> SignedVerdict:
+        self.standing.check()  # an edition may have come since the submission was taken up
+        return verdict.signed(self.node.world.signer)

@@ -70,6 +70,14 @@ class SlotBook:
             return Place.GAP
         return Place.FRESH
 
+    def succeed(self, node: PeerId, version: PolicyVersion, index: int) -> None:
+        """Begin with ``index`` for a node that is not known under ``version``: another validator has judged
+        its places before. Those of the window may be on their way here, and need not be.
+        """
+        if (version, node) not in self._seen and index > 0:
+            below = range(max(0, index - REORDER_WINDOW), index)
+            self._seen[version, node] = _Seen(lowest_missing=index, unsure=dict.fromkeys(below))
+
     def fill(self, node: PeerId, version: PolicyVersion, index: int, content: bytes) -> None:
         """Record that the place is taken by ``content``, whatever the verdict on it will be.
 

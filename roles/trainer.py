@@ -56,6 +56,7 @@ from roles.pool import GroupPool, PooledGroup
 from roles.retry import PATIENCE
 from roles.run import Ledger, Run, open_ledger, run_of
 from roles.seats import Seats
+from roles.standing import Standing
 
 logger = logging.getLogger(__name__)
 
@@ -183,9 +184,13 @@ class Trainer:
         async with (
             open_ledger(node.world, "ledger") as ledger,
             open_engine(node.world, config, name=self.name) as engine,
+            trio.open_nursery() as nursery,
         ):
             step = await self._resume(node, engine, ledger)
-            desk = _Desk(node, run, environment, ledger, Intake(node.world, INTAKE), self._durable_of(node))
+            standing = Standing(node, "trainer", self.name)
+            intake, durable = Intake(node.world, INTAKE), self._durable_of(node)
+            desk = _Desk(node, run, environment, ledger, intake, durable, standing)
+            nursery.start_soon(standing.watch)
             await self._restore_intake(desk, step)
             node.host.set_handler(VERDICT_PROTOCOL, partial(self._serve, desk))
             while step < recipe.steps:
@@ -271,7 +276,9 @@ class Trainer:
 
     async def _step(self, desk: _Desk, engine: Engine, step: int) -> int:
         """Wait for enough groups, learn, save, publish."""
+        await desk.standing.wait()
         pooled = await self._wait_groups(desk.run.terms.recipe.groups, step)
+        await desk.standing.wait()
         groups = [item.group for item in pooled]
         report = await engine.step(groups)
         step += 1
@@ -280,6 +287,7 @@ class Trainer:
         await dawdle(desk.node.world, "trainer/slow checkpoint")
         await desk.durable.insist(partial(engine.save, CHECKPOINT, _weights(step)))
         await self._keep_progress(desk.node)
+        await desk.standing.wait()  # an edition may have come while the engine worked
         await self._publish(desk.node, step)
         desk.node.world.sometimes("trainer/learnt from an old policy", self._progress.staleness_max > 0)
         await self._forget_used(desk, step)
@@ -324,7 +332,7 @@ class Trainer:
         """A `StreamHandler`: answer the deliveries of a validator. Nobody else is even read."""
         if not desk.node.may(stream.peer, Capability.VALIDATE):
             reason = f"{stream.peer} is no validator of this run"
-            await send_frame(stream, encode_receipt(Receipt.UNWANTED, reason))
+            await send_frame(stream, encode_receipt(*desk.turn_down(stream.peer, reason)))
             return
         with self._seats.seat(stream.peer) as seated:
             if not seated:
@@ -337,7 +345,10 @@ class Trainer:
                     payload = await reader.receive()
                 if payload is None:
                     return
-                await send_frame(stream, encode_receipt(*await self._take(desk, stream.peer, payload)))
+                if desk.standing.why_not:
+                    await send_frame(stream, encode_receipt(Receipt.LATER, "the trainer rests"))
+                else:
+                    await send_frame(stream, encode_receipt(*await self._take(desk, stream.peer, payload)))
 
     async def _take(self, desk: _Desk, peer: PeerId, payload: bytes) -> tuple[Receipt, str]:
         """Answer one delivery, and say why if it is not taken."""
@@ -348,7 +359,7 @@ class Trainer:
         place = verdict.commitment
         reason = desk.why_unwanted(peer, verdict)
         if reason:
-            return Receipt.UNWANTED, reason
+            return desk.turn_down(peer, reason)
         with trio.move_on_after(PATIENCE):
             while self._must_wait(desk, place.content):
                 await self._consumed.wait()
@@ -461,6 +472,15 @@ class _Desk:
     ledger: Ledger
     intake: Intake
     durable: Durable
+    standing: Standing
+
+    def turn_down(self, peer: PeerId, reason: str) -> tuple[Receipt, str]:
+        """What a peer is told that is not the judge. An edition that says it is may be on its way here."""
+        if self.standing.why_not:
+            return Receipt.LATER, "the trainer rests"
+        if self.node.book.hint(peer):
+            return Receipt.LATER, f"{reason}, or it has a newer run file: the trainer asks for it"
+        return Receipt.UNWANTED, reason
 
     def why_unwanted(self, peer: PeerId, verdict: SignedVerdict) -> str:
         """Why a delivery of ``peer`` is no use whatever the pool holds; empty if it may be."""
@@ -471,7 +491,7 @@ class _Desk:
             return "only accepted submissions of this run are taken"
         if not self.node.may(place.node, Capability.GENERATE):
             return f"{place.node} may not generate in this run"
-        judge = validator_of(self.run, place.node, place.version)
+        judge = validator_of(self.standing.run, place.node, place.version)
         return "" if peer == judge else f"{judge} judges this node under this policy"
 
     async def open_groups(self, submission: Submission) -> tuple[Group, ...]:

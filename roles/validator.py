@@ -29,6 +29,7 @@ what is counted about nodes and reasons. One validator judges all work of a node
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -70,9 +71,10 @@ from roles.messages import (
 from roles.reception import receive_content, receive_head
 from roles.records import Records, tally
 from roles.retry import PATIENCE
-from roles.run import Ledger, open_ledger, run_of
+from roles.run import Ledger, Run, open_ledger, run_of
 from roles.seats import STRANGERS, Seats
 from roles.slots import Place, SlotBook
+from roles.standing import AtRest, Standing
 from roles.turns import Turns
 
 logger = logging.getLogger(__name__)
@@ -88,6 +90,10 @@ FORTHCOMING_PER_PEER: Final = 4
 """Of one peer: what an honest one has under way."""
 REPLY_SECONDS: Final = 10.0
 """How long a peer may take to accept an answer, which fits into its window."""
+SUCCESSION: Final = 600.0
+"""Seconds for which an edition with other validators is on its way to all nodes: each asks one other a
+minute, so that those who have it double each minute, and ten minutes reach a thousand nodes. As long, the
+first place of a node under a policy is taken for the next after those that another validator judged."""
 GIVEN_UP: Final = 1024
 """Submissions given up whose verdicts are remembered: four under way from each of 256 nodes."""
 VERDICT_KIND: Final = "verdict"
@@ -154,6 +160,8 @@ class Validator:
         """Submissions that wait for their policy."""
         self._failures = Failures()
         self._durable: Durable | None = None
+        self._succeeds_until = -math.inf
+        """Until when nodes may come whose earlier places, under the same policy, another validator judged."""
         self.records = Records()
         self.inconclusive: dict[str, int] = {}
         self.refused: dict[str, int] = {}
@@ -193,12 +201,28 @@ class Validator:
         ):
             await self._recall(node, ledger)
             node.host.protect("work", self.records.workers)
-            handover = await Handover.open(node, run, "validator/accepted", nursery, self._wake)
+            handover = await Handover.open(node, "validator/accepted", nursery, self._wake)
             durable = self._durable = Durable(node.world, self.name)
-            bench = Bench(node, run, environment, engine, ledger, handover, nursery, durable)
+            standing = Standing(node, "validator", self.name)
+            nursery.start_soon(standing.watch)
+            nursery.start_soon(self._succeed, node, run)
+            bench = Bench(node, run, environment, engine, ledger, handover, nursery, durable, standing)
             node.host.set_handler(ROLLOUT_PROTOCOL, partial(self._serve, bench))
             while True:
                 await self._judge_next(bench)
+
+    async def _succeed(self, node: Node, run: Run) -> None:
+        """Be lenient to work that comes from another validator's hands: after each edition that names others
+        than the one before, and, as this cannot be known, at the start under a later edition than the first.
+        """
+        if run.epoch > 1:
+            self._succeeds_until = node.world.now() + SUCCESSION
+        while True:
+            await node.book.wait_edition(run.epoch)
+            newer = run_of(node)
+            if newer.terms.validators != run.terms.validators:
+                self._succeeds_until = node.world.now() + SUCCESSION
+            run = newer
 
     async def _recall(self, node: Node, ledger: Ledger) -> None:
         """Rebuild from the ledger what was judged before."""
@@ -218,10 +242,15 @@ class Validator:
         with self._streams.seat(stream.peer) as seated:
             if not seated:
                 reply: SignedVerdict | Refusal | None = self._refuse("too many streams", retry=True)
+            elif bench.standing.why_not:
+                reply = self._rest(bench)
             elif not bench.node.may(stream.peer, Capability.GENERATE):  # not a byte of it is read
                 reply = self._refuse("not admitted", f"{stream.peer} may not generate in this run")
             else:
-                reply = await self._hear(bench, stream)
+                try:
+                    reply = await self._hear(bench, stream)
+                except AtRest:
+                    reply = self._rest(bench)
             if reply is not None:
                 with trio.move_on_after(REPLY_SECONDS):
                     await send_frame(stream, encode_reply(reply))
@@ -326,10 +355,11 @@ class Validator:
     async def _prepare(self, bench: Bench, place: Commitment) -> SignedVerdict | Refusal | None:
         """Wait for the policy. None if the scorer should look at it."""
         shardcast = bench.node.shardcast
-        judge = validator_of(bench.run, place.node, place.version)
+        judge = validator_of(bench.standing.run, place.node, place.version)
         if self._is_stale(bench, place.version):
             return self._give_up(bench, place, STALE)
         if judge != bench.node.host.peer_id:
+            bench.node.book.hint(place.node)  # it may know an edition that names this node its judge
             return self._refuse("another judge", f"{judge} judges this node under this policy", retry=True)
         bench.node.world.sometimes("validator/waits for a policy", shardcast.newest < place.version)
         await self._wait_policy(bench, place)
@@ -359,6 +389,9 @@ class Validator:
                 finally:
                     self._forthcoming.leave(waiting)
 
+    def _rest(self, bench: Bench) -> Refusal:
+        return self._refuse("at rest", bench.standing.why_not or "not judged yet", retry=True)
+
     def _refuse(self, kind: str, sentence: str = "", *, retry: bool = False) -> Refusal:
         """A refusal, counted by its kind: sentences name peers and runs, of which there is no end."""
         tally(self.refused, kind)
@@ -385,13 +418,21 @@ class Validator:
         """Take the submission whose turn it is through the scorer, the ledger, and towards the trainer."""
         world = bench.node.world
         await self._recording.acquire()
+        await bench.standing.wait()
         while not self._may_judge(bench):
             self._work = trio.Event()
             await self._work.wait()
         began = world.now()
         job = self._turns.pop(began, of_debtors=not bench.handover.has_room())
-        verdict = await self._decide(bench, job)
-        self._turns.charge(world.now() - began)
+        try:
+            verdict = await self._decide(bench, job)
+        except AtRest:  # its worker will be told so, and ask the judge of the newest edition
+            del self._known[_key(job.submission.commitment)]
+            job.done.set()
+            self._recording.release()
+            return
+        finally:
+            self._turns.charge(world.now() - began)
         if verdict.verdict is Verdict.REJECTED:
             self._turns.blame(verdict.commitment.node, world.now())
         if verdict.verdict is Verdict.INCONCLUSIVE:
@@ -478,6 +519,8 @@ class Validator:
     async def _judge(self, bench: Bench, submission: Submission, weights: str) -> SignedVerdict:
         """From place and shape to the model's replay; the first violation decides."""
         place = submission.commitment
+        if bench.node.world.now() < self._succeeds_until:
+            self._slots.succeed(place.node, place.version, place.index)
         filled = self._slots.judge(place.node, place.version, place.index)
         if filled is not Place.FRESH:
             return bench.sign(place, Verdict.REJECTED, REPLAYED if filled is Place.REPLAYED else GAP)

@@ -10,7 +10,16 @@ from __future__ import annotations
 from enum import Enum
 from typing import Protocol
 
+from p2p.errors import BadMessage
 from p2p.identity import PeerId
+
+
+class UnusableEdition(BadMessage):
+    """The run document is of no use here, and that is not the fault of the peer that handed it over."""
+
+
+class OtherRun(UnusableEdition):
+    """The document is of another run than the one this node is pinned to."""
 
 
 class Capability(Enum):
@@ -80,3 +89,22 @@ class SignedRun(Admission, Protocol):
     def components(self) -> dict[str, dict[str, object]]:
         """Settings that must be the same on every node, by component (``shardcast``), over the local ones."""
         ...
+
+
+def check_same_owner(pin: SignedRun | None, owner: PeerId) -> None:
+    """Raise `OtherRun` if a document of ``owner`` cannot be of the run that this node is pinned to."""
+    if pin is not None and owner != pin.owner:
+        raise OtherRun(f"it is of a run of another owner, {owner}; {_pinned(pin)}")
+
+
+def check_same_run(pin: SignedRun | None, run_id: bytes, owner: PeerId, name: str) -> None:
+    """Raise `OtherRun` if a document of this run is not of the one that this node is pinned to."""
+    if pin is not None and run_id != pin.id:
+        raise OtherRun(f"it is of run {name!r:.80} ({run_id.hex()[:12]}) by {owner}; {_pinned(pin)}")
+
+
+def _pinned(pin: SignedRun) -> str:
+    return (
+        f"this node is pinned to {pin.name!r} ({pin.id.hex()[:12]}) by {pin.owner}: use another --data, "
+        "or a member of that run"
+    )

@@ -36,7 +36,7 @@ from p2p.node.config import NodeConfig
 from p2p.node.plugins import RunReader, open_run_untrusted
 from p2p.node.role import Role
 from p2p.node.rundoc import RunBook
-from p2p.node.wiring import Wiring, judge_announcement, policy_topic, roster, run_records
+from p2p.node.wiring import Wiring, judge_announcement, policy_topic, roster, run_records, stamp_of
 from p2p.shardcast import Shardcast, open_shardcast
 from p2p.world import World
 
@@ -93,6 +93,7 @@ class Node:
             "peer": str(self.peer_id),
             "run": self.run.id.hex(),
             "epoch": self.run.epoch,
+            "in_force": self.book.in_force,
             "members": self.membership.size,
             "clock": str(self.membership.clock_off or "agrees with the peers'"),
             "connected": len(self.host.connected),
@@ -149,7 +150,7 @@ async def _open_services(world: World, host: Host, config: NodeConfig, book: Run
             host,
             config.membership,
             may=partial(_may, book, Capability.GOSSIP),
-            stamp=dht.contact.nonce if book.needs_stamp(host.peer_id) else b"",
+            stamp=stamp_of(book, dht),
             is_stamped=partial(_is_stamped, book, config.dht.difficulty),
         ) as membership,
         open_shardcast(

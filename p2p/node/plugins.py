@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
-from typing import Final, cast
+from typing import Final, Protocol, cast
 
 from p2p.errors import BadMessage, ConfigError
 from p2p.identity import Verify
-from p2p.node.admission import SignedRun
+from p2p.node.admission import OtherRun, SignedRun
 from p2p.node.role import Role
 from p2p.node.usage import did_you_mean
 
@@ -23,8 +23,19 @@ NO_ROLE: Final = "none"
 
 Command = Callable[[Sequence[str]], int]
 """Takes the arguments behind its name, returns the exit code."""
-RunReader = Callable[[bytes, Verify], SignedRun]
-"""Opens a signed run document. Raises `BadMessage`, and nothing else, whatever the bytes."""
+
+
+class RunReader(Protocol):
+    """Opens a signed run document. Raises `BadMessage`, and nothing else, whatever the bytes."""
+
+    def __call__(self, document: bytes, verify: Verify, pin: SignedRun | None = None, /) -> SignedRun:
+        """Of a document that is not of the run of ``pin`` (None: of any) the reader judges as little as will
+        show that, at most one signature, and raises `OtherRun` (`admission.check_same_run`).
+
+        `UnusableEdition` says that a document is void for a reason that its bearer could not know: it was
+        signed by the owner of ``pin``, or is of a format to come.
+        """
+        ...
 
 
 def load_role(name: str, tables: Mapping[str, Mapping[str, object]]) -> Role:
@@ -65,7 +76,7 @@ def command_names() -> list[str]:
     return sorted({NODE_COMMAND, *_points(COMMANDS)})
 
 
-def open_run_untrusted(document: bytes, verify: Verify) -> SignedRun:
+def open_run_untrusted(document: bytes, verify: Verify, pin: SignedRun | None = None, /) -> SignedRun:
     """Open a run document with the installed readers. Raises `BadMessage`; `ConfigError` without a reader."""
     points = sorted(entry_points(group=RUNS), key=lambda point: point.name)
     if not points:
@@ -73,7 +84,9 @@ def open_run_untrusted(document: bytes, verify: Verify) -> SignedRun:
     failure: BadMessage | None = None
     for point in points:
         try:
-            return cast(RunReader, _resolve(point.value, point.name, "run reader"))(document, verify)
+            return cast(RunReader, _resolve(point.value, point.name, "run reader"))(document, verify, pin)
+        except OtherRun:
+            raise
         except BadMessage as error:
             failure = failure or error
     raise failure or BadMessage("no reader knows this run file")

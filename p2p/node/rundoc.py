@@ -5,17 +5,26 @@ Theory of operation
 A node has at most one run. It gets the document from its command line, from its disk, or from the peers it
 was told to bootstrap from, and pins it: from then on only a document of the same owner and name with a
 higher epoch replaces it. A pinned document that has expired still says which run this is, and nothing more:
-the node asks for the next edition as a newcomer asks for its first.
+the node asks for the next edition as a newcomer asks for its first. One that expires while the node runs
+keeps the members together, so that they can hand each other the next one, and allows no work
+(`RunBook.in_force`).
 
 Whoever asks (``/shoal/run/1.0.0``: one frame ``[run id or empty, epoch]``, one frame back) gets the document
 if it is newer than what the asker has, or of another run (the asker learns that it asks the wrong peer),
 else an empty frame. The document is signed, so it does not matter who hands it over; by choosing whom to
 bootstrap from one chooses the owner.
+
+What a peer hands over is a stranger's word until it is judged. A node that is pinned has it compared with its
+run before more than a signature of it is judged (`RunReader`), remembers what it has judged, so that the same
+document costs a digest the next time, and takes whatever the reader raises for a refusal. The peer pays for a
+void document once, unless it could not know (`UnusableEdition`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -35,8 +44,15 @@ from p2p.errors import (
 from p2p.host import Host, request, serve_requests
 from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr
-from p2p.node.admission import Capability, SignedRun
+from p2p.node.admission import (
+    Capability,
+    OtherRun as OtherRun,  # where this module's callers look for it
+    SignedRun,
+    UnusableEdition,
+    check_same_run,
+)
 from p2p.node.plugins import RunReader, open_run_untrusted
+from p2p.peers import VIOLATION
 from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
 from p2p.world import World, decode_off_loop
 
@@ -51,6 +67,20 @@ READ_RATE: Final = 4e6
 """Bytes of a document that are read in a second, one core: the modelled cost of a long one."""
 EXPIRY_TOLERANCE: Final = 300.0
 """Seconds that an honest clock may be ahead of the owner's (design: wall clocks lie)."""
+EXPIRY_LOOK: Final = 300.0
+"""Seconds between looks at the wall clock, which may be set; the end of an edition itself is met exactly."""
+WARNINGS: Final = (86_400.0, 3_600.0, 0.0)
+"""Seconds before the end at which the operator is told: a day, to reach the owner; an hour; and the end."""
+MAX_JUDGED: Final = 1_024
+"""Documents remembered as judged, by digest: what a peer of every member of a large run could send in a round
+of asking. 200 KiB."""
+HINT_PAUSE: Final = 10.0
+"""Seconds between peers asked because they seem to have another edition: six a minute at most, whatever
+strangers do to be asked."""
+HINT_AGAIN: Final = 60.0
+"""Seconds until the same peer is asked again for that reason: as often as a random member is."""
+MAX_HINTS: Final = 64
+"""Peers remembered as asked, or to be asked, for that reason: the officers of a large run."""
 
 MAX_PAUSE: Final = 30.0
 """Seconds between rounds of asking the bootstrap peers at most. The pause doubles from ``ask_interval`` on: a
@@ -70,8 +100,12 @@ PEER_TROUBLE: Final = (
 logger = logging.getLogger(__name__)
 
 
-class OtherRun(BadMessage):
-    """The peer is in another run than the one this node is pinned to."""
+class Expired(UnusableEdition):
+    """The document is past its time."""
+
+    def __init__(self, message: str, expiry: int) -> None:
+        super().__init__(message)
+        self.expiry = expiry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +127,15 @@ class RunConfig:
             raise ValueError("intervals and timeouts are positive")
 
 
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """Why a document was refused. Not the error itself: that holds all frames that it passed through."""
+
+    kind: type[BadMessage]
+    text: str
+    expiry: int | None
+
+
 class RunBook:
     """The newest document of this node's one run. An `Admission`: its answers follow the document."""
 
@@ -104,14 +147,27 @@ class RunBook:
         """The newest edition ever seen, expired or not: nothing older, and no other run, is taken."""
         self._is_pinned = True
         """Whether the disk has taken the newest edition; it is offered again until it has."""
+        self._judged: dict[bytes, _Refusal | None] = {}
+        """By digest, the oldest first: why a document was refused; None for one that was not news."""
         self._turn = trio.Lock()
         self._found = trio.Event()
         self._replaced = trio.Event()
+        self._changed = trio.Event()
+        self._told: tuple[int, int, bool] = (0, 0, True)
+        """Epoch, warnings that were given of its end, and whether it was in force, at the last look."""
+        self._hints: dict[PeerId, float] = {}
+        """When a peer that seemed to have another edition was asked last; infinite until it has been."""
+        self._hinted = trio.Event()
 
     @property
     def run(self) -> SignedRun | None:
-        """The newest edition, if there is one yet."""
+        """The newest edition, if there is one yet. It may have expired since it came (`in_force`)."""
         return self._run
+
+    @property
+    def in_force(self) -> bool:
+        """Whether there is an edition, and its time is not over."""
+        return self._run is not None and not self._has_expired(self._run)
 
     @property
     def expired(self) -> SignedRun | None:
@@ -119,8 +175,14 @@ class RunBook:
         return self._pin if self._run is None else None
 
     def may(self, peer: PeerId, capability: Capability) -> bool:
-        """As the newest edition says; nobody may anything before there is one."""
-        return self._run is not None and self._run.may(peer, capability)
+        """As the newest edition says; nobody may anything before there is one.
+
+        Of one that has expired only this is left, that its members stay together: they will be handed the
+        next edition by each other.
+        """
+        if self._run is None or not self._run.may(peer, capability):
+            return False
+        return capability is Capability.GOSSIP or not self._has_expired(self._run)
 
     def needs_stamp(self, peer: PeerId) -> bool:
         """As the newest edition says."""
@@ -131,6 +193,89 @@ class RunBook:
         while self._run is None or self._run.epoch <= after:
             await self._replaced.wait()
         return self._run
+
+    async def wait_change(self) -> None:
+        """Return when an edition comes, expires, or, as a clock was set, is in force again."""
+        await self._changed.wait()
+
+    def _change(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def watch(self) -> None:
+        """Warn of the end of the edition, and tell `wait_change` when it has come. Works until cancelled."""
+        while True:
+            self._look_at_the_clock()
+            with trio.move_on_after(self._pause()):
+                await self._replaced.wait()
+
+    def _look_at_the_clock(self) -> None:
+        run = self._run
+        if run is None:
+            return
+        left = run.expiry + EXPIRY_TOLERANCE - self._world.wall()
+        due = sum(left < warning for warning in WARNINGS)
+        epoch, told, was_in_force = self._told
+        self._told = (run.epoch, due, self.in_force)
+        if due > (told if epoch == run.epoch else 0):
+            self._warn(run, due, left)
+        if was_in_force is not self.in_force:
+            self._change()
+
+    def _warn(self, run: SignedRun, due: int, left: float) -> None:
+        remedy = "ask its owner for a newer edition, and start one node with it: --run FILE"
+        if due == len(WARNINGS):
+            logger.warning(
+                "the run file of %r (epoch %d) has expired: no role works until a newer edition comes; %s",
+                run.name,
+                run.epoch,
+                remedy,
+            )
+            self._world.trace("run.expired", epoch=run.epoch)
+            return
+        ends = f"{math.ceil(left / 3600)} h" if left > 3600 else f"{math.ceil(left / 60)} min"
+        logger.warning(
+            "the run file of %r (epoch %d) expires within %s; %s", run.name, run.epoch, ends, remedy
+        )
+
+    def _pause(self) -> float:
+        """Seconds until the next look: exact where a warning or the end is near."""
+        if self._run is None:
+            return EXPIRY_LOOK
+        left = self._run.expiry + EXPIRY_TOLERANCE - self._world.wall()
+        coming = [left - warning for warning in WARNINGS if left - warning >= 0]
+        return min([EXPIRY_LOOK, *(seconds + 0.001 for seconds in coming)])
+
+    def hint(self, peer: PeerId) -> bool:
+        """Note that ``peer`` seems to have another edition; whether it will be asked for it soon.
+
+        Officers change with an edition, and work must not be lost between two nodes of which one is behind.
+        A stranger can cause no more than a question every `HINT_PAUSE` seconds.
+        """
+        now = self._world.now()
+        at = self._hints.get(peer)
+        if at is not None and now < at + HINT_AGAIN:
+            return at > now
+        if at is None and len(self._hints) >= MAX_HINTS:
+            old = next((known for known, asked in self._hints.items() if asked + HINT_AGAIN <= now), None)
+            if old is None:
+                return False
+            del self._hints[old]
+        self._hints[peer] = math.inf
+        self._hinted.set()
+        return True
+
+    async def follow_hints(self, host: Host, timeout: float) -> None:
+        """Ask the peers that `hint` was told of, one after the other. Works until cancelled."""
+        while True:
+            waiting = [peer for peer, asked in self._hints.items() if asked == math.inf]
+            if not waiting:
+                self._hinted = trio.Event()
+                await self._hinted.wait()
+                continue
+            await self.ask_quietly(host, waiting[0], timeout)
+            self._hints[waiting[0]] = self._world.now()
+            await self._world.sleep_until(self._world.now() + HINT_PAUSE)
 
     async def load(self, document: bytes | None = None) -> None:
         """Take what is pinned on disk, then ``document`` (from the command line) if it is newer.
@@ -174,13 +319,13 @@ class RunBook:
         if len(document) > MAX_DOCUMENT:
             raise BadMessage(f"a run file of {len(document)} bytes is too long (at most {MAX_DOCUMENT})")
         async with self._turn:
-            run = await decode_off_loop(
-                self._world, self._reader, document, self._world.verify, rate=READ_RATE
-            )
-            if not self._is_news(run):
+            run = await self._judge(document)
+            if run is None:
                 return False
             self._run = self._pin = run
             self._is_pinned = False
+            self._told = (0, 0, True)
+            self._change()  # before anything is awaited: what a role does after this, it does knowing it
             await self._keep()
             self._found.set()
             self._replaced.set()
@@ -199,21 +344,65 @@ class RunBook:
         except StorageError as error:
             logger.warning("run.not_pinned epoch=%d reason=%s", self._run.epoch, error)
 
-    def _is_news(self, run: SignedRun) -> bool:
-        pin = self._pin
-        if self._has_expired(run):
-            raise BadMessage(f"the run file of {run.name!r} has expired; ask its owner for a newer one")
-        if pin is None:
+    async def _judge(self, document: bytes) -> SignedRun | None:
+        """The edition in ``document`` if it is newer than ours. Raises `BadMessage`."""
+        if self._pin is not None and document == self._pin.document and self._run is not None:
+            return None
+        digest = hashlib.sha256(document).digest()
+        if digest in self._judged and self._refuse_again(self._judged[digest]):
+            return None
+        try:
+            run = await decode_off_loop(self._world, self._read, document, self._pin, rate=READ_RATE)
+            if self._is_news(run):
+                return run
+        except BadMessage as error:
+            expiry = error.expiry if isinstance(error, Expired) else None
+            self._remember(digest, _Refusal(type(error), str(error), expiry))
+            raise
+        self._remember(digest, None)
+        return None
+
+    def _refuse_again(self, refusal: _Refusal | None) -> bool:
+        """Whether a document is no news still. Raises what it was refused with, unless that is over."""
+        if refusal is None:
             return True
-        if run.id != pin.id:
-            raise OtherRun(
-                f"it is of run {run.name!r} ({run.id.hex()[:12]}) by {run.owner}; this node is pinned to "
-                f"{pin.name!r} ({pin.id.hex()[:12]}) by {pin.owner}: use another --data"
-            )
-        return run.epoch > pin.epoch
+        if refusal.expiry is None:
+            raise refusal.kind(refusal.text)
+        if self._is_over(refusal.expiry):
+            raise Expired(refusal.text, refusal.expiry)
+        return False
+
+    def _read(self, document: bytes, pin: SignedRun | None) -> SignedRun:
+        try:
+            return self._reader(document, self._world.verify, pin)
+        except (BadMessage, ConfigError):
+            raise
+        except Exception as error:
+            # Readers are other packages', the bytes any stranger's, and what comes of the two must not end
+            # a node that serves others. No blame: the bearer may have a reader that reads it.
+            logger.exception("the reader of run files crashed")
+            raise UnusableEdition(f"its reader crashed at it ({type(error).__name__})") from error
+
+    def _remember(self, digest: bytes, refusal: _Refusal | None) -> None:
+        self._judged.pop(digest, None)
+        while len(self._judged) >= MAX_JUDGED:
+            del self._judged[next(iter(self._judged))]
+        self._judged[digest] = refusal
+
+    def _is_news(self, run: SignedRun) -> bool:
+        check_same_run(self._pin, run.id, run.owner, run.name)
+        if self._has_expired(run):
+            message = f"the run file of {run.name!r} has expired; ask its owner for a newer one"
+            raise Expired(message, run.expiry)
+        if self._pin is None or run.epoch > self._pin.epoch:
+            return True
+        return self._run is None and run.document == self._pin.document  # a clock has been set right
 
     def _has_expired(self, run: SignedRun) -> bool:
-        return self._world.wall() > run.expiry + EXPIRY_TOLERANCE
+        return self._is_over(run.expiry)
+
+    def _is_over(self, expiry: int) -> bool:
+        return self._world.wall() > expiry + EXPIRY_TOLERANCE
 
     def serve(self, host: Host) -> None:
         """Answer those who ask for the document."""
@@ -233,7 +422,25 @@ class RunBook:
         await self._keep()
         known = pack([self._pin.id, self._pin.epoch] if self._pin else [b"", 0])
         document = await request(host, peer, PROTOCOL_ID, known, max_reply=MAX_DOCUMENT)
-        return bool(document) and await self.offer(document)
+        if not document:
+            return False
+        was_judged = hashlib.sha256(document).digest() in self._judged
+        try:
+            return await self.offer(document)
+        except UnusableEdition:
+            raise
+        except BadMessage as error:
+            if not was_judged:
+                host.penalise(peer, VIOLATION, f"a void run file: {error}")
+            raise
+
+    async def ask_quietly(self, host: Host, peer: PeerId, timeout: float) -> None:
+        """Ask one peer for a newer document. Whatever comes of it, this node goes on as it is."""
+        try:
+            with trio.fail_after(timeout):
+                await self.ask(host, peer)
+        except (*PEER_TROUBLE, ConfigError) as error:
+            logger.info("run.no_news peer=%s reason=%s", peer, error or type(error).__name__)
 
     async def wait_for_document(
         self, host: Host, bootstrap: Sequence[Multiaddr], config: RunConfig

@@ -30,6 +30,9 @@ _FROM_TEXT: Final[Mapping[type, Callable[[str], object]]] = {
     PeerId: PeerId.from_base58,
     Multiaddr: Multiaddr.parse,
 }
+MAX_QUOTED: Final = 80
+"""Characters of an unknown key that are quoted, and compared with those that may have been meant: its author
+may be a stranger, and to compare takes time with the square of the length."""
 _PLAIN: Final = (str, int, bool, bytes)
 _KIND_NAMES: Final = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
 
@@ -44,7 +47,7 @@ def read_table(kind: type[T], table: object, where: str) -> T:
     known = _fields(typing.cast(Any, kind))
     for key in table:
         if key not in known:
-            raise ConfigError(_unknown(str(key), list(known), where))
+            raise ConfigError(_unknown(f"{key!s:.{MAX_QUOTED}}", list(known), where))
     values = {}
     for name, (field, hint) in known.items():
         if name in table:
@@ -53,8 +56,10 @@ def read_table(kind: type[T], table: object, where: str) -> T:
             raise ConfigError(f"{where}: the key {name!r} is missing")
     try:
         return kind(**values)
-    except ValueError as error:
-        raise ConfigError(f"{where}: {error}") from error
+    except (ValueError, TypeError, ArithmeticError, LookupError) as error:
+        # What is refused at birth is a ValueError. The others are checks that reckoned with values which
+        # nobody had thought of, a zero to divide by: void too, as the values may be a stranger's.
+        raise ConfigError(f"{where}: {error or type(error).__name__}") from error
 
 
 def write_table(value: object) -> dict[str, object]:
@@ -100,7 +105,7 @@ def _read(hint: Any, value: object, where: str) -> object:
     if is_dataclass(hint):
         return read_table(typing.cast(type, hint), value, where)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        return _as_float(value, where)
     if value != value:  # every comparison with it is false: no check at birth would catch it
         raise ConfigError(f"{where} is not a number")
     if hint is object:
@@ -108,6 +113,13 @@ def _read(hint: Any, value: object, where: str) -> object:
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise ConfigError(f"{where} must be {_KIND_NAMES.get(hint, hint.__name__)}, not {_describe(value)}")
     return value
+
+
+def _as_float(value: int, where: str) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise ConfigError(f"{where} is too large for a number") from None
 
 
 def _read_text(hint: Any, value: object, where: str) -> object:

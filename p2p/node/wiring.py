@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from p2p.dht import Namespace, PublisherKind, Record
+from p2p.dht import Dht, Namespace, PublisherKind, Record
 from p2p.errors import BadMessage, ConfigError
 from p2p.gossip import Validity
 from p2p.host import AddrSource
 from p2p.identity import PeerId
 from p2p.membership import Change, MemberEvent, Membership
 from p2p.multiaddr import Multiaddr, decode_multiaddr_untrusted
-from p2p.node.admission import Capability
+from p2p.node.admission import Capability, SignedRun
 from p2p.node.rundoc import PEER_TROUBLE, OtherRun, RunBook
 from p2p.shardcast import RosterEntry, Shardcast
 from p2p.shardcast.manifest import PolicyVersion
@@ -97,6 +97,11 @@ def policy_topic(run_id: bytes) -> str:
     return f"/shoal/run/{run_id.hex()}/policy"
 
 
+def stamp_of(book: RunBook, dht: Dht) -> bytes:
+    """The work stamp that our heartbeats have to show: none while the run document names us."""
+    return dht.contact.nonce if book.needs_stamp(dht.contact.peer) else b""
+
+
 def roster(membership: Membership, run_id: bytes) -> list[RosterEntry]:
     """Who could relay policies: the living members of the run, with what they can carry."""
     return [
@@ -135,18 +140,29 @@ class Wiring:
         """Work until cancelled."""
         node = self._node
         node.membership.me.update(run=node.run.id)
+        run = node.run
         self._mind_officers()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._follow_run)
+            nursery.start_soon(self._follow_run, run)
+            nursery.start_soon(node.book.watch)
+            nursery.start_soon(node.book.follow_hints, node.host, node.config.run.ask_timeout)
             nursery.start_soon(self._tell_policy)
             nursery.start_soon(self._join)
             nursery.start_soon(self._find)
 
-    async def _follow_run(self) -> None:
-        """A later edition of the run document may name other officers."""
+    async def _follow_run(self, run: SignedRun) -> None:
+        """A later edition of the run document may name other officers, and this node no longer."""
+        node, began_with = self._node, run.components
         while True:
-            await self._node.book.wait_edition(self._node.run.epoch)
+            run = await node.book.wait_edition(run.epoch)
             self._mind_officers()
+            node.membership.me.update(stamp=stamp_of(node.book, node.dht))
+            if run.components != began_with:
+                logger.warning(
+                    "epoch %d of run %r changes settings that are read at a node's start; start it again",
+                    run.epoch,
+                    run.name,
+                )
 
     def _mind_officers(self) -> None:
         """Trainers and validators get our heartbeats themselves; an officer keeps all who beat to it."""
@@ -182,7 +198,7 @@ class Wiring:
                 strangers += 1
                 if strangers == len(addrs):
                     raise ConfigError(f"the run file of {addr} cannot be used: {error}") from error
-            except PEER_TROUBLE as error:
+            except (*PEER_TROUBLE, ConfigError) as error:
                 logger.info("run.no_answer addr=%s reason=%s", addr, error or type(error).__name__)
 
     async def _join_dht(self) -> None:
@@ -232,8 +248,4 @@ class Wiring:
         if not members:
             return
         peer = node.world.rng("news").choice(members)
-        try:
-            with trio.fail_after(node.config.run.ask_timeout):
-                await node.book.ask(node.host, peer)
-        except PEER_TROUBLE as error:
-            logger.info("run.no_news peer=%s reason=%s", peer, error or type(error).__name__)
+        await node.book.ask_quietly(node.host, peer, node.config.run.ask_timeout)

@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Final
 
 from p2p.errors import BadMessage, ConfigError
 from p2p.identity import PeerId, Signer, Verify, decode_peer_id_untrusted, verify as real_verify
-from p2p.node.admission import Capability
+from p2p.node.admission import (
+    Capability,
+    SignedRun,
+    UnusableEdition,
+    check_same_owner,
+    check_same_run,
+)
 from p2p.node.tables import read_table, write_table
 from p2p.wire import KI, MIB, fields_untrusted, pack, unpack_untrusted
 from proofs.checks import Limits, Shape
@@ -279,6 +285,16 @@ class Run:
         if job == "inference" and peer in terms.validators:
             raise ConfigError(f"{peer} is a validator of run {self.name!r} and cannot judge itself: {remedy}")
 
+    def why_restart(self, newer: Run) -> str:
+        """What ``newer`` changes that cannot change under a role that works; empty if there is nothing.
+
+        Officers, admission, limits and expiry may. The rest is what engines were opened with and what
+        submissions under way were made with: with two of them at a time honest work would be rejected.
+        """
+        fixed = ("environments", "model", "recipe", "delivery")
+        changed = [key for key in fixed if getattr(self.terms, key) != getattr(newer.terms, key)]
+        return " and ".join(changed)
+
     def check_store(self, keep_versions: int) -> None:
         """Raise `ConfigError` if a trainer or validator that keeps so few policies cannot serve this run."""
         if keep_versions <= self.terms.recipe.lag:
@@ -316,29 +332,57 @@ def sign_run(terms: Terms, owner: Signer) -> Run:
     return Run(owner=owner.peer_id, terms=terms, document=document)
 
 
-def decode_run_untrusted(document: bytes, verify: Verify = real_verify) -> Run:
-    """Raise `BadMessage`, and nothing else, whatever the bytes. The signature is judged first."""
+def decode_run_untrusted(document: bytes, verify: Verify = real_verify, pin: SignedRun | None = None) -> Run:
+    """Raise `BadMessage`, and nothing else, whatever the bytes. The signature is judged first.
+
+    Not even that in a document of another owner than that of ``pin``; and before the table of one is read
+    there is a look at its name alone.
+    """
     if len(document) > MAX_RUN:
         raise BadMessage(f"a run file of {len(document)} bytes is too long (at most {MAX_RUN})")
     head = fields_untrusted(unpack_untrusted(document), int, bytes, bytes, bytes, what="run file")
     if head[0] != FORMAT:
-        raise BadMessage(f"the run file has format {head[0]}; this version of Shoal reads format {FORMAT}")
+        raise UnusableEdition(
+            f"the run file has format {head[0]}; this version of Shoal reads format {FORMAT}"
+        )
     owner = decode_peer_id_untrusted(head[1])
+    check_same_owner(pin, owner)
     if not verify(owner, DOMAIN, _signed(owner, head[2]), head[3]):
         raise BadMessage("the signature of the run file is not its owner's")
-    table = unpack_untrusted(head[2], max_items=MAX_TABLE, max_list=MAX_PEERS)
     try:
-        terms = read_table(Terms, table, "the run file")
-    except ConfigError as error:
-        raise BadMessage(str(error)[:MAX_COMPLAINT]) from None
-    if pack(_sorted(write_table(terms))) != head[2]:
-        raise BadMessage("the run file is not in its one canonical form")
+        terms = _decode_terms_untrusted(head[2], owner, pin)
+    except UnusableEdition:
+        raise
+    except BadMessage as error:
+        # Its owner's fault, or the next version's of Shoal. A peer that hands over a table that is void here
+        # to a node that is in no run yet could have known better: it signed it, or read it.
+        raise (BadMessage if pin is None else UnusableEdition)(str(error)) from None
     return Run(owner=owner, terms=terms, document=bytes(document))
 
 
-def open_run(document: bytes, verify: Verify = real_verify) -> Run:
+def _decode_terms_untrusted(body: bytes, owner: PeerId, pin: SignedRun | None) -> Terms:
+    """Raise `BadMessage`, `OtherRun` before most of it is read."""
+    table = unpack_untrusted(body, max_items=MAX_TABLE, max_list=MAX_PEERS)
+    name = table.get("name") if isinstance(table, dict) else None
+    if isinstance(name, str):
+        check_same_run(pin, run_id(owner, name), owner, name)
+    try:
+        terms = read_table(Terms, table, "the run file")
+    except ConfigError as error:
+        raise BadMessage(_complaint(error)) from None
+    if pack(_sorted(write_table(terms))) != body:
+        raise BadMessage("the run file is not in its one canonical form")
+    return terms
+
+
+def _complaint(error: ConfigError) -> str:
+    """What is said about a void document, fit for one line of a terminal: a stranger may have written it."""
+    return "".join(sign if sign.isprintable() else "?" for sign in str(error)[:MAX_COMPLAINT])
+
+
+def open_run(document: bytes, verify: Verify = real_verify, pin: SignedRun | None = None) -> Run:
     """The reader that the node finds under the entry point group ``shoal.runs``; raises `BadMessage`."""
-    return decode_run_untrusted(document, verify)
+    return decode_run_untrusted(document, verify, pin)
 
 
 def run_of(node: Node) -> Run:

@@ -121,9 +121,11 @@ def make_desk() -> Any:
         return peer != STRANGER.peer_id
 
     node: Any = SimpleNamespace(world=world, shardcast=SimpleNamespace(holds=lambda _: True), may=may)
+    node.book = SimpleNamespace(hint=lambda _: False)
     disk: Any = _Disk()
     nothing: Any = SimpleNamespace()
-    return _DeskWithoutModel(node, run, nothing, disk, disk, nothing)
+    standing: Any = SimpleNamespace(run=run, why_not="")
+    return _DeskWithoutModel(node, run, nothing, disk, disk, nothing, standing)
 
 
 async def test_only_the_judge_of_a_place_delivers_it_once_and_for_admitted_workers() -> None:

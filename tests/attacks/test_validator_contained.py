@@ -160,7 +160,9 @@ async def test_an_environment_that_fails_at_the_trainer_loses_a_submission_and_i
             raise EnvironmentFailed("reward() of the environment 'sort': ZeroDivisionError (sort.py:1)")
 
     made = make_desk()
-    desk = FailingDesk(made.node, made.run, made.environment, made.ledger, made.intake, made.durable)
+    desk = FailingDesk(
+        made.node, made.run, made.environment, made.ledger, made.intake, made.durable, made.standing
+    )
     trainer_role = Trainer(TrainerConfig())
     trainer_role._pool = GroupPool(100, 2)
     right = validator_of(desk.run, WORKER.peer_id, PolicyVersion(1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,7 +18,16 @@ from p2p.identity import KeyPair
 from p2p.machine import RealWorld
 from p2p.multiaddr import Multiaddr
 from p2p.node.admission import Capability
-from p2p.node.rundoc import PATH, PROTOCOL_ID, OtherRun, RunBook, RunConfig
+from p2p.node.rundoc import (
+    EXPIRY_TOLERANCE,
+    HINT_PAUSE,
+    MAX_HINTS,
+    PATH,
+    PROTOCOL_ID,
+    OtherRun,
+    RunBook,
+    RunConfig,
+)
 from p2p.swarm import open_host
 from p2p.transport.memory import MemoryNetwork
 from p2p.wire import pack
@@ -146,3 +156,88 @@ async def test_an_expired_pin_is_replaced_from_the_command_line(tmp_path: Path) 
     book = book_in(tmp_path)
     await book.load(NEWER.document)
     assert book.run == NEWER
+
+
+class Wall:
+    """A wall clock that the test sets."""
+
+    def __init__(self, folder: Path, at: float) -> None:
+        self.at = at
+        self.world = RealWorld(KeyPair(b"k" * 32), folder)
+        self.world.wall = lambda: self.at  # type: ignore[method-assign]
+
+
+async def test_an_edition_ends_while_the_node_runs(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Issue 10.9: it was in force until the next restart. Told a day and an hour before, and at the end."""
+    run = sign_run(replace(TERMS, expiry=1_000_000), OWNER)
+    wall = Wall(tmp_path, 0.0)
+    book = RunBook(wall.world, open_run)
+    await book.offer(run.document)
+    start = autojump_clock.current_time()
+    wall.world.wall = lambda: 900_000.0 + autojump_clock.current_time() - start  # type: ignore[method-assign]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(book.watch)
+        await book.wait_change()
+        assert wall.world.wall() == pytest.approx(1_000_000 + EXPIRY_TOLERANCE, abs=0.01)
+        assert not book.in_force
+        assert book.run == run
+        assert book.may(STRANGER.peer_id, Capability.GOSSIP)
+        assert not book.may(TRAINER.peer_id, Capability.PUBLISH)
+        said = [record.getMessage() for record in caplog.records]
+        assert ["24 h" in said[0], "60 min" in said[1], "has expired" in said[2]] == [True] * 3
+        assert len(said) == 3
+        newer = sign_run(replace(TERMS, expiry=3_000_000, epoch=2), OWNER)
+        assert await book.offer(newer.document)
+        assert book.in_force
+        assert book.may(TRAINER.peer_id, Capability.PUBLISH)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_clock_within_the_tolerance_ends_nothing_and_one_set_right_begins_again(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Issue 10.9: clocks lie; one that was 10 minutes ahead must not stop a node for good."""
+    wall = Wall(tmp_path, 0.0)
+    book = RunBook(wall.world, open_run)
+    await book.offer(RUN.document)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(book.watch)
+        wall.at = TERMS.expiry + EXPIRY_TOLERANCE - 1
+        assert book.in_force
+        wall.at += 600
+        await book.wait_change()
+        assert not book.in_force
+        wall.at -= 600
+        await book.wait_change()
+        assert book.in_force
+        nursery.cancel_scope.cancel()
+
+
+async def test_hints_are_few_and_each_peer_is_asked_once_a_minute(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Issue 10.9: whoever claims another edition can cause a question, and no more than that."""
+    wall = Wall(tmp_path, 0.0)
+    wall.world.now = autojump_clock.current_time  # type: ignore[method-assign]
+    wall.world.sleep_until = trio.sleep_until  # type: ignore[method-assign]
+    book = RunBook(wall.world, open_run)
+    asked: list[tuple[float, object]] = []
+
+    async def ask(host: Host, peer: object, timeout: float) -> None:
+        await trio.lowlevel.checkpoint()
+        asked.append((autojump_clock.current_time(), peer))
+
+    book.ask_quietly = ask  # type: ignore[method-assign]
+    peers = [KeyPair(number.to_bytes(32, "big")).peer_id for number in range(1, 2 * MAX_HINTS)]
+    taken = [book.hint(peer) for peer in peers]
+    assert taken == [True] * MAX_HINTS + [False] * (MAX_HINTS - 1)
+    assert book.hint(peers[0])
+    host: Host = None  # type: ignore[assignment]
+    with trio.move_on_after(100 * HINT_PAUSE):
+        await book.follow_hints(host, 1.0)
+    assert [peer for _, peer in asked] == peers[:MAX_HINTS]
+    gaps = [later - earlier for (earlier, _), (later, _) in itertools.pairwise(asked)]
+    assert min(gaps) >= HINT_PAUSE
+    assert book.hint(peers[-1])

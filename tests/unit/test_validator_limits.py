@@ -99,7 +99,7 @@ async def test_a_submission_of_a_stranger_is_not_read() -> None:
             self.said += data
 
     stream = Heavy()
-    bench = SimpleNamespace(node=SimpleNamespace(may=lambda *_: False))
+    bench = SimpleNamespace(node=SimpleNamespace(may=lambda *_: False), standing=SimpleNamespace(why_not=""))
     await Validator(ValidatorConfig())._serve(cast(Any, bench), cast(Any, stream))
     assert b"may not generate" in stream.said
 

@@ -1,0 +1,100 @@
+"""Whether a role may work: what the newest edition of the run file says of its node, while it runs.
+
+Theory of operation
+-------------------
+A role is opened under one edition and meets others. A later one may take its node's name away, change what
+engines and submissions are made of, or not come in time, so that the last has expired. In each case the role
+rests: it begins no work, signs nothing, publishes nothing, and tells its peers to ask again; the node goes on
+relaying. `Standing.wait` is in front of every piece of work and `Standing.check` in front of every signature,
+because an edition may come while an engine works. The role goes on as soon as an edition allows it.
+
+What an edition may change under a role that works (officers, admission, limits) is read from `Standing.run`
+each time, never kept.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from p2p.errors import ConfigError, ShoalError
+from p2p.node.admission import Capability
+from p2p.node.node import Node
+from roles.run import Run, run_of
+
+logger = logging.getLogger(__name__)
+
+
+class AtRest(ShoalError):
+    """The role may not work now; the message says why."""
+
+
+class Standing:
+    """What the run file says of one role of one node."""
+
+    def __init__(self, node: Node, job: str, name: str = "") -> None:
+        """``job``: what `Run.check_job` calls the work; ``name`` is the role's own, if it is another."""
+        self._node = node
+        self._job = job
+        self._name = name or job
+        self._began = run_of(node)
+        self._judged: tuple[int, str] = (0, "")
+        """An epoch, and what it has against this role: computed once for each."""
+
+    @property
+    def run(self) -> Run:
+        """The newest edition."""
+        return run_of(self._node)
+
+    @property
+    def why_not(self) -> str:
+        """Why the role may not work, in a sentence with the remedy; empty if it may."""
+        run = self.run
+        if self._judged[0] != run.epoch:
+            self._judged = (run.epoch, self._objection(run))
+        if self._judged[1] or self._node.book.in_force:
+            return self._judged[1]
+        return f"the run file of {run.name!r} has expired; ask its owner for a newer edition"
+
+    def _objection(self, run: Run) -> str:
+        changed = self._began.why_restart(run)
+        if changed:
+            return f"epoch {run.epoch} of run {run.name!r} changes its {changed}: start the node again"
+        try:
+            run.check_job(self._node.peer_id, self._job)
+        except ConfigError as error:
+            return str(error)
+        if self._job == "inference" and not run.may(self._node.peer_id, Capability.GENERATE):
+            return f"epoch {run.epoch} of run {run.name!r} does not admit {self._node.peer_id}; ask its owner"
+        return ""
+
+    def check(self) -> None:
+        """Raise `AtRest` if the role may not work."""
+        why_not = self.why_not
+        if why_not:
+            raise AtRest(why_not)
+
+    async def wait(self) -> None:
+        """Return when the role may work: at once, as a rule."""
+        while self.why_not:
+            await self._node.book.wait_change()
+
+    async def watch(self) -> None:
+        """Tell the operator and the swarm, in one sentence and one heartbeat, when the role rests, and when
+        it goes on. Works until cancelled."""
+        said = ""
+        while True:
+            why_not = self.why_not
+            if why_not != said:
+                self._tell(why_not)
+                said = why_not
+            await self._node.book.wait_change()
+
+    def _tell(self, why_not: str) -> None:
+        me, job = self._node.membership.me, self._name
+        others = tuple(role for role in me.profile.roles if role != job)
+        if why_not:
+            logger.warning("the %s rests, the node goes on relaying: %s", job, why_not)
+        else:
+            logger.warning("the %s goes on, by epoch %d of its run", job, self.run.epoch)
+        me.update(roles=others if why_not else (*others, job))
+        self._node.world.trace("role.rests" if why_not else "role.goes_on", role=job)

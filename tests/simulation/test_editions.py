@@ -1,0 +1,310 @@
+"""A later edition of the run file reaches running roles: who is not named stops, and what expires, rests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import trio
+
+from p2p.identity import Signer
+from p2p.node.rundoc import RunConfig
+from proofs.checks import Evidence, Judgement, Limits, Verdict
+from roles import draws, inference, judging, trainer, validator
+from roles.inference import Inference
+from roles.messages import SignedVerdict
+from roles.rl.recipe import Recipe
+from roles.run import Run, Terms, sign_run
+from roles.run.file import AdmissionMode, AdmissionRules
+from roles.summary import SwarmStatus
+from roles.trainer import Trainer
+from sim.scenario import Scenario
+from sim.swarm import Swarm
+from sim.workloads import spine
+from sim.world import EPOCH
+from tests.simulation.test_roles_faults import CAST, Play, perform, two_validators
+
+__all__ = ["two_validators"]  # a fixture
+
+
+class Edited(Play):
+    """The owner publishes an edition in the middle; every node is watched until well after."""
+
+    seconds = 30.0
+    """How long the play goes on after the edition."""
+    signed: list[tuple[str, int, Verdict]]
+    """Who signed a verdict, the epoch that it knew, and what it said."""
+    published: list[tuple[str, int]]
+
+    def __init__(self, cast: Mapping[str, str], change: Callable[[Swarm, Terms], Terms]) -> None:
+        super().__init__(cast)
+        self._change = change
+        self.signed = []
+        self.published = []
+
+    def spy(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        sign, publish = SignedVerdict.signed, Trainer._publish
+
+        def signed(verdict: SignedVerdict, signer: Signer) -> SignedVerdict:
+            for name, (node, _) in self._open.items():
+                if node.peer_id == verdict.validator:
+                    self.signed.append((name, node.run.epoch, verdict.verdict))
+            return sign(verdict, signer)
+
+        async def published(of: Trainer, node: Any, step: int) -> None:
+            self.published.append((node.world.name, node.run.epoch))
+            await publish(of, node, step)
+
+        monkeypatch.setattr(SignedVerdict, "signed", signed)
+        monkeypatch.setattr(Trainer, "_publish", published)
+
+    def edition(self, swarm: Swarm, **changes: Any) -> Run:
+        assert self._run is not None
+        newest = max((node.run.epoch for node, _ in self._open.values()), default=1)
+        terms = self._change(swarm, replace(self._run.terms, epoch=newest + 1))
+        return sign_run(replace(terms, **changes), swarm.simulation.keys.signer("owner"))
+
+    async def disturb(self, swarm: Swarm) -> None:
+        while "validator-1" not in [said[0] for said in self.signed]:
+            await swarm.sleep(0.1)
+        await self.hand_out(self.edition(swarm))
+
+    async def hand_out(self, run: Run) -> None:
+        for node, _ in self._open.values():
+            assert await node.book.offer(run.document)
+
+    async def _play(self, swarm: Swarm, scenario: Scenario, recipe: Recipe) -> SwarmStatus:
+        with trio.CancelScope() as scope:
+            watcher = swarm.nodes["relay-1"].world
+            while self._status(recipe).trainer.get("step", -1) < 1:
+                await watcher.sleep(spine.LOOK)
+            await self.disturb(swarm)
+            await watcher.sleep(self.seconds)
+            scope.cancel()
+        return self._status(recipe)
+
+
+def names(swarm: Swarm, *nodes: str) -> tuple[Any, ...]:
+    return tuple(swarm.simulation.keys.signer(name).peer_id for name in nodes)
+
+
+def naming(**lists: tuple[str, ...]) -> Callable[[Swarm, Terms], Terms]:
+    def change(swarm: Swarm, terms: Terms) -> Terms:
+        found: dict[str, Any] = {key: names(swarm, *nodes) for key, nodes in lists.items()}
+        return replace(terms, **found)
+
+    return change
+
+
+def nothing(_: Swarm, terms: Terms) -> Terms:
+    return terms
+
+
+def roles_of(health: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = next(iter(health[name]["roles"].values()))
+    return found
+
+
+def test_a_removed_validator_signs_nothing_more_and_its_work_goes_to_the_new_one(
+    two_validators: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Issue 10.9: it signed 679 more acceptances; workers went on asking it."""
+    play = Edited(two_validators, naming(validators=("validator-2",)))
+    play.seconds = 6
+    play.spy(monkeypatch)
+    health = perform(play, steps=400)
+    assert [said for said in play.signed if said[0] == "validator-1" and said[1] == 1]
+    assert [said for said in play.signed if said[0] == "validator-1" and said[1] == 2] == []
+    assert [said for said in play.signed if said[0] == "validator-2" and said[1] == 2]
+    assert all(verdict is not Verdict.REJECTED for _, _, verdict in play.signed)
+    assert health["trainer-1"]["roles"]["trainer"]["step"] > 3
+    assert health["validator-1"]["shardcast"]["newest"] == health["trainer-1"]["shardcast"]["newest"]
+    said = [record.getMessage() for record in caplog.records if "the validator rests" in record.getMessage()]
+    assert len(said) == 1
+    assert "its owner names" in said[0]
+    profile = play._open["validator-1"][0].membership.me.profile
+    assert profile.roles == ()
+    assert profile.stamp, "whom the document does not name must show its stamp, or is heard by nobody"
+
+
+def test_work_is_not_blamed_when_its_only_judge_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Issue 10.9: to the new judge all that the old one had judged looks like places left out."""
+    cast = {**CAST, "validator-2": "validator"}
+    play = Edited(cast, naming(validators=("validator-2",)))
+    play.seconds = 6
+    real = spine._write_run
+
+    def write_run(swarm: Swarm, recipe: Recipe) -> Run:
+        run = real(swarm, recipe)
+        terms = replace(run.terms, validators=names(swarm, "validator-2", "validator-1"))
+        return sign_run(terms, swarm.simulation.keys.signer("owner"))
+
+    monkeypatch.setattr(spine, "_write_run", write_run)
+    # All of epoch 1 is judged by validator-1, as if it alone were named, and many places of each node.
+    plain = draws.validator_of
+
+    def validator_of(run: Run, node: Any, version: Any) -> Any:
+        return run.terms.validators[1] if len(run.terms.validators) == 2 else plain(run, node, version)
+
+    for module in (inference, trainer, validator):
+        monkeypatch.setattr(module, "validator_of", validator_of)
+    play.spy(monkeypatch)
+    health = perform(play, steps=400, groups=64)
+    assert [said for said in play.signed if said[:2] == ("validator-2", 2) and said[2] is Verdict.ACCEPTED]
+    assert [said for said in play.signed if said[2] is Verdict.REJECTED] == []
+    assert health["trainer-1"]["roles"]["trainer"]["step"] >= 2
+
+
+def test_work_finds_its_way_when_only_the_validators_have_the_edition(
+    two_validators: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Issue 10.9: the trainer refused the new judge's work for good, workers went on asking the old one."""
+
+    class Ahead(Edited):
+        async def hand_out(self, run: Run) -> None:
+            for name in ("validator-1", "validator-2"):
+                assert await self._open[name][0].book.offer(run.document)
+
+    play = Ahead(two_validators, naming(validators=("validator-2",)))
+    play.seconds = 6  # a tenth of the time after which each node asks one other
+    play.spy(monkeypatch)
+    health = perform(play, steps=400)
+    assert health["trainer-1"]["epoch"] == 2
+    assert [said for said in play.signed if said[2] is Verdict.REJECTED] == []
+    assert [said for said in play.signed if said[:2] == ("validator-1", 2)] == []
+    assert [said for said in play.signed if said[:2] == ("validator-2", 2)]
+    assert ("trainer-1", 2) in play.published
+
+
+def test_workers_that_are_admitted_no_longer_rest(caplog: pytest.LogCaptureFixture) -> None:
+    """Issue 10.9."""
+
+    def change(swarm: Swarm, terms: Terms) -> Terms:
+        allowed = names(swarm, "relay-1", "inference-1")
+        return replace(terms, admission=AdmissionRules(mode=AdmissionMode.ALLOW, allowed=allowed))
+
+    play = Edited(CAST, change)
+    play.seconds = 1
+
+    async def at_once(swarm: Swarm) -> None:
+        await play.hand_out(play.edition(swarm))
+
+    play.disturb = at_once  # type: ignore[method-assign]
+    perform(play, steps=400)
+    said = [record.getMessage() for record in caplog.records if "rests" in record.getMessage()]
+    assert len(said) == 1
+    assert "does not admit" in said[0]
+
+
+def test_a_removed_trainer_publishes_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Issue 10.9."""
+    play = Edited(CAST, naming(trainers=("relay-1",)))
+    play.seconds = 5
+    play.spy(monkeypatch)
+    health = perform(play, steps=400)
+    assert ("trainer-1", 1) in play.published
+    assert ("trainer-1", 2) not in play.published
+    assert "relay-1" in health
+
+
+@pytest.mark.parametrize("key", ["recipe", "model", "environments"])
+def test_an_edition_that_changes_what_engines_are_made_of_stops_roles_until_a_restart(
+    key: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Issue 10.9: half of a swarm would work by the old recipe, and be rejected by the other half."""
+
+    def change(_: Swarm, terms: Terms) -> Terms:
+        pin = replace(terms.environments[0], digest=bytes(32))
+        changed: Any = {
+            "recipe": replace(terms.recipe, max_new_tokens=13),
+            "model": replace(terms.model, seed=1),
+            "environments": (pin,),
+        }[key]
+        return replace(terms, **{key: changed})
+
+    play = Edited(CAST, change)
+    play.seconds = 5
+    play.spy(monkeypatch)
+    health = perform(play, steps=400)
+    assert {epoch for _, epoch in play.published} == {1}
+    assert {epoch for _, epoch, _ in play.signed} == {1}
+    said = [record.getMessage() for record in caplog.records if "rests" in record.getMessage()]
+    assert len(said) == 4
+    assert all(f"changes its {key}: start the node again" in sentence for sentence in said)
+    assert health["validator-1"]["epoch"] == 2
+
+
+def test_limits_may_change_while_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Issue 10.9: verdicts follow the limits of the newest edition."""
+    used: list[float] = []
+    plain = judging.judge
+
+    def judge(evidence: Evidence, limits: Limits) -> Judgement:
+        used.append(limits.surprise)
+        return plain(evidence, limits)
+
+    def change(_: Swarm, terms: Terms) -> Terms:
+        return replace(terms, limits=replace(terms.limits, surprise=11.0))
+
+    monkeypatch.setattr(judging, "judge", judge)
+    play = Edited(CAST, change)
+    play.seconds = 2
+    play.spy(monkeypatch)
+    perform(play, steps=400)
+    assert list(dict.fromkeys(used)) == [10.0, 11.0]
+    assert used == sorted(used)
+
+
+def test_an_edition_that_expires_in_the_middle_stops_all_work_until_the_next(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Issue 10.9: expiry was looked at when a document came, and never again."""
+    at: list[tuple[str, float]] = []
+    submitted: list[float] = []
+
+    class Expiring(Edited):
+        seconds = 5.0
+
+        async def disturb(self, swarm: Swarm) -> None:
+            now = swarm.simulation.now
+            # Ends 300 s (the tolerance) after its expiry: 3 s from now.
+            await self.hand_out(self.edition(swarm, expiry=round(EPOCH + now) - 297))
+            await swarm.sleep(4)
+            at.append(("expired", swarm.simulation.now))
+            await swarm.sleep(5)
+            at.append(("renewed", swarm.simulation.now))
+            node, _ = self._open["relay-1"]  # one node has it; the others ask each other
+            assert await node.book.offer(self.edition(swarm).document)
+
+    real = spine._config
+    monkeypatch.setattr(spine, "_config", lambda: replace(real(), run=RunConfig(refresh=2.0)))
+    play = Expiring(CAST, nothing)
+    play.spy(monkeypatch)
+    produce, publish = Inference._produce, Trainer._publish
+
+    async def produced(self: Inference, node: Any, *rest: Any) -> Any:
+        submitted.append(node.world.now())
+        return await produce(self, node, *rest)
+
+    times: list[float] = []
+
+    async def published(self: Trainer, node: Any, step: int) -> None:
+        times.append(node.world.now())
+        await publish(self, node, step)
+
+    monkeypatch.setattr(Inference, "_produce", produced)
+    monkeypatch.setattr(Trainer, "_publish", published)
+    health = perform(play, steps=400)
+    expired, renewed = at[0][1], at[1][1]
+    for moments in (times, submitted):
+        assert [moment for moment in moments if moment < expired]
+        assert [moment for moment in moments if expired < moment < renewed] == []
+        assert [moment for moment in moments if moment > renewed]
+    assert [said for said in play.signed if said[2] is Verdict.REJECTED] == []
+    assert all(node["in_force"] for node in health.values() if isinstance(node, dict))
+    said = [record.getMessage() for record in caplog.records]
+    assert sum("has expired: no role works until a newer edition comes" in line for line in said) == len(CAST)
+    assert sum("rests, the node goes on relaying" in line for line in said) == len(CAST) - 1
+    assert roles_of(health, "trainer-1")["step"] > 2
