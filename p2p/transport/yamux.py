@@ -321,7 +321,8 @@ class Mux:
             self._broken = True
             start = size
             events.append(ProtocolViolated(str(error)))
-        self.rest = data[start:] if start < size else bytearray()
+        if start < size or self.rest:
+            self.rest = data[start:]
         return events
 
     def _receive_payload(self, stream: MuxStream, piece: bytearray, events: list[Event]) -> None:
