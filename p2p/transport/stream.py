@@ -85,7 +85,7 @@ class MuxedStream(Stream):
         self.since = 0.0
         """When the application last took some of them, or when the first came."""
         self._kept = 0  # of them, what a `p2p.wire.FrameReader` has
-        self._taken = 0  # of them, what the application received last and may yet be working on
+        self._taken = 0  # of them, what the application received last, until it asks for more
         self._answer(negotiation.data_to_send())
         if isinstance(negotiation, Chooser):
             self._owner.budget.hold(self, _UNNAMED_COST)
@@ -170,14 +170,17 @@ class MuxedStream(Stream):
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         """The next bytes, or ``b""`` when the peer has ended the stream.
 
+        They count as held until the next call: an echo, or a service whose answers the peer does not take,
+        holds what it received for as long as it waits, 64 KiB for each of 4,096 streams.
         Raises `trio.BrokenResourceError`, `trio.ClosedResourceError`, `trio.BusyResourceError`.
         """
         if max_bytes is not None and operator.index(max_bytes) < 1:
             raise ValueError("max_bytes must be at least 1")
         if self._receiving:
             raise trio.BusyResourceError("another task is receiving from this stream")
-        if self._taken:
-            self._done_with_taken()
+        if self._taken:  # the application comes back, and is done with it
+            self._owner.budget.release(self, self._taken)
+            self._taken = 0
         if self._chunks and self._credit > 0 and not self._closed:
             await trio.lowlevel.checkpoint_if_cancelled()
         else:
@@ -196,14 +199,6 @@ class MuxedStream(Stream):
         if self._owner.mux.consumed(self._id, len(chunk)):
             self._owner.flush()
         return chunk
-
-    def _done_with_taken(self) -> None:
-        """The application comes back: what it received last counts no longer.
-
-        Until then it does. An echo, or a service whose answers the peer does not take, holds what it
-        received for as long as it waits: 64 KiB for each of 4,096 streams."""
-        self._owner.budget.release(self, self._taken)
-        self._taken = 0
 
     async def _wait_readable(self) -> None:
         """Return, after a checkpoint, once there is a chunk or the end. Raises otherwise."""
@@ -327,8 +322,9 @@ class MuxedStream(Stream):
     def keep(self, count: int) -> None:
         """The reader keeps ``count`` bytes of an unfinished frame (a `p2p.wire.Holds`)."""
         if not self._closed and self._failure is None:
-            if self._taken:
-                self._done_with_taken()
+            if self._taken:  # it says itself what it keeps of that
+                self._owner.budget.release(self, self._taken)
+                self._taken = 0
             more, self._kept = count - self._kept, count
             if more > 0:
                 self._owner.budget.hold(self, more)
