@@ -226,6 +226,13 @@ class Trainer:
                 raise
             logger.warning("trainer_checkpoint_damaged %s", error)
             step = int(NO_POLICY)
+        if step > published + 1:
+            # A manifest names the one before it. Published without that, this version would be another than
+            # the one that is out, and the trainer convicted of equivocation: the run would be over.
+            raise StorageError(
+                f"the checkpoint is of step {step}, but policies {published + 1} to {step - 1} are gone from "
+                "store/: restore that folder from a copy, or begin a new run with a new --data"
+            )
         if step < published:
             logger.warning(
                 "trainer_adopts version=%d: its checkpoint is lost, so the optimiser's state begins anew",

@@ -9,7 +9,14 @@ import pytest
 import trio
 import trio.testing
 
-from p2p.errors import BadMessage, LimitExceeded, PeerUnreachable, ProtocolNotSupported, WrongPeer
+from p2p.errors import (
+    BadMessage,
+    LimitExceeded,
+    PeerUnreachable,
+    ProtocolNotSupported,
+    StorageError,
+    WrongPeer,
+)
 from p2p.identity import KeyPair, verify
 from p2p.machine import RealWorld
 from p2p.shardcast.manifest import PolicyVersion
@@ -144,6 +151,23 @@ async def test_a_full_trainer_says_later_before_the_validator_loses_patience(
     with trio.fail_after(119):
         receipt, _ = await trainer._take(desk, JUDGE.peer_id, delivery())
     assert receipt is Receipt.LATER
+
+
+@pytest.mark.parametrize(("published", "step"), [(-1, 1), (3, 7)])
+async def test_a_trainer_that_lost_its_policies_publishes_nothing_instead_of_a_contradiction(
+    published: int, step: int
+) -> None:
+    """Issue 10.7: it published its newest version anew, with another predecessor, and was halted by all."""
+
+    class Opens:
+        async def open(self, _: str) -> int:
+            await trio.lowlevel.checkpoint()
+            return step
+
+    engine: Any = Opens()
+    node: Any = SimpleNamespace(shardcast=SimpleNamespace(newest=published))
+    with pytest.raises(StorageError, match="gone from store/: restore that folder"):
+        await Trainer(TrainerConfig())._open_learner(node, engine)
 
 
 @pytest.mark.parametrize("receipt", Receipt)
