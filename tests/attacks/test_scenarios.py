@@ -16,7 +16,7 @@ from sim.workloads.soak import Table
 
 SMALL = {
     "accuse_flood": (30, 80.0, {}),
-    "urgent_links": (60, 100.0, {}),
+    "urgent_links": (60, 120.0, {}),
     "ghost_mesh": (40, 90.0, {}),
     "address_flush": (20, 130.0, {"strangers": 250, "cut_at": 102.0}),
     "squatters": (30, 100.0, {"holders": 24, "squatters": 90}),
