@@ -383,8 +383,10 @@ class MembershipCore:
                 self._silence.forget(surplus)
         elif known is not profile and differs(known, profile):
             self._outbox.tell(Change.CHANGED, Member.of(signed, now))
-        if entry.direct and now - entry.direct_at > PROBE * entry.interval:
-            self._lose_touch(peer, now)  # it lives, but does not beat to us
+        if source == peer and entry.direct and now - entry.direct_at > PROBE * entry.interval:
+            # It lives, but does not beat to us. Only its own answer says so: what others bring may be words
+            # that it gave to accusers before it died; with 20 % liars every neighbour was brought some.
+            self._lose_touch(peer, now)
 
     # What the host, the node and the clock say.
 

@@ -306,7 +306,11 @@ class Overlay:
         """Those who got the door's seats have had them for long enough."""
         guests = self._uninvited()[self._upper - len(self.active) :]
         for peer in guests:
-            if self.active[peer] <= now - GUEST * self._config.interval:
+            entry = self._view.get(peer)
+            # A guest that fell silent has perhaps died before it had another neighbour: shown out, no node
+            # would watch it, and it would stay listed for minutes. It stays until its silence was judged.
+            is_silent = entry is not None and not entry.is_heard(now)
+            if not is_silent and self.active[peer] <= now - GUEST * self._config.interval:
                 self._push_out(peer)
 
     def _accepts(self, peer: PeerId, urgent: bool, now: float) -> bool:

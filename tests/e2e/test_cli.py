@@ -91,7 +91,7 @@ def test_a_folder_pinned_to_one_run_does_not_join_another(tmp_path: Path) -> Non
         assert code == 1
         assert error.startswith(f"error: the run file of {addr} cannot be used: it is of run 'theirs'")
         assert "this node is pinned to 'sorting'" in error
-        assert error.endswith("use another --data\n")
+        assert error.endswith("use another --data, or a member of that run\n")
 
 
 def test_a_newer_edition_is_never_rolled_back(tmp_path: Path) -> None:
