@@ -19,7 +19,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import trio
 from blake3 import blake3
@@ -388,7 +388,7 @@ class Store:
         hasher = blake3()
         for offset in range(0, entry.manifest.size, DECODE_BATCH):
             data = await self._disk.read(entry.weights, offset, DECODE_BATCH)
-            await self._world.run_blocking(hasher.update, data, cost=len(data) / HASH_RATE)
+            await self._world.run_blocking(_hash_into, hasher, data, cost=len(data) / HASH_RATE)
         return hasher.digest() == entry.manifest.weights_digest
 
 
@@ -481,3 +481,8 @@ def _good_chunks(chunks: list[Chunk], wire: bytes) -> int:
         mask |= (digest_of(view[offset : offset + chunk.wire]) == chunk.digest) << place
         offset += chunk.wire
     return mask
+
+
+def _hash_into(hasher: Any, data: bytes) -> None:
+    """A function of this module, by which simulations know whose time is spent."""
+    hasher.update(data)
