@@ -351,7 +351,8 @@ class SwarmHost:
             logger.debug("a stream of %r ended early: %s", peer, errors.exceptions)
         except* Exception:
             # A bug of ours that one peer can trigger must not take every peer down.
-            # The only broad `except` in the project; tests and simulations run strict.
+            # One of the few broad `except`s, all named in tests/test_architecture.py; tests and simulations
+            # run strict.
             logger.exception("what was done for %r crashed (%s)", peer, getattr(work, "__name__", work))
             if self._config.strict:
                 raise
