@@ -38,6 +38,7 @@ from p2p.shardcast.manifest import PolicyVersion
 from roles.envs.base import environment_digest
 from roles.run import Run, Terms, sign_run
 from roles.run.file import Delivery, EnvironmentPin, Model
+from sim.connection import End
 from sim.scenario import Scenario
 from sim.swarm import SimNode, Swarm
 from sim.workloads.policies import make_weights
@@ -174,12 +175,12 @@ class Soak:
         seen: set[int] = set()
         for name, node in self._nodes.items():
             roots = {
+                "host": self._hosts[name],
+                "book": node.book,
                 "membership": node.membership,
                 "gossip": node.gossip,
                 "dht": node.dht,
                 "shardcast": node.shardcast,
-                "book": node.book,
-                "host": self._hosts[name],
             }
             for root, service in roots.items():
                 for path, size in walk(root, service, seen):
@@ -252,9 +253,10 @@ def _is_worth_a_look(thing: object) -> bool:
 
 
 def _attributes(thing: object) -> Iterator[tuple[str, object]]:
+    far = "other" if isinstance(thing, End) else ""  # leads into the peer's host: its tables are the peer's
     for kind in type(thing).__mro__:
         for name in getattr(kind, "__slots__", ()):
-            if hasattr(thing, name):
+            if name != far and hasattr(thing, name):
                 yield name, getattr(thing, name)
     yield from getattr(thing, "__dict__", {}).items()
 
