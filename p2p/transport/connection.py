@@ -161,8 +161,13 @@ class _Tail:
             self._connection.budget.hold(self, pending - self.held)
 
     def let_go(self) -> None:
-        """It is finished, or the connection is."""
+        """It is finished."""
         self._connection.budget.forget(self)
+
+    def close(self) -> None:
+        """The connection is over: in a cycle it, and its socket, would wait for the garbage collector."""
+        self.let_go()
+        del self._connection
 
     def evict(self) -> None:
         """The budget needs the bytes: without the record there is no connection."""
@@ -443,7 +448,7 @@ class Connection:
         self._fail_streams(self.failure or ProtocolError("the connection was lost"))
         self._streams.clear()
         self.mux.abandon()
-        self._tail.let_go()
+        self._tail.close()
 
     # Keep-alive.
 
