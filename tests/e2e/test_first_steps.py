@@ -20,7 +20,7 @@ import sys
 import tarfile
 import tomllib
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -74,11 +74,13 @@ def started(*command: str, cwd: Path | None = None, **env: str) -> Iterator[subp
         text=True,
         cwd=cwd,
         env=os.environ | {"PYTHONPATH": str(ROOT)} | env,
+        start_new_session=True,
     )
     try:
         yield process
     finally:
-        process.kill()
+        with suppress(ProcessLookupError):  # the workers of a sweep hold the pipe too
+            os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
 
 
