@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar, Final, Self
@@ -43,6 +43,7 @@ from p2p.identity import PeerId
 from p2p.limits import MAX_SERVED
 from p2p.node.admission import Capability
 from p2p.node.node import Node
+from p2p.node.role import Progress
 from p2p.node.tables import read_table
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.world import dawdle, decode_off_loop
@@ -52,6 +53,7 @@ from roles.durable import Durable
 from roles.engines.base import EngineError
 from roles.engines.client import open_engine
 from roles.engines.config import DeviceProfile, MachineLimits
+from roles.envs.client import open_environment_of
 from roles.envs.contained import EnvironmentFailed, Failures
 from roles.handover import Handover
 from roles.judging import Bench
@@ -69,7 +71,7 @@ from roles.messages import (
     encode_reply,
 )
 from roles.reception import receive_content, receive_head
-from roles.records import Records, tally
+from roles.records import Records, because, tally
 from roles.retry import PATIENCE
 from roles.run import Ledger, Run, open_ledger, run_of
 from roles.seats import STRANGERS, Seats
@@ -160,6 +162,9 @@ class Validator:
         """Submissions that wait for their policy."""
         self._failures = Failures()
         self._durable: Durable | None = None
+        self._standing: Standing | None = None
+        self._is_over: Callable[[], bool] = bool
+        """Whether nothing is left to judge in this run; False until it has begun."""
         self._succeeds_until = -math.inf
         """Until when nodes may come whose earlier places, under the same policy, another validator judged."""
         self.records = Records()
@@ -187,15 +192,28 @@ class Validator:
             "nodes": self.records.health(),
         }
 
+    def progress(self) -> Progress:
+        """For the live line."""
+        records, undecided = self.records, sum(self.inconclusive.values())
+        parts = [
+            f"submissions {records.accepted + records.rejected + undecided:,} judged",
+            f"{records.accepted:,} accepted",
+            f"{records.rejected:,} rejected{because(records.reasons)}",
+            *([f"{undecided:,} undecided{because(self.inconclusive)}"] if undecided else []),
+            f"{len(self._turns):,} waiting",
+            *(["rests"] if self._standing is not None and self._standing.why_not else []),
+        ]
+        return Progress(text=", ".join(parts), over=self._is_over())
+
     async def run(self, node: Node) -> None:
         """Judge until cancelled."""
         run = run_of(node)
         run.check_job(node.peer_id, self.name)
         run.check_store(node.config.shardcast.keep_versions)
-        environment = run.open_environments()[0]
         config = run.engine_config(self._config.machine, threads=self._config.threads, nice=self._config.nice)
         async with (
             open_ledger(node.world, "ledger") as ledger,
+            open_environment_of(node.world, run, self._config.machine) as environment,
             open_engine(node.world, replace(config, profile=self._config.profile), name=self.name) as engine,
             trio.open_nursery() as nursery,
         ):
@@ -203,13 +221,17 @@ class Validator:
             node.host.protect("work", self.records.workers)
             handover = await Handover.open(node, "validator/accepted", nursery, self._wake)
             durable = self._durable = Durable(node.world, self.name)
-            standing = Standing(node, "validator", self.name)
+            standing = self._standing = Standing(node, "validator", self.name)
+            self._is_over = partial(self._has_all, node, run)
             nursery.start_soon(standing.watch)
             nursery.start_soon(self._succeed, node, run)
             bench = Bench(node, run, environment, engine, ledger, handover, nursery, durable, standing)
             node.host.set_handler(ROLLOUT_PROTOCOL, partial(self._serve, bench))
             while True:
                 await self._judge_next(bench)
+
+    def _has_all(self, node: Node, run: Run) -> bool:
+        return node.shardcast.newest >= run.terms.recipe.steps and not len(self._turns)
 
     async def _succeed(self, node: Node, run: Run) -> None:
         """Be lenient to work that comes from another validator's hands: after each edition that names others
@@ -533,7 +555,7 @@ class Validator:
             )
         except BadMessage as error:
             return bench.sign(place, Verdict.REJECTED, str(error))
-        tasks = order.tasks(bench.environment, place.index)
+        tasks = await order.tasks(bench.environment, place.index)
         if [group.group for group in groups] != [task.group for _, task in tasks]:
             return bench.sign(place, Verdict.REJECTED, WRONG_GROUPS)
         if judgement.verdict is Verdict.ACCEPTED:
@@ -542,7 +564,7 @@ class Validator:
                 await bench.engine.load(weights)
                 self._loaded = place.version
             judgement = await bench.replay([task for _, task in tasks], groups)
-        return bench.conclude(submission, judgement, tasks, groups)
+        return await bench.conclude(submission, judgement, tasks, groups)
 
 
 def _key(place: Commitment) -> bytes:

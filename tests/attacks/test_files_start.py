@@ -8,9 +8,12 @@ import pytest
 
 from p2p.errors import ConfigError, StorageError
 from p2p.identity import SEED_BYTES, KeyPair
-from p2p.machine import RealWorld, load_or_create_key
+from p2p.machine import RealWorld, load_or_create_key, open_world
 from p2p.node.rundoc import PATH, RunBook
+from roles.run import open_ledger
+from roles.run.chain import EMPTY
 from roles.run.file import open_run
+from tests.e2e.node_process import fail, node
 from tests.unit.test_run_file import RUN
 
 
@@ -52,3 +55,43 @@ async def test_a_damaged_pin_is_replaced_by_the_person_only(data: bytes, tmp_pat
     await book.load(RUN.document)
     assert book.run == RUN
     assert (tmp_path / PATH).read_bytes() == RUN.document
+
+
+def test_a_key_that_is_damaged_ends_a_node_with_a_sentence(tmp_path: Path) -> None:
+    """Issue 10.7: exit code 1, the file, and what to do; no traceback."""
+    load_or_create_key(tmp_path / "key")
+    data = (tmp_path / "key").read_bytes()
+    (tmp_path / "key").write_bytes(flipped(data, 100))
+    (tmp_path / "run.shoal").write_bytes(RUN.document)
+    code, said = fail("--data", str(tmp_path))
+    assert (code, said.count("\n")) == (1, 1), said
+    assert f"{tmp_path / 'key'} is damaged, or no key: restore it from a copy, or remove it" in said
+
+
+def test_a_node_starts_whatever_became_of_its_lock_and_its_logs(tmp_path: Path) -> None:
+    """Issue 10.7: nothing is read from them. Exit code 0 when it is told to end."""
+    (tmp_path / "run.shoal").write_bytes(RUN.document)
+    for content in (b"", b"\0" * 5000, "☃ no log".encode("utf-16")):
+        for name in ("lock", "log", "log.1"):
+            (tmp_path / name).write_bytes(content)
+        with node(tmp_path) as running:
+            assert running.line()["event"] == "started"
+            assert (tmp_path / "log").read_bytes().startswith(content)
+            assert running.interrupt() == 0
+    for name in ("lock", "log", "log.1"):
+        (tmp_path / name).unlink()
+    with node(tmp_path) as running:
+        assert running.line()["event"] == "started"
+        assert (tmp_path / "lock").exists()
+        assert (tmp_path / "log").exists()
+        assert running.interrupt() == 0
+
+
+async def test_a_ledger_that_is_gone_as_a_whole_is_not_missed(tmp_path: Path) -> None:
+    """The table says so: it looks like a new node's. Only whoever kept an older entry can tell."""
+    async with open_world(tmp_path) as world:
+        async with open_ledger(world, "ledger") as ledger:
+            await ledger.append("verdict", b"first")
+        await world.disk.remove("ledger")
+        async with open_ledger(world, "ledger") as ledger:
+            assert ledger.head == EMPTY

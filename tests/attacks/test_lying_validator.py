@@ -108,7 +108,7 @@ class _Disk:
 
 
 class _DeskWithoutModel(_Desk):
-    def pooled(self, *_: object) -> list[Any]:
+    async def pooled(self, *_: object) -> list[Any]:
         return []
 
 

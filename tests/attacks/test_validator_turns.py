@@ -16,6 +16,7 @@ from p2p.shardcast.manifest import PolicyVersion
 from roles.draws import draw_order
 from roles.engines.base import Completion, Group, GroupTask
 from roles.envs.base import open_environment
+from roles.envs.client import LocalEnvironment
 from roles.inference import Inference
 from roles.messages import ROLLOUT_PROTOCOL, encode_groups
 from roles.retry import ask
@@ -47,7 +48,7 @@ class Flooder(Inference):
 
     async def run(self, node: Node) -> None:
         self._next: dict[PolicyVersion, int] = {}
-        self._environment = open_environment("sort")
+        self._environment = LocalEnvironment(open_environment("sort"))
         await node.shardcast.wait_policy(PolicyVersion(0))
         async with trio.open_nursery() as nursery:
             for _ in range(AT_ONCE):
@@ -62,9 +63,8 @@ class Flooder(Inference):
                 continue
             index = self._next.get(version, 0)
             self._next[version] = index + 1
-            tasks = [
-                task for _, task in draw_order(node, run_of(node), version).tasks(self._environment, index)
-            ]
+            order = draw_order(node, run_of(node), version)
+            tasks = [task for _, task in await order.tasks(self._environment, index)]
             payload = forge(node, version, index, encode_groups(self.groups(node, tasks))).to_bytes()
             while node.shardcast.newest - version <= run_of(node).terms.recipe.lag:
                 answer = await ask(node, validator, ROLLOUT_PROTOCOL, payload)

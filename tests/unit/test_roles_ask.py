@@ -33,7 +33,7 @@ from roles.messages import (
     encode_receipt,
 )
 from roles.outbox import Outbox
-from roles.pool import GroupPool
+from roles.pool import GroupPool, PooledGroup
 from roles.retry import NONSENSE, ask
 from roles.rl.recipe import Recipe
 from roles.trainer import Trainer, TrainerConfig
@@ -115,13 +115,17 @@ class SlowDisk:
         await trio.lowlevel.checkpoint()
 
 
+async def _no_groups(*_: object) -> list[PooledGroup]:
+    return []
+
+
 async def test_a_delivery_is_taken_only_when_it_is_durable_however_often_it_comes() -> None:
     disk = SlowDisk()
     recipe = Recipe()
     run = SimpleNamespace(id=RUN_ID, terms=SimpleNamespace(recipe=recipe))
     node = SimpleNamespace(world=sound_world(), shardcast=SimpleNamespace(holds=lambda _: True))
     desk: Any = SimpleNamespace(
-        node=node, run=run, intake=disk, ledger=disk, pooled=lambda *_: [], why_unwanted=lambda *_: ""
+        node=node, run=run, intake=disk, ledger=disk, pooled=_no_groups, why_unwanted=lambda *_: ""
     )
     trainer = Trainer(TrainerConfig())
     trainer._pool = GroupPool(100, 2)
