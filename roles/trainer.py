@@ -55,6 +55,7 @@ from roles.messages import (
 )
 from roles.pool import GroupPool, PooledGroup
 from roles.retry import PATIENCE
+from roles.rl.advantage import has_spread
 from roles.run import Ledger, Run, open_ledger, run_of
 from roles.seats import Seats
 from roles.standing import Standing
@@ -442,7 +443,8 @@ class Trainer:
         self._taking[content] = None
         self._filled[(place.node, place.version, place.index)] = None
         try:
-            await desk.intake.keep(verdict, submission)
+            if any(has_spread(pooled.group.rewards) for pooled in groups):  # else no step ever takes one
+                await desk.intake.keep(verdict, submission)
             await dawdle(desk.node.world, "trainer/slow receipt")
             await desk.ledger.append(RECEIPT_KIND, content)
             self._taken[content] = None

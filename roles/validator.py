@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -46,7 +47,7 @@ from p2p.node.node import Node
 from p2p.node.role import Progress
 from p2p.node.tables import read_table
 from p2p.shardcast.manifest import PolicyVersion
-from p2p.world import dawdle, decode_off_loop
+from p2p.world import World, dawdle, decode_off_loop
 from proofs.checks import Verdict
 from roles.draws import draw_order, validator_of
 from roles.durable import Durable
@@ -96,6 +97,11 @@ SUCCESSION: Final = 600.0
 """Seconds for which an edition with other validators is on its way to all nodes: each asks one other a
 minute, so that those who have it double each minute, and ten minutes reach a thousand nodes. As long, the
 first place of a node under a policy is taken for the next after those that another validator judged."""
+WEARY_SECONDS: Final = 0.5
+"""How soon to look again after nodes that wait because much was rejected: one more is forgiven in as long."""
+KNOWN: Final = 65_536
+"""Verdicts that are found again by the place that they are about, beside all under policies that are not
+stale: 16 MB. Who asks about an older one is told that its policy is stale, which it knows."""
 GIVEN_UP: Final = 1024
 """Submissions given up whose verdicts are remembered: four under way from each of 256 nodes."""
 VERDICT_KIND: Final = "verdict"
@@ -151,8 +157,12 @@ class Validator:
         self._recording = trio.Semaphore(RECORDING)
         self._known: dict[bytes, _Job | int] = {}
         """By `_key`: the job under way, or the ledger entry of the verdict."""
+        self._recorded: deque[tuple[PolicyVersion, bytes]] = deque()
+        """What of `_known` has a ledger entry, oldest first."""
         self._given_up: dict[bytes, SignedVerdict] = {}
-        """The last `INCONCLUSIVE` verdicts, by `_key`."""
+        """The last `INCONCLUSIVE` verdicts, by `_key`: places that are taken, and whoever asks again must be
+        told the same. Not that a policy is stale: it stays so, and 1,024 claims of old work would displace
+        the others, whose authors would then be rejected for a replay."""
         self._loaded = PolicyVersion(-1)
         self._streams = Seats(in_all=MAX_SERVED)
         """Streams that are heard at all: a kilobyte each."""
@@ -251,7 +261,7 @@ class Validator:
         async for entry in ledger.entries(VERDICT_KIND):
             verdict = decode_verdict_untrusted(entry.body, node.world.verify)
             place = verdict.commitment
-            self._known[_key(place)] = entry.seqno
+            self._note(place, entry.seqno)
             if verdict.reason in (REPLAYED, GAP):
                 self._slots.misplace(place.node, place.version)
             else:
@@ -425,10 +435,24 @@ class Validator:
         bench.node.world.sometimes("validator/blames nobody", True)
         tally(self.inconclusive, reason)
         verdict = bench.sign(place, Verdict.INCONCLUSIVE, reason)
+        if reason == STALE:
+            return verdict
         self._given_up[_key(place)] = verdict
         if len(self._given_up) > GIVEN_UP:
             del self._given_up[next(iter(self._given_up))]
         return verdict
+
+    def _note(self, place: Commitment, seqno: int) -> None:
+        """Find the verdict on ``place`` in the ledger from now on."""
+        key = _key(place)
+        self._known[key] = seqno
+        self._recorded.append((place.version, key))
+
+    def _forget(self, bench: Bench) -> None:
+        """Forget which entries are about places under stale policies, beyond `KNOWN`."""
+        oldest = bench.node.shardcast.newest - bench.run.terms.recipe.lag
+        while len(self._recorded) > KNOWN and self._recorded[0][0] < oldest:
+            self._known.pop(self._recorded.popleft()[1], None)
 
     def _is_stale(self, bench: Bench, version: PolicyVersion) -> bool:
         """Whether no trainer can use work under ``version`` any more."""
@@ -443,7 +467,7 @@ class Validator:
         await bench.standing.wait()
         while not self._may_judge(bench):
             self._work = trio.Event()
-            await self._work.wait()
+            await self._wait_work(world)
         began = world.now()
         job = self._turns.pop(began, of_debtors=not bench.handover.has_room())
         try:
@@ -467,13 +491,24 @@ class Validator:
             bench.handover.expect()
         bench.nursery.start_soon(self._record, bench, job, verdict)
 
+    async def _wait_work(self, world: World) -> None:
+        """Return when something may have come that may be judged."""
+        if not self._turns.is_weary(world.now()):
+            await self._work.wait()
+            return
+        timer = world.call_at(world.now() + WEARY_SECONDS, self._wake)
+        try:
+            await self._work.wait()
+        finally:
+            timer.cancel()
+
     def _may_judge(self, bench: Bench) -> bool:
         """Whether anything may be judged now: while the trainer takes nothing, what is likely to be rejected.
 
         Should that be accepted after all, one more delivery waits than `roles.handover` means to.
         """
         if bench.handover.has_room():
-            return len(self._turns) > 0
+            return self._turns.has_work(bench.node.world.now())
         return bench.handover.has_room(1) and self._turns.has_debtor(bench.node.world.now())
 
     def _wake(self) -> None:
@@ -528,7 +563,8 @@ class Validator:
             await bench.durable.insist(partial(bench.handover.keep, verdict, job.submission))
         await dawdle(bench.node.world, "validator/slow record")
         entry = await bench.durable.insist(partial(bench.ledger.append, VERDICT_KIND, verdict.to_bytes()))
-        self._known[_key(place)] = entry.seqno
+        self._note(place, entry.seqno)
+        self._forget(bench)
         self.records.count(verdict)
         bench.node.host.protect("work", self.records.workers)
         job.verdict = verdict
