@@ -24,6 +24,7 @@ import trio
 from p2p.errors import RemoteProtocolError, StorageError
 from p2p.host import Stream, send_frame
 from p2p.identity import PeerId
+from p2p.ledger import Ledger
 from p2p.node.admission import Capability
 from p2p.node.node import Node
 from p2p.node.role import Progress
@@ -56,7 +57,7 @@ from roles.messages import (
 from roles.pool import GroupPool, PooledGroup
 from roles.retry import PATIENCE
 from roles.rl.advantage import has_spread
-from roles.run import Ledger, Run, open_ledger, run_of
+from roles.run import Run, run_of
 from roles.seats import Seats
 from roles.standing import Standing
 
@@ -198,11 +199,11 @@ class Trainer:
             profile=self._config.profile,
         )
         async with (
-            open_ledger(node.world, "ledger") as ledger,
             open_environment_of(node.world, run, self._config.machine) as environment,
             open_engine(node.world, config, name=self.name) as engine,
             trio.open_nursery() as nursery,
         ):
+            ledger = await node.ledger.opened()
             step = await self._resume(node, engine, ledger)
             standing = self._standing = Standing(node, "trainer", self.name)
             intake, durable = Intake(node.world, INTAKE), self._durable_of(node)

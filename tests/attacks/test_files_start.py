@@ -8,10 +8,10 @@ import pytest
 
 from p2p.errors import ConfigError, StorageError
 from p2p.identity import SEED_BYTES, KeyPair
+from p2p.ledger import open_ledger
+from p2p.ledger.core.chain import EMPTY
 from p2p.machine import RealWorld, load_or_create_key, open_world
 from p2p.node.rundoc import PATH, RunBook
-from roles.run import open_ledger
-from roles.run.chain import EMPTY
 from roles.run.file import open_run
 from tests.e2e.node_process import fail, node
 from tests.unit.test_run_file import RUN
