@@ -10,11 +10,11 @@ from blake3 import blake3
 
 from p2p.errors import LimitExceeded, LocalProtocolError, StorageError
 from p2p.identity import PeerId
-from p2p.shardcast import events as ev
 from p2p.shardcast.codec import COMPRESS_RATE, encode_spans, header_span, span_for
 from p2p.shardcast.config import ShardcastConfig
+from p2p.shardcast.core import events as ev
+from p2p.shardcast.core.statements import Known
 from p2p.shardcast.forest import Roster, RosterEntry, capacity_class
-from p2p.shardcast.known import Known
 from p2p.shardcast.manifest import (
     MAX_CHUNKS,
     MAX_SPAN,

@@ -19,12 +19,12 @@ import trio
 from p2p.errors import BadMessage, StorageError
 from p2p.host import Host, PeerEvent, PeerState, Stream
 from p2p.identity import PeerId
-from p2p.shardcast import events as ev
 from p2p.shardcast.bulk import BREATH, BulkReader, Room
 from p2p.shardcast.config import ShardcastConfig, ShardcastStats
-from p2p.shardcast.core import ShardcastCore
+from p2p.shardcast.core import events as ev
+from p2p.shardcast.core.core import ShardcastCore
+from p2p.shardcast.core.statements import Known
 from p2p.shardcast.forest import RosterEntry
-from p2p.shardcast.known import Known
 from p2p.shardcast.manifest import NO_POLICY, PROTOCOL_ID, Equivocation, Manifest, PolicyVersion
 from p2p.shardcast.messages import (
     BULK_OVERHEAD,
@@ -43,7 +43,7 @@ from p2p.shardcast.messages import (
     encode_message,
 )
 from p2p.shardcast.publisher import Publisher
-from p2p.shardcast.pusher import Pusher
+from p2p.shardcast.sender import Pusher
 from p2p.shardcast.store import DiskCare, Store
 from p2p.world import Timer, World, dawdle, lateness
 

@@ -23,11 +23,12 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final
 
 from p2p.identity import PeerId
-from p2p.shardcast import NO_POLICY, PolicyVersion, RosterEntry, ShardcastConfig, ShardcastStats, events as ev
+from p2p.shardcast import NO_POLICY, PolicyVersion, RosterEntry, ShardcastConfig, ShardcastStats
 from p2p.shardcast.codec import DECODE_RATE
-from p2p.shardcast.core import ShardcastCore
+from p2p.shardcast.core import events as ev
+from p2p.shardcast.core.core import ShardcastCore
+from p2p.shardcast.core.statements import Known
 from p2p.shardcast.forest import Roster, plant
-from p2p.shardcast.known import Known
 from p2p.shardcast.manifest import MAX_SPAN, Chunk, Draft, Encoding, Index, digest_of
 from p2p.shardcast.messages import ChunkHeader, Message, encode_message
 from sim.errors import SimulationError

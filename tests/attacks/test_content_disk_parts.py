@@ -16,11 +16,11 @@ from p2p.errors import StorageError
 from p2p.identity import KeyPair, verify
 from p2p.machine import RealWorld
 from p2p.node.rundoc import PATH, RunBook
-from p2p.shardcast import events as ev
 from p2p.shardcast.config import ShardcastConfig
-from p2p.shardcast.core import ShardcastCore
+from p2p.shardcast.core import events as ev
+from p2p.shardcast.core.core import ShardcastCore
+from p2p.shardcast.core.statements import Known
 from p2p.shardcast.forest import Roster, RosterEntry
-from p2p.shardcast.known import Known
 from p2p.shardcast.manifest import (
     NO_POLICY,
     Chunk,

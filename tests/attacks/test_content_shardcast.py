@@ -14,12 +14,13 @@ import trio
 from p2p.errors import BadMessage
 from p2p.host import Stream
 from p2p.identity import KeyPair, PeerId, verify
-from p2p.shardcast import events as ev
 from p2p.shardcast.bulk import MAX_UNFINISHED, Room
 from p2p.shardcast.config import ShardcastConfig
-from p2p.shardcast.core import ShardcastCore
+from p2p.shardcast.core import events as ev
+from p2p.shardcast.core.core import ShardcastCore
+from p2p.shardcast.core.download import MAX_INDEXES, SPARE_ANSWERS
+from p2p.shardcast.core.statements import Known
 from p2p.shardcast.forest import Roster, RosterEntry
-from p2p.shardcast.known import Known
 from p2p.shardcast.manifest import (
     NO_POLICY,
     Chunk,
@@ -43,7 +44,6 @@ from p2p.shardcast.messages import (
     encode_chunk_header,
     encode_message,
 )
-from p2p.shardcast.policy import MAX_INDEXES, SPARE_ANSWERS
 from p2p.wire import KI, MIB, encode_varint, frame
 from tests.unit.test_shardcast_service import Member, Town, publish
 

@@ -9,12 +9,12 @@ from hypothesis import given, settings, strategies as st
 
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair
-from p2p.shardcast import events as ev
 from p2p.shardcast.codec import decode_chunk_untrusted
 from p2p.shardcast.config import ShardcastConfig
-from p2p.shardcast.core import ShardcastCore
+from p2p.shardcast.core import events as ev
+from p2p.shardcast.core.core import ShardcastCore
+from p2p.shardcast.core.statements import Known
 from p2p.shardcast.forest import Roster, RosterEntry, decode_roster_untrusted
-from p2p.shardcast.known import Known
 from p2p.shardcast.manifest import (
     NO_POLICY,
     Chunk,

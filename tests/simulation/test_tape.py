@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
-from p2p.shardcast.known import Known
+from p2p.shardcast.core.statements import Known
 from sim import tape
 from sim.runner import run_scenario
 from sim.tape import CORES, Tape, recording

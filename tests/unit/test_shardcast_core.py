@@ -12,12 +12,13 @@ import pytest
 
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair, PeerId, verify
-from p2p.shardcast import events as ev
 from p2p.shardcast.codec import encode_spans
 from p2p.shardcast.config import ShardcastConfig
-from p2p.shardcast.core import ShardcastCore
+from p2p.shardcast.core import events as ev
+from p2p.shardcast.core.core import ShardcastCore
+from p2p.shardcast.core.peers import Peers
+from p2p.shardcast.core.statements import Known
 from p2p.shardcast.forest import Roster, RosterEntry, plant
-from p2p.shardcast.known import Known
 from p2p.shardcast.manifest import NO_POLICY, Draft, Encoding, Index, Manifest, PolicyVersion, digest_of
 from p2p.shardcast.messages import (
     ChunkHeader,
@@ -29,7 +30,6 @@ from p2p.shardcast.messages import (
     encode_bulk_message,
     encode_message,
 )
-from p2p.shardcast.peers import Peers
 from p2p.wire import KI, MIB
 
 RUN = b"run"

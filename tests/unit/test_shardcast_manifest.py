@@ -16,8 +16,9 @@ from p2p.shardcast.codec import (
     header_span,
     span_for,
 )
+from p2p.shardcast.core.download import TRANSITIONS, ChunkEvent, ChunkState, Policy
+from p2p.shardcast.core.handout import CREDIT, HandOut
 from p2p.shardcast.forest import Roster, RosterEntry, plant
-from p2p.shardcast.handout import CREDIT, HandOut
 from p2p.shardcast.manifest import (
     MAX_CHUNKS,
     MAX_MANIFEST,
@@ -34,7 +35,6 @@ from p2p.shardcast.manifest import (
     digest_of,
 )
 from p2p.shardcast.messages import mask_of, ranges_of
-from p2p.shardcast.policy import TRANSITIONS, ChunkEvent, ChunkState, Policy
 from p2p.wire import KI
 
 TRAINER = KeyPair(digest_of(b"trainer"))

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable
 
 from p2p.identity import PeerId
-from p2p.shardcast import core
-from p2p.shardcast.core import ShardcastCore
+from p2p.shardcast.core import core
+from p2p.shardcast.core.core import ShardcastCore
+from p2p.shardcast.core.download import Policy
+from p2p.shardcast.core.sources import Repair
 from p2p.shardcast.messages import ChunkHeader
-from p2p.shardcast.policy import Policy
-from p2p.shardcast.repair import Repair
 from p2p.shardcast.store import Store
 from p2p.world import Disk
 

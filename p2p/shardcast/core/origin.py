@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from p2p.identity import PeerId
-from p2p.shardcast import events as ev
+from p2p.shardcast.core import events as ev
+from p2p.shardcast.core.download import Policy
+from p2p.shardcast.core.handout import HandOut
+from p2p.shardcast.core.statements import Known
+from p2p.shardcast.core.upload import Relay, news_of
 from p2p.shardcast.forest import plant
-from p2p.shardcast.handout import HandOut
-from p2p.shardcast.known import Known
 from p2p.shardcast.messages import INLINE_INDEX, Blame, Credit
-from p2p.shardcast.policy import Policy
-from p2p.shardcast.relay import Relay, news_of
 
 _OVERTIME: Final = 4
 """Shortest patiences without a chunk given away after which a hand-out no longer delays the next: its

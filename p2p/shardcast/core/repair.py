@@ -8,13 +8,13 @@ from random import Random
 from typing import Final
 
 from p2p.identity import PeerId
-from p2p.shardcast import events as ev
+from p2p.shardcast.core import events as ev
+from p2p.shardcast.core.download import SLOW_LINK, Policy
+from p2p.shardcast.core.peers import Peers
+from p2p.shardcast.core.sources import Repair
+from p2p.shardcast.core.statements import Known
 from p2p.shardcast.forest import plant
-from p2p.shardcast.known import Known
 from p2p.shardcast.messages import Ask, Have, Skipped, Taken, Want, ranges_of
-from p2p.shardcast.peers import Peers
-from p2p.shardcast.policy import SLOW_LINK, Policy
-from p2p.shardcast.repair import Repair
 
 _MAX_BACKOFF: Final = 5
 """Doublings of the time between inquiries: 16 s at the usual patience."""

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from p2p.identity import PeerId
-from p2p.shardcast import events as ev
+from p2p.shardcast.core import events as ev
+from p2p.shardcast.core.download import Policy, bits
+from p2p.shardcast.core.handout import CREDIT, HandOut
+from p2p.shardcast.core.queue import Lane
+from p2p.shardcast.core.statements import Known
 from p2p.shardcast.forest import Forest, plant
-from p2p.shardcast.handout import CREDIT, HandOut
-from p2p.shardcast.known import Known
-from p2p.shardcast.lanes import Lane
 from p2p.shardcast.messages import (
     NO_STRIPE,
     ChunkHeader,
@@ -21,7 +22,6 @@ from p2p.shardcast.messages import (
     Skipped,
     mask_of,
 )
-from p2p.shardcast.policy import Policy, bits
 
 MAX_OWED: Final = 16
 """Chunks that one peer may have asked for and not got: more than it has reason to, four times."""

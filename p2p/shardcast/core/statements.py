@@ -7,10 +7,10 @@ from typing import Final
 
 from p2p.errors import BadMessage, ShoalError
 from p2p.identity import PeerId, Verify
+from p2p.shardcast.core.peers import bound
 from p2p.shardcast.forest import Roster, decode_roster_untrusted
 from p2p.shardcast.manifest import Equivocation, Manifest, decode_manifest_untrusted, digest_of
 from p2p.shardcast.messages import Evidence
-from p2p.shardcast.peers import bound
 
 MAX_MANIFESTS: Final = 64
 """Manifests remembered, newest versions first: two minutes of the fastest run, hours of a usual one.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from p2p.identity import PeerId
+from p2p.shardcast.core.peers import bound
 from p2p.shardcast.messages import Ask, Have, Skipped, Taken, Want
-from p2p.shardcast.peers import bound
 
 _MAX_NAMES: Final = 256
 """Policies remembered as over, or as asked about; names of 32 bytes."""

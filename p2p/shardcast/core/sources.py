@@ -10,7 +10,7 @@ from random import Random
 from typing import Final
 
 from p2p.identity import PeerId
-from p2p.shardcast.policy import SLOW_LINK, ChunkEvent, Policy, Request
+from p2p.shardcast.core.download import SLOW_LINK, ChunkEvent, Policy, Request
 
 WINDOW: Final = 4
 """Chunks asked of one holder at a time: enough that it never idles for a round trip, few enough to lose

@@ -12,7 +12,7 @@ import trio
 from p2p.errors import LimitExceeded, PeerUnreachable, ProtocolNotSupported, StorageError, WrongPeer
 from p2p.host import Host
 from p2p.identity import PeerId
-from p2p.shardcast import events as ev
+from p2p.shardcast.core import events as ev
 from p2p.shardcast.messages import (
     BULK_PROTOCOL_ID,
     ChunkHeader,

@@ -31,10 +31,16 @@ from typing import assert_never
 
 from p2p.errors import BadMessage
 from p2p.identity import PeerId
-from p2p.shardcast import events as ev
 from p2p.shardcast.config import ShardcastConfig, ShardcastStats
-from p2p.shardcast.exchange import Exchange
-from p2p.shardcast.known import Known
+from p2p.shardcast.core import events as ev
+from p2p.shardcast.core.download import MAX_FETCHES, ChunkEvent, Policy, surplus
+from p2p.shardcast.core.origin import Origin
+from p2p.shardcast.core.peers import Peers
+from p2p.shardcast.core.pending import Rumours
+from p2p.shardcast.core.repair import Exchange
+from p2p.shardcast.core.sources import Repair
+from p2p.shardcast.core.statements import Known
+from p2p.shardcast.core.upload import Relay, news_of
 from p2p.shardcast.manifest import NO_POLICY, Equivocation, Index, Manifest, decode_index_untrusted, digest_of
 from p2p.shardcast.messages import (
     INLINE_INDEX,
@@ -55,12 +61,6 @@ from p2p.shardcast.messages import (
     mask_of,
     ranges_of,
 )
-from p2p.shardcast.origin import Origin
-from p2p.shardcast.peers import Peers
-from p2p.shardcast.policy import MAX_FETCHES, ChunkEvent, Policy, surplus
-from p2p.shardcast.relay import Relay, news_of
-from p2p.shardcast.repair import Repair
-from p2p.shardcast.rumours import Rumours
 
 
 class ShardcastCore:

@@ -1,0 +1,1 @@
+"""SHARDCAST's decisions: pure by contract, events and time in, effects out."""
