@@ -2,7 +2,7 @@
 
 Each chunk is one zstd frame of a fixed span of the file: chunks can be checked, forwarded, decoded and
 lost one by one. Level 1, because no level buys weights anything more (1.19 times smaller in fp32, 1.46 in
-bf16 with planes split, at level 1 and 9 alike) and the origin compresses while everybody waits.
+bf16 with planes split, at level 1 and 9 alike) and the origin compresses while all receivers wait.
 """
 
 from __future__ import annotations

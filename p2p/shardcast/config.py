@@ -61,6 +61,27 @@ class ShardcastStats:
     """Whether the disk takes nothing now: policies are served, and fetched when it does again."""
     disk_failures: int = 0
 
+    def count_duplicate(self, size: int) -> None:
+        """A chunk came a second time."""
+        self.duplicates += size
+
+    def count_bad(self) -> None:
+        """A chunk had a wrong digest."""
+        self.chunks_bad += 1
+
+    def count_completed(self) -> None:
+        """A version is whole and durable."""
+        self.versions_completed += 1
+
+    def count_skipped(self) -> None:
+        """A version was given up."""
+        self.versions_skipped += 1
+
+    def note_disk(self, *, refuses: bool) -> None:
+        """The disk refused a write, or takes data again."""
+        self.disk_refuses = refuses
+        self.disk_failures += refuses
+
     def count_came(self, size: int, *, asked: bool, origin: bool) -> None:
         """A chunk came for the first time: because it was asked for, from the origin itself."""
         self.chunks_repaired += asked

@@ -1,10 +1,10 @@
-"""Who forwards what to whom: a pure function of a signed roster and a version.
+"""The relay forest: which peer forwards what to which, by a signed roster and a version.
 
 Theory of operation
 -------------------
 The policy's origin signs a *roster*: the peers it will feed, each with a capacity class (a power of
 two of upload, so that noise in a measurement does not reshuffle the swarm). From (roster, version)
-everybody computes the same *forest* of k *stripes*. Each stripe is a tree over all peers; a peer is
+every node computes the same *forest* of k *stripes*. Each stripe is a tree over all peers; a peer is
 interior in at most one of them, and spends its whole uplink there. The origin feeds only the k roots.
 
 Up to `MESH` peers, k is the number of peers: the origin gives a chunk to one peer, and that peer to
@@ -84,11 +84,11 @@ class Roster:
         object.__setattr__(self, "positions", {peer: place for place, peer in enumerate(self.peers)})
 
     def __eq__(self, other: object) -> bool:
-        """Rosters that say the same are the same, so that a process full of nodes plants one forest."""
+        """Rosters that say the same are the same, so that a process full of nodes builds one forest."""
         return isinstance(other, Roster) and self.name == other.name
 
     def __hash__(self) -> int:
-        return hash(self.name)  # for `plant` to look up; nothing is ever iterated in its order
+        return hash(self.name)  # for `build_forest` to look up; nothing is ever iterated in its order
 
     @classmethod
     def sign(cls, signer: Signer, run: bytes, epoch: int, entries: Iterable[RosterEntry]) -> Roster:
@@ -112,7 +112,7 @@ class Roster:
         return float(CLASS_UNIT * 2 ** (rank - 1)) if rank else 0.0
 
     def neighbours(self, peer: PeerId) -> tuple[PeerId, ...]:
-        """With whom ``peer`` exchanges have-lists: everybody up to `MESH`, else about eight.
+        """With whom ``peer`` exchanges have-lists: all peers up to `MESH`, else about eight.
 
         Symmetric, connected, of small diameter: a ring with chords of n^(1/4), n^(1/2), n^(3/4).
         """
@@ -212,7 +212,7 @@ class Forest:
         """Whether ``peer`` has children in ``stripe``."""
         return self.roster.positions.get(peer, -1) in self.stripes[stripe].children
 
-    def feeders(self, peer: PeerId, gone: Callable[[PeerId], bool]) -> tuple[PeerId, ...]:
+    def parents(self, peer: PeerId, gone: Callable[[PeerId], bool]) -> tuple[PeerId, ...]:
         """Who pushes to ``peer``: in each stripe its parent, in place of one that is gone the next above."""
         place, peers = self.roster.positions.get(peer), self.roster.peers
         if place is None:
@@ -223,7 +223,7 @@ class Forest:
         )
         return tuple(dict.fromkeys(peers[above] for above in nearest if above is not None))
 
-    def feeds(self, stripe: int, sender: PeerId, receiver: PeerId) -> bool:
+    def is_above(self, stripe: int, sender: PeerId, receiver: PeerId) -> bool:
         """Whether ``sender`` stands above ``receiver`` in ``stripe``: a push from it is no surprise."""
         if not 0 <= stripe < len(self.stripes):
             return False
@@ -236,7 +236,7 @@ class Forest:
 
 
 @lru_cache(maxsize=32)
-def plant(roster: Roster, version: PolicyVersion) -> Forest:
+def build_forest(roster: Roster, version: PolicyVersion) -> Forest:
     """The forest of ``version``. Remembered, since in a simulation every node of a process asks."""
     count = len(roster.peers)
     order = _by_capacity(roster, version)
@@ -256,7 +256,7 @@ def _stripe_count(count: int, capable: int) -> int:
 def _by_capacity(roster: Roster, version: PolicyVersion) -> list[int]:
     """Places that can relay, strongest first, equals in an order that changes with the version.
 
-    If nobody claims an uplink, as in the first minute of a swarm, all are taken for equals.
+    If no peer claims an uplink, as in the first minute of a swarm, all are taken for equals.
     """
     seed = b"%d:%d:" % (roster.epoch, version)
     capable = [place for place, rank in enumerate(roster.classes) if rank] or range(len(roster.peers))
@@ -295,8 +295,8 @@ def _stretch(group: dict[int, int], need: int) -> None:
 
 
 def _tree(order: Sequence[int], slots: dict[int, int]) -> Stripe:
-    """Breadth first, in the order of strength: interior peers above, everybody else on the slots that are
-    left, so that whoever has a strong line gets chunks from the strong, and early."""
+    """Breadth first, in the order of strength: interior peers above, all others on the slots that are
+    left, so that peers with strong lines get chunks from the strong, and early."""
     count, interior = len(order), list(slots)
     root = interior[0]
     leaves = [place for place in order if place not in slots]

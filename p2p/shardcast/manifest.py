@@ -1,7 +1,7 @@
 """What a policy version is: a small signed manifest, and indexes that it names by digest.
 
 The manifest itself stays under a kilobyte whatever the size of the model, so it can be gossiped to
-everybody. Per encoding (an anchor today; deltas are further entries of the same table) it names an
+every node. Per encoding (an anchor today; deltas are further entries of the same table) it names an
 *index*, the flat list of the encoding's chunks, by digest; the index names the chunks by digest.
 Everything below the signature is therefore content-addressed, and any peer may serve any of it.
 
@@ -134,7 +134,7 @@ class Encoding:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class ManifestBody:
     """What a trainer says about one version, before it is signed."""
 
     run: bytes
@@ -152,7 +152,7 @@ class Draft:
     encodings: tuple[Encoding, ...]
 
     def sign(self, signer: Signer) -> Manifest:
-        """The manifest. Equal drafts give equal bytes, whenever and however often they are signed."""
+        """The manifest. Equal bodies give equal bytes, whenever and however often they are signed."""
         content = pack(
             [
                 signer.peer_id.digest,
@@ -174,12 +174,12 @@ class Manifest:
     """A policy version, signed by the trainer that made it."""
 
     trainer: PeerId
-    draft: Draft
+    body: ManifestBody
     content: bytes = field(repr=False)
     signature: bytes = field(repr=False)
     digest: bytes = field(init=False, repr=False)
     """The digest of what was signed: the name of this policy in every message. It leaves the signature
-    out, so that nobody can make an honest trainer look like two by signing the same thing again."""
+    out, so that signing the same thing again does not make an honest trainer look like two."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "digest", digest_of(self.content))
@@ -187,22 +187,22 @@ class Manifest:
     @property
     def version(self) -> PolicyVersion:
         """The version it describes."""
-        return self.draft.version
+        return self.body.version
 
     @property
     def weights_digest(self) -> bytes:
         """Digest of the whole safetensors file."""
-        return self.draft.weights_digest
+        return self.body.weights_digest
 
     @property
     def size(self) -> int:
         """Bytes of the whole safetensors file."""
-        return self.draft.size
+        return self.body.size
 
     @property
     def anchor(self) -> Encoding:
         """The encoding that needs no earlier version; every manifest has one."""
-        return next(encoding for encoding in self.draft.encodings if encoding.name == ANCHOR)
+        return next(encoding for encoding in self.body.encodings if encoding.name == ANCHOR)
 
     def encode(self) -> bytes:
         """The signed bytes, as they are gossiped and stored."""
@@ -225,13 +225,13 @@ def decode_manifest_untrusted(data: bytes, run: bytes, verify: Verify) -> Manife
     trainer = decode_peer_id_untrusted(fields[0])
     encodings = tuple(_decode_encoding_untrusted(item) for item in fields[8][: MAX_ENCODINGS + 1])
     _, named, version, before, previous, weights_digest, size, header, _ = fields
-    draft = Draft(named, version, before, previous, weights_digest, size, header, encodings)
-    _check_draft(draft)
-    if draft.run != run:
+    body = ManifestBody(named, version, before, previous, weights_digest, size, header, encodings)
+    _check_body(body)
+    if body.run != run:
         raise BadMessage("a manifest of another run")
     if len(signature) != SIGNATURE_BYTES or not verify(trainer, PROTOCOL_ID, content, signature):
         raise BadMessage("a manifest's signature is wrong")
-    return Manifest(trainer, draft, content, signature)
+    return Manifest(trainer, body, content, signature)
 
 
 def _decode_encoding_untrusted(value: object) -> Encoding:
@@ -243,18 +243,18 @@ def _decode_encoding_untrusted(value: object) -> Encoding:
     return Encoding(name, PolicyVersion(base), chunks, wire, index)
 
 
-def _check_draft(draft: Draft) -> None:
-    if not 0 < len(draft.run) <= MAX_RUN_ID or len(draft.weights_digest) != DIGEST_BYTES:
+def _check_body(body: ManifestBody) -> None:
+    if not 0 < len(body.run) <= MAX_RUN_ID or len(body.weights_digest) != DIGEST_BYTES:
         raise BadMessage("a manifest's run id or weights digest has the wrong length")
-    if not (0 <= draft.version <= _MAX_VERSION and NO_POLICY <= draft.previous_version < draft.version):
+    if not (0 <= body.version <= _MAX_VERSION and NO_POLICY <= body.previous_version < body.version):
         raise BadMessage("a manifest's versions do not grow")
-    if len(draft.previous) != (DIGEST_BYTES if draft.previous_version >= 0 else 0):
+    if len(body.previous) != (DIGEST_BYTES if body.previous_version >= 0 else 0):
         raise BadMessage("a manifest's predecessor is misnamed")
-    if not (0 < draft.size <= _MAX_SIZE and 0 <= draft.header <= draft.size):
+    if not (0 < body.size <= _MAX_SIZE and 0 <= body.header <= body.size):
         raise BadMessage("a manifest's sizes are out of bounds")
-    anchors = sum(e.name == ANCHOR and e.base == NO_POLICY for e in draft.encodings)
-    names = {(e.name, e.base) for e in draft.encodings}
-    if anchors != 1 or len(draft.encodings) > MAX_ENCODINGS or len(names) != len(draft.encodings):
+    anchors = sum(e.name == ANCHOR and e.base == NO_POLICY for e in body.encodings)
+    names = {(e.name, e.base) for e in body.encodings}
+    if anchors != 1 or len(body.encodings) > MAX_ENCODINGS or len(names) != len(body.encodings):
         raise BadMessage("a manifest needs one anchor and distinct encodings")
 
 
@@ -276,7 +276,7 @@ def decode_index_untrusted(data: bytes, encoding: Encoding, size: int) -> Index:
 
 @dataclass(frozen=True, slots=True)
 class Equivocation:
-    """Two manifests that one honest trainer cannot have signed both. It convinces everybody."""
+    """Two manifests that one honest trainer cannot have signed both. Any node can check it."""
 
     first: Manifest
     second: Manifest
@@ -294,5 +294,5 @@ class Equivocation:
             return False
         if first.version == second.version:
             return True
-        denied = first.version == second.draft.previous_version
-        return denied and second.draft.previous != first.digest
+        denied = first.version == second.body.previous_version
+        return denied and second.body.previous != first.digest

@@ -1,4 +1,4 @@
-"""One task, one bulk stream: what the core pushes to one peer."""
+"""One task and one bulk stream per peer: what the core pushes to it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from p2p.shardcast.messages import (
     encode_bulk_message,
     encode_chunk_header,
 )
-from p2p.shardcast.store import Store
+from p2p.shardcast.store import PolicyStore
 from p2p.wire import KI, encode_varint, frame
 
 logger = logging.getLogger(__name__)
 
 MAX_WAITING: Final = 64
-"""Items that may wait: one chunk (the core gives no more) and answers to somebody who asks and asks."""
+"""Items that may wait: one chunk (the core gives no more) and answers to a peer that asks and asks."""
 _JOIN: Final = 64 * KI
 """Chunks up to this size are sent with their header in one piece; copying them costs less than a packet."""
 
@@ -42,10 +42,10 @@ LOST: Final = (
 """What ends a bulk stream: none of it is a bug, all of it means that this peer gets nothing for now."""
 
 
-class Pusher:
+class Sender:
     """Sends pushed items in order, and reports each chunk that has left."""
 
-    def __init__(self, peer: PeerId, store: Store) -> None:
+    def __init__(self, peer: PeerId, store: PolicyStore) -> None:
         self.peer = peer
         self.scope = trio.CancelScope()
         self._store = store
@@ -60,7 +60,7 @@ class Pusher:
             self.scope.cancel()
 
     async def run(self, host: Host, report: Callable[[ev.Event], object]) -> bool:
-        """Send until the peer is lost (True), or nobody wants it any more."""
+        """Send until the peer is lost; True then. Cancelled when the peer is dropped."""
         with self.scope:
             try:
                 async with await host.open_stream(self.peer, BULK_PROTOCOL_ID) as stream:

@@ -17,14 +17,15 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import trio
 from blake3 import blake3
 
 from p2p.errors import BadMessage, StorageError
+from p2p.shardcast.chunkset import EMPTY, ChunkSet
 from p2p.shardcast.codec import DECODE_RATE, decode_chunks_untrusted
 from p2p.shardcast.config import ShardcastConfig
 from p2p.shardcast.forest import Roster, decode_roster_untrusted
@@ -64,21 +65,89 @@ _ROSTER: Final = "roster"
 logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Entry:
-    """One policy on this disk."""
+class StoredPolicy:
+    """One policy on this disk, whole or not."""
 
-    manifest: Manifest
-    index: Index
-    path: str
-    weights: str
-    verified: int = 0
-    stored: bool = False
-    pins: int = 0
-    pending: dict[int, bytes] = field(default_factory=dict)
-    pending_bytes: int = 0
-    headed: bool = False
-    writing: trio.Lock = field(default_factory=trio.Lock)
+    __slots__ = (
+        "_pending", "_pins", "has_head", "index", "manifest", "path", "pending_bytes", "stored",
+        "verified", "weights", "writing",
+    )  # fmt: skip
+
+    def __init__(
+        self, manifest: Manifest, index: Index, path: str, weights: str, *, has_head: bool = False
+    ) -> None:
+        self.manifest = manifest
+        self.index = index
+        self.path = path
+        self.weights = weights
+        """Where the assembled weights are, or will be."""
+        self.verified = EMPTY
+        """Chunks that were judged right, in memory or on disk."""
+        self.stored = False
+        """Whether it is whole, durable and assembled."""
+        self.has_head = has_head
+        """Whether the file begins with manifest and index."""
+        self.pending_bytes = 0
+        self.writing = trio.Lock()
+        self._pending: dict[int, bytes] = {}
+        """Verified chunks that are not yet written."""
+        self._pins = 0
+
+    def add(self, chunk: int, data: bytes) -> None:
+        """A verified chunk is to be written."""
+        self.verified = self.verified.including(chunk)
+        self._pending[chunk] = data
+        self.pending_bytes += len(data)
+
+    @property
+    def pending(self) -> dict[int, bytes]:
+        """Chunks to be written, in their order."""
+        return dict(sorted(self._pending.items()))
+
+    def pending_chunk(self, chunk: int) -> bytes | None:
+        """A chunk that is not yet written."""
+        return self._pending.get(chunk)
+
+    def note_written(self, chunks: Iterable[int]) -> None:
+        """These pending chunks are in the file, behind its head."""
+        self.has_head = True
+        for chunk in chunks:
+            self.pending_bytes -= len(self._pending.pop(chunk))
+
+    def note_found(self, chunks: ChunkSet) -> None:
+        """The file has these chunks from an earlier life."""
+        self.verified |= chunks
+
+    def note_damaged(self, chunk: int) -> None:
+        """A chunk in the file is no longer what it was."""
+        self.verified = self.verified.excluding(chunk)
+
+    def move_weights(self, path: str) -> None:
+        """The weights are at ``path`` from now on."""
+        self.weights = path
+
+    def mark_stored(self) -> None:
+        """It is whole, durable and assembled."""
+        self.stored = True
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every chunk was judged right."""
+        return len(self.verified) == len(self.index)
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether a caller needs it to stay."""
+        return self._pins > 0
+
+    @contextmanager
+    def pin(self) -> Iterator[None]:
+        """Keep it for the length of the block."""
+        self._pins += 1
+        try:
+            yield
+        finally:
+            self._pins -= 1
 
     @property
     def version(self) -> PolicyVersion:
@@ -100,7 +169,7 @@ class Entry:
         return (len(manifest).to_bytes(_LENGTH, "big") + manifest).ljust(_INDEX_AT, b"\0") + self.index.data
 
 
-class Store:
+class PolicyStore:
     """The policies of one run on one node's disk."""
 
     def __init__(self, world: World, config: ShardcastConfig, run: bytes) -> None:
@@ -110,18 +179,18 @@ class Store:
         self._run = run
         self.folder = f"{config.folder}/{run.hex()[:16]}"
         """Where the policies of this run are."""
-        self._entries: dict[bytes, Entry] = {}
+        self._entries: dict[bytes, StoredPolicy] = {}
         self._cache: OrderedDict[tuple[bytes, int], bytes] = OrderedDict()
         self._cached = 0
 
     def __repr__(self) -> str:
-        return f"Store({self.folder}, {len(self._entries)} policies)"
+        return f"PolicyStore({self.folder}, {len(self._entries)} policies)"
 
-    def entry(self, policy: bytes) -> Entry | None:
+    def entry(self, policy: bytes) -> StoredPolicy | None:
         """A policy that is here, whole or not."""
         return self._entries.get(policy)
 
-    def stored(self, version: PolicyVersion) -> Entry | None:
+    def stored(self, version: PolicyVersion) -> StoredPolicy | None:
         """A whole and assembled version."""
         return next((e for e in self._entries.values() if e.stored and e.version == version), None)
 
@@ -136,18 +205,19 @@ class Store:
         """Make room for a policy that will come chunk by chunk."""
         self._entries.setdefault(manifest.digest, self._new_entry(manifest, index))
 
-    def _new_entry(self, manifest: Manifest, index: Index) -> Entry:
+    def _new_entry(
+        self, manifest: Manifest, index: Index, *, weights: str = "", has_head: bool = False
+    ) -> StoredPolicy:
         stem = f"{self.folder}/v{manifest.version:016d}-{manifest.digest.hex()[:8]}"
-        return Entry(manifest, index, stem + _SUFFIX, stem + _WEIGHTS)
+        path = stem + _SUFFIX
+        return StoredPolicy(manifest, index, path, weights or stem + _WEIGHTS, has_head=has_head)
 
     def keep_nowait(self, policy: bytes, chunk: int, data: bytes) -> None:
         """Take a verified chunk into memory."""
         entry = self._entries.get(policy)
         if entry is None:
             return
-        entry.verified |= 1 << chunk
-        entry.pending[chunk] = data
-        entry.pending_bytes += len(data)
+        entry.add(chunk, data)
         self._remember(policy, chunk, data)
 
     def is_full(self, policy: bytes) -> bool:
@@ -161,30 +231,27 @@ class Store:
         if entry is None:
             return
         async with entry.writing:
-            waiting = dict(sorted(entry.pending.items()))
+            waiting = entry.pending
             for offset, data in _runs(entry, waiting):
                 await self._disk.write(entry.path, data, offset)
-            entry.headed = True
             if self._world.buggify("shardcast/early sync"):
                 await self._disk.fsync(entry.path)
-            for chunk, data in waiting.items():
-                del entry.pending[chunk]
-                entry.pending_bytes -= len(data)
+            entry.note_written(waiting)
 
     async def chunk(self, policy: bytes, chunk: int) -> bytes | None:
         """The wire bytes of a chunk; None if they are no longer here. Raises `StorageError`."""
         entry = self._entries.get(policy)
-        if entry is None or not entry.verified >> chunk & 1:
+        if entry is None or chunk not in entry.verified:
             return None
-        data = entry.pending.get(chunk) or self._cache.get((policy, chunk))
-        written = chunk not in entry.pending
-        if data is None or (written and self._world.buggify("shardcast/read again")):
+        pending = entry.pending_chunk(chunk)
+        data = pending or self._cache.get((policy, chunk))
+        if data is None or (pending is None and self._world.buggify("shardcast/read again")):
             data = await self._read(entry, chunk)
             if data is not None:
                 self._remember(policy, chunk, data)
         return data
 
-    async def _read(self, entry: Entry, chunk: int) -> bytes | None:
+    async def _read(self, entry: StoredPolicy, chunk: int) -> bytes | None:
         expected = entry.index.chunks[chunk]
         try:
             data = await self._disk.read(entry.path, entry.offset(chunk), expected.wire)
@@ -192,7 +259,7 @@ class Store:
             return None  # pruned while it waited to be sent
         if await self._is_chunk(data, expected):
             return data
-        entry.verified &= ~(1 << chunk)
+        entry.note_damaged(chunk)
         logger.warning(
             "chunk_damaged path=%s index=%d: it is no longer served", self._disk.locate(entry.path), chunk
         )
@@ -205,13 +272,13 @@ class Store:
         cost = len(data) / HASH_RATE
         return await self._world.run_blocking(digest_of, data, cost=cost) == expected.digest
 
-    async def check_weights(self, entry: Entry) -> None:
+    async def check_weights(self, entry: StoredPolicy) -> None:
         """Make sure that its weights are what they were; assembled again if not. Raises `StorageError`."""
         if await self._check_weights(entry):
             return
         path = self._disk.locate(entry.weights)
         logger.warning("weights_damaged path=%s: they are assembled again", path)
-        entry.weights = self._new_entry(entry.manifest, entry.index).weights
+        entry.move_weights(self._new_entry(entry.manifest, entry.index).weights)
         if not await self._assemble(entry):
             policy = self._disk.locate(entry.path)
             raise StorageError(
@@ -237,10 +304,10 @@ class Store:
         await self._disk.fsync(entry.path)
         if not await self._assemble(entry):
             return False
-        entry.stored = True
+        entry.mark_stored()
         return True
 
-    async def _assemble(self, entry: Entry) -> bool:
+    async def _assemble(self, entry: StoredPolicy) -> bool:
         hasher, written = blake3(), 0
         for first, last in _batches(entry.index):
             wire = [await self.chunk(entry.manifest.digest, chunk) for chunk in range(first, last)]
@@ -275,12 +342,12 @@ class Store:
         for rank, entry in enumerate(kept):
             total += entry.footprint
             full = rank >= self._config.keep_versions or total > self._config.keep_bytes
-            if rank and full and not entry.pins:
+            if rank and full and not entry.is_pinned:
                 total -= entry.footprint
                 gone.append(entry)
         forgotten = []
         for entry in gone:
-            if not entry.pins:  # it may have been pinned while another was removed
+            if not entry.is_pinned:  # it may have been pinned while another was removed
                 await self.forget(entry.manifest.digest)
                 forgotten.append(entry.manifest.digest)
         return forgotten
@@ -291,20 +358,20 @@ class Store:
         """Write wire bytes of a policy whose manifest does not exist yet. Raises `StorageError`."""
         await self._disk.write(f"{self.folder}/{_UNFINISHED}", data, offset)
 
-    async def commit_draft(self, manifest: Manifest, index: Index, weights: str) -> Entry:
+    async def commit_draft(self, manifest: Manifest, index: Index, weights: str) -> StoredPolicy:
         """Put the head before what `write_draft` wrote, and make it a policy of ours, durably."""
-        entry = self._new_entry(manifest, index)
+        entry = self._new_entry(manifest, index, weights=weights, has_head=True)
         unfinished = f"{self.folder}/{_UNFINISHED}"
         await self._disk.write(unfinished, entry.head(), 0)
         await self._disk.fsync(unfinished)
         await self._disk.rename(unfinished, entry.path)
-        entry.verified, entry.stored, entry.headed = (1 << len(index)) - 1, True, True
-        entry.weights = weights
+        entry.note_found(ChunkSet.below(len(index)))
+        entry.mark_stored()
         self._entries[manifest.digest] = entry
         return entry
 
     def cache_nowait(self, policy: bytes, chunk: int, data: bytes) -> None:
-        """Keep a chunk of our own in memory: it is about to be sent to everybody."""
+        """Keep a chunk of our own in memory: it is about to be sent to all roots."""
         self._remember(policy, chunk, data)
 
     async def keep_roster(self, roster: Roster) -> None:
@@ -324,7 +391,7 @@ class Store:
             logger.warning("roster_damaged, to be made again with the next policy: %s", error)
             return None
 
-    async def load(self) -> list[Entry]:
+    async def load(self) -> list[StoredPolicy]:
         """Read what an earlier life left, and believe what hashes right. Oldest first."""
         found = []
         await self._disk.remove(f"{self.folder}/{_UNFINISHED}")
@@ -338,12 +405,12 @@ class Store:
                 continue
             self._entries[entry.manifest.digest] = entry
             found.append(entry)
-            if entry.verified == (1 << len(entry.index)) - 1:
-                entry.stored = await self._check_weights(entry) or await self._try_to_assemble(entry)
+            if entry.is_whole and (await self._check_weights(entry) or await self._try_to_assemble(entry)):
+                entry.mark_stored()
         await self._remove_orphans()
         return sorted(found, key=lambda entry: entry.version)
 
-    async def _try_to_assemble(self, entry: Entry) -> bool:
+    async def _try_to_assemble(self, entry: StoredPolicy) -> bool:
         """`_assemble`, and False on a disk that is full: a node that starts there serves chunks meanwhile."""
         try:
             return await self._assemble(entry)
@@ -359,7 +426,7 @@ class Store:
             if name.endswith(_WEIGHTS) and path not in weights:
                 await self._disk.remove(path)
 
-    async def _load_entry(self, path: str) -> Entry | None:
+    async def _load_entry(self, path: str) -> StoredPolicy | None:
         front = await self._disk.read(path, 0, _INDEX_AT)
         length = int.from_bytes(front[:_LENGTH], "big")
         try:
@@ -369,20 +436,19 @@ class Store:
             index = decode_index_untrusted(listed, manifest.anchor, manifest.size)
         except BadMessage:
             return None  # torn in its head: nothing of it can be believed
-        entry = self._new_entry(manifest, index)
+        entry = self._new_entry(manifest, index, has_head=True)
         if entry.path != path:
             return None
-        entry.headed = True
         for first, last in _batches(index):
             wire = await self._disk.read(
                 path, entry.offset(first), index.offsets[last] - index.offsets[first]
             )
             chunks = list(index.chunks[first:last])
             good = await self._world.run_blocking(_good_chunks, chunks, wire, cost=len(wire) / HASH_RATE)
-            entry.verified |= good << first
+            entry.note_found(ChunkSet(good << first))
         return entry
 
-    async def _check_weights(self, entry: Entry) -> bool:
+    async def _check_weights(self, entry: StoredPolicy) -> bool:
         if await self._disk.size(entry.weights) != entry.manifest.size:
             return False
         hasher = blake3()
@@ -392,7 +458,7 @@ class Store:
         return hasher.digest() == entry.manifest.weights_digest
 
 
-class DiskCare:
+class DiskHealth:
     """Whether a disk takes data; one log line whenever that changes.
 
     A disk is full for minutes (a log is rotated, its owner makes room) or for good (it is too small, or has
@@ -458,9 +524,9 @@ def _batches(index: Index) -> Iterator[tuple[int, int]]:
     yield first, len(index)
 
 
-def _runs(entry: Entry, waiting: dict[int, bytes]) -> Iterator[tuple[int, bytes]]:
+def _runs(entry: StoredPolicy, waiting: dict[int, bytes]) -> Iterator[tuple[int, bytes]]:
     """What to write where: neighbouring chunks together, and the head in front of the first."""
-    parts: list[bytes] = [] if entry.headed else [entry.head()]
+    parts: list[bytes] = [] if entry.has_head else [entry.head()]
     start = 0
     end = entry.offset(0) if parts else -1
     for chunk, data in waiting.items():

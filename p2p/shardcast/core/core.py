@@ -2,25 +2,23 @@
 
 Theory of operation
 -------------------
-The *origin* signs a roster and a manifest, and gives each chunk once, to a root of the forest that has
-credit (`handout`). A *relay* that gets a chunk along a stripe checks its digest and queues it for its
-children at once, before it is on disk; news that explain the chunk go ahead of it on the same stream.
-Credit is honest: a root confirms every chunk to the origin, and asks for more only while at most half of
-its children have two chunks waiting. If a child is gone, its children are served in its place.
+The *origin* signs a roster and a manifest, and gives each chunk once, to a root of the forest that
+has credit (`handout`). A *relay* that gets a chunk along a stripe checks its digest and queues it for
+its children before it is on disk; news that explain the chunk go ahead of it on the same stream
+(`upload`). Credit is honest: a root confirms every chunk, and asks for more only while at most half
+of its children have two chunks waiting.
 
-A child whose line is slower than its siblings' does not hold them up: what is more than its share of four
-waiting chunks is *skipped*. It learns of the skipped chunks, fetches them from any holder as fast as its own
-line goes, and passes them on to its children: the stripe brings the duty even where it does not bring bytes.
-
-What the forest loses is *pulled*. Neighbours tell each other, and their parents, what they have, in batches.
-A chunk that others have had for longer than it usually takes to get here is asked for, from any holder but
-the origin; the origin is asked when nothing has come for long and nobody else has it. A node outside the
-roster lives by pulling alone. Before a chunk is pulled, the parents hear that it is *taken*; when it comes
-from another, whom it was asked of hears so too. Nobody asks for more than its line has lately carried.
+What the forest loses is *pulled* (`repair`): neighbours tell each other what they have
+(`announcer`), and a chunk that others have had for longer than it usually takes to get here
+(`download`) is asked for, from the holder that would bring it first (`sources`). No node asks for
+more than its line has lately carried.
 
 At most two versions are fetched at a time: the newest, and the one before it while it may still come
 first. An origin starts to hand out a version when the one before has left, and passes over those in
-between; so a run that publishes faster than its links carry still delivers.
+between (`origin`); so a run that publishes faster than its links carry still delivers.
+
+The core owns which versions there are; each part owns its own state of a version, keyed by the
+version's name, and is told when it is forgotten.
 """
 
 from __future__ import annotations
@@ -31,17 +29,25 @@ from typing import assert_never
 
 from p2p.errors import BadMessage
 from p2p.identity import PeerId
+from p2p.shardcast.chunkset import ChunkSet
 from p2p.shardcast.config import ShardcastConfig, ShardcastStats
 from p2p.shardcast.core import events as ev
-from p2p.shardcast.core.download import MAX_FETCHES, ChunkEvent, Policy, surplus
+from p2p.shardcast.core.announcer import Announcer
+from p2p.shardcast.core.download import MAX_FETCHES, Download, superfluous
 from p2p.shardcast.core.origin import Origin
 from p2p.shardcast.core.peers import Peers
-from p2p.shardcast.core.pending import Rumours
-from p2p.shardcast.core.repair import Exchange
-from p2p.shardcast.core.sources import Repair
-from p2p.shardcast.core.statements import Known
-from p2p.shardcast.core.upload import Relay, news_of
-from p2p.shardcast.manifest import NO_POLICY, Equivocation, Index, Manifest, decode_index_untrusted, digest_of
+from p2p.shardcast.core.pending import PendingNames
+from p2p.shardcast.core.repair import Repair
+from p2p.shardcast.core.statements import Statements
+from p2p.shardcast.core.upload import Upload
+from p2p.shardcast.manifest import (
+    NO_POLICY,
+    Equivocation,
+    Index,
+    Manifest,
+    decode_index_untrusted,
+    digest_of,
+)
 from p2p.shardcast.messages import (
     INLINE_INDEX,
     NO_STRIPE,
@@ -58,47 +64,49 @@ from p2p.shardcast.messages import (
     Skipped,
     Taken,
     Want,
-    mask_of,
-    ranges_of,
+    news_of,
 )
 
 
 class ShardcastCore:
     """One node's part in distributing policies: events and time in, effects out."""
 
-    def __init__(self, local: PeerId, config: ShardcastConfig, known: Known, rng: Random) -> None:
+    def __init__(self, local: PeerId, config: ShardcastConfig, statements: Statements, rng: Random) -> None:
         self.stats = ShardcastStats()
         self.newest: Manifest | None = None
         """The newest policy that is whole and assembled here."""
         self._local = local
         self._config = config
-        self._known = known
+        self._statements = statements
+        self._downloads: dict[bytes, Download] = {}
         self._peers = Peers()
-        self._repair = Repair(rng, config.stall)
-        self._exchange = Exchange(local, known, self._peers, self._repair, rng)
-        self._policies: dict[bytes, Policy] = {}
-        self._relay = Relay(local, known, self._policies, self._peers.is_gone)
-        self._origin = Origin(known, self._relay, self._peers.is_gone, config.stall)
-        self._rumours = Rumours()
+        self._announcer = Announcer(local, statements, self._peers)
+        self._repair = Repair(local, statements, self._peers, self._announcer, rng, config.stall)
+        self._upload = Upload(local, statements, self._downloads, self._announcer, self._peers)
+        self._origin = Origin(statements, self._peers.is_gone, config.stall)
+        self._pending = PendingNames()
         self._is_full = False
-        """Whether the disk takes nothing: what is announced is put on the shelf instead of fetched."""
-        self._shelf: dict[bytes, Manifest] = {}
+        """Whether the disk takes nothing: what is announced is postponed instead of fetched."""
+        self._postponed: dict[bytes, Manifest] = {}
         """The newest versions that will be fetched once the disk takes data again."""
         self._out: list[ev.Effect] = []
         self._now = -math.inf
 
     def __repr__(self) -> str:
-        return f"ShardcastCore({self._local!r}, newest {self.newest!r}, {len(self._policies)} policies)"
+        return f"ShardcastCore({self._local!r}, newest {self.newest!r}, {len(self._downloads)} held)"
 
     @property
-    def policies(self) -> tuple[Policy, ...]:
-        """Every policy that is held or being fetched."""
-        return tuple(self._policies.values())
+    def downloads(self) -> tuple[Download, ...]:
+        """Every version that is held or being fetched."""
+        return tuple(self._downloads.values())
 
     @property
     def next_deadline(self) -> float:
         """When to deliver the next `Tick`; infinite if nothing waits."""
-        return min([self._origin.next_deadline, *(p.next_deadline for p in self._policies.values())])
+        due = min(self._origin.next_deadline, self._announcer.next_deadline)
+        for download in self._downloads.values():
+            due = min(due, download.next_deadline)
+        return due
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """Advance by one event and return what to do about it. `BadMessage` is the peer's fault."""
@@ -109,8 +117,8 @@ class ShardcastCore:
                 self._heard(peer, message, gossip)
             case ev.ChunkCame(peer, header, data):
                 self._chunk_came(peer, header, data)
-            case ev.ChunkSkipped(peer, header, size):
-                self._chunk_skipped(peer, header, size)
+            case ev.ChunkDiscarded(peer, header, size):
+                self._chunk_discarded(peer, header, size)
             case ev.ChunkSent(peer, size):
                 self._chunk_sent(peer, size)
             case ev.PeerUp(peer):
@@ -136,30 +144,30 @@ class ShardcastCore:
             case ev.Stored(policy):
                 self._stored(policy)
             case ev.Unusable(policy) | ev.Forgotten(policy):
-                self._forget(policy)
+                self._close(policy)
             case ev.Unwritable():
-                self._shelve()
+                self._postpone_all()
             case ev.Writable():
-                self._unshelve()
+                self._fetch_postponed()
             case _:
                 assert_never(event)
 
     # What comes in: news
 
     def _heard(self, peer: PeerId, message: Message, gossip: bool) -> None:
-        if not gossip and not self._peers.heard(peer):
+        if not gossip and not self._peers.admit(peer):
             return
         if gossip and not isinstance(message, PolicyNews | RosterNews | Evidence):
-            # Its author is not connected, and need not even have sent it: we must not talk to it.
+            # Its author is not connected, and need not even have sent it: no node may answer it.
             raise BadMessage("an announcement is a policy, a roster or evidence")
         match message:
             case PolicyNews():
                 self._policy_news(message, gossip)
             case RosterNews(data):
-                if self._known.roster_untrusted(data) is not None and gossip:
+                if self._statements.roster_untrusted(data) is not None and gossip:
                     self._out.append(ev.PassOn())
             case Evidence():
-                evidence = self._known.evidence_untrusted(message)
+                evidence = self._statements.evidence_untrusted(message)
                 if evidence is not None:
                     self._halt(evidence)
                     self._out += [ev.PassOn()] if gossip else []
@@ -167,322 +175,342 @@ class ShardcastCore:
                 self._answer_hello(peer, newest)
             case Credit() | Blame():
                 if not self._origin.hear(peer, message, self._now):
-                    self._convict(peer, "confirmed chunks that it was never given")
+                    self._ban(peer, "confirmed chunks that it was never given")
             case Ask() | Have() | Taken() | Skipped() | Want():
                 self._holders_say(peer, message)
             case _:
                 assert_never(message)
 
     def _holders_say(self, peer: PeerId, message: Ask | Have | Taken | Skipped | Want) -> None:
-        """What peers say to each other about the chunks of a policy."""
-        policy = self._policies.get(message.policy)
-        if policy is None:
-            if self._rumours.hear(peer, message):
+        """What peers say to each other about the chunks of a version."""
+        download = self._downloads.get(message.policy)
+        if download is None:
+            if self._pending.hear(peer, message):
                 self._out.append(ev.Send(peer, Ask(message.policy, True)))
             return
         match message:
             case Ask(_, wants_index):
-                self._answer_ask(peer, policy, wants_index)
-            case Have() | Skipped():
-                mask = mask_of(message.ranges)
-                if mask & ~policy.full:
-                    self._convict(peer, "has chunks that do not exist")
-                elif isinstance(message, Skipped):
-                    self._relay.take_over(peer, policy, message, self._now)
+                self._answer_ask(peer, download, wants_index)
+            case Have(_, ranges):
+                chunks = ChunkSet.of_ranges(ranges)
+                if not download.exist(chunks):
+                    self._ban(peer, "has chunks that do not exist")
                 else:
-                    policy.holds(peer, mask, self._now)
-                self._out += self._exchange.pull(policy, self._now)
+                    download.note_held(peer, chunks, self._now)
+                self._out += self._repair.pull(download, self._now)
+            case Skipped(_, _, _, ranges):
+                if not download.exist(ChunkSet.of_ranges(ranges)):
+                    self._ban(peer, "has chunks that do not exist")
+                else:
+                    self._upload.take_over(peer, download, message, self._now)
+                self._out += self._repair.pull(download, self._now)
             case Taken(_, ranges):
-                if not policy.skips(peer, mask_of(ranges)):
-                    self._convict(peer, "took chunks that do not exist")
-            case Want(_, chunks):
-                self._answer_want(peer, policy, chunks)
+                chunks = ChunkSet.of_ranges(ranges)
+                if not download.exist(chunks):
+                    self._ban(peer, "took chunks that do not exist")
+                else:
+                    download.note_taken(peer, chunks)
+            case Want(_, wanted):
+                self._answer_want(peer, download, wanted)
 
     def _policy_news(self, news: PolicyNews, gossip: bool) -> None:
-        manifest = self._known.manifest_untrusted(news.manifest)
+        manifest = self._statements.manifest_untrusted(news.manifest)
         if manifest is None:
             return
-        evidence = self._known.file(manifest)
+        evidence = self._statements.record(manifest)
         if evidence is not None:
             self._halt(evidence)
             return
-        policy = self._policies.get(manifest.digest)
-        if policy is None and self._is_over(manifest):
+        download = self._downloads.get(manifest.digest)
+        if download is None and self._is_over(manifest):
             return
-        index = policy.index if policy is not None else None
-        if index is None and news.index:  # judged first: a wrong index must not make old news of a manifest
+        index = download.index if download is not None else None
+        if index is None and news.index:
+            # Judged first: a wrong index must not make old news of a manifest.
             index = decode_index_untrusted(news.index, manifest.anchor, manifest.size)
-        if policy is None:
-            is_news = manifest.digest not in self._shelf
-            policy = self._adopt(manifest)
-            if is_news and gossip and (policy is not None or manifest.digest in self._shelf):
-                self._out.append(ev.PassOn())
-            if policy is None:
+        if download is None:
+            download = self._adopt_news(manifest, gossip)
+            if download is None:
                 return
-        if policy.index is None and index is not None:
-            policy.index = index
-            self._out.append(ev.Begin(manifest, policy.index))
-        if (policy.eager and not policy.asks) or policy.index is None:
-            self._out += self._exchange.inquire(policy, self._now)
+        if download.index is None and index is not None:
+            download.describe(index)
+            self._out.append(ev.Begin(manifest, index))
+        if (download.pull_only and not download.was_inquired) or download.index is None:
+            self._out += self._repair.inquire(download, self._now)
 
     def _is_over(self, manifest: Manifest) -> bool:
         """Whether this version is not worth fetching (any more)."""
         stale = self.newest is not None and manifest.version <= self.newest.version
-        return stale or self._rumours.is_over(manifest.digest)
+        return stale or self._pending.is_over(manifest.digest)
 
-    def _adopt(self, manifest: Manifest) -> Policy | None:
+    def _adopt_news(self, manifest: Manifest, gossip: bool) -> Download | None:
+        """`_adopt` a version just heard of, and let gossip pass it on if it is news here."""
+        name = manifest.digest
+        is_news = name not in self._postponed
+        download = self._adopt(manifest)
+        if is_news and gossip and (download is not None or name in self._postponed):
+            self._out.append(ev.PassOn())
+        return download
+
+    def _adopt(self, manifest: Manifest) -> Download | None:
         """Start to fetch a version, if it is worth it and there is a disk to keep it."""
         if self._is_over(manifest):
             return None
         if self._is_full:
-            self._put_on_shelf(manifest)
+            self._postpone(manifest)
             return None
-        policy = Policy(manifest, self._now, self._config.stall)
-        roster = self._known.roster(manifest.trainer)
-        policy.eager = roster is None or self._local not in roster.positions
-        for peer in self._rumours.take_askers(manifest.digest):
-            policy.listen(peer)
-        self._policies[manifest.digest] = policy
-        for fetch in surplus(p for p in self._policies.values() if not p.whole):
+        download = Download(manifest, self._now, self._config.stall)
+        roster = self._statements.roster(manifest.trainer)
+        if roster is None or self._local not in roster.positions:
+            download.pull_everything()
+        for peer in self._pending.take_early(download.name):
+            self._announcer.subscribe(download.name, peer)
+        self._downloads[download.name] = download
+        for fetch in superfluous(d for d in self._downloads.values() if not d.is_whole):
             self._abandon(fetch)
-        return policy if manifest.digest in self._policies else None
+        return download if download.name in self._downloads else None
 
     # A disk that refuses
 
-    def _shelve(self) -> None:
-        """The disk refused: stop fetching, and remember what to begin with when it takes data again."""
+    def _postpone_all(self) -> None:
+        """The disk refused: stop fetching, and remember what to begin with when it takes data."""
         self._is_full = True
-        for policy in [p for p in self._policies.values() if not p.whole]:
-            self._out += self._exchange.decline(policy)
-            self._out.append(ev.Abandon(policy.manifest.digest))
-            self._put_on_shelf(policy.manifest)
-            self._drop(policy.manifest.digest)
+        for download in [d for d in self._downloads.values() if not d.is_whole]:
+            self._out += self._repair.decline(download)
+            self._out.append(ev.Abandon(download.name))
+            self._postpone(download.manifest)
+            self._drop(download.name)
 
-    def _put_on_shelf(self, manifest: Manifest) -> None:
-        self._shelf[manifest.digest] = manifest
-        if len(self._shelf) > MAX_FETCHES:
-            del self._shelf[min(self._shelf, key=lambda name: self._shelf[name].version)]
+    def _postpone(self, manifest: Manifest) -> None:
+        self._postponed[manifest.digest] = manifest
+        if len(self._postponed) > MAX_FETCHES:
+            del self._postponed[min(self._postponed, key=lambda name: self._postponed[name].version)]
 
-    def _unshelve(self) -> None:
-        """Fetch what came while the disk refused: nobody pushes it any more."""
-        shelf, self._shelf, self._is_full = self._shelf, {}, False
-        for manifest in sorted(shelf.values(), key=lambda manifest: manifest.version):
-            policy = self._adopt(manifest)
-            if policy is not None:
-                policy.eager = True
-                self._out += self._exchange.inquire(policy, self._now)
+    def _fetch_postponed(self) -> None:
+        """Fetch what came while the disk refused: it is not pushed any more."""
+        postponed, self._postponed, self._is_full = self._postponed, {}, False
+        for manifest in sorted(postponed.values(), key=lambda manifest: manifest.version):
+            download = self._adopt(manifest)
+            if download is not None:
+                download.pull_everything()
+                self._out += self._repair.inquire(download, self._now)
 
     def _halt(self, evidence: Equivocation) -> None:
         trainer = evidence.trainer
-        self._known.halted[trainer] = evidence
+        self._statements.halt(evidence)
         message = Evidence(evidence.first.encode(), evidence.second.encode())
-        for policy in [p for p in self._policies.values() if p.manifest.trainer == trainer and not p.whole]:
-            self._abandon(policy)
+        for download in self.downloads:
+            if download.manifest.trainer == trainer and not download.is_whole:
+                self._abandon(download)
         self._out += [ev.Halt(evidence), ev.Gossip(message)]
-        self._out += [ev.Send(peer, message) for peer in self._peers.up]
+        self._out += [ev.Send(peer, message) for peer in self._peers.connected]
 
     def _answer_hello(self, peer: PeerId, newest: int) -> None:
-        policy = max(self._policies.values(), key=lambda p: p.manifest.version, default=None)
-        if policy is None or policy.manifest.version <= newest:
+        download = max(self._downloads.values(), key=lambda d: d.manifest.version, default=None)
+        if download is None or download.manifest.version <= newest:
             return
-        if not self._peers.greet(peer, policy.manifest.version):
+        if not self._peers.greet(peer, download.manifest.version):
             return
-        roster = self._known.roster(policy.manifest.trainer)
+        roster = self._statements.roster(download.manifest.trainer)
         if roster is not None:
             self._out.append(ev.Send(peer, RosterNews(roster.encode())))
-        self._out.append(ev.Send(peer, news_of(policy, INLINE_INDEX)))
+        self._out.append(ev.Send(peer, news_of(download.manifest, download.index, INLINE_INDEX)))
 
-    def _answer_ask(self, peer: PeerId, policy: Policy, wants_index: bool) -> None:
-        if not policy.serve(peer):
-            return
-        name = policy.manifest.digest
-        policy.listen(peer)
-        if wants_index and policy.index is not None and policy.serve_index(peer):
-            self._relay.lane(peer).tell(name)
-            self._out.append(ev.Push(peer, news_of(policy)))
-        self._out += [ev.Send(peer, Have(name, ranges)) for ranges in ranges_of(policy.verified)]
+    def _answer_ask(self, peer: PeerId, download: Download, wants_index: bool) -> None:
+        if self._upload.may_answer(peer, download):
+            self._announcer.subscribe(download.name, peer)
+            self._out += self._upload.answer(peer, download, wants_index=wants_index)
 
-    def _answer_want(self, peer: PeerId, policy: Policy, chunks: tuple[int, ...]) -> None:
-        handout = self._relay.handouts.get(policy.manifest.digest)
+    def _answer_want(self, peer: PeerId, download: Download, chunks: tuple[int, ...]) -> None:
         for chunk in chunks:
-            if chunk >= policy.count:
-                self._convict(peer, "wants a chunk that does not exist")
+            if chunk >= download.count:
+                self._ban(peer, "wants a chunk that does not exist")
                 return
-            if handout is None or not handout.complain(chunk, peer, self._now):
-                self._relay.serve(peer, policy, chunk)
+            if not self._origin.give_again(download.name, chunk, peer, self._now):
+                self._upload.serve(peer, download, chunk)
 
     # What comes in: chunks
 
     def wants(self, peer: PeerId, header: ChunkHeader) -> int | None:
         """Bytes that this chunk must have; None if it is not wanted. Asked before it is read."""
-        policy = self._policies.get(header.policy)
-        if self._peers.is_liar(peer) or policy is None or policy.index is None:
+        download = self._downloads.get(header.policy)
+        if self._peers.is_banned(peer) or download is None or download.index is None:
             return None
-        if header.index >= policy.count:
+        if header.index >= download.count:
             return 0  # it cannot exist, as `handle` will say
-        return None if policy.verified >> header.index & 1 else policy.index.chunks[header.index].wire
+        is_here = header.index in download.verified
+        return None if is_here else download.index.chunks[header.index].wire
 
-    def trusts(self, peer: PeerId, header: ChunkHeader) -> bool:
-        """Whether a chunk from ``peer`` is no surprise: it was asked for, or the roster names ``peer``."""
-        policy = self._policies.get(header.policy)
-        if policy is None:
+    def expects(self, peer: PeerId, header: ChunkHeader) -> bool:
+        """Whether a chunk from ``peer`` is no surprise: it was asked for, or the roster names it."""
+        download = self._downloads.get(header.policy)
+        if download is None:
             return False
-        request = policy.requests.get(header.index)
-        roster = self._known.roster(policy.manifest.trainer)
+        request = download.request_for(header.index)
+        roster = self._statements.roster(download.manifest.trainer)
         fed = roster is not None and peer in roster.positions
-        return fed or peer == policy.manifest.trainer or (request is not None and request.peer == peer)
+        is_answer = request is not None and request.peer == peer
+        return fed or peer == download.manifest.trainer or is_answer
 
-    def _chunk_skipped(self, peer: PeerId, header: ChunkHeader, size: int) -> None:
-        policy = self._policies.get(header.policy)
-        if not self._peers.heard(peer) or policy is None or not policy.verified >> header.index & 1:
-            return  # of a version that was given up, or of nobody we deal with
-        self.stats.duplicates += size
-        if peer == policy.manifest.trainer:
-            self._relay.forward(policy, header, peer, self._now)  # given again: its first root failed
+    def _chunk_discarded(self, peer: PeerId, header: ChunkHeader, size: int) -> None:
+        download = self._downloads.get(header.policy)
+        if not self._peers.admit(peer) or download is None:
+            return  # of a version that was given up, or of a banned peer
+        if header.index not in download.verified:
+            return
+        self.stats.count_duplicate(size)
+        if peer == download.manifest.trainer:
+            # Given again, since its first root failed.
+            self._upload.forward(download, header, peer, self._now)
 
     def _chunk_came(self, peer: PeerId, header: ChunkHeader, data: bytes) -> None:
-        policy = self._policies.get(header.policy)
-        if not self._peers.heard(peer) or policy is None or policy.index is None:
-            return  # of a version that was given up, or of nobody we deal with
-        if header.index >= policy.count:
-            self._convict(peer, "sent a chunk that does not exist")
+        download = self._downloads.get(header.policy)
+        if not self._peers.admit(peer) or download is None or download.index is None:
+            return  # of a version that was given up, or of a banned peer
+        if header.index >= download.count:
+            self._ban(peer, "sent a chunk that does not exist")
             return
-        chunk, bit = policy.index.chunks[header.index], 1 << header.index
-        if policy.verified & bit:  # since it was wanted
-            self._chunk_skipped(peer, header, len(data))
+        if header.index in download.verified:  # since it was wanted
+            self._chunk_discarded(peer, header, len(data))
             return
-        request = policy.requests.get(header.index)
-        asked = self._repair.came(policy, header.index, peer, self._now)
+        chunk = download.index.chunks[header.index]
+        arrival = self._repair.arrived(download, header.index, peer, self._now)
         if len(data) != chunk.wire or digest_of(data) != chunk.digest:
-            policy.advance(header.index, ChunkEvent.DIGEST_BAD)
-            self.stats.chunks_bad += 1
-            self._convict(peer, "sent a chunk with a wrong digest")
-            self._out.append(ev.Send(policy.manifest.trainer, Blame(header.policy, peer)))
+            download.reject(arrival)
+            self.stats.count_bad()
+            self._ban(peer, "sent a chunk with a wrong digest")
+            self._out.append(ev.Send(download.manifest.trainer, Blame(header.policy, peer)))
             return
-        policy.advance(header.index, ChunkEvent.DIGEST_OK)
-        if request is not None and not asked:
-            self._out += self._exchange.cancel(policy, {header.index: request.peer})
-        policy.arrived(header.index, self._now, pushed=request is None and header.stripe != NO_STRIPE)
-        self.stats.count_came(len(data), asked=asked, origin=peer == policy.manifest.trainer)
-        policy.holds(peer, bit, self._now)
+        if arrival.request is not None and not arrival.is_answer:
+            self._out += self._repair.cancel(download, {header.index: arrival.request.peer})
+        pushed = arrival.request is None and header.stripe != NO_STRIPE
+        download.accept(arrival, self._now, pushed=pushed)
+        from_origin = peer == download.manifest.trainer
+        self.stats.count_came(len(data), asked=arrival.is_answer, origin=from_origin)
         self._out.append(ev.Keep(header.policy, header.index, data))
-        self._relay.pass_on(policy, header, peer, self._now)
-        policy.unsaid |= bit
-        policy.speak(self._now)
-        if policy.whole:
-            self._out += self._exchange.say(policy)
+        self._upload.relay(download, header, peer, self._now)
+        self._announcer.note_new(header.policy, header.index, self._now)
+        if download.is_whole:
+            self._out += self._announcer.tell(download)
             self._out.append(ev.Finish(header.policy))
-        elif asked or policy.eager or policy.urgent:
-            self._out += self._exchange.pull(policy, self._now)
+        elif arrival.is_answer or download.pull_only or download.has_urgent:
+            self._out += self._repair.pull(download, self._now)
 
     def _chunk_sent(self, peer: PeerId, size: int) -> None:
-        policy = self._relay.sent(peer, self._now)
-        self.stats.count_sent(size, origin=policy is not None and policy.manifest.trainer == self._local)
+        header = self._upload.note_left(peer, self._now)
+        download = None
+        if header is not None:
+            self._origin.note_left(peer, header, self._now)
+            download = self._downloads.get(header.policy)
+        ours = download is not None and download.manifest.trainer == self._local
+        self.stats.count_sent(size, origin=ours)
 
     def _stored(self, name: bytes) -> None:
-        policy = self._policies.get(name)
-        if policy is None:
+        download = self._downloads.get(name)
+        if download is None:
             return
-        policy.stored = True
-        self.stats.versions_completed += 1
-        self._advance_newest(policy.manifest)
+        download.mark_stored()
+        self.stats.count_completed()
+        self._advance_newest(download.manifest)
 
     def _advance_newest(self, manifest: Manifest) -> None:
         if self.newest is None or manifest.version > self.newest.version:
             self.newest = manifest
-        for policy in list(self._policies.values()):
-            if not policy.whole and policy.manifest.version < self.newest.version:
-                self._abandon(policy)
+        for download in self.downloads:
+            if not download.is_whole and download.manifest.version < self.newest.version:
+                self._abandon(download)
 
-    def _abandon(self, policy: Policy) -> None:
-        self.stats.versions_skipped += 1
-        self._forget(policy.manifest.digest)
-        self._out.append(ev.Abandon(policy.manifest.digest))
+    def _abandon(self, download: Download) -> None:
+        self.stats.count_skipped()
+        self._close(download.name)
+        self._out.append(ev.Abandon(download.name))
 
-    def _forget(self, name: bytes) -> None:
+    def _close(self, name: bytes) -> None:
+        """A version is over: it is not fetched again."""
         self._drop(name)
-        self._rumours.close(name)
+        self._pending.close(name)
 
     def _drop(self, name: bytes) -> None:
-        policy = self._policies.pop(name, None)
-        if policy is not None:
-            self._repair.forget(policy)
-        self._relay.forget(name)
+        download = self._downloads.pop(name, None)
+        if download is not None:
+            self._repair.forget(download)
+        self._announcer.forget(name)
+        self._origin.forget(name)
+        self._upload.forget(name)
 
     # Our own policies
 
     def _publish(self, event: ev.Publish) -> None:
-        self._known.file(event.manifest)
-        if event.roster is not None and self._known.add_roster(event.roster):
+        self._statements.record(event.manifest)
+        if event.roster is not None and self._statements.add_roster(event.roster):
             self._out.append(ev.Gossip(RosterNews(event.roster.encode())))
-        policy = self._hold(event.manifest, event.index)
-        policy.stored = True
+        everything = ChunkSet.below(len(event.index))
+        download = self._hold(event.manifest, event.index, everything, stored=True)
         self._advance_newest(event.manifest)
-        self._origin.publish(policy, again=False)
-
-    def _hold(self, manifest: Manifest, index: Index) -> Policy:
-        policy = Policy(manifest, self._now, self._config.stall)
-        policy.index = index
-        policy.verified = policy.full
-        self._policies[manifest.digest] = policy
-        return policy
+        self._origin.publish(download, resumed=False)
 
     def _resume(self, event: ev.Resumed) -> None:
         """Take up what the disk holds; our own newest policy is announced again."""
-        self._known.file(event.manifest)
-        policy = self._hold(event.manifest, event.index)
-        policy.verified, policy.stored = event.verified, event.stored
+        self._statements.record(event.manifest)
+        download = self._hold(event.manifest, event.index, event.verified, stored=event.stored)
         if event.stored:
             self._advance_newest(event.manifest)
-        elif policy.whole:
+        elif download.is_whole:
             self._out.append(ev.Finish(event.manifest.digest))
-        else:
-            policy.eager = True  # its hand-out is over
         if event.manifest.trainer == self._local and event.stored:
-            self._origin.publish(policy, again=True)
+            self._origin.publish(download, resumed=True)
+
+    def _hold(self, manifest: Manifest, index: Index, verified: ChunkSet, *, stored: bool) -> Download:
+        stall = self._config.stall
+        download = Download.held(manifest, index, verified, self._now, stall, stored=stored)
+        self._downloads[download.name] = download
+        return download
 
     # Peers
 
     def _peer_up(self, peer: PeerId) -> None:
-        self._peers.connected(peer)
-        for policy in self._policies.values():
-            if policy.manifest.trainer == peer and not policy.whole:
-                policy.ask_at = self._now  # perhaps it is back, and has what nobody else has
-        newest = max((p.manifest.version for p in self._policies.values()), default=NO_POLICY)
+        self._peers.note_connected(peer)
+        for download in self._downloads.values():
+            if download.manifest.trainer == peer and not download.is_whole:
+                download.inquire_now(self._now)  # it may be back, and have what no other peer has
+        newest = max((d.manifest.version for d in self._downloads.values()), default=NO_POLICY)
         self._out.append(ev.Send(peer, Hello(newest)))
 
     def _peer_lost(self, peer: PeerId) -> None:
         self._peers.lose(peer)
         self._repair.lose(peer)
-        self._relay.lose(peer, self._now)
-        for policy in self._policies.values():
-            policy.lose(peer)
-            self._out += self._exchange.pull(policy, self._now)
+        self._origin.lose(peer)
+        self._upload.lose(peer, self._now)
+        self._announcer.lose(peer)
+        for download in self._downloads.values():
+            download.lose(peer)
+            self._out += self._repair.pull(download, self._now)
 
-    def _convict(self, peer: PeerId, reason: str) -> None:
+    def _ban(self, peer: PeerId, reason: str) -> None:
         """Never deal with ``peer`` again."""
-        self._peers.convict(peer)
+        self._peers.ban(peer)
         self._peer_lost(peer)
         self._out.append(ev.Penalise(peer, reason))
 
     # What goes out
 
     def _flow(self) -> None:
-        self._out += self._origin.start(self._now)
-        self._relay.give(self._now)
-        self._out += self._relay.pump(self._now)
-        for policy in self._policies.values():
-            self._out += self._relay.credit(policy)
+        if not self._origin.is_idle:
+            self._out += self._origin.start(self._now)
+            for peer, header in self._origin.give(self._upload.has_room, self._now):
+                self._upload.push(peer, header)
+        self._out += self._upload.start(self._now)
+        self._out += self._upload.confirm()
 
     def _tick(self) -> None:
         self._origin.expire(self._now)
-        for policy in list(self._policies.values()):
-            if policy.say_at <= self._now:
-                self._out += self._exchange.say(policy)
-            if policy.whole:
+        for download in self.downloads:
+            if self._announcer.is_due(download, self._now):
+                self._out += self._announcer.tell(download)
+            if download.is_whole:
                 continue
-            policy.ripen(self._now)
-            self._out += self._exchange.cancel(policy, self._repair.expire(policy, self._now))
-            if policy.ask_at <= self._now:
-                self._out += self._exchange.inquire(policy, self._now)
-            self._out += self._exchange.pull(policy, self._now)
+            download.mark_late(self._now)
+            self._out += self._repair.expire(download, self._now)
+            if download.inquire_at <= self._now:
+                self._out += self._repair.inquire(download, self._now)
+            self._out += self._repair.pull(download, self._now)

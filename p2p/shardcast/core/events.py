@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from p2p.identity import PeerId
+from p2p.shardcast.chunkset import ChunkSet
 from p2p.shardcast.forest import Roster
 from p2p.shardcast.manifest import Equivocation, Index, Manifest
 from p2p.shardcast.messages import ChunkHeader, Message
@@ -21,11 +22,11 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The disk holds these chunks (a bit mask) of a policy; ``stored`` if it is whole and assembled."""
+    """The disk holds these chunks of a policy; ``stored`` if it is whole and assembled."""
 
     manifest: Manifest
     index: Index
-    verified: int
+    verified: ChunkSet
     stored: bool
 
 
@@ -48,7 +49,7 @@ class ChunkCame:
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkSkipped:
+class ChunkDiscarded:
     """A chunk from ``peer`` that `ShardcastCore.wants` did not want: its ``size`` bytes were thrown away."""
 
     peer: PeerId
@@ -58,7 +59,7 @@ class ChunkSkipped:
 
 @dataclass(frozen=True, slots=True)
 class ChunkSent:
-    """The chunk that was pushed to ``peer`` has left; its lane is free."""
+    """The chunk that was pushed to ``peer`` has left; the next one may be pushed."""
 
     peer: PeerId
     size: int
@@ -119,7 +120,7 @@ Event = (
     | Resumed
     | Heard
     | ChunkCame
-    | ChunkSkipped
+    | ChunkDiscarded
     | ChunkSent
     | PeerUp
     | PeerLost
@@ -150,7 +151,7 @@ class Push:
 
 @dataclass(frozen=True, slots=True)
 class Gossip:
-    """Tell everybody who listens to the run's announcements."""
+    """Tell every peer that listens to the run's announcements."""
 
     message: Message
 
@@ -203,7 +204,7 @@ class Halt:
 
 @dataclass(frozen=True, slots=True)
 class PassOn:
-    """The gossiped message was valid and new to us: others should hear it."""
+    """The gossiped message was valid and new here: other peers should hear it."""
 
 
 Effect = PassOn | Send | Push | Gossip | Begin | Keep | Finish | Abandon | Penalise | Halt

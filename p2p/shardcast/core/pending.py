@@ -1,4 +1,4 @@
-"""Policies by name only: those that are over, and those that others speak of before we know them."""
+"""Versions that this node knows by name only: over, or spoken of before their manifest came."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from p2p.shardcast.core.peers import bound
 from p2p.shardcast.messages import Ask, Have, Skipped, Taken, Want
 
 _MAX_NAMES: Final = 256
-"""Policies remembered as over, or as asked about; names of 32 bytes."""
+"""Versions remembered as over, or as asked about: names of 32 bytes, 8 KiB each table. They are
+many more than a swarm still speaks of (two are fetched at a time, three are kept)."""
 _MAX_EARLY: Final = 16
-"""Unknown policies, and askers of each, that will be answered once we hear of them ourselves."""
+"""Unknown versions, and peers that ask for each, that are answered once their manifest comes.
+An announcement crosses the gossip mesh within a second, so few questions overtake it."""
 
 
-class Rumours:
-    """What to make of a name that stands for no policy here."""
+class PendingNames:
+    """What to make of a version's name for which there is no `Download`."""
 
     def __init__(self) -> None:
         self._over: dict[bytes, None] = {}
-        self._wondered: dict[bytes, None] = {}
+        self._asked_about: dict[bytes, None] = {}
         self._early: dict[bytes, dict[PeerId, None]] = {}
 
     def close(self, name: bytes) -> None:
-        """This policy is over: it is not fetched (again)."""
+        """This version is over: it is not fetched (again)."""
         self._over[name] = None
         bound(self._over, _MAX_NAMES)
 
@@ -31,12 +33,12 @@ class Rumours:
         """Whether it is."""
         return name in self._over
 
-    def take_askers(self, name: bytes) -> tuple[PeerId, ...]:
-        """Who asked for a policy before we knew it."""
+    def take_early(self, name: bytes) -> tuple[PeerId, ...]:
+        """The peers that asked for a version before its manifest came here."""
         return tuple(self._early.pop(name, ()))
 
     def hear(self, peer: PeerId, message: Ask | Have | Taken | Skipped | Want) -> bool:
-        """``peer`` speaks of an unknown policy. True if it knows it, and should be asked."""
+        """``peer`` speaks of an unknown version. True if it has the manifest: ask it for that."""
         name = message.policy
         if name in self._over:
             return False
@@ -45,8 +47,8 @@ class Rumours:
             waiting[peer] = None
             bound(waiting, _MAX_EARLY)
             bound(self._early, _MAX_EARLY)
-        elif isinstance(message, Have) and name not in self._wondered:
-            self._wondered[name] = None
-            bound(self._wondered, _MAX_NAMES)
+        elif isinstance(message, Have) and name not in self._asked_about:
+            self._asked_about[name] = None
+            bound(self._asked_about, _MAX_NAMES)
             return True
         return False

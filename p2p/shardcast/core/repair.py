@@ -1,118 +1,130 @@
-"""Have-lists and pulls: what neighbours tell and ask each other about a policy."""
+"""Pulls: how a node asks other peers for what the forest did not bring.
+
+Neighbours tell each other, and their parents, what they have. A chunk that others have had for
+longer than it usually takes to get here is asked for, from any holder but the origin; the origin is
+asked when nothing has come for long and no other peer has it. A node outside the roster lives by
+pulling alone. Before a chunk is pulled, the parents hear that it is *taken*; when it comes from
+another peer, the one that was asked hears so too.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
+from functools import partial
 from random import Random
 from typing import Final
 
 from p2p.identity import PeerId
+from p2p.shardcast.chunkset import EMPTY, ChunkSet
 from p2p.shardcast.core import events as ev
-from p2p.shardcast.core.download import SLOW_LINK, Policy
+from p2p.shardcast.core.announcer import Announcer
+from p2p.shardcast.core.download import Arrival, Download
+from p2p.shardcast.core.pace import SLOW_LINK
 from p2p.shardcast.core.peers import Peers
-from p2p.shardcast.core.sources import Repair
-from p2p.shardcast.core.statements import Known
-from p2p.shardcast.forest import plant
-from p2p.shardcast.messages import Ask, Have, Skipped, Taken, Want, ranges_of
+from p2p.shardcast.core.sources import Sources
+from p2p.shardcast.core.statements import Statements
+from p2p.shardcast.messages import Ask, Taken, Want
 
-_MAX_BACKOFF: Final = 5
-"""Doublings of the time between inquiries: 16 s at the usual patience."""
 _INQUIRIES: Final = 4
-"""Peers asked at a time what they have of a policy: one of them will know, and four are soon told."""
+"""Peers asked at a time what they have of a version: one of them will know, and four are soon
+told. Asking all of up to 64 neighbours would bring as many have-lists of up to 4 KiB each."""
 
 
-class Exchange:
-    """Says what came, asks who has what, pulls what is late."""
+class Repair:
+    """Asks what others have, pulls what is late, and says when it is no longer needed."""
 
-    def __init__(self, local: PeerId, known: Known, peers: Peers, repair: Repair, rng: Random) -> None:
+    def __init__(
+        self,
+        local: PeerId,
+        statements: Statements,
+        peers: Peers,
+        announcer: Announcer,
+        rng: Random,
+        stall: float,
+    ) -> None:
         self._local = local
-        self._known = known
+        self._statements = statements
         self._peers = peers
-        self._repair = repair
+        self._announcer = announcer
         self._rng = rng
+        self._sources = Sources(rng, stall)
 
-    def say(self, policy: Policy) -> Iterator[ev.Effect]:
-        """Tell neighbours and listeners what we got since we last did, and children what we do not push."""
-        mask, policy.unsaid, policy.say_at = policy.unsaid, 0, math.inf
-        for peer in self._audience(policy):
-            if policy.holders.get(peer) != policy.full:
-                yield from (ev.Send(peer, Have(policy.manifest.digest, part)) for part in ranges_of(mask))
-        skipped, policy.skipped = policy.skipped, {}
-        for peer, masks in skipped.items():
-            if self._peers.is_gone(peer):
-                continue
-            for (epoch, stripe), chunks in masks.items():
-                for part in ranges_of(chunks):
-                    yield ev.Send(peer, Skipped(policy.manifest.digest, epoch, stripe, part))
-
-    def _audience(self, policy: Policy) -> list[PeerId]:
-        """Neighbours, listeners and parents, but for the origin, who has everything."""
-        origin = policy.manifest.trainer
-        roster = self._known.roster(origin)
-        peers = dict.fromkeys(roster.neighbours(self._local) if roster is not None else ())
-        peers.update(policy.listeners)
-        peers.update(dict.fromkeys(self._feeders(policy)))
-        return [peer for peer in peers if peer != origin and not self._peers.is_gone(peer)]
-
-    def inquire(self, policy: Policy, now: float) -> Iterator[ev.Effect]:
-        """Ask some others what they have; if nobody else is there, or none helped, turn to the origin."""
-        name, origin = policy.manifest.digest, policy.manifest.trainer
-        roster = self._known.roster(origin)
-        fed = roster.peers if roster is not None and policy.eager else ()
-        others = dict.fromkeys([*self._audience(policy), *self._peers.up, *fed])
-        candidates = [p for p in others if p not in (origin, self._local) and not self._peers.is_gone(p)]
+    def inquire(self, download: Download, now: float) -> Iterator[ev.Effect]:
+        """Ask some others what they have; if there is none, or none helped, turn to the origin."""
+        origin = download.manifest.trainer
+        roster = self._statements.roster(origin)
+        fed = roster.peers if roster is not None and download.pull_only else ()
+        others = dict.fromkeys([*self._announcer.audience(download), *self._peers.connected, *fed])
+        us = origin, self._local
+        candidates = [p for p in others if p not in us and not self._peers.is_gone(p)]
         chosen = self._rng.sample(candidates, min(_INQUIRIES, len(candidates)))
-        policy.asks += 1
-        policy.ask_at = now + policy.silence * 2 ** min(policy.asks - 1, _MAX_BACKOFF)
-        if not chosen or policy.asks > 1:
-            policy.last_resort = True
-            if policy.index is None:
-                chosen.append(origin)
-        yield from (ev.Send(peer, Ask(name, policy.index is None)) for peer in chosen)
+        wants_index = download.index is None
+        if download.note_inquiry(now, found=bool(chosen)) and wants_index:
+            chosen.append(origin)
+        yield from (ev.Send(peer, Ask(download.name, wants_index)) for peer in chosen)
 
-    def pull(self, policy: Policy, now: float) -> Iterator[ev.Effect]:
-        """Ask for what is late, and tell those who would push it that it is taken."""
-        if policy.whole:
+    def pull(self, download: Download, now: float) -> Iterator[ev.Effect]:
+        """Ask for what is late, and tell the parents that it is taken."""
+        if download.is_whole:
             return
-        plan = self._repair.pull(policy, now, lambda peer: self._rate(policy, peer))
-        name = policy.manifest.digest
-        taken = {peer: sum(1 << chunk for chunk in chunks) for peer, chunks in plan.items()}
-        yield from (ev.Send(peer, Want(name, tuple(chunks))) for peer, chunks in plan.items())
-        if not taken or policy.eager:
+        plan = self._sources.plan(download, now, partial(self._rate, download))
+        wanted = {peer: ChunkSet.of(chunks) for peer, chunks in plan.items()}
+        yield from (ev.Send(peer, Want(download.name, tuple(chunks))) for peer, chunks in plan.items())
+        if not wanted or download.pull_only:
             return
-        for peer in self._feeders(policy):
-            mask = sum(taken.values()) - taken.get(peer, 0)
-            yield from (ev.Send(peer, Taken(name, part)) for part in ranges_of(mask))
+        taken = EMPTY
+        for chunks in wanted.values():
+            taken |= chunks
+        for peer in self._announcer.parents(download):
+            yield from _taken(download, peer, taken - wanted.get(peer, EMPTY))
 
-    def cancel(self, policy: Policy, chunks: dict[int, PeerId]) -> Iterator[ev.Effect]:
-        """Tell those of whom these chunks were asked that they are no longer awaited."""
-        masks: dict[PeerId, int] = {}
-        for index, peer in chunks.items():
-            masks[peer] = masks.get(peer, 0) | 1 << index
-        for peer, mask in masks.items():
-            if peer != policy.manifest.trainer and not self._peers.is_gone(peer):
-                yield from (ev.Send(peer, Taken(policy.manifest.digest, part)) for part in ranges_of(mask))
+    def arrived(self, download: Download, chunk: int, peer: PeerId, now: float) -> Arrival:
+        """``peer`` brought a chunk."""
+        return self._sources.arrived(download, chunk, peer, now)
 
-    def decline(self, policy: Policy) -> Iterator[ev.Effect]:
-        """Tell those who push chunks of a policy, or were asked for some, that none are needed here."""
-        asked = (request.peer for request in policy.requests.values())
-        for peer in dict.fromkeys([*self._feeders(policy), *asked]):
-            if peer != policy.manifest.trainer and not self._peers.is_gone(peer):
-                yield ev.Send(peer, Taken(policy.manifest.digest, ((0, policy.count),)))
+    def expire(self, download: Download, now: float) -> Iterator[ev.Effect]:
+        """Give up requests that are past their deadline."""
+        return self.cancel(download, self._sources.expire(download, now))
 
-    def _feeders(self, policy: Policy) -> tuple[PeerId, ...]:
-        """Who would push chunks to us, but for the origin: what it gives has to be confirmed."""
-        roster = self._known.roster(policy.manifest.trainer)
-        if roster is None:
-            return ()
-        return plant(roster, policy.manifest.version).feeders(self._local, self._peers.is_gone)
+    def cancel(self, download: Download, chunks: dict[int, PeerId]) -> Iterator[ev.Effect]:
+        """Tell the peers that were asked for these chunks that they are no longer awaited."""
+        asked: dict[PeerId, ChunkSet] = {}
+        for chunk, peer in chunks.items():
+            asked[peer] = asked.get(peer, EMPTY).including(chunk)
+        for peer, taken in asked.items():
+            if self._can_tell(download, peer):
+                yield from _taken(download, peer, taken)
 
-    def _rate(self, policy: Policy, peer: PeerId) -> float:
-        """What to expect of ``peer``'s uplink, in bytes per second; 0 if it is gone."""
+    def decline(self, download: Download) -> Iterator[ev.Effect]:
+        """Tell parents, and peers that were asked for chunks, that none is needed here."""
+        for peer in dict.fromkeys([*self._announcer.parents(download), *download.asked_peers()]):
+            if self._can_tell(download, peer):
+                yield ev.Send(peer, Taken(download.name, ((0, download.count),)))
+
+    def _can_tell(self, download: Download, peer: PeerId) -> bool:
+        return peer != download.manifest.trainer and not self._peers.is_gone(peer)
+
+    def _rate(self, download: Download, peer: PeerId) -> float:
+        """What to expect of ``peer``'s uplink, in bytes per second; 0 if it is gone.
+
+        Of a peer outside the roster nothing is known. One that claims nothing is given an eighth
+        of a slow link: it may have had no time to measure.
+        """
         if self._peers.is_gone(peer):
             return 0.0
-        roster = self._known.roster(policy.manifest.trainer)
+        roster = self._statements.roster(download.manifest.trainer)
         if roster is None or peer not in roster.positions:
             return SLOW_LINK
         return max(roster.upload(peer), SLOW_LINK / 8)
+
+    def forget(self, download: Download) -> None:
+        """A version is no longer fetched."""
+        self._sources.forget(download)
+
+    def lose(self, peer: PeerId) -> None:
+        """``peer`` is gone."""
+        self._sources.lose(peer)
+
+
+def _taken(download: Download, peer: PeerId, chunks: ChunkSet) -> Iterator[ev.Effect]:
+    return (ev.Send(peer, Taken(download.name, part)) for part in chunks.ranges())

@@ -1,171 +1,230 @@
-"""Whom to ask for what the forest did not bring: pull from any holder, the origin last."""
+"""Which holder to ask for which chunk: the one that would bring it first, the origin last.
+
+Theory of operation
+-------------------
+Each peer that was ever asked has a `Source`: how long it takes for a chunk, lately, and how many
+it owes. Chunks are dealt out one by one, each to the source that would bring it first. What is
+asked for in all is limited by what this node's own line has lately carried: more would only queue
+there, be given up as late, and come twice.
+
+Every request has a deadline. A source that lets one pass is expected to take twice as long from
+then on, and the chunk is asked of another.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 from random import Random
 from typing import Final
 
 from p2p.identity import PeerId
-from p2p.shardcast.core.download import SLOW_LINK, ChunkEvent, Policy, Request
+from p2p.shardcast.chunkset import EMPTY, ChunkSet
+from p2p.shardcast.core.average import SmoothedAverage
+from p2p.shardcast.core.download import Arrival, Download, Request
+from p2p.shardcast.core.pace import SLOW_LINK
 
 WINDOW: Final = 4
-"""Chunks asked of one holder at a time: enough that it never idles for a round trip, few enough to lose
-little when it dies."""
+"""Chunks asked of one holder at a time: enough that it never idles for a round trip, few enough to
+lose little when it dies. BitTorrent keeps five requests of 16 KiB (Cohen 2003); these chunks
+are two to 256 times as large."""
 _TRIAL: Final = 1
-"""Chunks asked of a holder that has brought none yet: whoever claims much and drips costs its asker one."""
+"""Chunks asked of a holder that has brought none yet: one that claims much and drips costs each
+asker one chunk's wait instead of four."""
 _AHEAD: Final = 2
-"""Shortest patiences' worth of chunks, at the rate at which they come, that may be asked for in all: what
-is asked for beyond what the own line carries only waits, passes its deadline, and comes twice."""
+"""Shortest waits' worth of chunks, at the rate at which they come, that may be asked for in all
+(a second's worth at the usual ``stall``). Example: a line that has lately carried 20 chunks a
+second has 20 requests out; one that carries two has `WINDOW`."""
 _PUSHED: Final = 24
-"""Chunks that may be ahead without having been asked for: eight parents have two under way, one waiting."""
+"""Chunks that may be ahead of a requested one on this node's line without having been asked for:
+eight parents have two under way and one waiting each."""
 _LATE: Final = 4
-_SMOOTHING: Final = 0.25
+"""A source's usual chunk times after which its chunk is late."""
 _QUICKEST: Final = 0.001
-"""Seconds per chunk below which nobody is taken for faster: 64 KiB chunks at half a gigabit a second."""
+"""Seconds per chunk below which no line is taken for faster: 64 KiB chunks at half a gigabit a
+second."""
 _SLOWEST: Final = 60.0
-"""Seconds per chunk beyond which a holder's estimate does not grow: it is tried once a minute then."""
+"""Seconds per chunk beyond which a source's estimate does not grow: it is tried once a minute
+then, however often it has failed."""
 
 
-@dataclass(slots=True)
-class _Holder:
-    chunk_time: float
-    owed: int = 0
-    came: float = 0.0
+class Source:
+    """How fast one peer answers, and what it owes."""
+
+    __slots__ = ("_time", "last", "owed")
+
+    def __init__(self, chunk_time: float) -> None:
+        self.owed = 0
+        """Chunks that it was asked for and has not brought."""
+        self.last = 0.0
+        """When it last brought one; 0 if never."""
+        self._time = SmoothedAverage(chunk_time)
+
+    @property
+    def chunk_time(self) -> float:
+        """Seconds that it takes for a chunk, lately."""
+        return self._time.value
+
+    @property
+    def room(self) -> int:
+        """Chunks that it may be asked for now."""
+        return (WINDOW if self.last else _TRIAL) - self.owed
+
+    def ask(self) -> None:
+        """It is asked for a chunk."""
+        self.owed += 1
+
+    def release(self) -> None:
+        """It need not bring a chunk any more."""
+        self.owed = max(0, self.owed - 1)
+
+    def deliver(self, request: Request, now: float) -> None:
+        """It brought what it was asked for.
+
+        The time counts from its last chunk if it was asked before that: it answers in order.
+        """
+        self._time.observe(now - max(request.asked, self.last))
+        self.last = now
+
+    def miss(self, request: Request, now: float) -> None:
+        """It let a deadline pass: expect it to take twice as long, or what it has taken so far."""
+        waited = now - max(request.asked, self.last)
+        self._time.reset(min(_SLOWEST, max(2 * self._time.value, waited)))
+
+    def cap(self, owed: int) -> None:
+        """No more than ``owed`` requests to it are under way."""
+        self.owed = min(self.owed, owed)
 
 
-class Repair:
-    """Requests under way, and how fast each holder answers."""
+class Sources:
+    """Every peer that was ever asked for a chunk."""
 
     def __init__(self, rng: Random, stall: float) -> None:
         self._rng = rng
         self._stall = stall
-        self._holders: dict[PeerId, _Holder] = {}
+        self._sources: dict[PeerId, Source] = {}
 
-    def pull(self, policy: Policy, now: float, rate: Callable[[PeerId], float]) -> dict[PeerId, list[int]]:
+    def plan(
+        self, download: Download, now: float, rate: Callable[[PeerId], float]
+    ) -> dict[PeerId, list[int]]:
         """Ask for what is late; returns the chunks to want, by holder.
 
         ``rate`` is what a peer claims to upload in bytes per second; 0 if it cannot be asked.
         """
-        late = policy.late(now)
-        if not late or policy.index is None:
+        late = download.late(now)
+        if not late or download.index is None:
             return {}
         plan: dict[PeerId, list[int]] = {}
-        room = max(WINDOW, math.ceil(_AHEAD * self._stall / max(policy.chunk_time, _QUICKEST)))
-        room -= len(policy.requests)
-        origin = policy.manifest.trainer
-        claims = {peer: claim for peer in policy.holders if peer != origin and (claim := rate(peer))}
-        held = 0
+        room = self._room(download)
+        origin = download.manifest.trainer
+        holders = download.holders
+        claims = {peer: claim for peer in holders if peer != origin and (claim := rate(peer))}
+        held = EMPTY
         for peer in claims:
-            held |= policy.holders[peer]
-        for peer, index in islice(self._spread(policy, claims, late), max(0, room)):
-            plan.setdefault(peer, []).append(index)
-            self._ask(policy, peer, index, now)
-        orphans = policy.missing & late & ~held
-        if not policy.last_resort:
-            orphans &= policy.failed
+            held |= holders[peer]
+        for peer, chunk in islice(self._deal(download, claims, late), max(0, room)):
+            plan.setdefault(peer, []).append(chunk)
+            self._ask(download, peer, chunk, now)
+        orphans = (download.missing & late) - held
+        if not download.may_ask_origin:
+            orphans &= download.failed
         if orphans and (claim := rate(origin)):
-            open_to = WINDOW - self._meet(policy, origin, claim).owed  # it may answer along a stripe
-            for index in self._pick(orphans, min(open_to, room - sum(map(len, plan.values())))):
-                plan.setdefault(origin, []).append(index)
-                self._ask(policy, origin, index, now)
+            # It is owed a window at once, and may answer along a stripe.
+            most = WINDOW - self._source(download, origin, claim).owed
+            for chunk in self._pick(orphans, min(most, room - sum(map(len, plan.values())))):
+                plan.setdefault(origin, []).append(chunk)
+                self._ask(download, origin, chunk, now)
         return plan
 
-    def _spread(self, policy: Policy, claims: dict[PeerId, float], late: int) -> Iterator[tuple[PeerId, int]]:
-        """Each chunk to the holder that would bring it first, while any has room and something to give."""
-        order, own = list(claims), policy.chunk_time
+    def _room(self, download: Download) -> int:
+        """Requests that may be added to those under way."""
+        ahead = math.ceil(_AHEAD * self._stall / max(download.chunk_time, _QUICKEST))
+        return max(WINDOW, ahead) - download.outstanding
+
+    def _deal(
+        self, download: Download, claims: dict[PeerId, float], late: ChunkSet
+    ) -> Iterator[tuple[PeerId, int]]:
+        """Each chunk to the holder that would bring it first, while any has room and chunks."""
+        order, own = list(claims), download.chunk_time
         self._rng.shuffle(order)
-        open_to = {peer: self._meet(policy, peer, claims[peer]) for peer in order}
+        open_to = {peer: self._source(download, peer, claims[peer]) for peer in order}
         while open_to:
-            # Beyond the own line's rate nobody is fast, and several at once are better than one.
+            # No source is faster than this node's own line; beyond its rate several at once are
+            # better than one.
             peer = min(open_to, key=lambda p: (open_to[p].owed + 1) * max(open_to[p].chunk_time, own))
-            index = next(self._pick(policy.holders[peer] & late, self._room(peer)), None)
-            if index is None:
+            room = open_to[peer].room
+            chunk = next(self._pick(download.holders[peer] & late, room), None)
+            if chunk is None:
                 del open_to[peer]
                 continue
-            late &= ~(1 << index)
-            yield peer, index
+            late = late.excluding(chunk)
+            yield peer, chunk
 
-    def _meet(self, policy: Policy, peer: PeerId, claim: float) -> _Holder:
-        holder = self._holders.get(peer)
-        if holder is None:
-            holder = self._holders[peer] = _Holder(policy.manifest.anchor.wire / policy.count / claim)
-        return holder
+    def _source(self, download: Download, peer: PeerId, claim: float) -> Source:
+        source = self._sources.get(peer)
+        if source is None:
+            source = self._sources[peer] = Source(download.wire_per_chunk / claim)
+        return source
 
-    def _pick(self, mask: int, count: int) -> Iterator[int]:
-        """Up to ``count`` bits of ``mask``, from a random place on, so that askers differ."""
-        low = (mask & -mask).bit_length() - 1
-        start = self._rng.randrange(low, mask.bit_length()) if mask and count > 0 else 0
-        while mask and count > 0:
-            above = mask >> start << start
-            chosen = (above or mask) & -(above or mask)
-            yield chosen.bit_length() - 1
-            mask ^= chosen
-            count -= 1
+    def _pick(self, chunks: ChunkSet, count: int) -> Iterator[int]:
+        """Up to ``count`` of ``chunks``, from a random place on, so that askers differ.
 
-    def _room(self, peer: PeerId) -> int:
-        holder = self._holders.get(peer)
-        if holder is None:
-            return _TRIAL
-        return (WINDOW if holder.came else _TRIAL) - holder.owed
+        BitTorrent asks for the rarest first. Here the forest has spread each chunk already, and
+        what is late is late for many: different places are what keeps askers from queueing for the
+        same chunk.
+        """
+        if chunks and count > 0:
+            start = self._rng.randrange(chunks.lowest, chunks.end)
+            yield from islice(chunks.from_place(start), count)
 
-    def _ask(self, policy: Policy, peer: PeerId, index: int, now: float) -> None:
-        holder = self._holders[peer]
-        holder.owed += 1
-        policy.advance(index, ChunkEvent.ASK)
-        policy.requests[index] = Request(peer, now, now + self._patience(holder, policy))
+    def _ask(self, download: Download, peer: PeerId, chunk: int, now: float) -> None:
+        source = self._sources[peer]
+        source.ask()
+        download.ask(chunk, peer, now, now + self._patience(source, download))
 
-    def _patience(self, holder: _Holder, policy: Policy) -> float:
-        usual = max(self._stall, _LATE * holder.chunk_time) + holder.owed * holder.chunk_time
-        # However slow a holder is, others may have got the chunk meanwhile: look around again.
-        slow_link = policy.manifest.anchor.wire / policy.count / SLOW_LINK
+    def _patience(self, source: Source, download: Download) -> float:
+        """Seconds to wait for ``source``, which has been asked.
+
+        Example: a source that takes 0.2 s a chunk and owes three is given 0.8 + 0.6 s. However
+        slow it is, other peers may have got the chunk meanwhile, so after 2 s, or 8 chunk times of
+        a slow link, another is tried. But what is asked for waits on this node's own line behind
+        what else was asked for, and behind what parents push: never less than that takes.
+        """
+        usual = max(self._stall, _LATE * source.chunk_time) + source.owed * source.chunk_time
+        slow_link = download.wire_per_chunk / SLOW_LINK
         usual = min(usual, max(_LATE * self._stall, 2 * _LATE * slow_link))
-        # What is asked for waits on our own line behind what else was asked for, and what parents push.
-        return max(usual, (len(policy.requests) + _PUSHED) * policy.chunk_time)
+        return max(usual, (download.outstanding + _PUSHED) * download.chunk_time)
 
-    def came(self, policy: Policy, index: int, peer: PeerId, now: float) -> bool:
-        """A chunk came; returns whether it had been asked of ``peer``. Call before the policy's `advance`."""
-        request = policy.requests.get(index)
-        holder = self._holders.get(request.peer) if request is not None else None
-        if request is None or holder is None:
-            return False
-        holder.owed = max(0, holder.owed - 1)
-        if request.peer != peer:
-            return False
-        took = now - max(request.asked, holder.came)
-        holder.chunk_time += _SMOOTHING * (took - holder.chunk_time)
-        holder.came = now
-        for other in policy.requests.values():
-            if other.peer == peer:
-                other.deadline = max(other.deadline, now + self._patience(holder, policy))
-        return True
+    def arrived(self, download: Download, chunk: int, peer: PeerId, now: float) -> Arrival:
+        """``peer`` brought a chunk: settle that with the peer which was asked for it."""
+        request = download.request_for(chunk)
+        source = self._sources.get(request.peer) if request is not None else None
+        if request is None or source is None:
+            return Arrival(chunk, peer, request, False)
+        source.release()
+        if request.peer == peer:
+            source.deliver(request, now)
+            download.extend_requests(peer, now + self._patience(source, download))
+        return Arrival(chunk, peer, request, request.peer == peer)
 
-    def expire(self, policy: Policy, now: float) -> dict[int, PeerId]:
-        """Give up requests past their deadline, and expect less of those who let them pass; returns them."""
-        overdue = policy.expire(now)
+    def expire(self, download: Download, now: float) -> dict[int, PeerId]:
+        """Give up requests past their deadline, and expect less of those sources; returns them."""
+        overdue = download.expire(now)
         for request in overdue.values():
-            self._settle(policy, request.peer)
-            holder = self._holders.get(request.peer)
-            if holder is not None:
-                waited = now - max(request.asked, holder.came)
-                holder.chunk_time = min(_SLOWEST, max(2 * holder.chunk_time, waited))
-        return {index: request.peer for index, request in overdue.items()}
+            source = self._sources.get(request.peer)
+            if source is not None:
+                source.cap(download.asked_peers().count(request.peer))
+                source.miss(request, now)
+        return {chunk: request.peer for chunk, request in overdue.items()}
 
-    def _settle(self, policy: Policy, peer: PeerId) -> None:
-        holder = self._holders.get(peer)
-        if holder is not None:
-            holder.owed = min(holder.owed, sum(r.peer == peer for r in policy.requests.values()))
-
-    def forget(self, policy: Policy) -> None:
-        """A policy is no longer fetched: nobody owes its chunks."""
-        for request in policy.requests.values():
-            holder = self._holders.get(request.peer)
-            if holder is not None:
-                holder.owed = max(0, holder.owed - 1)
+    def forget(self, download: Download) -> None:
+        """A version is no longer fetched: its chunks are not owed."""
+        for peer in download.asked_peers():
+            source = self._sources.get(peer)
+            if source is not None:
+                source.release()
 
     def lose(self, peer: PeerId) -> None:
-        """Forget a holder."""
-        self._holders.pop(peer, None)
+        """Forget a source."""
+        self._sources.pop(peer, None)

@@ -1,252 +1,323 @@
-"""What leaves this node in bulk: chunks given away, forwarded, and asked for; and the credit for them."""
+"""What this node sends in bulk: chunks that it relays along stripes, and chunks it is asked for.
+
+Theory of operation
+-------------------
+Each peer has one `SendQueue`; one chunk is under way on it and the rest wait as names. A chunk that
+comes along a stripe is queued for the children in that stripe at once, before it is on disk. If a
+child is gone, its children are served in its place.
+
+A child whose line is slower than its siblings' does not hold them up: what is more than its share
+of the waiting chunks is *withheld*, that is, not queued. The child hears of it (`Skipped`), fetches
+the chunk from any holder as fast as its own line goes, and passes it on to its own children: the
+stripe brings the duty to pass on, even where it does not bring the bytes.
+
+As a root, this node confirms every chunk to the origin and asks for more only while its children
+keep up (`RootCredit`): what a relay cannot pass on, another root should get.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from p2p.identity import PeerId
+from p2p.shardcast.chunkset import ChunkSet
 from p2p.shardcast.core import events as ev
-from p2p.shardcast.core.download import Policy, bits
-from p2p.shardcast.core.handout import CREDIT, HandOut
-from p2p.shardcast.core.queue import Lane
-from p2p.shardcast.core.statements import Known
-from p2p.shardcast.forest import Forest, plant
-from p2p.shardcast.messages import (
-    NO_STRIPE,
-    ChunkHeader,
-    Credit,
-    PolicyNews,
-    RosterNews,
-    Skipped,
-    mask_of,
-)
+from p2p.shardcast.core.allowance import Allowance
+from p2p.shardcast.core.announcer import Announcer
+from p2p.shardcast.core.download import Download
+from p2p.shardcast.core.handout import CREDIT
+from p2p.shardcast.core.peers import Peers
+from p2p.shardcast.core.queue import SendQueue
+from p2p.shardcast.core.statements import Statements
+from p2p.shardcast.forest import Forest, build_forest
+from p2p.shardcast.messages import NO_STRIPE, ChunkHeader, Credit, Have, RosterNews, Skipped, news_of
 
 MAX_OWED: Final = 16
-"""Chunks that one peer may have asked for and not got: more than it has reason to, four times."""
-LANE_MOST: Final = 4
-"""Chunks that may wait for one child before it is told to get further ones elsewhere: twice what a child
-that keeps up has waiting, and with eight parents less than a slow line needs a minute for."""
-LANE_ROOM: Final = 2
-"""Chunks of a hand-out that may wait for one root at the origin."""
+"""Chunks that one peer may have asked for and not got. A node asks one holder for four at a time
+(`sources.WINDOW`): this is four times as much."""
+CHILD_BACKLOG: Final = 4
+"""Chunks that may wait for one child before further ones are withheld: twice what a child that
+keeps up has waiting. A slower child gets its share of it, at least one. Example: a stripe's
+children take 10 chunks a second in the mean and one takes 3. Its share of four places is 1.2, so
+while two chunks wait for it a third is withheld, and the child pulls that from a neighbour."""
+ROOT_BACKLOG: Final = 2
+"""Chunks of a hand-out that may wait for one root at the origin: one under way, one behind it. More
+would be given away before it is known which root is fast."""
 
 
-def news_of(policy: Policy, max_index: float = math.inf) -> PolicyNews:
-    """A policy's manifest, with its index unless that is unknown or longer than ``max_index``."""
-    data = policy.index.data if policy.index is not None else b""
-    return PolicyNews(policy.manifest.encode(), data if len(data) <= max_index else b"")
+@dataclass(frozen=True, slots=True)
+class _Deferred:
+    """A chunk to be passed on when it comes, and the parent whose place this node takes."""
+
+    parent: PeerId
+    header: ChunkHeader
 
 
-class Relay:
-    """Lanes, hand-outs and forwarding of one node."""
+class _RootCredit:
+    """What the origin gave this node of one version, and how much more it may give."""
+
+    __slots__ = ("_confirmed", "_granted", "_received", "children")
+
+    def __init__(self) -> None:
+        self.children: tuple[PeerId, ...] = ()
+        """The peers to which the last of it was relayed."""
+        self._received = self._granted = 0
+        self._confirmed = (0, 0)
+
+    def note_received(self, children: tuple[PeerId, ...]) -> None:
+        """The origin gave one more chunk, which goes to ``children``."""
+        self._received += 1
+        self.children = children
+
+    def confirm(self, *, lags: bool) -> tuple[int, int] | None:
+        """(received, granted) to tell the origin, if that is news."""
+        granted = self._granted if lags else self._received + CREDIT
+        self._granted = max(self._granted, granted)
+        state = self._received, self._granted
+        if state == self._confirmed:
+            return None
+        self._confirmed = state
+        return state
+
+
+class Upload:
+    """Send queues, forwarding along stripes, and answers to what peers ask for."""
 
     def __init__(
-        self, local: PeerId, known: Known, policies: dict[bytes, Policy], is_gone: Callable[[PeerId], bool]
+        self,
+        local: PeerId,
+        statements: Statements,
+        downloads: Mapping[bytes, Download],
+        announcer: Announcer,
+        peers: Peers,
     ) -> None:
-        self.handouts: dict[bytes, HandOut] = {}
         self._local = local
-        self._known = known
-        self._policies = policies
-        self._is_gone = is_gone
-        self._lanes: dict[PeerId, Lane] = {}
-        self._dirty: dict[PeerId, None] = {}
+        self._statements = statements
+        self._downloads = downloads
+        self._announcer = announcer
+        self._peers = peers
+        self._queues: dict[PeerId, SendQueue] = {}
+        self._ready: dict[PeerId, None] = {}
+        """Peers whose queue may have something to start."""
+        self._deferred: dict[bytes, dict[int, _Deferred]] = {}
+        self._credits: dict[bytes, _RootCredit] = {}
+        self._allowances: dict[bytes, Allowance] = {}
 
-    def forest(self, policy: Policy, epoch: int) -> Forest | None:
-        """The forest that chunks of ``policy`` under a roster's ``epoch`` travel along, if we know it."""
-        roster = self._known.roster(policy.manifest.trainer, epoch)
-        return plant(roster, policy.manifest.version) if roster is not None else None
+    def _forest(self, download: Download, epoch: int) -> Forest | None:
+        """The forest along which chunks under a roster's ``epoch`` travel, if it is known here."""
+        roster = self._statements.roster(download.manifest.trainer, epoch)
+        return build_forest(roster, download.manifest.version) if roster is not None else None
 
-    def pass_on(self, policy: Policy, header: ChunkHeader, sender: PeerId, now: float) -> None:
-        """A chunk has come: forward it, along the stripe that should have brought it if none did."""
-        parent, bare = policy.bare.pop(header.index, (sender, header))
-        self.forward(policy, *((header, sender) if header.stripe != NO_STRIPE else (bare, parent)), now)
+    # Along the stripes
 
-    def take_over(self, parent: PeerId, policy: Policy, skipped: Skipped, now: float) -> None:
-        """``parent`` does not push us chunks of a stripe: forward what is here, the rest when it comes."""
-        forest = self.forest(policy, skipped.epoch)
-        if forest is None or not forest.feeds(skipped.stripe, parent, self._local):
+    def relay(self, download: Download, header: ChunkHeader, sender: PeerId, now: float) -> None:
+        """A chunk has come: pass it on, along the stripe that should have brought it if none did."""
+        deferred = self._deferred.get(download.name, {}).pop(header.index, None)
+        if header.stripe == NO_STRIPE and deferred is not None:
+            header, sender = deferred.header, deferred.parent
+        self.forward(download, header, sender, now)
+
+    def take_over(self, parent: PeerId, download: Download, skipped: Skipped, now: float) -> None:
+        """``parent`` pushes no chunks of these to this node, which passes them on all the same."""
+        forest = self._forest(download, skipped.epoch)
+        if forest is None or not forest.is_above(skipped.stripe, parent, self._local):
             return
-        for index in bits(mask_of(skipped.ranges)):
-            header = ChunkHeader(skipped.policy, index, skipped.epoch, skipped.stripe)
-            if policy.verified >> index & 1:
-                self.forward(policy, header, parent, now)
+        deferred = self._deferred.setdefault(download.name, {})
+        for chunk in ChunkSet.of_ranges(skipped.ranges):
+            header = ChunkHeader(skipped.policy, chunk, skipped.epoch, skipped.stripe)
+            if chunk in download.verified:
+                self.forward(download, header, parent, now)
             else:
-                policy.bare[index] = (parent, header)
-                policy.abandoned(index, parent, now)
+                deferred[chunk] = _Deferred(parent, header)
+                download.note_withheld(chunk, parent, now)
 
-    def forward(self, policy: Policy, header: ChunkHeader, sender: PeerId, now: float) -> None:
-        """Queue a chunk that came along a stripe for our children in it."""
-        forest = self.forest(policy, header.epoch) if header.stripe != NO_STRIPE else None
-        if forest is None or not forest.feeds(header.stripe, sender, self._local):
+    def forward(self, download: Download, header: ChunkHeader, sender: PeerId, now: float) -> None:
+        """Queue a chunk that came along a stripe for this node's children in it."""
+        forest = self._forest(download, header.epoch) if header.stripe != NO_STRIPE else None
+        if forest is None or not forest.is_above(header.stripe, sender, self._local):
             return
-        children = forest.children(header.stripe, self._local, self._is_gone)
+        children = forest.children(header.stripe, self._local, self._peers.is_gone)
         usual = self._usual_rate(children)
         for child in children:
             if child != sender:
-                self._offer(child, header, policy, now, usual)
+                self._offer(child, header, download, now, usual)
         if sender == forest.roster.origin:
-            policy.fresh += 1
-            policy.children = children
+            credit = self._credits.get(download.name)
+            if credit is None:
+                credit = self._credits[download.name] = _RootCredit()
+            credit.note_received(children)
 
     def _usual_rate(self, children: tuple[PeerId, ...]) -> float:
-        """Chunks per second that a child's lane carries in the mean."""
-        lanes = [lane for child in children if (lane := self._lanes.get(child)) is not None and lane.rate]
-        return sum(lane.rate for lane in lanes) / len(lanes) if lanes else 0.0
+        """Chunks per second that a child's line carries in the mean."""
+        rates = [q.rate for child in children if (q := self._queues.get(child)) is not None and q.rate]
+        return sum(rates) / len(rates) if rates else 0.0
 
     def _offer(
-        self, child: PeerId, header: ChunkHeader, policy: Policy, now: float, usual: float = 0.0
+        self,
+        child: PeerId,
+        header: ChunkHeader,
+        download: Download,
+        now: float,
+        usual: float = 0.0,
     ) -> None:
-        """Queue a chunk for a child that needs it and keeps up; else leave it the stripe's further course."""
-        needed = policy.needs(child, header.index)
-        lane = self.lane(child)
-        room = LANE_MOST * min(1.0, lane.rate / usual) if lane.rate and usual else LANE_MOST
-        if needed and lane.backlog < max(1.0, room):
-            self._queue(child, header)
+        """Queue a chunk for a child that needs it and keeps up; else leave it to fetch and relay it."""
+        needed = download.is_needed_by(child, header.index)
+        queue = self._queue(child)
+        room = CHILD_BACKLOG * min(1.0, queue.rate / usual) if queue.rate and usual else CHILD_BACKLOG
+        if needed and queue.backlog < max(1.0, room):
+            self.push(child, header)
         else:
-            self._pass_over(child, header, policy, now, needed)
+            self._withhold(child, header, download, now, needed=needed)
 
-    def _pass_over(
-        self, child: PeerId, header: ChunkHeader, policy: Policy, now: float, needed: bool = False
+    def _withhold(
+        self, child: PeerId, header: ChunkHeader, download: Download, now: float, *, needed: bool
     ) -> None:
-        forest = self.forest(policy, header.epoch)
+        """A child that lacks the chunk, or has children itself, is told that it is not pushed."""
+        forest = self._forest(download, header.epoch)
         if forest is not None and (needed or forest.relays(header.stripe, child)):
-            policy.skip(child, header, now)
+            self._announcer.note_withheld(child, header, now)
 
-    def _queue(self, peer: PeerId, header: ChunkHeader) -> None:
-        self.lane(peer).queue.append(header)
-        self._dirty[peer] = None
+    def confirm(self) -> Iterator[ev.Effect]:
+        """Confirm what origins gave this node to relay; ask for more unless the children lag."""
+        for download in self._downloads.values() if self._credits else ():
+            credit = self._credits.get(download.name)
+            news = credit.confirm(lags=self._lag(credit.children)) if credit is not None else None
+            if news is not None:
+                yield ev.Send(download.manifest.trainer, Credit(download.name, *news))
 
-    def lane(self, peer: PeerId) -> Lane:
-        """The lane to ``peer``."""
-        lane = self._lanes.get(peer)
-        if lane is None:
-            lane = self._lanes[peer] = Lane()
-        return lane
+    def _lag(self, children: tuple[PeerId, ...]) -> bool:
+        """Whether more than half of the children that are there have `CREDIT` chunks waiting.
 
-    def serve(self, peer: PeerId, policy: Policy, chunk: int) -> None:
+        Half, since the slowest child must not slow the stripe (it is told to fetch elsewhere), and
+        a majority of slow children means that this node's own uplink is full.
+        """
+        queues = [queue for child in children if (queue := self._queues.get(child)) is not None]
+        return 2 * sum(queue.backlog >= CREDIT for queue in queues) > len(queues)
+
+    # For the asking
+
+    def may_answer(self, peer: PeerId, download: Download) -> bool:
+        """Count an `Ask` of ``peer``. False if it has asked for more than it can need."""
+        return self._allowance(download).take_answer(peer)
+
+    def answer(self, peer: PeerId, download: Download, *, wants_index: bool) -> Iterator[ev.Effect]:
+        """Tell what is here; bring the index on the bulk stream if it is wanted."""
+        index = download.index
+        if wants_index and index is not None and self._allowance(download).take_index(peer):
+            self._queue(peer).note_news(download.name)
+            yield ev.Push(peer, news_of(download.manifest, index))
+        yield from (ev.Send(peer, Have(download.name, part)) for part in download.verified.ranges())
+
+    def serve(self, peer: PeerId, download: Download, chunk: int) -> None:
         """Queue a chunk that ``peer`` asked for, if it is here and ``peer`` is not owed too many.
 
         One that is queued for it already goes to the front instead: it must not be sent twice.
         """
-        lane, name = self.lane(peer), policy.manifest.digest
-        if lane.hurry(name, chunk):
+        queue = self._queue(peer)
+        if queue.promote(download.name, chunk):
             return
-        if policy.verified >> chunk & 1 and lane.owed < MAX_OWED and policy.serve(peer):
-            policy.taken[peer] = policy.taken.get(peer, 0) & ~(1 << chunk)
-            lane.owed += 1
-            self._queue(peer, ChunkHeader(name, chunk))
-
-    def credit(self, policy: Policy) -> Iterator[ev.Effect]:
-        """Confirm what the origin gave us to relay; ask for more unless our children lag."""
-        if not policy.fresh:
+        if chunk not in download.verified or queue.owed >= MAX_OWED:
             return
-        lags = self._lag(policy.children)
-        granted = policy.granted if lags else policy.fresh + CREDIT
-        state = (policy.fresh, max(policy.granted, granted))
-        if state != policy.confirmed:
-            policy.confirmed = state
-            policy.granted = state[1]
-            yield ev.Send(policy.manifest.trainer, Credit(policy.manifest.digest, *state))
+        if self._allowance(download).take_answer(peer):
+            download.note_wanted(peer, chunk)
+            self.push(peer, ChunkHeader(download.name, chunk))
 
-    def _lag(self, children: tuple[PeerId, ...]) -> bool:
-        """Whether more than half of the children that are there have `CREDIT` chunks waiting."""
-        lanes = [lane for child in children if (lane := self._lanes.get(child)) is not None]
-        return 2 * sum(lane.backlog >= CREDIT for lane in lanes) > len(lanes)
+    def _allowance(self, download: Download) -> Allowance:
+        allowance = self._allowances.get(download.name)
+        if allowance is None:
+            allowance = self._allowances[download.name] = Allowance(download.count)
+        return allowance
 
-    def sent(self, peer: PeerId, now: float) -> Policy | None:
-        """The chunk under way to ``peer`` has left; returns its policy if that is still known."""
-        lane = self._lanes.get(peer)
-        header = lane.sent(now) if lane is not None else None
-        if header is None:
-            return None
-        self._dirty[peer] = None
-        self._left(peer, header)
-        handout = self.handouts.get(header.policy)
-        if handout is not None and header.stripe != NO_STRIPE:
-            handout.sent(peer, now)
-        return self._policies.get(header.policy)
+    # The queues
 
-    def _left(self, peer: PeerId, header: ChunkHeader) -> None:
-        if header.stripe == NO_STRIPE:
-            lane = self.lane(peer)
-            lane.owed = max(0, lane.owed - 1)
+    def _queue(self, peer: PeerId) -> SendQueue:
+        queue = self._queues.get(peer)
+        if queue is None:
+            queue = self._queues[peer] = SendQueue()
+        return queue
 
-    def give(self, now: float) -> None:
-        """Give away what roots have credit for."""
-        for name, handout in self.handouts.items():
-            policy = self._policies.get(name)
-            while policy is not None and (gift := handout.give(self._has_room, now)) is not None:
-                peer, stripe, chunk = gift
-                self._queue(peer, ChunkHeader(name, chunk, handout.epoch, stripe))
+    def push(self, peer: PeerId, header: ChunkHeader) -> None:
+        """Queue a chunk for ``peer``."""
+        self._queue(peer).push(header)
+        self._ready[peer] = None
 
-    def _has_room(self, peer: PeerId) -> bool:
-        lane = self._lanes.get(peer)
-        return not self._is_gone(peer) and (lane is None or lane.backlog < LANE_ROOM)
+    def has_room(self, root: PeerId) -> bool:
+        """Whether a root can be given a further chunk of a hand-out."""
+        queue = self._queues.get(root)
+        return not self._peers.is_gone(root) and (queue is None or queue.backlog < ROOT_BACKLOG)
 
-    def pump(self, now: float) -> Iterator[ev.Effect]:
-        """Put the next chunk of every free lane under way, behind the news that explain it."""
-        dirty, self._dirty = self._dirty, {}
-        for peer in dirty:
-            lane = self._lanes.get(peer)
-            if lane is None or not lane.next(
-                now,
-                lambda header, peer=peer: self._wanted(peer, header),  # type: ignore[misc]
-                lambda header, peer=peer: self._passed(peer, header, now),  # type: ignore[misc]
-            ):
-                continue
-            header = lane.busy
-            if header is not None:
-                yield from self._explain(peer, lane, header)
+    def note_left(self, peer: PeerId, now: float) -> ChunkHeader | None:
+        """The chunk under way to ``peer`` has left; returns it."""
+        queue = self._queues.get(peer)
+        header = queue.finish(now) if queue is not None else None
+        if header is not None:
+            self._ready[peer] = None
+        return header
+
+    def start(self, now: float) -> Iterator[ev.Effect]:
+        """Put the next chunk of every free queue under way, behind the news that explain it."""
+        ready, self._ready = self._ready, {}
+        for peer in ready:
+            queue = self._queues.get(peer)
+            header = self._next_chunk(peer, queue, now) if queue is not None else None
+            if queue is not None and header is not None:
+                yield from self._explain(peer, queue, header)
                 yield ev.Push(peer, header)
 
-    def _passed(self, peer: PeerId, header: ChunkHeader, now: float) -> None:
-        """A queued chunk is not pushed, since ``peer`` got it elsewhere meanwhile."""
-        self._left(peer, header)
-        policy = self._policies.get(header.policy)
-        if policy is not None and header.stripe != NO_STRIPE:
-            self._pass_over(peer, header, policy, now)
+    def _next_chunk(self, peer: PeerId, queue: SendQueue, now: float) -> ChunkHeader | None:
+        """Start the first chunk that ``peer`` still needs; drop those before it."""
+        while (header := queue.head) is not None:
+            download = self._downloads.get(header.policy)
+            if download is not None and self._is_wanted(peer, download, header.index):
+                queue.start(now)
+                return header
+            queue.drop()
+            if download is not None and header.stripe != NO_STRIPE:
+                self._withhold(peer, header, download, now, needed=False)
+        return None
 
-    def _wanted(self, peer: PeerId, header: ChunkHeader) -> bool:
-        policy = self._policies.get(header.policy)
-        if policy is None or not policy.verified >> header.index & 1:
-            return False
-        return policy.needs(peer, header.index)
+    def _is_wanted(self, peer: PeerId, download: Download, chunk: int) -> bool:
+        return chunk in download.verified and download.is_needed_by(peer, chunk)
 
-    def _explain(self, peer: PeerId, lane: Lane, header: ChunkHeader) -> Iterator[ev.Effect]:
-        policy = self._policies[header.policy]
-        forest = self.forest(policy, header.epoch) if header.stripe != NO_STRIPE else None
-        if forest is not None and lane.tell(forest.roster.name):
+    def _explain(self, peer: PeerId, queue: SendQueue, header: ChunkHeader) -> Iterator[ev.Effect]:
+        download = self._downloads[header.policy]
+        forest = self._forest(download, header.epoch) if header.stripe != NO_STRIPE else None
+        if forest is not None and queue.note_news(forest.roster.name):
             yield ev.Push(peer, RosterNews(forest.roster.encode()))
-        if lane.tell(header.policy):
-            yield ev.Push(peer, news_of(policy))
+        if queue.note_news(header.policy):
+            yield ev.Push(peer, news_of(download.manifest, download.index))
 
     def lose(self, peer: PeerId, now: float) -> None:
-        """``peer`` is gone: serve its children in its place, with what it may not have forwarded."""
-        for handout in self.handouts.values():
-            handout.lose(peer)
-        lane = self._lanes.pop(peer, None)
-        if lane is None:
-            return
-        waiting = [*([lane.busy] if lane.busy is not None else []), *lane.queue]
-        for header in [*lane.recent, *waiting]:
-            policy = self._policies.get(header.policy)
-            if policy is not None and header.stripe != NO_STRIPE and header.policy not in self.handouts:
-                self._adopt_children(policy, header, peer, now)
+        """``peer`` is gone: serve its children in its place, with what it may not have forwarded.
 
-    def _adopt_children(self, policy: Policy, header: ChunkHeader, peer: PeerId, now: float) -> None:
-        forest = self.forest(policy, header.epoch)
-        if forest is None or not forest.feeds(header.stripe, self._local, peer):
+        At the origin its chunks are given to other roots instead (`Origin.lose`).
+        """
+        for name in [n for n in self._credits if self._is_of(n, peer)]:
+            del self._credits[name]  # its next hand-out counts from the start
+        queue = self._queues.pop(peer, None)
+        for header in queue.unconfirmed() if queue is not None else ():
+            download = self._downloads.get(header.policy)
+            if download is not None and header.stripe != NO_STRIPE:
+                self._adopt_children(download, header, peer, now)
+
+    def _is_of(self, policy: bytes, trainer: PeerId) -> bool:
+        download = self._downloads.get(policy)
+        return download is not None and download.manifest.trainer == trainer
+
+    def _adopt_children(self, download: Download, header: ChunkHeader, peer: PeerId, now: float) -> None:
+        forest = self._forest(download, header.epoch)
+        is_origin = download.manifest.trainer == self._local
+        if forest is None or is_origin or not forest.is_above(header.stripe, self._local, peer):
             return
-        for child in forest.children(header.stripe, peer, self._is_gone):
+        for child in forest.children(header.stripe, peer, self._peers.is_gone):
             if child != self._local:
-                self._offer(child, header, policy, now)
+                self._offer(child, header, download, now)
 
-    def forget(self, name: bytes) -> None:
-        """Drop what is queued of a policy."""
-        self.handouts.pop(name, None)
-        for lane in self._lanes.values():
-            for header in lane.queue:
-                if header.policy == name and header.stripe == NO_STRIPE:
-                    lane.owed = max(0, lane.owed - 1)
-            lane.purge(name)
+    def forget(self, policy: bytes) -> None:
+        """A version is no longer held."""
+        for table in (self._deferred, self._credits, self._allowances):
+            table.pop(policy, None)
+        for queue in self._queues.values():
+            queue.purge(policy)
