@@ -60,14 +60,14 @@ class Shardcast:
         self,
         world: World,
         host: Host,
-        statements: Statements,
         core: ShardcastCore,
         store: PolicyStore,
         publisher: PolicyPublisher,
+        nursery: trio.Nursery,
+        announce: Callable[[bytes], None],
     ) -> None:
         self._world = world
         self._host = host
-        self._statements = statements
         self._core = core
         self._store = store
         self._publisher = publisher
@@ -78,12 +78,11 @@ class Shardcast:
         self._disk = DiskHealth(world, store.folder)
         self._unfinished: list[ev.Finish] = []
         """Whole policies that the disk would not take: to be finished when it does."""
-        self._nursery: trio.Nursery | None = None
-        self._announce: Callable[[bytes], None] = _ignore
+        self._nursery = nursery
+        self._announce = announce
         self._changed = trio.Event()
         self._timer: Timer | None = None
         self._timer_at = math.inf
-        self._closed = False
         # One entry per policy that is fetched or dropped, and the core fetches two at a time.
         self._jobs, self._jobs_out = trio.open_memory_channel[ev.Finish | ev.Abandon](math.inf)
 
@@ -112,7 +111,7 @@ class Shardcast:
     @property
     def halted(self) -> dict[PeerId, Equivocation]:
         """Trainers convicted of equivocation, with the proof."""
-        return dict(self._statements.halted)
+        return dict(self._core.statements.halted)
 
     def manifest(self, version: PolicyVersion) -> Manifest:
         """The manifest of a version that is whole here. Raises `KeyError` if it is not."""
@@ -202,8 +201,8 @@ class Shardcast:
 
     def handle(self, event: ev.Event) -> list[ev.Effect]:
         """Let the core judge ``event`` and do what it asks. Raises `BadMessage` when a peer is at fault."""
-        if self._closed:
-            return []  # the host outlives this service, and goes on to report
+        if self._nursery.cancel_scope.cancel_called:
+            return []  # gossip outlives this service, and goes on to bring announcements
         effects = self._core.handle(event, self._world.now())
         for effect in effects:
             self._apply(effect)
@@ -349,7 +348,6 @@ class Shardcast:
         sender = self._senders.get(peer)
         if sender is None:
             sender = self._senders[peer] = Sender(peer, self._store)
-            assert self._nursery is not None
             self._nursery.start_soon(self._run_sender, sender)
         return sender
 
@@ -399,36 +397,36 @@ class Shardcast:
         self._changed.set()
         self._changed = trio.Event()
 
-    async def open(self, nursery: trio.Nursery, announce: Callable[[bytes], None]) -> None:
-        """Take up what the disk holds, then meet the swarm. Called once, by `open_shardcast`."""
-        self._nursery = nursery
-        self._announce = announce
+    async def resume(self) -> None:
+        """Take up what the disk holds. Called once, by `open_shardcast`."""
         roster = await self._store.load_roster()
         if roster is not None and roster.origin == self._host.peer_id:
-            self._statements.add_roster(roster)
+            self._core.statements.add_roster(roster)
         for entry in await self._store.load():
             self._world.sometimes("shardcast/resumed a part", not entry.stored)
-            if self._statements.is_trusted(entry.manifest.trainer):
+            if self._core.statements.is_trusted(entry.manifest.trainer):
                 self.handle(ev.Resumed(entry.manifest, entry.index, entry.verified, entry.stored))
             elif not entry.stored:
                 self._jobs.send_nowait(ev.Abandon(entry.manifest.digest))  # it will never be whole
-        nursery.start_soon(self._do_jobs)
-        nursery.start_soon(self._mend_disk)
-        self._host.set_message_handler(PROTOCOL_ID, self.on_message, max_message=MAX_CONTROL)
-        self._host.set_handler(BULK_PROTOCOL_ID, self.read_bulk)
-        self._host.on_peer(self.on_peer)
-        for peer in self._host.connected:
-            self.handle(ev.PeerUp(peer))
 
-    def close(self) -> None:
-        """Hear nothing more: no task can be started any longer. Called once, by `open_shardcast`."""
-        self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-
-
-def _ignore(_: bytes) -> None:
-    """Before the service is open there is no gossip to tell."""
+    @contextmanager
+    def meeting_the_swarm(self) -> Iterator[None]:
+        """Work and hear peers for the length of the block. Entered once, by `open_shardcast`."""
+        self._nursery.start_soon(self._do_jobs)
+        self._nursery.start_soon(self._mend_disk)
+        with (
+            self._host.receiving(PROTOCOL_ID, self.on_message, max_message=MAX_CONTROL),
+            self._host.serving(BULK_PROTOCOL_ID, self.read_bulk),
+            self._host.watching(self.on_peer),
+        ):
+            for peer in self._host.connected:
+                self.handle(ev.PeerUp(peer))
+            try:
+                yield
+            finally:
+                self._nursery.cancel_scope.cancel()
+                if self._timer is not None:
+                    self._timer.cancel()
 
 
 @asynccontextmanager
@@ -451,11 +449,8 @@ async def open_shardcast(
     core = ShardcastCore(host.peer_id, config, statements, world.rng("shardcast"))
     store = PolicyStore(world, config, run)
     publisher = PolicyPublisher(world, config, run, statements, store, roster)
-    service = Shardcast(world, host, statements, core, store, publisher)
     async with trio.open_nursery() as nursery:
-        try:
-            await service.open(nursery, announce)
+        service = Shardcast(world, host, core, store, publisher, nursery, announce)
+        await service.resume()
+        with service.meeting_the_swarm():
             yield service
-        finally:
-            service.close()
-            nursery.cancel_scope.cancel()

@@ -77,7 +77,8 @@ class ShardcastCore:
         """The newest policy that is whole and assembled here."""
         self._local = local
         self._config = config
-        self._statements = statements
+        self.statements = statements
+        """What trainers have signed, as far as this node knows."""
         self._downloads: dict[bytes, Download] = {}
         self._peers = Peers()
         self._announcer = Announcer(local, statements, self._peers)
@@ -164,10 +165,10 @@ class ShardcastCore:
             case PolicyNews():
                 self._policy_news(message, gossip)
             case RosterNews(data):
-                if self._statements.roster_untrusted(data) is not None and gossip:
+                if self.statements.roster_untrusted(data) is not None and gossip:
                     self._out.append(ev.PassOn())
             case Evidence():
-                evidence = self._statements.evidence_untrusted(message)
+                evidence = self.statements.evidence_untrusted(message)
                 if evidence is not None:
                     self._halt(evidence)
                     self._out += [ev.PassOn()] if gossip else []
@@ -214,10 +215,10 @@ class ShardcastCore:
                 self._answer_want(peer, download, wanted)
 
     def _policy_news(self, news: PolicyNews, gossip: bool) -> None:
-        manifest = self._statements.manifest_untrusted(news.manifest)
+        manifest = self.statements.manifest_untrusted(news.manifest)
         if manifest is None:
             return
-        evidence = self._statements.record(manifest)
+        evidence = self.statements.record(manifest)
         if evidence is not None:
             self._halt(evidence)
             return
@@ -260,7 +261,7 @@ class ShardcastCore:
             self._postpone(manifest)
             return None
         download = Download(manifest, self._now, self._config.stall)
-        roster = self._statements.roster(manifest.trainer)
+        roster = self.statements.roster(manifest.trainer)
         if roster is None or self._local not in roster.positions:
             download.pull_everything()
         for peer in self._pending.take_early(download.name):
@@ -297,7 +298,7 @@ class ShardcastCore:
 
     def _halt(self, evidence: Equivocation) -> None:
         trainer = evidence.trainer
-        self._statements.halt(evidence)
+        self.statements.halt(evidence)
         message = Evidence(evidence.first.encode(), evidence.second.encode())
         for download in self.downloads:
             if download.manifest.trainer == trainer and not download.is_whole:
@@ -311,7 +312,7 @@ class ShardcastCore:
             return
         if not self._peers.greet(peer, download.manifest.version):
             return
-        roster = self._statements.roster(download.manifest.trainer)
+        roster = self.statements.roster(download.manifest.trainer)
         if roster is not None:
             self._out.append(ev.Send(peer, RosterNews(roster.encode())))
         self._out.append(ev.Send(peer, news_of(download.manifest, download.index, INLINE_INDEX)))
@@ -347,7 +348,7 @@ class ShardcastCore:
         if download is None:
             return False
         request = download.request_for(header.index)
-        roster = self._statements.roster(download.manifest.trainer)
+        roster = self.statements.roster(download.manifest.trainer)
         fed = roster is not None and peer in roster.positions
         is_answer = request is not None and request.peer == peer
         return fed or peer == download.manifest.trainer or is_answer
@@ -441,8 +442,8 @@ class ShardcastCore:
     # Our own policies
 
     def _publish(self, event: ev.Publish) -> None:
-        self._statements.record(event.manifest)
-        if event.roster is not None and self._statements.add_roster(event.roster):
+        self.statements.record(event.manifest)
+        if event.roster is not None and self.statements.add_roster(event.roster):
             self._out.append(ev.Gossip(RosterNews(event.roster.encode())))
         everything = ChunkSet.below(len(event.index))
         download = self._hold(event.manifest, event.index, everything, stored=True)
@@ -451,7 +452,7 @@ class ShardcastCore:
 
     def _resume(self, event: ev.Resumed) -> None:
         """Take up what the disk holds; our own newest policy is announced again."""
-        self._statements.record(event.manifest)
+        self.statements.record(event.manifest)
         download = self._hold(event.manifest, event.index, event.verified, stored=event.stored)
         if event.stored:
             self._advance_newest(event.manifest)
