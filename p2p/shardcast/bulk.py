@@ -1,10 +1,11 @@
-"""Frames of bulk streams, head first: what a frame holds is known before room is made for its bytes.
+"""Frames of bulk streams, head first: what a frame holds is known before room is made for its
+bytes.
 
-A frame may have 4 MiB, and any peer may open a bulk stream and begin one. So a chunk's header is read
-before its bytes, and a chunk that is not wanted is thrown away as it comes; a peer has one stream (the newest
-replaces the one before); and all frames that are unfinished share one budget. When it is spent, the oldest
-frame of an unexpected sender goes first: refusing the newest instead would let 16 peers that
-never finish shut out all others.
+A frame may have 4 MiB, and any peer may open a bulk stream and begin one. So a chunk's header
+is read before its bytes, and a chunk that is not wanted is thrown away as it comes; a peer has
+one stream (the newest replaces the one before); and all frames that are unfinished share one
+budget. When it is spent, the oldest frame of an unexpected sender goes first: refusing the
+newest instead would let 16 peers that never finish shut out all others.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from p2p.host import Stream
 from p2p.wire import MIB, decode_varint_untrusted
 
 MAX_UNFINISHED: Final = 64 * MIB
-"""Bytes of unfinished frames of all peers: eight parents and as many holders with a largest chunk each.
-Without it 200 peers held 800 MB."""
+"""Bytes of unfinished frames of all peers: eight parents and as many holders with a largest
+chunk each. Without it 200 peers held 800 MB."""
 MAX_UNBROKEN: Final = 32
-"""Frames taken without waiting after which other tasks get a turn: 1 ms of the shortest messages."""
+"""Frames taken without waiting after which other tasks get a turn: 1 ms of the shortest
+messages."""
 
 
 @dataclass(slots=True, eq=False)
@@ -55,8 +57,8 @@ class FrameBudget:
     def frame(self, *, trusted: bool, give_up: Callable[[], object]) -> Iterator[Callable[[int], None]]:
         """A frame for the length of the block; gives what counts its bytes.
 
-        ``trusted`` says that its sender is expected to send it: others go first. ``give_up`` is called if it
-        must go; nothing of it is counted any more then.
+        ``trusted`` says that its sender is expected to send it: others go first. ``give_up`` is
+        called if it must go; nothing of it is counted any more then.
         """
         frame = _Unfinished(trusted, give_up)
         self._frames[frame] = None

@@ -13,9 +13,9 @@ from p2p.wire import KI
 MAX_RANGES: Final = KI
 """Ranges in one list: 4 KiB on the wire. A set with more holes is sent in parts."""
 _RANGE: Final = struct.Struct(">HH")
-"""A range on the wire: its first chunk, and how many chunks follow that one. Packed flat: msgpack
-makes room for as many items as a list claims, so 3 KiB of lists within lists would cost 13 ms if
-2,048 were allowed."""
+"""A range on the wire: its first chunk, and how many chunks follow that one. Packed flat:
+msgpack makes room for as many items as a list claims, so 3 KiB of lists within lists would cost
+13 ms if 2,048 were allowed."""
 _FEW_RANGES: Final = 16
 """Ranges up to which a set is made by shifts. For the longest list a shift per range would move
 8 MiB, 3 ms; as text, in one pass, it takes 0.2 ms."""
@@ -25,11 +25,12 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 class ChunkSet:
-    """Chunk numbers as bits of ``mask`` (bit i is chunk i): 64 Ki chunks are 8 KiB. A value: every
-    operation makes a new one.
+    """Chunk numbers as bits of ``mask`` (bit i is chunk i): 64 Ki chunks are 8 KiB. A value:
+    every operation makes a new one.
 
-    BitTorrent calls it a bitfield. A Python `set` of as many numbers has 2 MiB besides the numbers
-    themselves, and a union, which is what most of its use here is, takes 6 ms instead of 0.3 us.
+    BitTorrent calls it a bitfield. A Python `set` of as many numbers has 2 MiB besides the
+    numbers themselves, and a union, which is what most of its use here is, takes 6 ms instead
+    of 0.3 us.
     """
 
     __slots__ = ("mask",)  # not a frozen dataclass, whose birth takes twice as long
@@ -65,7 +66,8 @@ class ChunkSet:
         return cls(int("".join(text)[::-1], 2))
 
     def ranges(self) -> Iterator[Ranges]:
-        """The same chunks as ranges, in parts of at most `MAX_RANGES`; nothing if there are none."""
+        """The same chunks as ranges, in parts of at most `MAX_RANGES`; nothing if there are
+        none."""
         part: list[tuple[int, int]] = []
         mask, place = self.mask, 0
         while mask:
@@ -133,8 +135,8 @@ class ChunkSet:
         return self.mask.bit_count()
 
     def __iter__(self) -> Iterator[int]:
-        # As text, in one pass: taking bits off a number of 64 Ki of them one by one moves 500 MB,
-        # which takes 130 ms.
+        # As text, in one pass: taking bits off a number of 64 Ki of them one by one moves 500
+        # MB, which takes 130 ms.
         text = bin(self.mask)[:1:-1]
         place = text.find("1")
         while place >= 0:
@@ -159,7 +161,8 @@ def pack_ranges(ranges: Ranges) -> bytes:
 
 
 def unpack_ranges_untrusted(data: bytes) -> Ranges:
-    """Raise `BadMessage`, and nothing else, unless ``data`` is ascending ranges that keep apart."""
+    """Raise `BadMessage`, and nothing else, unless ``data`` is ascending ranges that keep
+    apart."""
     if len(data) % _RANGE.size or len(data) > MAX_RANGES * _RANGE.size:
         raise BadMessage("a list of ranges is cut off, or has too many")
     pairs = tuple((start, before + 1) for start, before in _RANGE.iter_unpack(data))

@@ -2,9 +2,10 @@
 
 A policy is named by its manifest's digest, never by its version alone.
 
-Control messages are msgpack lists that start with a kind, on the host's message stream of `PROTOCOL_ID`.
-Bulk frames travel on one long-lived stream per (sender, receiver) of `BULK_PROTOCOL_ID`, opened by the
-sender: a control message (news must not be overtaken by the chunks it explains), or a chunk.
+Control messages are msgpack lists that start with a kind, on the host's message stream of
+`PROTOCOL_ID`. Bulk frames travel on one long-lived stream per (sender, receiver) of
+`BULK_PROTOCOL_ID`, opened by the sender: a control message (news must not be overtaken by the
+chunks it explains), or a chunk.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ BULK_PROTOCOL_ID: Final = ProtocolId("/shoal/shardcast-bulk/1.0.0")
 """Chunks, from the sender that opened the stream."""
 
 MAX_WANT: Final = 16
-"""Chunks in one `Want`: twice what a holder may owe to one asker."""
+"""Chunks in one `Want`: as many as a holder owes one peer at most (`core.upload.MAX_OWED`)."""
 INLINE_INDEX: Final = 16 * KI
-"""Bytes of index that travel with a gossiped manifest: 400 chunks. A longer one is asked for once, of a
-neighbour, instead of crossing every edge of the gossip mesh."""
+"""Bytes of index that travel with a gossiped manifest: 400 chunks. A longer one is asked for
+once, of a neighbour, instead of crossing every edge of the gossip mesh."""
 NO_STRIPE: Final = 0xFFFF
-"""A chunk that was asked for; it is not forwarded."""
+"""The stripe of a chunk that was asked for: it is not passed on."""
 MAX_CONTROL: Final = MAX_ROSTER_BYTES + 4 * KI
-"""Bytes of a control message outside bulk streams: a roster is the largest, a manifest with an inline index
-has 20 KiB, a have-list 4."""
+"""Bytes of a control message outside bulk streams: a roster is the largest, a manifest with an
+inline index has 20 KiB, a have-list 4."""
 _MAX_COUNT: Final = 2**53
 _HEADER: Final = struct.Struct(f">{DIGEST_BYTES}sIQH")
 CHUNK_KIND: Final = 0
@@ -66,7 +67,8 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class PolicyNews:
-    """A signed manifest, with the anchor's index if that is short or was asked for (else empty)."""
+    """A signed manifest, with the anchor's index if that is short or was asked for (else
+    empty)."""
 
     manifest: bytes = field(repr=False)
     index: bytes = field(repr=False)
@@ -89,7 +91,8 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Asks what the receiver has of this policy, now and while it gets more; and for its index."""
+    """Asks what the receiver has of this policy, now and while it gets more; and for its
+    index."""
 
     policy: bytes
     index: bool
@@ -114,8 +117,8 @@ class Taken:
 @dataclass(frozen=True, slots=True)
 class Skipped:
     """Chunks of a stripe that the sender holds and does not push, since the receiver's line is
-    behind or it gets them elsewhere. The receiver fetches what it lacks, and passes all of them on
-    along the stripe."""
+    behind or it gets them elsewhere. The receiver fetches what it lacks, and passes all of them
+    on along the stripe."""
 
     policy: bytes
     epoch: int
@@ -133,8 +136,8 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """To the origin: the sender has got ``received`` chunks of its hand-out in all, and may be given
-    ``granted``."""
+    """To the origin: the sender has got ``received`` chunks of its hand-out in all, and may be
+    given ``granted``."""
 
     policy: bytes
     received: int
@@ -154,7 +157,8 @@ Message = Blame | Hello | PolicyNews | RosterNews | Evidence | Ask | Have | Take
 
 @dataclass(frozen=True, slots=True)
 class ChunkHeader:
-    """In front of a chunk's bytes: what it is, and along which stripe of which roster it travels."""
+    """In front of a chunk's bytes: what it is, and along which stripe of which roster it
+    travels."""
 
     policy: bytes
     index: int
@@ -272,7 +276,8 @@ def encode_bulk_message(message: Message) -> bytes:
 
 
 def decode_chunk_header_untrusted(data: bytes) -> ChunkHeader:
-    """What comes in front of a chunk: `BULK_OVERHEAD` bytes, the kind included. Raise `BadMessage`."""
+    """What comes in front of a chunk: `BULK_OVERHEAD` bytes, the kind included. Raise
+    `BadMessage`."""
     if len(data) != BULK_OVERHEAD or data[0] != CHUNK_KIND:
         raise BadMessage("not the head of a chunk")
     policy, index, epoch, stripe = _HEADER.unpack_from(data, 1)
@@ -280,7 +285,8 @@ def decode_chunk_header_untrusted(data: bytes) -> ChunkHeader:
 
 
 def decode_bulk_untrusted(data: bytes) -> Message | tuple[ChunkHeader, bytes]:
-    """A whole frame: a message, or a chunk's header and bytes. Raise `BadMessage`, and nothing else."""
+    """A whole frame: a message, or a chunk's header and bytes. Raise `BadMessage`, and nothing
+    else."""
     if not data:
         raise BadMessage("an empty bulk frame")
     if data[0] == MESSAGE_KIND:

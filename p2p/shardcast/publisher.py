@@ -59,9 +59,8 @@ class PolicyPublisher:
     ) -> ev.Publish | Manifest:
         """Make a version durable; a `Manifest` if just this was published before.
 
-        ``newest_out`` is asked when it is our turn: the publication before this one has told the
-        core by then.
-        Raises `LocalProtocolError` rather than contradict what is out.
+        ``newest_out`` is asked when it is our turn: the publication before this one has told
+        the core by then. Raises `LocalProtocolError` rather than contradict what is out.
         """
         async with self._turn:
             index, weights_digest, header, wires = await self._encode(weights_path)
@@ -92,14 +91,16 @@ class PolicyPublisher:
             return ev.Publish(manifest, index, roster)
 
     async def _keep_roster(self, roster: Roster) -> None:
-        """A roster that is not on disk only costs the next life some pulls: the version goes out without."""
+        """A roster that is not on disk only costs the next life some pulls: the version goes
+        out without."""
         try:
             await self._store.keep_roster(roster)
         except StorageError as error:
             logger.warning("roster_not_kept reason=%s", error)
 
     async def _encode(self, path: str) -> tuple[Index, bytes, int, list[bytes]]:
-        """Compress a file into the draft; returns index, weights digest, header bytes and wires to cache."""
+        """Compress a file into the draft; returns index, weights digest, header bytes and wires
+        to cache."""
         size = await self._world.disk.size(path)
         if not size:
             raise LocalProtocolError(f"there are no weights in {path}")
@@ -125,7 +126,8 @@ class PolicyPublisher:
         return Index.of(chunks), hasher.digest(), header, wires
 
     def _next_roster(self) -> Roster | None:
-        """A new epoch if those to feed have changed, and the last one is old enough or was empty."""
+        """A new epoch if those to feed have changed, and the last one is old enough or was
+        empty."""
         local = self._world.signer.peer_id
         entries = [entry for entry in self._roster() if entry.peer != local]
         ranks = {entry.peer: capacity_class(entry.upload) for entry in entries}

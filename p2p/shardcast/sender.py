@@ -26,9 +26,11 @@ from p2p.wire import KI, encode_varint, frame
 logger = logging.getLogger(__name__)
 
 MAX_WAITING: Final = 64
-"""Items that may wait: one chunk (the core gives no more) and answers to a peer that asks and asks."""
+"""Items that may wait: one chunk (the core gives no more) and answers to a peer that asks and
+asks."""
 _JOIN: Final = 64 * KI
-"""Chunks up to this size are sent with their header in one piece; copying them costs less than a packet."""
+"""Chunks up to this size are sent with their header in one piece: copying them costs less than
+a packet and a wake-up for 47 bytes."""
 
 
 LOST: Final = (
@@ -39,7 +41,8 @@ LOST: Final = (
     trio.BrokenResourceError,
     trio.ClosedResourceError,
 )
-"""What ends a bulk stream: none of it is a bug, all of it means that this peer gets nothing for now."""
+"""What ends a bulk stream: none of it is a bug, all of it means that this peer gets nothing for
+now."""
 
 
 class Sender:

@@ -1,9 +1,9 @@
 """The driver of SHARDCAST: streams, disk and clock around the core.
 
-Control messages go through `Host.send`. Each peer that is sent chunks has one task and one long-lived
-bulk stream, which report to the core when a chunk has really left; a stream that is read here takes
-its next frame only when the disk has room for the last. One task makes policies durable and assembles
-them, in the order in which they became whole.
+Control messages go through `Host.send`. Each peer that is sent chunks has one task and one
+long-lived bulk stream, which report to the core when a chunk has really left; a stream that is
+read here takes its next frame only when the disk has room for the last. One task makes policies
+durable and assembles them, in the order in which they became whole.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from p2p.shardcast.config import ShardcastConfig, ShardcastStats
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.core import ShardcastCore
 from p2p.shardcast.core.statements import Statements
+from p2p.shardcast.disk import DiskHealth
 from p2p.shardcast.forest import RosterEntry
 from p2p.shardcast.manifest import NO_POLICY, PROTOCOL_ID, Equivocation, Manifest, PolicyVersion
 from p2p.shardcast.messages import (
@@ -44,13 +45,14 @@ from p2p.shardcast.messages import (
 )
 from p2p.shardcast.publisher import PolicyPublisher
 from p2p.shardcast.sender import Sender
-from p2p.shardcast.store import DiskHealth, PolicyStore
+from p2p.shardcast.store import PolicyStore
 from p2p.world import Timer, World, dawdle, lateness
 
 logger = logging.getLogger(__name__)
 
 LIE: Final = 100.0
-"""Penalty points of a wrong chunk: proof of malice or of broken memory, so as many as a host bears."""
+"""Penalty points of a wrong chunk: proof of malice or of broken memory, so as many as a host
+bears."""
 
 
 class Shardcast:
@@ -98,7 +100,8 @@ class Shardcast:
 
     @property
     def fetching(self) -> tuple[PolicyVersion, float] | None:
-        """The newest version that is on its way and the share of its chunks that is here, if there is one."""
+        """The newest version that is on its way and the share of its chunks that is here, if
+        there is one."""
         coming = [download for download in self._core.downloads if not download.stored]
         newest = max(coming, key=lambda download: download.manifest.version, default=None)
         return (newest.manifest.version, newest.share) if newest is not None else None
@@ -130,9 +133,11 @@ class Shardcast:
         return self._store.stored(version) is not None
 
     def weights(self, version: PolicyVersion) -> str:
-        """The path (for `World.disk`) of a version's safetensors file. Raises `KeyError` if it is not here.
+        """The path (for `World.disk`) of a version's safetensors file. Raises `KeyError` if it
+        is not here.
 
-        The file stays while the version is among the newest `ShardcastConfig.keep_versions`, or pinned.
+        The file stays while the version is among the newest `ShardcastConfig.keep_versions`, or
+        pinned.
         """
         entry = self._store.stored(version)
         if entry is None:
@@ -141,7 +146,8 @@ class Shardcast:
 
     @contextmanager
     def pin(self, version: PolicyVersion) -> Iterator[str]:
-        """Keep a version on disk for the length of the block; gives its weights' path. Raises `KeyError`."""
+        """Keep a version on disk for the length of the block; gives its weights' path. Raises
+        `KeyError`."""
         entry = self._store.stored(version)
         if entry is None:
             raise KeyError(version)
@@ -149,11 +155,13 @@ class Shardcast:
             yield entry.weights
 
     async def check_weights(self, version: PolicyVersion) -> str:
-        """Read a version's weights and compare their digest before an engine believes them; gives their path.
+        """Read a version's weights and compare their digest before an engine believes them;
+        gives their path.
 
-        1 to 3 GB/s, much less than loading them costs. Weights that have rotted since they were assembled
-        would make a worker's honest work false, and a validator's judgement. They are assembled again.
-        Raises `KeyError` if the version is not here, `StorageError` if its chunks have rotted as well.
+        1 to 3 GB/s, much less than loading them costs. Weights that have rotted since they were
+        assembled would make a worker's honest work false, and a validator's judgement. They are
+        assembled again. Raises `KeyError` if the version is not here, `StorageError` if its
+        chunks have rotted as well.
         """
         entry = self._store.stored(version)
         if entry is None:
@@ -168,11 +176,13 @@ class Shardcast:
         return self.newest
 
     async def publish(self, version: PolicyVersion, weights_path: str) -> Manifest:
-        """Sign and spread a version whose safetensors file is at ``weights_path`` (of `World.disk`).
+        """Sign and spread a version whose safetensors file is at ``weights_path`` (of
+        `World.disk`).
 
-        Returns once it is durable and on its way. The file must stay unchanged while the version is kept.
-        Publishing the same content again gives the same manifest; another content under a version that
-        is out, or a version older than the newest, raises `LocalProtocolError`: it would be equivocation.
+        Returns once it is durable and on its way. The file must stay unchanged while the
+        version is kept. Publishing the same content again gives the same manifest; another
+        content under a version that is out, or a version older than the newest, raises
+        `LocalProtocolError`: it would be equivocation.
         """
         event = await self._publisher.prepare(version, weights_path, lambda: self._core.newest)
         if isinstance(event, Manifest):
@@ -183,11 +193,13 @@ class Shardcast:
         return event.manifest
 
     def receive_announcement(self, peer: PeerId, data: bytes) -> bool:
-        """Take what ``peer`` wrote and gossip brought. True: valid and new, pass it on. False: nothing wrong
-        with it, but old, or by an author of whom this node does not know (yet) that it may publish.
+        """Take what ``peer`` wrote and gossip brought. True: valid and new, pass it on. False:
+        nothing wrong with it, but old, or by an author of whom this node does not know (yet)
+        that it may publish.
 
-        Raises `BadMessage` if it can be valid for no node: malformed, forged, of another run, or no news.
-        (The author of another kind of message would be answered, and dialled for it, by every node.)
+        Raises `BadMessage` if it can be valid for no node: malformed, forged, of another run,
+        or no news. (The author of another kind of message would be answered, and dialled for
+        it, by every node.)
         """
         if len(data) > MAX_CONTROL:
             raise BadMessage(f"an announcement of {len(data)} bytes is over the limit of {MAX_CONTROL}")
@@ -200,7 +212,8 @@ class Shardcast:
     # What the host and the disk report
 
     def handle(self, event: ev.Event) -> list[ev.Effect]:
-        """Let the core judge ``event`` and do what it asks. Raises `BadMessage` when a peer is at fault."""
+        """Let the core judge ``event`` and do what it asks. Raises `BadMessage` when a peer is
+        at fault."""
         if self._nursery.cancel_scope.cancel_called:
             return []  # gossip outlives this service, and goes on to bring announcements
         effects = self._core.handle(event, self._world.now())
@@ -260,7 +273,8 @@ class Shardcast:
         self.handle(ev.Heard(peer, decode_message_untrusted(data)))
 
     async def read_bulk(self, stream: Stream) -> None:
-        """A `StreamHandler`: take chunks as fast as the disk does, on one stream per peer: the newest."""
+        """A `StreamHandler`: take chunks as fast as the disk does, on one stream per peer: the
+        newest."""
         before = self._readers.pop(stream.peer, None)
         if before is not None:
             before.cancel()
@@ -328,7 +342,8 @@ class Shardcast:
             self._disk_refused(error)
 
     def _disk_refused(self, error: StorageError) -> None:
-        """Go on without the disk: serve what is held, fetch nothing until `_mend_disk` says so."""
+        """Go on without the disk: serve what is held, fetch nothing until `_mend_disk` says
+        so."""
         self.stats.note_disk(refuses=True)
         self._disk.note_failure(error)
         self.handle(ev.Unwritable())
@@ -411,7 +426,8 @@ class Shardcast:
 
     @contextmanager
     def meeting_the_swarm(self) -> Iterator[None]:
-        """Work and hear peers for the length of the block. Entered once, by `open_shardcast`."""
+        """Work and hear peers for the length of the block. Entered once, by
+        `open_shardcast`."""
         self._nursery.start_soon(self._do_jobs)
         self._nursery.start_soon(self._mend_disk)
         with (
@@ -442,8 +458,9 @@ async def open_shardcast(
 ) -> AsyncIterator[Shardcast]:
     """Distribute the policies of ``run`` for the length of the block.
 
-    ``may_publish`` says who is a trainer; ``roster`` whom to feed (asked only where `publish` is called);
-    ``announce`` gossips bytes that elsewhere are given to `Shardcast.receive_announcement`.
+    ``may_publish`` says who is a trainer; ``roster`` whom to feed (asked only where `publish`
+    is called); ``announce`` gossips bytes that elsewhere are given to
+    `Shardcast.receive_announcement`.
     """
     statements = Statements(run, may_publish, world.verify)
     core = ShardcastCore(host.peer_id, config, statements, world.rng("shardcast"))

@@ -1,16 +1,19 @@
-"""Policies on disk: verified chunks as they came over the wire, and the weights that they decode to.
+"""Policies on disk: verified chunks as they came over the wire, and the weights that they
+decode to.
 
-One file per policy holds the manifest, the index and, at fixed offsets, every wire chunk. Chunks gather in
-memory and are written in batches; when all are there the file is written out and fsynced *once*, before
-anybody is told that the version is whole. A small policy costs two writes and one fsync in all, where a
-file and an fsync per chunk would cost more than moving the bytes. Nothing is lost by it: a file is
-believed only as far as its chunks hash right, so after a crash a torn file simply has fewer chunks.
+One file per policy holds the manifest, the index and, at fixed offsets, every wire chunk.
+Chunks gather in memory and are written in batches; when all are there the file is written out
+and fsynced *once*, before anybody is told that the version is whole. A small policy costs two
+writes and one fsync in all, where a file and an fsync per chunk would cost more than moving the
+bytes. Nothing is lost by it: a file is believed only as far as its chunks hash right, so after
+a crash a torn file simply has fewer chunks.
 
-The assembled safetensors file is not fsynced at all: it can be made again from the chunks, its path is
-given out only once it is written, and after a restart it is believed only if its digest is the manifest's.
+The assembled safetensors file is not fsynced at all: it can be made again from the chunks, its
+path is given out only once it is written, and after a restart it is believed only if its digest
+is the manifest's.
 
-Our own policies are written under another name, fsynced and renamed before they are announced: an
-origin that crashes has published a version entirely or never mentioned it.
+This node's own policies are written under another name, fsynced and renamed before they are
+announced: an origin that crashes has published a version entirely or never mentioned it.
 """
 
 from __future__ import annotations
@@ -44,17 +47,12 @@ from p2p.wire import MIB
 from p2p.world import OFF_LOOP, World
 
 WRITE_BATCH: Final = 8 * MIB
-"""Bytes of verified chunks that may wait in memory: what a crash costs, and two of the largest chunks."""
+"""Bytes of verified chunks that may wait in memory: what a crash costs, and two of the largest
+chunks."""
 HASH_RATE: Final = 3e9
 """Bytes per second of BLAKE3, one core: the modelled cost of reading chunks back."""
 DECODE_BATCH: Final = 4 * MIB
 """Raw bytes decoded at a time: the largest chunk, and 6 ms of a core."""
-FIRST_RETRY: Final = 5.0
-"""Seconds until the disk is tried again."""
-LONGEST_RETRY: Final = 300.0
-"""Seconds: what a disk that was mended is left idle for at most. 40 MiB an hour of trials meanwhile."""
-TRIAL_BYTES: Final = MIB
-"""What is written to see whether there is room: a file system that is full still takes a few bytes."""
 _LENGTH: Final = 4
 _INDEX_AT: Final = _LENGTH + MAX_MANIFEST
 _SUFFIX: Final = ".policy"
@@ -266,14 +264,16 @@ class PolicyStore:
         return None
 
     async def _is_chunk(self, data: bytes, expected: Chunk) -> bool:
-        """Whether it is what was verified once: a peer that gets another must take us for a liar."""
+        """Whether it is what was verified once: a peer that gets another must take us for a
+        liar."""
         if len(data) <= OFF_LOOP:
             return digest_of(data) == expected.digest
         cost = len(data) / HASH_RATE
         return await self._world.run_blocking(digest_of, data, cost=cost) == expected.digest
 
     async def check_weights(self, entry: StoredPolicy) -> None:
-        """Make sure that its weights are what they were; assembled again if not. Raises `StorageError`."""
+        """Make sure that its weights are what they were; assembled again if not. Raises
+        `StorageError`."""
         if await self._check_weights(entry):
             return
         path = self._disk.locate(entry.weights)
@@ -293,7 +293,8 @@ class PolicyStore:
             self._cached -= len(old)
 
     async def finish(self, policy: bytes) -> bool:
-        """Make a whole policy durable and assemble it. False if it is not what its manifest says.
+        """Make a whole policy durable and assemble it. False if it is not what its manifest
+        says.
 
         Raises `StorageError`.
         """
@@ -337,7 +338,8 @@ class PolicyStore:
     async def prune(self) -> list[bytes]:
         """Remove the oldest whole policies beyond the limits; returns their names."""
         kept = sorted((e for e in self._entries.values() if e.stored), key=lambda e: e.version, reverse=True)
-        # What is being fetched takes its room before it is there: the disk holds `keep_bytes` and the newest.
+        # What is being fetched takes its room before it is there: the disk holds `keep_bytes`
+        # and the newest.
         total, gone = sum(e.footprint for e in self._entries.values() if not e.stored), []
         for rank, entry in enumerate(kept):
             total += entry.footprint
@@ -355,11 +357,13 @@ class PolicyStore:
     # Publishing
 
     async def write_draft(self, offset: int, data: bytes) -> None:
-        """Write wire bytes of a policy whose manifest does not exist yet. Raises `StorageError`."""
+        """Write wire bytes of a policy whose manifest does not exist yet. Raises
+        `StorageError`."""
         await self._disk.write(f"{self.folder}/{_UNFINISHED}", data, offset)
 
     async def commit_draft(self, manifest: Manifest, index: Index, weights: str) -> StoredPolicy:
-        """Put the head before what `write_draft` wrote, and make it a policy of ours, durably."""
+        """Put the head before what `write_draft` wrote, and make it a policy of ours,
+        durably."""
         entry = self._new_entry(manifest, index, weights=weights, has_head=True)
         unfinished = f"{self.folder}/{_UNFINISHED}"
         await self._disk.write(unfinished, entry.head(), 0)
@@ -411,7 +415,8 @@ class PolicyStore:
         return sorted(found, key=lambda entry: entry.version)
 
     async def _try_to_assemble(self, entry: StoredPolicy) -> bool:
-        """`_assemble`, and False on a disk that is full: a node that starts there serves chunks meanwhile."""
+        """`_assemble`, and False on a disk that is full: a node that starts there serves chunks
+        meanwhile."""
         try:
             return await self._assemble(entry)
         except StorageError as error:
@@ -456,56 +461,6 @@ class PolicyStore:
             data = await self._disk.read(entry.weights, offset, DECODE_BATCH)
             await self._world.run_blocking(_hash_into, hasher, data, cost=len(data) / HASH_RATE)
         return hasher.digest() == entry.manifest.weights_digest
-
-
-class DiskHealth:
-    """Whether a disk takes data; one log line whenever that changes.
-
-    A disk is full for minutes (a log is rotated, its owner makes room) or for good (it is too small, or has
-    gone read-only). Either way a node that can read goes on: it serves what it holds, and only what needs
-    the disk waits. Pauses double, since a disk that refuses is often one that is slow to say so.
-    """
-
-    def __init__(self, world: World, folder: str) -> None:
-        self._world = world
-        self._trial = f"{folder}/trial"
-        self._failed = trio.Event()
-        self._pause = FIRST_RETRY
-        self.refuses = False
-        """Whether the last write failed."""
-
-    def note_failure(self, error: StorageError) -> bool:
-        """A write failed. True if that is news."""
-        news, self.refuses = not self.refuses, True
-        if news:
-            logger.warning(
-                "disk.refuses reason=%s: policies are served, not fetched, until it takes data", error
-            )
-            self._failed.set()
-        return news
-
-    def note_success(self) -> None:
-        """Something large was written whole: the next failure is a new one."""
-        self._pause = FIRST_RETRY
-
-    async def wait_mended(self) -> None:
-        """Return when a write has failed, and one of `TRIAL_BYTES` has succeeded since."""
-        await self._failed.wait()
-        while self.refuses:
-            self.refuses = not await self._takes_data_later()
-        self._failed = trio.Event()
-        logger.warning("disk.takes_data: policies are fetched again")
-
-    async def _takes_data_later(self) -> bool:
-        await self._world.sleep(self._pause)
-        self._pause = min(2 * self._pause, LONGEST_RETRY)
-        try:
-            await self._world.disk.replace(self._trial, bytes(TRIAL_BYTES))
-            await self._world.disk.remove(self._trial)
-        except StorageError as error:
-            logger.debug("disk.still_refuses reason=%s", error)
-            return False
-        return True
 
 
 def chunks_at(count: int) -> int:

@@ -21,6 +21,7 @@ from p2p.shardcast.config import ShardcastConfig
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.core import ShardcastCore
 from p2p.shardcast.core.statements import Statements
+from p2p.shardcast.disk import FIRST_RETRY, LONGEST_RETRY, DiskHealth
 from p2p.shardcast.forest import Roster, RosterEntry
 from p2p.shardcast.manifest import (
     NO_POLICY,
@@ -33,7 +34,7 @@ from p2p.shardcast.manifest import (
     digest_of,
 )
 from p2p.shardcast.messages import Ask, ChunkHeader, PolicyNews, RosterNews, Taken
-from p2p.shardcast.store import FIRST_RETRY, LONGEST_RETRY, DiskHealth, PolicyStore
+from p2p.shardcast.store import PolicyStore
 from roles.durable import Durable
 from roles.run.file import open_run, sign_run
 from tests.unit.test_ledger import AUTHOR, chain, ledger_in, on_disk

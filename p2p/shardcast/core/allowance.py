@@ -8,8 +8,8 @@ from p2p.identity import PeerId
 from p2p.shardcast.core.peers import bound
 
 MAX_INDEXES: Final = 16
-"""Times that one peer gets a version's index, 2.5 MiB at most, for asking: once per life of a node
-that restarts all day long."""
+"""Times that one peer gets a version's index, 2.5 MiB at most, for asking: once per life of a
+node that restarts all day long."""
 MAX_ASKERS: Final = 1024
 """Peers whose questions are counted per version; as many as hold a connection to this node."""
 SPARE_ANSWERS: Final = 64
@@ -20,8 +20,8 @@ class Allowance:
     """What each peer had of one version for asking.
 
     An honest peer asks for each chunk once, and again if the first answer was lost with its
-    connection: twice the version is more than it can need. Without a limit a peer of a slow node
-    could keep the whole uplink busy by asking for one chunk all day.
+    connection: twice the version is more than it can need. Without a limit a peer of a slow
+    node could keep the whole uplink busy by asking for one chunk all day.
     """
 
     __slots__ = ("_answers", "_indexes", "_most")
@@ -32,7 +32,8 @@ class Allowance:
         self._indexes: dict[PeerId, int] = {}
 
     def take_answer(self, peer: PeerId) -> bool:
-        """Count a chunk or a have-list that ``peer`` asks for. False beyond twice the version."""
+        """Count a chunk or a have-list that ``peer`` asks for. False beyond twice the
+        version."""
         return _count(self._answers, peer) <= self._most
 
     def take_index(self, peer: PeerId) -> bool:

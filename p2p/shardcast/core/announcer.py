@@ -1,4 +1,5 @@
-"""What this node tells other peers about the chunks of each version, collected into a few messages."""
+"""What this node tells other peers about the chunks of each version, collected into a few
+messages."""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ from p2p.shardcast.forest import build_forest
 from p2p.shardcast.messages import ChunkHeader, Have, Skipped
 
 HAVE_DELAY: Final = 0.1
-"""Seconds for which chunks are collected before they are announced: a fifth of the shortest time
-after which a neighbour acts on them. Example: at 100 chunks a second a neighbour hears of ten
-chunks in one message, instead of ten messages."""
+"""Seconds for which chunks are collected before they are announced: a fifth of the shortest
+time after which a neighbour acts on them. Example: at 100 chunks a second a neighbour hears of
+ten chunks in one message, instead of ten messages."""
 MAX_SUBSCRIBERS: Final = 16
-"""Peers outside the neighbourhood that are told of new chunks, since they asked what is here. The
-oldest gives way."""
+"""Peers outside the neighbourhood that are told of new chunks, since they asked what is here.
+The oldest gives way."""
 
 
 class _Notices:
@@ -44,7 +45,8 @@ class _Notices:
         chunks[stripe] = chunks.get(stripe, EMPTY).including(header.index)
 
     def take(self) -> tuple[ChunkSet, dict[PeerId, dict[tuple[int, int], ChunkSet]]]:
-        """The new chunks, and the withheld ones by child; from now on there is nothing to tell."""
+        """The new chunks, and the withheld ones by child; from now on there is nothing to
+        tell."""
         new, withheld = self._new, self._withheld
         self._new, self._withheld = EMPTY, {}
         return new, withheld

@@ -9,7 +9,8 @@ from p2p.identity import PeerId
 from p2p.shardcast.chunkset import EMPTY, ChunkSet
 
 MAX_HOLDERS: Final = 64
-"""Peers whose have-lists are kept per version: 8 neighbours, 16 subscribers, and those asked."""
+"""Peers whose have-lists are kept per version: 8 neighbours, 16 subscribers, and those
+asked."""
 MAX_TAKERS: Final = 1024
 """Peers whose taken-lists are kept per version: the children of the strongest relay of a large
 roster."""
@@ -63,7 +64,8 @@ class Availability:
         self._holders[peer] = self._holders.get(peer, EMPTY).excluding(chunk)
 
     def note_withheld(self, peer: PeerId, chunk: int) -> None:
-        """``peer`` will not push a chunk that it holds: for now it is not asked for it either."""
+        """``peer`` will not push a chunk that it holds: for now it is not asked for it
+        either."""
         if peer in self._holders:
             self._holders[peer] = self._holders[peer].excluding(chunk)
 

@@ -1,21 +1,22 @@
-"""SHARDCAST as one state machine: origin, relay and leaf are the same node in different moments.
+"""SHARDCAST as one state machine: origin, relay and leaf are the same node in different
+moments.
 
 Theory of operation
 -------------------
-The *origin* signs a roster and a manifest, and gives each chunk once, to a root of the forest that
-has credit (`handout`). A *relay* that gets a chunk along a stripe checks its digest and queues it for
-its children before it is on disk; news that explain the chunk go ahead of it on the same stream
-(`upload`). Credit is honest: a root confirms every chunk, and asks for more only while at most half
-of its children have two chunks waiting.
+The *origin* signs a roster and a manifest, and gives each chunk once, to a root of the forest
+that has credit (`handout`). A *relay* that gets a chunk along a stripe checks its digest and
+queues it for its children before it is on disk; news that explain the chunk go ahead of it on
+the same stream (`upload`). Credit is honest: a root confirms every chunk, and asks for more
+only while at most half of its children have two chunks waiting.
 
 What the forest loses is *pulled* (`repair`): neighbours tell each other what they have
 (`announcer`), and a chunk that others have had for longer than it usually takes to get here
-(`download`) is asked for, from the holder that would bring it first (`sources`). No node asks for
-more than its line has lately carried.
+(`download`) is asked for, from the holder that would bring it first (`sources`). No node asks
+for more than its line has lately carried.
 
-At most two versions are fetched at a time: the newest, and the one before it while it may still come
-first. An origin starts to hand out a version when the one before has left, and passes over those in
-between (`origin`); so a run that publishes faster than its links carry still delivers.
+At most two versions are fetched at a time: the newest, and the one before it while it may still
+come first. An origin starts to hand out a version when the one before has left, and passes over
+those in between (`origin`); so a run that publishes faster than its links carry still delivers.
 
 The core owns which versions there are; each part owns its own state of a version, keyed by the
 version's name, and is told when it is forgotten.
@@ -110,7 +111,8 @@ class ShardcastCore:
         return due
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
-        """Advance by one event and return what to do about it. `BadMessage` is the peer's fault."""
+        """Advance by one event and return what to do about it. `BadMessage` is the peer's
+        fault."""
         self._now = now
         self._out = []
         match event:
@@ -159,7 +161,8 @@ class ShardcastCore:
         if not gossip and not self._peers.admit(peer):
             return
         if gossip and not isinstance(message, PolicyNews | RosterNews | Evidence):
-            # Its author is not connected, and need not even have sent it: no node may answer it.
+            # Its author is not connected, and need not even have sent it: no node may answer
+            # it.
             raise BadMessage("an announcement is a policy, a roster or evidence")
         match message:
             case PolicyNews():
@@ -274,7 +277,8 @@ class ShardcastCore:
     # A disk that refuses
 
     def _postpone_all(self) -> None:
-        """The disk refused: stop fetching, and remember what to begin with when it takes data."""
+        """The disk refused: stop fetching, and remember what to begin with when it takes
+        data."""
         self._is_full = True
         for download in [d for d in self._downloads.values() if not d.is_whole]:
             self._out += self._repair.decline(download)
@@ -333,7 +337,8 @@ class ShardcastCore:
     # What comes in: chunks
 
     def wants(self, peer: PeerId, header: ChunkHeader) -> int | None:
-        """Bytes that this chunk must have; None if it is not wanted. Asked before it is read."""
+        """Bytes that this chunk must have; None if it is not wanted. Asked before it is
+        read."""
         download = self._downloads.get(header.policy)
         if self._peers.is_banned(peer) or download is None or download.index is None:
             return None
@@ -343,7 +348,8 @@ class ShardcastCore:
         return None if is_here else download.index.chunks[header.index].wire
 
     def expects(self, peer: PeerId, header: ChunkHeader) -> bool:
-        """Whether a chunk from ``peer`` is no surprise: it was asked for, or the roster names it."""
+        """Whether a chunk from ``peer`` is no surprise: it was asked for, or the roster names
+        it."""
         download = self._downloads.get(header.policy)
         if download is None:
             return False

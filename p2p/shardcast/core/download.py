@@ -45,8 +45,8 @@ class Request:
 class Arrival:
     """A chunk that came, settled with its source: what `Download.accept` and `reject` need.
 
-    Only `Sources.arrived` makes one, so a chunk cannot change its state before the peer that was
-    asked for it has been credited or cleared.
+    Only `Sources.arrived` makes one, so a chunk cannot change its state before the peer that
+    was asked for it has been credited or cleared.
     """
 
     chunk: int
@@ -172,7 +172,8 @@ class Download:
     def note_inquiry(self, now: float, *, found: bool) -> bool:
         """Other peers are asked what they have; ``found`` if there was any peer to ask.
 
-        Returns whether to turn to the origin now: there was none, or the last inquiry did not help.
+        Returns whether to turn to the origin now: there was none, or the last inquiry did not
+        help.
         """
         self._inquiries += 1
         self.inquire_at = now + self._silence * 2 ** min(self._inquiries - 1, _MAX_BACKOFF)
@@ -278,7 +279,8 @@ class Download:
         self._requests[chunk] = Request(peer, now, deadline)
 
     def extend_requests(self, peer: PeerId, deadline: float) -> None:
-        """``peer`` has just brought something: await the rest of it until ``deadline`` at least."""
+        """``peer`` has just brought something: await the rest of it until ``deadline`` at
+        least."""
         for request in self._requests.values():
             if request.peer == peer:
                 request.extend(deadline)

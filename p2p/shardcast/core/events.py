@@ -32,7 +32,8 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """A control message from ``peer``; ``gossip`` if ``peer`` only wrote it and others passed it on."""
+    """A control message from ``peer``; ``gossip`` if ``peer`` only wrote it and others passed
+    it on."""
 
     peer: PeerId
     message: Message
@@ -50,7 +51,8 @@ class ChunkCame:
 
 @dataclass(frozen=True, slots=True)
 class ChunkDiscarded:
-    """A chunk from ``peer`` that `ShardcastCore.wants` did not want: its ``size`` bytes were thrown away."""
+    """A chunk from ``peer`` that `ShardcastCore.wants` did not want: its ``size`` bytes were
+    thrown away."""
 
     peer: PeerId
     header: ChunkHeader
@@ -88,7 +90,8 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """The policy asked for by `Finish` is not what its manifest says: its trainer signed nonsense."""
+    """The policy asked for by `Finish` is not what its manifest says: its trainer signed
+    nonsense."""
 
     policy: bytes
 
@@ -143,7 +146,8 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """Put a message or a chunk on the bulk stream to ``peer``; report each chunk by `ChunkSent`."""
+    """Put a message or a chunk on the bulk stream to ``peer``; report each chunk by
+    `ChunkSent`."""
 
     peer: PeerId
     item: Message | ChunkHeader
@@ -175,7 +179,8 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Every chunk is verified: make the policy durable, assemble it, and report `Stored` or `Unusable`."""
+    """Every chunk is verified: make the policy durable, assemble it, and report `Stored` or
+    `Unusable`."""
 
     policy: bytes
 

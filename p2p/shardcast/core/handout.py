@@ -1,15 +1,16 @@
-"""A hand-out: how an origin gives one version away, every chunk once, to the root that has credit.
+"""A hand-out: how an origin gives one version away, every chunk once, to the root that has
+credit.
 
 Theory of operation
 -------------------
-BitTorrent's name for it is super-seeding: the origin gives each chunk to one peer, and gives the
-next one to the peer that got rid of the last. Here the peers are the roots of the forest, and a
-root says itself how much it may be given: its *credit* grows as its children take what it was
-given before. So fast subtrees take more chunks and no bandwidth has to be estimated.
+BitTorrent's name for it is super-seeding: the origin gives each chunk to one peer, and gives
+the next one to the peer that got rid of the last. Here the peers are the roots of the forest,
+and a root says itself how much it may be given: its *credit* grows as its children take what it
+was given before. So fast subtrees take more chunks and no bandwidth has to be estimated.
 
-What a root got and did not confirm in time, or was holding when it died, is given again to another
-root. An origin that restarts does not know what its earlier life gave away: it takes everything for
-given, and gives again what a peer finds nowhere else.
+What a root got and did not confirm in time, or was holding when it died, is given again to
+another root. An origin that restarts does not know what its earlier life gave away: it takes
+everything for given, and gives again what a peer finds nowhere else.
 """
 
 from __future__ import annotations
@@ -25,21 +26,22 @@ from p2p.shardcast.core.average import SmoothedAverage
 from p2p.shardcast.forest import Forest
 
 CREDIT: Final = 2
-"""Chunks that a root may owe. With one it idles for a round trip per chunk: 1.5 to 1.6 times the
-bound in measurements, against 1.2 with two (20 ms round trip). With more, slow roots hoard what
-fast ones could carry: the prototype's first version, with a backlog of four and nothing that kept
-send buffers short, took 17 s over eight lines of 10 to 80 Mbit/s; with a backlog of two and short
-buffers it took 10."""
+"""Chunks that a root may owe. With one it idles for a round trip per chunk: 1.5 to 1.6 times
+the bound in measurements, against 1.2 with two (20 ms round trip). With more, slow roots hoard
+what fast ones could carry: the prototype's first version, with a backlog of four and nothing
+that kept send buffers short, took 17 s over eight lines of 10 to 80 Mbit/s; with a backlog of
+two and short buffers it took 10."""
 _AT_RISK: Final = 4
-"""Chunks lately given to a root that dies which are given again, confirmed or not: a root confirms
-what it has received and may not have forwarded. As many may lie in the buffers between two hosts."""
+"""Chunks lately given to a root that dies which are given again, confirmed or not: a root
+confirms what it has received and may not have forwarded. As many may lie in the buffers between
+two hosts."""
 _ACCUSERS: Final = 2
 """Peers that must blame a root before it is fed no more: with one, any peer could slander any
 root. In a roster of two there is only one peer that can."""
 _LATE: Final = 4
 """Mean confirmation times after which a chunk is late and goes to another root. Example: chunks
-confirmed after 0.3 s in the mean are given again after 1.2 s. A chunk that has not even left waits
-behind others in the origin's own queue, and is given four times as long."""
+confirmed after 0.3 s in the mean are given again after 1.2 s. A chunk that has not even left
+waits behind others in the origin's own queue, and is given four times as long."""
 
 
 class _Root:
@@ -84,7 +86,8 @@ class _Root:
             self._left += 1
 
     def confirm(self, received: int, granted: int, now: float) -> float | None:
-        """It has ``received`` chunks in all; returns how long the last took, if that is news."""
+        """It has ``received`` chunks in all; returns how long the last took, if that is
+        news."""
         took = None
         if received > self.confirmed:
             took = now - self._given[received - 1].since
@@ -154,8 +157,8 @@ class HandOut:
     def give(self, has_room: Callable[[PeerId], bool], now: float) -> tuple[PeerId, int, int] | None:
         """The next (root, stripe, chunk); None while no root has credit or nothing is left.
 
-        The root with the fewest unconfirmed chunks comes first, then the one that had the fewest
-        in all, then the one of the lowest stripe.
+        The root with the fewest unconfirmed chunks comes first, then the one that had the
+        fewest in all, then the one of the lowest stripe.
         """
         if self.exhausted:
             return None
@@ -204,7 +207,8 @@ class HandOut:
             self._again.extend(chunk for chunk in lost if chunk not in self._again)
 
     def blame(self, peer: PeerId, by: PeerId) -> None:
-        """``by`` says that a root lied to it. Two such peers, or the only possible one: it is out."""
+        """``by`` says that a root lied to it. Two such peers, or the only possible one: it is
+        out."""
         root = self._roots.get(peer)
         if root is None or by == peer or by not in self.forest.roster.positions:
             return
@@ -212,11 +216,12 @@ class HandOut:
             self.lose(peer)
 
     def give_again(self, chunk: int, by: PeerId, now: float) -> bool:
-        """A peer of the roster asks the origin itself for a chunk that a root should have brought.
+        """A peer of the roster asks the origin itself for a chunk that a root should have
+        brought.
 
-        True if the chunk is given again along another stripe, once, which serves every peer that
-        misses it. A single request is answered directly: mostly the chunk is on its way. After a
-        restart it is not.
+        True if the chunk is given again along another stripe, once, which serves every peer
+        that misses it. A single request is answered directly: mostly the chunk is on its way.
+        After a restart it is not.
         """
         if by not in self.forest.roster.positions:
             return False
@@ -232,7 +237,8 @@ class HandOut:
         return now < self._given_again.get(chunk, -math.inf) + _LATE * self._stall
 
     def expire(self, now: float) -> None:
-        """Give again what a root has not confirmed in time, and that root nothing until it has."""
+        """Give again what a root has not confirmed in time, and that root nothing until it
+        has."""
         for root in self._roots.values():
             if root.trusted and root.pending and self._due(root) <= now:
                 self._again.extend(root.distrust())

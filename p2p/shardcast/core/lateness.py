@@ -1,4 +1,5 @@
-"""When a missing chunk becomes urgent, that is, when to stop waiting for the forest to push it."""
+"""When a missing chunk becomes urgent, that is, when to stop waiting for the forest to push
+it."""
 
 from __future__ import annotations
 
@@ -24,10 +25,10 @@ class Lateness:
     urgent when it has been seen for `Pace.patience`, when the peer that was first to have it is
     lost, when a request for it failed, or at once when a parent says that it will not push it.
 
-    In the last case the parent does hold the chunk, but it has mostly more to send than its line
-    carries; so it counts as a source again only after the same patience. Example: a parent on a
-    10 Mbit/s line withholds chunk 7 from two of its five children. Both pull it from a neighbour
-    at once; if no neighbour has it within 0.8 s, both ask the parent.
+    In the last case the parent does hold the chunk, but it has mostly more to send than its
+    line carries; so it counts as a source again only after the same patience. Example: a parent
+    on a 10 Mbit/s line withholds chunk 7 from two of its five children. Both pull it from a
+    neighbour at once; if no neighbour has it within 0.8 s, both ask the parent.
     """
 
     __slots__ = ("_seen", "_withheld", "urgent")
@@ -69,7 +70,8 @@ class Lateness:
     def mark_late(self, now: float, patience: float) -> list[tuple[int, PeerId]]:
         """Make urgent what was seen ``patience`` ago.
 
-        Returns the chunks that were withheld for as long: their parents may be asked from now on.
+        Returns the chunks that were withheld for as long: their parents may be asked from now
+        on.
         """
         while self._seen:
             chunk, seen = next(iter(self._seen.items()))

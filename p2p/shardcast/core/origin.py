@@ -15,17 +15,18 @@ from p2p.shardcast.forest import build_forest
 from p2p.shardcast.messages import INLINE_INDEX, NO_STRIPE, Blame, ChunkHeader, Credit, news_of
 
 _OVERTIME: Final = 4
-"""Shortest waits without a chunk given away after which a hand-out no longer delays the next (2 s
-at the usual ``stall``): its roots are all dead or stuck, and a newer version is worth more to the
-peers that still listen."""
+"""Shortest waits without a chunk given away after which a hand-out no longer delays the next (2
+s at the usual ``stall``): its roots are all dead or stuck, and a newer version is worth more to
+the peers that still listen."""
 
 
 class Origin:
-    """One version at a time: the next starts when the one before has left, those in between never.
+    """One version at a time: the next starts when the one before has left, those in between
+    never.
 
     So a run that publishes faster than its links carry still delivers. Example: 40 versions of
-    4 MiB in ten seconds over lines that carry one a second give each receiver eight to ten whole
-    versions, the last among them, instead of forty parts.
+    4 MiB in ten seconds over lines that carry one a second give each receiver eight to ten
+    whole versions, the last among them, instead of forty parts.
     """
 
     def __init__(self, statements: Statements, is_gone: Callable[[PeerId], bool], stall: float) -> None:
@@ -37,7 +38,8 @@ class Origin:
         self._resumed = False
 
     def publish(self, download: Download, *, resumed: bool) -> None:
-        """``download`` is next, whatever was; ``resumed`` if an earlier life began to hand it out."""
+        """``download`` is next, whatever was; ``resumed`` if an earlier life began to hand it
+        out."""
         self._next, self._resumed = download, resumed
 
     @property
@@ -80,7 +82,8 @@ class Origin:
             handout.note_left(peer, now)
 
     def give_again(self, policy: bytes, chunk: int, by: PeerId, now: float) -> bool:
-        """Whether a chunk that ``by`` asks for is given again along the forest, not to it alone."""
+        """Whether a chunk that ``by`` asks for is given again along the forest, not to it
+        alone."""
         handout = self._handouts.get(policy)
         return handout is not None and handout.give_again(chunk, by, now)
 

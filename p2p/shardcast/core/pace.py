@@ -26,20 +26,21 @@ SLOW_LINK: Final = 1 * MIB
 from before any has come. Example: a 4 MiB chunk is expected to take 4 s at first, a 64 KiB one
 62 ms."""
 _LATE: Final = 16
-"""Chunk times without a chunk after which what is missing is pulled: eight parents may each have
-one chunk under way and one waiting, all of which may come before the one that is missed. The
-prototype waited four; with several parents that pulled chunks which were already on their way.
-Example: with 50 ms a chunk, 0.8 s."""
+"""Chunk times without a chunk after which what is missing is pulled: eight parents may each
+have one chunk under way and one waiting, all of which may come before the one that is missed.
+The prototype waited four; with several parents that pulled chunks which were already on their
+way. Example: with 50 ms a chunk, 0.8 s."""
 _SPARE: Final = 2
 """Chunk times granted beyond one for each chunk that is still to come. Towards the end no more
 than those could have come first: with three left, five chunk times are waited instead of 16."""
 _LAST: Final = 8
 """Chunks that are the last ones: one of each stripe. For them the usual lag is not waited for:
-the line is about to be idle, so there is room to pull what the slowest stripe has not brought."""
+the line is about to be idle, so there is room to pull what the slowest stripe has not
+brought."""
 _LONGEST: Final = 4
-"""Shortest waits beyond which a pause between two chunks says nothing about the line (2 s at the
-usual ``stall``): the origin was down, or had nothing to give. Without the cap one pause of a
-minute would be remembered as 15 s a chunk, and nothing would be pulled for minutes."""
+"""Shortest waits beyond which a pause between two chunks says nothing about the line (2 s at
+the usual ``stall``): the origin was down, or had nothing to give. Without the cap one pause of
+a minute would be remembered as 15 s a chunk, and nothing would be pulled for minutes."""
 _LAGS: Final = 2
 """Times the usual lag behind others after which a chunk is late. Neighbours stand at different
 depths of different stripes, and roots differ in strength, so a node may be behind by a constant
@@ -85,6 +86,7 @@ class Pace:
         return max(self._stall, min(_LATE, left + _SPARE) * min(self._lately.value, self._mean))
 
     def patience(self, left: int) -> float:
-        """Seconds for which others may hold a chunk before it is pulled, with ``left`` to come."""
+        """Seconds for which others may hold a chunk before it is pulled, with ``left`` to
+        come."""
         silence = self.silence(left)
         return silence if left <= _LAST else max(silence, _LAGS * self._lag.value)

@@ -7,7 +7,8 @@ from typing import Any, Final
 from p2p.identity import PeerId
 
 MAX_REMEMBERED: Final = 4096
-"""Peers known to be gone, connected or banned: a roster's worth. The oldest is forgotten first."""
+"""Peers known to be gone, connected or banned: a roster's worth. The oldest is forgotten
+first."""
 
 
 def bound(memory: dict[Any, Any], most: int) -> None:
@@ -51,8 +52,8 @@ class Peers:
     def greet(self, peer: PeerId, newest: int) -> bool:
         """Whether to tell ``peer`` of version ``newest`` for its `Hello`: once per connection.
 
-        A `Hello` has 8 bytes, the answer up to 180 KiB: a peer that repeats it all day would make
-        this node send 20,000 times what it sends itself.
+        A `Hello` has 8 bytes, the answer up to 180 KiB: a peer that repeats it all day would
+        make this node send 20,000 times what it sends itself.
         """
         if self._greeted.get(peer) == newest:
             return False

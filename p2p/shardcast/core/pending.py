@@ -38,7 +38,8 @@ class PendingNames:
         return tuple(self._early.pop(name, ()))
 
     def hear(self, peer: PeerId, message: Ask | Have | Taken | Skipped | Want) -> bool:
-        """``peer`` speaks of an unknown version. True if it has the manifest: ask it for that."""
+        """``peer`` speaks of an unknown version. True if it has the manifest: ask it for
+        that."""
         name = message.policy
         if name in self._over:
             return False

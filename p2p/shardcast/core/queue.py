@@ -1,8 +1,8 @@
 """What waits to be sent in bulk to one peer: one chunk under way, the rest as names in a queue.
 
 A chunk is chosen when the one before it has really left, not when it was queued: by then the
-receiver may have said that it got it elsewhere. The queue holds names only, so it costs nothing to
-be long.
+receiver may have said that it got it elsewhere. The queue holds names only, so it costs nothing
+to be long.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from p2p.shardcast.messages import NO_STRIPE, ChunkHeader
 
 _RECENT: Final = 4
 """Chunks lately sent that may still be under way, and are lost with the connection: two in the
-sender's buffers and two in the receiver's. When a peer dies its children are given these as well,
-though the peer may have forwarded them: a chunk that comes twice costs less than one that is waited
-for."""
+sender's buffers and two in the receiver's. When a peer dies its children are given these as
+well, though the peer may have forwarded them: a chunk that comes twice costs less than one that
+is waited for."""
 _QUICKEST: Final = 0.001
-"""Seconds per chunk below which no peer is taken for faster: those are the sender's own buffers,
-which take the first chunks at once however slow the line behind them is."""
+"""Seconds per chunk below which no peer is taken for faster: those are the sender's own
+buffers, which take the first chunks at once however slow the line behind them is."""
 _MAX_NEWS: Final = 16
 """News remembered as sent: three rosters and more versions than any node fetches at a time."""
 

@@ -1,10 +1,10 @@
 """Pulls: how a node asks other peers for what the forest did not bring.
 
 Neighbours tell each other, and their parents, what they have. A chunk that others have had for
-longer than it usually takes to get here is asked for, from any holder but the origin; the origin is
-asked when nothing has come for long and no other peer has it. A node outside the roster lives by
-pulling alone. Before a chunk is pulled, the parents hear that it is *taken*; when it comes from
-another peer, the one that was asked hears so too.
+longer than it usually takes to get here is asked for, from any holder but the origin; the
+origin is asked when nothing has come for long and no other peer has it. A node outside the
+roster lives by pulling alone. Before a chunk is pulled, the parents hear that it is *taken*;
+when it comes from another peer, the one that was asked hears so too.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class Repair:
         self._sources = Sources(rng, stall)
 
     def inquire(self, download: Download, now: float) -> Iterator[ev.Effect]:
-        """Ask some others what they have; if there is none, or none helped, turn to the origin."""
+        """Ask some others what they have; if there is none, or none helped, turn to the
+        origin."""
         origin = download.manifest.trainer
         roster = self._statements.roster(origin)
         fed = roster.peers if roster is not None and download.pull_only else ()
@@ -107,8 +108,8 @@ class Repair:
     def _rate(self, download: Download, peer: PeerId) -> float:
         """What to expect of ``peer``'s uplink, in bytes per second; 0 if it is gone.
 
-        Of a peer outside the roster nothing is known. One that claims nothing is given an eighth
-        of a slow link: it may have had no time to measure.
+        Of a peer outside the roster nothing is known. One that claims nothing is given an
+        eighth of a slow link: it may have had no time to measure.
         """
         if self._peers.is_gone(peer):
             return 0.0

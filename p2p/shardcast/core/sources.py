@@ -2,10 +2,10 @@
 
 Theory of operation
 -------------------
-Each peer that was ever asked has a `Source`: how long it takes for a chunk, lately, and how many
-it owes. Chunks are dealt out one by one, each to the source that would bring it first. What is
-asked for in all is limited by what this node's own line has lately carried: more would only queue
-there, be given up as late, and come twice.
+Each peer that was ever asked has a `Source`: how long it takes for a chunk, lately, and how
+many it owes. Chunks are dealt out one by one, each to the source that would bring it first.
+What is asked for in all is limited by what this node's own line has lately carried: more would
+only queue there, be given up as late, and come twice.
 
 Every request has a deadline. A source that lets one pass is expected to take twice as long from
 then on, and the chunk is asked of another.
@@ -26,8 +26,8 @@ from p2p.shardcast.core.download import Arrival, Download, Request
 from p2p.shardcast.core.pace import SLOW_LINK
 
 WINDOW: Final = 4
-"""Chunks asked of one holder at a time: enough that it never idles for a round trip, few enough to
-lose little when it dies. BitTorrent keeps five requests of 16 KiB (Cohen 2003); these chunks
+"""Chunks asked of one holder at a time: enough that it never idles for a round trip, few enough
+to lose little when it dies. BitTorrent keeps five requests of 16 KiB (Cohen 2003); these chunks
 are two to 256 times as large."""
 _TRIAL: Final = 1
 """Chunks asked of a holder that has brought none yet: one that claims much and drips costs each
@@ -37,8 +37,8 @@ _AHEAD: Final = 2
 (a second's worth at the usual ``stall``). Example: a line that has lately carried 20 chunks a
 second has 20 requests out; one that carries two has `WINDOW`."""
 _PUSHED: Final = 24
-"""Chunks that may be ahead of a requested one on this node's line without having been asked for:
-eight parents have two under way and one waiting each."""
+"""Chunks that may be ahead of a requested one on this node's line without having been asked
+for: eight parents have two under way and one waiting each."""
 _LATE: Final = 4
 """A source's usual chunk times after which its chunk is late."""
 _QUICKEST: Final = 0.001
@@ -88,7 +88,8 @@ class Source:
         self.last = now
 
     def miss(self, request: Request, now: float) -> None:
-        """It let a deadline pass: expect it to take twice as long, or what it has taken so far."""
+        """It let a deadline pass: expect it to take twice as long, or what it has taken so
+        far."""
         waited = now - max(request.asked, self.last)
         self._time.reset(min(_SLOWEST, max(2 * self._time.value, waited)))
 
@@ -171,8 +172,8 @@ class Sources:
         """Up to ``count`` of ``chunks``, from a random place on, so that askers differ.
 
         BitTorrent asks for the rarest first. Here the forest has spread each chunk already, and
-        what is late is late for many: different places are what keeps askers from queueing for the
-        same chunk.
+        what is late is late for many: different places are what keeps askers from queueing for
+        the same chunk.
         """
         if chunks and count > 0:
             start = self._rng.randrange(chunks.lowest, chunks.end)
@@ -187,9 +188,10 @@ class Sources:
         """Seconds to wait for ``source``, which has been asked.
 
         Example: a source that takes 0.2 s a chunk and owes three is given 0.8 + 0.6 s. However
-        slow it is, other peers may have got the chunk meanwhile, so after 2 s, or 8 chunk times of
-        a slow link, another is tried. But what is asked for waits on this node's own line behind
-        what else was asked for, and behind what parents push: never less than that takes.
+        slow it is, other peers may have got the chunk meanwhile, so after 2 s, or 8 chunk times
+        of a slow link, another is tried. But what is asked for waits on this node's own line
+        behind what else was asked for, and behind what parents push: never less than that
+        takes.
         """
         usual = max(self._stall, _LATE * source.chunk_time) + source.owed * source.chunk_time
         slow_link = download.wire_per_chunk / SLOW_LINK
@@ -209,7 +211,8 @@ class Sources:
         return Arrival(chunk, peer, request, request.peer == peer)
 
     def expire(self, download: Download, now: float) -> dict[int, PeerId]:
-        """Give up requests past their deadline, and expect less of those sources; returns them."""
+        """Give up requests past their deadline, and expect less of those sources; returns
+        them."""
         overdue = download.expire(now)
         for request in overdue.values():
             source = self._sources.get(request.peer)

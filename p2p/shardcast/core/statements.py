@@ -1,4 +1,5 @@
-"""What trainers have signed: their manifests, their rosters, and proofs that they contradicted them."""
+"""What trainers have signed: their manifests, their rosters, and proofs that they contradicted
+them."""
 
 from __future__ import annotations
 
@@ -13,17 +14,19 @@ from p2p.shardcast.manifest import Equivocation, Manifest, decode_manifest_untru
 from p2p.shardcast.messages import Evidence
 
 MAX_MANIFESTS: Final = 64
-"""Manifests remembered, newest versions first: two minutes of the fastest run, hours of a usual one.
-A longer memory would find older contradictions; the peers that were there have found those."""
+"""Manifests remembered, newest versions first: two minutes of the fastest run, hours of a usual
+one. A longer memory would find older contradictions; the peers that were there have found
+those."""
 MAX_ROSTERS: Final = 3
-"""Rosters per origin: chunks of a version travel by the roster of its start, and versions overlap."""
+"""Rosters per origin: chunks of a version travel by the roster of its start, and versions
+overlap."""
 MAX_ORIGINS: Final = 8
 """Trainers whose rosters are kept; a run names a handful."""
 
 
 class _Stranger(ShoalError):
-    """Its author is no trainer of this run, as far as this node knows: the signature is not even
-    verified."""
+    """Its author is no trainer of this run, as far as this node knows: the signature is not
+    even verified."""
 
 
 class Statements:
@@ -59,7 +62,8 @@ class Statements:
         return self._verify(author, domain, content, signature)
 
     def manifest_untrusted(self, data: bytes) -> Manifest | None:
-        """Decode and judge a manifest, once; None if its author is not trusted. Raise `BadMessage`."""
+        """Decode and judge a manifest, once; None if its author is not trusted. Raise
+        `BadMessage`."""
         name = digest_of(data)
         manifest = self._judged.get(name)
         if manifest is None:
@@ -72,7 +76,8 @@ class Statements:
         return manifest if self.is_trusted(manifest.trainer) else None
 
     def record(self, manifest: Manifest) -> Equivocation | None:
-        """Remember a trusted manifest; returns proof if it contradicts an earlier one of its trainer."""
+        """Remember a trusted manifest; returns proof if it contradicts an earlier one of its
+        trainer."""
         first = self._by_version.setdefault(manifest.version, manifest)
         before = self._by_version.get(manifest.body.previous_version)
         after = next(
@@ -90,7 +95,8 @@ class Statements:
         return None
 
     def evidence_untrusted(self, message: Evidence) -> Equivocation | None:
-        """The proof in a message; None if its trainer is not trusted anyway. Raise `BadMessage` if none."""
+        """The proof in a message; None if its trainer is not trusted anyway. Raise `BadMessage`
+        if none."""
         first, second = self.manifest_untrusted(message.first), self.manifest_untrusted(message.second)
         if first is None or second is None:
             return None
@@ -113,7 +119,8 @@ class Statements:
         return roster if self.add_roster(roster) else None
 
     def add_roster(self, roster: Roster) -> bool:
-        """Remember a roster if its origin is trusted and it is newer than those that are here."""
+        """Remember a roster if its origin is trusted and it is newer than those that are
+        here."""
         if not self.is_trusted(roster.origin):
             return False
         epochs = self._rosters.setdefault(roster.origin, {})

@@ -1,18 +1,19 @@
-"""What this node sends in bulk: chunks that it relays along stripes, and chunks it is asked for.
+"""What this node sends in bulk: chunks that it relays along stripes, and chunks it is asked
+for.
 
 Theory of operation
 -------------------
-Each peer has one `SendQueue`; one chunk is under way on it and the rest wait as names. A chunk that
-comes along a stripe is queued for the children in that stripe at once, before it is on disk. If a
-child is gone, its children are served in its place.
+Each peer has one `SendQueue`; one chunk is under way on it and the rest wait as names. A chunk
+that comes along a stripe is queued for the children in that stripe at once, before it is on
+disk. If a child is gone, its children are served in its place.
 
-A child whose line is slower than its siblings' does not hold them up: what is more than its share
-of the waiting chunks is *withheld*, that is, not queued. The child hears of it (`Skipped`), fetches
-the chunk from any holder as fast as its own line goes, and passes it on to its own children: the
-stripe brings the duty to pass on, even where it does not bring the bytes.
+A child whose line is slower than its siblings' does not hold them up: what is more than its
+share of the waiting chunks is *withheld*, that is, not queued. The child hears of it
+(`Skipped`), fetches the chunk from any holder as fast as its own line goes, and passes it on to
+its own children: the stripe brings the duty to pass on, even where it does not bring the bytes.
 
-As a root, this node confirms every chunk to the origin and asks for more only while its children
-keep up (`RootCredit`): what a relay cannot pass on, another root should get.
+As a root, this node confirms every chunk to the origin and asks for more only while its
+children keep up (`RootCredit`): what a relay cannot pass on, another root should get.
 """
 
 from __future__ import annotations
@@ -35,16 +36,17 @@ from p2p.shardcast.forest import Forest, build_forest
 from p2p.shardcast.messages import NO_STRIPE, ChunkHeader, Credit, Have, RosterNews, Skipped, news_of
 
 MAX_OWED: Final = 16
-"""Chunks that one peer may have asked for and not got. A node asks one holder for four at a time
-(`sources.WINDOW`): this is four times as much."""
+"""Chunks that one peer may have asked for and not got. A node asks one holder for four at a
+time (`sources.WINDOW`): this is four times as much."""
 CHILD_BACKLOG: Final = 4
 """Chunks that may wait for one child before further ones are withheld: twice what a child that
 keeps up has waiting. A slower child gets its share of it, at least one. Example: a stripe's
-children take 10 chunks a second in the mean and one takes 3. Its share of four places is 1.2, so
-while two chunks wait for it a third is withheld, and the child pulls that from a neighbour."""
+children take 10 chunks a second in the mean and one takes 3. Its share of four places is 1.2,
+so while two chunks wait for it a third is withheld, and the child pulls that from a
+neighbour."""
 ROOT_BACKLOG: Final = 2
-"""Chunks of a hand-out that may wait for one root at the origin: one under way, one behind it. More
-would be given away before it is known which root is fast."""
+"""Chunks of a hand-out that may wait for one root at the origin: one under way, one behind it.
+More would be given away before it is known which root is fast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,21 +108,24 @@ class Upload:
         self._allowances: dict[bytes, Allowance] = {}
 
     def _forest(self, download: Download, epoch: int) -> Forest | None:
-        """The forest along which chunks under a roster's ``epoch`` travel, if it is known here."""
+        """The forest along which chunks under a roster's ``epoch`` travel, if it is known
+        here."""
         roster = self._statements.roster(download.manifest.trainer, epoch)
         return build_forest(roster, download.manifest.version) if roster is not None else None
 
     # Along the stripes
 
     def relay(self, download: Download, header: ChunkHeader, sender: PeerId, now: float) -> None:
-        """A chunk has come: pass it on, along the stripe that should have brought it if none did."""
+        """A chunk has come: pass it on, along the stripe that should have brought it if none
+        did."""
         deferred = self._deferred.get(download.name, {}).pop(header.index, None)
         if header.stripe == NO_STRIPE and deferred is not None:
             header, sender = deferred.header, deferred.parent
         self.forward(download, header, sender, now)
 
     def take_over(self, parent: PeerId, download: Download, skipped: Skipped, now: float) -> None:
-        """``parent`` pushes no chunks of these to this node, which passes them on all the same."""
+        """``parent`` pushes no chunks of these to this node, which passes them on all the
+        same."""
         forest = self._forest(download, skipped.epoch)
         if forest is None or not forest.is_above(skipped.stripe, parent, self._local):
             return
@@ -162,7 +167,8 @@ class Upload:
         now: float,
         usual: float = 0.0,
     ) -> None:
-        """Queue a chunk for a child that needs it and keeps up; else leave it to fetch and relay it."""
+        """Queue a chunk for a child that needs it and keeps up; else leave it to fetch and
+        relay it."""
         needed = download.is_needed_by(child, header.index)
         queue = self._queue(child)
         room = CHILD_BACKLOG * min(1.0, queue.rate / usual) if queue.rate and usual else CHILD_BACKLOG
@@ -174,13 +180,15 @@ class Upload:
     def _withhold(
         self, child: PeerId, header: ChunkHeader, download: Download, now: float, *, needed: bool
     ) -> None:
-        """A child that lacks the chunk, or has children itself, is told that it is not pushed."""
+        """A child that lacks the chunk, or has children itself, is told that it is not
+        pushed."""
         forest = self._forest(download, header.epoch)
         if forest is not None and (needed or forest.relays(header.stripe, child)):
             self._announcer.note_withheld(child, header, now)
 
     def confirm(self) -> Iterator[ev.Effect]:
-        """Confirm what origins gave this node to relay; ask for more unless the children lag."""
+        """Confirm what origins gave this node to relay; ask for more unless the children
+        lag."""
         for download in self._downloads.values() if self._credits else ():
             credit = self._credits.get(download.name)
             news = credit.confirm(lags=self._lag(credit.children)) if credit is not None else None
@@ -190,8 +198,8 @@ class Upload:
     def _lag(self, children: tuple[PeerId, ...]) -> bool:
         """Whether more than half of the children that are there have `CREDIT` chunks waiting.
 
-        Half, since the slowest child must not slow the stripe (it is told to fetch elsewhere), and
-        a majority of slow children means that this node's own uplink is full.
+        Half, since the slowest child must not slow the stripe (it is told to fetch elsewhere),
+        and a majority of slow children means that this node's own uplink is full.
         """
         queues = [queue for child in children if (queue := self._queues.get(child)) is not None]
         return 2 * sum(queue.backlog >= CREDIT for queue in queues) > len(queues)
@@ -211,7 +219,8 @@ class Upload:
         yield from (ev.Send(peer, Have(download.name, part)) for part in download.verified.ranges())
 
     def serve(self, peer: PeerId, download: Download, chunk: int) -> None:
-        """Queue a chunk that ``peer`` asked for, if it is here and ``peer`` is not owed too many.
+        """Queue a chunk that ``peer`` asked for, if it is here and ``peer`` is not owed too
+        many.
 
         One that is queued for it already goes to the front instead: it must not be sent twice.
         """
@@ -290,7 +299,8 @@ class Upload:
             yield ev.Push(peer, news_of(download.manifest, download.index))
 
     def lose(self, peer: PeerId, now: float) -> None:
-        """``peer`` is gone: serve its children in its place, with what it may not have forwarded.
+        """``peer`` is gone: serve its children in its place, with what it may not have
+        forwarded.
 
         At the origin its chunks are given to other roots instead (`Origin.lose`).
         """

@@ -10,10 +10,9 @@ Steps:
 - ``restart origin``: the origin comes back with what its disk held, and meets all others;
 - ``wait SECONDS``: time passes, and cores get the ticks that they asked for.
 
-A line without indent is an event at a node, the lines below it are the effects. Chunks are kept,
-and policies stored, at once and without a word; ticks and news of which nothing comes are left out.
-At the end of a step stands the state of each node
-that changed in it.
+A line without indent is an event at a node, the lines below it are the effects. Chunks are
+kept, and policies stored, at once and without a word; ticks and news of which nothing comes are
+left out. At the end of a step stands the state of each node that changed in it.
 """
 
 from __future__ import annotations
@@ -61,7 +60,8 @@ RUN = b"transcript"
 SPAN = 32 * KI
 UPLOAD = 5e6
 Flight = tuple[str, str, Message | ChunkHeader | None]
-"""From, to, and what: None is a gossiped announcement, which waits in `ShardcastPlayer.gossip`."""
+"""From, to, and what: None is a gossiped announcement, which waits in
+`ShardcastPlayer.gossip`."""
 
 
 class Machine:
@@ -229,7 +229,8 @@ class ShardcastPlayer:
             yield from self.give(self.machines[name], event, words)
 
     def give(self, machine: Machine, event: ev.Event, words: str) -> Iterator[str]:
-        """Let a core judge an event; gives it and what came of it, unless that is as usual nothing."""
+        """Let a core judge an event; gives it and what came of it, unless that is as usual
+        nothing."""
         effects = machine.core.handle(event, self.now)
         lines = [line for effect in effects for line in self.carry_out(machine, effect)]
         if lines or not is_routine(event):
@@ -311,7 +312,8 @@ class ShardcastPlayer:
 
 
 def is_routine(event: ev.Event) -> bool:
-    """Whether nothing is expected to come of it: a tick, a chunk that left, news told a second time."""
+    """Whether nothing is expected to come of it: a tick, a chunk that left, news told a second
+    time."""
     news = isinstance(event, ev.Heard) and isinstance(event.message, PolicyNews | RosterNews)
     return news or isinstance(event, ev.Tick | ev.ChunkSent)
 
