@@ -16,8 +16,9 @@ that were left unread for a minute. Bytes alone would name the fastest honest se
 identities hoard 32 KiB each; age alone would name the slowest honest reader when one attacker pours in
 32 MiB. Protected peers come last. To lose a stream costs no penalty points: the slow application may be ours.
 
-*Queued bytes.* Over the limit, each connection may still queue a little, so that none stands still for
-what others queue; that is back-pressure, and nothing is given up.
+*Queued bytes,* sealed ones that the network does not take among them. Over the limit, each connection may
+still queue a little, so that none stands still for what others queue; that is back-pressure, and nothing is
+given up.
 
 *Window.* Streams start with the 256 KiB of the specification and get more from one stock when their
 application has read half a window fast. A grant that was not used for some seconds returns to the stock: what
@@ -54,6 +55,11 @@ MAX_EXTRA_WINDOW: Final = 16 * MIB
 flight in 130 ms. With 32 initial windows in use, 8 MiB more, honest peers alone stay within `MAX_HELD`."""
 CONNECTION_EXTRA_WINDOW: Final = 8 * MIB
 """Bytes of those for one connection: two streams as wide as they get."""
+MAX_LINGERING: Final = 16_384
+"""Streams that are over for us and not for their peers, over all connections. One takes 0.45 KiB until its
+peer ends it or a sweep does, after a minute: 256 on each of 768 connections were 86 MiB."""
+LINGERING_SHARE: Final = 32
+"""Of them, what a connection keeps when there are more; of what it has beyond, the oldest is reset."""
 _LEAST_GRANT: Final = 64 * KI
 """Bytes of window that are worth granting."""
 _IDLE_GRANT: Final = 10.0
@@ -99,7 +105,10 @@ class HostBudget:
         self.held = 0
         """Bytes that came and that no application has read."""
         self.outgoing = 0
-        """Bytes queued for peers; kept by each `p2p.transport.yamux_queue.SendQueue`."""
+        """Bytes queued for peers; kept by each `p2p.transport.yamux_queue.SendQueue`, and, for what is sealed
+        and waits for the network, by each `p2p.transport.connection.Connection`."""
+        self.lingering = 0
+        """Streams that are over for us only; kept by each `p2p.transport.yamux.Mux`."""
         self.evicted = 0
         """Holders that were given up so far."""
         self._protected = protected

@@ -8,7 +8,6 @@ once, and small writes grow into large frames while they wait.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 from p2p.transport.budget import MAX_OUTGOING, HostBudget
@@ -25,9 +24,10 @@ class SendQueue:
         self._queued = 0
         self.control = bytearray()
         """Control frames that wait."""
-        self.small: deque[MuxStream] = deque()
-        self.bulk: deque[MuxStream] = deque()
-        """Streams with something to send: little, and much."""
+        self.small: list[MuxStream] = []
+        self.bulk: list[MuxStream] = []
+        """Streams with something to send: little, and much. 512 at most, and mostly none: an empty deque
+        takes 0.7 KiB."""
         self._bulk_turn = False
         self._blocked: dict[int, MuxStream] = {}
         self.writable: list[int] = []
@@ -126,7 +126,7 @@ class SendQueue:
         if not self.bulk:
             return None, ended
         self._bulk_turn = False
-        return self._take_segment(self.bulk.popleft(), ended), ended
+        return self._take_segment(self.bulk.pop(0), ended), ended
 
     def _gather(self, ended: list[MuxStream]) -> bytearray:
         out = self.control
@@ -137,11 +137,11 @@ class SendQueue:
         self.control = bytearray()
         self._bulk_turn = bool(self.small and self.bulk)
         for _ in range(len(self.small)):
-            stream = self.small.popleft()
+            stream = self.small.pop(0)
             if stream.queued > SMALL:  # it has grown while it waited
                 self.bulk.append(stream)
             elif len(out) + stream.queued + HEADER.size > self._record:
-                self.small.appendleft(stream)
+                self.small.insert(0, stream)
                 break
             else:
                 out += self._take_segment(stream, ended)
