@@ -127,16 +127,17 @@ async def half_closed(attack: Attack) -> None:
 
 @kind("identify answers of the largest size, told by 700 peers that stay")
 async def fat_identities(attack: Attack) -> None:
-    names = b"".join(field(3, f"/fat/{number:05}/".encode() + b"x" * 44) for number in range(120))
+    names = b"".join(field(3, f"/fat/{number:05}/".encode() + b"x" * 36) for number in range(120))
     addrs = b"".join(
-        field(2, Multiaddr.parse(f"/ip4/127.9.{number}.1/tcp/{4000 + number}").encode())
+        field(2, Multiaddr.parse(f"/ip4/127.9.{number}.1/tcp/{4000 + number}").to_bytes())
         for number in range(16)
     )
 
     async def one(number: int) -> None:
         await pause(0.003 * number)
-        info = names + addrs + field(6, b"agent" * 40)
-        async with open_peer(attack, source=attack.somewhere(number), info=info[: 8 * KI - 200]) as peer:
+        info = addrs + names + field(6, b"agent" * 40)
+        assert len(info) < 8 * KI
+        async with open_peer(attack, source=attack.somewhere(number), info=info) as peer:
             await peer.open(identify.PING_ID, b"x")
             await _stay(peer)
 
