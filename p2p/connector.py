@@ -93,6 +93,12 @@ MAX_OFFENCES: Final = 8.0
 identity costs 16 µs and would wash off every penalty. Eight, because a laboratory may share one address."""
 OFFENCE_HALF_LIFE: Final = 300.0
 """Seconds; as long as a peer is refused."""
+MAX_REPLACED: Final = 16.0
+"""Connections of one identity, halved every minute, that made way for a fifth one of it, after which a newer
+one is closed before anything is begun for it. Ghosts of a peer that restarts every few seconds are fewer; an
+identity that came 300 times a second cost, beside each handshake, an identify, lanes, and the end of both."""
+REPLACED_HALF_LIFE: Final = 60.0
+"""Seconds."""
 HANDSHAKE_RATE: Final = 700.0
 """Incoming handshakes computed in a second, at most: at 1.1 ms each with all that a connection brings, three
 quarters of a core. At 400 a flood of 500 a second from the newcomer's own address filled the 256 places, and
@@ -253,6 +259,7 @@ class Connector:
         self._hearsay_slots = trio.CapacityLimiter(MAX_HEARSAY_DIALS)
         self._targets = DialTargets()
         self._offences = FadingCounts(OFFENCE_HALF_LIFE)
+        self._replaced = FadingCounts(REPLACED_HALF_LIFE)
         self._unreachable: dict[PeerId, float] = {}
         self._protected: dict[str, frozenset[PeerId]] = {}
         self._turns = _Turns()
@@ -535,6 +542,8 @@ class Connector:
         if self.closing or self.is_refused(peer):
             return False
         now = self._world.now()
+        if not dialer and self._replaced.count(peer.hex(), now) >= MAX_REPLACED:
+            return False
         connection = Connection(
             self._world,
             raw,
@@ -553,6 +562,8 @@ class Connector:
         for victim in victims:
             logger.debug("gave up a connection to %r for another", victim.peer)
             victim.abort()
+            if victim.peer == peer and victim is not held:
+                self._replaced.add(peer.hex(), now)
         if held in victims:
             return False
         self._usage[peer] = usage

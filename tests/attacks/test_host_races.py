@@ -20,10 +20,13 @@ import pytest
 import trio
 import trio.testing
 
+from p2p import identify
+from p2p.connector import MAX_REPLACED, REPLACED_HALF_LIFE
 from p2p.errors import PeerUnreachable, ShoalError
 from p2p.host import PeerEvent, PeerState, Stream
 from p2p.identity import KeyPair, PeerId, ProtocolId
 from p2p.limits import ResourceLimits
+from p2p.machine import open_world
 from p2p.multiaddr import Multiaddr
 from p2p.swarm import SwarmConfig, SwarmHost, open_host
 from p2p.transport import budget as budget_module
@@ -34,7 +37,7 @@ from p2p.transport.yamux import Mux
 from p2p.transport.yamux_frames import MAX_CONTROL
 from p2p.world import World
 from sim.determinism import deterministic
-from tests.attacks.hostile_mux import DATA, PING, SYN, Victim, frame, hello, open_victims
+from tests.attacks.hostile_mux import DATA, PING, SYN, Hostile, Victim, frame, hello, open_victims
 
 HELD = ProtocolId("/test/held")
 NEWS = ProtocolId("/test/news")
@@ -200,6 +203,38 @@ async def test_messages_that_wait_come_once_and_in_order_when_the_peer_returns()
         assert host.send(key.peer_id, NEWS, b"z")
         await trio.testing.wait_all_tasks_blocked()
         assert again == [b"z"]
+
+
+# One identity, again and again.
+
+
+async def test_an_identity_that_comes_without_end_is_closed_before_anything_is_begun_for_it(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """Before, each of 300 connections a second was registered, identified and torn down again."""
+    network, key = MemoryNetwork(), KeyPair(b"\x09" * 32)
+    async with (
+        open_host(network=network, listen=("/memory/0",), config=QUIET, strict=True) as host,
+        open_world(key=key) as world,
+    ):
+        kept = []
+
+        async def come() -> None:
+            kept.append(await Hostile.dial(world, network, host.addrs[0], key))
+            await trio.testing.wait_all_tasks_blocked()
+
+        for _ in range(4 + int(MAX_REPLACED)):
+            await come()
+        before = connections_of(host)
+        for _ in range(20):
+            await come()
+        assert connections_of(host) == before  # the newest four that were let in, and they still work
+        await kept[len(kept) - 21].send(hello(1, identify.PING_ID))
+        await trio.testing.wait_all_tasks_blocked()
+        assert before[-1].stream_count > 0
+        mock_clock.jump(REPLACED_HALF_LIFE)
+        await come()
+        assert connections_of(host) != before
 
 
 # Bytes that no account counted.

@@ -74,18 +74,16 @@ async def sealed_hoard(attack: Attack) -> None:
     await _each(attack, 500, one, reads=False)
 
 
-@kind("bulk for no stream, then pings that choke the node before half a megabyte that it has decrypted")
+@kind("pings until the node stops reading, before half a megabyte that it has decrypted already")
 async def choked_hoard(attack: Attack) -> None:
     async def one(peer: RawPeer) -> None:
-        for _ in range(40):
-            await peer.data(GHOST, bytes(60_000))
-        await peer.send(FRAME.pack(0, PING, SYN, 0, 1) * 5400)
         for _ in range(20):
-            await peer.send(FRAME.pack(0, PING, SYN, 0, 1) * 200 + FRAME.pack(0, DATA, 0, GHOST, 60_000))
-            await peer.send(bytes(60_000))
+            # Whenever the node stops, it has read the half megabyte behind the pings as well.
+            await peer.send(FRAME.pack(0, PING, SYN, 0, 1) * 5400)
+            await peer.data(GHOST, bytes(1_700_000))
         await _stay(peer)
 
-    await _each(attack, 300, one, reads=False)
+    await _each(attack, 100, one, reads=False)
 
 
 @kind("32 KiB of control frames made wait on each of 700 connections")
