@@ -33,14 +33,15 @@ from typing import Final, Protocol
 from p2p.identity import PeerId
 from p2p.wire import KI, MIB
 
-MAX_HELD: Final = 24 * MIB
+MAX_HELD: Final = 16 * MIB
 """Bytes held for applications that have not read them, over all connections. What is held costs at most 5/4
-of that in memory (see `p2p.transport.stream.MuxedStream.feed`), 30 MiB beside a node's 60; with the other
-limits full as well it stays under 150 (163 MiB were reached at 32). Six streams with the widest window, or 96
-with the narrowest, can be unread as a whole."""
+of that in memory (see `p2p.transport.stream.MuxedStream.feed`), 20 MiB beside a node's 60; with the other
+limits full as well it stays under 150 (163 MiB were reached at 32, and 159 at 24, where 500 connections took
+none of their answers: 132 at 16). Four streams with the widest window, or 64 with the narrowest, can be
+unread as a whole."""
 _SPARE: Final = 8
 """Which part of the limit is freed beyond need, so that a flood of small pieces sorts the holders once per
-4 MiB."""
+2 MiB."""
 _FRESH: Final = 0.1
 """Seconds added to every age: among holders of this moment, bytes decide."""
 MAX_OUTGOING: Final = 8 * MIB
@@ -50,9 +51,9 @@ whichever of them an attacker fills."""
 OUTGOING_SHARE: Final = 16 * KI
 """Bytes that a connection may queue although others have used up `MAX_OUTGOING`: 16 MiB for 1,024. A quarter
 of a record each time costs a third of the bulk speed and keeps messages going."""
-MAX_EXTRA_WINDOW: Final = 16 * MIB
+MAX_EXTRA_WINDOW: Final = 10 * MIB
 """Bytes of receive window granted beyond the initial ones, over all connections: what a gigabit line has in
-flight in 130 ms. With 32 initial windows in use, 8 MiB more, honest peers alone stay within `MAX_HELD`."""
+flight in 80 ms. With 24 initial windows in use, 6 MiB more, honest peers alone stay within `MAX_HELD`."""
 CONNECTION_EXTRA_WINDOW: Final = 8 * MIB
 """Bytes of those for one connection: two streams as wide as they get."""
 MAX_LINGERING: Final = 16_384

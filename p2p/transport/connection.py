@@ -416,11 +416,13 @@ class Connection:
 
     async def _send_slowly(self, data: bytes | memoryview, held: int) -> None:
         """Send what the network does not take at once; meanwhile ``held`` bytes count as queued."""
-        self.budget.outgoing += held
+        self.mux.seal(held)
         try:
             await self._raw.send_all(data)
         finally:
-            self.budget.outgoing -= held
+            self.mux.seal(-held)
+            if self.mux.has_news:
+                self._settle()
 
     # What the peer does.
 

@@ -295,6 +295,10 @@ class Mux:
                 self._drop_if_over(stream)
         return piece
 
+    def seal(self, count: int) -> None:
+        """``count`` bytes more (or fewer) were taken from here and wait for the network."""
+        self._queue.seal(count)
+
     @property
     def has_news(self) -> bool:
         """Whether `take_writable` or `take_closed` would return something."""

@@ -22,6 +22,7 @@ class SendQueue:
         self._record = record
         self._budget = budget
         self._queued = 0
+        self._sealed = 0  # bytes that were taken from here, and that the network does not take yet
         self.control = bytearray()
         """Control frames that wait."""
         self.small: list[MuxStream] = []
@@ -55,7 +56,7 @@ class SendQueue:
         """Bytes of payload the stream may queue now."""
         room = min(stream.send_window, MAX_QUEUED - stream.queued, MAX_CONNECTION_QUEUE - self._queued)
         if self._budget.outgoing + room > MAX_OUTGOING:
-            room = min(room, self._budget.outgoing_room(self._queued))
+            room = min(room, self._budget.outgoing_room(self._queued + self._sealed))
         return room if room > 0 else 0
 
     def put(self, stream: MuxStream, data: memoryview) -> None:
@@ -114,6 +115,17 @@ class SendQueue:
             stream.scheduled = False
             (self.small if stream in self.small else self.bulk).remove(stream)
 
+    def seal(self, count: int) -> None:
+        """``count`` bytes more (or fewer) wait for the network."""
+        self._sealed += count
+        self._budget.outgoing += count
+        if count < 0:
+            self._unblock_all()
+
+    def _unblock_all(self) -> None:
+        for waiting in list(self._blocked.values()):
+            self.unblock_if_room(waiting)
+
     def take(self) -> tuple[bytearray | None, Sequence[MuxStream]]:
         """The next piece for the peer, or None; and the streams whose FIN is in it."""
         if not (self.bulk or self.control or self.small):
@@ -163,8 +175,7 @@ class SendQueue:
         elif stream.segments:
             self._schedule(stream)
         if self._blocked:
-            for waiting in list(self._blocked.values()):
-                self.unblock_if_room(waiting)
+            self._unblock_all()
         return segment
 
     def _schedule(self, stream: MuxStream) -> None:
