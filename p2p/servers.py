@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-To start a task for every stream, with a scope that can end it, is an eighth of what a small request costs its
+To start a task for every stream, with a scope that can end it, is a tenth of what a small request costs its
 server (`docs/performance.md`). So a task that has served a stream waits for the next one; only streams that
 are served at the same time need several.
 
