@@ -1,4 +1,5 @@
-"""Messages of ``/shoal/heartbeat/1.0.0``: msgpack lists that start with the number of their kind.
+"""Messages of ``/shoal/heartbeat/1.0.0``: msgpack lists that start with the number of their
+kind.
 
 | kind | message | fields | sent |
 |---|---|---|---|
@@ -71,13 +72,14 @@ MAX_MEMBERSHIP_MESSAGE: Final = 40 * KI
 """Bytes: `MAX_HEARTBEATS` of the longest kind, with their headers."""
 
 _MEMO: Final = 1024
-"""Decoded messages remembered. A flood brings the same bytes from every neighbour; in a simulation, where
-nodes share a process, so does every beat."""
+"""Decoded messages remembered. A flood brings the same bytes from every neighbour; in a
+simulation, where nodes share a process, so does every beat."""
 _MEMO_BYTES: Final = 1024
 """Longer messages are decoded each time: 4 MiB are remembered at most."""
 _DIGESTS: Final = 2048
-"""Digests remembered, so that all messages that name one heartbeat share its digest: 0.7 MiB at most. The
-messages remembered name 20 each, mostly the same ones; with digests of their own they took 3 MiB."""
+"""Digests remembered, so that all messages that name one heartbeat share its digest: 0.7 MiB at
+most. The messages remembered name 20 each, mostly the same ones; with digests of their own they
+took 3 MiB."""
 _DIGEST: Final = struct.Struct(f">{KEY_BYTES}sQi")
 
 
@@ -186,7 +188,8 @@ def encode_message(message: Message) -> bytes:
 
 
 def decode_message_untrusted(data: bytes) -> Message:
-    """Raise `BadMessage`, and nothing else, whatever the bytes. Signatures are *not* checked."""
+    """Raise `BadMessage`, and nothing else, whatever the bytes. Signatures are *not*
+    checked."""
     if len(data) > MAX_MEMBERSHIP_MESSAGE:
         raise BadMessage(f"a membership message has at most {MAX_MEMBERSHIP_MESSAGE} bytes")
     return _decode(data) if len(data) > _MEMO_BYTES else _decode_again(data)

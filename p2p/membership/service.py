@@ -1,4 +1,5 @@
-"""The driver of `MembershipCore`: feeds it the host's events and the clock, carries out its effects."""
+"""The driver of `MembershipCore`: feeds it the host's events and the clock, carries out its
+effects."""
 
 from __future__ import annotations
 
@@ -14,8 +15,10 @@ import trio
 from p2p.errors import StorageError
 from p2p.host import AddrSource, Host, PeerEvent, PeerState
 from p2p.identity import PeerId
-from p2p.membership.core import MembershipCore
-from p2p.membership.events import (
+from p2p.membership.config import MembershipConfig
+from p2p.membership.core.active_view import ANCHORS
+from p2p.membership.core.core import MembershipCore
+from p2p.membership.core.events import (
     AddAddrs,
     Anchors,
     Bootstrap,
@@ -28,7 +31,6 @@ from p2p.membership.events import (
     Leave,
     Member,
     MemberEvent,
-    MembershipConfig,
     Penalise,
     Received,
     Reserve,
@@ -37,9 +39,8 @@ from p2p.membership.events import (
     Unreachable,
     Update,
 )
+from p2p.membership.core.local_heartbeat import SEQNO_BLOCK
 from p2p.membership.heartbeat import MAX_SEQNO, PROTOCOL_ID, Profile
-from p2p.membership.overlay import ANCHORS
-from p2p.membership.voice import SEQNO_BLOCK
 from p2p.multiaddr import Multiaddr
 from p2p.wire import KI
 from p2p.world import Timer, World
@@ -51,7 +52,7 @@ SEQNO_PATH: Final = "membership/seqno"
 ANCHORS_PATH: Final = "membership/anchors"
 """On the node's disk: where its neighbours of longest standing are, an address a line."""
 MAX_ANCHORS_FILE: Final = 4 * KI
-"""Bytes of that file: `overlay.ANCHORS` addresses of 512 at most, with room."""
+"""Bytes of that file: `active_view.ANCHORS` addresses of 512 at most, with room."""
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +72,8 @@ class Me:
     def update(self, **fields: Any) -> None:
         """Change fields of `Profile` by name: roles, run, policy, upload, slots, load, version.
 
-        A change of roles, run or policy is told at once, the others with the next heartbeat. Raises
-        `ValueError` if a value is out of range, `TypeError` if there is no such field.
+        A change of roles, run or policy is told at once, the others with the next heartbeat.
+        Raises `ValueError` if a value is out of range, `TypeError` if there is no such field.
         """
         profile = replace(self._profile, **fields)
         if profile != self._profile:
@@ -111,7 +112,8 @@ class Membership:
         self._closed = False
 
     def members(self) -> list[Member]:
-        """Everybody we know to be alive and admitted, without ourselves, longest known first."""
+        """Everybody we know to be alive and admitted, without ourselves, longest known
+        first."""
         return self._core.members()
 
     def __contains__(self, peer: PeerId) -> bool:
@@ -120,7 +122,8 @@ class Membership:
 
     @property
     def size(self) -> int:
-        """How many `members` there are, with some not admitted any more: it costs nothing to ask."""
+        """How many `members` there are, with some not admitted any more: it costs nothing to
+        ask."""
         return self._core.size
 
     def find(self, role: str) -> list[Member]:
@@ -143,22 +146,26 @@ class Membership:
 
     @property
     def clock_off(self) -> ClockOff | None:
-        """By how much our wall clock differs from that of most peers, if so much that they refuse us."""
+        """By how much our wall clock differs from that of most peers, if so much that they
+        refuse us."""
         return self._core.clock_off
 
     def interest(self, peers: Sequence[PeerId], *, has_audience: bool = True) -> None:
         """Send our heartbeats directly to ``peers`` too, from now on; replaces the set before.
 
-        ``has_audience`` says whether others have such an interest in us, so that all of them are kept.
+        ``has_audience`` says whether others have such an interest in us, so that all of them
+        are kept.
         """
         self._drive(Interest(tuple(peers), has_audience))
 
     async def join(self, addrs: Sequence[Multiaddr]) -> None:
-        """Join the swarm through ``addrs``, each ending in ``/p2p/``; return with the first neighbour.
+        """Join the swarm through ``addrs``, each ending in ``/p2p/``; return with the first
+        neighbour.
 
-        It tries for as long as it takes, ever more slowly: the caller sets the deadline, and the
-        attempts go on behind its back. Returns at once if ``addrs`` names nobody but ourselves. The first
-        time it also asks the neighbours of longest standing of this node's last life.
+        It tries for as long as it takes, ever more slowly: the caller sets the deadline, and
+        the attempts go on behind its back. Returns at once if ``addrs`` names nobody but
+        ourselves. The first time it also asks the neighbours of longest standing of this node's
+        last life.
         """
         others = tuple(addr for addr in addrs if addr.peer_id not in (None, self._core.peer))
         anchors, self._anchors = self._anchors, ()
@@ -196,7 +203,8 @@ class Membership:
             self._tell_clock()
 
     def _tell_clock(self) -> None:
-        """Once each time that our clock goes wrong: nothing else says why a node finds nobody."""
+        """Once each time that our clock goes wrong: nothing else says why a node finds
+        nobody."""
         off = self._core.clock_off
         self._told_clock = off is not None
         if off is not None:
@@ -263,9 +271,9 @@ async def open_membership(
 ) -> AsyncIterator[Membership]:
     """Take part in the swarm for the length of the block, and say good-bye at its end.
 
-    ``may`` says who is admitted, by default every peer: others are neither listed nor passed on nor
-    listened to. ``stamp`` proves our own work, and ``is_stamped`` says whether another's is enough; without
-    it nobody needs one.
+    ``may`` says who is admitted, by default every peer: others are neither listed nor passed on
+    nor listened to. ``stamp`` proves our own work, and ``is_stamped`` says whether another's is
+    enough; without it nobody needs one.
     """
     config = config or MembershipConfig()
     first = max(await _read_ceiling(world) + 1, int(world.wall() * 1000))
@@ -298,7 +306,8 @@ async def open_membership(
 
 
 async def _write(world: World, path: str, data: bytes) -> None:
-    """Write at leisure. A full disk is no reason to leave the swarm: what is lost is asked of peers."""
+    """Write at leisure. A full disk is no reason to leave the swarm: what is lost is asked of
+    peers."""
     try:
         await world.disk.replace(path, data)
     except StorageError as error:
@@ -306,7 +315,8 @@ async def _write(world: World, path: str, data: bytes) -> None:
 
 
 async def _read_anchors(world: World) -> tuple[Multiaddr, ...]:
-    """Where our neighbours of longest standing were. A file that makes no sense counts as lost."""
+    """Where our neighbours of longest standing were. A file that makes no sense counts as
+    lost."""
     try:
         data = await world.disk.read(ANCHORS_PATH, 0, MAX_ANCHORS_FILE)
         addrs = [Multiaddr.parse(line) for line in data.decode().splitlines()]
@@ -316,11 +326,13 @@ async def _read_anchors(world: World) -> tuple[Multiaddr, ...]:
 
 
 async def _read_ceiling(world: World) -> int:
-    """The highest number used before. A file that makes no sense counts as lost: peers will tell us.
+    """The highest number used before. A file that makes no sense counts as lost: peers will
+    tell us.
 
-    Nothing notices a flipped digit, and nothing needs to. One that makes the number higher leaves a gap in
-    the numbers, which no peer minds. One that makes it lower is outdone by the wall clock, from which the
-    first number comes: only a clock that was set back as well would repeat a number, and then peers tell us.
+    Nothing notices a flipped digit, and nothing needs to. One that makes the number higher
+    leaves a gap in the numbers, which no peer minds. One that makes it lower is outdone by the
+    wall clock, from which the first number comes: only a clock that was set back as well would
+    repeat a number, and then peers tell us.
     """
     try:
         text = await world.disk.read(SEQNO_PATH)

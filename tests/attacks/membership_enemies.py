@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from p2p.identity import PeerId
-from p2p.membership.events import Disconnected, Penalise
+from p2p.membership.core.events import Disconnected, Penalise
 from p2p.membership.heartbeat import Heartbeat, Profile, SignedHeartbeat, sign_heartbeat
 from p2p.membership.messages import (
     Accuse,

@@ -10,9 +10,10 @@ from random import Random
 
 import pytest
 
-from p2p.membership.events import Bootstrap, MembershipConfig, Send
+from p2p.membership.config import MembershipConfig
+from p2p.membership.core.events import Bootstrap, Send
+from p2p.membership.core.member_list import View
 from p2p.membership.messages import Beat, Join, Link
-from p2p.membership.view import View
 from p2p.multiaddr import Multiaddr
 from tests.attacks.membership_enemies import HostileSwarm, watch
 from tests.unit.core_swarm import peer_named

@@ -9,7 +9,8 @@ from random import Random
 
 import pytest
 
-from p2p.membership.events import MembershipConfig, Penalise, Received, Tick
+from p2p.membership.config import MembershipConfig
+from p2p.membership.core.events import Penalise, Received, Tick
 from p2p.membership.heartbeat import KEY_BYTES
 from p2p.membership.messages import (
     Accuse,

@@ -11,8 +11,9 @@ import pytest
 
 from p2p.dht.stamp import check_stamp, make_stamp
 from p2p.identity import PeerId
-from p2p.membership.core import MembershipCore
-from p2p.membership.events import Interest, MembershipConfig, Received, Send, Tick, Update
+from p2p.membership.config import MembershipConfig
+from p2p.membership.core.core import MembershipCore
+from p2p.membership.core.events import Interest, Received, Send, Tick, Update
 from p2p.membership.heartbeat import (
     Heartbeat,
     Profile,

@@ -9,8 +9,9 @@ from hypothesis import given, settings, strategies as st
 
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair, verify
-from p2p.membership.core import MembershipCore
-from p2p.membership.events import MembershipConfig, Received, Tick
+from p2p.membership.config import MembershipConfig
+from p2p.membership.core.core import MembershipCore
+from p2p.membership.core.events import Received, Tick
 from p2p.membership.heartbeat import Heartbeat, Profile, decode_heartbeat_untrusted, sign_heartbeat
 from p2p.membership.messages import (
     Accuse,

@@ -6,13 +6,13 @@ from random import Random
 from typing import Any
 
 from p2p.identity import PeerId
-from p2p.membership.core import MembershipCore
-from p2p.membership.events import (
+from p2p.membership.config import MembershipConfig
+from p2p.membership.core.core import MembershipCore
+from p2p.membership.core.events import (
     AddAddrs,
     Bootstrap,
     Changed,
     Disconnected,
-    MembershipConfig,
     Penalise,
     Received,
     Send,

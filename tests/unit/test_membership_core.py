@@ -8,20 +8,22 @@ from random import Random
 import pytest
 
 from p2p.identity import PeerId
-from p2p.membership.core import ADMISSION_BEATS, MembershipCore
-from p2p.membership.events import (
+from p2p.membership.config import MembershipConfig
+from p2p.membership.core.core import ADMISSION_BEATS, MembershipCore
+from p2p.membership.core.dissemination import QUOTA_BURST, QUOTA_UNIT, SECOND_WAVE
+from p2p.membership.core.events import (
     Bootstrap,
     Change,
     Effect,
     Interest,
     Leave,
-    MembershipConfig,
     Received,
     Reserve,
     Send,
     Tick,
     Update,
 )
+from p2p.membership.core.local_heartbeat import SEQNO_BLOCK
 from p2p.membership.heartbeat import KEY_BYTES, Heartbeat, Profile, SignedHeartbeat, sign_heartbeat
 from p2p.membership.messages import (
     Accuse,
@@ -34,8 +36,6 @@ from p2p.membership.messages import (
     decode_message_untrusted,
     encode_message,
 )
-from p2p.membership.rumours import QUOTA_BURST, QUOTA_UNIT, SECOND_WAVE
-from p2p.membership.voice import SEQNO_BLOCK
 from tests.unit.core_swarm import FakeSigner, Node, fake_verify, peer_named
 from tests.unit.membership_swarm import WALL, MembershipSwarm, addr_of
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from p2p.identity import PeerId
-from p2p.membership.entry import Entry
-from p2p.membership.overlay import Overlay
-from p2p.membership.silence import Silence
-from p2p.membership.view import View
-from p2p.membership.voice import Voice
+from p2p.membership.core.active_view import Overlay
+from p2p.membership.core.failure_detector import Silence
+from p2p.membership.core.local_heartbeat import Voice
+from p2p.membership.core.member_list import View
+from p2p.membership.core.member_state import Entry
 
 
 def newest_of_nobody(view: View, peer: PeerId) -> int:

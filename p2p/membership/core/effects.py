@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from p2p.identity import PeerId
-from p2p.membership.events import Change, Changed, Effect, Member, MemberEvent, Send
+from p2p.membership.core.events import Change, Changed, Effect, Member, MemberEvent, Send
 from p2p.membership.messages import Message, encode_message
 
 

@@ -1,4 +1,5 @@
-"""Whom a node knows: the living with their newest heartbeats, and the dead, so that they stay dead."""
+"""Whom a node knows: the living with their newest heartbeats, and the dead, so that they stay
+dead."""
 
 from __future__ import annotations
 
@@ -11,33 +12,37 @@ from random import Random
 from typing import Final
 
 from p2p.identity import PeerId
-from p2p.membership.entry import ACCUSE, CONFIRM, PROBE, Entry, Grave, Stage
-from p2p.membership.events import Member, MembershipConfig
+from p2p.membership.config import MembershipConfig
+from p2p.membership.core.dissemination import MEMORY
+from p2p.membership.core.events import Member
+from p2p.membership.core.member_state import ACCUSE, CONFIRM, PROBE, Entry, Grave, Stage
+from p2p.membership.core.prefix import prefix_of
 from p2p.membership.heartbeat import KEY, SignedHeartbeat, key_of
-from p2p.membership.prefix import prefix_of
-from p2p.membership.rumours import MEMORY
 
 LOOK_THROUGH: Final = 12.0
-"""Intervals between two looks for the stale among all those known through others: in a large swarm somebody
-always is, and a look each interval took an eighth of a node's time."""
+"""Intervals between two looks for the stale among all those known through others: in a large
+swarm somebody always is, and a look each interval took an eighth of a node's time."""
 SPARSE: Final = 7 / 8
-"""Share of its capacity up to which a view tells the neighbours whom it has met. A fuller one is a random
-sample, in which every death makes room for one more: no news, and the digests with the beats suffice."""
+"""Share of its capacity up to which a view tells the neighbours whom it has met. A fuller one
+is a random sample, in which every death makes room for one more: no news, and the digests with
+the beats suffice."""
 CROWDED: Final = 63 / 64
 """Share of its capacity from which a view is crowded."""
 YOUNG: Final = 120.0
-"""Intervals for which a member is young: as long as one that nobody hears of stays listed (`stale`). What has
-outlived them was named again meanwhile."""
+"""Intervals for which a member is young: as long as one that nobody hears of stays listed
+(`stale`). What has outlived them was named again meanwhile."""
 YOUNG_SHARE: Final = 1 / 8
-"""Share of a full view that the young may take from the old. Beyond it a newcomer takes the seat of another
-young one. Names cost a stranger nothing to tell, and pushed at random he fills a view of 205 in the time of a
-thousand; so he gets 26 seats in ten minutes. In a swarm of 1,000 an honest view takes in 30 in that time."""
+"""Share of a full view that the young may take from the old. Beyond it a newcomer takes the
+seat of another young one. Names cost a stranger nothing to tell, and pushed at random he fills
+a view of 205 in the time of a thousand; so he gets 26 seats in ten minutes. In a swarm of 1,000
+an honest view takes in 30 in that time."""
 PREFIX_SHARE: Final = 1 / 4
 """Share of a view that one network may have (`prefix`), where `OTHERS` are known outside it."""
 OTHERS: Final = 16
 """Members outside a network from which on it is not the only one there is."""
 SURPLUS_TRIES: Final = 8
-"""Random members of which the one goes whose network, or whose introducer, has most of those that may go."""
+"""Random members of which the one goes whose network, or whose introducer, has most of those
+that may go."""
 MAX_GRAVES: Final = 4096
 """Dead peers remembered, 2 MiB at most."""
 
@@ -45,9 +50,9 @@ MAX_GRAVES: Final = 4096
 class View:
     """The living and the dead. Bounded: passive and direct members, graves.
 
-    The few that beat to us, or are accused, wait on a heap for their judgement; a newer heartbeat leaves
-    them where they are until they come to its top. The many known through others are looked through
-    together, at most once in `LOOK_THROUGH` intervals.
+    The few that beat to us, or are accused, wait on a heap for their judgement; a newer
+    heartbeat leaves them where they are until they come to its top. The many known through
+    others are looked through together, at most once in `LOOK_THROUGH` intervals.
     """
 
     __slots__ = (
@@ -71,10 +76,11 @@ class View:
         self._prefixes: Counter[bytes] = Counter()
         """How many of the living are in each network."""
         self.has_audience = False
-        """Whether peers beat to us that are no neighbours, because we are an officer of the run: they are
-        kept beside the passive members."""
+        """Whether peers beat to us that are no neighbours, because we are an officer of the
+        run: they are kept beside the passive members."""
         self._era = -math.inf
-        """When the last interval began in which a newcomer was met: what is noted as its first sight."""
+        """When the last interval began in which a newcomer was met: what is noted as its first
+        sight."""
         self._turns: list[Entry] = []
         """Whom `sample` is yet to name, before all have their turn again."""
         self._directs = 0
@@ -152,7 +158,8 @@ class View:
         return [Member(entry.signed, entry.seen) for entry in self._entries.values()]
 
     def update(self, signed: SignedHeartbeat, source: PeerId, now: float) -> SignedHeartbeat | None:
-        """Take in a newer heartbeat that ``source`` sent; return the one before it, None for a newcomer."""
+        """Take in a newer heartbeat that ``source`` sent; return the one before it, None for a
+        newcomer."""
         entry = self._entries.get(signed.heartbeat.peer[KEY])
         if entry is None:
             self.admit(signed, source, now)
@@ -248,7 +255,8 @@ class View:
         return entries
 
     def judged(self, entry: Entry) -> None:
-        """The judgement of a peer has gone a step further; if it lives, there will be another."""
+        """The judgement of a peer has gone a step further; if it lives, there will be
+        another."""
         if self._entries.get(entry.peer[KEY]) is entry:
             self._schedule(entry)
 
@@ -279,7 +287,8 @@ class View:
 
     @property
     def room(self) -> int:
-        """How many more passive members fit without pushing one out; negative if it is overfull."""
+        """How many more passive members fit without pushing one out; negative if it is
+        overfull."""
         return self._capacity - len(self._entries)
 
     def has_room(self) -> bool:
@@ -291,16 +300,18 @@ class View:
         return len(self._entries) < self._sparse
 
     def is_crowded(self) -> bool:
-        """Whether the view holds about as many as it may: it is a sample, and so are others'."""
+        """Whether the view holds about as many as it may: it is a sample, and so are
+        others'."""
         return len(self._entries) > CROWDED * self._capacity
 
     def surplus(self, active: Mapping[PeerId, float], keep: PeerId, now: float) -> PeerId | None:
-        """Who must go for the newcomer ``keep`` to stay, if the view, or its network's share, is too full.
+        """Who must go for the newcomer ``keep`` to stay, if the view, or its network's share,
+        is too full.
 
-        A network beyond its share changes only among itself. Of a full view a young member goes if the
-        young have their share, else any; and among a few drawn at random the one whose network or whose
-        introducer has most of those that might go: so that neither one neighbour nor one address range,
-        whatever it names, has more than it would by chance.
+        A network beyond its share changes only among itself. Of a full view a young member goes
+        if the young have their share, else any; and among a few drawn at random the one whose
+        network or whose introducer has most of those that might go: so that neither one
+        neighbour nor one address range, whatever it names, has more than it would by chance.
         """
         pool = self._of_crowded_prefix(keep) if self._prefixes else []
         if not pool:
@@ -329,7 +340,8 @@ class View:
         return max(drawn, key=lambda entry: max(prefixes[entry.prefix or b""], introducers[entry.introducer]))
 
     def _of_crowded_prefix(self, peer: PeerId) -> list[Entry]:
-        """The members in the network of ``peer``, if they are more than its share; else none."""
+        """The members in the network of ``peer``, if they are more than its share; else
+        none."""
         prefix = self.prefix(peer)
         if prefix is None or self._prefixes[prefix] <= PREFIX_SHARE * self._config.capacity:
             return []
@@ -351,9 +363,9 @@ class View:
     def sample(self, count: int, first: Iterable[PeerId]) -> list[SignedHeartbeat]:
         """Heartbeats of ``first`` and of ``count`` others, none of them accused.
 
-        Of the others those come first that were met last, or have a new policy, then all in random order,
-        and nobody twice before everybody had a turn: drawn anew each time, the last of 200 would be named a
-        minute later.
+        Of the others those come first that were met last, or have a new policy, then all in
+        random order, and nobody twice before everybody had a turn: drawn anew each time, the
+        last of 200 would be named a minute later.
         """
         known, turns = self._entries, self._turns
         chosen = {peer: entry for peer in first if (entry := self.get(peer)) is not None}
@@ -373,9 +385,11 @@ class View:
         ]
 
     def candidates(self, active: Mapping[PeerId, float], now: float) -> Iterator[PeerId]:
-        """Members that could become neighbours, in random order, those of the neighbours' networks last.
+        """Members that could become neighbours, in random order, those of the neighbours'
+        networks last.
 
-        Drawn one by one, for one is nearly always enough: to shuffle all of them took 4 % of a node's time.
+        Drawn one by one, for one is nearly always enough: to shuffle all of them took 4 % of a
+        node's time.
         """
         if self._prefixes:
             yield from self._by_network(active, now)
@@ -406,7 +420,7 @@ class View:
         return [grave.signed.peer for grave in graves if grave.healable and grave.when >= since]
 
     def _schedule(self, entry: Entry) -> None:
-        """Look at ``entry`` when it is due, or earlier."""
+        """Look at ``member_state`` when it is due, or earlier."""
         due, watch = self._due(entry), entry.watch
         if watch is not None and watch.waits_until == self._settled_at:
             self._is_settled = False

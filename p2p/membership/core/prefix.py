@@ -14,15 +14,17 @@ IPV6_BYTES: Final = 6
 """A /48: what one site gets, however many addresses it fills it with."""
 
 _MEMO: Final = 4096
-"""Address lists remembered: those of as many peers as profiles are (`heartbeat`); 1 MiB at most."""
+"""Address lists remembered: those of as many peers as profiles are (`heartbeat`); 1 MiB at
+most."""
 
 
 @functools.lru_cache(_MEMO)
 def prefix_of(addrs: tuple[Multiaddr, ...]) -> bytes | None:
     """The network of the first public address among ``addrs``; None if there is none.
 
-    Loopback, private and memory addresses name no network: a laboratory, a home and a simulation are one
-    place each, and whoever is in them was let in. Names are not resolved for strangers, and do not count.
+    Loopback, private and memory addresses name no network: a laboratory, a home and a
+    simulation are one place each, and whoever is in them was let in. Names are not resolved for
+    strangers, and do not count.
     """
     for addr in addrs:
         kind, value = addr.parts[0]

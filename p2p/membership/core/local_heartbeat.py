@@ -7,17 +7,19 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from p2p.identity import PeerId, Signer
-from p2p.membership.events import MembershipConfig
+from p2p.membership.config import MembershipConfig
 from p2p.membership.heartbeat import Heartbeat, Profile, SignedHeartbeat, sign_heartbeat
 
 SEQNO_BLOCK: Final = 4096
 """Sequence numbers reserved on disk at a time: five hours at one heartbeat in 5 s."""
 EARLY: Final = 0.25
-"""Intervals that lie at least between two of our heartbeats, however many reasons there are for one."""
+"""Intervals that lie at least between two of our heartbeats, however many reasons there are for
+one."""
 SPARE: Final = 6.0
 """Intervals for which an interested peer that could not be reached is spared."""
 MAX_INTEREST: Final = 4096
-"""Peers that get our heartbeats without being neighbours; at 5 s that is 150 KB/s, more than enough."""
+"""Peers that get our heartbeats without being neighbours; at 5 s that is 150 KB/s, more than
+enough."""
 MAX_OWED: Final = 32
 """Accusers answered in person with our next heartbeat; the others hear of it by rumour."""
 
@@ -37,7 +39,8 @@ class Voice:
         self.next_beat = -math.inf
         """When the next heartbeat is due."""
         self.answer_at = math.inf
-        """When the accusers that wait for a sign of life get it, if not with the next heartbeat."""
+        """When the accusers that wait for a sign of life get it, if not with the next
+        heartbeat."""
         self.beats = 0
         """Heartbeats that were due so far."""
         self._signer = signer
@@ -77,8 +80,9 @@ class Voice:
         self.next_beat = min(self.next_beat, max(now, self._last_beat + EARLY * self._config.interval))
 
     def answer(self, now: float) -> SignedHeartbeat:
-        """A new heartbeat for our accusers alone. Neighbours wait for the next that is due: with a beat to
-        all of them for each accusation, accusations made them and us talk four times as much."""
+        """A new heartbeat for our accusers alone. Neighbours wait for the next that is due:
+        with a beat to all of them for each accusation, accusations made them and us talk four
+        times as much."""
         self._newest = self._sign(leaving=False)
         self._last_beat, self.answer_at = now, math.inf
         return self._newest

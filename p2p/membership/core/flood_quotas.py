@@ -5,17 +5,19 @@ Theory of operation
 A message to one node that all pass on costs a swarm of 200 a thousand times what it cost its sender. So
 nothing is passed on for ever on the word of others, however many peers it names.
 
-*Accusations* of members are passed on at once in quiet times, so that a zone that loses power is known of
-everywhere within seconds. Each that is refuted costs some of the calm, and without calm accusations are
-*doubted*: we ask the accused ourselves, and pass the accusation on when no answer came (`silence`). So the
-lies of a neighbour then end at the first honest node, which pays two messages for each; and a death in such
-times is known some seconds later. The neighbour is not blamed: it may have passed on what another made up.
+*Accusations* of members are passed on at once in quiet times, so that a zone that loses power
+is known of everywhere within seconds. Each that is refuted costs some of the calm, and without
+calm accusations are *doubted*: we ask the accused ourselves, and pass the accusation on when no
+answer came (`failure_detector`). So the lies of a neighbour then end at the first honest node,
+which pays two messages for each; and a death in such times is known some seconds later. The
+neighbour is not blamed: it may have passed on what another made up.
 
-What cannot be checked that way, because we do not know the peer, has a quota for each neighbour: accusations
-of strangers, and good-byes. A newcomer that is told to all, by digest, has another.
+What cannot be checked that way, because we do not know the peer, has a quota for each
+neighbour: accusations of strangers, and good-byes. A newcomer that is told to all, by digest,
+has another.
 
-*Answers* are larger than questions. Requests to be neighbours that are refused, and heartbeats that are asked
-for, have quotas for each peer and for all that are no neighbours.
+*Answers* are larger than questions. Requests to be neighbours that are refused, and heartbeats
+that are asked for, have quotas for each peer and for all that are no neighbours.
 """
 
 from __future__ import annotations
@@ -23,41 +25,46 @@ from __future__ import annotations
 from typing import Final
 
 from p2p.identity import PeerId
-from p2p.membership.rumours import Quotas, TokenBucket
+from p2p.membership.core.dissemination import Quotas, TokenBucket
 
 CALM: Final = 16.0
-"""Refuted accusations after which accusations are doubted. Some are honest: a machine that sleeps for a
-minute is accused by its neighbours, and refutes them when it wakes up."""
+"""Refuted accusations after which accusations are doubted. Some are honest: a machine that
+sleeps for a minute is accused by its neighbours, and refutes them when it wakes up."""
 CALM_INTERVALS: Final = 2.0
-"""Intervals after which one of them is forgiven: so many a liar may send round for ever, 330 bytes a second
-for each node at 5 s; and so many wake up in a swarm of 1,000 machines that sleep every three hours."""
+"""Intervals after which one of them is forgiven: so many a liar may send round for ever, 330
+bytes a second for each node at 5 s; and so many wake up in a swarm of 1,000 machines that sleep
+every three hours."""
 DOUBTS: Final = 4.0
 """Accused peers that we ask ourselves at once because of one neighbour, and..."""
 DOUBT_INTERVALS: Final = 2.0
-"""...intervals until we ask one more: 46 bytes a second for each liar among the neighbours, with answers."""
+"""...intervals until we ask one more: 46 bytes a second for each liar among the neighbours,
+with answers."""
 OWN_DOUBTS: Final = 16.0
-"""The same, at once, of those that were accused in quieter times and are about to be buried; and one more in
-each `DOUBT_INTERVALS`."""
+"""The same, at once, of those that were accused in quieter times and are about to be buried;
+and one more in each `DOUBT_INTERVALS`."""
 UNCHECKED: Final = 32.0
-"""Floods that a neighbour may start without our being able to check them: a zone of 200, if the other
-neighbours tell of the rest."""
+"""Floods that a neighbour may start without our being able to check them: a zone of 200, if the
+other neighbours tell of the rest."""
 UNCHECKED_PER_INTERVAL: Final = 1 / 4
 """And how many in an interval, later: from seven neighbours one in 3 s, 300 bytes a second."""
 NEWCOMERS: Final = 256.0
-"""Newcomers that a neighbour names, and that we name to all others, at once: a crowd that starts together."""
+"""Newcomers that a neighbour names, and that we name to all others, at once: a crowd that
+starts together."""
 NEWCOMERS_PER_INTERVAL: Final = 1.0
 """And how many in an interval, later."""
 ASKS: Final = 4.0
-"""Requests to be neighbours that a peer may send at once: a newcomer asks its bootstrap after 1, 2, 4 s."""
+"""Requests to be neighbours that a peer may send at once: a newcomer asks its bootstrap after
+1, 2, 4 s."""
 ASK_INTERVALS: Final = 6.0
-"""Intervals between two of them, later: as long as an honest peer that was refused waits (`AVOID`)."""
+"""Intervals between two of them, later: as long as an honest peer that was refused waits
+(`AVOID`)."""
 REFUSALS: Final = 256.0
 """Refusals at once, to all together; who gets none takes our silence for one."""
 REFUSALS_PER_INTERVAL: Final = 4.0
 """And how many in an interval, later: 0.7 KB each, with the names of others."""
 WALK_INTERVALS: Final = 120.0
-"""Intervals between two joins of one peer after which its heartbeat walks: some 15 messages each. It gets our
-answer, and names of others, meanwhile."""
+"""Intervals between two joins of one peer after which its heartbeat walks: some 15 messages
+each. It gets our answer, and names of others, meanwhile."""
 WALKS_ON: Final = 512.0
 """Walks that one neighbour may send through us at once, and..."""
 WALKS_ON_PER_INTERVAL: Final = 4.0
@@ -65,9 +72,11 @@ WALKS_ON_PER_INTERVAL: Final = 4.0
 GIVEN: Final = 256.0
 """Heartbeats that one peer gets at once: a newcomer's whole view."""
 GIVEN_PER_INTERVAL: Final = 8.0
-"""And how many in an interval, later: half of what it may ask all its neighbours for (`refresh`)."""
+"""And how many in an interval, later: half of what it may ask all its neighbours for
+(`refresh`)."""
 GIVEN_TO_OTHERS: Final = 8192.0
-"""Heartbeats at once that all get who are no neighbours: 350 newcomers that ask for all they were told of."""
+"""Heartbeats at once that all get who are no neighbours: 350 newcomers that ask for all they
+were told of."""
 GIVEN_TO_OTHERS_PER_INTERVAL: Final = 4.0
 """And how many in an interval, later."""
 

@@ -7,11 +7,8 @@ from random import Random
 import pytest
 
 from p2p.identity import PeerId
-from p2p.membership.events import MembershipConfig
-from p2p.membership.heartbeat import Heartbeat, Profile, SignedHeartbeat, key_of, sign_heartbeat
-from p2p.membership.messages import Digest
-from p2p.membership.pull import Pull
-from p2p.membership.rumours import (
+from p2p.membership.config import MembershipConfig
+from p2p.membership.core.dissemination import (
     FLUSH_DELAY,
     MEMORY,
     MIN_QUOTAS,
@@ -20,7 +17,10 @@ from p2p.membership.rumours import (
     Quotas,
     Rumours,
 )
-from p2p.membership.view import View
+from p2p.membership.core.member_list import View
+from p2p.membership.core.pull import Pull
+from p2p.membership.heartbeat import Heartbeat, Profile, SignedHeartbeat, key_of, sign_heartbeat
+from p2p.membership.messages import Digest
 from tests.unit.core_swarm import FakeSigner, peer_named
 
 

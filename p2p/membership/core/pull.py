@@ -1,4 +1,5 @@
-"""Which heartbeats to ask for, of all that digests offer: a budget, spent on the unknown first."""
+"""Which heartbeats to ask for, of all that digests offer: a budget, spent on the unknown
+first."""
 
 from __future__ import annotations
 
@@ -7,29 +8,31 @@ from collections.abc import Iterable
 from typing import Final
 
 from p2p.identity import PeerId
-from p2p.membership.entry import Stage
-from p2p.membership.events import MembershipConfig
+from p2p.membership.config import MembershipConfig
+from p2p.membership.core.dissemination import Quotas, TokenBucket
+from p2p.membership.core.member_list import View
+from p2p.membership.core.member_state import Stage
 from p2p.membership.messages import MAX_KEYS, Digest
-from p2p.membership.rumours import Quotas, TokenBucket
-from p2p.membership.view import View
 
 BURST_INTERVALS: Final = 16
 """A newcomer may spend the budget of so many intervals at once: it has a whole view to fill."""
 REFRESH_AGE: Final = 60.0
-"""Intervals after which a member's heartbeat is fetched again though nothing in its digest changed: as long
-before it is `stale` (120), time for several neighbours to name it."""
+"""Intervals after which a member's heartbeat is fetched again though nothing in its digest
+changed: as long before it is `stale` (120), time for several neighbours to name it."""
 LEISURE: Final = 3.0
-"""Intervals between two requests that can wait, so that one message asks for several heartbeats: for what is
-old, and for `FEW_SEATS`."""
+"""Intervals between two requests that can wait, so that one message asks for several
+heartbeats: for what is old, and for `FEW_SEATS`."""
 UNKNOWN_AT_CAPACITY: Final = 1 / 4
-"""Unknown peers taken in per interval when the view is full: at 5 s, and if nobody dies, it is renewed
-within an hour."""
+"""Unknown peers taken in per interval when the view is full: at 5 s, and if nobody dies, it is
+renewed within an hour."""
 FEW_SEATS: Final = 2
-"""Free seats that wait for a request at leisure: a large view with 1 % of them is as good a sample."""
+"""Free seats that wait for a request at leisure: a large view with 1 % of them is as good a
+sample."""
 UNANSWERED: Final = 64.0
-"""Heartbeats that a peer may have named and not handed over, as many as one request asks for, before its
-digests are passed over. They are unsigned: who names ten thousand ghosts would spend our budget, and the
-names of the living would grow stale. An honest peer loses few between two messages: the dead."""
+"""Heartbeats that a peer may have named and not handed over, as many as one request asks for,
+before its digests are passed over. They are unsigned: who names ten thousand ghosts would spend
+our budget, and the names of the living would grow stale. An honest peer loses few between two
+messages: the dead."""
 UNANSWERED_PER_INTERVAL: Final = 1.0
 """How many of them are forgiven in an interval."""
 MAX_ASKED: Final = 1024
@@ -107,5 +110,6 @@ class Pull:
             self._empty.charge(asked.pop(oldest)[1], now)
 
     def _has_plenty(self, now: float) -> bool:
-        """Whether the budget is large enough for what is no news of the unknown or the accused."""
+        """Whether the budget is large enough for what is no news of the unknown or the
+        accused."""
         return self._budget.available(now) > self._budget.burst / 2

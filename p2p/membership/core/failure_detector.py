@@ -1,8 +1,9 @@
 """What to make of silence: ask the silent, ask everybody, and in the end give up.
 
-The stages and their times are in `entry`. An accusation carries the last signed words of the accused, so
-that it can be judged by those who never heard of the peer, and cannot be repeated at will. Whoever hears
-the accused directly stops it; whoever has newer words answers with them; the accused speaks up.
+The stages and their times are in `member_state`. An accusation carries the last signed words of
+the accused, so that it can be judged by those who never heard of the peer, and cannot be
+repeated at will. Whoever hears the accused directly stops it; whoever has newer words answers
+with them; the accused speaks up.
 """
 
 from __future__ import annotations
@@ -12,31 +13,34 @@ from dataclasses import dataclass
 from typing import Final
 
 from p2p.identity import PeerId
-from p2p.membership.entry import Entry, Stage
-from p2p.membership.events import Change
-from p2p.membership.floods import Floods
+from p2p.membership.core.active_view import Overlay
+from p2p.membership.core.dissemination import Rumours
+from p2p.membership.core.effects import Outbox
+from p2p.membership.core.events import Change
+from p2p.membership.core.flood_quotas import Floods
+from p2p.membership.core.local_heartbeat import Voice
+from p2p.membership.core.member_list import View
+from p2p.membership.core.member_state import Entry, Stage
+from p2p.membership.core.verifier import OBSOLETE_POINTS, Judge
 from p2p.membership.heartbeat import SignedHeartbeat
-from p2p.membership.judge import OBSOLETE_POINTS, Judge
 from p2p.membership.messages import Accuse, Give
-from p2p.membership.outbox import Outbox
-from p2p.membership.overlay import Overlay
-from p2p.membership.rumours import Rumours
-from p2p.membership.view import View
-from p2p.membership.voice import Voice
 
 SUSPICION: Final = 1.0
-"""Intervals between two accusations of one peer that are passed on without a doubt, and between two of its
-good-byes. Honest accusers wait for two intervals of silence, and two of them that heard it last at different
-times are an interval apart; a liar has the words for the next lie when the last is refuted."""
+"""Intervals between two accusations of one peer that are passed on without a doubt, and between
+two of its good-byes. Honest accusers wait for two intervals of silence, and two of them that
+heard it last at different times are an interval apart; a liar has the words for the next lie
+when the last is refuted."""
 DOUBT: Final = 0.5
-"""Intervals within which the accused must answer us when we doubt its accuser: 2.5 s at 5 s, a dial and two
-ways. It is added to the time until a death is known, at each node that doubts."""
+"""Intervals within which the accused must answer us when we doubt its accuser: 2.5 s at 5 s, a
+dial and two ways. It is added to the time until a death is known, at each node that doubts."""
 MAX_WITNESSED: Final = 64
-"""Accused peers of whose next words we tell the accusers: our neighbours, and those that were lately."""
+"""Accused peers of whose next words we tell the accusers: our neighbours, and those that were
+lately."""
 MAX_ASKERS: Final = 8
 """Accusers told, as many as there are neighbours."""
 OBSOLETE: Final = 3.0
-"""Intervals for which we know newer words than an accusation: no honest accuser lacks them so long."""
+"""Intervals for which we know newer words than an accusation: no honest accuser lacks them so
+long."""
 
 
 @dataclass(slots=True)
@@ -118,7 +122,8 @@ class Silence:
             self._judge.counters["strangers accused"] += 1
 
     def _witness(self, entry: Entry, source: PeerId, now: float) -> None:
-        """A peer is accused that we hear ourselves: ask it, once an interval, and tell the accuser."""
+        """A peer is accused that we hear ourselves: ask it, once an interval, and tell the
+        accuser."""
         askers = self._askers.get(entry.peer)
         if askers is None:
             if len(self._askers) >= MAX_WITNESSED:
@@ -133,7 +138,8 @@ class Silence:
             self.probe(entry)
 
     def _suspect(self, entry: Entry, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
-        """A member that we do not hear ourselves is accused: pass it on, or ask it first, or let it be."""
+        """A member that we do not hear ourselves is accused: pass it on, or ask it first, or
+        let it be."""
         was_suspected = self._rumours.was_suspected(entry.peer, now - SUSPICION * entry.interval)
         if self._floods.is_calm(now) and not was_suspected:
             self._view.hear(entry, signed, entry.seen)
@@ -152,7 +158,8 @@ class Silence:
         self._outbox.send(entry.peer, Accuse((entry.signed,)))
 
     def speaks(self, signed: SignedHeartbeat, now: float) -> None:
-        """A peer that was accused, perhaps, has said something newer: tell those that asked us for it."""
+        """A peer that was accused, perhaps, has said something newer: tell those that asked us
+        for it."""
         if not self._askers and not self._doubts:
             return  # nearly always
         askers = self._askers.pop(signed.peer, {})
@@ -176,7 +183,8 @@ class Silence:
             self._accuse(entry, doubt.source, now)
 
     def echoed(self, signed: SignedHeartbeat, now: float) -> None:
-        """Our own words come back. If they are newer than ours, our disk was lost: count on from there."""
+        """Our own words come back. If they are newer than ours, our disk was lost: count on
+        from there."""
         if signed.seqno > self._voice.seqno and self._judge.is_signed(signed):
             self._voice.count_on_from(signed.seqno, now)
 
@@ -229,7 +237,8 @@ class Silence:
             self._accuse(entry, self._voice.peer, now)
 
     def _bury_accused(self, entry: Entry, now: float) -> None:
-        """An accusation was not refuted. Where many are false, nobody is buried whom we have not asked."""
+        """An accusation was not refuted. Where many are false, nobody is buried whom we have
+        not asked."""
         was_asked = entry.watch is not None and entry.watch.was_asked
         if entry.direct or was_asked or self._floods.is_calm(now):
             self.bury(entry.signed, Change.DIED, now)

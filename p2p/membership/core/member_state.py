@@ -1,6 +1,7 @@
 """What a node remembers of one living or dead peer, and how long its silence may last.
 
-How the silence of a peer is judged, in its own intervals since we first saw its newest heartbeat:
+How the silence of a peer is judged, in its own intervals since we first saw its newest
+heartbeat:
 
 | peer | 1.5 | 2 | 2.8 | `expiry` (3) | `stale` (120) |
 |---|---|---|---|---|---|
@@ -8,8 +9,9 @@ How the silence of a peer is judged, in its own intervals since we first saw its
 | known through others | | | | | forgotten |
 | accused by another | dead after 0.8 more without a newer heartbeat | | | | |
 
-A newer heartbeat, from whomever, makes a peer fresh again. Two lost heartbeats in a row are normal on a
-home connection: an accusation only asks everybody, the accused included, for a sign of life.
+A newer heartbeat, from whomever, makes a peer fresh again. Two lost heartbeats in a row are
+normal on a home connection: an accusation only asks everybody, the accused included, for a sign
+of life.
 """
 
 from __future__ import annotations
@@ -20,16 +22,17 @@ from enum import Enum
 from typing import Final
 
 from p2p.identity import PeerId
+from p2p.membership.core.prefix import prefix_of
 from p2p.membership.heartbeat import SignedHeartbeat
-from p2p.membership.prefix import prefix_of
 
 PROBE: Final = 1.5
-"""Intervals after which a silent peer is asked itself. One heartbeat may come half an interval late."""
+"""Intervals after which a silent peer is asked itself. One heartbeat may come half an interval
+late."""
 ACCUSE: Final = 2.0
 """Intervals after which everybody is asked: a second heartbeat is due now."""
 CONFIRM: Final = 0.8
-"""Intervals an accused peer has to speak up. With `ACCUSE` this makes 2.8: at 5 s a death is known 14 s
-after the last heartbeat plus the time of the flood, within 15 s of the death."""
+"""Intervals an accused peer has to speak up. With `ACCUSE` this makes 2.8: at 5 s a death is
+known 14 s after the last heartbeat plus the time of the flood, within 15 s of the death."""
 
 
 class Stage(Enum):
@@ -68,7 +71,7 @@ class Entry:
     introducer: PeerId | None
     """Who named it to us; None if it came itself."""
     interval: float
-    """Seconds between its heartbeats, as it says, within `events.MembershipConfig.pace`."""
+    """Seconds between its heartbeats, as it says, within `MembershipConfig.pace`."""
     since: float
     """First sight of the peer, at most an interval early: a number that many entries share."""
     prefix: bytes | None = field(init=False)

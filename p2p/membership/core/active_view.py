@@ -1,4 +1,5 @@
-"""Who our neighbours are: a random graph of small degree that stays connected (after HyParView).
+"""Who our neighbours are: a random graph of small degree that stays connected (after
+HyParView).
 
 Theory of operation
 -------------------
@@ -8,21 +9,23 @@ newcomer's heartbeat on short random walks; where a walk ends, another neighbour
 is replaced by a random passive member that has room. A node without any neighbour asks urgently; if it knows
 nobody, it goes back to its bootstrap peers, ever more slowly.
 
-Whom a stranger can push out, a stranger can surround. In HyParView a request of high priority may not be
-refused, and pushes a random neighbour out: six minted peers had a node to themselves within ten seconds. So
-a node *chooses* two neighbours at least, at random from its own view or as its operator told it, and no
-request of another displaces those. Who asks us gets one of the other seats while there is one; who asks
-urgently gets one more, at the door, now and then, and no peer or network twice in a row. Who has such a seat
-gives it up for the next or, in quiet times, after two intervals: so it is free when an attack begins, and no
-neighbour of longer standing goes for it. The two chosen neighbours of longest standing are *anchors*: a node
-that restarts looks for them first.
+Whom a stranger can push out, a stranger can surround. In HyParView a request of high priority
+may not be refused, and pushes a random neighbour out: six minted peers had a node to themselves
+within ten seconds. So a node *chooses* two neighbours at least, at random from its own view or
+as its operator told it, and no request of another displaces those. Who asks us gets one of the
+other seats while there is one; who asks urgently gets one more, at the door, now and then, and
+no peer or network twice in a row. Who has such a seat gives it up for the next or, in quiet
+times, after two intervals: so it is free when an attack begins, and no neighbour of longer
+standing goes for it. The two chosen neighbours of longest standing are *anchors*: a node that
+restarts looks for them first.
 
-A partition that has healed does not mend itself when both sides think the other dead. So each node now
-and then knocks at one peer it buried, or at a bootstrap peer it does not see: one link is enough, the
-digests of both sides then flow over it.
+A partition that has healed does not mend itself when both sides think the other dead. So each
+node now and then knocks at one peer it buried, or at a bootstrap peer it does not see: one link
+is enough, the digests of both sides then flow over it.
 
-Leitao, Pereira, Rodrigues: HyParView (DSN 2007). Left out are the paper's shuffle walks, which open a
-connection for every exchange: digests travel with the heartbeats between neighbours instead.
+Leitao, Pereira, Rodrigues: HyParView (DSN 2007). Left out are the paper's shuffle walks, which
+open a connection for every exchange: digests travel with the heartbeats between neighbours
+instead.
 """
 
 from __future__ import annotations
@@ -33,16 +36,16 @@ from random import Random
 from typing import Final
 
 from p2p.identity import PeerId
-from p2p.membership.events import MembershipConfig
-from p2p.membership.floods import Floods
+from p2p.membership.config import MembershipConfig
+from p2p.membership.core.dissemination import TokenBucket
+from p2p.membership.core.flood_quotas import Floods
+from p2p.membership.core.member_list import View
 from p2p.membership.heartbeat import SignedHeartbeat
 from p2p.membership.messages import ForwardJoin, Join, Link, Linked, Message, Unlink
-from p2p.membership.rumours import TokenBucket
-from p2p.membership.view import View
 
 SLACK: Final = 2
-"""Neighbours below or above the number aimed at before anything is done about it: without slack the last
-node short of one would ask around for ever."""
+"""Neighbours below or above the number aimed at before anything is done about it: without slack
+the last node short of one would ask around for ever."""
 MAX_BOOTSTRAPS: Final = 16
 FIRST_RETRY: Final = 1.0
 LAST_RETRY: Final = 60.0
@@ -50,37 +53,43 @@ LAST_RETRY: Final = 60.0
 HEAL_INTERVALS: Final = 6.0
 """Intervals between two knocks at the other side of what may have been a partition."""
 HEAL_WINDOW: Final = 600.0
-"""Seconds for which the dead are knocked at; afterwards the bootstrap peers are the meeting point."""
+"""Seconds for which the dead are knocked at; afterwards the bootstrap peers are the meeting
+point."""
 GRANT_INTERVALS: Final = 1.0
-"""Intervals between two urgent requests for which a neighbour is pushed out, after the first `GRANTS`. The
-lonely ask five peers at once and again after an interval: it is enough if one in a hundred can grant it."""
+"""Intervals between two urgent requests for which a neighbour is pushed out, after the first
+`GRANTS`. The lonely ask five peers at once and again after an interval: it is enough if one in
+a hundred can grant it."""
 GRANTS: Final = 256.0
-"""Urgent requests granted at once: the first of a crowd that starts through us, or half of a zone that comes
-back from a partition. The others of a crowd of 1,000 find their neighbours by walks, a second later."""
+"""Urgent requests granted at once: the first of a crowd that starts through us, or half of a
+zone that comes back from a partition. The others of a crowd of 1,000 find their neighbours by
+walks, a second later."""
 AGAIN: Final = 12.0
-"""Intervals for which a peer that was granted an urgent request, or another of its network, is granted no
-other: a machine that restarts a minute later gets in at once."""
+"""Intervals for which a peer that was granted an urgent request, or another of its network, is
+granted no other: a machine that restarts a minute later gets in at once."""
 DOOR: Final = 4
-"""Seats beyond `SLACK` for those that ask urgently. Who has had one longest gives it up for the next, and no
-other is pushed out: none that come later, however many they are, have the place of a neighbour of longer
-standing, and yet a newcomer gets in while strangers hold all other seats. With four of them the newcomers of
-a crowd, two a second, stay for two seconds, in which their walks find them others."""
+"""Seats beyond `SLACK` for those that ask urgently. Who has had one longest gives it up for the
+next, and no other is pushed out: none that come later, however many they are, have the place of
+a neighbour of longer standing, and yet a newcomer gets in while strangers hold all other seats.
+With four of them the newcomers of a crowd, two a second, stay for two seconds, in which their
+walks find them others."""
 GUEST: Final = 2.0
-"""Intervals after which such a seat is given up though no peer asks for it: a newcomer has found others by
-then, and seven neighbours on average instead of 6.4 made a quiet swarm send a tenth more."""
+"""Intervals after which such a seat is given up though no peer asks for it: a newcomer has
+found others by then, and seven neighbours on average instead of 6.4 made a quiet swarm send a
+tenth more."""
 MAX_GRANTED: Final = 1024
 """Grants remembered: more than twice `GRANTS`, for peers and networks each."""
 MAX_SAME_PREFIX: Final = 2
-"""Neighbours of one network, where there are others to choose from (`view.OTHERS`)."""
+"""Neighbours of one network, where there are others to choose from (`member_list.OTHERS`)."""
 SPARSE: Final = 1.0
-"""Intervals between two requests of a node that has fewer neighbours than are aimed at. Where a tenth of the
-members are hostile, one in twenty of those with four had two honest ones by chance."""
+"""Intervals between two requests of a node that has fewer neighbours than are aimed at. Where a
+tenth of the members are hostile, one in twenty of those with four had two honest ones by
+chance."""
 CHOOSE: Final = 3.0
-"""Intervals between two requests of a node that has enough neighbours, but too few of its own choice: in a
-swarm so small that no node has a seat left it would ask all the time."""
+"""Intervals between two requests of a node that has enough neighbours, but too few of its own
+choice: in a swarm so small that no node has a seat left it would ask all the time."""
 ANCHORS: Final = 2
-"""Neighbours remembered over a restart. Bitcoin Core keeps two, too: one may be gone, three tell an observer
-more of the graph than they help."""
+"""Neighbours remembered over a restart. Bitcoin Core keeps two, too: one may be gone, three
+tell an observer more of the graph than they help."""
 PENDING: Final = 2.0
 """Intervals until a request for a link counts as refused."""
 AVOID: Final = 6.0
@@ -112,9 +121,10 @@ class Overlay:
         self._lower: Final = config.active - SLACK
         """Neighbours up to which a node asks for all that it lacks, and at once."""
         self._least_chosen: Final = max(1, self._lower - 1)
-        """Neighbours that are to be of our own choice: 2 of 7, and 5 seats are for those that ask. A link is
-        chosen by one of its ends or, where a walk made it, by none: with 3 of 7 the seats of a quiet swarm
-        of 50 did not suffice, and its nodes asked around for ever (6 requests a second, all refused)."""
+        """Neighbours that are to be of our own choice: 2 of 7, and 5 seats are for those that
+        ask. A link is chosen by one of its ends or, where a walk made it, by none: with 3 of 7
+        the seats of a quiet swarm of 50 did not suffice, and its nodes asked around for ever (6
+        requests a second, all refused)."""
         self._floods = floods
         self._view = view
         self._config = config
@@ -150,7 +160,8 @@ class Overlay:
         return tuple(self._chosen)[:ANCHORS]
 
     def bootstrap(self, peers: tuple[PeerId, ...], anchors: tuple[PeerId, ...], now: float) -> None:
-        """Join through ``peers``, in turn, until a neighbour is found; ask ``anchors`` at once."""
+        """Join through ``peers``, in turn, until a neighbour is found; ask ``anchors`` at
+        once."""
         self._bootstraps = dict.fromkeys(peers[:MAX_BOOTSTRAPS])
         for peer in anchors[:ANCHORS]:
             if peer not in self.active:
@@ -172,7 +183,8 @@ class Overlay:
             self._rejoin(now)
 
     def fill(self, now: float) -> None:
-        """Ask for neighbours if there are too few, or too few that we chose; the door's seats get free."""
+        """Ask for neighbours if there are too few, or too few that we chose; the door's seats
+        get free."""
         if len(self.active) > self._upper:
             self._show_out(now)
         held, aim = len(self.active) + len(self._pending), self._config.active
@@ -244,7 +256,8 @@ class Overlay:
                 self.fill(now)
 
     def beaten(self, peer: PeerId, linked: bool, now: float) -> None:
-        """A peer beat to us and said whether we are neighbours: agree with it, as far as there is room."""
+        """A peer beat to us and said whether we are neighbours: agree with it, as far as there
+        is room."""
         if linked and peer not in self.active:
             if self._accepts(peer, False, now):
                 self.add(peer, now)
@@ -254,7 +267,8 @@ class Overlay:
             self.remove(peer, now)
 
     def add(self, peer: PeerId, now: float, *, chosen: bool = False) -> None:
-        """Make a member a neighbour, or a neighbour one that we chose; if there are too many, one goes."""
+        """Make a member a neighbour, or a neighbour one that we chose; if there are too many,
+        one goes."""
         if peer not in self._view:
             return
         self._pending.pop(peer, None)
@@ -307,8 +321,9 @@ class Overlay:
         guests = self._uninvited()[self._upper - len(self.active) :]
         for peer in guests:
             entry = self._view.get(peer)
-            # A guest that fell silent has perhaps died before it had another neighbour: shown out, no node
-            # would watch it, and it would stay listed for minutes. It stays until its silence was judged.
+            # A guest that fell silent has perhaps died before it had another neighbour: shown
+            # out, no node would watch it, and it would stay listed for minutes. It stays until
+            # its silence was judged.
             is_silent = entry is not None and not entry.is_heard(now)
             if not is_silent and self.active[peer] <= now - GUEST * self._config.interval:
                 self._push_out(peer)
@@ -350,7 +365,8 @@ class Overlay:
         return [self._view.prefix(other) for other in self.active].count(prefix) >= MAX_SAME_PREFIX
 
     def _grant(self, peer: PeerId, now: float) -> bool:
-        """Let in one that has no neighbour, if it may be; return whether it has the door's seat now."""
+        """Let in one that has no neighbour, if it may be; return whether it has the door's seat
+        now."""
         granted, interval, prefix = self._granted, self._config.interval, self._view.prefix(peer)
         uninvited = self._uninvited()
         lately = now - AGAIN * interval

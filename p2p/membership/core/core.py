@@ -1,20 +1,23 @@
-"""Who is alive, according to whom: membership as a state machine, events and time in, effects out.
+"""Who is alive, according to whom: membership as a state machine, events and time in, effects
+out.
 
 Theory of operation
 -------------------
-Every node signs a heartbeat each ``interval`` and sends it to its neighbours (`overlay`) and to the peers
+Every node signs a heartbeat each ``interval`` and sends it to its neighbours (`active_view`) and to the peers
 that the node is interested in. Neighbours tell each other, with each heartbeat, digests of their own
 neighbours and of a random sample of all they know; who reads of something new asks for the signed
 heartbeat itself, within a budget. So in a small swarm everybody learns of everybody within a few intervals,
 and in a large one everybody keeps a fresh random sample. Newcomers' digests do not wait for the next
 heartbeat.
 
-Silence is judged on our own monotonic clock (`entry`). Whoever misses a neighbour's heartbeats asks
-everybody with an accusation that carries the silent peer's last signed words: it floods the overlay
-(`rumours`) until it meets the accused, who answers with a newer heartbeat, or somebody who has one. What
-nobody refutes is a death. An accusation thus cannot kill the living, only make them speak once more.
+Silence is judged on our own monotonic clock (`member_state`). Whoever misses a neighbour's
+heartbeats asks everybody with an accusation that carries the silent peer's last signed words:
+it floods the overlay (`dissemination`) until it meets the accused, who answers with a newer
+heartbeat, or somebody who has one. What nobody refutes is a death. An accusation thus cannot
+kill the living, only make them speak once more.
 
-Wall clocks appear in one place: a heartbeat whose expiry is long past, or absurdly far ahead, is dropped.
+Wall clocks appear in one place: a heartbeat whose expiry is long past, or absurdly far ahead,
+is dropped.
 """
 
 from __future__ import annotations
@@ -26,8 +29,11 @@ from typing import Final, assert_never
 
 from p2p.errors import BadMessage
 from p2p.identity import PeerId, Signer, Verify
-from p2p.membership.entry import PROBE, Entry, Stage
-from p2p.membership.events import (
+from p2p.membership.config import MembershipConfig
+from p2p.membership.core.active_view import Overlay
+from p2p.membership.core.dissemination import QUOTA_BURST, QUOTA_RATE, QUOTA_UNIT, Quotas, Rumours
+from p2p.membership.core.effects import Outbox
+from p2p.membership.core.events import (
     AddAddrs,
     Anchors,
     Bootstrap,
@@ -39,16 +45,20 @@ from p2p.membership.events import (
     Interest,
     Leave,
     Member,
-    MembershipConfig,
     Received,
     Reserve,
     Tick,
     Unreachable,
     Update,
 )
-from p2p.membership.floods import Floods
+from p2p.membership.core.failure_detector import SUSPICION, Silence
+from p2p.membership.core.flood_quotas import Floods
+from p2p.membership.core.local_heartbeat import Voice, differs
+from p2p.membership.core.member_list import View
+from p2p.membership.core.member_state import PROBE, Entry, Stage
+from p2p.membership.core.pull import Pull
+from p2p.membership.core.verifier import ASKED_POINTS, FLOOD_POINTS, MALFORMED_POINTS, REPLAYED_POINTS, Judge
 from p2p.membership.heartbeat import SignedHeartbeat, key_of
-from p2p.membership.judge import ASKED_POINTS, FLOOD_POINTS, MALFORMED_POINTS, REPLAYED_POINTS, Judge
 from p2p.membership.messages import (
     MAX_HEARTBEATS,
     Accuse,
@@ -65,36 +75,33 @@ from p2p.membership.messages import (
     Want,
     decode_message_untrusted,
 )
-from p2p.membership.outbox import Outbox
-from p2p.membership.overlay import Overlay
-from p2p.membership.pull import Pull
-from p2p.membership.rumours import QUOTA_BURST, QUOTA_RATE, QUOTA_UNIT, Quotas, Rumours
-from p2p.membership.silence import SUSPICION, Silence
-from p2p.membership.view import View
-from p2p.membership.voice import Voice, differs
 from p2p.multiaddr import Multiaddr
 
 WELCOME_DIGESTS: Final = 16
-"""Digests for a newcomer, beside those of our neighbours: its next neighbours tell it the rest."""
+"""Digests for a newcomer, beside those of our neighbours: its next neighbours tell it the
+rest."""
 
 ADMISSION_BEATS: Final = 12
-"""Heartbeats between two looks whether all members are still admitted. Who is not is neither heard nor listed
-from that moment; to look through a whole view each time took a fortieth of a node's time in a large swarm."""
+"""Heartbeats between two looks whether all members are still admitted. Who is not is neither
+heard nor listed from that moment; to look through a whole view each time took a fortieth of a
+node's time in a large swarm."""
 
 ANCHOR_BEATS: Final = 60
-"""Heartbeats between two looks whether our anchors are those on disk: those that stay are worth writing."""
+"""Heartbeats between two looks whether our anchors are those on disk: those that stay are worth
+writing."""
 
 CROWDED_BEATS: Final = 3
-"""Heartbeats of which one carries digests when the view is crowded: what they tell can wait as long
-(`pull.LEISURE`), and to look them up was a tenth of a node's time in a large swarm."""
+"""Heartbeats of which one carries digests when the view is crowded: what they tell can wait as
+long (`pull.LEISURE`), and to look them up was a tenth of a node's time in a large swarm."""
 
 READDRESS_BEATS: Final = 12
-"""Of so many of a member's sequence numbers one makes the host remember its addresses again: strangers may
-have flushed them out of its book meanwhile. A neighbour's come back within a minute."""
+"""Of so many of a member's sequence numbers one makes the host remember its addresses again:
+strangers may have flushed them out of its book meanwhile. A neighbour's come back within a
+minute."""
 
 REFUTABLE: Final = 2.0
-"""Intervals after an accusation in which a sign of life is news for everybody: later the peer is dead for
-all (`CONFIRM`), and its return is a newcomer's."""
+"""Intervals after an accusation in which a sign of life is news for everybody: later the peer
+is dead for all (`CONFIRM`), and its return is a newcomer's."""
 
 
 _FROM_THE_STAMPED: Final = frozenset({Accuse, ForwardJoin, News, Unlink, Want})
@@ -102,7 +109,8 @@ _FROM_THE_STAMPED: Final = frozenset({Accuse, ForwardJoin, News, Unlink, Want})
 
 
 class MembershipCore:
-    """Heartbeats, neighbours and deaths of one node. Feed it `Event`s, carry out its `Effect`s."""
+    """Heartbeats, neighbours and deaths of one node. Feed it `Event`s, carry out its
+    `Effect`s."""
 
     def __init__(  # noqa: PLR0913 - what the world gives, each under its name
         self,
@@ -116,9 +124,11 @@ class MembershipCore:
         seqno: int,
         is_stamped: Callable[[PeerId, bytes], bool] | None = None,
     ) -> None:
-        """``seqno`` is the first number to use; `voice.SEQNO_BLOCK` from there are already reserved.
+        """``seqno`` is the first number to use; `local_heartbeat.SEQNO_BLOCK` from there are
+        already reserved.
 
-        ``is_stamped`` says whether the stamp in a peer's heartbeat is worth its place; None asks for none.
+        ``is_stamped`` says whether the stamp in a peer's heartbeat is worth its place; None
+        asks for none.
         """
         self.peer: Final = signer.peer_id
         self._config = config
@@ -302,7 +312,8 @@ class MembershipCore:
             self._outbox.send(peer, Give(tuple(heartbeats[start : start + MAX_HEARTBEATS])))
 
     def _take_in(self, signed: SignedHeartbeat, source: PeerId, now: float, *, hold: bool) -> bool:
-        """Judge a heartbeat; return whether it is genuine news. ``hold`` keeps it in a full view too."""
+        """Judge a heartbeat; return whether it is genuine news. ``hold`` keeps it in a full
+        view too."""
         peer, seqno = signed.heartbeat.peer, signed.heartbeat.seqno
         if peer == self.peer:
             self._silence.echoed(signed, now)
@@ -341,7 +352,8 @@ class MembershipCore:
         return self._rumours.is_accused(signed.peer, now - REFUTABLE * interval)
 
     def _farewell(self, signed: SignedHeartbeat, source: PeerId, held: bool, now: float) -> bool:
-        """A peer has left. Others are told, unless it says so all the time, or a neighbour of too many."""
+        """A peer has left. Others are told, unless it says so all the time, or a neighbour of
+        too many."""
         interval = self._config.paced(signed.heartbeat.interval)
         was_gone = self._rumours.was_suspected(signed.peer, now - SUSPICION * interval)
         is_fit = source in self._overlay.active or (held and source == signed.peer)
@@ -355,7 +367,8 @@ class MembershipCore:
         return True
 
     def _stale(self, signed: SignedHeartbeat, source: PeerId) -> None:
-        """Old news are normal from others. From the peer itself it is a replay, or it lost its numbers."""
+        """Old news are normal from others. From the peer itself it is a replay, or it lost its
+        numbers."""
         known = self._view.get(signed.peer) or self._view.grave(signed.peer)
         if source == signed.peer and known is not None and signed.seqno < known.signed.seqno:
             self._judge.refuse("replayed", source, REPLAYED_POINTS)
@@ -385,8 +398,9 @@ class MembershipCore:
         elif entry.seqno % READDRESS_BEATS == 0:
             self._outbox.put(AddAddrs(peer, profile.addrs))
         if source == peer and entry.direct and entry.direct_at < now - PROBE * entry.interval:
-            # It lives, but does not beat to us. Only its own answer says so: what others bring may be words
-            # that it gave to accusers before it died; with 20 % liars every neighbour was brought some.
+            # It lives, but does not beat to us. Only its own answer says so: what others bring
+            # may be words that it gave to accusers before it died; with 20 % liars every
+            # neighbour was brought some.
             self._lose_touch(peer, now)
 
     # What the host, the node and the clock say.
@@ -447,7 +461,8 @@ class MembershipCore:
         self._overlay.fill(now)
 
     def _answer_accusers(self, now: float) -> None:
-        """A sign of life to those who asked for one. A neighbour hears that we are neighbours still."""
+        """A sign of life to those who asked for one. A neighbour hears that we are neighbours
+        still."""
         signed, peers, active = self._voice.answer(now), self._voice.take_owed(), self._overlay.active
         self._outbox.send_all([peer for peer in peers if peer in active], Beat(True, signed))
         self._outbox.send_all([peer for peer in peers if peer not in active], Give((signed,)))

@@ -1,12 +1,15 @@
-"""What must be told to everybody: accusations, refutations, good-byes; and quotas against telling too much.
+"""What must be told to everybody: accusations, refutations, good-byes; and quotas against
+telling too much.
 
-A rumour about a peer has a rank: ``2 * seqno`` for "it lives", one more for "nothing came after that" and
-"it left". It is passed on only when its rank is higher than any heard before, so each flood ends, a
-refutation outruns its accusation, and no accusation can be repeated without new signed words of the accused.
+A rumour about a peer has a rank: ``2 * seqno`` for "it lives", one more for "nothing came after
+that" and "it left". It is passed on only when its rank is higher than any heard before, so each
+flood ends, a refutation outruns its accusation, and no accusation can be repeated without new
+signed words of the accused.
 
-A flood would cross most links both ways, since both ends hear of it at about the same time. So one end of
-each link passes it on at once, and the other only after `SECOND_WAVE`, if it has not heard it from there.
-News of newcomers take turns in the same way: what a neighbour has named meanwhile, it is not told.
+A flood would cross most links both ways, since both ends hear of it at about the same time. So
+one end of each link passes it on at once, and the other only after `SECOND_WAVE`, if it has not
+heard it from there. News of newcomers take turns in the same way: what a neighbour has named
+meanwhile, it is not told.
 """
 
 from __future__ import annotations
@@ -24,26 +27,30 @@ from p2p.membership.messages import MAX_HEARTBEATS, Digest
 T = TypeVar("T")
 
 FLUSH_DELAY: Final = 0.2
-"""Seconds between two messages of rumours: the first goes out at once, those of a disaster are gathered."""
+"""Seconds between two messages of rumours: the first goes out at once, those of a disaster are
+gathered."""
 SECOND_WAVE: Final = 0.2
-"""Seconds that one end of each link waits whether the other knows already; more than a message takes."""
+"""Seconds that one end of each link waits whether the other knows already; more than a message
+takes."""
 NEWS_DELAY: Final = 0.75
-"""Seconds that news of newcomers are gathered for: they are many at once, and no node waits for them. The end
-of a link that does not go first waits once more, and then nearly always has nothing left to tell: with both
-ends telling each other, three of ten messages of a swarm under churn were news, and most of them stale."""
+"""Seconds that news of newcomers are gathered for: they are many at once, and no node waits for
+them. The end of a link that does not go first waits once more, and then nearly always has
+nothing left to tell: with both ends telling each other, three of ten messages of a swarm under
+churn were news, and most of them stale."""
 MEMORY: Final = 1200.0
-"""Seconds for which a rumour is remembered at least, so that it cannot be told again. No flood lasts for
-one; but somebody whom it missed may hold the dead for `MembershipConfig.stale`, tell a newcomer who holds it
-as long again, and must not find anybody by then who has forgotten."""
+"""Seconds for which a rumour is remembered at least, so that it cannot be told again. No flood
+lasts for one; but somebody whom it missed may hold the dead for `MembershipConfig.stale`, tell
+a newcomer who holds it as long again, and must not find anybody by then who has forgotten."""
 MAX_NEWS: Final = 64
 """Newcomers told of at once, as many as may be asked for at once."""
 MAX_RUMOURS: Final = 4096
-"""Peers whose last rumour is remembered, in each of two generations: a drop of 4,000 nodes at once still
-floods each only once."""
+"""Peers whose last rumour is remembered, in each of two generations: a drop of 4,000 nodes at
+once still floods each only once."""
 QUOTA_UNIT: Final = 256
 """Bytes, about a heartbeat: what the quota of a connection counts in."""
 QUOTA_RATE: Final = 200.0
-"""Units per second. A neighbour in a storm sends up to 160; verifying 200 takes about 1.5 % of a core."""
+"""Units per second. A neighbour in a storm sends up to 160; verifying 200 takes about 1.5 % of
+a core."""
 QUOTA_BURST: Final = 2000.0
 """Units at once: the death of 1,000 peers in one zone, told from both sides of it."""
 MIN_QUOTAS: Final = 16
@@ -53,12 +60,14 @@ MAX_QUOTAS: Final = 8192
 
 
 _ROUNDING: Final = -1e-3
-"""Tokens that may be lacking. The time at which a bucket was empty is a float of seconds: after a year the
-difference of two is good to 4e-9 s, less than a millionth of a token at `QUOTA_RATE`."""
+"""Tokens that may be lacking. The time at which a bucket was empty is a float of seconds: after
+a year the difference of two is good to 4e-9 s, less than a millionth of a token at
+`QUOTA_RATE`."""
 _NEVER: Final = -1 << 1
 """The rank of a peer of whom nothing was told."""
 _ACCUSED_LATELY: Final = 2 * MAX_INTERVAL
-"""Seconds for which it is remembered when somebody was accused: two intervals, as long as there are."""
+"""Seconds for which it is remembered when somebody was accused: two intervals, as long as there
+are."""
 
 
 @dataclass(slots=True)
@@ -98,20 +107,24 @@ class Rumours:
         """Whether newcomers wait to be named."""
 
     def is_accused(self, peer: PeerId, since: float) -> bool:
-        """Whether the last rumour about ``peer`` was no sign of life, and came after ``since``."""
+        """Whether the last rumour about ``peer`` was no sign of life, and came after
+        ``since``."""
         return self._ranks.accused_at(peer) > since
 
     def was_suspected(self, peer: PeerId, since: float) -> bool:
-        """Whether an accusation or a good-bye of ``peer`` was passed on after ``since``, refuted or not."""
+        """Whether an accusation or a good-bye of ``peer`` was passed on after ``since``,
+        refuted or not."""
         return self._ranks.suspected_at(peer) > since
 
     def last_words(self, peer: PeerId) -> int:
-        """The sequence number after which, they say, nothing came from ``peer``; -1 if nobody says so."""
+        """The sequence number after which, they say, nothing came from ``peer``; -1 if nobody
+        says so."""
         rank = self._ranks.of(peer)
         return rank >> 1 if rank & 1 else -1
 
     def is_old(self, peer: PeerId, seqno: int, *, accused: bool, source: PeerId) -> bool:
-        """Whether this was heard before; if it still waits here, ``source`` need not be told."""
+        """Whether this was heard before; if it still waits here, ``source`` need not be
+        told."""
         if 2 * seqno + accused > self._ranks.of(peer):
             return False
         waiting = self._first.get(peer) or self._second.get(peer)
@@ -133,7 +146,8 @@ class Rumours:
         self._arm()
 
     def announce(self, peer: PeerId, source: PeerId, now: float) -> None:
-        """Tell the neighbours, by digest, that ``peer`` is new; all but ``source``, who told us."""
+        """Tell the neighbours, by digest, that ``peer`` is new; all but ``source``, who told
+        us."""
         if len(self._news) < MAX_RUMOURS:
             self._news[key_of(peer)] = (source,)
             self.has_news = True
@@ -149,7 +163,8 @@ class Rumours:
                     news[key] = (*news[key], source)
 
     def take(self, now: float, neighbours: Iterable[PeerId]) -> list[tuple[list[PeerId], list[Rumour]]]:
-        """What to pass on now, and to which of ``neighbours``: at most `MAX_HEARTBEATS` rumours a wave."""
+        """What to pass on now, and to which of ``neighbours``: at most `MAX_HEARTBEATS` rumours
+        a wave."""
         taken: list[tuple[list[PeerId], list[Rumour]]] = []
         if self._first_at > now and self._second_at > now:
             return taken  # there are news only
@@ -172,12 +187,14 @@ class Rumours:
         return taken
 
     def _goes_first(self, neighbours: Iterable[PeerId]) -> list[PeerId]:
-        """Those for whom ours is the end of the link that does not wait: it is drawn, once for each pair."""
+        """Those for whom ours is the end of the link that does not wait: it is drawn, once for
+        each pair."""
         local, parity = self._local, self._local[-1] & 1
         return [peer for peer in neighbours if (local < peer) is (peer[-1] & 1 == parity)]
 
     def take_news(self, now: float, neighbours: Iterable[PeerId]) -> list[tuple[list[PeerId], list[bytes]]]:
-        """The keys of the new peers to tell of now and to whom, oldest first, at most `MAX_NEWS` a wave."""
+        """The keys of the new peers to tell of now and to whom, oldest first, at most
+        `MAX_NEWS` a wave."""
         if self._news_at > now:
             return []
         late, waiting = self._late_news, list(self._news.items())
@@ -219,7 +236,8 @@ class _Ranks:
         self.accused: dict[PeerId, None] = {}
         """Those of `_suspected` of whom no sign of life came since."""
         self._suspected: dict[PeerId, float] = {}
-        """When a flood ran that asked for a peer, or said good-bye for it, longest ago first."""
+        """When a flood ran that asked for a peer, or said good-bye for it, longest ago
+        first."""
 
     def of(self, peer: PeerId) -> int:
         """The rank of the last rumour about ``peer``."""
@@ -227,11 +245,13 @@ class _Ranks:
         return self._old.get(peer, _NEVER) if rank is None else rank
 
     def accused_at(self, peer: PeerId) -> float:
-        """When ``peer`` was accused; minus infinity if that is long ago, or a sign of life came since."""
+        """When ``peer`` was accused; minus infinity if that is long ago, or a sign of life came
+        since."""
         return self._suspected.get(peer, -math.inf) if peer in self.accused else -math.inf
 
     def suspected_at(self, peer: PeerId) -> float:
-        """When ``peer`` was accused or said good-bye, though a sign of life may have come since."""
+        """When ``peer`` was accused or said good-bye, though a sign of life may have come
+        since."""
         return self._suspected.get(peer, -math.inf)
 
     def put(self, peer: PeerId, rank: int, now: float) -> None:
@@ -274,7 +294,8 @@ def _split(waiting: dict[PeerId, Rumour]) -> tuple[list[Rumour], dict[PeerId, Ru
 def _grouped(
     neighbours: Iterable[PeerId], items: list[T], is_for: Callable[[T, PeerId], bool]
 ) -> list[tuple[list[PeerId], list[T]]]:
-    """Neighbours for whom the same ``items`` are meant, and these: what is sent is encoded once."""
+    """Neighbours for whom the same ``items`` are meant, and these: what is sent is encoded
+    once."""
     groups: dict[tuple[int, ...], list[PeerId]] = {}
     for peer in neighbours if items else ():
         meant = tuple([number for number, item in enumerate(items) if is_for(item, peer)])
@@ -312,8 +333,9 @@ class TokenBucket:
 class Quotas:
     """A token bucket for each peer.
 
-    Of each only one number is kept, the time at which it was empty, from which follows how many tokens it
-    holds: a node counts seven things for each of its peers, and a bucket for each took 4 KiB of a node.
+    Of each only one number is kept, the time at which it was empty, from which follows how many
+    tokens it holds: a node counts seven things for each of its peers, and a bucket for each
+    took 4 KiB of a node.
     """
 
     __slots__ = ("_burst", "_emptied", "_rate", "_sweep_at")
@@ -348,13 +370,15 @@ class Quotas:
         return emptied is None or (now - emptied) * self._rate >= 1 + _ROUNDING
 
     def charge(self, peer: PeerId, now: float) -> None:
-        """Take one token of ``peer``, on credit if need be, but no deeper than as much as it may have."""
+        """Take one token of ``peer``, on credit if need be, but no deeper than as much as it
+        may have."""
         if not self.take(peer, now):
             owed = (now - self._emptied.get(peer, now)) * self._rate - 1
             self._emptied[peer] = now - max(owed, -self._burst) / self._rate
 
     def _sweep(self, now: float) -> None:
-        """Drop buckets that are full, as new ones are; and the oldest, if there are too many still."""
+        """Drop buckets that are full, as new ones are; and the oldest, if there are too many
+        still."""
         full_since, emptied = now - self._burst / self._rate, self._emptied
         for peer in [peer for peer, when in emptied.items() if when <= full_since]:
             del emptied[peer]

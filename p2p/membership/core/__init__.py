@@ -1,0 +1,1 @@
+"""Membership's decisions: pure by contract, events and time in, effects out."""
