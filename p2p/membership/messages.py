@@ -6,13 +6,13 @@ kind.
 | 0 | `Beat` | linked, heartbeat, digests | every interval, to neighbours and to interested peers |
 | 1 | `Join` | heartbeat | by a newcomer, to its bootstrap |
 | 2 | `ForwardJoin` | hops, heartbeat | walks on behalf of a newcomer |
-| 3 | `Link` | urgent, heartbeat | asks to become neighbours |
-| 4 | `Linked` | accepted, heartbeat | answers `Link` and `Join` |
-| 5 | `Unlink` | | ends being neighbours; the sender lives on |
-| 6 | `News` | digests | of peers just learned of |
+| 3 | `Neighbor` | urgent, heartbeat | asks to become neighbours |
+| 4 | `NeighborReply` | accepted, heartbeat | answers `Neighbor` and `Join` |
+| 5 | `Disconnect` | | ends being neighbours; the sender lives on |
+| 6 | `Newcomers` | digests | of peers just learned of |
 | 7 | `Want` | keys | asks for the heartbeats behind digests |
-| 8 | `Give` | heartbeats | answers `Want`; also refutes an accusation, or says good-bye |
-| 9 | `Accuse` | heartbeats | "nothing newer has come": each accused peer's last signed words |
+| 8 | `Heartbeats` | heartbeats | answers `Want`; also refutes an accusation, or says good-bye |
+| 9 | `Suspect` | heartbeats | "nothing newer has come": each accused peer's last signed words |
 
 Digests and keys travel as one packed byte string each: 20 and 8 bytes an entry.
 """
@@ -44,17 +44,17 @@ __all__ = [
     "MAX_KEYS",
     "MAX_MEMBERSHIP_MESSAGE",
     "PROTOCOL_ID",
-    "Accuse",
     "Beat",
     "Digest",
+    "Disconnect",
     "ForwardJoin",
-    "Give",
+    "Heartbeats",
     "Join",
-    "Link",
-    "Linked",
     "Message",
-    "News",
-    "Unlink",
+    "Neighbor",
+    "NeighborReply",
+    "Newcomers",
+    "Suspect",
     "Want",
     "decode_message_untrusted",
     "encode_message",
@@ -87,7 +87,7 @@ _DIGEST: Final = struct.Struct(f">{KEY_BYTES}sQi")
 class Beat:
     """The sender's own heartbeat, and digests of others'."""
 
-    linked: bool
+    is_neighbour: bool
     """Whether the sender counts the receiver among its neighbours."""
     heartbeat: SignedHeartbeat
     digests: tuple[Digest, ...] = ()
@@ -110,7 +110,7 @@ class ForwardJoin:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class Neighbor:
     """Be my neighbour."""
 
     urgent: bool
@@ -119,7 +119,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Linked:
+class NeighborReply:
     """We are neighbours now; or, not accepted, there is no room."""
 
     accepted: bool
@@ -127,12 +127,12 @@ class Linked:
 
 
 @dataclass(frozen=True, slots=True)
-class Unlink:
+class Disconnect:
     """We are no neighbours any more, and I shall beat to you no more; I live."""
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class Newcomers:
     """Digests of peers that the sender has just learned of."""
 
     digests: tuple[Digest, ...]
@@ -146,44 +146,55 @@ class Want:
 
 
 @dataclass(frozen=True, slots=True)
-class Give:
+class Heartbeats:
     """Heartbeats of others."""
 
     heartbeats: tuple[SignedHeartbeat, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Accuse:
+class Suspect:
     """After these, nothing came: who knows better?"""
 
     heartbeats: tuple[SignedHeartbeat, ...]
 
 
-Message = Beat | Join | ForwardJoin | Link | Linked | Unlink | News | Want | Give | Accuse
+Message = (
+    Beat
+    | Join
+    | ForwardJoin
+    | Neighbor
+    | NeighborReply
+    | Disconnect
+    | Newcomers
+    | Want
+    | Heartbeats
+    | Suspect
+)
 
 
 def encode_message(message: Message) -> bytes:
     """The bytes of ``message``."""
     match message:
-        case Beat(linked, heartbeat, digests):
-            return pack([0, linked, heartbeat.wire, _pack_digests(digests)])
+        case Beat(is_neighbour, heartbeat, digests):
+            return pack([0, is_neighbour, heartbeat.wire, _pack_digests(digests)])
         case Join(heartbeat):
             return pack([1, heartbeat.wire])
         case ForwardJoin(hops, heartbeat):
             return pack([2, hops, heartbeat.wire])
-        case Link(urgent, heartbeat):
+        case Neighbor(urgent, heartbeat):
             return pack([3, urgent, heartbeat.wire])
-        case Linked(accepted, heartbeat):
+        case NeighborReply(accepted, heartbeat):
             return pack([4, accepted, heartbeat.wire])
-        case Unlink():
+        case Disconnect():
             return pack([5])
-        case News(digests):
+        case Newcomers(digests):
             return pack([6, _pack_digests(digests)])
         case Want(keys):
             return pack([7, b"".join(keys)])
-        case Give(heartbeats):
+        case Heartbeats(heartbeats):
             return pack([8, [heartbeat.wire for heartbeat in heartbeats]])
-        case Accuse(heartbeats):
+        case Suspect(heartbeats):
             return pack([9, [heartbeat.wire for heartbeat in heartbeats]])
 
 
@@ -250,17 +261,20 @@ def _forward_join_untrusted(hops: int, heartbeat: bytes) -> ForwardJoin:
 _KINDS: Final[dict[int, tuple[tuple[type, ...], Callable[..., Message]]]] = {
     0: (
         (bool, bytes, bytes),
-        lambda linked, heartbeat, digests: Beat(
-            linked, decode_heartbeat_untrusted(heartbeat), _digests_untrusted(digests)
+        lambda is_neighbour, heartbeat, digests: Beat(
+            is_neighbour, decode_heartbeat_untrusted(heartbeat), _digests_untrusted(digests)
         ),
     ),
     1: ((bytes,), lambda heartbeat: Join(decode_heartbeat_untrusted(heartbeat))),
     2: ((int, bytes), _forward_join_untrusted),
-    3: ((bool, bytes), lambda urgent, heartbeat: Link(urgent, decode_heartbeat_untrusted(heartbeat))),
-    4: ((bool, bytes), lambda accepted, heartbeat: Linked(accepted, decode_heartbeat_untrusted(heartbeat))),
-    5: ((), Unlink),
-    6: ((bytes,), lambda digests: News(_digests_untrusted(digests))),
+    3: ((bool, bytes), lambda urgent, wire: Neighbor(urgent, decode_heartbeat_untrusted(wire))),
+    4: (
+        (bool, bytes),
+        lambda accepted, wire: NeighborReply(accepted, decode_heartbeat_untrusted(wire)),
+    ),
+    5: ((), Disconnect),
+    6: ((bytes,), lambda digests: Newcomers(_digests_untrusted(digests))),
     7: ((bytes,), lambda keys: Want(_keys_untrusted(keys))),
-    8: ((list,), lambda items: Give(_heartbeats_untrusted(items))),
-    9: ((list,), lambda items: Accuse(_heartbeats_untrusted(items))),
+    8: ((list,), lambda items: Heartbeats(_heartbeats_untrusted(items))),
+    9: ((list,), lambda items: Suspect(_heartbeats_untrusted(items))),
 }

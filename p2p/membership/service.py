@@ -20,7 +20,6 @@ from p2p.membership.core.active_view import ANCHORS
 from p2p.membership.core.core import MembershipCore
 from p2p.membership.core.events import (
     AddAddrs,
-    Anchors,
     Bootstrap,
     Changed,
     ClockOff,
@@ -33,11 +32,12 @@ from p2p.membership.core.events import (
     MemberEvent,
     Penalise,
     Received,
-    Reserve,
+    ReserveSeqnos,
+    SaveAnchors,
     Send,
     Tick,
     Unreachable,
-    Update,
+    UpdateProfile,
 )
 from p2p.membership.core.local_heartbeat import SEQNO_BLOCK
 from p2p.membership.heartbeat import MAX_SEQNO, PROTOCOL_ID, Profile
@@ -57,7 +57,7 @@ MAX_ANCHORS_FILE: Final = 4 * KI
 logger = logging.getLogger(__name__)
 
 
-class Me:
+class LocalProfile:
     """What this node says of itself in its heartbeats."""
 
     def __init__(self, changed: Callable[[Profile], None]) -> None:
@@ -85,8 +85,19 @@ class Membership:
     """Who is in the swarm. Open it with `open_membership`."""
 
     __slots__ = (
-        "_anchors", "_closed", "_core", "_host", "_linked", "_links_seen", "_listeners", "_timer",
-        "_timer_at", "_told_clock", "_world", "_write", "me",
+        "_anchors",
+        "_closed",
+        "_core",
+        "_host",
+        "_joined",
+        "_listeners",
+        "_neighbour_changes",
+        "_timer",
+        "_timer_at",
+        "_told_clock",
+        "_world",
+        "_write",
+        "me",
     )  # fmt: skip
 
     def __init__(
@@ -97,16 +108,16 @@ class Membership:
         write: Callable[[str, bytes], None],
         anchors: tuple[Multiaddr, ...],
     ) -> None:
-        self.me: Final = Me(lambda profile: self._drive(Update(profile)))
+        self.me: Final = LocalProfile(lambda profile: self._drive(UpdateProfile(profile)))
         self._world = world
         self._host = host
         self._core = core
         self._write = write
         self._anchors = anchors
-        self._links_seen = 0
+        self._neighbour_changes = 0
         self._told_clock = False
         self._listeners: list[Callable[[MemberEvent], None]] = []
-        self._linked = trio.Event()
+        self._joined = trio.Event()
         self._timer: Timer | None = None
         self._timer_at = math.inf
         self._closed = False
@@ -173,8 +184,8 @@ class Membership:
             self._drive(Bootstrap(others, anchors))
         if not others:
             return
-        while not self._core.is_linked:
-            await self._linked.wait()
+        while not self._core.has_neighbour:
+            await self._joined.wait()
 
     def _open(self) -> None:
         self._host.set_message_handler(PROTOCOL_ID, lambda peer, data: self._drive(Received(peer, data)))
@@ -220,7 +231,7 @@ class Membership:
                 self._host.send(effect.peer, PROTOCOL_ID, effect.data)
             else:
                 self._carry_out(effect)
-        if self._core.links_changed != self._links_seen:
+        if self._core.neighbour_changes != self._neighbour_changes:
             self._note_links()
         deadline = self._core.next_deadline
         if deadline < self._timer_at and not self._closed:
@@ -230,23 +241,23 @@ class Membership:
             self._timer = self._world.call_at(max(deadline, now), self._on_timer)
 
     def _note_links(self) -> None:
-        self._links_seen = self._core.links_changed
+        self._neighbour_changes = self._core.neighbour_changes
         self._host.protect("neighbours", self._core.neighbours)
-        if self._core.is_linked:
-            self._linked.set()
-        elif self._linked.is_set():
-            self._linked = trio.Event()
+        if self._core.has_neighbour:
+            self._joined.set()
+        elif self._joined.is_set():
+            self._joined = trio.Event()
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case AddAddrs(peer, addrs, is_told):
                 source = AddrSource.OWNER if is_told else AddrSource.SIGNED
                 self._host.add_addrs(peer, addrs, source)
-            case Anchors(addrs):
+            case SaveAnchors(addrs):
                 self._write(ANCHORS_PATH, "\n".join(map(str, addrs)).encode())
             case Penalise(peer, points, reason):
                 self._host.penalise(peer, points, reason)
-            case Reserve(ceiling):
+            case ReserveSeqnos(ceiling):
                 self._write(SEQNO_PATH, str(ceiling).encode())
             case Changed(event):
                 self._world.trace(f"member.{event.change.value}", peer=event.member.peer)

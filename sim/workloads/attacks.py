@@ -17,12 +17,12 @@ from p2p.membership import Membership
 from p2p.membership.heartbeat import MAX_INTERVAL, MIN_INTERVAL, PROTOCOL_ID as HEARTBEAT, SignedHeartbeat
 from p2p.membership.messages import (
     MAX_HEARTBEATS,
-    Accuse,
     Beat,
     Join,
-    Link,
-    Linked,
     Message,
+    Neighbor,
+    NeighborReply,
+    Suspect,
     decode_message_untrusted,
     encode_message,
 )
@@ -57,7 +57,7 @@ class Turncoat:
 
     def words(self) -> list[SignedHeartbeat]:
         """The newest words it knows of every member."""
-        view = self._membership._core._view
+        view = self._membership._core._members
         entries = (view.get(member.peer) for member in self._membership.members())
         return [entry.signed for entry in entries if entry is not None]
 
@@ -97,7 +97,7 @@ class AccuseFlood(Siege):
             chosen = rng.sample(fresh, min(MAX_HEARTBEATS, len(fresh)))
             said.update({signed.peer: signed.seqno for signed in chosen})
             for peer in rng.sample(honest, min(targets, len(honest))) if chosen else ():
-                turncoat.send(peer, Accuse(tuple(chosen)))
+                turncoat.send(peer, Suspect(tuple(chosen)))
             await node.world.sleep(self.scenario.parameter("every", 0.5))
 
     def figures(self, swarm: Swarm) -> Metrics:
@@ -117,8 +117,8 @@ class AccuseFlood(Siege):
 class UrgentLinks(Siege):
     """Members ask every honest node urgently to be their neighbour, say yes to all, and tell of nobody.
 
-    ``every`` seconds each hostile member sends an urgent `Link` (every fifth time a `Join`) and a heartbeat
-    that says "we are neighbours" to every honest node.
+    ``every`` seconds each hostile member sends an urgent `Neighbor` (every fifth time a `Join`) and a
+    heartbeat that says "we are neighbours" to every honest node.
     """
 
     async def be_hostile(self, node: SimNode, host: SimHost, membership: Membership) -> None:
@@ -132,13 +132,13 @@ class UrgentLinks(Siege):
         for turn in count():
             alive = turncoat.alive()
             for peer in honest:
-                turncoat.send(peer, Link(True, alive) if turn % 5 else Join(alive))
+                turncoat.send(peer, Neighbor(True, alive) if turn % 5 else Join(alive))
                 turncoat.send(peer, Beat(True, alive))
             await node.world.sleep(every)
 
     def _accept(self, turncoat: Turncoat, peer: PeerId, data: bytes) -> None:
-        if isinstance(decode_message_untrusted(data), Link | Join):
-            turncoat.send(peer, Linked(True, turncoat.alive()))
+        if isinstance(decode_message_untrusted(data), Neighbor | Join):
+            turncoat.send(peer, NeighborReply(True, turncoat.alive()))
 
 
 class AddressFlush(Siege):

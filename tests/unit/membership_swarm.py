@@ -18,7 +18,7 @@ from p2p.membership.core.events import (
     Send,
     Tick,
     Unreachable,
-    Update,
+    UpdateProfile,
 )
 from p2p.membership.heartbeat import Profile
 from p2p.multiaddr import Multiaddr
@@ -94,7 +94,7 @@ class MembershipSwarm(CoreSwarm):
         self.nodes[peer] = node
 
         def begin() -> None:
-            self.drive(node, Update(profile))
+            self.drive(node, UpdateProfile(profile))
             self.drive(node, Tick())
             if bootstrap is not None and bootstrap != number:
                 self.drive(node, Bootstrap((addr_of(bootstrap),)))

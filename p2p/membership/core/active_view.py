@@ -37,11 +37,18 @@ from typing import Final
 
 from p2p.identity import PeerId
 from p2p.membership.config import MembershipConfig
-from p2p.membership.core.dissemination import TokenBucket
-from p2p.membership.core.flood_quotas import Floods
-from p2p.membership.core.member_list import View
+from p2p.membership.core.flood_quotas import FloodQuotas
+from p2p.membership.core.member_list import MemberList
+from p2p.membership.core.quotas import TokenBucket
 from p2p.membership.heartbeat import SignedHeartbeat
-from p2p.membership.messages import ForwardJoin, Join, Link, Linked, Message, Unlink
+from p2p.membership.messages import (
+    Disconnect,
+    ForwardJoin,
+    Join,
+    Message,
+    Neighbor,
+    NeighborReply,
+)
 
 SLACK: Final = 2
 """Neighbours below or above the number aimed at before anything is done about it: without slack
@@ -66,13 +73,13 @@ walks, a second later."""
 AGAIN: Final = 12.0
 """Intervals for which a peer that was granted an urgent request, or another of its network, is
 granted no other: a machine that restarts a minute later gets in at once."""
-DOOR: Final = 4
+GUEST_SEATS: Final = 4
 """Seats beyond `SLACK` for those that ask urgently. Who has had one longest gives it up for the
 next, and no other is pushed out: none that come later, however many they are, have the place of
 a neighbour of longer standing, and yet a newcomer gets in while strangers hold all other seats.
 With four of them the newcomers of a crowd, two a second, stay for two seconds, in which their
 walks find them others."""
-GUEST: Final = 2.0
+GUEST_INTERVALS: Final = 2.0
 """Intervals after which such a seat is given up though no peer asks for it: a newcomer has
 found others by then, and seven neighbours on average instead of 6.4 made a quiet swarm send a
 tenth more."""
@@ -96,25 +103,43 @@ AVOID: Final = 6.0
 """Intervals before a peer that refused a link, or could not be reached, is asked again."""
 
 
-class Overlay:
+class ActiveView:
     """The active view, and everything that keeps it filled."""
 
     __slots__ = (
-        "_bootstraps", "_choose_at", "_chosen", "_config", "_floods", "_granted", "_grants", "_heal_at",
-        "_least_chosen", "_lower", "_own", "_pending", "_picks", "_retry", "_retry_at", "_rng", "_send",
-        "_upper", "_view", "active", "changes",
+        "_bootstraps",
+        "_choose_at",
+        "_chosen",
+        "_chosen_pending",
+        "_config",
+        "_granted",
+        "_grants",
+        "_heal_at",
+        "_least_chosen",
+        "_lower",
+        "_members",
+        "_own",
+        "_pending",
+        "_quotas",
+        "_retry",
+        "_retry_at",
+        "_rng",
+        "_send",
+        "_upper",
+        "changes",
+        "neighbours",
     )  # fmt: skip
 
     def __init__(
         self,
-        view: View,
+        members: MemberList,
         config: MembershipConfig,
         rng: Random,
         send: Callable[[PeerId, Message], None],
         own: Callable[[], SignedHeartbeat],
-        floods: Floods,
+        quotas: FloodQuotas,
     ) -> None:
-        self.active: dict[PeerId, float] = {}
+        self.neighbours: dict[PeerId, float] = {}
         """Our neighbours, longest first, and since when they are."""
         self._upper: Final = config.active + SLACK
         """Neighbours that a node bears at most, without the door's."""
@@ -125,8 +150,8 @@ class Overlay:
         ask. A link is chosen by one of its ends or, where a walk made it, by none: with 3 of 7
         the seats of a quiet swarm of 50 did not suffice, and its nodes asked around for ever (6
         requests a second, all refused)."""
-        self._floods = floods
-        self._view = view
+        self._quotas = quotas
+        self._members = members
         self._config = config
         self._rng = rng
         self._send = send
@@ -137,7 +162,7 @@ class Overlay:
         """Those of `active` that we chose ourselves, longest first."""
         self._pending: dict[PeerId, float] = {}
         """Whom we have asked, and until when we wait."""
-        self._picks: dict[PeerId, None] = {}
+        self._chosen_pending: dict[PeerId, None] = {}
         """Those of `_pending` whom we chose ourselves, and nobody's message made us ask."""
         self._grants = TokenBucket(1 / (GRANT_INTERVALS * config.interval), GRANTS, GRANTS, -math.inf)
         self._choose_at = -math.inf
@@ -164,17 +189,17 @@ class Overlay:
         once."""
         self._bootstraps = dict.fromkeys(peers[:MAX_BOOTSTRAPS])
         for peer in anchors[:ANCHORS]:
-            if peer not in self.active:
-                self._pick(peer, False, now)
+            if peer not in self.neighbours:
+                self._ask_chosen(peer, False, now)
         self._retry = FIRST_RETRY
-        if not self.active:
+        if not self.neighbours:
             self._retry_at = now
         self._arm_heal(now)
 
     def tick(self, now: float) -> None:
         """Give up on requests nobody answered; join again; knock."""
         for peer in [peer for peer, deadline in self._pending.items() if deadline <= now]:
-            self.unreachable(peer, now)
+            self.on_unreachable(peer, now)
         if self._heal_at <= now:
             self._heal_at = math.inf
             self._arm_heal(now)
@@ -185,9 +210,9 @@ class Overlay:
     def fill(self, now: float) -> None:
         """Ask for neighbours if there are too few, or too few that we chose; the door's seats
         get free."""
-        if len(self.active) > self._upper:
-            self._show_out(now)
-        held, aim = len(self.active) + len(self._pending), self._config.active
+        if len(self.neighbours) > self._upper:
+            self._release_guests(now)
+        held, aim = len(self.neighbours) + len(self._pending), self._config.active
         if held <= self._lower:
             missing = aim - held
         elif self._choose_at > now:
@@ -195,189 +220,193 @@ class Overlay:
         elif held < aim:
             self._choose_at = now + SPARSE * self._config.interval
             missing = 1
-        elif len(self._chosen) + len(self._picks) < self._least_chosen:
+        elif len(self._chosen) + len(self._chosen_pending) < self._least_chosen:
             self._choose_at = now + CHOOSE * self._config.interval
             missing = 1
         else:
             return
-        urgent = not self.active or (missing == 1 and held > aim and not self._chosen)
-        for peer in self._view.candidates(self.active, now):
+        urgent = not self.neighbours or (missing == 1 and held > aim and not self._chosen)
+        for peer in self._members.candidates(self.neighbours, now):
             if missing <= 0:
                 return
             if peer not in self._pending:
-                self._pick(peer, urgent, now)
+                self._ask_chosen(peer, urgent, now)
                 missing -= 1
-        if not self.active and not self._pending and self._bootstraps:
+        if not self.neighbours and not self._pending and self._bootstraps:
             self._retry_at = min(self._retry_at, now + self._retry)
 
-    def joined(self, peer: PeerId, now: float) -> bool | None:
+    def on_join(self, peer: PeerId, now: float) -> bool | None:
         """A newcomer asks to be taken in: do so if we can, and let its heartbeat walk.
 
         Returns whether it is a neighbour now; None if too many ask for us to answer each.
         """
-        entry = self._view.get(peer)
-        if entry is None:
+        member = self._members.get(peer)
+        if member is None:
             return None
-        others = [other for other in self.active if other != peer][: self._upper]
-        accepted = self._answer(peer, True, now)
-        if accepted is not None and self._floods.may_walk(peer, now):
+        others = [other for other in self.neighbours if other != peer][: self._upper]
+        accepted = self._reply(peer, True, now)
+        if accepted is not None and self._quotas.may_walk(peer, now):
             for other in others:
-                self._send(other, ForwardJoin(self._config.hops, entry.signed))
+                self._send(other, ForwardJoin(self._config.hops, member.signed))
         return accepted
 
-    def walked(self, message: ForwardJoin, source: PeerId, now: float) -> None:
+    def on_forward_join(self, message: ForwardJoin, source: PeerId, now: float) -> None:
         """A newcomer's heartbeat walks by: let it go on, or become a neighbour."""
         newcomer = message.heartbeat.peer
-        onward = [peer for peer in self.active if peer not in (source, newcomer)]
+        onward = [peer for peer in self.neighbours if peer not in (source, newcomer)]
         hops = min(message.hops, self._config.hops)
         if hops > 0 and onward:
-            if not self._floods.may_walk_on(source, now):
+            if not self._quotas.may_forward_walk(source, now):
                 return
             self._send(self._rng.choice(onward), ForwardJoin(hops - 1, message.heartbeat))
-        elif newcomer in self._view and newcomer not in self.active and self._may_ask(newcomer):
+        elif newcomer in self._members and newcomer not in self.neighbours and self._may_ask(newcomer):
             self._ask(newcomer, False, now)
 
-    def link_wanted(self, peer: PeerId, urgent: bool, now: float) -> bool | None:
+    def on_neighbor(self, peer: PeerId, urgent: bool, now: float) -> bool | None:
         """A peer asks us to be its neighbour; return what we answer, None for nothing."""
-        return self._answer(peer, urgent, now) if peer in self._view else None
+        return self._reply(peer, urgent, now) if peer in self._members else None
 
-    def link_answered(self, peer: PeerId, accepted: bool, now: float) -> None:
+    def on_neighbor_reply(self, peer: PeerId, accepted: bool, now: float) -> None:
         """A peer answered our request to be neighbours."""
-        was_picked = peer in self._picks or peer in self._bootstraps
+        was_picked = peer in self._chosen_pending or peer in self._bootstraps
         was_asked = self._pending.pop(peer, None) is not None or was_picked
-        self._picks.pop(peer, None)
-        if accepted and was_asked and peer in self._view:
+        self._chosen_pending.pop(peer, None)
+        if accepted and was_asked and peer in self._members:
             self.add(peer, now, chosen=was_picked)
-        elif accepted and peer not in self.active:
-            self._send(peer, Unlink())
+        elif accepted and peer not in self.neighbours:
+            self._send(peer, Disconnect())
         elif not accepted:
             self._avoid(peer, now)
-            if peer not in self.active and len(self.active) + len(self._pending) <= self._lower:
+            if peer not in self.neighbours and len(self.neighbours) + len(self._pending) <= self._lower:
                 self.fill(now)
 
-    def beaten(self, peer: PeerId, linked: bool, now: float) -> None:
+    def on_heartbeat(self, peer: PeerId, is_neighbour: bool, now: float) -> None:
         """A peer beat to us and said whether we are neighbours: agree with it, as far as there
         is room."""
-        if linked and peer not in self.active:
+        if is_neighbour and peer not in self.neighbours:
             if self._accepts(peer, False, now):
                 self.add(peer, now)
             else:
-                self._send(peer, Unlink())
-        elif not linked and peer in self.active:
+                self._send(peer, Disconnect())
+        elif not is_neighbour and peer in self.neighbours:
             self.remove(peer, now)
 
     def add(self, peer: PeerId, now: float, *, chosen: bool = False) -> None:
         """Make a member a neighbour, or a neighbour one that we chose; if there are too many,
         one goes."""
-        if peer not in self._view:
+        if peer not in self._members:
             return
         self._pending.pop(peer, None)
-        chosen = chosen or peer in self._picks
-        self._picks.pop(peer, None)
+        chosen = chosen or peer in self._chosen_pending
+        self._chosen_pending.pop(peer, None)
         if chosen:
             self._chosen[peer] = None
-        if peer not in self.active:
-            if len(self.active) >= self._upper + DOOR:
-                self._push_out(next(reversed(self._uninvited() or self._chosen)))
-            self.active[peer] = now
+        if peer not in self.neighbours:
+            if len(self.neighbours) >= self._upper + GUEST_SEATS:
+                self._evict(next(reversed(self._unchosen() or self._chosen)))
+            self.neighbours[peer] = now
             self.changes += 1
-        self._view.expect(peer, now)
+        self._members.expect(peer, now)
         self._retry, self._retry_at = FIRST_RETRY, math.inf
         self._arm_heal(now)
 
     def remove(self, peer: PeerId, now: float) -> None:
         """A neighbour is gone: find another."""
         self._pending.pop(peer, None)
-        self._picks.pop(peer, None)
-        if peer in self.active:
+        self._chosen_pending.pop(peer, None)
+        if peer in self.neighbours:
             self._drop(peer)
             self.fill(now)
 
-    def unreachable(self, peer: PeerId, now: float) -> None:
+    def on_unreachable(self, peer: PeerId, now: float) -> None:
         """A peer did not answer: it is no neighbour, and is left alone for a while."""
         self._avoid(peer, now)
         was_pending = self._pending.pop(peer, None) is not None
-        self._picks.pop(peer, None)
+        self._chosen_pending.pop(peer, None)
         self.remove(peer, now)
         if was_pending:
             self.fill(now)
 
-    def _uninvited(self) -> list[PeerId]:
+    def _unchosen(self) -> list[PeerId]:
         """The neighbours that we did not choose, longest first."""
-        return [peer for peer in self.active if peer not in self._chosen]
+        return [peer for peer in self.neighbours if peer not in self._chosen]
 
     def _drop(self, peer: PeerId) -> None:
-        del self.active[peer]
+        del self.neighbours[peer]
         self._chosen.pop(peer, None)
         self.changes += 1
 
-    def _push_out(self, peer: PeerId) -> None:
+    def _evict(self, peer: PeerId) -> None:
         self._drop(peer)
-        self._view.lose_touch(peer)
-        self._send(peer, Unlink())
+        self._members.stop_expecting(peer)
+        self._send(peer, Disconnect())
 
-    def _show_out(self, now: float) -> None:
+    def _release_guests(self, now: float) -> None:
         """Those who got the door's seats have had them for long enough."""
-        guests = self._uninvited()[self._upper - len(self.active) :]
+        guests = self._unchosen()[self._upper - len(self.neighbours) :]
         for peer in guests:
-            entry = self._view.get(peer)
+            member = self._members.get(peer)
             # A guest that fell silent has perhaps died before it had another neighbour: shown
             # out, no node would watch it, and it would stay listed for minutes. It stays until
             # its silence was judged.
-            is_silent = entry is not None and not entry.is_heard(now)
-            if not is_silent and self.active[peer] <= now - GUEST * self._config.interval:
-                self._push_out(peer)
+            is_silent = member is not None and not member.is_heard(now)
+            if not is_silent and self.neighbours[peer] <= now - GUEST_INTERVALS * self._config.interval:
+                self._evict(peer)
 
     def _accepts(self, peer: PeerId, urgent: bool, now: float) -> bool:
         """Whether a peer that asks gets a seat; if it is urgent, that of another that asked."""
-        if peer in self.active or peer in self._picks:
+        if peer in self.neighbours or peer in self._chosen_pending:
             return True
         if self._is_crowding(peer):
             return False
         return self._has_seat() or (urgent and self._grant(peer, now))
 
-    def _answer(self, peer: PeerId, urgent: bool, now: float) -> bool | None:
+    def _reply(self, peer: PeerId, urgent: bool, now: float) -> bool | None:
         """Answer a request; return what was said, None if it was nothing."""
         accepted = self._accepts(peer, urgent, now)
         if accepted:
             self.add(peer, now)
-        elif not self._floods.may_refuse(now):
+        elif not self._quotas.may_refuse(now):
             return None
-        self._send(peer, Linked(accepted, self._own()))
+        self._send(peer, NeighborReply(accepted, self._own()))
         return accepted
 
     def _has_seat(self) -> bool:
         """Whether there is a seat for a neighbour that we do not choose."""
-        waiting = len(self._pending) - len(self._picks)
-        uninvited = len(self.active) - len(self._chosen)
-        return len(self.active) < self._upper and uninvited + waiting < self._upper - self._least_chosen
+        waiting = len(self._pending) - len(self._chosen_pending)
+        unchosen = len(self.neighbours) - len(self._chosen)
+        return len(self.neighbours) < self._upper and unchosen + waiting < self._upper - self._least_chosen
 
     def _may_ask(self, peer: PeerId) -> bool:
         """Whether to ask a newcomer of whom we were told."""
-        held = len(self.active) + len(self._pending)
+        held = len(self.neighbours) + len(self._pending)
         return held < self._config.active and self._has_seat() and not self._is_crowding(peer)
 
     def _is_crowding(self, peer: PeerId) -> bool:
         """Whether the peer's network has its share of the neighbours."""
-        prefix = self._view.prefix(peer)
-        if not self._view.is_one_of_many(prefix):
+        prefix = self._members.prefix(peer)
+        if not self._members.is_one_of_many(prefix):
             return False
-        return [self._view.prefix(other) for other in self.active].count(prefix) >= MAX_SAME_PREFIX
+        return [self._members.prefix(other) for other in self.neighbours].count(prefix) >= MAX_SAME_PREFIX
 
     def _grant(self, peer: PeerId, now: float) -> bool:
         """Let in one that has no neighbour, if it may be; return whether it has the door's seat
         now."""
-        granted, interval, prefix = self._granted, self._config.interval, self._view.prefix(peer)
-        uninvited = self._uninvited()
+        granted, interval, prefix = (
+            self._granted,
+            self._config.interval,
+            self._members.prefix(peer),
+        )
+        unchosen = self._unchosen()
         lately = now - AGAIN * interval
-        if not uninvited or granted.get(peer.digest, -math.inf) > lately:
+        if not unchosen or granted.get(peer.digest, -math.inf) > lately:
             return False
         if prefix is not None and granted.get(prefix, -math.inf) > lately:
             return False
         if not self._grants.take(1, now):
             return False
-        if len(self.active) >= self._upper + DOOR:
-            self._push_out(uninvited[-DOOR:][0])
+        if len(self.neighbours) >= self._upper + GUEST_SEATS:
+            self._evict(unchosen[-GUEST_SEATS:][0])
         for name in (peer.digest, prefix):
             if name is not None:
                 granted.pop(name, None)
@@ -386,24 +415,24 @@ class Overlay:
             del granted[next(iter(granted))]
         return True
 
-    def _pick(self, peer: PeerId, urgent: bool, now: float) -> None:
+    def _ask_chosen(self, peer: PeerId, urgent: bool, now: float) -> None:
         """Ask a peer of our own choice."""
-        self._picks[peer] = None
+        self._chosen_pending[peer] = None
         self._ask(peer, urgent, now)
 
     def _ask(self, peer: PeerId, urgent: bool, now: float) -> None:
         self._pending[peer] = now + PENDING * self._config.interval
-        self._send(peer, Link(urgent, self._own()))
+        self._send(peer, Neighbor(urgent, self._own()))
 
     def _avoid(self, peer: PeerId, now: float) -> None:
-        entry = self._view.get(peer)
-        if entry is not None:
-            entry.avoid_until = now + AVOID * self._config.interval
+        member = self._members.get(peer)
+        if member is not None:
+            member.avoid_until = now + AVOID * self._config.interval
 
     def _rejoin(self, now: float) -> None:
         """Nobody is linked: try the next bootstrap peer, later each time."""
         self._retry_at = math.inf
-        if self.active or not self._bootstraps:
+        if self.neighbours or not self._bootstraps:
             return
         peer = next(iter(self._bootstraps))
         self._bootstraps[peer] = self._bootstraps.pop(peer)
@@ -417,7 +446,7 @@ class Overlay:
 
     def _heal(self, now: float) -> None:
         """Knock at somebody who may live where we cannot see."""
-        lost = self._view.lost(now - HEAL_WINDOW)
-        lost += [peer for peer in self._bootstraps if peer not in self._view]
-        if lost:
-            self._ask(self._rng.choice(lost), True, now)
+        maybe_partitioned = self._members.maybe_partitioned(now - HEAL_WINDOW)
+        maybe_partitioned += [peer for peer in self._bootstraps if peer not in self._members]
+        if maybe_partitioned:
+            self._ask(self._rng.choice(maybe_partitioned), True, now)

@@ -30,12 +30,11 @@ from typing import Final, assert_never
 from p2p.errors import BadMessage
 from p2p.identity import PeerId, Signer, Verify
 from p2p.membership.config import MembershipConfig
-from p2p.membership.core.active_view import Overlay
-from p2p.membership.core.dissemination import QUOTA_BURST, QUOTA_RATE, QUOTA_UNIT, Quotas, Rumours
-from p2p.membership.core.effects import Outbox
+from p2p.membership.core.active_view import ActiveView
+from p2p.membership.core.dissemination import Dissemination
+from p2p.membership.core.effects import EffectBuffer
 from p2p.membership.core.events import (
     AddAddrs,
-    Anchors,
     Bootstrap,
     Change,
     ClockOff,
@@ -46,32 +45,40 @@ from p2p.membership.core.events import (
     Leave,
     Member,
     Received,
-    Reserve,
+    ReserveSeqnos,
+    SaveAnchors,
     Tick,
     Unreachable,
-    Update,
+    UpdateProfile,
 )
-from p2p.membership.core.failure_detector import SUSPICION, Silence
-from p2p.membership.core.flood_quotas import Floods
-from p2p.membership.core.local_heartbeat import Voice, differs
-from p2p.membership.core.member_list import View
-from p2p.membership.core.member_state import PROBE, Entry, Stage
+from p2p.membership.core.failure_detector import SUSPICION_GAP, FailureDetector
+from p2p.membership.core.flood_quotas import FloodQuotas
+from p2p.membership.core.local_heartbeat import LocalHeartbeat, differs
+from p2p.membership.core.member_list import MemberList
+from p2p.membership.core.member_state import PROBE, Liveness, MemberState
 from p2p.membership.core.pull import Pull
-from p2p.membership.core.verifier import ASKED_POINTS, FLOOD_POINTS, MALFORMED_POINTS, REPLAYED_POINTS, Judge
+from p2p.membership.core.quotas import QUOTA_BURST, QUOTA_RATE, QUOTA_UNIT, PeerQuotas
+from p2p.membership.core.verifier import (
+    ASKED_POINTS,
+    FLOOD_POINTS,
+    MALFORMED_POINTS,
+    REPLAYED_POINTS,
+    HeartbeatVerifier,
+)
 from p2p.membership.heartbeat import SignedHeartbeat, key_of
 from p2p.membership.messages import (
     MAX_HEARTBEATS,
-    Accuse,
     Beat,
     Digest,
+    Disconnect,
     ForwardJoin,
-    Give,
+    Heartbeats,
     Join,
-    Link,
-    Linked,
     Message,
-    News,
-    Unlink,
+    Neighbor,
+    NeighborReply,
+    Newcomers,
+    Suspect,
     Want,
     decode_message_untrusted,
 )
@@ -92,19 +99,19 @@ writing."""
 
 CROWDED_BEATS: Final = 3
 """Heartbeats of which one carries digests when the view is crowded: what they tell can wait as
-long (`pull.LEISURE`), and to look them up was a tenth of a node's time in a large swarm."""
+long (`pull.BATCH_INTERVALS`), and to look them up was a tenth of a node's time in a large swarm."""
 
 READDRESS_BEATS: Final = 12
 """Of so many of a member's sequence numbers one makes the host remember its addresses again:
 strangers may have flushed them out of its book meanwhile. A neighbour's come back within a
 minute."""
 
-REFUTABLE: Final = 2.0
+REFUTATION_WINDOW: Final = 2.0
 """Intervals after an accusation in which a sign of life is news for everybody: later the peer
 is dead for all (`CONFIRM`), and its return is a newcomer's."""
 
 
-_FROM_THE_STAMPED: Final = frozenset({Accuse, ForwardJoin, News, Unlink, Want})
+_NEEDS_STAMP: Final = frozenset({Suspect, ForwardJoin, Newcomers, Disconnect, Want})
 """Messages that do not introduce their sender: it must have shown its stamp before."""
 
 
@@ -132,18 +139,22 @@ class MembershipCore:
         """
         self.peer: Final = signer.peer_id
         self._config = config
-        self._outbox = outbox = Outbox()
-        self._judge = judge = Judge(verify, may, wall, config.lifetime, outbox.put, is_stamped)
-        self._voice = voice = Voice(signer, config, wall, seqno)
-        self._view = view = View(self.peer, config, rng)
-        self._floods = floods = Floods(config.interval)
-        self._overlay = overlay = Overlay(view, config, rng, outbox.send, voice.newest, floods)
-        self._rumours = rumours = Rumours(self.peer)
-        self._silence = Silence(outbox, view, overlay, rumours, judge, voice, floods)
-        self._pull = Pull(view, config)
-        self._quotas = Quotas(QUOTA_RATE, QUOTA_BURST)
+        self._effects = effects = EffectBuffer()
+        self._verifier = verifier = HeartbeatVerifier(
+            verify, may, wall, config.lifetime, effects.put, is_stamped
+        )
+        self._local = local = LocalHeartbeat(signer, config, wall, seqno)
+        self._members = members = MemberList(self.peer, config, rng)
+        self._quotas = quotas = FloodQuotas(config.interval)
+        self._active_view = active_view = ActiveView(members, config, rng, effects.send, local.newest, quotas)
+        self._dissemination = dissemination = Dissemination(self.peer)
+        self._detector = FailureDetector(
+            effects, members, active_view, dissemination, verifier, local, quotas
+        )
+        self._pull = Pull(members, config)
+        self._message_quotas = PeerQuotas(QUOTA_RATE, QUOTA_BURST)
         self._anchors: tuple[PeerId, ...] = ()
-        self.links_changed = 0
+        self.neighbour_changes = 0
         """How often `neighbours` has changed: cheaper to compare than they are."""
         self.next_deadline = -math.inf
         """When to deliver the next `Tick`."""
@@ -151,367 +162,384 @@ class MembershipCore:
     @property
     def counters(self) -> Mapping[str, int]:
         """What was dropped, by reason."""
-        return self._judge.counters
+        return self._verifier.counters
 
     @property
     def neighbours(self) -> tuple[PeerId, ...]:
         """The active view, longest first."""
-        return tuple(self._overlay.active)
+        return tuple(self._active_view.neighbours)
 
     @property
-    def is_linked(self) -> bool:
+    def has_neighbour(self) -> bool:
         """Whether we have a neighbour."""
-        return bool(self._overlay.active)
+        return bool(self._active_view.neighbours)
 
     @property
     def clock_off(self) -> ClockOff | None:
         """By how much our wall clock differs from everybody's, if it is ours that is wrong."""
-        return self._judge.clock_off(len(self._view))
+        return self._verifier.clock_off(len(self._members))
 
     def __contains__(self, peer: PeerId) -> bool:
         """Whether ``peer`` is one of the `members`."""
-        return peer in self._view and self._judge.may(peer)
+        return peer in self._members and self._verifier.may(peer)
 
     @property
     def size(self) -> int:
         """How many `members` there are."""
-        return len(self._view)
+        return len(self._members)
 
     def members(self) -> list[Member]:
         """Everybody known to live and admitted, without ourselves, longest known first."""
-        return [member for member in self._view.members() if self._judge.may(member.peer)]
+        return [member for member in self._members.members() if self._verifier.may(member.peer)]
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Advance by one event and return what to do about it."""
         match event:
             case Received(peer, data):
-                self._receive(peer, data, now)
+                self._on_received(peer, data, now)
             case Disconnected(peer):
-                self._disconnected(peer, now)
+                self._on_disconnected(peer, now)
             case Unreachable(peer):
-                self._unreachable(peer, now)
+                self._on_unreachable(peer, now)
             case Bootstrap(addrs, anchors):
-                self._bootstrap(addrs, anchors, now)
+                self._on_bootstrap(addrs, anchors, now)
             case Interest(peers, has_audience):
-                self._voice.interest(peers)
-                self._view.has_audience = has_audience
-            case Update(profile):
-                self._voice.describe(profile, now)
+                self._local.set_interest(peers)
+                self._members.has_audience = has_audience
+            case UpdateProfile(profile):
+                self._local.set_profile(profile, now)
             case Tick():
                 self._tick(now)
             case Leave():
                 self._leave()
             case _:
                 assert_never(event)
-        rumours, voice = self._rumours, self._voice
-        if rumours.flush_at <= now:
+        dissemination, local = self._dissemination, self._local
+        if dissemination.flush_at <= now:
             self._flush(now)
-        soonest = self._view.settle()
+        soonest = self._members.settle()
         for when in (  # as `min` would, in half the time
-            voice.next_beat, voice.answer_at, rumours.flush_at, self._silence.doubts_end,
-            self._overlay.next_deadline,
-        ):  # fmt: skip
+            local.next_beat,
+            local.refute_at,
+            dissemination.flush_at,
+            self._detector.checks_end,
+            self._active_view.next_deadline,
+        ):
             if when < soonest:
                 soonest = when
-        self.next_deadline, self.links_changed = soonest, self._overlay.changes
-        return self._outbox.take()
+        self.next_deadline, self.neighbour_changes = soonest, self._active_view.changes
+        return self._effects.take()
 
     # What others say.
 
-    def _receive(self, peer: PeerId, data: bytes, now: float) -> None:
-        if not self._judge.may(peer):
-            self._judge.counters["unadmitted"] += 1
-        elif not self._quotas.take(peer, now, 1 + len(data) / QUOTA_UNIT):
-            self._judge.refuse("over quota", peer, FLOOD_POINTS)
+    def _on_received(self, peer: PeerId, data: bytes, now: float) -> None:
+        if not self._verifier.may(peer):
+            self._verifier.counters["unadmitted"] += 1
+        elif not self._message_quotas.take(peer, now, 1 + len(data) / QUOTA_UNIT):
+            self._verifier.refuse("over quota", peer, FLOOD_POINTS)
         else:
             try:
                 message = decode_message_untrusted(data)
             except BadMessage as error:
-                self._judge.refuse("malformed", peer, MALFORMED_POINTS, str(error))
+                self._verifier.refuse("malformed", peer, MALFORMED_POINTS, str(error))
             else:
-                judge = self._judge
-                if judge.asks_stamps and type(message) in _FROM_THE_STAMPED and not judge.has_stamp(peer):
-                    self._judge.counters["no stamp"] += 1
+                verifier, needs_stamp = self._verifier, type(message) in _NEEDS_STAMP
+                if verifier.asks_stamps and needs_stamp and not verifier.has_stamp(peer):
+                    verifier.counters["no stamp"] += 1
                 else:
                     self._dispatch(peer, message, now)
 
     def _dispatch(self, peer: PeerId, message: Message, now: float) -> None:
         match message:  # the most frequent first
-            case News(digests):
-                if self._rumours.has_news:
-                    self._rumours.heard_of(digests, peer)
-                self._offered(peer, digests, now)
-            case Beat() | Join() | Link() | Linked():
-                self._greeted(peer, message, now)
-            case Accuse(heartbeats):
+            case Newcomers(digests):
+                if self._dissemination.has_newcomers:
+                    self._dissemination.neighbour_knows(digests, peer)
+                self._on_digests(peer, digests, now)
+            case Beat() | Join() | Neighbor() | NeighborReply():
+                self._on_introduction(peer, message, now)
+            case Suspect(heartbeats):
                 for signed in heartbeats:
-                    self._silence.accused(signed, peer, now)
+                    self._detector.on_suspect(signed, peer, now)
             case ForwardJoin(hops, signed):
-                if self._take_in(signed, peer, now, hold=not hops) or signed.peer in self._view:
-                    self._overlay.walked(message, peer, now)
-            case Unlink():
-                self._lose_touch(peer, now)
+                if self._accept(signed, peer, now, hold=not hops) or signed.peer in self._members:
+                    self._active_view.on_forward_join(message, peer, now)
+            case Disconnect():
+                self._stop_expecting(peer, now)
             case Want(keys):
-                self._give(peer, keys, now)
-            case Give(heartbeats):
+                self._on_want(peer, keys, now)
+            case Heartbeats(heartbeats):
                 for signed in heartbeats:
-                    self._take_in(signed, peer, now, hold=self._pull.was_asked(key_of(signed.peer)))
+                    self._accept(signed, peer, now, hold=self._pull.was_asked(key_of(signed.peer)))
                     self._pull.arrived(key_of(signed.peer))
             case _:
                 assert_never(message)
 
-    def _greeted(self, peer: PeerId, message: Beat | Join | Link | Linked, now: float) -> None:
+    def _on_introduction(
+        self, peer: PeerId, message: Beat | Join | Neighbor | NeighborReply, now: float
+    ) -> None:
         """A message in which the sender speaks of itself."""
         if message.heartbeat.heartbeat.peer != peer:
-            self._judge.refuse(
-                "malformed", peer, MALFORMED_POINTS, "it passed off another's heartbeat as its own"
+            self._verifier.refuse(
+                "malformed",
+                peer,
+                MALFORMED_POINTS,
+                "it passed off another's heartbeat as its own",
             )
             return
         kind, is_expected = type(message), False
         if kind is Beat:
-            is_expected = self._view.expect(peer, now)
-        elif kind is not Linked and not self._floods.may_be_asked(peer, now):
-            self._judge.refuse("asks too often", peer, ASKED_POINTS)
+            is_expected = self._members.expect(peer, now)
+        elif kind is not NeighborReply and not self._quotas.may_be_asked(peer, now):
+            self._verifier.refuse("asks too often", peer, ASKED_POINTS)
             return
-        self._take_in(message.heartbeat, peer, now, hold=True)
-        if self._view.get(peer) is None:
+        self._accept(message.heartbeat, peer, now, hold=True)
+        if self._members.get(peer) is None:
             return
         match message:
-            case Beat(linked, _, digests):
+            case Beat(is_neighbour, _, digests):
                 if not is_expected:
-                    self._view.expect(peer, now)
-                self._overlay.beaten(peer, linked, now)
-                self._offered(peer, digests, now)
+                    self._members.expect(peer, now)
+                self._active_view.on_heartbeat(peer, is_neighbour, now)
+                self._on_digests(peer, digests, now)
             case Join():
-                if self._overlay.joined(peer, now) is not None:
-                    self._outbox.send(peer, News(self._welcome()))
-            case Link(urgent):
-                if self._overlay.link_wanted(peer, urgent, now) is False and urgent:
-                    self._outbox.send(peer, News(self._welcome()))  # others may have a seat
-            case Linked(accepted):
-                self._overlay.link_answered(peer, accepted, now)
+                if self._active_view.on_join(peer, now) is not None:
+                    self._effects.send(peer, Newcomers(self._welcome_digests()))
+            case Neighbor(urgent):
+                if self._active_view.on_neighbor(peer, urgent, now) is False and urgent:
+                    # Others may have a seat.
+                    self._effects.send(peer, Newcomers(self._welcome_digests()))
+            case NeighborReply(accepted):
+                self._active_view.on_neighbor_reply(peer, accepted, now)
 
-    def _offered(self, peer: PeerId, digests: tuple[Digest, ...], now: float) -> None:
+    def _on_digests(self, peer: PeerId, digests: tuple[Digest, ...], now: float) -> None:
         keys = self._pull.wanted(digests, peer, now)
         if keys:
-            self._outbox.send(peer, Want(keys))
+            self._effects.send(peer, Want(keys))
 
-    def _give(self, peer: PeerId, keys: tuple[bytes, ...], now: float) -> None:
-        is_neighbour = peer in self._overlay.active
-        if not self._floods.may_give(peer, len(keys), now, is_neighbour=is_neighbour):
-            self._judge.counters["asked for too much"] += 1
+    def _on_want(self, peer: PeerId, keys: tuple[bytes, ...], now: float) -> None:
+        is_neighbour = peer in self._active_view.neighbours
+        if not self._quotas.may_answer(peer, len(keys), now, is_neighbour=is_neighbour):
+            self._verifier.counters["asked for too much"] += 1
             return
         heartbeats = []
         for key in dict.fromkeys(keys):
-            entry = self._view.named(key)
+            member = self._members.by_key(key)
             if key == key_of(self.peer):
-                heartbeats.append(self._voice.newest())
-            elif entry is not None and entry.stage is not Stage.ACCUSED:
-                heartbeats.append(entry.signed)
+                heartbeats.append(self._local.newest())
+            elif member is not None and member.liveness is not Liveness.SUSPECTED:
+                heartbeats.append(member.signed)
         for start in range(0, len(heartbeats), MAX_HEARTBEATS):
-            self._outbox.send(peer, Give(tuple(heartbeats[start : start + MAX_HEARTBEATS])))
+            self._effects.send(peer, Heartbeats(tuple(heartbeats[start : start + MAX_HEARTBEATS])))
 
-    def _take_in(self, signed: SignedHeartbeat, source: PeerId, now: float, *, hold: bool) -> bool:
+    def _accept(self, signed: SignedHeartbeat, source: PeerId, now: float, *, hold: bool) -> bool:
         """Judge a heartbeat; return whether it is genuine news. ``hold`` keeps it in a full
         view too."""
         peer, seqno = signed.heartbeat.peer, signed.heartbeat.seqno
         if peer == self.peer:
-            self._silence.echoed(signed, now)
+            self._detector.on_own_heartbeat(signed, now)
             return False
-        entry, rumours = self._view.get(peer), self._rumours
-        held = entry is not None
-        if seqno <= (self._view.newest(peer) if entry is None else entry.seqno):
-            self._stale(signed, source)
+        member, dissemination = self._members.get(peer), self._dissemination
+        held = member is not None
+        if seqno <= (self._members.newest(peer) if member is None else member.seqno):
+            self._on_stale(signed, source)
             return False
-        if not held and self._view.is_taken(peer):
-            self._judge.counters["key taken"] += 1
+        if not held and self._members.has_key_of_another(peer):
+            self._verifier.counters["key taken"] += 1
             return False
-        if source != peer and seqno <= rumours.last_words(peer):
+        if source != peer and seqno <= dissemination.suspected_seqno(peer):
             return False  # said before a silence of which we heard: no sign of life
-        if not (held or hold) and rumours.is_old(peer, seqno, accused=False, source=source):
+        if not (held or hold) and dissemination.is_known(peer, seqno, suspected=False, source=source):
             return False
-        if not self._judge.is_genuine(signed, source):
+        if not self._verifier.is_genuine(signed, source):
             return False
         if signed.heartbeat.leaving:
-            return self._farewell(signed, source, held, now)
-        refutes = bool(rumours.accused) and self._refutes(signed, now)
+            return self._on_farewell(signed, source, held, now)
+        refutes = bool(dissemination.unrefuted) and self._refutes(signed, now)
         if refutes:
-            self._floods.refuted(now)
-        self._silence.speaks(signed, now)
-        if entry is not None:
-            self._renew(entry, signed, source, now)
-        elif hold or self._view.has_room():
-            self._meet(signed, source, now)
+            self._quotas.count_refutation(now)
+        self._detector.on_sign_of_life(signed, now)
+        if member is not None:
+            self._update_member(member, signed, source, now)
+        elif hold or self._members.has_room():
+            self._add_member(signed, source, now)
         if refutes:
-            self._rumours.spread(signed, accused=False, source=source, now=now)
+            self._dissemination.flood(signed, suspected=False, source=source, now=now)
         return True
 
     def _refutes(self, signed: SignedHeartbeat, now: float) -> bool:
         """Whether its author was accused a moment ago."""
         interval = self._config.paced(signed.heartbeat.interval)
-        return self._rumours.is_accused(signed.peer, now - REFUTABLE * interval)
+        return self._dissemination.is_suspected(signed.peer, now - REFUTATION_WINDOW * interval)
 
-    def _farewell(self, signed: SignedHeartbeat, source: PeerId, held: bool, now: float) -> bool:
+    def _on_farewell(self, signed: SignedHeartbeat, source: PeerId, held: bool, now: float) -> bool:
         """A peer has left. Others are told, unless it says so all the time, or a neighbour of
         too many."""
         interval = self._config.paced(signed.heartbeat.interval)
-        was_gone = self._rumours.was_suspected(signed.peer, now - SUSPICION * interval)
-        is_fit = source in self._overlay.active or (held and source == signed.peer)
-        may_pass = is_fit and not was_gone and self._floods.may_pass_unchecked(source, now)
+        was_gone = self._dissemination.was_suspected(signed.peer, now - SUSPICION_GAP * interval)
+        is_fit = source in self._active_view.neighbours or (held and source == signed.peer)
+        may_pass = is_fit and not was_gone and self._quotas.may_flood_unchecked(source, now)
         if held or may_pass:
-            self._silence.bury(signed, Change.LEFT, now)
+            self._detector.declare_gone(signed, Change.LEFT, now)
         if may_pass:
-            self._rumours.spread(signed, accused=False, source=source, now=now)
+            self._dissemination.flood(signed, suspected=False, source=source, now=now)
         else:
-            self._judge.counters["good-byes"] += 1
+            self._verifier.counters["good-byes"] += 1
         return True
 
-    def _stale(self, signed: SignedHeartbeat, source: PeerId) -> None:
+    def _on_stale(self, signed: SignedHeartbeat, source: PeerId) -> None:
         """Old news are normal from others. From the peer itself it is a replay, or it lost its
         numbers."""
-        known = self._view.get(signed.peer) or self._view.grave(signed.peer)
+        known = self._members.get(signed.peer) or self._members.tombstone(signed.peer)
         if source == signed.peer and known is not None and signed.seqno < known.signed.seqno:
-            self._judge.refuse("replayed", source, REPLAYED_POINTS)
-            self._outbox.send(source, Give((known.signed,)))
+            self._verifier.refuse("replayed", source, REPLAYED_POINTS)
+            self._effects.send(source, Heartbeats((known.signed,)))
 
-    def _meet(self, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
+    def _add_member(self, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
         """A member that we did not know."""
         peer = signed.heartbeat.peer
-        self._view.admit(signed, source, now)
-        self._outbox.put(AddAddrs(peer, signed.heartbeat.profile.addrs))
-        if self._view.is_sparse() and self._floods.may_announce(source, now):
-            self._rumours.announce(peer, source, now)
-        self._outbox.tell(Change.JOINED, Member(signed, now))
-        surplus = self._view.surplus(self._overlay.active, peer, now)
-        if surplus is not None:
-            self._silence.forget(surplus)
+        self._members.admit(signed, source, now)
+        self._effects.put(AddAddrs(peer, signed.heartbeat.profile.addrs))
+        if self._members.is_sparse() and self._quotas.may_announce(source, now):
+            self._dissemination.announce(peer, source, now)
+        self._effects.tell(Change.JOINED, Member(signed, now))
+        evictee = self._members.evictee(self._active_view.neighbours, peer, now)
+        if evictee is not None:
+            self._detector.forget(evictee)
 
-    def _renew(self, entry: Entry, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
+    def _update_member(
+        self, member: MemberState, signed: SignedHeartbeat, source: PeerId, now: float
+    ) -> None:
         """A newer heartbeat of a member."""
-        profile, known, peer = signed.heartbeat.profile, entry.signed.heartbeat.profile, entry.peer
-        self._view.renew(entry, signed, now)
+        profile, peer = signed.heartbeat.profile, member.peer
+        known = member.signed.heartbeat.profile
+        self._members.renew(member, signed, now)
         if known is not profile:
-            if known.addrs != profile.addrs or entry.seqno % READDRESS_BEATS == 0:
-                self._outbox.put(AddAddrs(peer, profile.addrs))
+            if known.addrs != profile.addrs or member.seqno % READDRESS_BEATS == 0:
+                self._effects.put(AddAddrs(peer, profile.addrs))
             if differs(known, profile):
-                self._outbox.tell(Change.CHANGED, Member(signed, now))
-        elif entry.seqno % READDRESS_BEATS == 0:
-            self._outbox.put(AddAddrs(peer, profile.addrs))
-        if source == peer and entry.direct and entry.direct_at < now - PROBE * entry.interval:
+                self._effects.tell(Change.CHANGED, Member(signed, now))
+        elif member.seqno % READDRESS_BEATS == 0:
+            self._effects.put(AddAddrs(peer, profile.addrs))
+        if source == peer and member.direct and member.direct_at < now - PROBE * member.interval:
             # It lives, but does not beat to us. Only its own answer says so: what others bring
             # may be words that it gave to accusers before it died; with 20 % liars every
             # neighbour was brought some.
-            self._lose_touch(peer, now)
+            self._stop_expecting(peer, now)
 
     # What the host, the node and the clock say.
 
-    def _disconnected(self, peer: PeerId, now: float) -> None:
-        entry = self._view.get(peer)
-        if entry is not None and entry.direct:
-            self._silence.probe(entry)
-        self._overlay.remove(peer, now)
+    def _on_disconnected(self, peer: PeerId, now: float) -> None:
+        member = self._members.get(peer)
+        if member is not None and member.direct:
+            self._detector.probe(member)
+        self._active_view.remove(peer, now)
 
-    def _unreachable(self, peer: PeerId, now: float) -> None:
-        self._voice.spare(peer, now)
-        self._silence.unreachable(peer, now)
-        self._overlay.unreachable(peer, now)
+    def _on_unreachable(self, peer: PeerId, now: float) -> None:
+        self._local.back_off(peer, now)
+        self._detector.on_unreachable(peer, now)
+        self._active_view.on_unreachable(peer, now)
 
-    def _bootstrap(self, addrs: tuple[Multiaddr, ...], anchors: tuple[Multiaddr, ...], now: float) -> None:
-        self._overlay.bootstrap(self._placed(addrs), self._placed(anchors), now)
+    def _on_bootstrap(self, addrs: tuple[Multiaddr, ...], anchors: tuple[Multiaddr, ...], now: float) -> None:
+        self._active_view.bootstrap(self._peers_at(addrs), self._peers_at(anchors), now)
 
-    def _placed(self, addrs: tuple[Multiaddr, ...]) -> tuple[PeerId, ...]:
+    def _peers_at(self, addrs: tuple[Multiaddr, ...]) -> tuple[PeerId, ...]:
         """The peers at ``addrs``, which the host remembers."""
         peers: dict[PeerId, None] = {}
         for addr in addrs:
             peer = addr.peer_id
             if peer is not None and peer != self.peer:
                 peers[peer] = None
-                self._outbox.put(AddAddrs(peer, (addr,), is_told=True))
+                self._effects.put(AddAddrs(peer, (addr,), is_told=True))
         return tuple(peers)
 
     def _tick(self, now: float) -> None:
-        if self._voice.next_beat <= now:
-            self._beat(now)
-        if self._voice.answer_at <= now:
-            self._answer_accusers(now)
-        if self._silence.doubts_end <= now:
-            self._silence.believe(now)
-        if self._view.settle() <= now:
-            self._silence.sweep(now)
-        if self._overlay.next_deadline <= now:
-            self._overlay.tick(now)
+        if self._local.next_beat <= now:
+            self._send_heartbeats(now)
+        if self._local.refute_at <= now:
+            self._refute_suspicions(now)
+        if self._detector.checks_end <= now:
+            self._detector.confirm_unanswered(now)
+        if self._members.settle() <= now:
+            self._detector.check_overdue(now)
+        if self._active_view.next_deadline <= now:
+            self._active_view.tick(now)
 
-    def _beat(self, now: float) -> None:
+    def _send_heartbeats(self, now: float) -> None:
         """A sign of life to all who wait for one."""
-        signed = self._voice.beat(now)
-        ceiling = self._voice.reserve()
+        signed = self._local.beat(now)
+        ceiling = self._local.reserve()
         if ceiling is not None:
-            self._outbox.put(Reserve(ceiling))
-        if self._voice.beats % ADMISSION_BEATS == 0:
-            for peer in self._view.without(self._judge.may):
-                self._silence.forget(peer)
-                self._overlay.remove(peer, now)
-        if self._voice.beats % ANCHOR_BEATS == ADMISSION_BEATS:
-            self._note_anchors()
-        active = self._overlay.active
-        self._outbox.send_all(list(active), Beat(True, signed, self._digests()))
-        others = [peer for peer in self._voice.interested(now) if peer not in active]
-        self._outbox.send_all(others, Beat(False, signed))
-        self._outbox.send_all(self._voice.take_owed(), Give((signed,)))
-        self._overlay.fill(now)
+            self._effects.put(ReserveSeqnos(ceiling))
+        if self._local.beats % ADMISSION_BEATS == 0:
+            for peer in self._members.unadmitted(self._verifier.may):
+                self._detector.forget(peer)
+                self._active_view.remove(peer, now)
+        if self._local.beats % ANCHOR_BEATS == ADMISSION_BEATS:
+            self._save_anchors()
+        neighbours = self._active_view.neighbours
+        self._effects.send_all(list(neighbours), Beat(True, signed, self._digests()))
+        others = [peer for peer in self._local.interested(now) if peer not in neighbours]
+        self._effects.send_all(others, Beat(False, signed))
+        self._effects.send_all(self._local.take_suspecters(), Heartbeats((signed,)))
+        self._active_view.fill(now)
 
-    def _answer_accusers(self, now: float) -> None:
+    def _refute_suspicions(self, now: float) -> None:
         """A sign of life to those who asked for one. A neighbour hears that we are neighbours
         still."""
-        signed, peers, active = self._voice.answer(now), self._voice.take_owed(), self._overlay.active
-        self._outbox.send_all([peer for peer in peers if peer in active], Beat(True, signed))
-        self._outbox.send_all([peer for peer in peers if peer not in active], Give((signed,)))
+        signed, peers = self._local.refute(now), self._local.take_suspecters()
+        neighbours = self._active_view.neighbours
+        others = [peer for peer in peers if peer not in neighbours]
+        self._effects.send_all([peer for peer in peers if peer in neighbours], Beat(True, signed))
+        self._effects.send_all(others, Heartbeats((signed,)))
 
-    def _note_anchors(self) -> None:
+    def _save_anchors(self) -> None:
         """Have our anchors written down, if they are others than before."""
-        anchors = self._overlay.anchors
-        entries = [self._view.get(peer) for peer in anchors]
-        addrs = [entry.signed.heartbeat.profile.addrs[:1] for entry in entries if entry is not None]
+        anchors = self._active_view.anchors
+        members = [member for peer in anchors if (member := self._members.get(peer)) is not None]
+        addrs = [member.signed.heartbeat.profile.addrs[:1] for member in members]
         if anchors and anchors != self._anchors:
             self._anchors = anchors
-            self._outbox.put(Anchors(tuple([addr for place in addrs for addr in place])))
+            self._effects.put(SaveAnchors(tuple([addr for place in addrs for addr in place])))
 
     def _flush(self, now: float) -> None:
         """Pass on rumours and news, to each neighbour what it may not know."""
-        active = self._overlay.active
-        for peers, rumours in self._rumours.take(now, active):
-            accused = tuple([rumour.signed for rumour in rumours if rumour.accused])
-            alive = tuple([rumour.signed for rumour in rumours if not rumour.accused])
-            if accused:
-                self._outbox.send_all(peers, Accuse(accused))
+        neighbours = self._active_view.neighbours
+        for peers, floods in self._dissemination.take_floods(now, neighbours):
+            suspected = tuple([flood.signed for flood in floods if flood.suspected])
+            alive = tuple([flood.signed for flood in floods if not flood.suspected])
+            if suspected:
+                self._effects.send_all(peers, Suspect(suspected))
             if alive:
-                self._outbox.send_all(peers, Give(alive))
-        for peers, newcomers in self._rumours.take_news(now, active):
-            entries = map(self._view.named, newcomers)
-            digests = tuple([entry.signed.digest for entry in entries if entry is not None])
+                self._effects.send_all(peers, Heartbeats(alive))
+        for peers, newcomers in self._dissemination.take_newcomers(now, neighbours):
+            members = map(self._members.by_key, newcomers)
+            digests = tuple([member.signed.digest for member in members if member is not None])
             if digests:
-                self._outbox.send_all(peers, News(digests))
+                self._effects.send_all(peers, Newcomers(digests))
 
     def _leave(self) -> None:
         """Say good-bye."""
-        self._outbox.send_all(list(self._overlay.active), Give((self._voice.farewell(),)))
+        farewell = Heartbeats((self._local.farewell(),))
+        self._effects.send_all(list(self._active_view.neighbours), farewell)
 
     # Shared steps.
 
     def _digests(self) -> tuple[Digest, ...]:
         """Of whom a beat speaks; seldom of anybody where its receiver, too, knows enough."""
         count = self._config.sample
-        if not self._view.is_crowded():
-            return _digests_of(self._view.sample(count, self._overlay.active))
-        return _digests_of(self._view.sample(count, ())) if self._voice.beats % CROWDED_BEATS == 0 else ()
+        if not self._members.is_crowded():
+            return _digests_of(self._members.sample(count, self._active_view.neighbours))
+        if self._local.beats % CROWDED_BEATS:
+            return ()
+        return _digests_of(self._members.sample(count, ()))
 
-    def _welcome(self) -> tuple[Digest, ...]:
-        return _digests_of(self._view.sample(WELCOME_DIGESTS, self._overlay.active))
+    def _welcome_digests(self) -> tuple[Digest, ...]:
+        return _digests_of(self._members.sample(WELCOME_DIGESTS, self._active_view.neighbours))
 
-    def _lose_touch(self, peer: PeerId, now: float) -> None:
+    def _stop_expecting(self, peer: PeerId, now: float) -> None:
         """A peer lives, but beats to us no more."""
-        self._view.lose_touch(peer)
-        self._overlay.remove(peer, now)
+        self._members.stop_expecting(peer)
+        self._active_view.remove(peer, now)
 
 
 def _digests_of(heartbeats: Iterable[SignedHeartbeat]) -> tuple[Digest, ...]:

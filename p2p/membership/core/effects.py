@@ -7,7 +7,7 @@ from p2p.membership.core.events import Change, Changed, Effect, Member, MemberEv
 from p2p.membership.messages import Message, encode_message
 
 
-class Outbox:
+class EffectBuffer:
     """Effects, in order."""
 
     __slots__ = ("_effects",)

@@ -149,7 +149,7 @@ class Interest:
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class UpdateProfile:
     """Say this of us from now on."""
 
     profile: Profile
@@ -165,7 +165,7 @@ class Leave:
     """We are going: say good-bye."""
 
 
-Event = Received | Disconnected | Unreachable | Bootstrap | Interest | Update | Tick | Leave
+Event = Received | Disconnected | Unreachable | Bootstrap | Interest | UpdateProfile | Tick | Leave
 
 
 # Effects: what the driver is to do.
@@ -190,7 +190,7 @@ class AddAddrs:
 
 
 @dataclass(frozen=True, slots=True)
-class Anchors:
+class SaveAnchors:
     """Write down where our neighbours of longest standing are, for our next life."""
 
     addrs: tuple[Multiaddr, ...]
@@ -206,7 +206,7 @@ class Penalise:
 
 
 @dataclass(frozen=True, slots=True)
-class Reserve:
+class ReserveSeqnos:
     """Write down, at leisure, that sequence numbers up to ``ceiling`` may be used."""
 
     ceiling: int
@@ -219,4 +219,4 @@ class Changed:
     event: MemberEvent
 
 
-Effect = Send | AddAddrs | Anchors | Penalise | Reserve | Changed
+Effect = Send | AddAddrs | SaveAnchors | Penalise | ReserveSeqnos | Changed

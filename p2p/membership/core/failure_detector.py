@@ -13,30 +13,30 @@ from dataclasses import dataclass
 from typing import Final
 
 from p2p.identity import PeerId
-from p2p.membership.core.active_view import Overlay
-from p2p.membership.core.dissemination import Rumours
-from p2p.membership.core.effects import Outbox
+from p2p.membership.core.active_view import ActiveView
+from p2p.membership.core.dissemination import Dissemination
+from p2p.membership.core.effects import EffectBuffer
 from p2p.membership.core.events import Change
-from p2p.membership.core.flood_quotas import Floods
-from p2p.membership.core.local_heartbeat import Voice
-from p2p.membership.core.member_list import View
-from p2p.membership.core.member_state import Entry, Stage
-from p2p.membership.core.verifier import OBSOLETE_POINTS, Judge
+from p2p.membership.core.flood_quotas import FloodQuotas
+from p2p.membership.core.local_heartbeat import LocalHeartbeat
+from p2p.membership.core.member_list import MemberList
+from p2p.membership.core.member_state import Liveness, MemberState
+from p2p.membership.core.verifier import OBSOLETE_POINTS, HeartbeatVerifier
 from p2p.membership.heartbeat import SignedHeartbeat
-from p2p.membership.messages import Accuse, Give
+from p2p.membership.messages import Heartbeats, Suspect
 
-SUSPICION: Final = 1.0
+SUSPICION_GAP: Final = 1.0
 """Intervals between two accusations of one peer that are passed on without a doubt, and between
 two of its good-byes. Honest accusers wait for two intervals of silence, and two of them that
 heard it last at different times are an interval apart; a liar has the words for the next lie
 when the last is refuted."""
-DOUBT: Final = 0.5
+CHECK_TIMEOUT: Final = 0.5
 """Intervals within which the accused must answer us when we doubt its accuser: 2.5 s at 5 s, a
 dial and two ways. It is added to the time until a death is known, at each node that doubts."""
-MAX_WITNESSED: Final = 64
+MAX_PROBED: Final = 64
 """Accused peers of whose next words we tell the accusers: our neighbours, and those that were
 lately."""
-MAX_ASKERS: Final = 8
+MAX_REPORTERS: Final = 8
 """Accusers told, as many as there are neighbours."""
 OBSOLETE: Final = 3.0
 """Intervals for which we know newer words than an accusation: no honest accuser lacks them so
@@ -44,7 +44,7 @@ long."""
 
 
 @dataclass(slots=True)
-class Doubt:
+class PendingCheck:
     """An accusation that waits for an answer of the accused."""
 
     signed: SignedHeartbeat
@@ -52,210 +52,225 @@ class Doubt:
     until: float
 
 
-class Silence:
+class FailureDetector:
     """Accusations, in and out; and deaths."""
 
     __slots__ = (
-        "_askers", "_doubts", "_floods", "_judge", "_outbox", "_overlay", "_rumours", "_view", "_voice",
-        "_witnessed", "doubts_end",
+        "_active_view",
+        "_checks",
+        "_dissemination",
+        "_effects",
+        "_local",
+        "_members",
+        "_probed_at",
+        "_quotas",
+        "_reporters",
+        "_verifier",
+        "checks_end",
     )  # fmt: skip
 
     def __init__(
         self,
-        outbox: Outbox,
-        view: View,
-        overlay: Overlay,
-        rumours: Rumours,
-        judge: Judge,
-        voice: Voice,
-        floods: Floods,
+        effects: EffectBuffer,
+        members: MemberList,
+        active_view: ActiveView,
+        dissemination: Dissemination,
+        verifier: HeartbeatVerifier,
+        local: LocalHeartbeat,
+        quotas: FloodQuotas,
     ) -> None:
-        self.doubts_end = math.inf
-        """When to call `believe`."""
-        self._doubts: dict[PeerId, Doubt] = {}
-        """By the accused. The quotas of `Floods` bound them."""
-        self._askers: dict[PeerId, dict[PeerId, None]] = {}
+        self.checks_end = math.inf
+        """When to call `confirm_unanswered`."""
+        self._checks: dict[PeerId, PendingCheck] = {}
+        """By the accused. The quotas of `FloodQuotas` bound them."""
+        self._reporters: dict[PeerId, dict[PeerId, None]] = {}
         """Who accuses a peer that we hear ourselves, and is to know what it says next."""
-        self._witnessed: dict[PeerId, float] = {}
+        self._probed_at: dict[PeerId, float] = {}
         """When we asked a peer that we hear because it was accused, longest ago first."""
-        self._floods = floods
-        self._outbox = outbox
-        self._view = view
-        self._overlay = overlay
-        self._rumours = rumours
-        self._judge = judge
-        self._voice = voice
+        self._quotas = quotas
+        self._effects = effects
+        self._members = members
+        self._active_view = active_view
+        self._dissemination = dissemination
+        self._verifier = verifier
+        self._local = local
 
-    def accused(self, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
+    def on_suspect(self, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
         """``source`` says that nothing came after ``signed``."""
         peer = signed.peer
-        if peer == self._voice.peer:
-            self._answer(signed, source, now)
+        if peer == self._local.peer:
+            self._refute(signed, source, now)
             return
-        entry = self._view.get(peer)
-        if entry is not None and entry.seqno > signed.seqno:
-            if entry.seen < now - OBSOLETE * entry.interval:
-                self._judge.refuse("obsolete accusation", source, OBSOLETE_POINTS)
-            self._outbox.send(source, Give((entry.signed,)))
+        member = self._members.get(peer)
+        if member is not None and member.seqno > signed.seqno:
+            if member.seen < now - OBSOLETE * member.interval:
+                self._verifier.refuse("obsolete suspicion", source, OBSOLETE_POINTS)
+            self._effects.send(source, Heartbeats((member.signed,)))
             return
-        if self._rumours.is_old(peer, signed.seqno, accused=True, source=source):
+        if self._dissemination.is_known(peer, signed.seqno, suspected=True, source=source):
             return
-        if entry is None and self._view.newest(peer) >= signed.seqno:
+        if member is None and self._members.newest(peer) >= signed.seqno:
             return
-        if entry is not None and entry.seqno == signed.seqno:
-            signed = entry.signed  # its signature was verified, that of a look-alike was not
-        elif not self._judge.is_genuine(signed, source):
+        if member is not None and member.seqno == signed.seqno:
+            signed = member.signed  # its signature was verified, that of a look-alike was not
+        elif not self._verifier.is_genuine(signed, source):
             return
-        if entry is None and source in self._overlay.active:
-            self._accused_stranger(signed, source, now)
-        elif entry is None or source not in self._overlay.active:
-            self._judge.counters["accuser unknown"] += 1  # honest accusations come from neighbours
-        elif entry.is_heard(now):
-            self._witness(entry, source, now)
+        if member is None and source in self._active_view.neighbours:
+            self._on_unknown_suspected(signed, source, now)
+        elif member is None or source not in self._active_view.neighbours:
+            # Honest suspicions come from neighbours.
+            self._verifier.counters["suspicion by a stranger"] += 1
+        elif member.is_heard(now):
+            self._on_direct_suspected(member, source, now)
         else:
-            self._suspect(entry, signed, source, now)
+            self._on_indirect_suspected(member, signed, source, now)
 
-    def _accused_stranger(self, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
-        if self._floods.may_pass_unchecked(source, now):
-            self._rumours.spread(signed, accused=True, source=source, now=now)
+    def _on_unknown_suspected(self, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
+        if self._quotas.may_flood_unchecked(source, now):
+            self._dissemination.flood(signed, suspected=True, source=source, now=now)
         else:
-            self._judge.counters["strangers accused"] += 1
+            self._verifier.counters["strangers suspected"] += 1
 
-    def _witness(self, entry: Entry, source: PeerId, now: float) -> None:
+    def _on_direct_suspected(self, member: MemberState, source: PeerId, now: float) -> None:
         """A peer is accused that we hear ourselves: ask it, once an interval, and tell the
         accuser."""
-        askers = self._askers.get(entry.peer)
-        if askers is None:
-            if len(self._askers) >= MAX_WITNESSED:
-                del self._askers[next(iter(self._askers))]
-            askers = self._askers[entry.peer] = {}
-        if len(askers) < MAX_ASKERS:
-            askers[source] = None
-        while self._witnessed and self._witnessed[next(iter(self._witnessed))] <= now - entry.interval:
-            del self._witnessed[next(iter(self._witnessed))]
-        if entry.peer not in self._witnessed and len(self._witnessed) < MAX_WITNESSED:
-            self._witnessed[entry.peer] = now
-            self.probe(entry)
+        reporters = self._reporters.get(member.peer)
+        if reporters is None:
+            if len(self._reporters) >= MAX_PROBED:
+                del self._reporters[next(iter(self._reporters))]
+            reporters = self._reporters[member.peer] = {}
+        if len(reporters) < MAX_REPORTERS:
+            reporters[source] = None
+        probed_at, expired = self._probed_at, now - member.interval
+        while probed_at and probed_at[next(iter(probed_at))] <= expired:
+            del probed_at[next(iter(probed_at))]
+        if member.peer not in probed_at and len(probed_at) < MAX_PROBED:
+            probed_at[member.peer] = now
+            self.probe(member)
 
-    def _suspect(self, entry: Entry, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
+    def _on_indirect_suspected(
+        self, member: MemberState, signed: SignedHeartbeat, source: PeerId, now: float
+    ) -> None:
         """A member that we do not hear ourselves is accused: pass it on, or ask it first, or
         let it be."""
-        was_suspected = self._rumours.was_suspected(entry.peer, now - SUSPICION * entry.interval)
-        if self._floods.is_calm(now) and not was_suspected:
-            self._view.hear(entry, signed, entry.seen)
-            self._accuse(entry, source, now)
-        elif entry.peer not in self._doubts and self._floods.may_doubt(source, now):
-            self._view.hear(entry, signed, entry.seen)
-            self._doubt(entry, source, now)
+        since = now - SUSPICION_GAP * member.interval
+        was_suspected = self._dissemination.was_suspected(member.peer, since)
+        if self._quotas.trusts_suspicions(now) and not was_suspected:
+            self._members.record_heartbeat(member, signed, member.seen)
+            self._suspect(member, source, now)
+        elif member.peer not in self._checks and self._quotas.may_check(source, now):
+            self._members.record_heartbeat(member, signed, member.seen)
+            self._check(member, source, now)
         else:
-            self._judge.counters["accuser doubted"] += 1
+            self._verifier.counters["suspicion not checked"] += 1
 
-    def _doubt(self, entry: Entry, source: PeerId, now: float) -> None:
+    def _check(self, member: MemberState, source: PeerId, now: float) -> None:
         """Ask the accused ourselves, and go on from there when no answer has come."""
-        until = now + DOUBT * entry.interval
-        self._doubts[entry.peer] = Doubt(entry.signed, source, until)
-        self.doubts_end = min(self.doubts_end, until)
-        self._outbox.send(entry.peer, Accuse((entry.signed,)))
+        until = now + CHECK_TIMEOUT * member.interval
+        self._checks[member.peer] = PendingCheck(member.signed, source, until)
+        self.checks_end = min(self.checks_end, until)
+        self._effects.send(member.peer, Suspect((member.signed,)))
 
-    def speaks(self, signed: SignedHeartbeat, now: float) -> None:
+    def on_sign_of_life(self, signed: SignedHeartbeat, now: float) -> None:
         """A peer that was accused, perhaps, has said something newer: tell those that asked us
         for it."""
-        if not self._askers and not self._doubts:
+        if not self._reporters and not self._checks:
             return  # nearly always
-        askers = self._askers.pop(signed.peer, {})
-        doubt = self._doubts.pop(signed.peer, None)
-        if doubt is not None:
-            self._floods.refuted(now)
-            askers = {**askers, doubt.source: None}
-        self._outbox.send_all([peer for peer in askers if peer != self._voice.peer], Give((signed,)))
+        reporters = self._reporters.pop(signed.peer, {})
+        check = self._checks.pop(signed.peer, None)
+        if check is not None:
+            self._quotas.count_refutation(now)
+            reporters = {**reporters, check.source: None}
+        others = [peer for peer in reporters if peer != self._local.peer]
+        self._effects.send_all(others, Heartbeats((signed,)))
 
-    def believe(self, now: float) -> None:
+    def confirm_unanswered(self, now: float) -> None:
         """Go on with the accusations that we doubted and that were not refuted."""
-        due = [peer for peer, doubt in self._doubts.items() if doubt.until <= now]
+        due = [peer for peer, check in self._checks.items() if check.until <= now]
         for peer in due:
-            self._believe(self._doubts.pop(peer), now)
-        self.doubts_end = min((doubt.until for doubt in self._doubts.values()), default=math.inf)
+            self._confirm_unanswered(self._checks.pop(peer), now)
+        self.checks_end = min((check.until for check in self._checks.values()), default=math.inf)
 
-    def _believe(self, doubt: Doubt, now: float) -> None:
-        entry = self._view.get(doubt.signed.peer)
-        if entry is not None and entry.seqno == doubt.signed.seqno:
-            entry.watched().was_asked = True
-            self._accuse(entry, doubt.source, now)
+    def _confirm_unanswered(self, check: PendingCheck, now: float) -> None:
+        member = self._members.get(check.signed.peer)
+        if member is not None and member.seqno == check.signed.seqno:
+            member.watched().was_asked = True
+            self._suspect(member, check.source, now)
 
-    def echoed(self, signed: SignedHeartbeat, now: float) -> None:
+    def on_own_heartbeat(self, signed: SignedHeartbeat, now: float) -> None:
         """Our own words come back. If they are newer than ours, our disk was lost: count on
         from there."""
-        if signed.seqno > self._voice.seqno and self._judge.is_signed(signed):
-            self._voice.count_on_from(signed.seqno, now)
+        if signed.seqno > self._local.seqno and self._verifier.is_signed(signed):
+            self._local.continue_from(signed.seqno, now)
 
-    def probe(self, entry: Entry) -> None:
+    def probe(self, member: MemberState) -> None:
         """Ask the silent peer itself, once."""
-        if entry.stage is Stage.FRESH:
-            entry.watched().stage = Stage.PROBED
-            self._view.judged(entry)
-            self._outbox.send(entry.peer, Accuse((entry.signed,)))
+        if member.liveness is Liveness.ALIVE:
+            member.watched().liveness = Liveness.PROBED
+            self._members.reschedule(member)
+            self._effects.send(member.peer, Suspect((member.signed,)))
 
-    def unreachable(self, peer: PeerId, now: float) -> None:
+    def on_unreachable(self, peer: PeerId, now: float) -> None:
         """No address of ``peer`` answered: if it used to beat to us, ask everybody."""
-        entry = self._view.get(peer)
-        doubt = self._doubts.pop(peer, None)
-        if doubt is not None:
-            self._believe(doubt, now)
-        elif entry is not None and entry.direct and entry.stage is not Stage.ACCUSED:
-            self._accuse(entry, self._voice.peer, now)
+        member = self._members.get(peer)
+        check = self._checks.pop(peer, None)
+        if check is not None:
+            self._confirm_unanswered(check, now)
+        elif member is not None and member.direct and member.liveness is not Liveness.SUSPECTED:
+            self._suspect(member, self._local.peer, now)
 
-    def sweep(self, now: float) -> None:
+    def check_overdue(self, now: float) -> None:
         """Judge those whose silence has lasted."""
-        for entry in self._view.overdue(now):
-            self._judge_silence(entry, now)
-            self._view.judged(entry)
+        for member in self._members.overdue(now):
+            self._on_silence(member, now)
+            self._members.reschedule(member)
 
-    def bury(self, signed: SignedHeartbeat, change: Change, now: float) -> None:
+    def declare_gone(self, signed: SignedHeartbeat, change: Change, now: float) -> None:
         """The peer died or left: remember that, and find another neighbour."""
-        member = self._view.bury(signed, now, healable=change is Change.DIED)
-        self._overlay.remove(signed.peer, now)
+        member = self._members.add_tombstone(signed, now, may_be_partitioned=change is Change.DIED)
+        self._active_view.remove(signed.peer, now)
         if member is not None:
-            self._outbox.tell(change, member)
+            self._effects.tell(change, member)
 
     def forget(self, peer: PeerId) -> None:
         """There is no room for the peer, no news of it, or it is not admitted."""
-        member = self._view.drop(peer)
+        member = self._members.drop(peer)
         if member is not None:
-            self._outbox.tell(Change.FORGOTTEN, member)
+            self._effects.tell(Change.FORGOTTEN, member)
 
-    def _judge_silence(self, entry: Entry, now: float) -> None:
-        if not self._judge.may(entry.peer):
-            self.forget(entry.peer)  # we do not listen to it: its silence says nothing
-            self._overlay.remove(entry.peer, now)
-        elif entry.stage is Stage.ACCUSED:
-            self._bury_accused(entry, now)
-        elif not entry.direct:
-            self.forget(entry.peer)
-        elif entry.stage is Stage.FRESH:
-            self.probe(entry)
+    def _on_silence(self, member: MemberState, now: float) -> None:
+        if not self._verifier.may(member.peer):
+            self.forget(member.peer)  # we do not listen to it: its silence says nothing
+            self._active_view.remove(member.peer, now)
+        elif member.liveness is Liveness.SUSPECTED:
+            self._confirm_death(member, now)
+        elif not member.direct:
+            self.forget(member.peer)
+        elif member.liveness is Liveness.ALIVE:
+            self.probe(member)
         else:
-            self._accuse(entry, self._voice.peer, now)
+            self._suspect(member, self._local.peer, now)
 
-    def _bury_accused(self, entry: Entry, now: float) -> None:
+    def _confirm_death(self, member: MemberState, now: float) -> None:
         """An accusation was not refuted. Where many are false, nobody is buried whom we have
         not asked."""
-        was_asked = entry.watch is not None and entry.watch.was_asked
-        if entry.direct or was_asked or self._floods.is_calm(now):
-            self.bury(entry.signed, Change.DIED, now)
+        was_asked = member.watch is not None and member.watch.was_asked
+        if member.direct or was_asked or self._quotas.trusts_suspicions(now):
+            self.declare_gone(member.signed, Change.DIED, now)
             return
-        self._view.hear(entry, entry.signed, entry.seen)  # not accused any more
-        if entry.peer not in self._doubts and self._floods.may_ask_before_burial(now):
-            self._doubt(entry, self._voice.peer, now)
+        self._members.record_heartbeat(member, member.signed, member.seen)  # not accused any more
+        if member.peer not in self._checks and self._quotas.may_check_before_death(now):
+            self._check(member, self._local.peer, now)
 
-    def _accuse(self, entry: Entry, source: PeerId, now: float) -> None:
-        self._view.accuse(entry, now)
-        self._rumours.spread(entry.signed, accused=True, source=source, now=now)
+    def _suspect(self, member: MemberState, source: PeerId, now: float) -> None:
+        self._members.suspect(member, now)
+        self._dissemination.flood(member.signed, suspected=True, source=source, now=now)
 
-    def _answer(self, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
+    def _refute(self, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
         """We are accused: show our newest heartbeat, or make a newer one."""
-        newest = self._voice.newest()
+        newest = self._local.newest()
         if signed.seqno < newest.seqno:
-            self._outbox.send(source, Give((newest,)))
+            self._effects.send(source, Heartbeats((newest,)))
         else:
-            self.echoed(signed, now)
-            self._voice.owe(source, now)
+            self.on_own_heartbeat(signed, now)
+            self._local.add_suspecter(source, now)

@@ -25,23 +25,23 @@ from __future__ import annotations
 from typing import Final
 
 from p2p.identity import PeerId
-from p2p.membership.core.dissemination import Quotas, TokenBucket
+from p2p.membership.core.quotas import PeerQuotas, TokenBucket
 
-CALM: Final = 16.0
+TRUST: Final = 16.0
 """Refuted accusations after which accusations are doubted. Some are honest: a machine that
 sleeps for a minute is accused by its neighbours, and refutes them when it wakes up."""
-CALM_INTERVALS: Final = 2.0
+TRUST_INTERVALS: Final = 2.0
 """Intervals after which one of them is forgiven: so many a liar may send round for ever, 330
 bytes a second for each node at 5 s; and so many wake up in a swarm of 1,000 machines that sleep
 every three hours."""
-DOUBTS: Final = 4.0
+CHECKS: Final = 4.0
 """Accused peers that we ask ourselves at once because of one neighbour, and..."""
-DOUBT_INTERVALS: Final = 2.0
+CHECK_INTERVALS: Final = 2.0
 """...intervals until we ask one more: 46 bytes a second for each liar among the neighbours,
 with answers."""
-OWN_DOUBTS: Final = 16.0
+FINAL_CHECKS: Final = 16.0
 """The same, at once, of those that were accused in quieter times and are about to be buried;
-and one more in each `DOUBT_INTERVALS`."""
+and one more in each `CHECK_INTERVALS`."""
 UNCHECKED: Final = 32.0
 """Floods that a neighbour may start without our being able to check them: a zone of 200, if the
 other neighbours tell of the rest."""
@@ -65,62 +65,74 @@ REFUSALS_PER_INTERVAL: Final = 4.0
 WALK_INTERVALS: Final = 120.0
 """Intervals between two joins of one peer after which its heartbeat walks: some 15 messages
 each. It gets our answer, and names of others, meanwhile."""
-WALKS_ON: Final = 512.0
+FORWARDED_WALKS: Final = 512.0
 """Walks that one neighbour may send through us at once, and..."""
-WALKS_ON_PER_INTERVAL: Final = 4.0
+FORWARDED_WALKS_PER_INTERVAL: Final = 4.0
 """...in an interval, later: one newcomer a second. Each costs three messages at most."""
-GIVEN: Final = 256.0
+ANSWERED: Final = 256.0
 """Heartbeats that one peer gets at once: a newcomer's whole view."""
-GIVEN_PER_INTERVAL: Final = 8.0
+ANSWERED_PER_INTERVAL: Final = 8.0
 """And how many in an interval, later: half of what it may ask all its neighbours for
 (`refresh`)."""
-GIVEN_TO_OTHERS: Final = 8192.0
+ANSWERED_TO_OTHERS: Final = 8192.0
 """Heartbeats at once that all get who are no neighbours: 350 newcomers that ask for all they
 were told of."""
-GIVEN_TO_OTHERS_PER_INTERVAL: Final = 4.0
+ANSWERED_TO_OTHERS_PER_INTERVAL: Final = 4.0
 """And how many in an interval, later."""
 
 
-class Floods:
+class FloodQuotas:
     """Quotas of what is passed on, and of what is answered."""
 
     __slots__ = (
-        "_asks", "_calm", "_doubts", "_given", "_given_to_others", "_newcomers", "_own_doubts", "_refusals",
-        "_unchecked", "_walks", "_walks_on",
+        "_answered",
+        "_answered_to_others",
+        "_asks",
+        "_checks",
+        "_final_checks",
+        "_forwarded_walks",
+        "_newcomers",
+        "_refusals",
+        "_trust",
+        "_unchecked",
+        "_walks",
     )  # fmt: skip
 
     def __init__(self, interval: float) -> None:
-        self._calm = TokenBucket(1 / (CALM_INTERVALS * interval), CALM, CALM, 0.0)
-        self._doubts = Quotas(1 / (DOUBT_INTERVALS * interval), DOUBTS)
-        self._own_doubts = TokenBucket(1 / (DOUBT_INTERVALS * interval), OWN_DOUBTS, OWN_DOUBTS, 0.0)
-        self._unchecked = Quotas(UNCHECKED_PER_INTERVAL / interval, UNCHECKED)
-        self._newcomers = Quotas(NEWCOMERS_PER_INTERVAL / interval, NEWCOMERS)
-        self._asks = Quotas(1 / (ASK_INTERVALS * interval), ASKS)
+        self._trust = TokenBucket(1 / (TRUST_INTERVALS * interval), TRUST, TRUST, 0.0)
+        self._checks = PeerQuotas(1 / (CHECK_INTERVALS * interval), CHECKS)
+        self._final_checks = TokenBucket(1 / (CHECK_INTERVALS * interval), FINAL_CHECKS, FINAL_CHECKS, 0.0)
+        self._unchecked = PeerQuotas(UNCHECKED_PER_INTERVAL / interval, UNCHECKED)
+        self._newcomers = PeerQuotas(NEWCOMERS_PER_INTERVAL / interval, NEWCOMERS)
+        self._asks = PeerQuotas(1 / (ASK_INTERVALS * interval), ASKS)
         self._refusals = TokenBucket(REFUSALS_PER_INTERVAL / interval, REFUSALS, REFUSALS, 0.0)
-        self._walks = Quotas(1 / (WALK_INTERVALS * interval), 1.0)
-        self._walks_on = Quotas(WALKS_ON_PER_INTERVAL / interval, WALKS_ON)
-        self._given = Quotas(GIVEN_PER_INTERVAL / interval, GIVEN)
-        self._given_to_others = TokenBucket(
-            GIVEN_TO_OTHERS_PER_INTERVAL / interval, GIVEN_TO_OTHERS, GIVEN_TO_OTHERS, 0.0
+        self._walks = PeerQuotas(1 / (WALK_INTERVALS * interval), 1.0)
+        self._forwarded_walks = PeerQuotas(FORWARDED_WALKS_PER_INTERVAL / interval, FORWARDED_WALKS)
+        self._answered = PeerQuotas(ANSWERED_PER_INTERVAL / interval, ANSWERED)
+        self._answered_to_others = TokenBucket(
+            ANSWERED_TO_OTHERS_PER_INTERVAL / interval,
+            ANSWERED_TO_OTHERS,
+            ANSWERED_TO_OTHERS,
+            0.0,
         )
 
-    def is_calm(self, now: float) -> bool:
+    def trusts_suspicions(self, now: float) -> bool:
         """Whether few accusations were refuted lately."""
-        return self._calm.available(now) >= 1
+        return self._trust.available(now) >= 1
 
-    def refuted(self, now: float) -> None:
+    def count_refutation(self, now: float) -> None:
         """An accusation was wrong."""
-        self._calm.tokens = max(self._calm.available(now) - 1, -CALM)
+        self._trust.tokens = max(self._trust.available(now) - 1, -TRUST)
 
-    def may_doubt(self, source: PeerId, now: float) -> bool:
+    def may_check(self, source: PeerId, now: float) -> bool:
         """Whether to ask an accused peer ourselves, because of ``source``."""
-        return self._doubts.take(source, now)
+        return self._checks.take(source, now)
 
-    def may_ask_before_burial(self, now: float) -> bool:
+    def may_check_before_death(self, now: float) -> bool:
         """Whether to ask an accused peer ourselves, because we are about to bury it."""
-        return self._own_doubts.take(1, now)
+        return self._final_checks.take(1, now)
 
-    def may_pass_unchecked(self, source: PeerId, now: float) -> bool:
+    def may_flood_unchecked(self, source: PeerId, now: float) -> bool:
         """Whether to pass on what ``source`` says of a peer, though we cannot know."""
         return self._unchecked.take(source, now)
 
@@ -140,10 +152,12 @@ class Floods:
         """Whether to send the heartbeat of a newcomer on its walks."""
         return self._walks.take(peer, now)
 
-    def may_walk_on(self, source: PeerId, now: float) -> bool:
+    def may_forward_walk(self, source: PeerId, now: float) -> bool:
         """Whether to pass on a walk that comes from ``source``."""
-        return self._walks_on.take(source, now)
+        return self._forwarded_walks.take(source, now)
 
-    def may_give(self, peer: PeerId, count: int, now: float, *, is_neighbour: bool) -> bool:
+    def may_answer(self, peer: PeerId, count: int, now: float, *, is_neighbour: bool) -> bool:
         """Whether to hand ``peer`` so many heartbeats that it asks for."""
-        return self._given.take(peer, now, count) and (is_neighbour or self._given_to_others.take(count, now))
+        if not self._answered.take(peer, now, count):
+            return False
+        return is_neighbour or self._answered_to_others.take(count, now)

@@ -15,11 +15,18 @@ from p2p.identity import PeerId
 from p2p.membership.config import MembershipConfig
 from p2p.membership.core.dissemination import MEMORY
 from p2p.membership.core.events import Member
-from p2p.membership.core.member_state import ACCUSE, CONFIRM, PROBE, Entry, Grave, Stage
+from p2p.membership.core.member_state import (
+    CONFIRM,
+    PROBE,
+    SUSPECT,
+    Liveness,
+    MemberState,
+    Tombstone,
+)
 from p2p.membership.core.prefix import prefix_of
 from p2p.membership.heartbeat import KEY, SignedHeartbeat, key_of
 
-LOOK_THROUGH: Final = 12.0
+STALE_CHECK: Final = 12.0
 """Intervals between two looks for the stale among all those known through others: in a large
 swarm somebody always is, and a look each interval took an eighth of a node's time."""
 SPARSE: Final = 7 / 8
@@ -43,22 +50,37 @@ OTHERS: Final = 16
 SURPLUS_TRIES: Final = 8
 """Random members of which the one goes whose network, or whose introducer, has most of those
 that may go."""
-MAX_GRAVES: Final = 4096
+MAX_TOMBSTONES: Final = 4096
 """Dead peers remembered, 2 MiB at most."""
 
 
-class View:
+class MemberList:
     """The living and the dead. Bounded: passive and direct members, graves.
 
     The few that beat to us, or are accused, wait on a heap for their judgement; a newer
     heartbeat leaves them where they are until they come to its top. The many known through
-    others are looked through together, at most once in `LOOK_THROUGH` intervals.
+    others are looked through together, at most once in `STALE_CHECK` intervals.
     """
 
     __slots__ = (
-        "_capacity", "_config", "_directs", "_entries", "_era", "_graves", "_is_settled", "_local",
-        "_look_through_at", "_prefixes", "_pushes", "_rng", "_settled_at", "_sparse", "_turns", "_watched",
-        "has_audience", "named",
+        "_capacity",
+        "_config",
+        "_directs",
+        "_era",
+        "_is_settled",
+        "_local",
+        "_members",
+        "_prefixes",
+        "_pushes",
+        "_rng",
+        "_settled_at",
+        "_sparse",
+        "_stale_check_at",
+        "_tombstones",
+        "_turns",
+        "_watched",
+        "by_key",
+        "has_audience",
     )  # fmt: skip
 
     def __init__(self, local: PeerId, config: MembershipConfig, rng: Random) -> None:
@@ -67,11 +89,11 @@ class View:
         self._capacity: Final = config.capacity
         self._sparse: Final = SPARSE * config.capacity
         self._rng = rng
-        self._entries: dict[bytes, Entry] = {}
+        self._members: dict[bytes, MemberState] = {}
         """The living, by the keys that name them in digests."""
-        self.named: Final = self._entries.get
+        self.by_key: Final = self._members.get
         """The living peer that the key of a digest means; asked thousands of times a second."""
-        self._graves: dict[bytes, Grave] = {}
+        self._tombstones: dict[bytes, Tombstone] = {}
         """The dead, by key, longest dead first."""
         self._prefixes: Counter[bytes] = Counter()
         """How many of the living are in each network."""
@@ -81,12 +103,12 @@ class View:
         self._era = -math.inf
         """When the last interval began in which a newcomer was met: what is noted as its first
         sight."""
-        self._turns: list[Entry] = []
+        self._turns: list[MemberState] = []
         """Whom `sample` is yet to name, before all have their turn again."""
         self._directs = 0
-        self._watched: list[tuple[float, int, Entry]] = []
+        self._watched: list[tuple[float, int, MemberState]] = []
         self._pushes = 0
-        self._look_through_at = math.inf
+        self._stale_check_at = math.inf
         self._is_settled = False
         """Whether nothing that `settle` looks at has changed since it looked."""
         self._settled_at = math.inf
@@ -106,205 +128,211 @@ class View:
         """Let the heap begin with somebody who is due when it says; return when that is."""
         watched = self._watched
         while watched:
-            when, _, entry = watched[0]
-            watch = entry.watch
+            when, _, member = watched[0]
+            watch = member.watch
             if watch is None or watch.waits_until != when:
                 heappop(watched)
-            elif not entry.is_watched:
+            elif not member.is_watched:
                 heappop(watched)
-                entry.watch = None
-                self._look_through_at = min(self._look_through_at, self._due(entry))
+                member.watch = None
+                self._stale_check_at = min(self._stale_check_at, self._due(member))
             elif (due := watch.due) > when:
                 watch.waits_until = due
-                heapreplace(watched, (due, self._count_push(), entry))
+                heapreplace(watched, (due, self._count_push(), member))
             else:
-                return min(when, self._look_through_at)
-        return self._look_through_at
+                return min(when, self._stale_check_at)
+        return self._stale_check_at
 
     def __contains__(self, peer: PeerId) -> bool:
         return self.get(peer) is not None
 
-    def without(self, may: Callable[[PeerId], bool]) -> list[PeerId]:
+    def unadmitted(self, may: Callable[[PeerId], bool]) -> list[PeerId]:
         """The living that ``may`` refuses."""
-        return [entry.peer for entry in self._entries.values() if not may(entry.peer)]
+        return [member.peer for member in self._members.values() if not may(member.peer)]
 
-    def get(self, peer: PeerId) -> Entry | None:
+    def get(self, peer: PeerId) -> MemberState | None:
         """The entry of a living peer."""
-        entry = self._entries.get(peer[KEY])
-        return entry if entry is not None and entry.peer == peer else None
+        member = self._members.get(peer[KEY])
+        return member if member is not None and member.peer == peer else None
 
-    def grave(self, peer: PeerId) -> Grave | None:
+    def tombstone(self, peer: PeerId) -> Tombstone | None:
         """The grave of a dead one."""
-        grave = self._graves.get(peer[KEY])
-        return grave if grave is not None and grave.signed.peer == peer else None
+        tombstone = self._tombstones.get(peer[KEY])
+        return tombstone if tombstone is not None and tombstone.signed.peer == peer else None
 
-    def is_taken(self, peer: PeerId) -> bool:
+    def has_key_of_another(self, peer: PeerId) -> bool:
         """Whether another peer, living or dead, has the key that would name this one."""
-        other = self._entries.get(peer[KEY]) or self._graves.get(peer[KEY])
+        other = self._members.get(peer[KEY]) or self._tombstones.get(peer[KEY])
         return other is not None and other.signed.peer != peer
 
-    def is_old(self, key: bytes, seqno: int) -> bool:
+    def is_outdated(self, key: bytes, seqno: int) -> bool:
         """Whether a digest means ourselves, or words that the dead said."""
-        grave = self._graves.get(key)
-        return key == self._local or (grave is not None and seqno <= grave.signed.seqno)
+        tombstone = self._tombstones.get(key)
+        return key == self._local or (tombstone is not None and seqno <= tombstone.signed.seqno)
 
     def newest(self, peer: PeerId) -> int:
         """The newest sequence number known of a living or dead peer; -1 if none is."""
-        known = self.get(peer) or self.grave(peer)
+        known = self.get(peer) or self.tombstone(peer)
         return known.signed.seqno if known else -1
 
     def members(self) -> list[Member]:
         """All the living."""
-        return [Member(entry.signed, entry.seen) for entry in self._entries.values()]
+        return [Member(member.signed, member.seen) for member in self._members.values()]
 
     def update(self, signed: SignedHeartbeat, source: PeerId, now: float) -> SignedHeartbeat | None:
         """Take in a newer heartbeat that ``source`` sent; return the one before it, None for a
         newcomer."""
-        entry = self._entries.get(signed.heartbeat.peer[KEY])
-        if entry is None:
+        member = self._members.get(signed.heartbeat.peer[KEY])
+        if member is None:
             self.admit(signed, source, now)
             return None
-        before = entry.signed
-        self.renew(entry, signed, now)
+        before = member.signed
+        self.renew(member, signed, now)
         return before
 
-    def renew(self, entry: Entry, signed: SignedHeartbeat, now: float) -> None:
+    def renew(self, member: MemberState, signed: SignedHeartbeat, now: float) -> None:
         """A newer heartbeat of a member has come."""
-        policy = entry.policy
-        self.hear(entry, signed, now)
-        self._schedule(entry)
-        if entry.policy != policy:
-            self._name_next(entry)
+        policy = member.policy
+        self.record_heartbeat(member, signed, now)
+        self._schedule(member)
+        if member.policy != policy:
+            self._name_next(member)
 
     def admit(self, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
         """Take in a peer that is not known to live; ``source`` named it."""
         peer = signed.heartbeat.peer
         key = key_of(peer)
-        self._graves.pop(key, None)
+        self._tombstones.pop(key, None)
         interval = self._config.paced(signed.heartbeat.interval)
         if now - self._era >= self._config.interval:
             self._era = now
-        entry = Entry(signed, now, None if source == peer else source, interval, self._era)
-        self._entries[key] = entry
-        if entry.prefix is not None:
-            self._prefixes[entry.prefix] += 1
-        self._schedule(entry)
-        self._name_next(entry)
+        member = MemberState(signed, now, None if source == peer else source, interval, self._era)
+        self._members[key] = member
+        if member.prefix is not None:
+            self._prefixes[member.prefix] += 1
+        self._schedule(member)
+        self._name_next(member)
 
-    def hear(self, entry: Entry, signed: SignedHeartbeat, now: float) -> None:
+    def record_heartbeat(self, member: MemberState, signed: SignedHeartbeat, now: float) -> None:
         """A living peer's newest heartbeat has come."""
-        before, heartbeat = entry.signed.heartbeat, signed.heartbeat
-        entry.hear(signed, now)
+        before, heartbeat = member.signed.heartbeat, signed.heartbeat
+        member.record_heartbeat(signed, now)
         if heartbeat.interval != before.interval:
-            entry.interval = self._config.paced(heartbeat.interval)
+            member.interval = self._config.paced(heartbeat.interval)
         if heartbeat.profile is not before.profile and heartbeat.profile.addrs != before.profile.addrs:
-            self._leave_prefix(entry)
-            entry.prefix = prefix_of(heartbeat.profile.addrs)
-            if entry.prefix is not None:
-                self._prefixes[entry.prefix] += 1
+            self._leave_prefix(member)
+            member.prefix = prefix_of(heartbeat.profile.addrs)
+            if member.prefix is not None:
+                self._prefixes[member.prefix] += 1
 
     def prefix(self, peer: PeerId) -> bytes | None:
         """The network of a living peer; None if it is in none, or not known."""
-        entry = self.get(peer)
-        return None if entry is None else entry.prefix
+        member = self.get(peer)
+        return None if member is None else member.prefix
 
     def is_one_of_many(self, prefix: bytes | None) -> bool:
         """Whether there are enough members outside this network to choose from."""
-        return prefix is not None and len(self._entries) - self._prefixes[prefix] >= OTHERS
+        return prefix is not None and len(self._members) - self._prefixes[prefix] >= OTHERS
 
     def expect(self, peer: PeerId, now: float) -> bool:
         """A living peer beats to us itself, from now on; False if we do not know it."""
-        entry = self.get(peer)
-        if entry is None:
+        member = self.get(peer)
+        if member is None:
             return False
-        watch = entry.watched()
+        watch = member.watched()
         was_direct, watch.direct_at = watch.direct_at > -math.inf, now
         if not was_direct:
             self._directs += 1
             watch.direct_since = now
-            self._schedule(entry)
+            self._schedule(member)
         return True
 
-    def lose_touch(self, peer: PeerId) -> None:
+    def stop_expecting(self, peer: PeerId) -> None:
         """A living peer does not beat to us itself any more."""
-        entry = self.get(peer)
-        if entry is not None and entry.direct:
+        member = self.get(peer)
+        if member is not None and member.direct:
             self._directs -= 1
-            entry.watched().direct_at = -math.inf
-            self._schedule(entry)
+            member.watched().direct_at = -math.inf
+            self._schedule(member)
 
-    def accuse(self, entry: Entry, now: float) -> None:
+    def suspect(self, member: MemberState, now: float) -> None:
         """A living peer must speak up, or it is dead."""
-        watch = entry.watched()
-        watch.stage, watch.accused_at = Stage.ACCUSED, now
-        self._schedule(entry)
+        watch = member.watched()
+        watch.liveness, watch.suspected_at = Liveness.SUSPECTED, now
+        self._schedule(member)
 
-    def overdue(self, now: float) -> list[Entry]:
+    def overdue(self, now: float) -> list[MemberState]:
         """The living whose silence must be judged now."""
-        entries = []
+        members = []
         self._is_settled = False
         while self._tidy() <= now and self._watched and self._watched[0][0] <= now:
-            entry = heappop(self._watched)[2]
-            entry.watched().waits_until = math.inf
-            entries.append(entry)
-        if self._look_through_at <= now:
-            others = [(self._due(entry), entry) for entry in self._entries.values() if not entry.is_watched]
-            entries += [entry for due, entry in others if due <= now]
+            member = heappop(self._watched)[2]
+            member.watched().waits_until = math.inf
+            members.append(member)
+        if self._stale_check_at <= now:
+            unwatched = [member for member in self._members.values() if not member.is_watched]
+            others = [(self._due(member), member) for member in unwatched]
+            members += [member for due, member in others if due <= now]
             later = min((due for due, _ in others if due > now), default=math.inf)
-            self._look_through_at = max(later, now + LOOK_THROUGH * self._config.interval)
-        return entries
+            self._stale_check_at = max(later, now + STALE_CHECK * self._config.interval)
+        return members
 
-    def judged(self, entry: Entry) -> None:
+    def reschedule(self, member: MemberState) -> None:
         """The judgement of a peer has gone a step further; if it lives, there will be
         another."""
-        if self._entries.get(entry.peer[KEY]) is entry:
-            self._schedule(entry)
+        if self._members.get(member.peer[KEY]) is member:
+            self._schedule(member)
 
     def drop(self, peer: PeerId) -> Member | None:
         """Forget a living peer altogether."""
-        entry = self.get(peer)
-        if entry is None:
+        member = self.get(peer)
+        if member is None:
             return None
-        del self._entries[peer[KEY]]
-        self._leave_prefix(entry)
-        self._directs -= entry.direct
-        entry.watch = None
+        del self._members[peer[KEY]]
+        self._leave_prefix(member)
+        self._directs -= member.direct
+        member.watch = None
         self._is_settled = False
-        return Member(entry.signed, entry.seen)
+        return Member(member.signed, member.seen)
 
-    def bury(self, signed: SignedHeartbeat, now: float, *, healable: bool) -> Member | None:
+    def add_tombstone(
+        self, signed: SignedHeartbeat, now: float, *, may_be_partitioned: bool
+    ) -> Member | None:
         """Move a peer to the dead; returns whom we lost, None if we did not hold it."""
         member = self.drop(signed.peer)
-        key, graves = key_of(signed.peer), self._graves
-        graves.pop(key, None)
-        while graves and (len(graves) >= MAX_GRAVES or graves[next(iter(graves))].when < now - MEMORY):
-            del graves[next(iter(graves))]
-        graves[key] = Grave(signed, now, healable)
+        key, tombstones = key_of(signed.peer), self._tombstones
+        tombstones.pop(key, None)
+        while tombstones:
+            oldest = next(iter(tombstones))
+            if len(tombstones) < MAX_TOMBSTONES and tombstones[oldest].when >= now - MEMORY:
+                break
+            del tombstones[oldest]
+        tombstones[key] = Tombstone(signed, now, may_be_partitioned)
         return member
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._members)
 
     @property
     def room(self) -> int:
         """How many more passive members fit without pushing one out; negative if it is
         overfull."""
-        return self._capacity - len(self._entries)
+        return self._capacity - len(self._members)
 
     def has_room(self) -> bool:
         """Whether another passive member fits without pushing one out."""
-        return len(self._entries) < self._capacity
+        return len(self._members) < self._capacity
 
     def is_sparse(self) -> bool:
         """Whether the view holds so few that we may know all there are."""
-        return len(self._entries) < self._sparse
+        return len(self._members) < self._sparse
 
     def is_crowded(self) -> bool:
         """Whether the view holds about as many as it may: it is a sample, and so are
         others'."""
-        return len(self._entries) > CROWDED * self._capacity
+        return len(self._members) > CROWDED * self._capacity
 
-    def surplus(self, active: Mapping[PeerId, float], keep: PeerId, now: float) -> PeerId | None:
+    def evictee(self, neighbours: Mapping[PeerId, float], keep: PeerId, now: float) -> PeerId | None:
         """Who must go for the newcomer ``keep`` to stay, if the view, or its network's share,
         is too full.
 
@@ -315,31 +343,35 @@ class View:
         """
         pool = self._of_crowded_prefix(keep) if self._prefixes else []
         if not pool:
-            passive = len(self._entries) - self._directs
+            passive = len(self._members) - self._directs
             is_full_house = passive > self._config.passive or self._directs > self._config.direct
             if self.has_room() or (self.has_audience and not is_full_house):
                 return None
             young = self._young(now)
-            all_of_them = self._entries.values()
+            all_of_them = self._members.values()
             pool = young if len(young) > YOUNG_SHARE * self._config.capacity else list(all_of_them)
         spares_direct = self.has_audience and self._directs <= self._config.direct
         pool = [
-            entry
-            for entry in pool
-            if entry.peer not in active and entry.peer != keep and not (spares_direct and entry.direct)
+            member
+            for member in pool
+            if member.peer not in neighbours and member.peer != keep and not (spares_direct and member.direct)
         ]
         if not pool:
             return keep
         return self._most_crowded(pool).peer
 
-    def _most_crowded(self, pool: list[Entry]) -> Entry:
+    def _most_crowded(self, pool: list[MemberState]) -> MemberState:
         """Of a few of ``pool`` the one whose network or introducer has most of it."""
-        prefixes = Counter([entry.prefix for entry in pool if entry.prefix is not None])
-        introducers = Counter([entry.introducer for entry in pool])
+        prefixes = Counter([member.prefix for member in pool if member.prefix is not None])
+        introducers = Counter([member.introducer for member in pool])
         drawn = self._rng.sample(pool, min(SURPLUS_TRIES, len(pool)))
-        return max(drawn, key=lambda entry: max(prefixes[entry.prefix or b""], introducers[entry.introducer]))
 
-    def _of_crowded_prefix(self, peer: PeerId) -> list[Entry]:
+        def crowd(member: MemberState) -> int:
+            return max(prefixes[member.prefix or b""], introducers[member.introducer])
+
+        return max(drawn, key=crowd)
+
+    def _of_crowded_prefix(self, peer: PeerId) -> list[MemberState]:
         """The members in the network of ``peer``, if they are more than its share; else
         none."""
         prefix = self.prefix(peer)
@@ -347,18 +379,18 @@ class View:
             return []
         if not self.is_one_of_many(prefix):
             return []
-        return [entry for entry in self._entries.values() if entry.prefix == prefix]
+        return [member for member in self._members.values() if member.prefix == prefix]
 
-    def _young(self, now: float) -> list[Entry]:
+    def _young(self, now: float) -> list[MemberState]:
         """The members that were met last; a dict keeps them in the order in which they came."""
         since = now - YOUNG * self._config.interval
-        return list(takewhile(lambda entry: entry.since > since, reversed(self._entries.values())))
+        return list(takewhile(lambda member: member.since > since, reversed(self._members.values())))
 
-    def _leave_prefix(self, entry: Entry) -> None:
-        if entry.prefix is not None:
-            self._prefixes[entry.prefix] -= 1
-            if not self._prefixes[entry.prefix]:
-                del self._prefixes[entry.prefix]
+    def _leave_prefix(self, member: MemberState) -> None:
+        if member.prefix is not None:
+            self._prefixes[member.prefix] -= 1
+            if not self._prefixes[member.prefix]:
+                del self._prefixes[member.prefix]
 
     def sample(self, count: int, first: Iterable[PeerId]) -> list[SignedHeartbeat]:
         """Heartbeats of ``first`` and of ``count`` others, none of them accused.
@@ -367,24 +399,24 @@ class View:
         random order, and nobody twice before everybody had a turn: drawn anew each time, the
         last of 200 would be named a minute later.
         """
-        known, turns = self._entries, self._turns
-        chosen = {peer: entry for peer in first if (entry := self.get(peer)) is not None}
+        known, turns = self._members, self._turns
+        chosen = {peer: member for peer in first if (member := self.get(peer)) is not None}
         left = min(count, len(known))
         while left:
             if not turns:
                 turns.extend(known.values())
                 self._rng.shuffle(turns)
-            entry = turns.pop()
-            if known.get(entry.peer[KEY]) is entry:
-                chosen[entry.peer] = entry
+            member = turns.pop()
+            if known.get(member.peer[KEY]) is member:
+                chosen[member.peer] = member
                 left -= 1
         return [
-            entry.signed
-            for entry in chosen.values()
-            if (watch := entry.watch) is None or watch.stage is not Stage.ACCUSED
+            member.signed
+            for member in chosen.values()
+            if (watch := member.watch) is None or watch.liveness is not Liveness.SUSPECTED
         ]
 
-    def candidates(self, active: Mapping[PeerId, float], now: float) -> Iterator[PeerId]:
+    def candidates(self, neighbours: Mapping[PeerId, float], now: float) -> Iterator[PeerId]:
         """Members that could become neighbours, in random order, those of the neighbours'
         networks last.
 
@@ -392,72 +424,75 @@ class View:
         node's time.
         """
         if self._prefixes:
-            yield from self._by_network(active, now)
+            yield from self._by_network(neighbours, now)
             return
-        entries = list(self._entries.values())
-        while entries:
-            number = self._rng.randrange(len(entries))
-            entries[number], entry = entries[-1], entries[number]
-            entries.pop()
-            if entry.peer not in active and entry.stage is Stage.FRESH and entry.avoid_until <= now:
-                yield entry.peer
+        members = list(self._members.values())
+        while members:
+            number = self._rng.randrange(len(members))
+            members[number], member = members[-1], members[number]
+            members.pop()
+            if member.peer not in neighbours and member.is_candidate(now):
+                yield member.peer
 
-    def _by_network(self, active: Mapping[PeerId, float], now: float) -> list[PeerId]:
+    def _by_network(self, neighbours: Mapping[PeerId, float], now: float) -> list[PeerId]:
         peers = [
-            entry.peer
-            for entry in self._entries.values()
-            if entry.peer not in active and entry.stage is Stage.FRESH and entry.avoid_until <= now
+            member.peer
+            for member in self._members.values()
+            if member.peer not in neighbours and member.is_candidate(now)
         ]
         self._rng.shuffle(peers)
-        near = Counter([self.prefix(peer) for peer in active])
+        near = Counter([self.prefix(peer) for peer in neighbours])
         del near[None]
         peers.sort(key=lambda peer: near[self.prefix(peer)])
         return peers
 
-    def lost(self, since: float) -> list[PeerId]:
+    def maybe_partitioned(self, since: float) -> list[PeerId]:
         """The dead, no older than ``since``, that may live beyond a partition."""
-        graves = self._graves.values()
-        return [grave.signed.peer for grave in graves if grave.healable and grave.when >= since]
+        return [
+            dead.signed.peer
+            for dead in self._tombstones.values()
+            if dead.may_be_partitioned and dead.when >= since
+        ]
 
-    def _schedule(self, entry: Entry) -> None:
+    def _schedule(self, member: MemberState) -> None:
         """Look at ``member_state`` when it is due, or earlier."""
-        due, watch = self._due(entry), entry.watch
+        due, watch = self._due(member), member.watch
         if watch is not None and watch.waits_until == self._settled_at:
             self._is_settled = False
-        if watch is None or not (watch.direct_at > -math.inf or watch.stage is Stage.ACCUSED):
-            if due < self._look_through_at:
-                self._look_through_at = due
+        if watch is None or not (watch.direct_at > -math.inf or watch.liveness is Liveness.SUSPECTED):
+            if due < self._stale_check_at:
+                self._stale_check_at = due
                 self._is_settled = False
             return
         watch.due = due
         if due < watch.waits_until:
             self._is_settled = False
             watch.waits_until = due
-            heappush(self._watched, (due, self._count_push(), entry))
+            heappush(self._watched, (due, self._count_push(), member))
 
-    def _name_next(self, entry: Entry) -> None:
-        if len(self._turns) <= 2 * len(self._entries):
-            self._turns.append(entry)
+    def _name_next(self, member: MemberState) -> None:
+        if len(self._turns) <= 2 * len(self._members):
+            self._turns.append(member)
 
     def _count_push(self) -> int:
         """Among those due at once, who was scheduled first comes first."""
         self._pushes += 1
         return self._pushes
 
-    def _due(self, entry: Entry) -> float:
+    def _due(self, member: MemberState) -> float:
         """When the judgement of a living peer goes on."""
-        interval, watch = entry.interval, entry.watch
+        interval, watch = member.interval, member.watch
         if watch is None:
-            return entry.seen + self._config.stale * interval
+            return member.seen + self._config.stale * interval
         if watch.direct_at > -math.inf:
-            since = max(entry.seen, watch.direct_since)
-            if watch.stage is Stage.FRESH:
+            since = max(member.seen, watch.direct_since)
+            if watch.liveness is Liveness.ALIVE:
                 return since + PROBE * interval
-            if watch.stage is Stage.PROBED:
-                return since + ACCUSE * interval
+            if watch.liveness is Liveness.PROBED:
+                return since + SUSPECT * interval
             end = since + self._config.expiry * interval
         else:
-            end = entry.seen + self._config.stale * interval
-        if watch.stage is Stage.ACCUSED:
-            end = min(end, watch.accused_at + CONFIRM * interval)
+            end = member.seen + self._config.stale * interval
+        if watch.liveness is Liveness.SUSPECTED:
+            end = min(end, watch.suspected_at + CONFIRM * interval)
         return end

@@ -28,19 +28,19 @@ from p2p.membership.heartbeat import SignedHeartbeat
 PROBE: Final = 1.5
 """Intervals after which a silent peer is asked itself. One heartbeat may come half an interval
 late."""
-ACCUSE: Final = 2.0
+SUSPECT: Final = 2.0
 """Intervals after which everybody is asked: a second heartbeat is due now."""
 CONFIRM: Final = 0.8
-"""Intervals an accused peer has to speak up. With `ACCUSE` this makes 2.8: at 5 s a death is
+"""Intervals an accused peer has to speak up. With `SUSPECT` this makes 2.8: at 5 s a death is
 known 14 s after the last heartbeat plus the time of the flood, within 15 s of the death."""
 
 
-class Stage(Enum):
+class Liveness(Enum):
     """How far the judgement of a silent peer has come."""
 
-    FRESH = "fresh"
+    ALIVE = "fresh"
     PROBED = "probed"
-    ACCUSED = "accused"
+    SUSPECTED = "suspected"
 
 
 @dataclass(slots=True)
@@ -55,14 +55,14 @@ class Watch:
     """When it last beat to us itself; minus infinity if it does not."""
     direct_since: float = -math.inf
     """Since when we may expect that; its silence before that means nothing."""
-    stage: Stage = Stage.FRESH
-    accused_at: float = math.inf
+    liveness: Liveness = Liveness.ALIVE
+    suspected_at: float = math.inf
     was_asked: bool = False
     """Whether we asked it ourselves since it was accused, in vain."""
 
 
 @dataclass(slots=True)
-class Entry:
+class MemberState:
     """A living peer. There are hundreds in each view, of which few have a `watch`."""
 
     signed: SignedHeartbeat
@@ -88,21 +88,25 @@ class Entry:
     def __post_init__(self) -> None:
         self.peer = self.signed.heartbeat.peer
         self.prefix = prefix_of(self.signed.heartbeat.profile.addrs)
-        self.hear(self.signed, self.seen)
+        self.record_heartbeat(self.signed, self.seen)
 
-    def hear(self, signed: SignedHeartbeat, now: float) -> None:
+    def record_heartbeat(self, signed: SignedHeartbeat, now: float) -> None:
         """Its newest heartbeat has come."""
         heartbeat = signed.heartbeat
         self.signed, self.seen = signed, now
         self.seqno, self.policy = heartbeat.seqno, heartbeat.profile.policy
         watch = self.watch
         if watch is not None:
-            watch.stage, watch.accused_at, watch.was_asked = Stage.FRESH, math.inf, False
+            watch.liveness, watch.suspected_at, watch.was_asked = (
+                Liveness.ALIVE,
+                math.inf,
+                False,
+            )
 
     @property
-    def stage(self) -> Stage:
+    def liveness(self) -> Liveness:
         """How far the judgement of its silence has come."""
-        return Stage.FRESH if self.watch is None else self.watch.stage
+        return Liveness.ALIVE if self.watch is None else self.watch.liveness
 
     @property
     def direct_at(self) -> float:
@@ -118,7 +122,7 @@ class Entry:
     def is_watched(self) -> bool:
         """Whether its silence must be judged to the second."""
         watch = self.watch
-        return watch is not None and (watch.direct_at > -math.inf or watch.stage is Stage.ACCUSED)
+        return watch is not None and (watch.direct_at > -math.inf or watch.liveness is Liveness.SUSPECTED)
 
     def watched(self) -> Watch:
         """Its watch, from now on."""
@@ -126,16 +130,20 @@ class Entry:
             self.watch = Watch()
         return self.watch
 
+    def is_candidate(self, now: float) -> bool:
+        """Whether it may be asked to be a neighbour."""
+        return self.liveness is Liveness.ALIVE and self.avoid_until <= now
+
     def is_heard(self, now: float) -> bool:
         """Whether it beat to us itself a moment ago: no accusation can impress us."""
         return now - self.direct_at < PROBE * self.interval
 
 
 @dataclass(frozen=True, slots=True)
-class Grave:
+class Tombstone:
     """A peer that died or left."""
 
     signed: SignedHeartbeat
     when: float
-    healable: bool
+    may_be_partitioned: bool
     """Whether it may live on the other side of a partition: it did not say good-bye."""

@@ -9,9 +9,9 @@ from typing import Final
 
 from p2p.identity import PeerId
 from p2p.membership.config import MembershipConfig
-from p2p.membership.core.dissemination import Quotas, TokenBucket
-from p2p.membership.core.member_list import View
-from p2p.membership.core.member_state import Stage
+from p2p.membership.core.member_list import MemberList
+from p2p.membership.core.member_state import Liveness
+from p2p.membership.core.quotas import PeerQuotas, TokenBucket
 from p2p.membership.messages import MAX_KEYS, Digest
 
 BURST_INTERVALS: Final = 16
@@ -19,7 +19,7 @@ BURST_INTERVALS: Final = 16
 REFRESH_AGE: Final = 60.0
 """Intervals after which a member's heartbeat is fetched again though nothing in its digest
 changed: as long before it is `stale` (120), time for several neighbours to name it."""
-LEISURE: Final = 3.0
+BATCH_INTERVALS: Final = 3.0
 """Intervals between two requests that can wait, so that one message asks for several
 heartbeats: for what is old, and for `FEW_SEATS`."""
 UNKNOWN_AT_CAPACITY: Final = 1 / 4
@@ -42,17 +42,25 @@ MAX_ASKED: Final = 1024
 class Pull:
     """Decides what to ask for, and remembers what was asked."""
 
-    __slots__ = ("_asked", "_budget", "_empty", "_interval", "_leisure_at", "_unknown", "_view")
+    __slots__ = (
+        "_asked",
+        "_batch_at",
+        "_budget",
+        "_interval",
+        "_members",
+        "_unanswered",
+        "_unknown",
+    )
 
-    def __init__(self, view: View, config: MembershipConfig) -> None:
-        self._view = view
+    def __init__(self, members: MemberList, config: MembershipConfig) -> None:
+        self._members = members
         self._interval = config.interval
         burst = BURST_INTERVALS * config.refresh
         self._budget = TokenBucket(config.refresh / config.interval, burst, burst, -math.inf)
         self._asked: dict[bytes, tuple[float, PeerId]] = {}
         """When, and whom, longest ago first."""
-        self._empty = Quotas(UNANSWERED_PER_INTERVAL / config.interval, UNANSWERED)
-        self._leisure_at = -math.inf
+        self._unanswered = PeerQuotas(UNANSWERED_PER_INTERVAL / config.interval, UNANSWERED)
+        self._batch_at = -math.inf
         self._unknown = TokenBucket(UNKNOWN_AT_CAPACITY / config.interval, 1, 1, -math.inf)
 
     def was_asked(self, key: bytes) -> bool:
@@ -65,49 +73,51 @@ class Pull:
 
     def wanted(self, digests: Iterable[Digest], source: PeerId, now: float) -> tuple[bytes, ...]:
         """The keys to ask ``source``, the sender of ``digests``, for."""
-        asked, named = self._asked, self._view.named
+        asked, by_key = self._asked, self._members.by_key
         if asked:
             self._give_up(now)
-        if not self._empty.has(source, now):
+        if not self._unanswered.has(source, now):
             return ()
-        leisure = now >= self._leisure_at
-        room = self._view.room - len(asked)  # who is on the way needs some of it
-        if room <= FEW_SEATS and not leisure and not self._view.is_sparse():
+        is_batch = now >= self._batch_at
+        room = self._members.room - len(asked)  # who is on the way needs some of it
+        if room <= FEW_SEATS and not is_batch and not self._members.is_sparse():
             room = 0
-        is_curious = leisure and self._unknown.available(now) >= 1
+        may_ask_unknown = is_batch and self._unknown.available(now) >= 1
         keys: list[bytes] = []
         for key, seqno, policy in digests:
-            entry = named(key)
-            if entry is None:
-                if (room <= 0 and not is_curious) or key in asked or self._view.is_old(key, seqno):
+            member = by_key(key)
+            if member is None:
+                if (room <= 0 and not may_ask_unknown) or key in asked:
+                    continue
+                if self._members.is_outdated(key, seqno):
                     continue
                 if room <= 0:
-                    is_curious = not self._unknown.take(1, now)
+                    may_ask_unknown = not self._unknown.take(1, now)
                 room -= 1
             elif (
-                seqno <= entry.seqno
+                seqno <= member.seqno
                 or (
-                    policy == entry.policy
-                    and (not leisure or now - entry.seen <= REFRESH_AGE * entry.interval)
-                    and ((watch := entry.watch) is None or watch.stage is Stage.FRESH)
+                    policy == member.policy
+                    and (not is_batch or now - member.seen <= REFRESH_AGE * member.interval)
+                    and ((watch := member.watch) is None or watch.liveness is Liveness.ALIVE)
                 )
                 or key in asked
-                or (entry.stage is Stage.FRESH and not self._has_plenty(now))
+                or (member.liveness is Liveness.ALIVE and not self._has_plenty(now))
             ):
                 continue
             if len(keys) == MAX_KEYS or len(asked) == MAX_ASKED or not self._budget.take(1, now):
                 break
             keys.append(key)
             asked[key] = now, source
-        if keys and leisure:
-            self._leisure_at = now + LEISURE * self._interval
+        if keys and is_batch:
+            self._batch_at = now + BATCH_INTERVALS * self._interval
         return tuple(keys)
 
     def _give_up(self, now: float) -> None:
         """What was asked for an interval ago will not come."""
         asked = self._asked
         while asked and asked[oldest := next(iter(asked))][0] <= now - self._interval:
-            self._empty.charge(asked.pop(oldest)[1], now)
+            self._unanswered.charge(asked.pop(oldest)[1], now)
 
     def _has_plenty(self, now: float) -> bool:
         """Whether the budget is large enough for what is no news of the unknown or the

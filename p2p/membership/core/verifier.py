@@ -34,7 +34,7 @@ MAX_CLOCKS: Final = 64
 """Peers remembered whose clocks are not ours: enough for a median."""
 
 
-class Judge:
+class HeartbeatVerifier:
     """Checks heartbeats, counts what is dropped, penalises whose fault it is."""
 
     __slots__ = (
