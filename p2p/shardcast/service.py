@@ -85,7 +85,7 @@ class Shardcast:
         self._changed = trio.Event()
         self._timer: Timer | None = None
         self._timer_at = math.inf
-        # One entry per policy that is fetched or dropped, and the core fetches two at a time.
+        # One job per policy that is fetched or dropped, and the core fetches two at a time.
         self._jobs, self._jobs_out = trio.open_memory_channel[ev.Finish | ev.Abandon](math.inf)
 
     def __repr__(self) -> str:
@@ -100,8 +100,7 @@ class Shardcast:
 
     @property
     def fetching(self) -> tuple[PolicyVersion, float] | None:
-        """The newest version that is on its way and the share of its chunks that is here, if
-        there is one."""
+        """The newest version on its way, if there is one, and the share of it that is here."""
         coming = [download for download in self._core.downloads if not download.stored]
         newest = max(coming, key=lambda download: download.manifest.version, default=None)
         return (newest.manifest.version, newest.share) if newest is not None else None
@@ -212,8 +211,7 @@ class Shardcast:
     # What the host and the disk report
 
     def handle(self, event: ev.Event) -> list[ev.Effect]:
-        """Let the core judge ``event`` and do what it asks. Raises `BadMessage` when a peer is
-        at fault."""
+        """Let the core judge ``event``, do what it asks. `BadMessage` is the peer's fault."""
         if self._nursery.cancel_scope.cancel_called:
             return []  # gossip outlives this service, and goes on to bring announcements
         effects = self._core.handle(event, self._world.now())
@@ -273,8 +271,7 @@ class Shardcast:
         self.handle(ev.Heard(peer, decode_message_untrusted(data)))
 
     async def read_bulk(self, stream: Stream) -> None:
-        """A `StreamHandler`: take chunks as fast as the disk does, on one stream per peer: the
-        newest."""
+        """A `StreamHandler`: take chunks as fast as the disk does, on a peer's newest stream."""
         before = self._readers.pop(stream.peer, None)
         if before is not None:
             before.cancel()
@@ -342,8 +339,7 @@ class Shardcast:
             self._disk_refused(error)
 
     def _disk_refused(self, error: StorageError) -> None:
-        """Go on without the disk: serve what is held, fetch nothing until `_mend_disk` says
-        so."""
+        """Serve what is held, and fetch nothing until `_mend_disk` has found room."""
         self.stats.note_disk(refuses=True)
         self._disk.note_failure(error)
         self.handle(ev.Unwritable())
@@ -426,8 +422,7 @@ class Shardcast:
 
     @contextmanager
     def meeting_the_swarm(self) -> Iterator[None]:
-        """Work and hear peers for the length of the block. Entered once, by
-        `open_shardcast`."""
+        """Work and hear peers for the length of the block. Entered by `open_shardcast`."""
         self._nursery.start_soon(self._do_jobs)
         self._nursery.start_soon(self._mend_disk)
         with (
