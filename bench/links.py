@@ -20,11 +20,11 @@ from typing import Final
 import trio
 
 from bench.report import Ratio, Report
+from sim.lab.link_model.maxmin import broadcast_times
+from sim.lab.link_model.processes import open_lab
+from sim.lab.link_model.simulated import simulated_times
+from sim.lab.link_model.topologies import TOPOLOGIES, Topology
 from sim.lab.namespaces import CUBIC, reason_to_skip
-from sim.lab.real import open_lab
-from sim.lab.simulated import simulated_times
-from sim.lab.topologies import TOPOLOGIES, Topology
-from sim.maxmin import broadcast_times
 
 LAST: Final = "last machine"
 MACHINES: Final = "error of machines"

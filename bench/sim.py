@@ -22,12 +22,12 @@ from typing import Any, Final
 import trio
 
 from bench.report import Report
-from sim.kernel import run_bare, run_simulation
-from sim.runner import run_scenario
-from sim.scenario import load_scenario
-from sim.simulation import Simulation
-from sim.tape import recording
-from sim.world import SimWorld
+from sim.kernel.simulation import Simulation
+from sim.kernel.virtual_time import run_bare, run_simulation
+from sim.node.world import SimWorld
+from sim.run.runner import run_scenario
+from sim.run.scenario import load_scenario
+from sim.run.tape import recording
 
 Figures = dict[str, float]
 

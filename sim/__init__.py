@@ -4,9 +4,9 @@
 """
 
 from sim.errors import NodeFailed, SimDeadlock, SimForbidden, SimStuck, SimulationError
-from sim.kernel import Outcome, run_simulation
-from sim.simulation import SimOptions, Simulation
-from sim.world import SimWorld
+from sim.kernel.simulation import SimOptions, Simulation
+from sim.kernel.virtual_time import Outcome, run_simulation
+from sim.node.world import SimWorld
 
 __all__ = [
     "NodeFailed",

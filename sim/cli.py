@@ -34,23 +34,24 @@ from p2p.node.usage import (
     whole_number,
     write_text,
 )
-from sim.diff import Side, first_difference
 from sim.errors import SimulationError
-from sim.faults import Fault, plan_from_table, save_plan
+from sim.faults.plan import Fault, plan_from_table, save_plan
+from sim.faults.shrink import shrink
+from sim.kernel.simulation import SimOptions, Simulation
+from sim.kernel.trace import EVERYTHING
 from sim.lab.namespaces import LabUnavailable
-from sim.perfetto import write_perfetto
-from sim.report import report, sweep_report
-from sim.runner import Progress as Report, Result, check_scenario, run_scenario
-from sim.scenario import (
+from sim.run.diff import Side, first_difference
+from sim.run.perfetto import write_perfetto
+from sim.run.report import report, sweep_report
+from sim.run.runner import Progress as Report, Result, check_scenario, run_scenario
+from sim.run.scenario import (
     Scenario,
     load_scenario,
     scenario_from_table,
     scenario_names,
     scenario_to_table,
 )
-from sim.shrink import shrink
-from sim.simulation import SimOptions, Simulation
-from sim.sweep import (
+from sim.run.sweep import (
     Run,
     changed,
     describe,
@@ -61,7 +62,6 @@ from sim.sweep import (
     summarise,
     sweep,
 )
-from sim.trace import EVERYTHING
 
 EXIT_UNAVAILABLE: Final = 3
 """This machine has no level 3; the sentence says what is missing."""
@@ -170,7 +170,7 @@ def _scenario_parser(commands: Any, name: str, text: str, *, seed: bool = True) 
 
 
 def _changes(options: argparse.Namespace) -> dict[str, Any]:
-    """What the options change of a scenario, as `sim.sweep.changed` takes it."""
+    """What the options change of a scenario, as `sim.run.sweep.changed` takes it."""
     given = {"nodes": options.nodes, "level": options.level, "duration": options.duration}
     return {key: value for key, value in given.items() if value is not None}
 

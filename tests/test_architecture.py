@@ -54,7 +54,7 @@ BROAD_EXCEPTS = {
     "roles/envs/contained.py": 1,  # an environment is foreign code, called for every stranger's completions
     "p2p/swarm.py": 1,  # a bug that one peer can trigger must not take every peer down
     "p2p/node/rundoc.py": 1,  # a stranger's bytes in another package's reader
-    "sim/queue.py": 1,  # past this frame trio would take a failed callback for its own bug
+    "sim/kernel/queue.py": 1,  # past this frame trio would take a failed callback for its own bug
 }
 
 SLEEP_IN_LOOP = {

@@ -1,4 +1,4 @@
-"""Faults that real processes and lines can have: the kinds of `sim.faults` that level 3 knows."""
+"""Faults that real processes and lines can have: the kinds of `sim.faults.plan` that level 3 knows."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from p2p.errors import ConfigError
-from sim.bends import Bends
-from sim.faults import Fault
-from sim.lab.street import House, Street
-from sim.link import LinkSpec
+from sim.faults.overlapping_faults import Bends
+from sim.faults.plan import Fault
+from sim.lab.machines import House, Street
+from sim.net.link import LinkSpec
 
 Undo = Callable[[], Awaitable[None]]
 Act = Callable[["Director", House, Fault], Awaitable[Undo]]

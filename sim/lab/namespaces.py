@@ -28,7 +28,7 @@ from typing import IO, Final
 import trio
 
 from sim.errors import SimulationError
-from sim.link import LinkSpec
+from sim.net.link import LinkSpec
 
 BURST: Final = "32kb"
 QUEUE: Final = 0.1

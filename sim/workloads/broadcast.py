@@ -19,11 +19,11 @@ from p2p.identity import PeerId
 from p2p.shardcast.forest import Forest, Roster, RosterEntry, plant
 from p2p.shardcast.manifest import PolicyVersion
 from sim.errors import SimulationError
-from sim.fabric import Fabric, Lane
-from sim.link import LinkSpec, drawn_link
-from sim.queue import SECOND, Owner
-from sim.scenario import Scenario
-from sim.simulation import Simulation
+from sim.kernel.queue import SECOND, Owner
+from sim.kernel.simulation import Simulation
+from sim.net.fabric import Fabric, Lane
+from sim.net.link import LinkSpec, drawn_link
+from sim.run.scenario import Scenario
 
 NOTICE = 2 * SECOND
 """Until a relay's death is acted upon: a reset is seen at once, a silent death by the first stall."""

@@ -14,9 +14,9 @@ import trio
 from p2p.errors import ConfigError
 from p2p.identity import PeerId
 from p2p.membership import Change, MemberEvent, Membership, MembershipConfig, open_membership
-from sim.churn import DAY, PRESETS, Churn as ChurnDriver, ChurnModel, Lognormal, Session, read_sessions
-from sim.scenario import Scenario, place_of
-from sim.swarm import SimNode, Swarm
+from sim.faults.churn import DAY, PRESETS, Churn as ChurnDriver, ChurnModel, Lognormal, Session, read_sessions
+from sim.node.swarm import SimNode, Swarm
+from sim.run.scenario import Scenario, place_of
 from sim.workloads.supervision import supervise
 
 GONE: Final = frozenset({Change.LEFT, Change.DIED, Change.FORGOTTEN})

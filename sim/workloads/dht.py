@@ -17,8 +17,8 @@ import trio
 from p2p.dht import Dht, DhtConfig, open_dht
 from p2p.dht.record import Record
 from p2p.identity import PeerId
-from sim.scenario import Scenario
-from sim.swarm import SimNode, Swarm
+from sim.node.swarm import SimNode, Swarm
+from sim.run.scenario import Scenario
 
 NAMESPACE: Final = "edition"
 SEEDS: Final = 3
@@ -31,7 +31,7 @@ CONFIG: Final = DhtConfig(
 
 
 class Editions:
-    """A `sim.scenario.Workload`."""
+    """A `sim.run.scenario.Workload`."""
 
     parameters: ClassVar[Sequence[str]] = ("last_reading", "lifetime", "publish_until", "publish", "read")
 

@@ -1,11 +1,14 @@
-"""How does a policy spread over real SHARDCAST nodes, some of which are late, slow, lying or dead? (L1)
+"""How does a policy spread over real SHARDCAST nodes, some of which are late, slow, lying or
+dead? (L1)
 
-The origin publishes a version each ``interval``, from a task of its own life, so that it dies with it and
-goes on after a restart with the newest that is due. The roster is the workload's: everybody who has joined,
-with the upload he claims. Announcements go straight to all, since gossip is another scenario's question.
+The origin publishes a version each ``interval``, from a task of its own life, so that it dies
+with it and goes on after a restart with the newest that is due. The roster is the workload's:
+everybody who has joined, with the upload he claims. Announcements go straight to all, since
+gossip is another scenario's question.
 
-Who is late, slow or dishonest is in `sim.workloads.parts`; what a scenario's faults do comes on top. Whether
-a liar or a dripper gets its policy is not asked. Versions may be skipped: whoever holds a newer one has this.
+Who is late, slow or dishonest is in `sim.workloads.participants`; what a scenario's faults do
+comes on top. Whether a liar or a dripper gets its policy is not asked. Versions may be skipped:
+whoever holds a newer one has this.
 """
 
 from __future__ import annotations
@@ -30,10 +33,10 @@ from p2p.shardcast import (
     open_shardcast,
 )
 from p2p.shardcast.forest import Forest, Roster, plant
-from sim.link import MBIT
-from sim.scenario import Scenario
-from sim.swarm import SimNode, Swarm
-from sim.workloads.parts import ORIGIN, PART_PARAMETERS, Part, bent_host, cast_parts
+from sim.net.link import MBIT
+from sim.node.swarm import SimNode, Swarm
+from sim.run.scenario import Scenario
+from sim.workloads.participants import ORIGIN, PART_PARAMETERS, Part, bent_host, cast_parts
 
 ANNOUNCE: Final = ProtocolId("/sim/announce/1.0.0")
 RUN: Final = b"simulated run"
@@ -180,7 +183,8 @@ class Policies:
         swarm.simulation.plot("bytes sent by the origin", swarm.nodes[ORIGIN].endpoint.sent)
 
     def _delays(self, receivers: Sequence[SimNode], version: int) -> list[float]:
-        """Seconds until each who was there had ``version`` or a newer one; infinite if never."""
+        """Seconds until each who was there had ``version`` or a newer one; infinite if
+        never."""
         published = self._published[version]
         delays = []
         for node in receivers:
@@ -254,7 +258,8 @@ class Policies:
         }
 
     def _late(self, receivers: Sequence[SimNode]) -> dict[str, float]:
-        """How long those who came late took to get the newest there was, and whom it cost what."""
+        """How long those who came late took to get the newest there was, and whom it cost
+        what."""
         late = [node for node in receivers if self._parts[node.name].joins > 0]
         if not late:
             return {}
@@ -275,7 +280,8 @@ class Policies:
         }
 
     def _depth(self, swarm: Swarm) -> int:
-        """Hops from the origin to the farthest in the forest of the last roster (as it would be now)."""
+        """Hops from the origin to the farthest in the forest of the last roster (as it would be
+        now)."""
         origin = swarm.nodes[ORIGIN]
         roster = Roster.sign(origin.world.signer, RUN, 1, self._roster(origin))
         return depth_of(plant(roster, PolicyVersion(max(self._published, default=1))))

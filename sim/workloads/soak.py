@@ -38,9 +38,9 @@ from p2p.shardcast.manifest import PolicyVersion
 from roles.envs.base import environment_digest
 from roles.run import Run, Terms, sign_run
 from roles.run.file import Delivery, EnvironmentPin, Model
-from sim.connection import End
-from sim.scenario import Scenario
-from sim.swarm import SimNode, Swarm
+from sim.node.connection import End
+from sim.node.swarm import SimNode, Swarm
+from sim.run.scenario import Scenario
 from sim.workloads.policies import make_weights
 from sim.workloads.spine import STAMP_BITS
 
@@ -57,13 +57,13 @@ LISTED: Final = 10
 POLICY_BYTES: Final = 64 * 1024
 TABLES: Final = (dict, list, deque, set, bytearray)
 STOPS: Final = (
-    "sim.simulation",
-    "sim.queue",
-    "sim.fabric",
-    "sim.swarm",
-    "sim.world",
-    "sim.disk",
-    "sim.clock",
+    "sim.kernel.simulation",
+    "sim.kernel.queue",
+    "sim.net.fabric",
+    "sim.node.swarm",
+    "sim.node.world",
+    "sim.node.disk",
+    "sim.node.clock",
 )
 """Modules whose objects the walk does not enter: the stage, which all nodes share."""
 
@@ -91,7 +91,7 @@ class Table:
 
 
 class Soak:
-    """A `sim.scenario.Workload`."""
+    """A `sim.run.scenario.Workload`."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, Node] = {}

@@ -22,8 +22,8 @@ from roles.rl.recipe import Recipe
 from roles.run import Run, Terms, sign_run
 from roles.run.file import Delivery, EnvironmentPin, Model
 from roles.summary import SwarmStatus
-from sim.scenario import Scenario
-from sim.swarm import NodeMain, SimNode, Swarm
+from sim.node.swarm import NodeMain, SimNode, Swarm
+from sim.run.scenario import Scenario
 from sim.workloads.supervision import supervise
 
 CAST: Final[Mapping[str, str]] = {
@@ -42,7 +42,7 @@ LOOK: Final = 0.5
 
 
 class Spine:
-    """A `sim.scenario.Workload`."""
+    """A `sim.run.scenario.Workload`."""
 
     parameters: ClassVar[Sequence[str]] = (
         "steps",

@@ -18,10 +18,10 @@ from p2p.errors import PeerUnreachable
 from p2p.host import MAX_MESSAGE
 from p2p.identity import PeerId, ProtocolId
 from p2p.shardcast import PolicyVersion, RosterEntry, Shardcast, ShardcastConfig, open_shardcast
-from sim.host import SimHost
-from sim.link import behind_nat, drawn_link
-from sim.scenario import Scenario
-from sim.swarm import SimNode, Swarm
+from sim.net.link import behind_nat, drawn_link
+from sim.node.host import SimHost
+from sim.node.swarm import SimNode, Swarm
+from sim.run.scenario import Scenario
 
 ANNOUNCE = ProtocolId("/sim/announce/1.0.0")
 RUN = b"simulated run"

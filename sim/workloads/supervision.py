@@ -10,7 +10,7 @@ import logging
 from typing import Final
 
 from p2p.errors import StorageError
-from sim.swarm import NodeMain, SimNode
+from sim.node.swarm import NodeMain, SimNode
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from p2p.errors import StorageError
 from p2p.identity import KeyPair, verify
 from p2p.machine import RealWorld
 from roles.run import Ledger, open_ledger
-from sim.disk import DiskHandle, SimDisk
+from sim.node.disk import DiskHandle, SimDisk
 
 AUTHOR = KeyPair(b"a" * 32)
 SLOTS = 4096 + 80

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from roles.summary import SwarmStatus
-from sim.swarm import SimNode, Swarm
+from sim.node.swarm import SimNode, Swarm
 from tests.simulation.test_roles_faults import CAST, Play, perform, validators
 
 HARM: Final = ("flipped", "cut", "removed")

@@ -15,13 +15,13 @@ import pytest
 import trio
 import trio.testing
 
-from sim.lab.broadcast import Broadcast
+from sim.lab.link_model.broadcast import Broadcast
+from sim.lab.link_model.maxmin import broadcast_times
+from sim.lab.link_model.processes import open_lab
+from sim.lab.link_model.simulated import simulated_times
+from sim.lab.link_model.topologies import TOPOLOGIES, Place, Topology
 from sim.lab.namespaces import LabError, reason_to_skip
-from sim.lab.real import open_lab
-from sim.lab.simulated import simulated_times
-from sim.lab.topologies import TOPOLOGIES, Place, Topology
-from sim.link import LinkSpec
-from sim.maxmin import broadcast_times
+from sim.net.link import LinkSpec
 
 RATE = 10.0
 ANY = ""
@@ -124,7 +124,7 @@ async def test_a_machine_that_dies_ends_the_run() -> None:
 
 ORPHANED = """
 import sys, trio
-from sim.lab.real import open_lab
+from sim.lab.link_model.processes import open_lab
 from tests.simulation.test_lab import ANY, CHAIN
 
 async def main():

@@ -17,17 +17,17 @@ import trio
 from p2p.errors import ConfigError
 from p2p.node.process import locked_folder
 from sim.cli import EXIT_UNAVAILABLE, main
-from sim.faults import Fault
-from sim.keys import KeyRing
+from sim.faults.plan import Fault
+from sim.kernel.keys import KeyRing
+from sim.lab.machines import FOLDER_PREFIX, House, Setting, Street, open_street, sweep_leftovers
 from sim.lab.namespaces import CAPABILITIES, LabError, _missing_capabilities, reason_to_skip
-from sim.lab.play import MAX_NODES, check
-from sim.lab.street import FOLDER_PREFIX, House, Setting, Street, open_street, sweep_leftovers
-from sim.link import LinkSpec
-from sim.runner import Result, run_scenario
-from sim.scenario import DrawnFaults, Scenario, load_scenario
-from sim.workloads.nodes.cast import Cast
-from sim.workloads.nodes.real import toml_of
-from sim.workloads.nodes.tale import Tale, measure
+from sim.net.link import LinkSpec
+from sim.run.real import MAX_NODES, check
+from sim.run.runner import Result, run_scenario
+from sim.run.scenario import DrawnFaults, Scenario, load_scenario
+from sim.workloads.nodes.deployment import Cast
+from sim.workloads.nodes.metrics import Tale, measure
+from sim.workloads.nodes.processes import toml_of
 
 SMALL = replace(
     load_scenario("lab_broadcast"),
@@ -187,7 +187,7 @@ def shaped_lines() -> None:
 @pytest.mark.usefixtures("shaped_lines")
 def test_real_nodes_answer_the_same_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lines bind (nobody beats the bound), a killed process comes back, and nothing is left behind."""
-    monkeypatch.setattr("sim.lab.street.MEMORY", tmp_path)
+    monkeypatch.setattr("sim.lab.machines.MEMORY", tmp_path)
     interfaces = sorted(os.listdir("/sys/class/net"))
     real = play(KILLED, 3)
     assert real.metrics.keys() == play(KILLED, 1).metrics.keys()
@@ -248,7 +248,7 @@ async def test_a_house_is_wiped_and_its_program_started_again() -> None:
 
 OWNER = """
 import json, os, sys, trio
-from sim.lab.street import Setting, open_street
+from sim.lab.machines import Setting, open_street
 from tests.simulation.test_nodes import one_house, said_by
 
 PROGRAM = "import json, os, sys; print(json.dumps({'pid': os.getpid()}), flush=True); sys.stdin.read()"
@@ -282,7 +282,7 @@ def test_nothing_outlives_a_street_whose_owner_is_killed() -> None:
 def test_leftovers_are_swept_and_streets_in_use_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sim.lab.street.MEMORY", tmp_path)
+    monkeypatch.setattr("sim.lab.machines.MEMORY", tmp_path)
     used, dead = tmp_path / f"{FOLDER_PREFIX}used", tmp_path / f"{FOLDER_PREFIX}dead"
     (dead / "n1").mkdir(parents=True)
     (dead / "n1" / "key").write_text("x")

@@ -10,15 +10,15 @@ from random import Random
 import pytest
 
 from roles.engines.config import DeviceProfile
-from sim.link import MBIT
-from sim.profiles import DEVICES, MODELS, Machine, machine_named
-from sim.runner import Result, run_scenario
-from sim.scenario import load_scenario
-from sim.workloads.intellect2 import MAX_SPAN, Payload, digest_of
-from sim.workloads.parts import ORIGIN, cast_parts
+from sim.net.link import MBIT
+from sim.run.runner import Result, run_scenario
+from sim.run.scenario import load_scenario
+from sim.workloads.intellect2.reference import FILE
+from sim.workloads.intellect2.shardcast import MAX_SPAN, Payload, digest_of
+from sim.workloads.intellect2.sites import generate
+from sim.workloads.participants import ORIGIN, cast_parts
 from sim.workloads.policies import percentile
-from sim.workloads.sites import generate
-from sim.workloads.static_tree import FILE
+from sim.workloads.profiles import DEVICES, MODELS, Machine, machine_named
 
 SMALL: Mapping[str, float] = {"policy_bytes": 600_000, "chunk_bytes": 32_768}
 

@@ -11,11 +11,11 @@ import pytest
 
 from p2p.errors import ConfigError
 from sim.cli import main
-from sim.faults import KINDS, Fault
-from sim.report import report, sweep_report
-from sim.runner import run_scenario
-from sim.scenario import Scenario, load_scenario, scenario_from_table, scenario_names
-from sim.sweep import changed, grid, run_one, summarise
+from sim.faults.plan import KINDS, Fault
+from sim.run.report import report, sweep_report
+from sim.run.runner import run_scenario
+from sim.run.scenario import Scenario, load_scenario, scenario_from_table, scenario_names
+from sim.run.sweep import changed, grid, run_one, summarise
 
 
 @pytest.mark.parametrize("name", scenario_names())

@@ -15,15 +15,15 @@ from hypothesis import given, settings, strategies as st
 from p2p.errors import ConfigError
 from p2p.identity import ProtocolId
 from p2p.multiaddr import Multiaddr
-from sim.clock import Pace
 from sim.errors import NodeFailed
-from sim.faults import KINDS, Fault, apply_plan, draw_plan, plan_from_table, plan_to_json, save_plan
-from sim.kernel import run_simulation
-from sim.link import LinkSpec
-from sim.queue import SECOND
-from sim.shrink import shrink
-from sim.simulation import Simulation
-from sim.swarm import SimNode, Swarm, open_swarm
+from sim.faults.plan import KINDS, Fault, apply_plan, draw_plan, plan_from_table, plan_to_json, save_plan
+from sim.faults.shrink import shrink
+from sim.kernel.queue import SECOND
+from sim.kernel.simulation import Simulation
+from sim.kernel.virtual_time import run_simulation
+from sim.net.link import LinkSpec
+from sim.node.clock import Pace
+from sim.node.swarm import SimNode, Swarm, open_swarm
 
 NAMES = [f"n{number}" for number in range(6)]
 

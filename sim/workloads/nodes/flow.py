@@ -8,13 +8,13 @@ from dataclasses import replace
 from p2p.errors import ConfigError
 from p2p.shardcast import PolicyVersion, RosterEntry
 from p2p.shardcast.forest import Forest, Roster, plant
-from sim.link import MBIT
-from sim.scenario import Scenario
-from sim.simulation import Simulation
+from sim.kernel.simulation import Simulation
+from sim.net.link import MBIT
+from sim.run.scenario import Scenario
 from sim.workloads.broadcast import Broadcast, FlowNode
-from sim.workloads.nodes.cast import Cast
-from sim.workloads.nodes.tale import bound_seconds
-from sim.workloads.parts import ORIGIN
+from sim.workloads.nodes.deployment import Cast
+from sim.workloads.nodes.metrics import bound_seconds
+from sim.workloads.participants import ORIGIN
 
 
 class Flow(Broadcast):

@@ -1,10 +1,12 @@
-"""How does a policy spread over whole nodes: run file, membership, DHT, gossip, SHARDCAST? (L0 to L3)
+"""How does a policy spread over whole nodes: run file, membership, DHT, gossip, SHARDCAST? (L0
+to L3)
 
-Everybody joins through the origin and the first receiver, as a command line would tell them; the origin
-publishes once it knows everybody, a version each ``interval``. Nothing is arranged behind the nodes' backs:
-the roster is what heartbeats say, announcements go by gossip. Parameters are those of `sim.workloads.parts`
-(without liars and drippers) and ``policy_bytes``, ``chunk_bytes``, ``versions``, ``interval``, ``first_at``;
-for real lines also ``queue`` (seconds) and ``congestion`` (a name), see `sim.lab.street.Setting`.
+Everybody joins through the origin and the first receiver, as a command line would tell them;
+the origin publishes once it knows everybody, a version each ``interval``. Nothing is arranged
+behind the nodes' backs: the roster is what heartbeats say, announcements go by gossip.
+Parameters are those of `sim.workloads.participants` (without liars and drippers) and
+``policy_bytes``, ``chunk_bytes``, ``versions``, ``interval``, ``first_at``; for real lines also
+``queue`` (seconds) and ``congestion`` (a name), see `sim.lab.machines.Setting`.
 """
 
 from __future__ import annotations
@@ -18,23 +20,23 @@ from p2p.host import Host
 from p2p.node.node import Node, open_node, run_roles
 from p2p.node.plugins import load_roles
 from p2p.node.role import Role
-from sim.lab.street import Street
-from sim.link import PAYLOAD_SHARE
-from sim.scenario import Scenario
-from sim.simulation import Simulation
-from sim.swarm import SimNode, Swarm
-from sim.workloads.nodes.cast import Cast
+from sim.kernel.simulation import Simulation
+from sim.lab.machines import Street
+from sim.net.link import PAYLOAD_SHARE
+from sim.node.swarm import SimNode, Swarm
+from sim.run.scenario import Scenario
+from sim.workloads.nodes.deployment import Cast
 from sim.workloads.nodes.flow import Flow
-from sim.workloads.nodes.real import LINGER, Company
-from sim.workloads.nodes.tale import Tale, measure
-from sim.workloads.parts import PART_PARAMETERS
+from sim.workloads.nodes.metrics import Tale, measure
+from sim.workloads.nodes.processes import LINGER, Company
+from sim.workloads.participants import PART_PARAMETERS
 
 LOOK: Final = 0.5
 """Virtual seconds between looks at who holds what."""
 
 
 class Nodes:
-    """A `sim.scenario.Workload` for every level."""
+    """A `sim.run.scenario.Workload` for every level."""
 
     levels: ClassVar[Sequence[int]] = (0, 1, 2, 3)
     parameters: ClassVar[Sequence[str]] = (
@@ -52,7 +54,8 @@ class Nodes:
         self._open: dict[str, list[tuple[Node, Sequence[Role]]]] = {}
 
     async def run(self, swarm: Swarm, scenario: Scenario) -> Mapping[str, float | int | str]:
-        """Play in a simulation until everybody holds the last policy, or the duration is over."""
+        """Play in a simulation until everybody holds the last policy, or the duration is
+        over."""
         self._scenario = scenario
         self._cast = cast = Cast(scenario, swarm.simulation.seed, swarm.simulation.keys)
         for name, part in cast.parts.items():

@@ -8,8 +8,8 @@ from dataclasses import replace
 from p2p.errors import StorageError
 from roles.run import open_ledger
 from roles.run.ledger import Ledger
-from sim.scenario import Scenario
-from sim.swarm import SimNode, Swarm
+from sim.node.swarm import SimNode, Swarm
+from sim.run.scenario import Scenario
 from tests.simulation.storms import Broken
 
 SEGMENT_BYTES = 2000
@@ -20,7 +20,7 @@ FSYNC = 0.05
 
 
 class LedgerStorm:
-    """A `sim.scenario.Workload`."""
+    """A `sim.run.scenario.Workload`."""
 
     def __init__(self) -> None:
         self._told: dict[str, list[bytes]] = {}
