@@ -1,4 +1,4 @@
-"""What several faults at once do to one thing of a node, and what is left of it when each of them ends."""
+"""What several faults at once do to one thing of a node, and what is left of it when each ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ Change = Callable[[T], T]
 
 
 @dataclass(slots=True)
-class _Bent(Generic[T]):
+class _Changed(Generic[T]):
+    """One thing of one node: what it is without faults, and what the current faults make of it."""
+
     whole: T
     changes: list[Change[T]] = field(default_factory=list)
 
@@ -26,34 +28,36 @@ class _Bent(Generic[T]):
         return value
 
 
-class Bends(Generic[T]):
-    """Changes to one thing (the line, the clock) of each node, applied in the order in which they came.
+class OverlappingChanges(Generic[T]):
+    """Changes to one thing (the line, the clock) of each node, in the order in which they began.
 
-    Faults overlap, and end in any order. To put back what was there before would let the second of two end
-    in the state that the first had made, for ever.
+    Faults overlap, and end in any order. A fault that put back what it had found would be wrong:
+    of two throttles, from 1 s to 5 s and from 3 s to 8 s, the second finds the line that the first
+    has narrowed, and would leave it narrow for ever at 8 s. So the whole value and the list of
+    changes are kept, and after each beginning and end the value is computed anew from both.
     """
 
     def __init__(self) -> None:
-        self._bent: dict[str, _Bent[T]] = {}
+        self._changed: dict[str, _Changed[T]] = {}
 
-    def bend(self, name: str, value: T, change: Change[T]) -> T:
-        """Begin a change; returns what is now. ``value`` is taken for whole if nothing else bends it."""
-        bent = self._bent.setdefault(name, _Bent(value))
-        bent.changes.append(change)
-        return bent.now()
+    def begin(self, name: str, value: T, change: Change[T]) -> T:
+        """Begin a change; returns what is now. ``value`` counts as whole if no other change runs."""
+        changed = self._changed.setdefault(name, _Changed(value))
+        changed.changes.append(change)
+        return changed.now()
 
-    def unbend(self, name: str, change: Change[T]) -> T:
-        """End a change; returns what the others leave of it."""
-        bent = self._bent[name]
-        bent.changes.remove(change)
-        if not bent.changes:
-            del self._bent[name]
-        return bent.now()
+    def end(self, name: str, change: Change[T]) -> T:
+        """End a change, which is known by its identity; returns what the others leave."""
+        changed = self._changed[name]
+        changed.changes.remove(change)
+        if not changed.changes:
+            del self._changed[name]
+        return changed.now()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Words:
-    """How truly a machine speaks. The default is a machine without faults."""
+class MessageFaults:
+    """What happens to the messages that a machine sends. The default is a machine without faults."""
 
     lies: float = 0.0
     """Share of its messages and stream segments in which a bit is flipped."""
@@ -65,15 +69,15 @@ class Words:
     """Share of its messages whose stream lags behind the others of their connection."""
 
 
-class Bent:
-    """All that faults can bend, of every machine by its name."""
+class OverlappingFaults:
+    """All that faults can change, of every machine by its name."""
 
     def __init__(self) -> None:
-        self.links: Bends[LinkSpec] = Bends()
-        self.disks: Bends[DiskModel] = Bends()
-        self.clocks: Bends[Pace] = Bends()
-        self.words: Bends[Words] = Bends()
-        self.clogs: Bends[float] = Bends()
+        self.links: OverlappingChanges[LinkSpec] = OverlappingChanges()
+        self.disks: OverlappingChanges[DiskModel] = OverlappingChanges()
+        self.clocks: OverlappingChanges[Pace] = OverlappingChanges()
+        self.messages: OverlappingChanges[MessageFaults] = OverlappingChanges()
+        self.clogs: OverlappingChanges[float] = OverlappingChanges()
         """Seconds of delay from one machine to another, by ``"one>other"``."""
-        self.places: Bends[int] = Bends()
+        self.answering: OverlappingChanges[int] = OverlappingChanges()
         """Number of the machine that answers in this one's place."""

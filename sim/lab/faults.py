@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from p2p.errors import ConfigError
-from sim.faults.overlapping_faults import Bends
+from sim.faults.overlapping_faults import OverlappingChanges
 from sim.faults.plan import Fault
 from sim.lab.machines import House, Street
 from sim.net.link import LinkSpec
@@ -22,7 +22,7 @@ class Director:
 
     def __init__(self, street: Street) -> None:
         self._street = street
-        self.bent_lines: Bends[LinkSpec] = Bends()
+        self.lines: OverlappingChanges[LinkSpec] = OverlappingChanges()
 
     async def play(self, fault: Fault) -> None:
         """One fault: wait for it, do it, undo it."""
@@ -81,23 +81,23 @@ async def _pause(director: Director, house: House, fault: Fault) -> Undo:
 
 
 async def _throttle(director: Director, house: House, fault: Fault) -> Undo:
-    return await _bend(
+    return await _change_line(
         director, house, lambda link: replace(link, up=link.up * fault.value, down=link.down * fault.value)
     )
 
 
 async def _drip(director: Director, house: House, fault: Fault) -> Undo:
-    return await _bend(director, house, lambda link: replace(link, up=fault.value))
+    return await _change_line(director, house, lambda link: replace(link, up=fault.value))
 
 
-async def _bend(director: Director, house: House, change: Callable[[LinkSpec], LinkSpec]) -> Undo:
-    bends = director.bent_lines
-    await house.reshape(bends.bend(house.name, house.link, change))
+async def _change_line(director: Director, house: House, change: Callable[[LinkSpec], LinkSpec]) -> Undo:
+    lines = director.lines
+    await house.reshape(lines.begin(house.name, house.link, change))
 
-    async def unbend() -> None:
-        await house.reshape(bends.unbend(house.name, change))
+    async def restore() -> None:
+        await house.reshape(lines.end(house.name, change))
 
-    return unbend
+    return restore
 
 
 KINDS: Final[Mapping[str, Act]] = {

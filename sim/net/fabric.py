@@ -17,15 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
+from p2p.identity import PeerId
+from p2p.multiaddr import Multiaddr
 from sim.kernel.queue import SECOND, Owner
 from sim.kernel.simulation import Simulation
 from sim.net.link import ACK_SHARE, ACKED_FROM, LinkSpec, cost_per_byte
-
-if TYPE_CHECKING:
-    from sim.node.host import SimHost
-    from sim.node.network import SimListener
 
 IDLE_TIMEOUT: Final = 15 * SECOND
 """How long a connection lives without hearing from the other side: three missed keep-alives."""
@@ -43,6 +41,32 @@ class Latency(Protocol):
 
     def __call__(self, one: Endpoint, other: Endpoint, /) -> float:
         """Seconds one way."""
+        ...
+
+
+class LocalHost(Protocol):
+    """What the network must know of the host that runs at an endpoint (`sim.node.host.SimHost`)."""
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Which peer answers there."""
+        ...
+
+    def refuses(self, peer: PeerId) -> bool:
+        """Whether it talks to ``peer`` at all."""
+        ...
+
+    def crash(self) -> None:
+        """Its process has ended: nothing that its tasks still do may reach another machine."""
+        ...
+
+
+class LocalListener(Protocol):
+    """Where raw streams come in at an endpoint (`sim.node.network.SimListener`)."""
+
+    @property
+    def addr(self) -> Multiaddr:
+        """Where it listens."""
         ...
 
 
@@ -77,8 +101,8 @@ class Endpoint:
         self.lags = 0.0
         """Share of its messages whose stream lags behind the others of their connection."""
         self.wires: dict[Wire, None] = {}
-        self.host: SimHost | None = None
-        self.listeners: dict[int, SimListener] = {}
+        self.host: LocalHost | None = None
+        self.listeners: dict[int, LocalListener] = {}
         self.set_link(LinkSpec())
 
     @property

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 import trio
 
-from p2p.host import MAX_OUTBOX, Stream
+from p2p.host import MAX_OUTBOX, Stream, StreamHandler
 from p2p.identity import PeerId, ProtocolId
+from p2p.multiaddr import Multiaddr
 from sim.kernel.queue import SECOND
 from sim.net.fabric import Endpoint, Fabric, Lane, Wire, tampered
 from sim.net.stream import OVERHEAD, SimStream
-
-if TYPE_CHECKING:
-    from sim.node.host import SimHost
 
 LAG: Final = 1.0
 """Seconds by which a message's stream may lag behind the other streams of its connection."""
@@ -77,6 +75,31 @@ class Extras:
         """Until when the streams lag that do."""
 
 
+class EndOwner(Protocol):
+    """What one end of a connection asks of its host (`sim.node.host.SimHost`)."""
+
+    name: str
+    fabric: Fabric
+    handlers: dict[ProtocolId, StreamHandler]
+
+    @property
+    def addrs(self) -> tuple[Multiaddr, ...]:
+        """Where it listens."""
+        ...
+
+    def take_message(self, end: End, protocol: ProtocolId, message: bytes) -> None:
+        """A message has arrived at ``end``."""
+        ...
+
+    def serve(self, stream: SimHostStream, handler: StreamHandler) -> None:
+        """Run ``handler`` on a stream that the other side has opened."""
+        ...
+
+    def forget(self, end: End) -> None:
+        """The connection is gone."""
+        ...
+
+
 class End:
     """One side of a connection."""
 
@@ -85,7 +108,7 @@ class End:
         "wire",
     )  # fmt: skip
 
-    def __init__(self, host: SimHost, peer: PeerId, wire: Wire, side: int) -> None:
+    def __init__(self, host: EndOwner, peer: PeerId, wire: Wire, side: int) -> None:
         self.host = host
         self.peer = peer
         self.wire = wire

@@ -243,7 +243,7 @@ class SimHost:
             dial.error = self._dial_error(peer, machine)
             if dial.error is None:
                 assert machine is not None
-                assert machine.host is not None
+                assert isinstance(machine.host, SimHost)
                 self._join(machine.host)
         dial.done.set()
         end = self._ends.get(peer)
@@ -278,8 +278,8 @@ class SimHost:
         near, far = End(self, other.peer_id, wire, 0), End(other, self._peer_id, wire, 1)
         near.other, far.other = far, near
         wire.on_broken = [near.lose, far.lose]
-        for end in (near, far):
-            end.host.admit(end)
+        self.admit(near)
+        other.admit(far)
         self._tell(PeerEvent(near.peer, PeerState.CONNECTED, dialled=True))
         self._queue.schedule(self._queue.now, other._endpoint.owner, "accept", other.greet, far)
 
@@ -288,7 +288,7 @@ class SimHost:
         self._ends[end.peer] = end
         end.spoken = (*end.spoken, *end.other.host.handlers)
         self._unreachable.pop(end.peer, None)
-        if not end.other.host._endpoint.spec.nat:
+        if not end.lane.dst.spec.nat:
             self.add_addrs(end.peer, end.other.host.addrs, AddrSource.HEARSAY)
 
     def greet(self, end: End) -> None:

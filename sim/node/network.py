@@ -117,7 +117,7 @@ class SimNetwork:
     def _listener_at(self, number: int) -> tuple[Endpoint, SimListener] | None:
         for endpoint in self._fabric.endpoints:
             listener = endpoint.listeners.get(number)
-            if listener is not None:
+            if isinstance(listener, SimListener):
                 return endpoint, listener
         return None
 
@@ -133,7 +133,7 @@ class SimNetwork:
             raise PeerUnreachable(f"{addr} does not answer")
         await self._world.sleep(2 * self._fabric.latency_of(self._endpoint, there) / SECOND)
         listener = there.listeners.get(number)
-        if listener is None or not self._fabric.reachable(self._endpoint, there):
+        if not isinstance(listener, SimListener) or not self._fabric.reachable(self._endpoint, there):
             raise PeerUnreachable(f"{addr} refuses connections")
         near, far = join_streams(self._fabric, self._endpoint, there)
         if not listener.offer(far):

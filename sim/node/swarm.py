@@ -21,7 +21,6 @@ import trio
 from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr
 from sim.errors import NodeFailed
-from sim.faults.overlapping_faults import Bent
 from sim.kernel.queue import SECOND
 from sim.kernel.simulation import CURRENT_NODE, Simulation
 from sim.net.fabric import Cut, Fabric, Latency
@@ -174,8 +173,6 @@ class Swarm:
         """Told just before a node dies, whoever kills it."""
         self.on_return: list[Callable[[SimNode], None]] = []
         """Told just before a node's next life."""
-        self.bent: Final = Bent()
-        """What faults have changed, and what they have left of it."""
         self._nursery = nursery
         self._uncollected = 0
         self._world = SimWorld(simulation, "swarm")

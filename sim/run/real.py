@@ -5,21 +5,30 @@ from __future__ import annotations
 import resource
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol, runtime_checkable
 
 import trio
 
 from p2p.errors import ConfigError, ShoalError
 from sim.errors import SimulationError
 from sim.lab.faults import check_faults
-from sim.lab.machines import Setting, Tell, open_street
+from sim.lab.machines import Setting, Street, Tell, open_street
 from sim.lab.namespaces import CUBIC, QUEUE, require_lab
-from sim.run.scenario import RealWorkload, Scenario
+from sim.run.scenario import Scenario
 
 MAX_NODES: Final = 20
 """Processes that two cores can carry; more would measure the machine and not the lines."""
 MAX_LATENCY: Final = 0.001
 """Seconds: what a bridge is anyway. More would need netem, which many kernels lack."""
+
+
+@runtime_checkable
+class RealWorkload(Protocol):
+    """A workload that also runs at level 3: processes on shaped lines."""
+
+    async def run_real(self, street: Street, scenario: Scenario) -> Mapping[str, float | int | str]:
+        """Play the scenario with real processes and return the metrics of the other levels."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,19 +11,19 @@ from typing import Any
 import outcome
 
 from p2p.errors import ConfigError
-from sim.faults.plan import Fault, apply_plan, draw_plan, plan_to_json
+from sim.faults.injector import FaultInjector
+from sim.faults.plan import Fault, draw_plan, plan_to_json
 from sim.kernel.queue import SECOND
 from sim.kernel.simulation import SimOptions, Simulation
 from sim.kernel.virtual_time import Outcome, run_bare, run_simulation
 from sim.net.latency import RegionLatency
 from sim.node.swarm import Swarm, open_swarm
-from sim.run.real import play
+from sim.run.real import RealWorkload, play
 from sim.run.scenario import (
     BareWorkload,
     Levelled,
     Parameters,
     Parametrised,
-    RealWorkload,
     Scenario,
     Workload,
 )
@@ -246,7 +246,8 @@ def _play_bare(
 def _schedule_faults(swarm: Swarm, scenario: Scenario, plan: list[Fault]) -> None:
     """Let the scenario's own faults happen, and draw the others once the nodes are known."""
     plan.extend(scenario.faults)
-    apply_plan(swarm, scenario.faults)
+    injector = FaultInjector(swarm)
+    injector.apply(scenario.faults)
     draw = scenario.draw
     if draw is None:
         return
@@ -255,7 +256,7 @@ def _schedule_faults(swarm: Swarm, scenario: Scenario, plan: list[Fault]) -> Non
         rng = swarm.simulation.rng("swarm", "faults")
         drawn = draw_plan(rng, list(swarm.nodes), draw.start, draw.end, draw.kinds, draw.spare)
         plan.extend(drawn)
-        apply_plan(swarm, drawn)
+        injector.apply(drawn)
 
     def end() -> None:
         swarm.simulation.misbehaves = False

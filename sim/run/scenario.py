@@ -28,7 +28,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, runtime_checkable
+from typing import Any, ClassVar, Final, Protocol, runtime_checkable
 
 from p2p.errors import ConfigError
 from p2p.node.usage import did_you_mean
@@ -36,9 +36,6 @@ from sim.faults.plan import KINDS, Fault, plan_from_table, plan_to_json
 from sim.kernel.simulation import Simulation
 from sim.net.link import LinkSpec
 from sim.node.swarm import Swarm
-
-if TYPE_CHECKING:
-    from sim.lab.machines import Street
 
 FOLDER: Final = Path(__file__).parent.parent / "scenarios"
 FILE: Final = ".toml"
@@ -69,15 +66,6 @@ class BareWorkload(Protocol):
 
     def run_bare(self, simulation: Simulation, scenario: Scenario) -> Mapping[str, float | int | str]:
         """Set up, let ``simulation.queue`` run, and return metrics."""
-        ...
-
-
-@runtime_checkable
-class RealWorkload(Protocol):
-    """A workload that also runs at level 3: processes on shaped lines."""
-
-    async def run_real(self, street: Street, scenario: Scenario) -> Mapping[str, float | int | str]:
-        """Play the scenario with real processes and return the metrics of the other levels."""
         ...
 
 
