@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 `FaultInjector.apply` puts each fault of a plan on the heap. When its time comes, the words of
-``who`` are resolved to nodes (`victims`), the action of its kind is called, and what that returns
+``who`` are resolved to nodes (`victims_of`), the action of its kind is called, and what that returns
 is put on the heap to be called at its end. Actions that change a value (a line, a clock, a disk)
 do so through `OverlappingFaults`, because faults may overlap and end in any order.
 """
@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 
 from p2p.errors import ConfigError
 from p2p.node.usage import did_you_mean
-from sim.faults.overlapping_faults import MessageFaults, OverlappingChanges, OverlappingFaults
+from sim.faults.overlapping_faults import Change, MessageFaults, OverlappingChanges, OverlappingFaults
 from sim.faults.plan import Fault, share_of
 from sim.kernel.queue import SECOND
 from sim.net.link import LinkSpec
@@ -33,6 +33,10 @@ Undo = Callable[[], None]
 """Takes back what the fault did, as far as no other fault of its kind still does it."""
 Action = Callable[["FaultInjector", Fault], Undo]
 """Does the fault to the nodes that ``who`` names, and returns what ends it."""
+
+
+SLOW_DISK_RATE: Final = 1e6
+"""Bytes per second that a slow disk reads and writes: a thousandth of an ordinary one's."""
 
 
 class FaultInjector:
@@ -53,7 +57,7 @@ class FaultInjector:
             queue.schedule(int(fault.at * SECOND), queue.kernel, fault.kind, self._begin, fault)
 
     def _begin(self, fault: Fault) -> None:
-        known = victims(self.swarm, fault)
+        known = victims_of(self.swarm, fault)
         simulation = self.swarm.simulation
         simulation.trace.record((simulation.queue.now, "sim", "fault", str(fault)))
         simulation.sometimes(f"fault/{fault.kind}", True)
@@ -63,7 +67,7 @@ class FaultInjector:
             simulation.queue.schedule(due, simulation.queue.kernel, f"end of {fault.kind}", undo)
 
 
-def victims(swarm: Swarm, fault: Fault) -> tuple[str, ...]:
+def victims_of(swarm: Swarm, fault: Fault) -> tuple[str, ...]:
     """The nodes that ``who`` means: names, patterns (``n1*``), shares (``25%``) and zones
     (``zone:z1``).
 
@@ -93,12 +97,12 @@ def _meant(swarm: Swarm, word: str) -> list[str]:
 def _kill(
     injector: FaultInjector, fault: Fault, *, silent: bool = False, torn: bool = False, wipe: bool = False
 ) -> Undo:
-    victims = [name for name in fault.who if injector.swarm.nodes[name].alive]
-    for name in victims:
+    killed = [name for name in fault.who if injector.swarm.nodes[name].alive]
+    for name in killed:
         injector.swarm.kill(name, silent=silent, torn=torn)
 
     def undo() -> None:
-        for name in victims:
+        for name in killed:
             if not injector.swarm.nodes[name].alive:
                 injector.swarm.restart(name, wipe=wipe)
 
@@ -197,7 +201,7 @@ def _jitter(injector: FaultInjector, fault: Fault) -> Undo:
     return _change_links(injector, fault, jitter=lambda jitter: fault.value)
 
 
-def _change_clocks(injector: FaultInjector, fault: Fault, change: Callable[[Pace], Pace]) -> Undo:
+def _change_clocks(injector: FaultInjector, fault: Fault, change: Change[Pace]) -> Undo:
     clocks = {name: injector.swarm.nodes[name].clock for name in fault.who}
     paces = {name: clock.pace for name, clock in clocks.items()}
     return _change(injector.overlapping.clocks, paces, change, lambda name, pace: clocks[name].set_pace(pace))
@@ -215,7 +219,7 @@ def _slow_cpu(injector: FaultInjector, fault: Fault) -> Undo:
     return _change_clocks(injector, fault, lambda pace: replace(pace, slowness=pace.slowness * fault.value))
 
 
-def _change_disks(injector: FaultInjector, fault: Fault, change: Callable[[DiskModel], DiskModel]) -> Undo:
+def _change_disks(injector: FaultInjector, fault: Fault, change: Change[DiskModel]) -> Undo:
     disks = {name: injector.swarm.nodes[name].disk for name in fault.who}
     models = {name: disk.model for name, disk in disks.items()}
 
@@ -227,7 +231,7 @@ def _change_disks(injector: FaultInjector, fault: Fault, change: Callable[[DiskM
 
 def _slow_disk(injector: FaultInjector, fault: Fault) -> Undo:
     return _change_disks(
-        injector, fault, lambda model: replace(model, fsync=fault.value, bytes_per_second=1e6)
+        injector, fault, lambda model: replace(model, fsync=fault.value, bytes_per_second=SLOW_DISK_RATE)
     )
 
 
@@ -246,7 +250,7 @@ def _decay(injector: FaultInjector, fault: Fault) -> Undo:
 
 
 def _change_messages(
-    injector: FaultInjector, fault: Fault, change: Callable[[MessageFaults], MessageFaults]
+    injector: FaultInjector, fault: Fault, change: Change[MessageFaults]
 ) -> Undo:
     ends = {name: injector.swarm.nodes[name].endpoint for name in fault.who}
     faults = {

@@ -30,10 +30,12 @@ SWITCHED_OFF: Final = 0.5
 above). With 23 kinds a plan has 11 or 12 of them on average."""
 FURTHER_RATE: Final = 0.7
 """Rate of the exponential from which the number of further faults of a kind is drawn, rounded
-down: 1 / (e^0.7 - 1), so one more than the first on average, four or more in 6 % of the plans."""
+down: 1 / (e^0.7 - 1), so one beside the first on average, and four or more for 6 % of the
+kinds that occur (e^-2.8)."""
 MEDIAN_SECONDS: Final = 10.0
-"""How long a drawn fault lasts, in the median: longer than the time-outs that react to it (5 s
-to reconnect, 10 s to give up a dial), so that what reacts does get to act."""
+"""How long a drawn fault lasts, in the median: as long as a dialer waits for a machine that does
+not answer (`sim.net.fabric.DIAL_TIMEOUT`), so that half of the faults outlast a dial and half do
+not."""
 SIGMA: Final = 1.0
 """Of the logarithm of that time: 95 % of the faults last 1.4 to 71 s, cut off by the phase's end."""
 SHORTEST: Final = 0.5
