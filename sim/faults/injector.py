@@ -249,9 +249,7 @@ def _decay(injector: FaultInjector, fault: Fault) -> Undo:
     return _nothing
 
 
-def _change_messages(
-    injector: FaultInjector, fault: Fault, change: Change[MessageFaults]
-) -> Undo:
+def _change_messages(injector: FaultInjector, fault: Fault, change: Change[MessageFaults]) -> Undo:
     ends = {name: injector.swarm.nodes[name].endpoint for name in fault.who}
     faults = {
         name: MessageFaults(lies=end.lies, repeats=end.repeats, lags=end.lags) for name, end in ends.items()

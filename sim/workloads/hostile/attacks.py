@@ -1,4 +1,4 @@
-"""What hostile members do to membership and gossip; the stage is `sim.workloads.hostile.siege`."""
+"""What hostile members do to membership and gossip; the stage is `sim.workloads.hostile.workload`."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from p2p.membership.messages import (
 from p2p.multiaddr import Multiaddr
 from sim.node.host import SimHost
 from sim.node.swarm import SimNode, Swarm
-from sim.workloads.hostile.siege import HONEST, Metrics, Siege
-from sim.workloads.hostile.words import say_alive
+from sim.workloads.hostile.heartbeats import say_alive
+from sim.workloads.hostile.workload import HONEST, Metrics, Siege
 
 TOPIC: Final = "policies"
 SUBSCRIBED_AFTER: Final = 4.0
