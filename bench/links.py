@@ -73,7 +73,7 @@ async def real_times(topology: Topology, congestion: str, runs: int) -> list[Tim
 def models_of(topology: Topology) -> dict[str, list[Times]]:
     """What the models say: one run, or one a seed."""
     exact = broadcast_times(topology.parents, topology.links, topology.chunks, topology.chunk_bytes)
-    root = topology.places[0].name
+    root = topology.members[0].name
     return {
         "simulated L1": [simulated_times(topology, level=1, seed=seed) for seed in SEEDS],
         JUDGED: [simulated_times(topology, level=2, seed=seed) for seed in SEEDS],

@@ -52,7 +52,7 @@ from sim.run.scenario import (
     scenario_to_table,
 )
 from sim.run.sweep import (
-    Run,
+    SweepRun,
     changed,
     describe,
     grid,
@@ -305,7 +305,7 @@ def run_sweep(options: argparse.Namespace, console: Console) -> int:
     combinations = grid(settings)
     for combination in combinations:
         check_scenario(changed(scenario, combination))
-    runs: list[Run] = []
+    runs: list[SweepRun] = []
     total = len(seeds) * len(combinations)
     interrupted = False
     executor = open_executor(options.executor, options.jobs)

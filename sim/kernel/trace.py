@@ -22,7 +22,7 @@ BLOCK_EVENTS: Final = 1000
 """Events per block: fine enough to rerun cheaply, coarse enough that hashing costs under 1 µs an event."""
 DIGEST_BYTES: Final = 16
 
-Entry = tuple[object, ...]
+TraceEntry = tuple[object, ...]
 """Time in nanoseconds, node, what, and details: ints, floats, str, bytes, bools, None."""
 
 
@@ -32,15 +32,15 @@ class Trace:
     def __init__(self, keep: Container[int] | None = None) -> None:
         """``keep`` holds the numbers of the blocks whose events are remembered (``EVERYTHING`` for all)."""
         self._keep: Container[int] = keep if keep is not None else ()
-        self._open: list[Entry] = []
+        self._open: list[TraceEntry] = []
         self._hash = hashlib.blake2b(digest_size=DIGEST_BYTES)
         self._muted = False
         self.blocks: list[str] = []
         """The rolling digest after each whole block."""
-        self.kept: list[Entry] = []
+        self.kept: list[TraceEntry] = []
         """The events of the blocks that were to be kept, in order."""
 
-    def record(self, entry: Entry) -> None:
+    def record(self, entry: TraceEntry) -> None:
         """Remember that something happened."""
         self._open.append(entry)
         if len(self._open) >= BLOCK_EVENTS:

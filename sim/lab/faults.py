@@ -10,39 +10,39 @@ from typing import Final
 from p2p.errors import ConfigError
 from sim.faults.overlapping_faults import OverlappingChanges
 from sim.faults.plan import Fault
-from sim.lab.machines import House, Street
+from sim.lab.machines import LabMachine, Testbed
 from sim.net.link import LinkSpec
 
 Undo = Callable[[], Awaitable[None]]
-Act = Callable[["Director", House, Fault], Awaitable[Undo]]
+Act = Callable[["TestbedFaults", LabMachine, Fault], Awaitable[Undo]]
 
 
-class Director:
+class TestbedFaults:
     """Lets the faults of a plan happen on a street."""
 
-    def __init__(self, street: Street) -> None:
-        self._street = street
+    def __init__(self, testbed: Testbed) -> None:
+        self._testbed = testbed
         self.lines: OverlappingChanges[LinkSpec] = OverlappingChanges()
 
     async def play(self, fault: Fault) -> None:
         """One fault: wait for it, do it, undo it."""
-        await self._street.sleep_until(fault.at)
+        await self._testbed.sleep_until(fault.at)
         undone = [
-            await KINDS[fault.kind](self, house, fault)
-            for house in self._street.houses.values()
-            if any(fnmatchcase(house.name, word) for word in fault.who)
+            await KINDS[fault.kind](self, machine, fault)
+            for machine in self._testbed.machines.values()
+            if any(fnmatchcase(machine.name, word) for word in fault.who)
         ]
         if fault.seconds > 0:
-            await self._street.sleep_until(fault.at + fault.seconds)
+            await self._testbed.sleep_until(fault.at + fault.seconds)
             for undo in undone:
                 await undo()
 
 
-def play_faults(street: Street, plan: Sequence[Fault]) -> None:
+def play_faults(testbed: Testbed, plan: Sequence[Fault]) -> None:
     """Let all faults happen at their times, in tasks of the street."""
-    director = Director(street)
+    faults = TestbedFaults(testbed)
     for fault in plan:
-        street.nursery.start_soon(director.play, fault)
+        testbed.nursery.start_soon(faults.play, fault)
 
 
 def check_faults(plan: Sequence[Fault]) -> None:
@@ -59,43 +59,45 @@ def is_final(fault: Fault) -> bool:
     return fault.kind in ("kill", "wipe") and not fault.seconds
 
 
-async def _kill(director: Director, house: House, fault: Fault) -> Undo:
-    if house.alive:
-        await house.kill()
-    return house.restart
+async def _kill(faults: TestbedFaults, machine: LabMachine, fault: Fault) -> Undo:
+    if machine.alive:
+        await machine.kill()
+    return machine.restart
 
 
-async def _wipe(director: Director, house: House, fault: Fault) -> Undo:
-    await _kill(director, house, fault)
-    house.wipe()
-    return house.restart
+async def _wipe(faults: TestbedFaults, machine: LabMachine, fault: Fault) -> Undo:
+    await _kill(faults, machine, fault)
+    machine.wipe()
+    return machine.restart
 
 
-async def _pause(director: Director, house: House, fault: Fault) -> Undo:
-    house.pause()
+async def _pause(faults: TestbedFaults, machine: LabMachine, fault: Fault) -> Undo:
+    machine.pause()
 
     async def resume() -> None:
-        house.resume()
+        machine.resume()
 
     return resume
 
 
-async def _throttle(director: Director, house: House, fault: Fault) -> Undo:
+async def _throttle(faults: TestbedFaults, machine: LabMachine, fault: Fault) -> Undo:
     return await _change_line(
-        director, house, lambda link: replace(link, up=link.up * fault.value, down=link.down * fault.value)
+        faults, machine, lambda link: replace(link, up=link.up * fault.value, down=link.down * fault.value)
     )
 
 
-async def _drip(director: Director, house: House, fault: Fault) -> Undo:
-    return await _change_line(director, house, lambda link: replace(link, up=fault.value))
+async def _drip(faults: TestbedFaults, machine: LabMachine, fault: Fault) -> Undo:
+    return await _change_line(faults, machine, lambda link: replace(link, up=fault.value))
 
 
-async def _change_line(director: Director, house: House, change: Callable[[LinkSpec], LinkSpec]) -> Undo:
-    lines = director.lines
-    await house.reshape(lines.begin(house.name, house.link, change))
+async def _change_line(
+    faults: TestbedFaults, machine: LabMachine, change: Callable[[LinkSpec], LinkSpec]
+) -> Undo:
+    lines = faults.lines
+    await machine.reshape(lines.begin(machine.name, machine.link, change))
 
     async def restore() -> None:
-        await house.reshape(lines.end(house.name, change))
+        await machine.reshape(lines.end(machine.name, change))
 
     return restore
 

@@ -68,7 +68,7 @@ def _tell_nobody(seconds: float, doing: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class TestbedConfig:
     """What all machines of a street have in common."""
 
     seed: int = 1
@@ -88,7 +88,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plot:
+class MachineSpec:
     """Where one machine will stand."""
 
     name: str
@@ -149,16 +149,16 @@ def _report(name: str, line: bytes) -> dict[str, Any]:
     return report
 
 
-class House:
+class LabMachine:
     """One machine of the street: a line, an address, a folder, and the program that runs there."""
 
-    def __init__(self, street: Street, plot: Plot, keeper: trio.Process) -> None:
-        self.name = plot.name
-        self.number = plot.number
-        self.link = plot.link
-        self.folder = street.folder / plot.name
-        self._furnish = plot.furnish
-        self._street = street
+    def __init__(self, testbed: Testbed, spec: MachineSpec, keeper: trio.Process) -> None:
+        self.name = spec.name
+        self.number = spec.number
+        self.link = spec.link
+        self.folder = testbed.folder / spec.name
+        self._furnish = spec.furnish
+        self._testbed = testbed
         self._keeper = keeper
         self._program: Program | None = None
         self._start: Callable[[], Awaitable[None]] | None = None
@@ -177,10 +177,12 @@ class House:
         """Furnish it and lay its line. Raises `LabError`."""
         self.wipe()
         await wait_ready(self._keeper)
-        await self._street.hub.connect(self._keeper.pid, self.number, self.link)
-        if self._street.congestion:
+        await self._testbed.hub.connect(self._keeper.pid, self.number, self.link)
+        if self._testbed.congestion:
             # By route: many kernels allow a namespace fewer defaults than there are.
-            route = f"ip route change {NETWORK} dev eth0 src {self.address} congctl {self._street.congestion}"
+            route = (
+                f"ip route change {NETWORK} dev eth0 src {self.address} congctl {self._testbed.congestion}"
+            )
             await within(self._keeper.pid, route)
 
     async def start(self, command: Sequence[str], hear: Hear) -> None:
@@ -188,10 +190,10 @@ class House:
         complaints = self.folder.with_suffix(".err")
         with complaints.open("wb") as stderr:
             opened = open_process(command, of=self._keeper.pid, stderr=stderr)
-            process = await self._street.stack.enter_async_context(opened)
+            process = await self._testbed.stack.enter_async_context(opened)
         self._program = Program(process, complaints)
         self._start = partial(self.start, command, hear)
-        self._street.nursery.start_soon(self._program.attend, self.name, hear)
+        self._testbed.nursery.start_soon(self._program.attend, self.name, hear)
 
     async def kill(self) -> None:
         """kill -9 the program, and wait until it is gone."""
@@ -221,37 +223,37 @@ class House:
 
     async def reshape(self, link: LinkSpec) -> None:
         """Give the machine another line from now on. Raises `LabError`."""
-        await self._street.hub.reshape(self._keeper.pid, self.number, link)
+        await self._testbed.hub.reshape(self._keeper.pid, self.number, link)
 
 
-class Street:
-    """All machines, and the clock of what is played there. Open it with `open_street`."""
+class Testbed:
+    """All machines, and the clock of what is played there. Open it with `open_testbed`."""
 
-    def __init__(self, setting: Setting, world: World, tell: Tell, hub: Hub, folder: Path) -> None:
-        self.seed = setting.seed
-        self.congestion = setting.congestion
+    def __init__(self, config: TestbedConfig, world: World, tell: Tell, hub: Hub, folder: Path) -> None:
+        self.seed = config.seed
+        self.congestion = config.congestion
         self.world = world
         self.tell = tell
         self.hub = hub
         self.folder = folder
-        self.houses: dict[str, House] = {}
+        self.machines: dict[str, LabMachine] = {}
         self.nursery: trio.Nursery
         self.stack: AsyncExitStack
         self._zero = math.inf
 
-    async def add(self, name: str, link: LinkSpec, furnish: Callable[[Path], None]) -> House:
+    async def add(self, name: str, link: LinkSpec, furnish: Callable[[Path], None]) -> LabMachine:
         """Build one more machine; ``furnish`` fills a new disk's folder. Raises `LabError`."""
-        if len(self.houses) >= MAX_MACHINES:
+        if len(self.machines) >= MAX_MACHINES:
             raise LabError(f"more than {MAX_MACHINES} machines do not fit on one bridge")
         keeper = await self.stack.enter_async_context(open_process(["cat"]))
-        plot = Plot(name=name, number=len(self.houses) + 1, link=link, furnish=furnish)
-        house = self.houses[name] = House(self, plot, keeper)
+        spec = MachineSpec(name=name, number=len(self.machines) + 1, link=link, furnish=furnish)
+        machine = self.machines[name] = LabMachine(self, spec, keeper)
         try:
             with trio.fail_after(BUILD_SECONDS):
-                await house.open()
+                await machine.open()
         except trio.TooSlowError:
             raise LabError(f"the line of {name} was not laid within {BUILD_SECONDS:.0f} s") from None
-        return house
+        return machine
 
     def begin(self, zero: float) -> None:
         """Let the scenario's second 0 be at wall clock time ``zero``."""
@@ -268,11 +270,11 @@ class Street:
     async def sent_bytes(self) -> dict[str, int]:
         """Bytes that each machine has sent so far, headers included. Raises `LabError`."""
         sent = await self.hub.sent_bytes()
-        return {house.name: sent[house.number] for house in self.houses.values()}
+        return {machine.name: sent[machine.number] for machine in self.machines.values()}
 
 
 @asynccontextmanager
-async def open_street(setting: Setting, tell: Tell = _tell_nobody) -> AsyncIterator[Street]:
+async def open_testbed(config: TestbedConfig, tell: Tell = _tell_nobody) -> AsyncIterator[Testbed]:
     """A street for the length of the block; ``tell`` is told how far things are.
 
     Raises `LabUnavailable` where there can be none, `LabError` if it cannot be made.
@@ -283,11 +285,11 @@ async def open_street(setting: Setting, tell: Tell = _tell_nobody) -> AsyncItera
         folder = stack.enter_context(_own_folder())
         world = await stack.enter_async_context(open_world(folder / "owner"))
         nursery = await stack.enter_async_context(trio.open_nursery())
-        hub = await stack.enter_async_context(open_hub(setting.queue))
-        street = Street(setting, world, tell, hub, folder)
-        street.nursery, street.stack = nursery, stack
+        hub = await stack.enter_async_context(open_hub(config.queue))
+        testbed = Testbed(config, world, tell, hub, folder)
+        testbed.nursery, testbed.stack = nursery, stack
         try:
-            yield street
+            yield testbed
         finally:
             nursery.cancel_scope.cancel()  # nobody listens any more when the programs are killed
 

@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 An `Endpoint` is a machine with an access link. A `Wire` is one TCP connection between two of them: two
-`Lane`s, each reliable and in order. `transmit` charges the sender's line, schedules the arrival, and the
+`Direction`s, each reliable and in order. `transmit` charges the sender's line, schedules the arrival, and the
 arrival queues at the receiver's line; where that is free, one heap event carries a whole message.
 
 A cut (partition) does not lose what is on a wire: TCP would send it again. Arrivals are kept until
@@ -123,7 +123,7 @@ class Endpoint:
         return f"Endpoint({self.name})"
 
 
-class Lane:
+class Direction:
     """One direction of a wire."""
 
     __slots__ = ("dst", "held", "last", "latency", "open", "sent", "src")
@@ -144,17 +144,17 @@ class Lane:
 class Wire:
     """One connection. Side 0 dialled, side 1 listened."""
 
-    __slots__ = ("_fabric", "lanes", "on_broken")
+    __slots__ = ("_fabric", "directions", "on_broken")
 
     def __init__(self, fabric: Fabric, dialer: Endpoint, listener: Endpoint) -> None:
         latency = fabric.latency_of(dialer, listener)
         self._fabric = fabric
-        self.lanes = (Lane(dialer, listener, latency), Lane(listener, dialer, latency))
+        self.directions = (Direction(dialer, listener, latency), Direction(listener, dialer, latency))
         self.on_broken: list[Callable[[], None]] = [_ignore, _ignore]
 
     def close(self, side: int) -> None:
         """``side`` lets go: it hears nothing more, and the other side learns of it in order."""
-        inward, outward = self.lanes[1 - side], self.lanes[side]
+        inward, outward = self.directions[1 - side], self.directions[side]
         if inward.open:
             inward.open = False
             if outward.open:
@@ -163,20 +163,20 @@ class Wire:
 
     def lose(self, side: int) -> None:
         """``side`` finds out that the wire is broken."""
-        inward = self.lanes[1 - side]
+        inward = self.directions[1 - side]
         if inward.open:
             inward.open = False
             self._forget_if_over()
             self.on_broken[side]()
 
     def _forget_if_over(self) -> None:
-        if not (self.lanes[0].open or self.lanes[1].open):
+        if not (self.directions[0].open or self.directions[1].open):
             self.forget()
 
     def forget(self) -> None:
         """Both sides are done with it."""
-        for lane in self.lanes:
-            lane.src.wires.pop(self, None)
+        for direction in self.directions:
+            direction.src.wires.pop(self, None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -188,9 +188,9 @@ class Cut:
     breaks: bool
     """Whether wires break after `IDLE_TIMEOUT` (a partition) or wait for ever (a hold)."""
 
-    def covers(self, lane: Lane) -> bool:
-        """Whether ``lane`` is cut."""
-        return lane.src.name in self.sources and lane.dst.name in self.targets
+    def covers(self, direction: Direction) -> bool:
+        """Whether ``direction`` is cut."""
+        return direction.src.name in self.sources and direction.dst.name in self.targets
 
 
 class Fabric:
@@ -233,7 +233,7 @@ class Fabric:
         """Whether a dial from ``src`` gets any answer at all from ``dst``'s machine."""
         if dst.silent or dst.spec.nat:
             return False
-        there, back = Lane(src, dst, 0), Lane(dst, src, 0)
+        there, back = Direction(src, dst, 0), Direction(dst, src, 0)
         return not any(cut.covers(there) or cut.covers(back) for cut in self._cuts)
 
     def connect(self, dialer: Endpoint, listener: Endpoint) -> Wire:
@@ -243,44 +243,46 @@ class Fabric:
         listener.wires[wire] = None
         return wire
 
-    def transmit(self, lane: Lane, size: int, label: str, deliver: Callable[..., None], *args: Any) -> None:
+    def transmit(
+        self, direction: Direction, size: int, label: str, deliver: Callable[..., None], *args: Any
+    ) -> None:
         """Send ``size`` bytes; call ``deliver``, in the receiver's name, when they are there."""
-        src, dst = lane.src, lane.dst
+        src, dst = direction.src, direction.dst
         now = self._queue.now
         free = src.up_free
         sent = (free if free > now else now) + int(size * src.up_cost)
         src.up_free = sent
         src.sent += size
-        lane.sent += size
-        arrival = sent + lane.latency + int(size * dst.down_cost)
+        direction.sent += size
+        arrival = sent + direction.latency + int(size * dst.down_cost)
         if src.uneven or dst.uneven or self._clogs:
-            arrival += self._mishap(lane)
-        if arrival < lane.last:
-            arrival = lane.last
-        lane.last = arrival
-        self._queue.schedule(arrival, dst.owner, label, self.arrive, lane, size, label, deliver, args)
+            arrival += self._mishap(direction)
+        if arrival < direction.last:
+            arrival = direction.last
+        direction.last = arrival
+        self._queue.schedule(arrival, dst.owner, label, self.arrive, direction, size, label, deliver, args)
 
-    def _mishap(self, lane: Lane) -> int:
+    def _mishap(self, direction: Direction) -> int:
         """Nanoseconds lost to jitter, retransmission and clogs."""
-        delay = self._clogs.get((lane.src.name, lane.dst.name), 0)
-        rng = lane.src.rng
-        for spec in (lane.src.spec, lane.dst.spec):
+        delay = self._clogs.get((direction.src.name, direction.dst.name), 0)
+        rng = direction.src.rng
+        for spec in (direction.src.spec, direction.dst.spec):
             if spec.jitter > 0:
                 delay += int(rng.random() * spec.jitter * SECOND)
             if spec.loss > 0 and rng.random() < spec.loss:
-                delay += RETRANSMISSION + 2 * lane.latency
+                delay += RETRANSMISSION + 2 * direction.latency
         return delay
 
     def arrive(
-        self, lane: Lane, size: int, label: str, deliver: Callable[..., None], args: tuple[Any, ...]
+        self, direction: Direction, size: int, label: str, deliver: Callable[..., None], args: tuple[Any, ...]
     ) -> None:
         """A transfer has reached the receiver's line."""
-        if not lane.open:
+        if not direction.open:
             return
-        if lane.held is not None:
-            lane.held.append((lane, size, label, deliver, args))
+        if direction.held is not None:
+            direction.held.append((direction, size, label, deliver, args))
             return
-        src, dst, now = lane.src, lane.dst, self._queue.now
+        src, dst, now = direction.src, direction.dst, self._queue.now
         took = int(size * dst.down_cost)
         dst.received += size
         if size >= ACKED_FROM:
@@ -288,7 +290,7 @@ class Fabric:
             src.down_free = max(src.down_free, now) + int(ACK_SHARE * size * src.down_cost)
         if dst.down_free > now - took:
             dst.down_free += took
-            self._queue.schedule(dst.down_free, dst.owner, label, deliver_if_open, lane, deliver, args)
+            self._queue.schedule(dst.down_free, dst.owner, label, deliver_if_open, direction, deliver, args)
         else:
             dst.down_free = now
             deliver(*args)
@@ -300,10 +302,10 @@ class Fabric:
         cut = Cut(frozenset(sources), frozenset(targets), breaks)
         self._cuts[cut] = None
         for wire in self._wires():
-            if any(cut.covers(lane) for lane in wire.lanes):
-                for lane in wire.lanes:
-                    if cut.covers(lane) and lane.held is None:
-                        lane.held = []
+            if any(cut.covers(direction) for direction in wire.directions):
+                for direction in wire.directions:
+                    if cut.covers(direction) and direction.held is None:
+                        direction.held = []
                 if breaks:
                     due = self._queue.now + IDLE_TIMEOUT
                     self._queue.schedule(due, self._queue.kernel, "idle", self._time_out, cut, wire)
@@ -313,12 +315,14 @@ class Fabric:
         """Let traffic through again; what waited arrives now, in order."""
         self._cuts.pop(cut, None)
         for wire in self._wires():
-            for lane in wire.lanes:
-                if lane.held is not None and not any(other.covers(lane) for other in self._cuts):
-                    held, lane.held = lane.held, None
-                    lane.last = max(lane.last, self._queue.now)
+            for direction in wire.directions:
+                if direction.held is not None and not any(other.covers(direction) for other in self._cuts):
+                    held, direction.held = direction.held, None
+                    direction.last = max(direction.last, self._queue.now)
                     for item in held:
-                        self._queue.schedule(self._queue.now, lane.dst.owner, item[2], self.arrive, *item)
+                        self._queue.schedule(
+                            self._queue.now, direction.dst.owner, item[2], self.arrive, *item
+                        )
 
     @property
     def cuts(self) -> tuple[Cut, ...]:
@@ -338,11 +342,11 @@ class Fabric:
         if endpoint.host is not None:
             endpoint.host.crash()
         for wire in list(endpoint.wires):
-            side = 0 if wire.lanes[0].src is endpoint else 1
+            side = 0 if wire.directions[0].src is endpoint else 1
             wire.on_broken[side]()
             if silent:
-                wire.lanes[1 - side].open = False
-                other = wire.lanes[side].dst
+                wire.directions[1 - side].open = False
+                other = wire.directions[side].dst
                 due = self._queue.now + IDLE_TIMEOUT
                 self._queue.schedule(due, other.owner, "idle", wire.lose, 1 - side)
                 endpoint.wires.pop(wire, None)
@@ -366,7 +370,7 @@ class Fabric:
     def _time_out(self, cut: Cut, wire: Wire) -> None:
         if cut in self._cuts:
             for side in (0, 1):
-                owner = wire.lanes[side].src.owner
+                owner = wire.directions[side].src.owner
                 self._queue.schedule(self._queue.now, owner, "idle", wire.lose, side)
 
 
@@ -379,9 +383,9 @@ def tampered(src: Endpoint, data: bytes) -> bytes:
     return bytes(flipped)
 
 
-def deliver_if_open(lane: Lane, deliver: Callable[..., None], args: tuple[Any, ...]) -> None:
+def deliver_if_open(direction: Direction, deliver: Callable[..., None], args: tuple[Any, ...]) -> None:
     """A transfer has come through the receiver's line."""
-    if lane.open:
+    if direction.open:
         deliver(*args)
 
 

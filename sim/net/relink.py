@@ -8,7 +8,7 @@ has become slower, at the sender's end and at the receiver's.
 from __future__ import annotations
 
 from sim.kernel.queue import EventQueue, SimTimer
-from sim.net.fabric import Endpoint, Fabric, Lane, deliver_if_open
+from sim.net.fabric import Direction, Endpoint, Fabric, deliver_if_open
 from sim.net.link import LinkSpec
 
 
@@ -19,25 +19,25 @@ def relink(queue: EventQueue, endpoint: Endpoint, spec: LinkSpec) -> None:
     up, down = _ratio(endpoint.up_cost, up_before), _ratio(endpoint.down_cost, down_before)
     endpoint.up_free = _stretch(endpoint.up_free, now, up)
     endpoint.down_free = _stretch(endpoint.down_free, now, down)
-    last: dict[Lane, int] = {}
+    last: dict[Direction, int] = {}
 
     def due(when: int, timer: SimTimer) -> int:
         if timer.callback is deliver_if_open:
             return _stretch(when, now, down) if timer.args[0].dst is endpoint else when
         if getattr(timer.callback, "__func__", None) is not Fabric.arrive:
             return when
-        lane: Lane = timer.args[0]
+        direction: Direction = timer.args[0]
         size: int = timer.args[1]
-        if lane.src is endpoint:
-            behind = lane.latency + int(size * lane.dst.down_cost)
+        if direction.src is endpoint:
+            behind = direction.latency + int(size * direction.dst.down_cost)
             when = _stretch(when - behind, now, up) + behind
-        elif lane.dst is endpoint:
+        elif direction.dst is endpoint:
             begun = when - int(size * down_before)
             when = begun + int(size * endpoint.down_cost) if begun > now else _stretch(when, now, down)
         else:
             return when
-        last[lane] = lane.last = max(when, last.get(lane, 0))
-        return lane.last
+        last[direction] = direction.last = max(when, last.get(direction, 0))
+        return direction.last
 
     queue.rearrange(due)
 

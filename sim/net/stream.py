@@ -13,7 +13,7 @@ from typing import Final, NoReturn
 
 import trio
 
-from sim.net.fabric import Fabric, Lane, tampered
+from sim.net.fabric import Direction, Fabric, tampered
 from sim.net.link import SEGMENT
 
 WINDOW_PIECES: Final = (3, 4, 5)
@@ -54,12 +54,12 @@ class _Parked:
 class SimStream(trio.abc.HalfCloseableStream):
     """One end of a stream. Passes trio's ``check_half_closeable_stream``."""
 
-    def __init__(self, fabric: Fabric, lane: Lane) -> None:
-        """``lane`` carries what this end sends. `join` the two ends before use."""
+    def __init__(self, fabric: Fabric, direction: Direction) -> None:
+        """``direction`` carries what this end sends. `join` the two ends before use."""
         self._fabric = fabric
-        self._lane = lane
+        self._direction = direction
         self._other: SimStream
-        self._window = window_of(lane)
+        self._window = window_of(direction)
         self._under_way = 0
         self._inbox: deque[bytes] = deque()
         self._sender = _Parked()
@@ -97,11 +97,11 @@ class SimStream(trio.abc.HalfCloseableStream):
         while self._under_way >= self._window:
             await self._sender.wait()
             self._check_sendable()
-        if self._lane.src.lies:
-            segment = tampered(self._lane.src, segment)
+        if self._direction.src.lies:
+            segment = tampered(self._direction.src, segment)
         self._under_way += len(segment)
         self._fabric.transmit(
-            self._lane, len(segment) + OVERHEAD, "segment", self._other._take_segment, segment
+            self._direction, len(segment) + OVERHEAD, "segment", self._other._take_segment, segment
         )
 
     def _check_sendable(self) -> None:
@@ -195,7 +195,7 @@ class SimStream(trio.abc.HalfCloseableStream):
         self._receiver.wake()
 
     def _mark(self, deliver: Callable[[], None], label: str) -> None:
-        self._fabric.transmit(self._lane, _MARKER, label, deliver)
+        self._fabric.transmit(self._direction, _MARKER, label, deliver)
 
     # What the wire brings
 
@@ -219,8 +219,8 @@ class SimStream(trio.abc.HalfCloseableStream):
         self._ended()
 
 
-def window_of(lane: Lane) -> int:
+def window_of(direction: Direction) -> int:
     """Bytes that may be under way: four pieces, and what the path itself holds."""
-    slowest = max(lane.src.up_cost, lane.dst.down_cost)
-    in_path = int(lane.latency / slowest) if slowest > 0 else MAX_WINDOW
-    return min(MAX_WINDOW, lane.src.rng.choice(WINDOW_PIECES) * SEGMENT + in_path)
+    slowest = max(direction.src.up_cost, direction.dst.down_cost)
+    in_path = int(direction.latency / slowest) if slowest > 0 else MAX_WINDOW
+    return min(MAX_WINDOW, direction.src.rng.choice(WINDOW_PIECES) * SEGMENT + in_path)

@@ -11,7 +11,7 @@ from p2p.host import MAX_OUTBOX, Stream, StreamHandler
 from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr
 from sim.kernel.queue import SECOND
-from sim.net.fabric import Endpoint, Fabric, Lane, Wire, tampered
+from sim.net.fabric import Direction, Endpoint, Fabric, Wire, tampered
 from sim.net.stream import OVERHEAD, SimStream
 
 LAG: Final = 1.0
@@ -25,8 +25,8 @@ _OPEN_BYTES: Final = 64
 class SimHostStream(SimStream, Stream):
     """A stream to one authenticated peer, for one protocol."""
 
-    def __init__(self, fabric: Fabric, lane: Lane, end: End, protocol: ProtocolId) -> None:
-        super().__init__(fabric, lane)
+    def __init__(self, fabric: Fabric, direction: Direction, end: End, protocol: ProtocolId) -> None:
+        super().__init__(fabric, direction)
         self.peer = end.peer
         self.protocol = protocol
         self._end = end
@@ -104,8 +104,8 @@ class End:
     """One side of a connection."""
 
     __slots__ = (
-        "_extras", "_fabric", "dropped", "host", "lane", "open", "other", "peer", "queued", "side", "spoken",
-        "wire",
+        "_extras", "_fabric", "direction", "dropped", "host", "open", "other", "peer", "queued", "side",
+        "spoken", "wire",
     )  # fmt: skip
 
     def __init__(self, host: EndOwner, peer: PeerId, wire: Wire, side: int) -> None:
@@ -121,7 +121,7 @@ class End:
         self.spoken: tuple[ProtocolId, ...] = ()
         """Protocols the other side is known to serve: opening one costs no round trip."""
         self._fabric = host.fabric
-        self.lane = wire.lanes[side]
+        self.direction = wire.directions[side]
         """What carries what this side sends."""
         self._extras: Extras | None = None
 
@@ -134,7 +134,7 @@ class End:
 
     def send(self, protocol: ProtocolId, message: bytes) -> bool:
         """Put a message on the wire; False if too much waits there already."""
-        src = self.lane.src
+        src = self.direction.src
         if src.lies or src.repeats:
             message = self._misspoken(src, protocol, message)
         size = len(message) + OVERHEAD
@@ -142,7 +142,7 @@ class End:
             self.dropped += 1
             return False
         self.queued += size
-        self._fabric.transmit(self.lane, size, "message", self.other.take_message, protocol, message)
+        self._fabric.transmit(self.direction, size, "message", self.other.take_message, protocol, message)
         return True
 
     def _misspoken(self, src: Endpoint, protocol: ProtocolId, message: bytes) -> bytes:
@@ -155,7 +155,7 @@ class End:
 
     def take_message(self, protocol: ProtocolId, message: bytes, late: bool = False) -> None:
         """A message has come off the wire; ``late`` if it has fallen behind others since."""
-        lags = self.other.lane.src.lags or (self._extras is not None and self._extras.behind)
+        lags = self.other.direction.src.lags or (self._extras is not None and self._extras.behind)
         if lags and not late and self._falls_behind(protocol, message):
             return
         self.other.queued -= len(message) + OVERHEAD
@@ -168,7 +168,7 @@ class End:
         Each protocol has a stream of its own: what waits for a window, or for the task that reads it, does
         not hold up the others.
         """
-        sender, queue = self.other.lane.src, self._fabric.simulation.queue
+        sender, queue = self.other.direction.src, self._fabric.simulation.queue
         behind = self.extras.behind
         due = behind.get(protocol, 0)
         if sender.rng.random() < sender.lags:
@@ -177,18 +177,18 @@ class End:
             behind.pop(protocol, None)
             return False
         behind[protocol] = due
-        queue.schedule(due, self.lane.src.owner, "late", self.take_message, protocol, message, True)
+        queue.schedule(due, self.direction.src.owner, "late", self.take_message, protocol, message, True)
         return True
 
     def open_stream(self, protocol: ProtocolId, opening: Opening | None) -> SimHostStream:
         """Begin a stream; with ``opening``, the other side says whether it serves ``protocol``."""
-        near = SimHostStream(self._fabric, self.lane, self, protocol)
-        far = SimHostStream(self._fabric, self.other.lane, self.other, protocol)
+        near = SimHostStream(self._fabric, self.direction, self, protocol)
+        far = SimHostStream(self._fabric, self.other.direction, self.other, protocol)
         near.join(far)
         self.extras.streams[near] = None
         if opening is not None:
             self.extras.openings[opening] = None
-        self._fabric.transmit(self.lane, _OPEN_BYTES, "open", self.other.take_stream, far, opening)
+        self._fabric.transmit(self.direction, _OPEN_BYTES, "open", self.other.take_stream, far, opening)
         return near
 
     def take_stream(self, stream: SimHostStream, opening: Opening | None) -> None:
@@ -197,7 +197,7 @@ class End:
         accepted = handler is not None and len(self.extras.streams) < MAX_STREAMS
         if opening is not None:
             self._fabric.transmit(
-                self.lane, _OPEN_BYTES, "negotiate", self.other.take_answer, opening, accepted
+                self.direction, _OPEN_BYTES, "negotiate", self.other.take_answer, opening, accepted
             )
         if handler is None or not accepted:
             stream.reset()

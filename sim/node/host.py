@@ -58,7 +58,7 @@ DIAL_BACKOFF: Final = 5.0
 
 
 @dataclass(slots=True, eq=False)
-class _Dial:
+class _PendingDial:
     """A connection that is being made, and what waits for it."""
 
     done: trio.Event = field(default_factory=trio.Event)
@@ -92,7 +92,7 @@ class SimHost:
         self._listeners: tuple[Callable[[PeerEvent], None], ...] = ()
         self._served: dict[SimHostStream, trio.CancelScope] = {}
         self._ends: dict[PeerId, End] = {}
-        self._dials: dict[PeerId, _Dial] = {}
+        self._dials: dict[PeerId, _PendingDial] = {}
         self._book = AddressBook()
         self._scores = Scores()
         self._unreachable: dict[PeerId, float] = {}
@@ -185,8 +185,8 @@ class SimHost:
         sent, received = self._traffic.get(peer, (0, 0))
         end = self._ends.get(peer)
         if end is not None:
-            sent += end.wire.lanes[end.side].sent
-            received += end.wire.lanes[1 - end.side].sent
+            sent += end.wire.directions[end.side].sent
+            received += end.wire.directions[1 - end.side].sent
         return sent, received
 
     # Connections
@@ -210,9 +210,9 @@ class SimHost:
         await self.connect(peer)
         return peer
 
-    def _dial(self, peer: PeerId) -> _Dial:
+    def _dial(self, peer: PeerId) -> _PendingDial:
         """Begin to connect; what becomes of it is decided when the round trips have passed."""
-        dial = self._dials[peer] = _Dial()
+        dial = self._dials[peer] = _PendingDial()
         machines = [self._machine(addr) for addr in self._book.of(peer)]
         delays = [self._delay(machine, peer) for machine in machines]
         target = machines[delays.index(min(delays))] if delays else None
@@ -235,7 +235,7 @@ class SimHost:
             DIAL_TIMEOUT // 2 if wrong else 0
         )
 
-    def _finish_dial(self, peer: PeerId, dial: _Dial, machine: Endpoint | None) -> None:
+    def _finish_dial(self, peer: PeerId, dial: _PendingDial, machine: Endpoint | None) -> None:
         if self._dials.get(peer) is not dial:
             return
         del self._dials[peer]
@@ -288,7 +288,7 @@ class SimHost:
         self._ends[end.peer] = end
         end.spoken = (*end.spoken, *end.other.host.handlers)
         self._unreachable.pop(end.peer, None)
-        if not end.lane.dst.spec.nat:
+        if not end.direction.dst.spec.nat:
             self.add_addrs(end.peer, end.other.host.addrs, AddrSource.HEARSAY)
 
     def greet(self, end: End) -> None:
@@ -370,7 +370,7 @@ class SimHost:
 
     def take_message(self, end: End, protocol: ProtocolId, message: bytes) -> None:
         """A message has arrived."""
-        sender = end.other.lane.src.name
+        sender = end.other.direction.src.name
         self._queue.trace.record((self._queue.now, self.name, protocol, sender, zlib.crc32(message)))
         taker = self._message_handlers.get(protocol)
         if taker is None:

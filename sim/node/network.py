@@ -30,7 +30,7 @@ class WireStream(SimStream):
     """A stream that has a wire to itself, and takes it down with it."""
 
     def __init__(self, fabric: Fabric, wire: Wire, side: int) -> None:
-        super().__init__(fabric, wire.lanes[side])
+        super().__init__(fabric, wire.directions[side])
         self._wire = wire
         self._over = False
 

@@ -6,13 +6,13 @@ import json
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from sim.kernel.trace import Entry
+from sim.kernel.trace import TraceEntry
 
 _MESSAGE_FIELDS = 5
 """time, receiver, protocol, sender, checksum: see `sim.node.host.SimHost.take_message`."""
 
 
-def write_perfetto(entries: Sequence[Entry], out: TextIO) -> int:
+def write_perfetto(entries: Sequence[TraceEntry], out: TextIO) -> int:
     """Write Chrome's trace event format; returns how many events there are."""
     rows: dict[str, int] = {}
     count = 0
@@ -29,7 +29,7 @@ def write_perfetto(entries: Sequence[Entry], out: TextIO) -> int:
     return count
 
 
-def _events(number: int, entry: Entry, rows: dict[str, int]) -> list[dict[str, Any]]:
+def _events(number: int, entry: TraceEntry, rows: dict[str, int]) -> list[dict[str, Any]]:
     when, node, what, *details = entry
     assert isinstance(when, int)
     row = rows.setdefault(str(node), len(rows) + 1)

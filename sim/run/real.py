@@ -12,7 +12,7 @@ import trio
 from p2p.errors import ConfigError, ShoalError
 from sim.errors import SimulationError
 from sim.lab.faults import check_faults
-from sim.lab.machines import Setting, Street, Tell, open_street
+from sim.lab.machines import Tell, Testbed, TestbedConfig, open_testbed
 from sim.lab.namespaces import CUBIC, QUEUE, require_lab
 from sim.run.scenario import Scenario
 
@@ -26,7 +26,7 @@ MAX_LATENCY: Final = 0.001
 class RealWorkload(Protocol):
     """A workload that also runs at level 3: processes on shaped lines."""
 
-    async def run_real(self, street: Street, scenario: Scenario) -> Mapping[str, float | int | str]:
+    async def run_real(self, testbed: Testbed, scenario: Scenario) -> Mapping[str, float | int | str]:
         """Play the scenario with real processes and return the metrics of the other levels."""
         ...
 
@@ -49,7 +49,7 @@ def play(scenario: Scenario, workload: RealWorkload, seed: int, tell: Tell) -> P
     where it may not, `LabError` if links or processes break.
     """
     check(scenario)
-    setting = Setting(
+    config = TestbedConfig(
         seed=seed,
         congestion=str(scenario.parameters.get("congestion", CUBIC)),
         queue=scenario.parameter("queue", QUEUE),
@@ -57,7 +57,7 @@ def play(scenario: Scenario, workload: RealWorkload, seed: int, tell: Tell) -> P
     require_lab()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     try:
-        metrics, seconds = trio.run(_play, scenario, workload, setting, tell)
+        metrics, seconds = trio.run(_play, scenario, workload, config, tell)
     except BaseExceptionGroup as group:
         raise _reason(group) from group
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -66,10 +66,10 @@ def play(scenario: Scenario, workload: RealWorkload, seed: int, tell: Tell) -> P
 
 
 async def _play(
-    scenario: Scenario, workload: RealWorkload, setting: Setting, tell: Tell
+    scenario: Scenario, workload: RealWorkload, config: TestbedConfig, tell: Tell
 ) -> tuple[Mapping[str, float | int | str], float]:
-    async with open_street(setting, tell) as street:
-        return await workload.run_real(street, scenario), street.now()
+    async with open_testbed(config, tell) as testbed:
+        return await workload.run_real(testbed, scenario), testbed.now()
 
 
 def check(scenario: Scenario) -> None:

@@ -2,7 +2,7 @@
 
 ```toml
 caption = "Half of the nodes come and go; who is alive must stay known."
-workload = "sim.workloads.churn:Churn"     # imported when the scenario runs
+workload = "sim.workloads.churn:MembershipChurn"     # imported when the scenario runs
 nodes = 50
 duration = 300.0                           # virtual seconds
 

@@ -36,7 +36,7 @@ FIELDS: Final = ("nodes", "duration", "latency", "level")
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SweepRun:
     """One run of a sweep, and what came of it."""
 
     seed: int
@@ -58,12 +58,12 @@ def changed(scenario: Scenario, changes: Mapping[str, Any]) -> Scenario:
     return scenario.with_changes(**fields, parameters={**scenario.parameters, **others})
 
 
-def run_one(scenario: Scenario, seed: int, changes: Mapping[str, Any]) -> Run:
+def run_one(scenario: Scenario, seed: int, changes: Mapping[str, Any]) -> SweepRun:
     """What a worker process does."""
     try:
-        return Run(seed, changes, run_scenario(changed(scenario, changes), seed), None)
+        return SweepRun(seed, changes, run_scenario(changed(scenario, changes), seed), None)
     except (SimulationError, ShoalError, ExceptionGroup) as error:
-        return Run(seed, changes, None, describe(error))
+        return SweepRun(seed, changes, None, describe(error))
 
 
 def describe(error: BaseException) -> str:
@@ -123,7 +123,7 @@ def _hush() -> None:
 
 def sweep(
     scenario: Scenario, seeds: Sequence[int], settings: Mapping[str, Sequence[Any]], executor: Executor
-) -> Iterator[Run]:
+) -> Iterator[SweepRun]:
     """Run every seed with every combination of settings; runs come as they end."""
     strangers = active_children()
     try:
@@ -144,11 +144,11 @@ def sweep(
     executor.shutdown()
 
 
-def _outcome(future: Future[Run], seed: int, changes: Mapping[str, Any]) -> Run:
+def _outcome(future: Future[SweepRun], seed: int, changes: Mapping[str, Any]) -> SweepRun:
     try:
         return future.result()
     except BrokenProcessPool:
-        return Run(
+        return SweepRun(
             seed, changes, None, "its process, or one beside it, was killed: out of memory? try --jobs"
         )
 
@@ -163,7 +163,7 @@ def _interrupts_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def summarise(runs: Sequence[Run]) -> dict[str, Any]:
+def summarise(runs: Sequence[SweepRun]) -> dict[str, Any]:
     """Failures by seed, the spread of metrics, what was reached, what misbehaved, one hash of all traces."""
     rows: dict[str, Any] = {}
     for run in sorted(runs, key=lambda run: (str(run.changes), run.seed)):
@@ -199,7 +199,7 @@ def _totals(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return dict(sorted(totals.items()))
 
 
-def _hash_of_all(runs: Sequence[Run]) -> str:
+def _hash_of_all(runs: Sequence[SweepRun]) -> str:
     """Equal for two sweeps in which every run had the same trace."""
     traces = sorted(
         (str(dict(run.changes)), run.seed, run.result.trace_hash) for run in runs if run.result is not None
@@ -207,7 +207,7 @@ def _hash_of_all(runs: Sequence[Run]) -> str:
     return hashlib.blake2b(repr(traces).encode(), digest_size=16).hexdigest()
 
 
-def _why(run: Run) -> str:
+def _why(run: SweepRun) -> str:
     if run.result is None:
         return run.error or "no result"
     broken = [entry for entry in run.result.expectations if not entry["ok"]]

@@ -246,7 +246,7 @@ def _replaced(place: str, recorded: Callable[[Any, Tape], type], tape: Tape) -> 
 
 
 def _recorded_part(kind: Any, tape: Tape) -> type:
-    class Part(kind):  # type: ignore[misc]
+    class RecordedPart(kind):  # type: ignore[misc]
         def __init__(self, *args: Any, **keywords: Any) -> None:
             birth = _noted(kind, args, keywords, tape)
             with tape.at_work():
@@ -255,8 +255,8 @@ def _recorded_part(kind: Any, tape: Tape) -> type:
 
     for name, method in vars(kind).items():
         if isfunction(method) and not name.startswith("_"):
-            setattr(Part, name, _noted_method(name, method, tape))
-    return Part
+            setattr(RecordedPart, name, _noted_method(name, method, tape))
+    return RecordedPart
 
 
 def _noted_method(name: str, method: Callable[..., Any], tape: Tape) -> Callable[..., Any]:

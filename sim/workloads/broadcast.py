@@ -21,7 +21,7 @@ from p2p.shardcast.manifest import PolicyVersion
 from sim.errors import SimulationError
 from sim.kernel.queue import SECOND, Owner
 from sim.kernel.simulation import Simulation
-from sim.net.fabric import Fabric, Lane
+from sim.net.fabric import Direction, Fabric
 from sim.net.link import LinkSpec, drawn_link
 from sim.run.scenario import Scenario
 
@@ -29,7 +29,7 @@ NOTICE = 2 * SECOND
 """Until a relay's death is acted upon: a reset is seen at once, a silent death by the first stall."""
 
 
-class _Feed(Lane):
+class _Feed(Direction):
     """Chunks of one stripe from one node to another."""
 
     __slots__ = ("giver", "queue", "taker", "under_way")

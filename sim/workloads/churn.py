@@ -14,7 +14,7 @@ import trio
 from p2p.errors import ConfigError
 from p2p.identity import PeerId
 from p2p.membership import Change, MemberEvent, Membership, MembershipConfig, open_membership
-from sim.faults.churn import DAY, PRESETS, Churn as ChurnDriver, ChurnModel, Lognormal, Session, read_sessions
+from sim.faults.churn import DAY, PRESETS, Churn, ChurnModel, Lognormal, Session, read_sessions
 from sim.node.swarm import SimNode, Swarm
 from sim.run.scenario import Scenario, place_of
 from sim.workloads.supervision import supervise
@@ -30,7 +30,7 @@ BOOTSTRAP: Final = 3
 """Nodes that stay, and that newcomers dial."""
 
 
-class Churn:
+class MembershipChurn:
     """Nodes that join, heartbeat, die and return."""
 
     parameters: ClassVar[Sequence[str]] = (
@@ -71,7 +71,7 @@ class Churn:
         swarm.simulation.distributions["seconds until a death was known"] = self._watch.delays(DRAWN)
         return metrics
 
-    async def _arrive(self, swarm: Swarm, scenario: Scenario, churn: ChurnDriver) -> None:
+    async def _arrive(self, swarm: Swarm, scenario: Scenario, churn: Churn) -> None:
         """All nodes come, one after the other, and from then on live by the model."""
         zones = max(1, int(scenario.parameter("zones", 4)))
         spread = scenario.parameter("arrival", 30.0) / scenario.nodes
@@ -84,9 +84,7 @@ class Churn:
         for zone in range(zones):
             churn.add_zone(f"zone{zone}")
 
-    def _replay(
-        self, swarm: Swarm, scenario: Scenario, churn: ChurnDriver, sessions: Sequence[Session]
-    ) -> None:
+    def _replay(self, swarm: Swarm, scenario: Scenario, churn: Churn, sessions: Sequence[Session]) -> None:
         """A few nodes stay, the others do what the recording says."""
         for number in range(BOOTSTRAP):
             swarm.add(f"n{number}", self._live, link=scenario.link)
@@ -104,7 +102,7 @@ class Churn:
         swarm.simulation.plot("members known, mean over nodes", statistics.fmean(known) if known else 0)
         swarm.simulation.plot("bytes sent so far", sum(node.endpoint.sent for node in swarm.nodes.values()))
 
-    def _open_churn(self, swarm: Swarm, scenario: Scenario) -> ChurnDriver:
+    def _open_churn(self, swarm: Swarm, scenario: Scenario) -> Churn:
         preset = scenario.parameters.get("preset")
         if isinstance(preset, str):
             up, down = PRESETS[preset]
@@ -119,7 +117,7 @@ class Churn:
             day=scenario.parameter("day", DAY),
             day_swing=scenario.parameter("day_swing", 0.0),
         )
-        churn = ChurnDriver(swarm, model)
+        churn = Churn(swarm, model)
         swarm.on_death.append(self._note_death)
         swarm.on_return.append(self._note_return)
         return churn
@@ -160,7 +158,7 @@ class Churn:
             del self._views[name], self._since[name]
             self._watch.blind(name)
 
-    def _measure(self, swarm: Swarm, churn: ChurnDriver, now: float) -> Mapping[str, float | int | str]:
+    def _measure(self, swarm: Swarm, churn: Churn, now: float) -> Mapping[str, float | int | str]:
         settled = {name for name, since in self._since.items() if now - since >= SETTLED}
         known = {swarm.nodes[name].peer_id: name for name in self._views if name in settled}
         alive = {node.peer_id for node in swarm.alive}

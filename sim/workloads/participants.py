@@ -32,7 +32,7 @@ from sim.run.scenario import Scenario
 ORIGIN: Final = "origin"
 CLAIM: Final = 0.9
 """Share of its uplink that a node offers: a line filled to the brim starves its own acks."""
-PART_PARAMETERS: Final = (
+PARTICIPANT_PARAMETERS: Final = (
     "origin_up",
     "origin_down",
     "late_share",
@@ -50,11 +50,11 @@ PART_PARAMETERS: Final = (
     "weak_down",
     "nat_share",
 )
-"""What `cast_parts` reads."""
+"""What `draw_participants` reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Participant:
     """How one node takes part."""
 
     link: LinkSpec
@@ -77,26 +77,28 @@ class Part:
         return not self.lies and self.drips == math.inf
 
 
-def cast_parts(scenario: Scenario, rng: Random) -> dict[str, Part]:
+def draw_participants(scenario: Scenario, rng: Random) -> dict[str, Participant]:
     """Who does what, the origin first, then ``n1``, ``n2`` and so on."""
     up = scenario.parameter("origin_up", scenario.link.up)
     line = LinkSpec(up=up, down=scenario.parameter("origin_down", scenario.link.down))
-    parts = {ORIGIN: Part(link=line, claim=CLAIM * up)}
+    participants = {ORIGIN: Participant(link=line, claim=CLAIM * up)}
     late_from = round((1 - scenario.parameter("late_share", 0.0)) * (scenario.nodes - 1))
     for number in range(1, scenario.nodes):
         link = _draw(scenario, rng)
         joins = scenario.parameter("late_at", 60.0) if number > late_from else 0.0
-        parts[f"n{number}"] = Part(link=link, claim=CLAIM * link.up, joins=joins)
-    best = max(part.claim for name, part in parts.items() if name != ORIGIN)
-    names = iter(list(parts)[1:])
+        participants[f"n{number}"] = Participant(link=link, claim=CLAIM * link.up, joins=joins)
+    best = max(participant.claim for name, participant in participants.items() if name != ORIGIN)
+    names = iter(list(participants)[1:])
     for name in _next(names, scenario.parameter("liars", 0)):
-        parts[name] = replace(parts[name], claim=best, lies=scenario.parameter("lie_share", 1.0))
+        participants[name] = replace(
+            participants[name], claim=best, lies=scenario.parameter("lie_share", 1.0)
+        )
     for name in _next(names, scenario.parameter("drippers", 0)):
-        parts[name] = replace(parts[name], claim=best, drips=scenario.parameter("drip", 0.5))
+        participants[name] = replace(participants[name], claim=best, drips=scenario.parameter("drip", 0.5))
     for name in _next(names, scenario.parameter("slow_relays", 0)):
-        slow = replace(parts[name].link, up=scenario.parameter("slow_up", 0.5))
-        parts[name] = replace(parts[name], link=slow)
-    return parts
+        slow = replace(participants[name].link, up=scenario.parameter("slow_up", 0.5))
+        participants[name] = replace(participants[name], link=slow)
+    return participants
 
 
 def _next(names: Iterator[str], count: float) -> list[str]:
@@ -113,18 +115,18 @@ def _draw(scenario: Scenario, rng: Random) -> LinkSpec:
     return behind_nat(link) if rng.random() < scenario.parameter("nat_share", 0.0) else link
 
 
-def bent_host(host: Host, world: World, part: Part, chunk_bytes: int) -> Host:
+def dishonest_host(host: Host, world: World, participant: Participant, chunk_bytes: int) -> Host:
     """``host`` itself for the honest; one whose bulk streams lie or drip for the others."""
-    return host if part.honest else cast(Host, _BentHost(host, world, part, chunk_bytes))
+    return host if participant.honest else cast(Host, _DishonestHost(host, world, participant, chunk_bytes))
 
 
-class _BentHost:
+class _DishonestHost:
     """A host whose bulk streams are bent; everything else is the real one's."""
 
-    def __init__(self, host: Host, world: World, part: Part, chunk_bytes: int) -> None:
+    def __init__(self, host: Host, world: World, participant: Participant, chunk_bytes: int) -> None:
         self._host = host
         self._world = world
-        self._part = part
+        self._part = participant
         self._chunk_bytes = chunk_bytes
 
     def __getattr__(self, name: str) -> Any:
@@ -135,16 +137,16 @@ class _BentHost:
         stream = await self._host.open_stream(peer, protocol)
         if protocol != BULK_PROTOCOL_ID:
             return stream
-        return cast(Stream, _BentStream(stream, self._world, self._part, self._chunk_bytes))
+        return cast(Stream, _DishonestStream(stream, self._world, self._part, self._chunk_bytes))
 
 
-class _BentStream(trio.abc.SendStream):
+class _DishonestStream(trio.abc.SendStream):
     """Sends too slowly, or not quite what it was given."""
 
-    def __init__(self, stream: Stream, world: World, part: Part, chunk_bytes: int) -> None:
+    def __init__(self, stream: Stream, world: World, participant: Participant, chunk_bytes: int) -> None:
         self._stream = stream
         self._world = world
-        self._part = part
+        self._part = participant
         self._chunk_bytes = chunk_bytes
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:

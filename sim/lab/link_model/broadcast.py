@@ -15,7 +15,7 @@ from p2p.identity import ProtocolId
 PROTOCOL_ID = ProtocolId("/shoal/lab/1.0.0")
 
 
-class Broadcast:
+class TreeBroadcast:
     """One machine's part in one broadcast of ``chunks`` chunks."""
 
     def __init__(self, chunks: int, chunk_bytes: int, now: Callable[[], float]) -> None:

@@ -28,7 +28,7 @@ RUN_SECONDS: Final = 300.0
 """For one broadcast: ten times the longest of the six."""
 
 
-class Machine:
+class RelayProcess:
     """A process that answers orders line by line."""
 
     def __init__(self, process: trio.Process) -> None:
@@ -64,7 +64,7 @@ class Machine:
 class Lab:
     """The machines of one topology, connected and shaped."""
 
-    def __init__(self, topology: Topology, machines: dict[str, Machine]) -> None:
+    def __init__(self, topology: Topology, machines: dict[str, RelayProcess]) -> None:
         self.topology = topology
         self.machines = machines
 
@@ -120,12 +120,13 @@ async def open_lab(topology: Topology, congestion: str = CUBIC) -> AsyncIterator
     ``congestion`` is a name in net.ipv4.tcp_available_congestion_control, or empty for the
     default. Raises `LabError` if the links cannot be made.
     """
-    if len(topology.places) > MAX_MACHINES:
-        raise LabError(f"{len(topology.places)} machines are too many for one bridge")
+    if len(topology.members) > MAX_MACHINES:
+        raise LabError(f"{len(topology.members)} machines are too many for one bridge")
     relay = [sys.executable, "-m", "sim.lab.link_model.relay", congestion]
     async with AsyncExitStack() as stack:
         machines = {
-            name: Machine(await stack.enter_async_context(open_process(relay))) for name in topology.parents
+            name: RelayProcess(await stack.enter_async_context(open_process(relay)))
+            for name in topology.parents
         }
         lab = Lab(topology, machines)
         try:
@@ -138,12 +139,12 @@ async def open_lab(topology: Topology, congestion: str = CUBIC) -> AsyncIterator
 
 async def _build(hub: Hub, lab: Lab) -> None:
     """Connect the machines, once each is in its namespace, and let them listen."""
-    for number, place in enumerate(lab.topology.places, start=1):
-        machine = lab.machines[place.name]
+    for number, member in enumerate(lab.topology.members, start=1):
+        machine = lab.machines[member.name]
         await machine.answer()
-        await hub.connect(machine.pid, number, place.link)
+        await hub.connect(machine.pid, number, member.link)
     await lab.ask_all({name: f"listen {_address(lab.topology, name)}" for name in lab.machines})
 
 
 def _address(topology: Topology, name: str) -> str:
-    return address_of(1 + [place.name for place in topology.places].index(name))
+    return address_of(1 + [member.name for member in topology.members].index(name))

@@ -17,14 +17,14 @@ from typing import Final
 
 import trio
 
-from sim.lab.link_model.broadcast import Broadcast
+from sim.lab.link_model.broadcast import TreeBroadcast
 
 PORT: Final = 4001
 NOT_SENT_LOW_WATER: Final = 128 * 1024
 """As in `p2p.transport.tcp`: unsent bytes the kernel holds at most."""
 
 
-class Relay:
+class TreeRelay:
     """A machine: its listening socket, and the streams of the current broadcast."""
 
     def __init__(self, congestion: bytes) -> None:
@@ -46,7 +46,7 @@ class Relay:
                 await self._join(parent, int(children))
                 return "joined"
             case ["play", chunks, chunk_bytes]:
-                broadcast = Broadcast(int(chunks), int(chunk_bytes), _now)
+                broadcast = TreeBroadcast(int(chunks), int(chunk_bytes), _now)
                 await broadcast.run(self._up, self._down)
                 return str(broadcast.whole_at)
             case _:
@@ -74,7 +74,7 @@ def _now() -> float:
 
 async def main(congestion: str) -> None:
     """Obey until the orders end."""
-    relay = Relay(congestion.encode())
+    relay = TreeRelay(congestion.encode())
     orders, waiting = trio.open_memory_channel[str](1)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_read_orders, orders, nursery.cancel_scope)

@@ -13,7 +13,7 @@ from p2p.host import Stream
 from p2p.multiaddr import Multiaddr
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
-from sim.lab.link_model.broadcast import PROTOCOL_ID, Broadcast
+from sim.lab.link_model.broadcast import PROTOCOL_ID, TreeBroadcast
 from sim.lab.link_model.topologies import Topology
 from sim.node.swarm import SimNode, Swarm, open_swarm
 
@@ -28,23 +28,23 @@ def simulated_times(topology: Topology, level: int, seed: int = 1) -> dict[str, 
 
     ``level`` is 1 or 2. Must not be called where trio runs. Raises what `run_simulation` does.
     """
-    kinds: dict[int, Callable[[Topology, Swarm], _Stage]] = {1: _HostStage, 2: _NetworkStage}
+    kinds: dict[int, Callable[[Topology, Swarm], _SimulatedTree]] = {1: _TreeOverHosts, 2: _TreeOverStreams}
     outcome = run_simulation(partial(_play, topology, kinds[level]), seed=seed, horizon=HORIZON)
     assert outcome.value is not None
     return outcome.value
 
 
 async def _play(
-    topology: Topology, kind: Callable[[Topology, Swarm], _Stage], simulation: Simulation
+    topology: Topology, kind: Callable[[Topology, Swarm], _SimulatedTree], simulation: Simulation
 ) -> dict[str, float]:
     async with open_swarm(simulation, lambda one, other: LATENCY) as swarm:
-        stage = kind(topology, swarm)
-        for place in topology.places:
-            swarm.add(place.name, stage.live, link=place.link)
-        return await stage.times()
+        tree = kind(topology, swarm)
+        for member in topology.members:
+            swarm.add(member.name, tree.live, link=member.link)
+        return await tree.times()
 
 
-class _Stage(ABC):
+class _SimulatedTree(ABC):
     """All machines of a topology in one simulation."""
 
     def __init__(self, topology: Topology, swarm: Swarm) -> None:
@@ -52,7 +52,7 @@ class _Stage(ABC):
         self._swarm = swarm
         self._ready = dict.fromkeys(topology.parents, False)
         self._start = trio.Event()
-        self._broadcasts: dict[str, Broadcast] = {}
+        self._broadcasts: dict[str, TreeBroadcast] = {}
         self._ended = {name: trio.Event() for name in topology.parents}
 
     async def times(self) -> dict[str, float]:
@@ -73,14 +73,14 @@ class _Stage(ABC):
             self._start.set()
         await self._start.wait()
         topology = self.topology
-        broadcast = Broadcast(topology.chunks, topology.chunk_bytes, lambda: self._swarm.simulation.now)
+        broadcast = TreeBroadcast(topology.chunks, topology.chunk_bytes, lambda: self._swarm.simulation.now)
         self._broadcasts[node.name] = broadcast
         await broadcast.run(up, down)
         self._ended[node.name].set()
         await trio.sleep_forever()  # a stream that closes takes with it what is on its way
 
 
-class _NetworkStage(_Stage):
+class _TreeOverStreams(_SimulatedTree):
     """Level L2: raw byte streams, one wire each."""
 
     async def live(self, node: SimNode) -> None:
@@ -97,7 +97,7 @@ class _NetworkStage(_Stage):
             await self.play(node, up, down)
 
 
-class _HostStage(_Stage):
+class _TreeOverHosts(_SimulatedTree):
     """Level L1: streams between authenticated peers."""
 
     async def live(self, node: SimNode) -> None:

@@ -16,7 +16,7 @@ CHUNK_BYTES: Final = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class TreeMember:
     """One machine of a tree."""
 
     name: str
@@ -31,41 +31,41 @@ class Topology:
 
     name: str
     caption: str
-    places: tuple[Place, ...]
+    members: tuple[TreeMember, ...]
     """Parents before their children."""
     chunks: int = CHUNKS
     chunk_bytes: int = CHUNK_BYTES
 
     def __post_init__(self) -> None:
         known: dict[str, None] = {}
-        for place in self.places:
-            if place.name in known or (place.parent is not None and place.parent not in known):
-                raise ValueError(f"{self.name}: {place.name} is twice there, or before its parent")
-            known[place.name] = None
-        if not self.places or [place.parent for place in self.places].count(None) != 1:
+        for member in self.members:
+            if member.name in known or (member.parent is not None and member.parent not in known):
+                raise ValueError(f"{self.name}: {member.name} is twice there, or before its parent")
+            known[member.name] = None
+        if not self.members or [member.parent for member in self.members].count(None) != 1:
             raise ValueError(f"{self.name} must have one root")
 
     @property
     def parents(self) -> dict[str, str | None]:
         """Each machine's parent."""
-        return {place.name: place.parent for place in self.places}
+        return {member.name: member.parent for member in self.members}
 
     @property
     def links(self) -> dict[str, LinkSpec]:
         """Each machine's line."""
-        return {place.name: place.link for place in self.places}
+        return {member.name: member.link for member in self.members}
 
     def children(self, name: str) -> list[str]:
         """Whom ``name`` passes chunks on to."""
-        return [place.name for place in self.places if place.parent == name]
+        return [member.name for member in self.members if member.parent == name]
 
 
 def _tree(name: str, caption: str, *lines: tuple[str, str | None, float, float]) -> Topology:
-    places = tuple(
-        Place(name=machine, parent=parent, link=LinkSpec(up=up, down=down))
+    members = tuple(
+        TreeMember(name=machine, parent=parent, link=LinkSpec(up=up, down=down))
         for machine, parent, up, down in lines
     )
-    return Topology(name=name, caption=caption, places=places)
+    return Topology(name=name, caption=caption, members=members)
 
 
 def _binary(size: int, rate: float) -> list[tuple[str, str | None, float, float]]:

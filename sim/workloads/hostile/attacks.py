@@ -30,14 +30,14 @@ from p2p.multiaddr import Multiaddr
 from sim.node.host import SimHost
 from sim.node.swarm import SimNode, Swarm
 from sim.workloads.hostile.heartbeats import say_alive
-from sim.workloads.hostile.workload import HONEST, Metrics, Siege
+from sim.workloads.hostile.workload import HONEST, HostileWorkload, Metrics
 
 TOPIC: Final = "policies"
 SUBSCRIBED_AFTER: Final = 4.0
 """Seconds into the attack on gossip at which honest nodes hear the topic: ghosts are connected by then."""
 
 
-class Turncoat:
+class Attacker:
     """A hostile member's mouth: it knows what its membership knew, and signs what it likes."""
 
     def __init__(self, node: SimNode, host: SimHost, membership: Membership) -> None:
@@ -66,7 +66,7 @@ class Turncoat:
         self._host.send(peer, HEARTBEAT, encode_message(message))
 
 
-class AccuseFlood(Siege):
+class AccuseFlood(HostileWorkload):
     """Members accuse everybody, as fast as their quotas let them, and choose their own intervals.
 
     A third of the hostile only accuse; a third beat with the shortest interval there is, stop, and are
@@ -77,27 +77,27 @@ class AccuseFlood(Siege):
 
     async def be_hostile(self, node: SimNode, host: SimHost, membership: Membership) -> None:
         """One of three lies, by number."""
-        turncoat, rng = Turncoat(node, host, membership), node.world.rng("accuse")
+        attacker, rng = Attacker(node, host, membership), node.world.rng("accuse")
         honest = [other.peer_id for other in node.siblings if other.name.startswith(HONEST)]
         role = list(self.hostile).index(node.peer_id) % 3
         if role == 0:
-            await self._accuse(node, turncoat, honest, rng)
-        turncoat.silence()
+            await self._accuse(node, attacker, honest, rng)
+        attacker.silence()
         interval = MIN_INTERVAL if role == 1 else MAX_INTERVAL
         while True:
             for peer in rng.sample(honest, min(8, len(honest))):
-                turncoat.send(peer, Beat(False, turncoat.alive(interval)))
+                attacker.send(peer, Beat(False, attacker.alive(interval)))
             await node.world.sleep(2.0 if role == 1 else 10**6)
 
-    async def _accuse(self, node: SimNode, turncoat: Turncoat, honest: list[PeerId], rng: Random) -> None:
+    async def _accuse(self, node: SimNode, attacker: Attacker, honest: list[PeerId], rng: Random) -> None:
         said: dict[PeerId, int] = {}
         targets = int(self.scenario.parameter("targets", 3))
         while True:
-            fresh = [signed for signed in turncoat.words() if signed.seqno > said.get(signed.peer, -1)]
+            fresh = [signed for signed in attacker.words() if signed.seqno > said.get(signed.peer, -1)]
             chosen = rng.sample(fresh, min(MAX_HEARTBEATS, len(fresh)))
             said.update({signed.peer: signed.seqno for signed in chosen})
             for peer in rng.sample(honest, min(targets, len(honest))) if chosen else ():
-                turncoat.send(peer, Accuse(tuple(chosen)))
+                attacker.send(peer, Accuse(tuple(chosen)))
             await node.world.sleep(self.scenario.parameter("every", 0.5))
 
     def figures(self, swarm: Swarm) -> Metrics:
@@ -114,7 +114,7 @@ class AccuseFlood(Siege):
         }
 
 
-class UrgentLinks(Siege):
+class UrgentLinks(HostileWorkload):
     """Members ask every honest node urgently to be their neighbour, say yes to all, and tell of nobody.
 
     ``every`` seconds each hostile member sends an urgent `Link` (every fifth time a `Join`) and a heartbeat
@@ -123,25 +123,25 @@ class UrgentLinks(Siege):
 
     async def be_hostile(self, node: SimNode, host: SimHost, membership: Membership) -> None:
         """Ask, beat, accept."""
-        turncoat = Turncoat(node, host, membership)
-        turncoat.silence()
-        host.set_message_handler(HEARTBEAT, lambda peer, data: self._accept(turncoat, peer, data))
+        attacker = Attacker(node, host, membership)
+        attacker.silence()
+        host.set_message_handler(HEARTBEAT, lambda peer, data: self._accept(attacker, peer, data))
         honest = [other.peer_id for other in node.siblings if other.name.startswith(HONEST)]
         every = self.scenario.parameter("every", 1.0)
         await node.world.sleep(node.world.rng("start").uniform(0, every))
         for turn in count():
-            alive = turncoat.alive()
+            alive = attacker.alive()
             for peer in honest:
-                turncoat.send(peer, Link(True, alive) if turn % 5 else Join(alive))
-                turncoat.send(peer, Beat(True, alive))
+                attacker.send(peer, Link(True, alive) if turn % 5 else Join(alive))
+                attacker.send(peer, Beat(True, alive))
             await node.world.sleep(every)
 
-    def _accept(self, turncoat: Turncoat, peer: PeerId, data: bytes) -> None:
+    def _accept(self, attacker: Attacker, peer: PeerId, data: bytes) -> None:
         if isinstance(decode_message_untrusted(data), Link | Join):
-            turncoat.send(peer, Linked(True, turncoat.alive()))
+            attacker.send(peer, Linked(True, attacker.alive()))
 
 
-class AddressFlush(Siege):
+class AddressFlush(HostileWorkload):
     """Strangers with made-up addresses fill the address book; then every connection breaks at once.
 
     ``strangers`` a second identify themselves to every honest node. At level 1 there is no identify, so its
@@ -152,15 +152,15 @@ class AddressFlush(Siege):
 
     async def be_hostile(self, node: SimNode, host: SimHost, membership: Membership) -> None:
         """Connect to everybody, as strangers do that identify themselves; tell of nobody."""
-        turncoat = Turncoat(node, host, membership)
-        turncoat.silence()
+        attacker = Attacker(node, host, membership)
+        attacker.silence()
         honest = [other.peer_id for other in node.siblings if other.name.startswith(HONEST)]
         while True:
             for peer in honest:
-                turncoat.send(peer, Beat(False, turncoat.alive()))
+                attacker.send(peer, Beat(False, attacker.alive()))
             await node.world.sleep(5.0)
 
-    async def besiege(self, swarm: Swarm) -> None:
+    async def run_attack(self, swarm: Swarm) -> None:
         """Flush, cut, and wait for the swarm to mend."""
         rng, rate = swarm.rng("strangers"), self.scenario.parameter("strangers", 250)
         cut_at = self.scenario.parameter("cut_at", self.scenario.duration - 30.0)
@@ -223,7 +223,7 @@ class _LateHost:
         self._host.set_message_handler(protocol, take, **options)
 
 
-class GhostMesh(Siege):
+class GhostMesh(HostileWorkload):
     """Peers graft into every mesh; half hang up with RPCs still buffered, half stay and forward nothing.
 
     They are there before the topic is: honest nodes hear it from a few seconds after the beginning of the
@@ -275,7 +275,7 @@ class GhostMesh(Siege):
                     host._disconnect(peer)
                 await node.world.sleep(rng.uniform(5, 10))
 
-    async def besiege(self, swarm: Swarm) -> None:
+    async def run_attack(self, swarm: Swarm) -> None:
         """Publish from one honest node after the other; look at the meshes."""
         names, rng = self.honest_names(swarm), swarm.rng("publish")
         await swarm.sleep(SUBSCRIBED_AFTER + 6.0)

@@ -52,7 +52,7 @@ neighbours have lost their credit by then."""
 Metrics = dict[str, float | int | str]
 
 
-class Siege:
+class HostileWorkload:
     """Honest nodes and hostile members on one stage; a subclass says what the hostile do."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class Siege:
         """What a hostile member does from the beginning of the attack."""
         await trio.sleep_forever()
 
-    async def besiege(self, swarm: Swarm) -> None:
+    async def run_attack(self, swarm: Swarm) -> None:
         """What happens on the stage besides, until the duration ends."""
         await swarm.sleep_until(self.scenario.duration)
 
@@ -121,7 +121,7 @@ class Siege:
         self._unlucky, self._unlucky_at_first = dict.fromkeys(few), len(few)
         self._attack_at = attack_at
         self.attack.set()
-        await self.besiege(swarm)
+        await self.run_attack(swarm)
         rate = (self._sent(swarm) - before) / max(LOOK, swarm.simulation.now - attack_at)
         honest = sum(name.startswith(HONEST) for name in swarm.nodes)
         return {

@@ -25,9 +25,9 @@ from typing import ClassVar, Final
 from sim.errors import SimulationError
 from sim.kernel.queue import SECOND, nanoseconds
 from sim.kernel.simulation import Simulation
-from sim.net.fabric import Lane
+from sim.net.fabric import Direction
 from sim.run.scenario import Scenario
-from sim.workloads.intellect2.sites import STAGE_PARAMETERS, Site, Stage
+from sim.workloads.intellect2.sites import SITE_PARAMETERS, Site, Sites
 from sim.workloads.profiles import DISK_RATE
 
 FILE: Final = 50_000_000
@@ -56,28 +56,28 @@ class _Score:
     rate: float = FAILURE_RATE
 
 
-class Machine:
+class Downloader:
     """A relay server or a client: ten downloads at a time from ``servers``, each file from one of them."""
 
-    def __init__(self, tree: StaticTree, site: Site, servers: Sequence[Machine]) -> None:
+    def __init__(self, tree: StaticTree, site: Site, servers: Sequence[Downloader]) -> None:
         self.site = site
         self.has = bytearray(tree.files)
         self.refusals = 0
         self.listed_at = math.inf
         """Virtual second at which this machine's list names the policy."""
         self._tree = tree
-        self._queue = tree.stage.queue
-        self._rng: Random = tree.stage.simulation.rng(site.name, "tree")
+        self._queue = tree.sites.queue
+        self._rng: Random = tree.sites.simulation.rng(site.name, "tree")
         self._servers = servers
         self._scores = [_Score() for _ in servers]
-        self._lanes = [self._lane_from(server) for server in servers]
+        self._directions = [self._direction_from(server) for server in servers]
         self._files = deque(range(tree.files))
         self._missing = tree.files
 
-    def _lane_from(self, server: Machine) -> Lane:
-        fabric = self._tree.stage.fabric
+    def _direction_from(self, server: Downloader) -> Direction:
+        fabric = self._tree.sites.fabric
         latency = fabric.latency_of(server.site.endpoint, self.site.endpoint)
-        return Lane(server.site.endpoint, self.site.endpoint, latency)
+        return Direction(server.site.endpoint, self.site.endpoint, latency)
 
     def start(self) -> None:
         """Look for the policy now and then; the first time at a random moment."""
@@ -88,10 +88,10 @@ class Machine:
         self._queue.schedule(due, self.site.owner, "tree", callback, *args)  # type: ignore[arg-type]
 
     def _look(self) -> None:
-        if self._rng.choice(self._servers).listed_at > self._tree.stage.now:
+        if self._rng.choice(self._servers).listed_at > self._tree.sites.now:
             self._after(LOOK, self._look)
             return
-        self.listed_at = self._tree.stage.now
+        self.listed_at = self._tree.sites.now
         for _ in range(DOWNLOADS):
             self._next()
 
@@ -102,27 +102,27 @@ class Machine:
     def _attempt(self, file: int, failures: int) -> None:
         weights = [score.success * score.rate for score in self._scores]
         place = self._rng.choices(range(len(weights)), weights)[0]
-        asked = self._lanes[place].latency * (REQUEST_LATENCIES - 1) / SECOND
-        self._after(asked, self._answer, place, file, failures, self._tree.stage.now)
+        asked = self._directions[place].latency * (REQUEST_LATENCIES - 1) / SECOND
+        self._after(asked, self._answer, place, file, failures, self._tree.sites.now)
 
     def _answer(self, place: int, file: int, failures: int, since: float) -> None:
         """What the server does with the request; runs in our name, because servers do not die here."""
-        lane = self._lanes[place]
+        direction = self._directions[place]
         if self._servers[place].has[file]:
-            fabric = self._tree.stage.fabric
-            fabric.transmit(lane, FILE, "file", self._came, place, file, since)
+            fabric = self._tree.sites.fabric
+            fabric.transmit(direction, FILE, "file", self._came, place, file, since)
             return
         self.refusals += 1
         self._learn(place, FAILURE_RATE, 0.0)
-        wait = WAITS[failures % len(WAITS)] + lane.latency / SECOND
+        wait = WAITS[failures % len(WAITS)] + direction.latency / SECOND
         self._after(wait, self._attempt, file, failures + 1)
 
     def _came(self, place: int, file: int, since: float) -> None:
-        self._learn(place, FILE / 1e6 / (self._tree.stage.now - since), 1.0)
+        self._learn(place, FILE / 1e6 / (self._tree.sites.now - since), 1.0)
         self.has[file] = 1
         self._missing -= 1
         if self._missing == 0:
-            self._tree.stage.arrived(self.site, CHECK_PASSES * self._tree.stage.policy_bytes / DISK_RATE)
+            self._tree.sites.arrived(self.site, CHECK_PASSES * self._tree.sites.policy_bytes / DISK_RATE)
         self._next()
 
     def _learn(self, place: int, rate: float, success: float) -> None:
@@ -136,7 +136,7 @@ class Machine:
 class StaticTree:
     """An origin, relay servers that everybody knows, and clients of theirs."""
 
-    parameters: ClassVar[Sequence[str]] = STAGE_PARAMETERS
+    parameters: ClassVar[Sequence[str]] = SITE_PARAMETERS
 
     async def run(self, swarm: object, scenario: Scenario) -> Mapping[str, float | int | str]:
         """There is no L1 side: 62 GB a node have no bytes."""
@@ -144,24 +144,24 @@ class StaticTree:
 
     def run_bare(self, simulation: Simulation, scenario: Scenario) -> Mapping[str, float | int | str]:
         """Set up, let it flow, and measure."""
-        self.stage = stage = Stage(simulation, scenario)
-        self.files = math.ceil(stage.policy_bytes / FILE)
-        origin = Machine(self, stage.origin, ())
+        self.sites = sites = Sites(simulation, scenario)
+        self.files = math.ceil(sites.policy_bytes / FILE)
+        origin = Downloader(self, sites.origin, ())
         origin.has = bytearray(b"\1") * self.files
         origin.listed_at = 0.0
-        relays = [Machine(self, site, [origin]) for site in stage.relays]
-        clients = [Machine(self, site, relays) for site in stage.workers]
-        for machine in (*relays, *clients):
-            machine.start()
-        for site in stage.workers:
+        relays = [Downloader(self, site, [origin]) for site in sites.relays]
+        clients = [Downloader(self, site, relays) for site in sites.workers]
+        for downloader in (*relays, *clients):
+            downloader.start()
+        for site in sites.workers:
             if math.isfinite(site.died):
-                stage.queue.schedule(nanoseconds(site.died), stage.queue.kernel, "death", _die, site)
-        stage.queue.run(until=scenario.duration)
+                sites.queue.schedule(nanoseconds(site.died), sites.queue.kernel, "death", _die, site)
+        sites.queue.run(until=scenario.duration)
         return {
-            **stage.distribution(),
-            "relays_seconds_100": round(max((site.whole for site in stage.relays), default=math.inf), 1),
-            "refusals": sum(machine.refusals for machine in (*relays, *clients)),
-            **stage.generation(),
+            **sites.distribution(),
+            "relays_seconds_100": round(max((site.whole for site in sites.relays), default=math.inf), 1),
+            "refusals": sum(downloader.refusals for downloader in (*relays, *clients)),
+            **sites.generation(),
         }
 
 

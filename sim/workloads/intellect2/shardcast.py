@@ -33,10 +33,10 @@ from p2p.shardcast.messages import ChunkHeader, Message, encode_message
 from sim.errors import SimulationError
 from sim.kernel.queue import SimTimer, nanoseconds
 from sim.kernel.simulation import Simulation
-from sim.net.fabric import Lane
+from sim.net.fabric import Direction
 from sim.net.link import MBIT
 from sim.run.scenario import Scenario
-from sim.workloads.intellect2.sites import STAGE_PARAMETERS, Site, Stage
+from sim.workloads.intellect2.sites import SITE_PARAMETERS, Site, Sites
 from sim.workloads.policies import depth_of
 
 RUN: Final = b"simulated run"
@@ -57,7 +57,7 @@ class Payload(bytes):
         return MAX_SPAN
 
 
-class _Stream(Lane):
+class _Stream(Direction):
     """What one site sends to another."""
 
     __slots__ = ("items", "taker", "under_way")
@@ -73,20 +73,20 @@ class Peer:
     """One site's core, and the driver that pumps it."""
 
     def __init__(self, swarm: CoreSwarm, site: Site) -> None:
-        stage = swarm.stage
+        sites = swarm.sites
         self.site = site
         self._swarm = swarm
-        self._queue = stage.queue
-        known = Known(RUN, lambda peer: peer == stage.origin.peer, stage.simulation.keys.verify)
+        self._queue = sites.queue
+        known = Known(RUN, lambda peer: peer == sites.origin.peer, sites.simulation.keys.verify)
         config = ShardcastConfig(stall=ShardcastConfig().stall * swarm.coarse)
-        self.core = ShardcastCore(site.peer, config, known, stage.simulation.rng(site.name, "shardcast"))
+        self.core = ShardcastCore(site.peer, config, known, sites.simulation.rng(site.name, "shardcast"))
         self._streams: dict[PeerId, _Stream] = {}
         self._timer: SimTimer | None = None
         self._timer_at = math.inf
 
     def handle(self, event: ev.Event) -> None:
         """Let the core judge ``event`` and do what it asks."""
-        for effect in self.core.handle(event, self._swarm.stage.now):
+        for effect in self.core.handle(event, self._swarm.sites.now):
             self._apply(effect)
         due = self.core.next_deadline
         if due < self._timer_at:
@@ -118,11 +118,11 @@ class Peer:
                 pass  # there is no disk, and announcements are passed on by the swarm
 
     def _finish(self, policy: bytes) -> None:
-        stage = self._swarm.stage
-        seconds = stage.policy_bytes / DECODE_RATE
-        stage.arrived(self.site, seconds)
-        due = stage.queue.now + nanoseconds(seconds)
-        stage.queue.schedule(due, self.site.owner, "stored", self.handle, ev.Stored(policy))
+        sites = self._swarm.sites
+        seconds = sites.policy_bytes / DECODE_RATE
+        sites.arrived(self.site, seconds)
+        due = sites.queue.now + nanoseconds(seconds)
+        sites.queue.schedule(due, self.site.owner, "stored", self.handle, ev.Stored(policy))
 
     # Connections
 
@@ -139,7 +139,7 @@ class Peer:
         return stream
 
     def _connect(self, other: Peer) -> None:
-        latency = self._swarm.stage.fabric.latency_of(self.site.endpoint, other.site.endpoint)
+        latency = self._swarm.sites.fabric.latency_of(self.site.endpoint, other.site.endpoint)
         stream = self._streams[other.site.peer] = _Stream(self, other, latency)
         stream.last = self._queue.now + DIAL_LATENCIES * latency
         self._queue.schedule(stream.last, self.site.owner, "up", self.handle, ev.PeerUp(other.site.peer))
@@ -161,7 +161,7 @@ class Peer:
                 self._say(stream.taker.site.peer, item)
                 continue
             stream.under_way += 1
-            self._swarm.stage.fabric.transmit(
+            self._swarm.sites.fabric.transmit(
                 stream, MAX_SPAN * self._swarm.coarse, "chunk", self._came, stream, item
             )
             left = self.site.endpoint.up_free
@@ -197,37 +197,37 @@ class Peer:
 class CoreSwarm:
     """All sites, each with a core, and the policies that the origin publishes."""
 
-    def __init__(self, stage: Stage, coarse: int) -> None:
-        self.stage = stage
+    def __init__(self, sites: Sites, coarse: int) -> None:
+        self.sites = sites
         self.coarse = coarse
         self.control_bytes = 0
         self.chunks: list[Payload] = []
-        self.peers = {site.peer: Peer(self, site) for site in stage.sites}
+        self.peers = {site.peer: Peer(self, site) for site in sites.all_sites}
 
     def roster(self) -> Roster:
         """Everybody who is alive, with nine tenths of his uplink."""
-        signer = self.stage.simulation.keys.signer("origin")
+        signer = self.sites.simulation.keys.signer("origin")
         entries = [
             RosterEntry(site.peer, CLAIM * site.endpoint.spec.up * MBIT / 8 / self.coarse)
-            for site in self.stage.sites
-            if site.alive and site is not self.stage.origin
+            for site in self.sites.all_sites
+            if site.alive and site is not self.sites.origin
         ]
         return Roster.sign(signer, RUN, 1, entries)
 
     def publish(self) -> None:
         """Let the origin announce and hand out the policy."""
-        count = math.ceil(self.stage.policy_bytes / (MAX_SPAN * self.coarse))
+        count = math.ceil(self.sites.policy_bytes / (MAX_SPAN * self.coarse))
         self.chunks = [Payload(b"%d" % place) for place in range(count)]
         index = Index.of([Chunk(digest_of(data), MAX_SPAN, MAX_SPAN) for data in self.chunks])
         weights = digest_of(index.data)
         encodings = (Encoding.of(index),)
         draft = Draft(RUN, PolicyVersion(1), NO_POLICY, b"", weights, index.size, 0, encodings)
-        manifest = draft.sign(self.stage.simulation.keys.signer("origin"))
-        self.peers[self.stage.origin.peer].handle(ev.Publish(manifest, index, self.roster()))
+        manifest = draft.sign(self.sites.simulation.keys.signer("origin"))
+        self.peers[self.sites.origin.peer].handle(ev.Publish(manifest, index, self.roster()))
 
     def gossip(self, author: Peer, message: Message) -> None:
         """Bring an announcement to all."""
-        queue, scenario = self.stage.queue, self.stage.scenario
+        queue, scenario = self.sites.queue, self.sites.scenario
         due = queue.now + nanoseconds(GOSSIP_HOPS * scenario.latency)
         event = ev.Heard(author.site.peer, message, gossip=True)
         for peer in self.peers.values():
@@ -238,7 +238,7 @@ class CoreSwarm:
 class Intellect2:
     """The real core, striped relay forest and pull repair."""
 
-    parameters: ClassVar[Sequence[str]] = (*STAGE_PARAMETERS, "coarse")
+    parameters: ClassVar[Sequence[str]] = (*SITE_PARAMETERS, "coarse")
 
     async def run(self, swarm: object, scenario: Scenario) -> Mapping[str, float | int | str]:
         """There is no L1 side: 62 GB a node have no bytes."""
@@ -246,27 +246,27 @@ class Intellect2:
 
     def run_bare(self, simulation: Simulation, scenario: Scenario) -> Mapping[str, float | int | str]:
         """Set up, let it flow, and measure."""
-        stage = Stage(simulation, scenario)
-        swarm = CoreSwarm(stage, int(scenario.parameter("coarse", 16)))
-        queue = stage.queue
-        queue.schedule(0, stage.origin.owner, "publish", swarm.publish)
-        for site in stage.workers:
+        sites = Sites(simulation, scenario)
+        swarm = CoreSwarm(sites, int(scenario.parameter("coarse", 16)))
+        queue = sites.queue
+        queue.schedule(0, sites.origin.owner, "publish", swarm.publish)
+        for site in sites.workers:
             if math.isfinite(site.died):
                 queue.schedule(nanoseconds(site.died), queue.kernel, "death", swarm.peers[site.peer].die)
         queue.run(until=scenario.duration)
         return {
-            **stage.distribution(),
-            **_counted([peer.core.stats for peer in swarm.peers.values()], stage, swarm),
+            **sites.distribution(),
+            **_counted([peer.core.stats for peer in swarm.peers.values()], sites, swarm),
             "forest_depth": depth_of(plant(swarm.roster(), PolicyVersion(1))),
-            **stage.generation(),
+            **sites.generation(),
         }
 
 
-def _counted(stats: list[ShardcastStats], stage: Stage, swarm: CoreSwarm) -> dict[str, float | int | str]:
+def _counted(stats: list[ShardcastStats], sites: Sites, swarm: CoreSwarm) -> dict[str, float | int | str]:
     from_peers = sum(one.from_peers for one in stats)
     from_origin = sum(one.from_origin for one in stats)
     came = max(1, from_peers + from_origin)
-    total = sum(site.endpoint.sent for site in stage.sites)
+    total = sum(site.endpoint.sent for site in sites.all_sites)
     return {
         "from_peers_share": round(from_peers / came, 4),
         "duplicate_share": round(sum(one.duplicates for one in stats) / came, 4),

@@ -36,7 +36,7 @@ FILE_BYTES = 62e9
 PERCENTILES = (10, 50, 90, 99, 100)
 PROMPT_TOKENS = 500
 """Estimate: a mathematics or coding task with its instructions."""
-STAGE_PARAMETERS = (
+SITE_PARAMETERS = (
     "interval",
     "versions",
     "policy_bytes",
@@ -54,7 +54,7 @@ STAGE_PARAMETERS = (
     "max_staleness",
     "trainer_h100s",
 )
-"""What `Stage` reads."""
+"""What `Sites` reads."""
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +79,7 @@ class Site:
         return self.owner.alive
 
 
-class Stage:
+class Sites:
     """The sites of one scenario, and the schedule of publications."""
 
     def __init__(self, simulation: Simulation, scenario: Scenario) -> None:
@@ -98,7 +98,7 @@ class Stage:
         self._schedule_deaths()
 
     @property
-    def sites(self) -> list[Site]:
+    def all_sites(self) -> list[Site]:
         """Everybody."""
         return [self.origin, *self.relays, *self.workers]
 
@@ -166,8 +166,8 @@ class Stage:
             "dead": len(self.workers) - len(alive),
         }
 
-    def _sent(self, sites: Sequence[Site]) -> float:
-        return sum(site.endpoint.sent for site in sites) / self.policy_bytes
+    def _sent(self, all_sites: Sequence[Site]) -> float:
+        return sum(site.endpoint.sent for site in all_sites) / self.policy_bytes
 
     def _own_line(self, alive: Sequence[Site]) -> float:
         """Seconds that a policy fills the median worker's own downlink: nobody can be

@@ -18,10 +18,10 @@ from roles.run.file import Delivery, EnvironmentPin
 from sim.kernel.keys import KeyRing, derived_rng
 from sim.net.link import MBIT
 from sim.run.scenario import Scenario
-from sim.workloads.participants import ORIGIN, Part, cast_parts
+from sim.workloads.participants import ORIGIN, Participant, draw_participants
 
 WITNESS: Final = "sim.workloads.nodes.roles:Witness"
-PUBLISHER: Final = "sim.workloads.nodes.roles:Publisher"
+PUBLISHER: Final = "sim.workloads.nodes.roles:ScheduledPublisher"
 HEARTBEAT: Final = 2.0
 """Seconds between heartbeats: so few nodes can afford it, and everybody is known sooner."""
 STAMP_BITS: Final = 4
@@ -32,13 +32,13 @@ NEVER: Final = 2**32 - 1
 """When the run file expires: clocks differ between levels."""
 
 
-class Cast:
+class Deployment:
     """The nodes of one scenario and seed."""
 
     def __init__(self, scenario: Scenario, seed: int, keys: KeyRing) -> None:
         """Raises `ConfigError` if the scenario wants nodes that are not whole and honest."""
-        self.parts = cast_parts(scenario, derived_rng(seed, "swarm", "links"))
-        if not all(part.honest for part in self.parts.values()):
+        self.participants = draw_participants(scenario, derived_rng(seed, "swarm", "links"))
+        if not all(participant.honest for participant in self.participants.values()):
             raise ConfigError(f"scenario {scenario.name}: whole nodes neither lie nor drip; use Policies")
         self.policy_bytes = int(scenario.parameter("policy_bytes", 4_000_000))
         self.versions = int(scenario.parameter("versions", 1))
@@ -50,21 +50,21 @@ class Cast:
     @property
     def receivers(self) -> list[str]:
         """Everybody but the origin."""
-        return [name for name in self.parts if name != ORIGIN]
+        return [name for name in self.participants if name != ORIGIN]
 
     @property
     def busy_until(self) -> float:
         """Second at which the last fault is over and everybody has come."""
         faults = [fault.at + fault.seconds for fault in self._scenario.faults]
-        return max([part.joins for part in self.parts.values()] + faults)
+        return max([participant.joins for participant in self.participants.values()] + faults)
 
     def peer(self, name: str) -> PeerId:
         """What a node is called among peers."""
         return self._keys.signer(name).peer_id
 
-    def part(self, name: str) -> Part:
+    def participant(self, name: str) -> Participant:
         """How a node takes part."""
-        return self.parts[name]
+        return self.participants[name]
 
     def roles(self, name: str) -> tuple[str, ...]:
         """What a node is told to do, as the command line wants it."""
@@ -72,7 +72,7 @@ class Cast:
 
     def table(self, name: str) -> Mapping[str, Mapping[str, object]]:
         """A node's configuration, as its TOML file has it."""
-        role: dict[str, object] = {"witness": {"upload": round(self.parts[name].claim * MBIT / 8)}}
+        role: dict[str, object] = {"witness": {"upload": round(self.participants[name].claim * MBIT / 8)}}
         if name == ORIGIN:
             role = {"publisher": self._schedule()}
         return {"membership": {"interval": HEARTBEAT}, "dht": {"difficulty": STAMP_BITS}, "role": role}
@@ -84,7 +84,7 @@ class Cast:
     def _schedule(self) -> dict[str, object]:
         return {
             "seed": self._seed,
-            "receivers": sum(self.parts[name].joins == 0 for name in self.receivers),
+            "receivers": sum(self.participants[name].joins == 0 for name in self.receivers),
             "first_at": float(self._scenario.parameter("first_at", FIRST_AT)),
             "interval": float(self._scenario.parameter("interval", 20.0)),
             "versions": self.versions,

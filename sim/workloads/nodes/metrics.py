@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from sim.net.link import MBIT, PAYLOAD_SHARE
-from sim.workloads.nodes.deployment import Cast
+from sim.workloads.nodes.deployment import Deployment
 from sim.workloads.participants import ORIGIN
 from sim.workloads.policies import percentile
 
@@ -23,7 +23,7 @@ COUNTS: Final = (
 )
 
 
-class Tale:
+class HealthLog:
     """One node's, over all its lives: what `Node.health` said."""
 
     def __init__(self) -> None:
@@ -66,33 +66,35 @@ class Tale:
 
 
 def seconds_to_whole(
-    cast: Cast, tales: Mapping[str, Tale], alive: Sequence[str], version: int
+    deployment: Deployment, logs: Mapping[str, HealthLog], alive: Sequence[str], version: int
 ) -> list[float]:
     """Seconds until each who was there had ``version`` or a newer one, in order; infinite if never."""
-    origin = tales[ORIGIN]
+    origin = logs[ORIGIN]
     published = origin.published[version]
     delays = []
-    for name in cast.receivers:
-        if name in alive and (origin.zero or 0.0) + cast.part(name).joins <= published:
-            came = [when for held, when in tales[name].arrivals.items() if held >= version]
+    for name in deployment.receivers:
+        if name in alive and (origin.zero or 0.0) + deployment.participant(name).joins <= published:
+            came = [when for held, when in logs[name].arrivals.items() if held >= version]
             delays.append(min(came, default=math.inf) - published)
     return sorted(delays)
 
 
-def measure(cast: Cast, tales: Mapping[str, Tale], alive: Sequence[str]) -> dict[str, float | int | str]:
+def measure(
+    deployment: Deployment, logs: Mapping[str, HealthLog], alive: Sequence[str]
+) -> dict[str, float | int | str]:
     """The metrics of one run; ``alive`` are the nodes that live at its end."""
-    published = sorted(tales[ORIGIN].published)
-    by_version = [seconds_to_whole(cast, tales, alive, version) for version in published]
+    published = sorted(logs[ORIGIN].published)
+    by_version = [seconds_to_whole(deployment, logs, alive, version) for version in published]
     delays = [delay for delays in by_version for delay in delays]
-    receivers = [name for name in cast.receivers if name in alive]
-    holders = [name for name in receivers if tales[name].newest >= max(published, default=0)]
+    receivers = [name for name in deployment.receivers if name in alive]
+    holders = [name for name in receivers if logs[name].newest >= max(published, default=0)]
     return {
         "hold_newest": round(len(holders) / max(1, len(receivers)), 4),
         "published": len(published),
         "arrived_share": round(sum(map(math.isfinite, delays)) / max(1, len(delays)), 4),
         **{f"seconds_{percent}": round(_typical(by_version, percent), 3) for percent in PERCENTILES},
-        "bound_seconds": round(bound_seconds(cast, receivers), 3),
-        **_traffic(cast, tales),
+        "bound_seconds": round(bound_seconds(deployment, receivers), 3),
+        **_traffic(deployment, logs),
     }
 
 
@@ -100,24 +102,24 @@ def _typical(by_version: Sequence[Sequence[float]], percent: int) -> float:
     return statistics.median([percentile(delays, percent) for delays in by_version] or [math.inf])
 
 
-def bound_seconds(cast: Cast, receivers: Sequence[str]) -> float:
+def bound_seconds(deployment: Deployment, receivers: Sequence[str]) -> float:
     """Seconds in which nobody can bring one policy to all (Kumar and Ross, HotWeb 2006), headers included."""
-    links = [cast.part(name).link for name in receivers]
-    origin = cast.part(ORIGIN).link.up
+    links = [deployment.participant(name).link for name in receivers]
+    origin = deployment.participant(ORIGIN).link.up
     total = origin + sum(link.up for link in links)
     slowest = min((link.down for link in links), default=math.inf)
-    megabits = 8 * cast.policy_bytes / MBIT / PAYLOAD_SHARE
+    megabits = 8 * deployment.policy_bytes / MBIT / PAYLOAD_SHARE
     return megabits * max(1 / origin, 1 / slowest, len(links) / total)
 
 
-def _traffic(cast: Cast, tales: Mapping[str, Tale]) -> dict[str, float | int]:
-    size = cast.policy_bytes * max(1, len(tales[ORIGIN].published))
-    total = {count: sum(tale.total(count) for tale in tales.values()) for count in COUNTS}
-    relayed = [tales[name].total("uploaded_as_relay") / size for name in cast.receivers]
+def _traffic(deployment: Deployment, logs: Mapping[str, HealthLog]) -> dict[str, float | int]:
+    size = deployment.policy_bytes * max(1, len(logs[ORIGIN].published))
+    total = {count: sum(log.total(count) for log in logs.values()) for count in COUNTS}
+    relayed = [logs[name].total("uploaded_as_relay") / size for name in deployment.receivers]
     came = max(1, total["from_peers"] + total["from_origin"])
     return {
-        "origin_policies_sent": round(tales[ORIGIN].total("uploaded_as_origin") / size, 3),
-        "origin_line_policies": round(tales[ORIGIN].line_bytes * PAYLOAD_SHARE / size, 3),
+        "origin_policies_sent": round(logs[ORIGIN].total("uploaded_as_origin") / size, 3),
+        "origin_line_policies": round(logs[ORIGIN].line_bytes * PAYLOAD_SHARE / size, 3),
         "upload_median_policies": round(statistics.median(relayed), 3),
         "upload_max_policies": round(max(relayed), 3),
         "from_peers_share": round(total["from_peers"] / came, 4),

@@ -84,7 +84,7 @@ class PublisherConfig:
     policy_bytes: int
 
 
-class Publisher:
+class ScheduledPublisher:
     """Publishes policies on a schedule that begins when everybody is there."""
 
     name: ClassVar[str] = "publisher"

@@ -26,7 +26,7 @@ from sim.workloads.volunteers.timesheet import ENCODING, IDLE, WAITING, Timeshee
 Figures = dict[str, float | int | str]
 
 VOLUNTEER: Final = "volunteer"
-JUDGE: Final = "validator"
+VALIDATOR: Final = "validator"
 ACCEPTED: Final = "validator/accepted"
 """Where validators keep what the trainer has not answered yet (`roles.validator`)."""
 PERCENTILES: Final = (50, 99, 100)
@@ -36,7 +36,7 @@ log-probs."""
 HOUR: Final = 3600.0
 
 
-class Diary:
+class Journal:
     """Everything that is written down on the way."""
 
     def __init__(self, plan: Plan, clock: Callable[[], float]) -> None:
@@ -65,9 +65,9 @@ class Diary:
         """Their names."""
         return [name for name in self.sheets if name.startswith(VOLUNTEER)]
 
-    def judges(self) -> list[str]:
+    def validators(self) -> list[str]:
         """Their names."""
-        return [name for name in self.sheets if name.startswith(JUDGE)]
+        return [name for name in self.sheets if name.startswith(VALIDATOR)]
 
     def note_birth(self, name: str, roles: list[Role]) -> None:
         """A life begins."""
@@ -111,73 +111,73 @@ class Diary:
         return health
 
 
-def plot(diary: Diary, swarm: Swarm) -> None:
+def plot(journal: Journal, swarm: Swarm) -> None:
     """Add a point to each curve of the report."""
     simulation, alive = swarm.simulation, [n.name for n in swarm.alive if n.name.startswith(VOLUNTEER)]
-    newest = max(diary.published, default=-1)
+    newest = max(journal.published, default=-1)
     count = max(1, len(alive))
-    behind = [newest - diary.policies[name].newest for name in alive if name in diary.policies]
-    generating = sum(diary.sheets[name].is_doing("generating") for name in alive)
-    waiting = sum(diary.sheets[name].is_doing(WAITING) for name in alive)
+    behind = [newest - journal.policies[name].newest for name in alive if name in journal.policies]
+    generating = sum(journal.sheets[name].is_doing("generating") for name in alive)
+    waiting = sum(journal.sheets[name].is_doing(WAITING) for name in alive)
     simulation.plot("volunteers alive", len(alive))
     simulation.plot("share of them that generate", generating / count)
     simulation.plot("share of them that wait for their first policy", waiting / count)
     simulation.plot("versions that they are behind, mean", statistics.fmean(behind) if behind else 0)
     simulation.plot("policies published", newest + 1)
-    simulation.plot("rollouts generated so far", len(diary.submitted) * diary.plan.rows)
-    learnt = diary.trainer["groups_used"] * diary.plan.recipe.group_size
+    simulation.plot("rollouts generated so far", len(journal.submitted) * journal.plan.rows)
+    learnt = journal.trainer["groups_used"] * journal.plan.recipe.group_size
     simulation.plot("rollouts learnt from so far", learnt)
-    simulation.plot("probability of a right answer", diary.trainer["reward"] or 0)
+    simulation.plot("probability of a right answer", journal.trainer["reward"] or 0)
 
 
-def figures(diary: Diary, swarm: Swarm, scenario: Scenario) -> Figures:
+def figures(journal: Journal, swarm: Swarm, scenario: Scenario) -> Figures:
     """All metrics; histograms go to the report."""
     distributions = swarm.simulation.distributions
     distributions["seconds until a volunteer had a policy"] = [
-        delay for _, delay in _delays(diary, scenario) if math.isfinite(delay)
+        delay for _, delay in _delays(journal, scenario) if math.isfinite(delay)
     ]
     distributions["share of time generating, by volunteer"] = [
-        _share(diary, [name], "generating") for name in diary.volunteers()
+        _share(journal, [name], "generating") for name in journal.volunteers()
     ]
     distributions["staleness of groups learnt from"] = [
-        float(late) for late, count in sorted(diary.trainer["staleness"].items()) for _ in range(count)
+        float(late) for late, count in sorted(journal.trainer["staleness"].items()) for _ in range(count)
     ]
     return {
-        **_use_of_time(diary),
-        **_journeys(diary, scenario),
-        **_fates(diary, swarm),
-        **_learning(diary, scenario),
-        **_work(diary),
-        **_bill(diary, scenario),
+        **_use_of_time(journal),
+        **_journeys(journal, scenario),
+        **_fates(journal, swarm),
+        **_learning(journal, scenario),
+        **_work(journal),
+        **_bill(journal, scenario),
     }
 
 
-def _share(diary: Diary, names: list[str], activity: str) -> float:
-    alive = sum(diary.sheets[name].alive for name in names)
-    return sum(diary.sheets[name].spent(activity) for name in names) / alive if alive else 0.0
+def _share(journal: Journal, names: list[str], activity: str) -> float:
+    alive = sum(journal.sheets[name].alive for name in names)
+    return sum(journal.sheets[name].spent(activity) for name in names) / alive if alive else 0.0
 
 
-def _use_of_time(diary: Diary) -> Figures:
+def _use_of_time(journal: Journal) -> Figures:
     """Shares of the time that machines ran, by what they did."""
     found: Figures = {}
     groups: dict[str, tuple[list[str], tuple[str, ...]]] = {
         "trainer": (["trainer"], ("training", "saving", ENCODING, IDLE)),
         "validators": (
-            diary.judges(),
+            journal.validators(),
             ("scoring", "loading", WAITING, IDLE),
         ),
     }
-    for machine in diary.plan.mix:
-        names = [name for name in diary.volunteers() if diary.machines[name] == machine]
+    for machine in journal.plan.mix:
+        names = [name for name in journal.volunteers() if journal.machines[name] == machine]
         groups[str(machine)] = names, ("generating", "loading", WAITING, IDLE)
-    groups["volunteers"] = diary.volunteers(), ("generating", "loading", WAITING, IDLE)
+    groups["volunteers"] = journal.volunteers(), ("generating", "loading", WAITING, IDLE)
     for group, (names, activities) in groups.items():
         for activity in activities:
-            found[f"{group}_{activity}"] = round(_share(diary, names, activity), 4)
+            found[f"{group}_{activity}"] = round(_share(journal, names, activity), 4)
     return found
 
 
-def _delays(diary: Diary, scenario: Scenario) -> Iterator[tuple[str, float]]:
+def _delays(journal: Journal, scenario: Scenario) -> Iterator[tuple[str, float]]:
     """For each version, volunteers who ran through it and their seconds from publication to
     arrival.
 
@@ -186,13 +186,15 @@ def _delays(diary: Diary, scenario: Scenario) -> Iterator[tuple[str, float]]:
     not asked for.
     """
     patience = scenario.parameter("patience", 3600)
-    for version, published in diary.published.items():
-        for name in diary.volunteers():
-            life = next((life for life in diary.lives.get(name, ()) if life[0] <= published < life[1]), None)
+    for version, published in journal.published.items():
+        for name in journal.volunteers():
+            life = next(
+                (life for life in journal.lives.get(name, ()) if life[0] <= published < life[1]), None
+            )
             if life is None:
                 continue
             arrivals = (
-                when for when, held in diary.arrivals.get(name, ()) if held >= version and when >= published
+                when for when, held in journal.arrivals.get(name, ()) if held >= version and when >= published
             )
             arrived = next(arrivals, math.inf)
             if arrived <= min(life[1], scenario.duration):
@@ -201,18 +203,18 @@ def _delays(diary: Diary, scenario: Scenario) -> Iterator[tuple[str, float]]:
                 yield name, math.inf
 
 
-def _journeys(diary: Diary, scenario: Scenario) -> Figures:
+def _journeys(journal: Journal, scenario: Scenario) -> Figures:
     """How policies travelled."""
-    known = list(_delays(diary, scenario))
+    known = list(_delays(journal, scenario))
     delays = sorted(delay for _, delay in known)
-    without = [diary.lines[name].spec.down for name, delay in known if delay == math.inf]
-    size = diary.plan.policy_bytes
-    count = max(1, len(diary.published))
-    stats = [diary.policies[name].stats for name in diary.policies]
+    without = [journal.lines[name].spec.down for name, delay in known if delay == math.inf]
+    size = journal.plan.policy_bytes
+    count = max(1, len(journal.published))
+    stats = [journal.policies[name].stats for name in journal.policies]
     came = max(1, sum(one.from_peers + one.from_origin for one in stats))
     done = [delay for delay in delays if math.isfinite(delay)]
     return {
-        "policies": len(diary.published),
+        "policies": len(journal.published),
         "broadcasts_measured": len(delays),
         "broadcast_missed_share": round(1 - len(done) / max(1, len(delays)), 4),
         "broadcast_missed_widest_mbit": round(max(without, default=0.0)),
@@ -222,31 +224,33 @@ def _journeys(diary: Diary, scenario: Scenario) -> Figures:
             for percent in PERCENTILES
         },
         "own_line_seconds_50": round(
-            statistics.median(size * 8 / MBIT / diary.lines[name].spec.down for name in diary.volunteers()),
+            statistics.median(
+                size * 8 / MBIT / journal.lines[name].spec.down for name in journal.volunteers()
+            ),
             1,
         ),
-        "origin_policies_sent": round(diary.lines["trainer"].sent / size / count, 3),
+        "origin_policies_sent": round(journal.lines["trainer"].sent / size / count, 3),
         "from_peers_share": round(sum(one.from_peers for one in stats) / came, 4),
         "duplicate_share": round(sum(one.duplicates for one in stats) / came, 4),
     }
 
 
-def _fates(diary: Diary, swarm: Swarm) -> Figures:
+def _fates(journal: Journal, swarm: Swarm) -> Figures:
     """What became of the rollouts.
 
     Too old were those that no judge took, that the trainer turned down and that it dropped from
     its pool.
     """
-    rows, trainer = diary.plan.rows, diary.trainer
-    size = diary.plan.recipe.group_size
-    judges = diary.only(Validator)
-    workers = diary.only(Inference)
-    accepted = sum(judge.records.accepted for judge in judges) * rows
+    rows, trainer = journal.plan.rows, journal.trainer
+    size = journal.plan.recipe.group_size
+    validators = journal.only(Validator)
+    workers = journal.only(Inference)
+    accepted = sum(validator.records.accepted for validator in validators) * rows
     stale_at_judge = sum(worker.counts.verdicts.get("inconclusive", 0) for worker in workers) * rows
-    rejected = sum(judge.records.rejected for judge in judges) * rows
-    generated = len(diary.submitted) * rows
-    begun = generated + diary.cut_short * rows
-    on_the_way = sum(len(swarm.nodes[name].disk.list_now(ACCEPTED)) for name in diary.judges()) * rows
+    rejected = sum(validator.records.rejected for validator in validators) * rows
+    generated = len(journal.submitted) * rows
+    begun = generated + journal.cut_short * rows
+    on_the_way = sum(len(swarm.nodes[name].disk.list_now(ACCEPTED)) for name in journal.validators()) * rows
     turned_down = max(0, accepted - trainer["submissions_taken"] * rows - on_the_way)
     stale = stale_at_judge + turned_down + trainer["groups_stale"] * size
     return {
@@ -260,19 +264,19 @@ def _fates(diary: Diary, swarm: Swarm) -> Figures:
         "rollouts_unanswered_at_end": generated - accepted - rejected - stale_at_judge,
         "rollouts_on_the_way_at_end": on_the_way,
         "rollouts_lost_stale": stale,
-        "rollouts_lost_cut_short": diary.cut_short * rows,
-        "rollouts_lost_share": round((stale + diary.cut_short * rows) / max(1, begun), 4),
+        "rollouts_lost_cut_short": journal.cut_short * rows,
+        "rollouts_lost_share": round((stale + journal.cut_short * rows) / max(1, begun), 4),
         "useful_share": round(trainer["groups_used"] * size / max(1, begun), 4),
         "policies_skipped": sum(worker.counts.policies_skipped for worker in workers),
         "retries": sum(worker.counts.retries for worker in workers),
-        "deaths": sum(len(lives) - (lives[-1][1] == math.inf) for lives in diary.lives.values()),
+        "deaths": sum(len(lives) - (lives[-1][1] == math.inf) for lives in journal.lives.values()),
     }
 
 
-def _learning(diary: Diary, scenario: Scenario) -> Figures:
+def _learning(journal: Journal, scenario: Scenario) -> Figures:
     """Steps, staleness and reward."""
-    trainer = diary.trainer
-    times = sorted(diary.published.values())
+    trainer = journal.trainer
+    times = sorted(journal.published.values())
     steps = [later - earlier for earlier, later in pairwise(times)]
     by_staleness: dict[int, int] = trainer["staleness"]
     used = max(1, sum(by_staleness.values()))
@@ -284,30 +288,32 @@ def _learning(diary: Diary, scenario: Scenario) -> Figures:
         "staleness_max": max(by_staleness, default=0),
         **{
             f"staleness_{late}_share": round(by_staleness.get(late, 0) / used, 4)
-            for late in range(diary.plan.recipe.lag + 1)
+            for late in range(journal.plan.recipe.lag + 1)
         },
         "staleness_when_judged_mean": round(
-            sum(late * count for late, count in diary.judged.items()) / max(1, sum(diary.judged.values())), 3
+            sum(late * count for late, count in journal.judged.items())
+            / max(1, sum(journal.judged.values())),
+            3,
         ),
         "reward_start": round(trainer["reward_start"] or 0.0, 4),
         "reward_end": round(trainer["reward"] or 0.0, 4),
     }
 
 
-def _work(diary: Diary) -> Figures:
+def _work(journal: Journal) -> Figures:
     """Inference against training: in flops of the whole run, and in hours since the sheets
     began.
 
     Hours are those of devices, each counted by its peak: rented ones, and those that were busy.
     """
-    plan, trainer = diary.plan, diary.trainer
+    plan, trainer = journal.plan, journal.trainer
     token = plan.model.parameters
-    generated = PREFILL_FLOPS * token * plan.answer * plan.rows * len(diary.submitted)
+    generated = PREFILL_FLOPS * token * plan.answer * plan.rows * len(journal.submitted)
     trained = STEP_FLOPS * token * plan.step_tokens * trainer["step"]
     useful = PREFILL_FLOPS * token * plan.answer * plan.batch * trainer["step"]
-    sheets, machines = diary.sheets, diary.machines
-    volunteers = sum(sheets[name].alive * machines[name].flops for name in diary.volunteers())
-    decoding = sum(sheets[name].spent("generating") * machines[name].flops for name in diary.volunteers())
+    sheets, machines = journal.sheets, journal.machines
+    volunteers = sum(sheets[name].alive * machines[name].flops for name in journal.volunteers())
+    decoding = sum(sheets[name].spent("generating") * machines[name].flops for name in journal.volunteers())
     site = sheets["trainer"].alive * plan.trainer.flops
     busy = sheets["trainer"].spent("training") * plan.trainer.flops
     return {
@@ -318,20 +324,20 @@ def _work(diary: Diary) -> Figures:
     }
 
 
-def _bill(diary: Diary, scenario: Scenario) -> Figures:
+def _bill(journal: Journal, scenario: Scenario) -> Figures:
     """What the machines cost since the sheets began, at the scenario's prices."""
 
     def cost(name: str) -> float:
-        machine = diary.machines[name]
+        machine = journal.machines[name]
         price = scenario.parameter(f"price_{machine.device.name}", 1.0)
-        return diary.sheets[name].alive / HOUR * machine.count * price
+        return journal.sheets[name].alive / HOUR * machine.count * price
 
-    volunteers = sum(cost(name) for name in diary.volunteers())
+    volunteers = sum(cost(name) for name in journal.volunteers())
     site = cost("trainer")
-    judges = sum(cost(name) for name in diary.judges())
-    hours = max(1e-9, diary.sheets["trainer"].alive / HOUR)
+    validators = sum(cost(name) for name in journal.validators())
+    hours = max(1e-9, journal.sheets["trainer"].alive / HOUR)
     return {
-        "cost_per_hour": round((volunteers + site + judges) / hours, 2),
-        "cost_share_volunteers": round(volunteers / max(1e-9, volunteers + site + judges), 4),
-        "cost_share_trainer": round(site / max(1e-9, volunteers + site + judges), 4),
+        "cost_per_hour": round((volunteers + site + validators) / hours, 2),
+        "cost_share_volunteers": round(volunteers / max(1e-9, volunteers + site + validators), 4),
+        "cost_share_trainer": round(site / max(1e-9, volunteers + site + validators), 4),
     }

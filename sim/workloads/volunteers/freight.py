@@ -28,7 +28,7 @@ import trio
 from p2p.host import Host, PeerEvent, PeerState, Stream
 from p2p.identity import PeerId, ProtocolId
 from sim.kernel.queue import SECOND
-from sim.net.fabric import Endpoint, Lane
+from sim.net.fabric import Direction, Endpoint
 from sim.node.swarm import SimNode, Swarm
 
 WINDOW: Final = 2
@@ -58,17 +58,17 @@ class Freight:
             self._lines[node.peer_id] = line
         return line
 
-    def lane(self, node: SimNode, peer: PeerId) -> Lane | None:
+    def direction(self, node: SimNode, peer: PeerId) -> Direction | None:
         """From ``node`` to ``peer``; None if that is no machine with freight."""
         source, target = self.line(node), self._lines.get(peer)
         if target is None:
             return None
-        return Lane(source, target, self._swarm.fabric.latency_of(source, target))
+        return Direction(source, target, self._swarm.fabric.latency_of(source, target))
 
-    async def send(self, lane: Lane, size: int, land: Callable[..., None], *args: Any) -> None:
+    async def send(self, direction: Direction, size: int, land: Callable[..., None], *args: Any) -> None:
         """Put ``size`` bytes on the line; return when they have left it. ``land`` is called on arrival."""
-        self._swarm.fabric.transmit(lane, size, "freight", land, *args)
-        await self._swarm.sleep_until(lane.src.up_free / SECOND)
+        self._swarm.fabric.transmit(direction, size, "freight", land, *args)
+        await self._swarm.sleep_until(direction.src.up_free / SECOND)
 
     @asynccontextmanager
     async def open_host(self, node: SimNode) -> AsyncIterator[Host]:
@@ -100,10 +100,10 @@ class _FreightHost:
         """As the real host, but for weighed protocols."""
         stream = await self._host.open_stream(peer, protocol)
         weigh = self._freight.scales.get(protocol)
-        lane = self._freight.lane(self._node, peer)
-        if weigh is None or lane is None:
+        direction = self._freight.direction(self._node, peer)
+        if weigh is None or direction is None:
             return stream
-        heavy = _FreightStream(self._freight, stream, lane, weigh)
+        heavy = _FreightStream(self._freight, stream, direction, weigh)
         self._nursery.start_soon(self._follow, heavy)
         return heavy
 
@@ -122,12 +122,12 @@ class _FreightHost:
 class _FreightStream(Stream):
     """A stream whose frames go over the freight line before they go where they belong."""
 
-    def __init__(self, freight: Freight, stream: Stream, lane: Lane, weigh: Weigh) -> None:
+    def __init__(self, freight: Freight, stream: Stream, direction: Direction, weigh: Weigh) -> None:
         self.peer = stream.peer
         self.protocol = stream.protocol
         self._freight = freight
         self._stream = stream
-        self._lane = lane
+        self._direction = direction
         self._weigh = weigh
         self._under_way = 0
         self._landed: deque[bytes | None] = deque()
@@ -164,7 +164,7 @@ class _FreightStream(Stream):
 
     async def _ship(self, size: int, frame: bytes | None) -> None:
         self._under_way += 1
-        await self._freight.send(self._lane, size, self._land, frame)
+        await self._freight.send(self._direction, size, self._land, frame)
 
     def _land(self, frame: bytes | None) -> None:
         """Runs in the receiver's name, when the freight is there."""

@@ -44,7 +44,7 @@ from sim.net.link import MBIT, LinkSpec
 from sim.node.swarm import NodeMain, SimNode, Swarm
 from sim.run.scenario import Scenario
 from sim.workloads.profiles import Machine
-from sim.workloads.volunteers.figures import JUDGE, VOLUNTEER, Diary, figures, plot
+from sim.workloads.volunteers.figures import VALIDATOR, VOLUNTEER, Journal, figures, plot
 from sim.workloads.volunteers.freight import Freight, Weigh
 from sim.workloads.volunteers.plan import (
     PLAN_PARAMETERS,
@@ -88,7 +88,7 @@ class Volunteers:
         self._plan: Plan
         self._run: Run
         self._freight: Freight
-        self._diary: Diary
+        self._journal: Journal
         self._bootstrap: SimNode
 
     async def run(self, swarm: Swarm, scenario: Scenario) -> Mapping[str, float | int | str]:
@@ -96,24 +96,24 @@ class Volunteers:
         and work."""
         self._scenario, self._plan = scenario, plan_of(scenario)
         plan = self._plan
-        judges = [f"{JUDGE}{n}" for n in range(plan.validators)]
-        self._run = write_run(swarm.simulation, plan, TRAINER, judges)
+        validators = [f"{VALIDATOR}{n}" for n in range(plan.validators)]
+        self._run = write_run(swarm.simulation, plan, TRAINER, validators)
         self._freight = Freight(swarm, self._scales())
-        self._diary = Diary(plan, lambda: swarm.simulation.now)
+        self._journal = Journal(plan, lambda: swarm.simulation.now)
         self._config = node_config(scenario, plan)
-        swarm.on_death.append(lambda node: self._diary.note_death(node.name))
+        swarm.on_death.append(lambda node: self._journal.note_death(node.name))
         site = scenario.parameter("site_mbit", 10_000)
         for number in range(plan.relays):
             self._add(swarm, f"relay{number}", "none", None, LinkSpec(up=site, down=site))
         self._add(swarm, TRAINER, "trainer", plan.trainer, LinkSpec(up=site, down=site))
-        for name in judges:
+        for name in validators:
             self._add(swarm, name, "validator", plan.validator, LinkSpec(up=site, down=site))
         await self._invite(swarm)
         settle = scenario.parameter("settle", scenario.duration / 5)
         await swarm.sleep_until(settle)
-        self._diary.restart_sheets()
+        self._journal.restart_sheets()
         await swarm.sleep_until(scenario.duration)
-        return figures(self._diary, swarm, scenario)
+        return figures(self._journal, swarm, scenario)
 
     async def _invite(self, swarm: Swarm) -> None:
         """Let the volunteers come, one after the other, and go when their time is over."""
@@ -124,7 +124,7 @@ class Volunteers:
         churn = Churn(swarm, ChurnModel(up=up, down=down, silent=number("silent", 0.5)))
         machines = deal_machines(self._plan, scenario.nodes, swarm.rng("machines"))
         lines = swarm.rng("lines")
-        swarm.every(scenario.duration / 200, lambda: plot(self._diary, swarm))
+        swarm.every(scenario.duration / 200, lambda: plot(self._journal, swarm))
         pause = number("arrival", 300) / scenario.nodes
         for place, machine in enumerate(machines):
             name = f"{VOLUNTEER}{place}"
@@ -152,20 +152,20 @@ class Volunteers:
         }
 
     def _add(self, swarm: Swarm, name: str, role: str, machine: Machine | None, link: LinkSpec) -> None:
-        self._diary.sheets[name] = Timesheet(lambda: swarm.simulation.now)
+        self._journal.sheets[name] = Timesheet(lambda: swarm.simulation.now)
         if machine is not None:
-            self._diary.machines[name] = machine
+            self._journal.machines[name] = machine
         node = swarm.add(name, self._life(role, machine), link=link)
-        if not self._diary.lines:
+        if not self._journal.lines:
             self._bootstrap = node
-        self._diary.lines[name] = self._freight.line(node)
+        self._journal.lines[name] = self._freight.line(node)
 
     def _life(self, role: str, machine: Machine | None) -> NodeMain:
         """What a node does in each of its lives."""
 
         async def live(node: SimNode) -> None:
             roles = load_roles((role,), self._tables(role, machine))
-            self._diary.note_birth(node.name, roles)
+            self._journal.note_birth(node.name, roles)
             world = self._timed(node)
             first = node is self._bootstrap
             async with (
@@ -191,11 +191,11 @@ class Volunteers:
         return {role: {**table, **self._plan.role_table(machine, learning, skill)}}
 
     def _timed(self, node: SimNode) -> World:
-        note = partial(self._diary.note, node.name)
-        return cast(World, TimedWorld(node.world, self._diary.sheets[node.name], self._plan.scale, note))
+        note = partial(self._journal.note, node.name)
+        return cast(World, TimedWorld(node.world, self._journal.sheets[node.name], self._plan.scale, note))
 
     async def _work(self, node: SimNode, opened: Node, roles: list[Role]) -> None:
-        self._diary.policies[node.name] = opened.shardcast
+        self._journal.policies[node.name] = opened.shardcast
         opened.membership.me.update(upload=int(CLAIM * node.endpoint.spec.up * MBIT / 8))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_policies, node.name, opened)
@@ -205,4 +205,4 @@ class Volunteers:
         newest = opened.shardcast.newest
         while True:
             newest = await opened.shardcast.wait_policy(PolicyVersion(newest + 1))
-            self._diary.note_arrival(name, newest)
+            self._journal.note_arrival(name, newest)
