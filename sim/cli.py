@@ -41,9 +41,11 @@ from sim.kernel.simulation import SimOptions, Simulation
 from sim.kernel.trace import EVERYTHING
 from sim.lab.namespaces import LabUnavailable
 from sim.run.diff import Side, first_difference
+from sim.run.observers import Progress as Report
 from sim.run.perfetto import write_perfetto
 from sim.run.report import report, sweep_report
-from sim.run.runner import Progress as Report, Result, check_scenario, run_scenario
+from sim.run.result import Result
+from sim.run.runner import check_scenario, run_scenario
 from sim.run.scenario import (
     Scenario,
     load_scenario,

@@ -1,12 +1,13 @@
-"""Machines on shaped lines that run one program each: started, heard, stopped, killed, started again (L3).
+"""A testbed (L3): machines on shaped lines, each of which runs one program.
 
 Theory of operation
 -------------------
-A machine is a namespace kept by a ``cat``, so that its line outlives the programs on it; its folder is its
-disk. Programs print JSON lines and end with their standard input. Everything ends with the block: programs
-are killed, namespaces go with the last process in them, folders are removed. If the owner itself is
-killed, processes end by themselves, and the folders are removed by whoever opens the next street: each
-street holds a lock in its folder as long as it lives.
+A machine is a namespace kept by a ``cat``, so that its line outlives the programs on it; its
+folder is its disk. Programs print JSON lines and end with their standard input. Everything ends
+with the block: programs are killed, namespaces go with the last process in them, folders are
+removed. If the process that owns the testbed is killed itself, the programs end by themselves,
+and the next testbed to be opened removes the folders: each testbed holds a lock in its folder as
+long as it lives, so a folder without a lock has no owner.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from sim.lab.namespaces import (
 )
 from sim.net.link import LinkSpec
 
-FOLDER_PREFIX: Final = "shoal-street-"
+FOLDER_PREFIX: Final = "shoal-testbed-"
 MEMORY: Final = Path("/dev/shm")
 """Where disks are kept if there is such a place: real machines do not wait for each other's fsync."""
 BUILD_SECONDS: Final = 60.0
@@ -59,17 +60,13 @@ LAST_WORDS: Final = 500
 
 Hear = Callable[[dict[str, Any]], None]
 """Given each JSON object that a program prints."""
-Tell = Callable[[float, str], None]
+Progress = Callable[[float, str], None]
 """Told how far a scenario is: its seconds, and what is being done."""
-
-
-def _tell_nobody(seconds: float, doing: str) -> None:
-    """Nobody watches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TestbedConfig:
-    """What all machines of a street have in common."""
+    """What all machines of a testbed have in common."""
 
     seed: int = 1
     """Of everything that is drawn: keys, links, weights."""
@@ -98,7 +95,7 @@ class MachineSpec:
 
 
 class Program:
-    """A process on a machine of the street."""
+    """A process on a machine of the testbed."""
 
     def __init__(self, process: trio.Process, complaints: Path) -> None:
         self._process = process
@@ -150,7 +147,7 @@ def _report(name: str, line: bytes) -> dict[str, Any]:
 
 
 class LabMachine:
-    """One machine of the street: a line, an address, a folder, and the program that runs there."""
+    """One machine of the testbed: a line, an address, a folder, and the program that runs there."""
 
     def __init__(self, testbed: Testbed, spec: MachineSpec, keeper: trio.Process) -> None:
         self.name = spec.name
@@ -186,7 +183,7 @@ class LabMachine:
             await within(self._keeper.pid, route)
 
     async def start(self, command: Sequence[str], hear: Hear) -> None:
-        """Run ``command`` here, until it is killed or the street closes."""
+        """Run ``command`` here, until it is killed or the testbed closes."""
         complaints = self.folder.with_suffix(".err")
         with complaints.open("wb") as stderr:
             opened = open_process(command, of=self._keeper.pid, stderr=stderr)
@@ -229,11 +226,13 @@ class LabMachine:
 class Testbed:
     """All machines, and the clock of what is played there. Open it with `open_testbed`."""
 
-    def __init__(self, config: TestbedConfig, world: World, tell: Tell, hub: Hub, folder: Path) -> None:
+    def __init__(
+        self, config: TestbedConfig, world: World, progress: Progress | None, hub: Hub, folder: Path
+    ) -> None:
         self.seed = config.seed
         self.congestion = config.congestion
         self.world = world
-        self.tell = tell
+        self._progress = progress
         self.hub = hub
         self.folder = folder
         self.machines: dict[str, LabMachine] = {}
@@ -259,6 +258,11 @@ class Testbed:
         """Let the scenario's second 0 be at wall clock time ``zero``."""
         self._zero = zero
 
+    def tell(self, seconds: float, doing: str) -> None:
+        """Report to the caller of the run how far the scenario is."""
+        if self._progress is not None:
+            self._progress(seconds, doing)
+
     def now(self) -> float:
         """Seconds of the scenario; minus infinity before `begin`."""
         return self.world.wall() - self._zero
@@ -274,8 +278,8 @@ class Testbed:
 
 
 @asynccontextmanager
-async def open_testbed(config: TestbedConfig, tell: Tell = _tell_nobody) -> AsyncIterator[Testbed]:
-    """A street for the length of the block; ``tell`` is told how far things are.
+async def open_testbed(config: TestbedConfig, progress: Progress | None = None) -> AsyncIterator[Testbed]:
+    """A testbed for the length of the block; ``progress`` is called with how far things are.
 
     Raises `LabUnavailable` where there can be none, `LabError` if it cannot be made.
     """
@@ -286,12 +290,12 @@ async def open_testbed(config: TestbedConfig, tell: Tell = _tell_nobody) -> Asyn
         world = await stack.enter_async_context(open_world(folder / "owner"))
         nursery = await stack.enter_async_context(trio.open_nursery())
         hub = await stack.enter_async_context(open_hub(config.queue))
-        testbed = Testbed(config, world, tell, hub, folder)
+        testbed = Testbed(config, world, progress, hub, folder)
         testbed.nursery, testbed.stack = nursery, stack
         try:
             yield testbed
         finally:
-            nursery.cancel_scope.cancel()  # nobody listens any more when the programs are killed
+            nursery.cancel_scope.cancel()  # before the programs are killed: their end is no error then
 
 
 @contextmanager
@@ -309,7 +313,7 @@ def _disks() -> Path:
 
 
 def sweep_leftovers() -> list[Path]:
-    """Remove the folders of streets whose owner was killed; returns what was found."""
+    """Remove the folders of testbeds whose owner was killed; returns what was found."""
     found = []
     for folder in sorted(_disks().glob(f"{FOLDER_PREFIX}*")):
         try:
@@ -317,5 +321,5 @@ def sweep_leftovers() -> list[Path]:
                 found.append(folder)
                 shutil.rmtree(folder, ignore_errors=True)
         except (ConfigError, StorageError):
-            continue  # its owner lives, or it is somebody else's
+            continue  # its owner lives, or it belongs to another user
     return found

@@ -1,20 +1,23 @@
-"""Plays a scenario for real (L3): from a checked scenario to its metrics, with nothing left behind."""
+"""Level 3: a scenario with real processes on shaped lines, of which nothing is left behind."""
 
 from __future__ import annotations
 
 import resource
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 
 import trio
 
 from p2p.errors import ConfigError, ShoalError
 from sim.errors import SimulationError
+from sim.faults.plan import plan_to_json
+from sim.kernel.simulation import SimOptions
 from sim.lab.faults import check_faults
-from sim.lab.machines import Tell, Testbed, TestbedConfig, open_testbed
+from sim.lab.machines import Testbed, TestbedConfig, open_testbed
 from sim.lab.namespaces import CUBIC, QUEUE, require_lab
-from sim.run.scenario import Scenario
+from sim.run.observers import Observers, Progress
+from sim.run.result import Result, plain_metrics
+from sim.run.scenario import Scenario, Workload
 
 MAX_NODES: Final = 20
 """Processes that two cores can carry; more would measure the machine and not the lines."""
@@ -31,23 +34,17 @@ class RealWorkload(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
-    """What came of it."""
+def play_real(
+    scenario: Scenario, workload: Workload, seed: int, options: SimOptions, observers: Observers
+) -> Result:
+    """Level 3. ``options`` are about simulations, and there is none.
 
-    metrics: Mapping[str, float | int | str]
-    seconds: float
-    """Of the scenario: from its second 0 to its end."""
-    cpu_seconds: float
-    """Of all processes together."""
-
-
-def play(scenario: Scenario, workload: RealWorkload, seed: int, tell: Tell) -> Played:
-    """Play with real processes on shaped lines. ``tell`` is told how far it is.
-
-    Must not be called where trio runs. Raises `ConfigError` for what level 3 cannot do, `LabUnavailable`
-    where it may not, `LabError` if links or processes break.
+    Must not be called where trio runs. Raises `ConfigError` for what level 3 cannot do,
+    `LabUnavailable` where it may not, `LabError` if links or processes break.
     """
+    assert isinstance(workload, RealWorkload), "it says that it runs at level 3"
+    if observers.started is not None:
+        raise ConfigError(f"scenario {scenario.name}: the real world of level 3 leaves no trace")
     check(scenario)
     config = TestbedConfig(
         seed=seed,
@@ -55,20 +52,40 @@ def play(scenario: Scenario, workload: RealWorkload, seed: int, tell: Tell) -> P
         queue=scenario.parameter("queue", QUEUE),
     )
     require_lab()
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = _cpu_seconds_of_children()
     try:
-        metrics, seconds = trio.run(_play, scenario, workload, config, tell)
+        metrics, seconds = trio.run(_play, scenario, workload, config, observers.progress)
     except BaseExceptionGroup as group:
         raise _reason(group) from group
-    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu_seconds = spent.ru_utime + spent.ru_stime - used.ru_utime - used.ru_stime
-    return Played(metrics=metrics, seconds=seconds, cpu_seconds=cpu_seconds)
+    metrics = plain_metrics(metrics)
+    return Result(
+        scenario=scenario.name,
+        seed=seed,
+        level=scenario.level,
+        nodes=scenario.nodes,
+        trace_hash="",
+        events=0,
+        virtual_seconds=round(seconds, 3),
+        cpu_seconds=round(_cpu_seconds_of_children() - spent, 3),
+        metrics=metrics,
+        expectations=[expectation.judge(metrics) for expectation in scenario.expect],
+        faults=plan_to_json(scenario.faults),
+        witnessed={},
+        fired={},
+        series={},
+        distributions={},
+    )
+
+
+def _cpu_seconds_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 async def _play(
-    scenario: Scenario, workload: RealWorkload, config: TestbedConfig, tell: Tell
+    scenario: Scenario, workload: RealWorkload, config: TestbedConfig, progress: Progress | None
 ) -> tuple[Mapping[str, float | int | str], float]:
-    async with open_testbed(config, tell) as testbed:
+    async with open_testbed(config, progress) as testbed:
         return await workload.run_real(testbed, scenario), testbed.now()
 
 

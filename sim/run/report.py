@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
-from sim.run.runner import Result
+from sim.run.result import Result
 
 _WIDTH: Final = 480
 _HEIGHT: Final = 190

@@ -28,7 +28,8 @@ from typing import Any, Final
 
 from p2p.errors import ConfigError, ShoalError
 from sim.errors import NodeFailed, SimulationError
-from sim.run.runner import Result, run_scenario
+from sim.run.result import Result
+from sim.run.runner import run_scenario
 from sim.run.scenario import Scenario
 
 FIELDS: Final = ("nodes", "duration", "latency", "level")

@@ -16,7 +16,7 @@ from typing import Final
 from unittest.mock import patch
 
 import sim.kernel.queue
-import sim.run.runner
+import sim.run.simulated
 from p2p.errors import ShoalError
 from sim.errors import SimulationError
 from sim.faults.plan import Fault, draw_plan, save_plan
@@ -54,7 +54,7 @@ def drawn_plan() -> Iterator[list[Fault]]:
         drawn.extend(draw_plan(*args, **keywords))
         return list(drawn)
 
-    with patch.object(sim.run.runner, "draw_plan", note):
+    with patch.object(sim.run.simulated, "draw_plan", note):
         yield drawn
 
 

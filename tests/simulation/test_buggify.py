@@ -19,7 +19,8 @@ from p2p.identity import KeyPair
 from p2p.machine import RealWorld
 from p2p.world import dawdle, lateness
 from sim.faults.plan import Fault
-from sim.run.runner import Result, run_scenario
+from sim.run.result import Result
+from sim.run.runner import run_scenario
 from sim.run.scenario import Scenario
 from tests.simulation.hunt import with_plan
 from tests.simulation.storms import load_storm

@@ -23,7 +23,8 @@ from sim.lab.machines import FOLDER_PREFIX, LabMachine, Testbed, TestbedConfig, 
 from sim.lab.namespaces import CAPABILITIES, LabError, _missing_capabilities, reason_to_skip
 from sim.net.link import LinkSpec
 from sim.run.real import MAX_NODES, check
-from sim.run.runner import Result, run_scenario
+from sim.run.result import Result
+from sim.run.runner import run_scenario
 from sim.run.scenario import DrawnFaults, Scenario, load_scenario
 from sim.workloads.nodes.deployment import Deployment
 from sim.workloads.nodes.metrics import HealthLog, measure
@@ -248,16 +249,16 @@ async def test_a_house_is_wiped_and_its_program_started_again() -> None:
 
 OWNER = """
 import json, os, sys, trio
-from sim.lab.machines import Setting, open_street
-from tests.simulation.test_nodes import one_house, said_by
+from sim.lab.machines import TestbedConfig, open_testbed
+from tests.simulation.test_nodes import one_machine, said_by
 
 PROGRAM = "import json, os, sys; print(json.dumps({'pid': os.getpid()}), flush=True); sys.stdin.read()"
 
 async def main():
-    async with open_street(Setting()) as street:
+    async with open_testbed(TestbedConfig()) as testbed:
         def hear(report):
-            print(json.dumps({**report, "folder": str(street.folder)}), flush=True)
-        await (await one_house(street)).start(said_by(PROGRAM), hear)
+            print(json.dumps({**report, "folder": str(testbed.folder)}), flush=True)
+        await (await one_machine(testbed)).start(said_by(PROGRAM), hear)
         await trio.sleep_forever()
 
 trio.run(main)

@@ -11,7 +11,8 @@ import pytest
 
 from roles.engines.config import DeviceProfile
 from sim.net.link import MBIT
-from sim.run.runner import Result, run_scenario
+from sim.run.result import Result
+from sim.run.runner import run_scenario
 from sim.run.scenario import load_scenario
 from sim.workloads.intellect2.reference import FILE
 from sim.workloads.intellect2.shardcast import MAX_SPAN, Payload, digest_of

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sim.run.runner import Result, run_scenario
+from sim.run.result import Result
+from sim.run.runner import run_scenario
 from sim.run.scenario import load_scenario
 
 DEMO_KEYS = {

@@ -22,7 +22,8 @@ from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
 from sim.net.link import MBIT, PAYLOAD_SHARE, LinkSpec
 from sim.node.swarm import SimNode, open_swarm
-from sim.run.runner import Result, run_scenario
+from sim.run.result import Result
+from sim.run.runner import run_scenario
 from sim.run.scenario import Scenario, load_scenario
 from sim.workloads.profiles import MODELS, machine_named
 from sim.workloads.volunteers.freight import Freight
