@@ -1,6 +1,7 @@
 """The production code on virtual time: seeded, deterministic, far faster than real.
 
-``python -m sim list`` shows the scenarios; docs/simulation.md how to simulate a protocol of your own.
+``python -m sim list`` shows the scenarios; docs/simulation.md how to simulate a protocol of
+your own.
 """
 
 from sim.errors import NodeFailed, SimDeadlock, SimForbidden, SimStuck, SimulationError

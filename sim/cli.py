@@ -70,11 +70,13 @@ EXIT_UNAVAILABLE: Final = 3
 TARGETS: Final = ("json", "report", "save_plan", "out")
 """Options that name a file to write: checked before anything is played."""
 MAX_SEEDS: Final = 1_000_000
-"""Of one sweep: a week of seconds. More is a slip of the finger (1-20000000000), and would fill memory."""
+"""Of one sweep: a week of seconds. More is a slip of the finger (1-20000000000), and would fill
+memory."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0, 1 when an expectation or the simulation fails, 2 when the command makes no sense.
+    """Return 0, 1 when an expectation or the simulation fails, 2 when the command makes no
+    sense.
 
     3 when this machine has no level 3, 130 after Ctrl-C.
     """
@@ -189,7 +191,8 @@ def _one_change(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _scenario(options: argparse.Namespace, changes: Mapping[str, Any]) -> Scenario:
-    """The scenario as the options want it. Raises `ConfigError` for whatever can be known to be wrong."""
+    """The scenario as the options want it. Raises `ConfigError` for whatever can be known to be
+    wrong."""
     scenario = changed(load_scenario(options.scenario), changes)
     check_scenario(scenario)
     return scenario
@@ -242,7 +245,8 @@ def _baseline(path: Path) -> dict[str, Any]:
 
 
 def _save(path: Path, scenario: Scenario, seed: int, plan: Sequence[Fault], why: str) -> None:
-    """Write a plan with all that the run had, so that it plays the same when the scenario has changed."""
+    """Write a plan with all that the run had, so that it plays the same when the scenario has
+    changed."""
     settings = scenario_to_table(scenario)
     settings["faults"] = []
     try:
@@ -299,7 +303,8 @@ def show_changes(before: dict[str, Any], result: Result, console: Console) -> No
 
 
 def run_sweep(options: argparse.Namespace, console: Console) -> int:
-    """Run many seeds and settings. Ctrl-C ends it within a second or two; what had ended is kept."""
+    """Run many seeds and settings. Ctrl-C ends it within a second or two; what had ended is
+    kept."""
     changes = _changes(options)
     scenario = changed(load_scenario(options.scenario), changes)
     seeds = _seeds(options.seeds)
@@ -409,7 +414,8 @@ def diff(options: argparse.Namespace, console: Console) -> int:
 
 
 def _load_plan(path: Path) -> tuple[Scenario, int, tuple[Fault, ...]]:
-    """A saved plan: the scenario that it was played in, the seed, the faults. Raises `ConfigError`."""
+    """A saved plan: the scenario that it was played in, the seed, the faults. Raises
+    `ConfigError`."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         plan = plan_from_table(content["faults"])

@@ -1,14 +1,17 @@
 """Machines that come and go, as measured.
 
-Parameters are fits, with their sources; the trace files they come from are not copied. In all five spot
-fits lognormal beats Weibull. Losses come together (88 to 97 % of the nodes lost in the 16-node zones went in
-drops of four or more), so each zone also has events of its own that take a share of it, or all.
+Parameters are fits, with their sources; the trace files they come from are not copied. In all
+five spot fits lognormal beats Weibull. Losses come together (88 to 97 % of the nodes lost in
+the 16-node zones went in drops of four or more), so each zone also has events of its own that
+take a share of it, or all.
 
-People's machines keep hours: with ``day_swing`` the chance that a machine comes back rises and falls over the
-day. A drawn time away is spent at that pace, so that at every moment the chance to come is ``1 + day_swing *
-cos(2 pi t / day)`` times the average, whatever distribution it was drawn from.
+People's machines keep hours: with ``day_swing`` the chance that a machine comes back rises and
+falls over the day. A drawn time away is spent at that pace, so that at every moment the chance
+to come is ``1 + day_swing * cos(2 pi t / day)`` times the average, whatever distribution it was
+drawn from.
 
-Instead of a model, recorded lives may happen (`Churn.replay`): whose, and when, is then no chance at all.
+Instead of a model, recorded lives may happen (`Churn.replay`): whose, and when, is then no
+chance at all.
 """
 
 from __future__ import annotations
@@ -60,13 +63,17 @@ class Weibull:
 Span = Lognormal | Weibull
 
 PRESETS: Final[Mapping[str, tuple[Span, Span]]] = {
-    # Own fit on skypilot-org/spot-traces, availability/1-node/aws-02-15-2023: 9 zones, 45 days, 1,884 lives.
+    # Own fit on skypilot-org/spot-traces, availability/1-node/aws-02-15-2023: 9 zones, 45 days,
+    # 1,884 lives.
     "spot": (Lognormal(math.exp(-0.23) * HOUR, 1.46), Lognormal(math.exp(-0.40) * HOUR, 1.28)),
-    # The same, preemption/1-node/aws-04-22-2023: V100 preemptions, 4 zones, 7 days, 202 intervals.
+    # The same, preemption/1-node/aws-04-22-2023: V100 preemptions, 4 zones, 7 days, 202
+    # intervals.
     "preemption": (Lognormal(math.exp(-0.54) * HOUR, 1.68), Lognormal(math.exp(-0.88) * HOUR, 1.47)),
-    # Stutzbach and Rejaie, Understanding Churn in P2P Networks, IMC 2006 (Debian): sessions, also for gaps.
+    # Stutzbach and Rejaie, Understanding Churn in P2P Networks, IMC 2006 (Debian): sessions,
+    # also for gaps.
     "bittorrent": (Weibull(0.38, 42.4 * 60), Weibull(0.38, 42.4 * 60)),
-    # probe-lab/network-measurements, rfm2: half of new peers of the IPFS DHT are gone after two hours.
+    # probe-lab/network-measurements, rfm2: half of new peers of the IPFS DHT are gone after two
+    # hours.
     "ipfs": (Lognormal(2 * HOUR, 1.46), Lognormal(2 * HOUR, 1.28)),
 }
 """How long machines stay, and how long they stay away."""
@@ -81,7 +88,8 @@ class ChurnModel:
     down: Span
 
     silent: float = 0.5
-    """Share of ends in which the machine vanishes without a word (power, network), not only its process."""
+    """Share of ends in which the machine vanishes without a word (power, network), not only its
+    process."""
 
     zone_interval: float = math.inf
     """Mean seconds between events that hit a zone, for each zone."""
@@ -90,7 +98,8 @@ class ChurnModel:
     """Share of zone events that take the whole zone; the others take a share drawn evenly."""
 
     day_swing: float = 0.0
-    """How much more likely machines come back at the best hour than on average, 0 to 1, over a day."""
+    """How much more likely machines come back at the best hour than on average, 0 to 1, over a
+    day."""
 
     day: float = DAY
     """Seconds of a day. Its best hour is where the simulation begins."""
@@ -102,9 +111,11 @@ class ChurnModel:
             raise ConfigError("churn: zone_interval and day must be positive")
 
     def return_after(self, now: float, away: float) -> float:
-        """Seconds until a machine comes back that leaves at ``now`` for ``away`` seconds of an average hour.
+        """Seconds until a machine comes back that leaves at ``now`` for ``away`` seconds of an
+        average hour.
 
-        What is away for long sees good hours and bad: the two differ by a third of a day at most.
+        What is away for long sees good hours and bad: the two differ by a third of a day at
+        most.
         """
         turn = self.day_swing * self.day / (2 * math.pi)
 
@@ -136,8 +147,8 @@ class Session:
 def read_sessions(path: Path) -> list[Session]:
     """A CSV with the columns node, start, end (seconds), in order of time.
 
-    Raises `ConfigError` naming the file and the line: one that cannot be read, or that lets a node live twice
-    at a time.
+    Raises `ConfigError` naming the file and the line: one that cannot be read, or that lets a
+    node live twice at a time.
     """
     try:
         rows = csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines(), strict=True)
@@ -203,7 +214,7 @@ class Churn:
             self._after(self._rng.expovariate(1 / self.model.zone_interval), self._hit_zone, zone)
 
     def stop(self) -> None:
-        """No more deaths; whoever is away still comes back."""
+        """No more deaths; machines that are away still come back."""
         self._stopped = True
 
     def _after(self, seconds: float, callback: Callable[..., None], *args: object) -> None:
@@ -242,9 +253,11 @@ class Churn:
                 self.kill(node.name)
 
     def replay(self, sessions: Sequence[Session], add: Callable[[str], object]) -> None:
-        """Let recorded lives happen from now on: ``add`` starts a node's first, its disk lives through all.
+        """Let recorded lives happen from now on: ``add`` starts a node's first, its disk lives
+        through all.
 
-        How each ended was not recorded: `ChurnModel.silent` says how many vanish without a word.
+        How each ended was not recorded: `ChurnModel.silent` says how many vanish without a
+        word.
         """
         for session in sessions:
             self._after(session.start, self._begin, session.node, add)

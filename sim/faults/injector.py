@@ -3,9 +3,10 @@
 Theory of operation
 -------------------
 `FaultInjector.apply` puts each fault of a plan on the heap. When its time comes, the words of
-``who`` are resolved to nodes (`victims_of`), the action of its kind is called, and what that returns
-is put on the heap to be called at its end. Actions that change a value (a line, a clock, a disk)
-do so through `OverlappingFaults`, because faults may overlap and end in any order.
+``who`` are resolved to nodes (`victims_of`), the action of its kind is called, and what that
+returns is put on the heap to be called at its end. Actions that change a value (a line, a
+clock, a disk) do so through `OverlappingFaults`, because faults may overlap and end in any
+order.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ def _change(
     change: Callable[[T], T],
     put: Callable[[str, T], None],
 ) -> Undo:
-    """Change one thing of several nodes until the fault ends, whatever else bends it
+    """Change one thing of several nodes until the fault ends, whatever else changes it
     meanwhile."""
 
     def once(value: T) -> T:  # a change is known by its identity

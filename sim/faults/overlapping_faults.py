@@ -1,4 +1,5 @@
-"""What several faults at once do to one thing of a node, and what is left of it when each ends."""
+"""What several faults at once do to one thing of a node, and what is left of it when each
+ends."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ Change = Callable[[T], T]
 
 @dataclass(slots=True)
 class _Changed(Generic[T]):
-    """One thing of one node: what it is without faults, and what the current faults make of it."""
+    """One thing of one node: what it is without faults, and what the current faults make of
+    it."""
 
     whole: T
     changes: list[Change[T]] = field(default_factory=list)
@@ -29,19 +31,22 @@ class _Changed(Generic[T]):
 
 
 class OverlappingChanges(Generic[T]):
-    """Changes to one thing (the line, the clock) of each node, in the order in which they began.
+    """Changes to one thing (the line, the clock) of each node, in the order in which they
+    began.
 
-    Faults overlap, and end in any order. A fault that put back what it had found would be wrong:
-    of two throttles, from 1 s to 5 s and from 3 s to 8 s, the second finds the line that the first
-    has narrowed, and would leave it narrow for ever at 8 s. So the whole value and the list of
-    changes are kept, and after each beginning and end the value is computed anew from both.
+    Faults overlap, and end in any order. A fault that put back what it had found would be
+    wrong: of two throttles, from 1 s to 5 s and from 3 s to 8 s, the second finds the line that
+    the first has narrowed, and would leave it narrow for ever at 8 s. So the whole value and
+    the list of changes are kept, and after each beginning and end the value is computed anew
+    from both.
     """
 
     def __init__(self) -> None:
         self._changed: dict[str, _Changed[T]] = {}
 
     def begin(self, name: str, value: T, change: Change[T]) -> T:
-        """Begin a change; returns what is now. ``value`` counts as whole if no other change runs."""
+        """Begin a change; returns what is now. ``value`` counts as whole if no other change
+        runs."""
         changed = self._changed.setdefault(name, _Changed(value))
         changed.changes.append(change)
         return changed.now()
@@ -57,7 +62,8 @@ class OverlappingChanges(Generic[T]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageFaults:
-    """What happens to the messages that a machine sends. The default is a machine without faults."""
+    """What happens to the messages that a machine sends. The default is a machine without
+    faults."""
 
     lies: float = 0.0
     """Share of its messages and stream segments in which a bit is flipped."""

@@ -4,8 +4,8 @@ shrunk.
 Theory of operation
 -------------------
 Each kind of fault is a row of `KINDS`: how bad it may be and how many nodes it may hit. What it
-does is in `sim.faults.injector` (simulated nodes) and `sim.lab.faults` (real processes). A drawn
-plan follows swarm testing (Groce et al., ISSTA 2012): each kind is off with probability
+does is in `sim.faults.injector` (simulated nodes) and `sim.lab.faults` (real processes). A
+drawn plan follows swarm testing (Groce et al., ISSTA 2012): each kind is off with probability
 one half, because a run in which everything happens always hides what only happens when
 something else does not. All faults end before the safety phase does; then every node is up and
 every link whole, and the swarm has a bounded time to converge (the liveness phase, as
@@ -33,11 +33,12 @@ FURTHER_RATE: Final = 0.7
 down: 1 / (e^0.7 - 1), so one beside the first on average, and four or more for 6 % of the
 kinds that occur (e^-2.8)."""
 MEDIAN_SECONDS: Final = 10.0
-"""How long a drawn fault lasts, in the median: as long as a dialer waits for a machine that does
-not answer (`sim.net.fabric.DIAL_TIMEOUT`), so that half of the faults outlast a dial and half do
-not."""
+"""How long a drawn fault lasts, in the median: as long as a dialer waits for a machine that
+does not answer (`sim.net.fabric.DIAL_TIMEOUT`), so that half of the faults outlast a dial and
+half do not."""
 SIGMA: Final = 1.0
-"""Of the logarithm of that time: 95 % of the faults last 1.4 to 71 s, cut off by the phase's end."""
+"""Of the logarithm of that time: 95 % of the faults last 1.4 to 71 s, cut off by the phase's
+end."""
 SHORTEST: Final = 0.5
 """Seconds that every drawn fault lasts at least, and must have left before the phase ends."""
 MAX_FAULTS: Final = 10_000
@@ -81,7 +82,8 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class FaultKind:
-    """How a kind of fault is drawn. What it does is in `sim.faults.injector`, under the same name."""
+    """How a kind of fault is drawn. What it does is in `sim.faults.injector`, under the same
+    name."""
 
     value: tuple[float, float]
     """From where to where its value is drawn."""

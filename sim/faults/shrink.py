@@ -1,7 +1,8 @@
-"""From a failing plan to the few faults that matter (delta debugging, Zeller and Hildebrandt 2002).
+"""From a failing plan to the few faults that matter (delta debugging, Zeller and Hildebrandt
+2002).
 
-Fewer faults first, then fewer victims, then shorter faults. A plan of n faults of which k matter takes
-about k log n runs; no generator has to find the failure anew.
+Fewer faults first, then fewer victims, then shorter faults. A plan of n faults of which k
+matter takes about k log n runs; no generator has to find the failure anew.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class _Budget:
 
 
 def shrink(plan: Sequence[Fault], fails: Fails, *, max_runs: int = MAX_RUNS) -> list[Fault]:
-    """A plan that still fails and from which nothing can be left out. ``plan`` itself must fail."""
+    """A plan that still fails and from which nothing can be left out. ``plan`` itself must
+    fail."""
     judge = _Budget(fails, max_runs)
     if judge(()):
         return []

@@ -1,10 +1,12 @@
-"""What a simulation asks of the process it runs in: the only file that touches trio's private names.
+"""What a simulation asks of the process it runs in: the only file that touches trio's private
+names.
 
-trio shuffles each batch of runnable tasks with a generator nobody can seed, from an order that depends on
-memory addresses. Two private switches make both a function of the seed; pytest-trio and Hypothesis lean
-on the same two. A third private name, a task's cancel status, serves only when a run cannot end otherwise.
-tests/simulation/test_canary.py pins what is relied on, in a plain subprocess with 1,000
-tasks: with 200 a run without the first switch still looked deterministic.
+trio shuffles each batch of runnable tasks with a generator that has no public seed, from an
+order that depends on memory addresses. Two private switches make both a function of the seed;
+pytest-trio and Hypothesis lean on the same two. A third private name, a task's cancel status,
+serves only when a run cannot end otherwise. tests/simulation/test_canary.py pins what is relied
+on, in a plain subprocess with 1,000 tasks: with 200 a run without the first switch still looked
+deterministic.
 """
 
 from __future__ import annotations
@@ -33,13 +35,14 @@ _DOORS: Final[tuple[tuple[object, str, str], ...]] = (
     (socket.socket, "connect_ex", "use Network.dial"),
     (socket.socket, "bind", "use Network.listen"),
 )
-"""Ways to real time: (where, name, what to use instead). A real thread under a pending timer lets 3,600
-virtual seconds pass in a millisecond."""
+"""Ways to real time: (where, name, what to use instead). A real thread under a pending timer
+lets 3,600 virtual seconds pass in a millisecond."""
 
 
 @contextmanager
 def deterministic(seed: int) -> Iterator[None]:
-    """Make trio's scheduling a function of ``seed``, and keep the world out, for the length of the block."""
+    """Make trio's scheduling a function of ``seed``, and keep the world out, for the length of
+    the block."""
     before = _run._ALLOW_DETERMINISTIC_SCHEDULING
     state = _run._r.getstate()
     _run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
@@ -74,7 +77,8 @@ def raised_gc_thresholds() -> Iterator[None]:
 
 @contextmanager
 def closed_doors() -> Iterator[None]:
-    """Raise `SimForbidden` on threads, processes and real sockets. Enter it inside `trio.run`."""
+    """Raise `SimForbidden` on threads, processes and real sockets. Enter it inside
+    `trio.run`."""
     with ExitStack() as stack:
         for place, name, remedy in _DOORS:
             stack.enter_context(_closed(place, name, remedy))

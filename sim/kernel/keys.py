@@ -1,9 +1,9 @@
 """Keys of simulated nodes: a function of (seed, name), never of the machine's randomness.
 
-One real Ed25519 verification costs as much as ten simulated events, and gossip verifies one heartbeat at
-every node. So verdicts are remembered per simulation; above some hundreds of nodes even the first
-verification of each heartbeat is too dear, and a keyed hash takes Ed25519's place. Its secrets live in
-the simulation only: node code cannot forge it either.
+One real Ed25519 verification costs as much as ten simulated events, and gossip verifies one
+heartbeat at every node. So verdicts are remembered per simulation; above some hundreds of nodes
+even the first verification of each heartbeat is too dear, and a keyed hash takes Ed25519's
+place. Its secrets live in the simulation only: node code cannot forge it either.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ def derive(size: int, *labels: object) -> bytes:
 
 
 def derived_rng(*labels: object) -> Random:
-    """A generator that is a function of the labels (seeded by an integer: strings cost a SHA-512)."""
+    """A generator that is a function of the labels (seeded by an integer: strings cost a
+    SHA-512)."""
     return Random(int.from_bytes(derive(16, *labels), "big"))
 
 
@@ -75,7 +76,8 @@ class KeyRing:
         return signer
 
     def verify(self, peer: PeerId, domain: str, payload: bytes, signature: bytes, /) -> bool:
-        """Whether ``signature`` is ``peer``'s over ``payload`` under ``domain`` (a `Verify`)."""
+        """Whether ``signature`` is ``peer``'s over ``payload`` under ``domain`` (a
+        `Verify`)."""
         if self._hashed:
             signer = self._signers.get(peer)
             return signer is not None and signer.sign(domain, payload) == signature

@@ -1,8 +1,8 @@
 """One heap of integer nanoseconds: the whole simulation in order of time.
 
-Integers, because float sums depend on their order: one event of 8,286 differed in its ninth decimal
-between two drivers of the same code. No trio here: at L0 this heap is the run loop itself, at L1 and L2
-`sim.kernel.virtual_time.SimClock` drives it.
+Integers, because float sums depend on their order: one event of 8,286 differed in its ninth
+decimal between two drivers of the same code. No trio here: at L0 this heap is the run loop
+itself, at L1 and L2 `sim.kernel.virtual_time.SimClock` drives it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from sim.kernel.trace import Trace
 SECOND: Final = 1_000_000_000
 """Nanoseconds."""
 MAX_SAME_INSTANT: Final = 1_000_000
-"""Events at one nanosecond before the queue calls itself stuck: 100 for each of 10,000 nodes."""
+"""Events at one nanosecond before the queue calls itself stuck: 100 for each of 10,000
+nodes."""
 SLEEP: Final = "sleep"
-"""Label of the one kind of event that outlives its node: a dying task may sleep in shielded cleanup."""
+"""Label of the one kind of event that outlives its node: a dying task may sleep in shielded
+cleanup."""
 _SWEEP_AT_LEAST: Final = 4096
 """Cancelled timers that may lie in the heap before it is swept (64 bytes each)."""
 
@@ -28,8 +30,8 @@ _SWEEP_AT_LEAST: Final = 4096
 def nanoseconds(seconds: float) -> int:
     """The first nanosecond that float comparison takes for at least ``seconds``.
 
-    trio and cores compare float seconds. A rounded integer may still compare as earlier than the float it
-    came from, and a clock that lands there hangs (6 % of random sleeps).
+    trio and cores compare float seconds. A rounded integer may still compare as earlier than
+    the float it came from, and a clock that lands there hangs (6 % of random sleeps).
     """
     when = round(seconds * 1e9)
     while when / 1e9 < seconds:
@@ -41,7 +43,8 @@ _Callback = Callable[..., None]
 
 
 class Owner:
-    """Whose event it is: one life of one node. Its events die with it and wait while it is paused."""
+    """Whose event it is: one life of one node. Its events die with it and wait while it is
+    paused."""
 
     __slots__ = ("alive", "name", "paused_until")
 
@@ -106,7 +109,8 @@ class EventQueue:
         self._watcher: Callable[[], None] = lambda: None
 
     def watch(self, step: int, watcher: Callable[[], None]) -> None:
-        """Call ``watcher`` about every ``step`` nanoseconds, between events and outside the trace."""
+        """Call ``watcher`` about every ``step`` nanoseconds, between events and outside the
+        trace."""
         self._watch_step, self._watcher = step, watcher
 
     def __len__(self) -> int:
@@ -115,14 +119,16 @@ class EventQueue:
     def schedule(
         self, when: int, owner: Owner, label: str, callback: Callable[..., None], *args: Any
     ) -> SimTimer:
-        """Call back at ``when`` nanoseconds, or now if that has passed, unless the owner is dead by then."""
+        """Call back at ``when`` nanoseconds, or now if that has passed, unless the owner is
+        dead by then."""
         timer = SimTimer(self, owner, label, callback, args)
         self._order += 1
         heappush(self._heap, (when if when > self.now else self.now, self._order, timer))
         return timer
 
     def rearrange(self, due: Callable[[int, SimTimer], int]) -> None:
-        """Ask for every event, in order, when it is due from now on. Sorts all: for what is rare."""
+        """Ask for every event, in order, when it is due from now on. Sorts all: for what is
+        rare."""
         heap = [(max(due(when, timer), self.now), order, timer) for when, order, timer in sorted(self._heap)]
         heapify(heap)
         self._heap = heap
@@ -154,7 +160,8 @@ class EventQueue:
         return None
 
     def run_next(self) -> None:
-        """Run the event that `next_due` has just announced. Raises `NodeFailed` if it raises."""
+        """Run the event that `next_due` has just announced. Raises `NodeFailed` if it
+        raises."""
         when, _, timer = heappop(self._heap)
         if when != self.now:
             self.now = when

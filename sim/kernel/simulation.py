@@ -1,4 +1,5 @@
-"""What all nodes of one simulation share: the heap, the trace, the seed, the keys, the witnesses."""
+"""What all nodes of one simulation share: the heap, the trace, the seed, the keys, the
+witnesses."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ class Simulation:
         self.witnessed: dict[str, int] = {}
         """How often each `sometimes` claim held; 0 for those that were made and never held."""
         self.fired: dict[str, int] = {}
-        """How often each buggify site misbehaved; 0 for those that were reached and never did."""
+        """How often each buggify site misbehaved; 0 for those that were reached and never
+        did."""
         self.series: dict[str, list[tuple[float, float]]] = {}
         """Curves for the report, by name: (virtual seconds, value)."""
         self.distributions: dict[str, list[float]] = {}
@@ -74,7 +76,8 @@ class Simulation:
         self.witnessed[name] = self.witnessed.get(name, 0) + bool(condition)
 
     def buggify(self, name: str, dice: Callable[[str], Random]) -> bool:
-        """Whether the site ``name`` misbehaves now; ``dice`` gives the node's own generators by purpose."""
+        """Whether the site ``name`` misbehaves now; ``dice`` gives the node's own generators by
+        purpose."""
         if not self.misbehaves:
             return False
         active = self._active.get(name)

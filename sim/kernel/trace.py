@@ -2,11 +2,11 @@
 
 Theory of operation
 -------------------
-Every event of a simulation is a small tuple of plain values. A thousand of them make a block; a block is
-packed with msgpack, whose bytes are specified (the same on every Python), and fed to one rolling BLAKE2b.
-The digest after each block is kept. Two runs are the same if the last digests are; where they differ, the
-first differing block is known at once, and running both again with that block kept (``keep``) names the
-first event that differs (`sim.run.diff`).
+Every event of a simulation is a small tuple of plain values. A thousand of them make a block; a
+block is packed with msgpack, whose bytes are specified (the same on every Python), and fed to
+one rolling BLAKE2b. The digest after each block is kept. Two runs are the same if the last
+digests are; where they differ, the first differing block is known at once, and running both
+again with that block kept (``keep``) names the first event that differs (`sim.run.diff`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from p2p.identity import PeerId
 from p2p.wire import pack
 
 BLOCK_EVENTS: Final = 1000
-"""Events per block: fine enough to rerun cheaply, coarse enough that hashing costs under 1 µs an event."""
+"""Events per block: fine enough to rerun cheaply, coarse enough that hashing costs under 1 µs
+an event."""
 DIGEST_BYTES: Final = 16
 
 TraceEntry = tuple[object, ...]
@@ -27,10 +28,12 @@ TraceEntry = tuple[object, ...]
 
 
 class Trace:
-    """A rolling hash over everything that happened, and, where asked for, the events themselves."""
+    """A rolling hash over everything that happened, and, where asked for, the events
+    themselves."""
 
     def __init__(self, keep: Container[int] | None = None) -> None:
-        """``keep`` holds the numbers of the blocks whose events are remembered (``EVERYTHING`` for all)."""
+        """``keep`` holds the numbers of the blocks whose events are remembered (``EVERYTHING``
+        for all)."""
         self._keep: Container[int] = keep if keep is not None else ()
         self._open: list[TraceEntry] = []
         self._hash = hashlib.blake2b(digest_size=DIGEST_BYTES)
@@ -55,7 +58,8 @@ class Trace:
         self._open.clear()
 
     def mute(self) -> None:
-        """Ignore everything from here on: the horizon has come, and winding down is nobody's history."""
+        """Ignore everything from here on: the horizon has come, and winding down is no part of
+        the run."""
         if not self._muted:
             if self._open:
                 self._close_block()
@@ -85,7 +89,8 @@ EVERYTHING: Final = _Everything()
 def plain(value: object) -> object:
     """``value`` in a form that msgpack packs the same way in every process.
 
-    Raises `TypeError` for an object whose text would hold its address, which differs from run to run.
+    Raises `TypeError` for an object whose text would hold its address, which differs from run
+    to run.
     """
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return value

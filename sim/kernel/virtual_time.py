@@ -2,18 +2,20 @@
 
 Theory of operation
 -------------------
-trio asks its clock how long to sleep only when no task can run. At that moment this clock pops the next
-event of the heap, runs it as a plain callback, moves virtual time and answers "not at all". That is a
-whole discrete-event kernel: no MockClock, no guest mode. Events that wake no task (a message handled by a
-core) are run one after the other without going back to trio; an instrument tells when one did wake a task.
+trio asks its clock how long to sleep only when no task can run. At that moment this clock pops
+the next event of the heap, runs it as a plain callback, moves virtual time and answers "not at
+all". That is a whole discrete-event kernel: no MockClock, no guest mode. Events that wake no
+task (a message handled by a core) are run one after the other without going back to trio; an
+instrument tells when one did wake a task.
 
-A run ends when ``main`` returns, when the horizon comes, or when something fails. Then the trace is
-muted and the root scope cancelled; tasks that shield their cleanup still get virtual time for it. If that
-never ends, the run has failed, if it had not before, and the shields are lifted.
+A run ends when ``main`` returns, when the horizon comes, or when something fails. Then the
+trace is muted and the root scope cancelled; tasks that shield their cleanup still get virtual
+time for it. If that never ends, the run has failed, if it had not before, and the shields are
+lifted.
 
-Three ways to stand still are told apart: nobody will ever do anything (`SimDeadlock`), a task spins on
-checkpoints (`SimStuck`, by an instrument that counts passes of trio's loop), and events that breed
-events at one instant (`SimStuck`, by the queue).
+Three ways to stand still are told apart: no task runs and no event is left (`SimDeadlock`), a
+task spins on checkpoints (`SimStuck`, by an instrument that counts passes of trio's loop), and
+events that breed events at one instant (`SimStuck`, by the queue).
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ from sim.kernel.simulation import CURRENT_NODE, SimOptions, Simulation
 T = TypeVar("T")
 
 SPIN_PASSES: Final = 100_000
-"""Passes of trio's loop at one instant before a task counts as spinning: about a second of real time."""
+"""Passes of trio's loop at one instant before a task counts as spinning: about a second of real
+time."""
 SPIN_SAMPLE: Final = 100
 """Further passes during which the names of the tasks that run are collected."""
 WINDING_DOWN: Final = 3600 * SECOND
@@ -78,7 +81,8 @@ class SimClock(trio.abc.Clock):
         return self._queue.now / 1e9
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
-        """Run events until one wakes a task, or until ``deadline``. Called when no task can run."""
+        """Run events until one wakes a task, or until ``deadline``. Called when no task can
+        run."""
         if self._returned:
             return 0.0
         self.woken = False
@@ -262,8 +266,8 @@ def run_simulation(
 ) -> Outcome[T]:
     """Run ``main`` on virtual time and return how it ended. The same seed gives the same trace.
 
-    ``horizon`` is in virtual seconds. Raises `SimDeadlock`, `SimStuck`, `NodeFailed`, and whatever
-    ``main`` raises.
+    ``horizon`` is in virtual seconds. Raises `SimDeadlock`, `SimStuck`, `NodeFailed`, and
+    whatever ``main`` raises.
     """
     simulation = Simulation(seed, options or SimOptions())
     queue = simulation.queue

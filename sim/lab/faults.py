@@ -1,4 +1,5 @@
-"""Faults that real processes and lines can have: the kinds of `sim.faults.plan` that level 3 knows."""
+"""Faults that real processes and lines can have: the kinds of `sim.faults.plan` that level 3
+knows."""
 
 from __future__ import annotations
 
@@ -10,39 +11,39 @@ from typing import Final
 from p2p.errors import ConfigError
 from sim.faults.overlapping_faults import OverlappingChanges
 from sim.faults.plan import Fault
-from sim.lab.machines import LabMachine, Testbed
+from sim.lab.machines import Emulation, LabMachine
 from sim.net.link import LinkSpec
 
 Undo = Callable[[], Awaitable[None]]
-Act = Callable[["TestbedFaults", LabMachine, Fault], Awaitable[Undo]]
+Act = Callable[["EmulationFaults", LabMachine, Fault], Awaitable[Undo]]
 
 
-class TestbedFaults:
-    """Lets the faults of a plan happen on a street."""
+class EmulationFaults:
+    """Lets the faults of a plan happen on an emulation."""
 
-    def __init__(self, testbed: Testbed) -> None:
-        self._testbed = testbed
+    def __init__(self, emulation: Emulation) -> None:
+        self._emulation = emulation
         self.lines: OverlappingChanges[LinkSpec] = OverlappingChanges()
 
     async def play(self, fault: Fault) -> None:
         """One fault: wait for it, do it, undo it."""
-        await self._testbed.sleep_until(fault.at)
+        await self._emulation.sleep_until(fault.at)
         undone = [
             await KINDS[fault.kind](self, machine, fault)
-            for machine in self._testbed.machines.values()
+            for machine in self._emulation.machines.values()
             if any(fnmatchcase(machine.name, word) for word in fault.who)
         ]
         if fault.seconds > 0:
-            await self._testbed.sleep_until(fault.at + fault.seconds)
+            await self._emulation.sleep_until(fault.at + fault.seconds)
             for undo in undone:
                 await undo()
 
 
-def play_faults(testbed: Testbed, plan: Sequence[Fault]) -> None:
-    """Let all faults happen at their times, in tasks of the street."""
-    faults = TestbedFaults(testbed)
+def play_faults(emulation: Emulation, plan: Sequence[Fault]) -> None:
+    """Let all faults happen at their times, in tasks of the emulation."""
+    faults = EmulationFaults(emulation)
     for fault in plan:
-        testbed.nursery.start_soon(faults.play, fault)
+        emulation.nursery.start_soon(faults.play, fault)
 
 
 def check_faults(plan: Sequence[Fault]) -> None:
@@ -55,23 +56,23 @@ def check_faults(plan: Sequence[Fault]) -> None:
 
 
 def is_final(fault: Fault) -> bool:
-    """Whether whoever it hits is dead for the rest of the run."""
+    """Whether the nodes that it hits are dead for the rest of the run."""
     return fault.kind in ("kill", "wipe") and not fault.seconds
 
 
-async def _kill(faults: TestbedFaults, machine: LabMachine, fault: Fault) -> Undo:
+async def _kill(faults: EmulationFaults, machine: LabMachine, fault: Fault) -> Undo:
     if machine.alive:
         await machine.kill()
     return machine.restart
 
 
-async def _wipe(faults: TestbedFaults, machine: LabMachine, fault: Fault) -> Undo:
+async def _wipe(faults: EmulationFaults, machine: LabMachine, fault: Fault) -> Undo:
     await _kill(faults, machine, fault)
     machine.wipe()
     return machine.restart
 
 
-async def _pause(faults: TestbedFaults, machine: LabMachine, fault: Fault) -> Undo:
+async def _pause(faults: EmulationFaults, machine: LabMachine, fault: Fault) -> Undo:
     machine.pause()
 
     async def resume() -> None:
@@ -80,18 +81,18 @@ async def _pause(faults: TestbedFaults, machine: LabMachine, fault: Fault) -> Un
     return resume
 
 
-async def _throttle(faults: TestbedFaults, machine: LabMachine, fault: Fault) -> Undo:
+async def _throttle(faults: EmulationFaults, machine: LabMachine, fault: Fault) -> Undo:
     return await _change_line(
         faults, machine, lambda link: replace(link, up=link.up * fault.value, down=link.down * fault.value)
     )
 
 
-async def _drip(faults: TestbedFaults, machine: LabMachine, fault: Fault) -> Undo:
+async def _drip(faults: EmulationFaults, machine: LabMachine, fault: Fault) -> Undo:
     return await _change_line(faults, machine, lambda link: replace(link, up=fault.value))
 
 
 async def _change_line(
-    faults: TestbedFaults, machine: LabMachine, change: Callable[[LinkSpec], LinkSpec]
+    faults: EmulationFaults, machine: LabMachine, change: Callable[[LinkSpec], LinkSpec]
 ) -> Undo:
     lines = faults.lines
     await machine.reshape(lines.begin(machine.name, machine.link, change))

@@ -1,13 +1,13 @@
-"""A testbed (L3): machines on shaped lines, each of which runs one program.
+"""An emulation (L3): machines on shaped lines, each of which runs one program.
 
 Theory of operation
 -------------------
 A machine is a namespace kept by a ``cat``, so that its line outlives the programs on it; its
 folder is its disk. Programs print JSON lines and end with their standard input. Everything ends
 with the block: programs are killed, namespaces go with the last process in them, folders are
-removed. If the process that owns the testbed is killed itself, the programs end by themselves,
-and the next testbed to be opened removes the folders: each testbed holds a lock in its folder as
-long as it lives, so a folder without a lock has no owner.
+removed. If the process that owns the emulation is killed itself, the programs end by themselves,
+and the next emulation to be opened removes the folders: each emulation holds a lock in its folder
+as long as it lives, so a folder without a lock has no owner.
 """
 
 from __future__ import annotations
@@ -48,11 +48,13 @@ from sim.lab.namespaces import (
 )
 from sim.net.link import LinkSpec
 
-FOLDER_PREFIX: Final = "shoal-testbed-"
+FOLDER_PREFIX: Final = "shoal-emulation-"
 MEMORY: Final = Path("/dev/shm")
-"""Where disks are kept if there is such a place: real machines do not wait for each other's fsync."""
+"""Where disks are kept if there is such a place: real machines do not wait for each other's
+fsync."""
 BUILD_SECONDS: Final = 60.0
-"""For one machine's namespace and line: six commands, a few milliseconds each on a quiet machine."""
+"""For one machine's namespace and line: six commands, a few milliseconds each on a quiet
+machine."""
 MAX_REPORT: Final = MIB
 """Bytes of one line a program says: our own, so this only stops a runaway."""
 LAST_WORDS: Final = 500
@@ -65,8 +67,8 @@ Progress = Callable[[float, str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TestbedConfig:
-    """What all machines of a testbed have in common."""
+class EmulationConfig:
+    """What all machines of an emulation have in common."""
 
     seed: int = 1
     """Of everything that is drawn: keys, links, weights."""
@@ -95,7 +97,7 @@ class MachineSpec:
 
 
 class Program:
-    """A process on a machine of the testbed."""
+    """A process on a machine of the emulation."""
 
     def __init__(self, process: trio.Process, complaints: Path) -> None:
         self._process = process
@@ -120,7 +122,7 @@ class Program:
             self._process.send_signal(number)
 
     async def attend(self, name: str, hear: Hear) -> None:
-        """Hear it to its end. Raises `LabError` if nobody wanted it to end."""
+        """Hear it to its end. Raises `LabError` unless it was killed by `kill`."""
         assert self._process.stdout is not None
         unread = b""
         while data := await self._process.stdout.receive_some():
@@ -147,15 +149,16 @@ def _report(name: str, line: bytes) -> dict[str, Any]:
 
 
 class LabMachine:
-    """One machine of the testbed: a line, an address, a folder, and the program that runs there."""
+    """One machine of the emulation: a line, an address, a folder, and the program that runs
+    there."""
 
-    def __init__(self, testbed: Testbed, spec: MachineSpec, keeper: trio.Process) -> None:
+    def __init__(self, emulation: Emulation, spec: MachineSpec, keeper: trio.Process) -> None:
         self.name = spec.name
         self.number = spec.number
         self.link = spec.link
-        self.folder = testbed.folder / spec.name
+        self.folder = emulation.folder / spec.name
         self._furnish = spec.furnish
-        self._testbed = testbed
+        self._emulation = emulation
         self._keeper = keeper
         self._program: Program | None = None
         self._start: Callable[[], Awaitable[None]] | None = None
@@ -174,23 +177,23 @@ class LabMachine:
         """Furnish it and lay its line. Raises `LabError`."""
         self.wipe()
         await wait_ready(self._keeper)
-        await self._testbed.hub.connect(self._keeper.pid, self.number, self.link)
-        if self._testbed.congestion:
+        await self._emulation.hub.connect(self._keeper.pid, self.number, self.link)
+        if self._emulation.congestion:
             # By route: many kernels allow a namespace fewer defaults than there are.
             route = (
-                f"ip route change {NETWORK} dev eth0 src {self.address} congctl {self._testbed.congestion}"
+                f"ip route change {NETWORK} dev eth0 src {self.address} congctl {self._emulation.congestion}"
             )
             await within(self._keeper.pid, route)
 
     async def start(self, command: Sequence[str], hear: Hear) -> None:
-        """Run ``command`` here, until it is killed or the testbed closes."""
+        """Run ``command`` here, until it is killed or the emulation closes."""
         complaints = self.folder.with_suffix(".err")
         with complaints.open("wb") as stderr:
             opened = open_process(command, of=self._keeper.pid, stderr=stderr)
-            process = await self._testbed.stack.enter_async_context(opened)
+            process = await self._emulation.stack.enter_async_context(opened)
         self._program = Program(process, complaints)
         self._start = partial(self.start, command, hear)
-        self._testbed.nursery.start_soon(self._program.attend, self.name, hear)
+        self._emulation.nursery.start_soon(self._program.attend, self.name, hear)
 
     async def kill(self) -> None:
         """kill -9 the program, and wait until it is gone."""
@@ -220,14 +223,14 @@ class LabMachine:
 
     async def reshape(self, link: LinkSpec) -> None:
         """Give the machine another line from now on. Raises `LabError`."""
-        await self._testbed.hub.reshape(self._keeper.pid, self.number, link)
+        await self._emulation.hub.reshape(self._keeper.pid, self.number, link)
 
 
-class Testbed:
-    """All machines, and the clock of what is played there. Open it with `open_testbed`."""
+class Emulation:
+    """All machines, and the clock of what is played there. Open it with `open_emulation`."""
 
     def __init__(
-        self, config: TestbedConfig, world: World, progress: Progress | None, hub: Hub, folder: Path
+        self, config: EmulationConfig, world: World, progress: Progress | None, hub: Hub, folder: Path
     ) -> None:
         self.seed = config.seed
         self.congestion = config.congestion
@@ -278,8 +281,10 @@ class Testbed:
 
 
 @asynccontextmanager
-async def open_testbed(config: TestbedConfig, progress: Progress | None = None) -> AsyncIterator[Testbed]:
-    """A testbed for the length of the block; ``progress`` is called with how far things are.
+async def open_emulation(
+    config: EmulationConfig, progress: Progress | None = None
+) -> AsyncIterator[Emulation]:
+    """An emulation for the length of the block; ``progress`` is called with how far things are.
 
     Raises `LabUnavailable` where there can be none, `LabError` if it cannot be made.
     """
@@ -290,10 +295,10 @@ async def open_testbed(config: TestbedConfig, progress: Progress | None = None) 
         world = await stack.enter_async_context(open_world(folder / "owner"))
         nursery = await stack.enter_async_context(trio.open_nursery())
         hub = await stack.enter_async_context(open_hub(config.queue))
-        testbed = Testbed(config, world, progress, hub, folder)
-        testbed.nursery, testbed.stack = nursery, stack
+        emulation = Emulation(config, world, progress, hub, folder)
+        emulation.nursery, emulation.stack = nursery, stack
         try:
-            yield testbed
+            yield emulation
         finally:
             nursery.cancel_scope.cancel()  # before the programs are killed: their end is no error then
 
@@ -313,7 +318,7 @@ def _disks() -> Path:
 
 
 def sweep_leftovers() -> list[Path]:
-    """Remove the folders of testbeds whose owner was killed; returns what was found."""
+    """Remove the folders of emulations whose owner was killed; returns what was found."""
     found = []
     for folder in sorted(_disks().glob(f"{FOLDER_PREFIX}*")):
         try:

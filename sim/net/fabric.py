@@ -2,14 +2,15 @@
 
 Theory of operation
 -------------------
-An `Endpoint` is a machine with an access link. A `Wire` is one TCP connection between two of them: two
-`Direction`s, each reliable and in order. `transmit` charges the sender's line, schedules the arrival, and the
-arrival queues at the receiver's line; where that is free, one heap event carries a whole message.
+An `Endpoint` is a machine with an access link. A `Wire` is one TCP connection between two of
+them: two `Direction`s, each reliable and in order. `transmit` charges the sender's line,
+schedules the arrival, and the arrival queues at the receiver's line; where that is free, one
+heap event carries a whole message.
 
-A cut (partition) does not lose what is on a wire: TCP would send it again. Arrivals are kept until
-`repair`; a wire that is cut for `IDLE_TIMEOUT` breaks on both sides. A hold keeps arrivals without ever
-breaking. A killed process resets its wires, which peers see a latency later; a machine that vanishes says
-nothing, and peers find out by `IDLE_TIMEOUT`.
+A cut (partition) does not lose what is on a wire: TCP would send it again. Arrivals are kept
+until `repair`; a wire that is cut for `IDLE_TIMEOUT` breaks on both sides. A hold keeps
+arrivals without ever breaking. A killed process resets its wires, which peers see a latency
+later; a machine that vanishes says nothing, and peers find out by `IDLE_TIMEOUT`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class Latency(Protocol):
 
 
 class LocalHost(Protocol):
-    """What the network must know of the host that runs at an endpoint (`sim.node.host.SimHost`)."""
+    """What the network must know of the host that runs at an endpoint
+    (`sim.node.host.SimHost`)."""
 
     @property
     def peer_id(self) -> PeerId:
@@ -107,13 +109,15 @@ class Endpoint:
 
     @property
     def rng(self) -> Random:
-        """What the line's mishaps are drawn from; made when first asked for, since it takes 2.5 KiB."""
+        """What the line's mishaps are drawn from; made when first asked for, since it takes 2.5
+        KiB."""
         if self._rng is None:
             self._rng = self._make_rng()
         return self._rng
 
     def set_link(self, spec: LinkSpec) -> None:
-        """The line of a machine that has sent nothing yet; later see `sim.net.relink.relink`."""
+        """The line of a machine that has sent nothing yet; later see
+        `sim.net.relink.relink`."""
         self.spec = spec
         self.up_cost = cost_per_byte(spec.up)
         self.down_cost = cost_per_byte(spec.down)
@@ -137,7 +141,7 @@ class Direction:
         self.open = True
         """Whether the receiving side still listens."""
         self.held: list[tuple[Any, ...]] | None = None
-        """Arrivals that wait for a repair or a release; None on a healthy lane."""
+        """Arrivals that wait for a repair or a release; None while nothing is cut."""
         self.sent = 0
 
 
@@ -237,7 +241,7 @@ class Fabric:
         return not any(cut.covers(there) or cut.covers(back) for cut in self._cuts)
 
     def connect(self, dialer: Endpoint, listener: Endpoint) -> Wire:
-        """A new wire, at once; whoever dials pays the round trips before."""
+        """A new wire, at once; the dialer has paid the round trips before."""
         wire = Wire(self, dialer, listener)
         dialer.wires[wire] = None
         listener.wires[wire] = None
@@ -246,7 +250,8 @@ class Fabric:
     def transmit(
         self, direction: Direction, size: int, label: str, deliver: Callable[..., None], *args: Any
     ) -> None:
-        """Send ``size`` bytes; call ``deliver``, in the receiver's name, when they are there."""
+        """Send ``size`` bytes; call ``deliver``, in the receiver's name, when they are
+        there."""
         src, dst = direction.src, direction.dst
         now = self._queue.now
         free = src.up_free
@@ -375,7 +380,8 @@ class Fabric:
 
 
 def tampered(src: Endpoint, data: bytes) -> bytes:
-    """What a lying machine makes of ``data``: mostly the same, sometimes with one bit flipped."""
+    """What a lying machine makes of ``data``: mostly the same, sometimes with one bit
+    flipped."""
     if not data or src.rng.random() >= src.lies:
         return data
     flipped = bytearray(data)
@@ -394,4 +400,4 @@ def _default_latency(one: Endpoint, other: Endpoint) -> float:
 
 
 def _ignore() -> None:
-    """Nobody has asked to be told."""
+    """Stands in until a stream or a host asks to be told."""

@@ -32,7 +32,7 @@ MBIT: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSpec:
-    """What somebody pays a provider for."""
+    """What a provider sells: the line of one machine."""
 
     up: float = 100.0
     """Mbit/s of the line, headers included."""
@@ -48,7 +48,7 @@ class LinkSpec:
     delay."""
 
     nat: bool = False
-    """Whether nobody can dial in."""
+    """Whether no other machine can dial in."""
 
     def __post_init__(self) -> None:
         if not (self.up > 0 and self.down > 0):
@@ -63,7 +63,7 @@ def cost_per_byte(mbit: float) -> float:
 
 
 def behind_nat(link: LinkSpec) -> LinkSpec:
-    """The same line behind a router that lets nobody in."""
+    """The same line behind a router that lets no dialer in."""
     return replace(link, nat=True)
 
 

@@ -1,8 +1,8 @@
 """What becomes of the bytes that wait on a line whose pace changes.
 
-What waits is events, which were given their times when their bytes were sent. A queue in front of a real line
-drains at the pace that the line has now: so these times are stretched, from now on, by as much as the line
-has become slower, at the sender's end and at the receiver's.
+What waits is events, which were given their times when their bytes were sent. A queue in front
+of a real line drains at the pace that the line has now: so these times are stretched, from now
+on, by as much as the line has become slower, at the sender's end and at the receiver's.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from sim.net.link import LinkSpec
 
 
 def relink(queue: EventQueue, endpoint: Endpoint, spec: LinkSpec) -> None:
-    """Change a machine's line. What has not left it yet, or not come through it, goes at the new pace."""
+    """Change a machine's line. What has not left it yet, or not come through it, goes at the
+    new pace."""
     now, up_before, down_before = queue.now, endpoint.up_cost, endpoint.down_cost
     endpoint.set_link(spec)
     up, down = _ratio(endpoint.up_cost, up_before), _ratio(endpoint.down_cost, down_before)

@@ -1,8 +1,8 @@
 """Byte streams over simulated wires, with the back-pressure real ones have.
 
-A stream may have four pieces under way, plus what fits into the latency of its path: without a window a
-slow receiver eats its sender's line, with one piece the line runs half empty (simulated and measured). A
-byte counts as under way until the receiving program has read it.
+A stream may have four pieces under way, plus what fits into the latency of its path: without a
+window a slow receiver eats its sender's line, with one piece the line runs half empty
+(simulated and measured). A byte counts as under way until the receiving program has read it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from sim.net.fabric import Direction, Fabric, tampered
 from sim.net.link import SEGMENT
 
 WINDOW_PIECES: Final = (3, 4, 5)
-"""One of these for each stream: TCP's flows do not share a line evenly. Where uplinks are full all the time
-it matters: a tree of fifteen took 11 % (bbr) to 18 % (cubic) longer than with even shares. Windows that are
-all alike missed 12 % of that, these 6 % (docs/simulation-links.md)."""
+"""One of these for each stream: TCP's flows do not share a line evenly. Where uplinks are full
+all the time it matters: a tree of fifteen took 11 % (bbr) to 18 % (cubic) longer than with even
+shares. Windows that are all alike missed 12 % of that, these 6 % (docs/simulation-links.md)."""
 MAX_WINDOW: Final = 16 * 1024 * 1024
-"""Bytes under way on one stream at most, however long and fat the path: what our Yamux windows allow."""
+"""Bytes under way on one stream at most, however long and fat the path: what our Yamux windows
+allow."""
 OVERHEAD: Final = 32
 """Bytes that framing, multiplexing and encryption add to a segment or message."""
 _MARKER: Final = 12

@@ -62,7 +62,8 @@ class Opening:
 
 
 class Extras:
-    """What few of the many connections of a large swarm have: streams, and messages that go astray."""
+    """What few of the many connections of a large swarm have: streams, and messages that go
+    astray."""
 
     __slots__ = ("behind", "openings", "said", "streams")
 
@@ -163,10 +164,11 @@ class End:
             self.host.take_message(self, protocol, message)
 
     def _falls_behind(self, protocol: ProtocolId, message: bytes) -> bool:
-        """Whether messages of other protocols overtake this one; those of its own wait behind it.
+        """Whether messages of other protocols overtake this one; those of its own wait behind
+        it.
 
-        Each protocol has a stream of its own: what waits for a window, or for the task that reads it, does
-        not hold up the others.
+        Each protocol has a stream of its own: what waits for a window, or for the task that
+        reads it, does not hold up the others.
         """
         sender, queue = self.other.direction.src, self._fabric.simulation.queue
         behind = self.extras.behind
@@ -181,7 +183,8 @@ class End:
         return True
 
     def open_stream(self, protocol: ProtocolId, opening: Opening | None) -> SimHostStream:
-        """Begin a stream; with ``opening``, the other side says whether it serves ``protocol``."""
+        """Begin a stream; with ``opening``, the other side says whether it serves
+        ``protocol``."""
         near = SimHostStream(self._fabric, self.direction, self, protocol)
         far = SimHostStream(self._fabric, self.other.direction, self.other, protocol)
         near.join(far)

@@ -2,9 +2,10 @@
 
 Theory of operation
 -------------------
-A file is a buffer and the undo log of everything since its last fsync; a crash plays the log backwards.
-Names are kept twice: as they are now, and as a crash would leave them. `fsync` of a file makes its
-content, its name and its neighbours' removals durable, as fsync of file and folder do together.
+A file is a buffer and the undo log of everything since its last fsync; a crash plays the log
+backwards. Names are kept twice: as they are now, and as a crash would leave them. `fsync` of a
+file makes its content, its name and its neighbours' removals durable, as fsync of file and
+folder do together.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class _File:
 
     def __init__(self, data: bytearray) -> None:
         self.data = data
-        # What to put back: (offset, old bytes, old length), newest last; or the whole old buffer.
+        # What to put back: (offset, old bytes, old length), newest last; or the whole old
+        # buffer.
         self._undo: list[tuple[int, bytes, int] | bytearray] = []
 
     def overwrite(self, offset: int, data: bytes | memoryview) -> None:
@@ -65,7 +67,8 @@ class _File:
         self._undo.clear()
 
     def crash(self, torn: Random | None) -> None:
-        """Lose what was not synced; with ``torn``, keep a random part, oldest first, the last torn."""
+        """Lose what was not synced; with ``torn``, keep a random part, oldest first, the last
+        torn."""
         keep = torn.randint(0, len(self._undo)) if torn is not None else 0
         for number in range(len(self._undo) - 1, keep - 1, -1):
             step = self._undo[number]
@@ -80,7 +83,8 @@ class _File:
 
 
 class SimDisk:
-    """The `Disk` of one node. It outlives the node's lives; `crash` takes what was not synced."""
+    """The `Disk` of one node. It outlives the node's lives; `crash` takes what was not
+    synced."""
 
     def __init__(self, node: str) -> None:
         self.model = DiskModel()

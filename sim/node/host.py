@@ -1,11 +1,12 @@
-"""The simulated `Host` (level L1): authenticated peers without handshakes, over simulated wires.
+"""The simulated `Host` (level L1): authenticated peers without handshakes, over simulated
+wires.
 
 Theory of operation
 -------------------
 One wire per pair of peers carries all their messages and streams, as one TCP connection does in
-production. First contact costs four round trips (TCP, Noise, Yamux, identify), a stream one more. A
-message is one heap event: it arrives as a plain call of its handler, in the name of the receiving node,
-with no task switch. Streams are served by one task each.
+production. First contact costs four round trips (TCP, Noise, Yamux, identify), a stream one
+more. A message is one heap event: it arrives as a plain call of its handler, in the name of the
+receiving node, with no task switch. Streams are served by one task each.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ logger = logging.getLogger(__name__)
 DIAL_ROUND_TRIPS: Final = 4
 """TCP 1, Noise 1.5, Yamux and identify the rest, each behind a multistream-select."""
 DIAL_BACKOFF: Final = 5.0
-"""Seconds after a failed dial in which messages to the peer are dropped at once, as in `p2p.swarm`."""
+"""Seconds after a failed dial in which messages to the peer are dropped at once, as in
+`p2p.swarm`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -81,7 +83,7 @@ class SimHost:
         self.name = world.name
         self.handlers: dict[ProtocolId, StreamHandler] = {}
         self.dropped = 0
-        """Messages dropped by full outboxes, or sent to nobody."""
+        """Messages dropped by full outboxes, or sent to no peer."""
         self._world = world
         self._queue = world.simulation.queue
         self._endpoint = endpoint
@@ -119,7 +121,8 @@ class SimHost:
         return tuple(self._ends)
 
     def set_handler(self, protocol: ProtocolId, handler: StreamHandler) -> None:
-        """Serve incoming streams of ``protocol``. Raises `ValueError` if that is no protocol id."""
+        """Serve incoming streams of ``protocol``. Raises `ValueError` if that is no protocol
+        id."""
         check_protocol(protocol)
         self.handlers[protocol] = handler
 
@@ -162,7 +165,8 @@ class SimHost:
 
     @contextmanager
     def watching(self, listener: Callable[[PeerEvent], None]) -> Iterator[None]:
-        """Call ``listener`` on every change in who is connected, for the length of the block."""
+        """Call ``listener`` on every change in who is connected, for the length of the
+        block."""
         self._listeners = (*self._listeners, listener)
         try:
             yield
@@ -230,7 +234,7 @@ class SimHost:
             return DIAL_TIMEOUT
         trips = DIAL_ROUND_TRIPS if machine.host is not None else 1
         wrong = machine.host is None or machine.host.peer_id != peer
-        # Somebody else's answer is no reason to stop waiting for the right one elsewhere.
+        # Another peer's answer is no reason to stop waiting for the right one elsewhere.
         return 2 * trips * self.fabric.latency_of(self._endpoint, machine) + (
             DIAL_TIMEOUT // 2 if wrong else 0
         )
@@ -284,7 +288,8 @@ class SimHost:
         self._queue.schedule(self._queue.now, other._endpoint.owner, "accept", other.greet, far)
 
     def admit(self, end: End) -> None:
-        """A connection is there. Identify has told each side what the other serves, and where it listens."""
+        """A connection is there. Identify has told each side what the other serves, and where
+        it listens."""
         self._ends[end.peer] = end
         end.spoken = (*end.spoken, *end.other.host.handlers)
         self._unreachable.pop(end.peer, None)
@@ -336,7 +341,7 @@ class SimHost:
         self._dials.clear()
 
     def crash(self) -> None:
-        """The process is gone: whatever its tasks still do on their way out reaches nobody."""
+        """The process is gone: whatever its tasks still do on their way out reaches no peer."""
         self._closed = True
         for end in self._ends.values():
             end.wire.on_broken[end.side] = end.shut
@@ -386,7 +391,8 @@ class SimHost:
             self._drop(end)
 
     async def open_stream(self, peer: PeerId, protocol: ProtocolId) -> SimHostStream:
-        """Connect if need be and open a stream. Raises `PeerUnreachable`, `ProtocolNotSupported`."""
+        """Connect if need be and open a stream. Raises `PeerUnreachable`,
+        `ProtocolNotSupported`."""
         await self.connect(peer)
         end = self._ends.get(peer)
         if end is None:

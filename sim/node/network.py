@@ -1,4 +1,5 @@
-"""The simulated `Network`: raw byte streams between machines, for what lies below a `Host` (level L2)."""
+"""The simulated `Network`: raw byte streams between machines, for what lies below a `Host`
+(level L2)."""
 
 from __future__ import annotations
 
@@ -99,7 +100,8 @@ class SimNetwork:
         self._endpoint = endpoint
 
     async def listen(self, addr: Multiaddr) -> SimListener:
-        """Listen at ``/memory/<n>``; ``/memory/0`` is this machine's own number, or any free one."""
+        """Listen at ``/memory/<n>``; ``/memory/0`` is this machine's own number, or any free
+        one."""
         await trio.lowlevel.checkpoint()
         number = memory_number(addr)
         if number is None:
@@ -122,7 +124,8 @@ class SimNetwork:
         return None
 
     async def dial(self, addr: Multiaddr) -> SimStream:
-        """Open a stream; a round trip, or `DIAL_TIMEOUT` if nothing answers. Raises `PeerUnreachable`."""
+        """Open a stream; a round trip, or `DIAL_TIMEOUT` if nothing answers. Raises
+        `PeerUnreachable`."""
         number = memory_number(addr)
         if number is None:
             raise PeerUnreachable(f"{addr} is not a /memory/ address, the only kind a simulation has")

@@ -1,4 +1,4 @@
-"""Named nodes that run, die and come back: the stage on which scenarios play.
+"""Named nodes that run, die and come back: what scenarios are played with.
 
 A node is a machine (name, address, line, disk, clock, key) that lives several lives. Each life
 is one task tree in a cancel scope of its own, with a fresh `SimWorld` over the same disk and
@@ -170,7 +170,7 @@ class Swarm:
         self.failures: list[NodeFailed] = []
         """What nodes raised, where the swarm is not strict."""
         self.on_death: list[Callable[[SimNode], None]] = []
-        """Told just before a node dies, whoever kills it."""
+        """Told just before a node dies, whatever kills it."""
         self.on_return: list[Callable[[SimNode], None]] = []
         """Told just before a node's next life."""
         self._nursery = nursery

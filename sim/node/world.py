@@ -1,7 +1,8 @@
 """The simulated `World`: one life of one node, on virtual time.
 
-Kill and restart give the node a new `SimWorld` over the same `SimDisk` and `MachineClock`. Clocks can be made
-to lie: a rate stretches the monotonic clock (drift), a skew shifts the wall clock.
+Kill and restart give the node a new `SimWorld` over the same `SimDisk` and `MachineClock`.
+Clocks can be made to lie: a rate stretches the monotonic clock (drift), a skew shifts the wall
+clock.
 """
 
 from __future__ import annotations
@@ -113,7 +114,8 @@ class SimWorld:
         return self.rng("entropy").randbytes(count)
 
     async def run_blocking(self, function: Callable[..., T], *args: Any, cost: float) -> T:
-        """Run ``function`` now and deliver what came out ``cost`` seconds later, whoever cancels.
+        """Run ``function`` now and deliver what came out ``cost`` seconds later, also if the
+        caller is cancelled.
 
         Only the end of the node, or of the simulation, cuts the wait short.
         """
@@ -133,7 +135,8 @@ class SimWorld:
         trio.lowlevel.reschedule(task)
 
     def release_blocking(self) -> None:
-        """Let go of every task in `run_blocking`: the node has died, and they must end with it."""
+        """Let go of every task in `run_blocking`: the node has died, and they must end with
+        it."""
         for task in list(self._blocking):
             self._unblock(task)
 
@@ -147,7 +150,8 @@ class SimWorld:
         self.simulation.trace.record((self._queue.now, self.name, name, *details))
 
     def buggify(self, name: str) -> bool:
-        """Whether to misbehave here on purpose: in active runs, at active sites, by the node's dice."""
+        """Whether to misbehave here on purpose: in active runs, at active sites, by the node's
+        dice."""
         return self.simulation.buggify(name, self.rng)
 
     def sometimes(self, name: str, condition: bool) -> None:

@@ -1,8 +1,9 @@
 """Where two runs part: the first event in which they differ.
 
-Both runs are made twice: once for the digests of their blocks, and, from the first block that differs, once
-more with that block kept. With one scenario and one seed, run in two processes with different hash seeds,
-this finds what is not deterministic; with two seeds or two trees of code, where they begin to differ.
+Both runs are made twice: once for the digests of their blocks, and, from the first block that
+differs, once more with that block kept. With one scenario and one seed, run in two processes
+with different hash seeds, this finds what is not deterministic; with two seeds or two trees of
+code, where they begin to differ.
 """
 
 from __future__ import annotations

@@ -23,4 +23,5 @@ class Observers:
     """Given the simulation before anything happens."""
 
     plan: list[Fault] = field(default_factory=list)
-    """Filled with the faults, also those drawn from the seed; it is there if the run fails, too."""
+    """Filled with the faults, also those drawn from the seed; it is there if the run fails,
+    too."""

@@ -1,4 +1,5 @@
-"""A trace that ui.perfetto.dev opens: one process row per node, what happened there, arrows for messages."""
+"""A trace that ui.perfetto.dev opens: one process row per node, what happened there, arrows for
+messages."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from sim.errors import SimulationError
 from sim.faults.plan import plan_to_json
 from sim.kernel.simulation import SimOptions
 from sim.lab.faults import check_faults
-from sim.lab.machines import Testbed, TestbedConfig, open_testbed
+from sim.lab.machines import Emulation, EmulationConfig, open_emulation
 from sim.lab.namespaces import CUBIC, QUEUE, require_lab
 from sim.run.observers import Observers, Progress
 from sim.run.result import Result, plain_metrics
@@ -29,7 +29,7 @@ MAX_LATENCY: Final = 0.001
 class RealWorkload(Protocol):
     """A workload that also runs at level 3: processes on shaped lines."""
 
-    async def run_real(self, testbed: Testbed, scenario: Scenario) -> Mapping[str, float | int | str]:
+    async def run_real(self, emulation: Emulation, scenario: Scenario) -> Mapping[str, float | int | str]:
         """Play the scenario with real processes and return the metrics of the other levels."""
         ...
 
@@ -46,7 +46,7 @@ def play_real(
     if observers.started is not None:
         raise ConfigError(f"scenario {scenario.name}: the real world of level 3 leaves no trace")
     check(scenario)
-    config = TestbedConfig(
+    config = EmulationConfig(
         seed=seed,
         congestion=str(scenario.parameters.get("congestion", CUBIC)),
         queue=scenario.parameter("queue", QUEUE),
@@ -83,14 +83,15 @@ def _cpu_seconds_of_children() -> float:
 
 
 async def _play(
-    scenario: Scenario, workload: RealWorkload, config: TestbedConfig, progress: Progress | None
+    scenario: Scenario, workload: RealWorkload, config: EmulationConfig, progress: Progress | None
 ) -> tuple[Mapping[str, float | int | str], float]:
-    async with open_testbed(config, progress) as testbed:
-        return await workload.run_real(testbed, scenario), testbed.now()
+    async with open_emulation(config, progress) as emulation:
+        return await workload.run_real(emulation, scenario), emulation.now()
 
 
 def check(scenario: Scenario) -> None:
-    """Raises `ConfigError` naming the first thing of ``scenario`` that level 3 does not have."""
+    """Raises `ConfigError` naming the first thing of ``scenario`` that level 3 does not
+    have."""
     link = scenario.link
     lacks = {
         f"more than {MAX_NODES} nodes": scenario.nodes > MAX_NODES,
@@ -105,7 +106,8 @@ def check(scenario: Scenario) -> None:
 
 
 def _reason(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """What to tell the caller: an interrupt first, then the first error with a sentence, else all of it."""
+    """What to tell the caller: an interrupt first, then the first error with a sentence, else
+    all of it."""
     for kind in (KeyboardInterrupt, ShoalError, SimulationError):
         found: BaseException | None = group.subgroup(kind)
         while isinstance(found, BaseExceptionGroup):

@@ -1,4 +1,5 @@
-"""One HTML file that shows what a run or a sweep did: no scripts, no fonts, nothing to fetch."""
+"""One HTML file that shows what a run or a sweep did: no scripts, no fonts, nothing to
+fetch."""
 
 from __future__ import annotations
 
@@ -143,7 +144,8 @@ def _figures(result: Result) -> list[str]:
 
 
 def _tick(value: float, unit: str) -> str:
-    """A number beside an axis: three digits, a thousands letter and the unit; there is no room for more."""
+    """A number beside an axis: three digits, a thousands letter and the unit; there is no room
+    for more."""
     if unit == "%":
         return f"{100 * value:.3g} %"
     for power, letter in ((9, "G"), (6, "M"), (3, "k")):
@@ -157,7 +159,8 @@ def _unit(title: str) -> str:
 
 
 def _round_numbers(low: float, high: float) -> list[float]:
-    """Numbers from ``low`` to ``high`` that people count in: steps of 1, 2 or 5 times a power of ten."""
+    """Numbers from ``low`` to ``high`` that people count in: steps of 1, 2 or 5 times a power
+    of ten."""
     rough = (high - low) / _TICKS
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))

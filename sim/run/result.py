@@ -50,7 +50,8 @@ class Result:
 def plain_metrics(
     metrics: Mapping[str, float | int | str],
 ) -> dict[str, float | int | str]:
-    """The metrics as JSON can hold them: it knows no infinity, so what did not happen is ``never``."""
+    """The metrics as JSON can hold them: it knows no infinity, so what did not happen is
+    ``never``."""
     return {
         name: value if isinstance(value, str) or math.isfinite(value) else "never"
         for name, value in metrics.items()

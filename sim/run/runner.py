@@ -1,8 +1,8 @@
 """Runs a scenario: checks it, and hands it to the level that it asks for.
 
 The way of a run: `sim.run.scenario` reads the TOML file, `run_scenario` opens its workload and
-checks level and parameters, `sim.run.simulated` (levels 0 to 2) or `sim.run.real` (level 3) plays
-it, and a `sim.run.result.Result` comes back.
+checks level and parameters, `sim.run.simulated` (levels 0 to 2) or `sim.run.real` (level 3)
+plays it, and a `sim.run.result.Result` comes back.
 """
 
 from __future__ import annotations
@@ -43,10 +43,12 @@ def run_scenario(
     started: Callable[[Simulation], None] | None = None,
     plan: list[Fault] | None = None,
 ) -> Result:
-    """Run one scenario with one seed. Raises what the simulation raises, at level 3 what the lab does.
+    """Run one scenario with one seed. Raises what the simulation raises, at level 3 what the
+    lab does.
 
-    ``started`` is given the simulation before anything happens, ``progress`` now and then on the way;
-    ``plan`` is filled with the faults, also those drawn from the seed, and is there if the run fails.
+    ``started`` is given the simulation before anything happens, ``progress`` now and then on
+    the way; ``plan`` is filled with the faults, also those drawn from the seed, and is there if
+    the run fails.
     """
     workload = scenario.open_workload()
     _check_level(scenario, workload)
@@ -59,7 +61,8 @@ def run_scenario(
 
 
 def check_scenario(scenario: Scenario) -> None:
-    """Raise `ConfigError` for what can be known before a run: no such workload, level or parameter."""
+    """Raise `ConfigError` for what can be known before a run: no such workload, level or
+    parameter."""
     workload = scenario.open_workload()
     _check_level(scenario, workload)
     _noting_reads(scenario, workload)
@@ -82,7 +85,8 @@ def _check_level(scenario: Scenario, workload: Workload) -> None:
 
 
 def _noting_reads(scenario: Scenario, workload: Workload) -> Parameters:
-    """The scenario's parameters, which note what the workload reads: what it does not is an error."""
+    """The scenario's parameters, which note what the workload reads: what it does not is an
+    error."""
     known = workload.parameters if isinstance(workload, Parametrised) else None
     try:
         return Parameters(scenario.parameters, known)

@@ -1,8 +1,9 @@
 """Levels 0, 1 and 2: a scenario on virtual time. Each level has a function of its own.
 
-Level 0 has no trio: the workload fills the heap and runs it (`play_bare`). Levels 1 and 2 run the
-workload in a swarm on trio (`play_swarm`); which of the two it is, the workload decides by what it
-opens on a node: an authenticated host (L1), or a raw network with real handshakes above it (L2).
+Level 0 has no trio: the workload fills the heap and runs it (`play_bare`). Levels 1 and 2 run
+the workload in a swarm on trio (`play_swarm`); which of the two it is, the workload decides by
+what it opens on a node: an authenticated host (L1), or a raw network with real handshakes above
+it (L2).
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ from sim.run.result import Result, plain_metrics
 from sim.run.scenario import BareWorkload, Scenario, Workload
 
 HASHED_KEYS_FROM: Final = 200
-"""Nodes from which keyed hashes stand for Ed25519. Each heartbeat of each node is verified once in
-a simulation (verdicts are remembered, `sim.kernel.keys`), which costs as much as ten events: with
-few nodes that is paid for running what production runs, with hundreds it is most of the time."""
+"""Nodes from which keyed hashes stand for Ed25519. Each heartbeat of each node is verified once
+in a simulation (verdicts are remembered, `sim.kernel.keys`), which costs as much as ten events:
+with few nodes that is paid for running what production runs, with hundreds it is most of the
+time."""
 REPORTS: Final = 200
-"""Times that progress is reported in one run: once for each pixel or two of a terminal's bar."""
+"""Times that progress is reported in one run: once for each pixel or two of a terminal's
+bar."""
 
 Metrics = Mapping[str, float | int | str]
 
@@ -63,7 +66,8 @@ def play_swarm(
             if scenario.regions:
                 swarm.draw_regions()
             _schedule_faults(swarm, scenario, observers.plan)
-            # Captured, so that what the workload raises comes out bare and not in the nursery's group.
+            # Captured, so that what the workload raises comes out bare and not in the nursery's
+            # group.
             played = await outcome.acapture(workload.run, swarm, scenario)
         return played.unwrap()
 

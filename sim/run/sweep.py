@@ -1,10 +1,13 @@
-"""Many seeds and parameters at once: one process a run, through any `concurrent.futures` executor.
+"""Many seeds and parameters at once: one process a run, through any `concurrent.futures`
+executor.
 
-Whoever stops reading `sweep` half-way (Ctrl-C) ends it at once: what waits is cancelled, this machine's
-worker processes are terminated, and the runs that had ended were yielded already.
+A caller that stops reading `sweep` half-way (Ctrl-C) ends it at once: what waits is cancelled,
+this machine's worker processes are terminated, and the runs that had ended were yielded
+already.
 
-A cluster's executor is named by import path (``dask.distributed:Client.get_executor`` style factories work
-as long as what they return has ``submit``); by default all cores of this machine are used.
+A cluster's executor is named by import path (``dask.distributed:Client.get_executor`` style
+factories work as long as what they return has ``submit``); by default all cores of this machine
+are used.
 """
 
 from __future__ import annotations
@@ -33,7 +36,8 @@ from sim.run.runner import run_scenario
 from sim.run.scenario import Scenario
 
 FIELDS: Final = ("nodes", "duration", "latency", "level")
-"""What ``--set`` changes of a scenario itself; every other key is one of its ``[parameters]``."""
+"""What ``--set`` changes of a scenario itself; every other key is one of its
+``[parameters]``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +121,8 @@ def open_executor(path: str | None, jobs: int | None) -> Executor:
 
 
 def _hush() -> None:
-    """In a storm warnings are no news; Ctrl-C is for the parent, which then terminates this process."""
+    """In a storm warnings are no news; Ctrl-C is for the parent, which then terminates this
+    process."""
     logging.basicConfig(level=logging.ERROR)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -156,7 +161,8 @@ def _outcome(future: Future[SweepRun], seed: int, changes: Mapping[str, Any]) ->
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Workers that are started in the block do not hear the terminal's Ctrl-C, not even while they import."""
+    """Workers that are started in the block do not hear the terminal's Ctrl-C, not even while
+    they import."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -165,7 +171,8 @@ def _interrupts_held() -> Iterator[None]:
 
 
 def summarise(runs: Sequence[SweepRun]) -> dict[str, Any]:
-    """Failures by seed, the spread of metrics, what was reached, what misbehaved, one hash of all traces."""
+    """Failures by seed, the spread of metrics, what was reached, what misbehaved, one hash of
+    all traces."""
     rows: dict[str, Any] = {}
     for run in sorted(runs, key=lambda run: (str(run.changes), run.seed)):
         row = rows.setdefault(str(dict(run.changes)), {"changes": dict(run.changes), "runs": 0, "values": {}})

@@ -2,16 +2,17 @@
 
 Theory of operation
 -------------------
-A core is a pure function of how it was made and of the events it was told. `recording` puts a subclass in
-place of each core's class, in the module whose driver makes it. The subclass notes the arguments of each
-core (with the state of its generators), what every callable among them answered, and each event with its
-time and the digest of the effects, or of the error that was raised. What a driver makes first to give it to
-its core (a routing table, a judge of records) is noted as it was born, and made again with it; so is what the
-driver itself asks of such a part later.
+A core is a pure function of how it was made and of the events it was told. `recording` puts a
+subclass in place of each core's class, in the module whose driver makes it. The subclass notes
+the arguments of each core (with the state of its generators), what every callable among them
+answered, and each event with its time and the digest of the effects, or of the error that was
+raised. What a driver makes first to give it to its core (a routing table, a judge of records)
+is noted as it was born, and made again with it; so is what the driver itself asks of such a
+part later.
 
-`Tape.replay` makes all cores again without trio, hosts, disks or links, tells them the same in the same
-order, and compares digests. What differs is not pure: a clock read on the side, a shared generator, an
-iteration over a set, a table that somebody else has written to.
+`Tape.replay` makes all cores again without trio, hosts, disks or links, tells them the same in
+the same order, and compares digests. What differs is not pure: a clock read on the side, a
+shared generator, an iteration over a set, a table that another object has written to.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class Core(Protocol):
 
 
 class _Answers:
-    """A callable that notes what another answers to a core, or, played back, answers the same."""
+    """A callable that notes what another answers to a core, or, played back, answers the
+    same."""
 
     def __init__(self, original: Callable[..., Any], tape: Tape) -> None:
         self._original = original

@@ -1,4 +1,5 @@
-"""Does everybody know who is alive, while machines come and go? Membership alone, over the simulated host."""
+"""Does every node know which others are alive, while machines come and go? Membership alone,
+over the simulated host."""
 
 from __future__ import annotations
 
@@ -137,7 +138,7 @@ class MembershipChurn:
     async def _run_process(self, node: SimNode) -> None:
         async with (
             node.open_host() as host,
-            open_membership(node.world, host, MembershipConfig(), may=_everybody) as membership,
+            open_membership(node.world, host, MembershipConfig(), may=_anyone) as membership,
         ):
             membership.on_change(lambda event: self._watch.changed(node.name, event, node.simulation.now))
             started = node.simulation.now
@@ -188,7 +189,7 @@ class MembershipChurn:
         }
 
 
-def _everybody(peer: PeerId) -> bool:
+def _anyone(peer: PeerId) -> bool:
     return True
 
 
@@ -200,7 +201,8 @@ class DeathWatch:
         self._views = views
         self._dying: dict[PeerId, tuple[float, dict[str, None]]] = {}
         self._delays: Counter[int] = Counter()
-        """Milliseconds from a death until one holder knew, and how often: there are hundreds of thousands."""
+        """Milliseconds from a death until one holder knew, and how often: there are hundreds of
+        thousands."""
 
     def changed(self, holder: str, event: MemberEvent, now: float) -> None:
         """``holder`` has learnt something."""
@@ -210,7 +212,7 @@ class DeathWatch:
             self._delays[round(1000 * (now - dying[0]))] += 1
 
     def blind(self, name: str) -> None:
-        """A node's process has ended: it holds nobody any more."""
+        """A node's process has ended: it holds no peer any more."""
         for _, waiting in self._dying.values():
             waiting.pop(name, None)
 
@@ -220,7 +222,7 @@ class DeathWatch:
         self._dying[peer] = (now, {holder: None for holder, view in self._views.items() if peer in view})
 
     def returned(self, peer: PeerId) -> None:
-        """The peer lives again: whoever has not noticed need not any more."""
+        """The peer lives again: holders that have not noticed need not any more."""
         self._dying.pop(peer, None)
 
     def metrics(self, now: float) -> dict[str, float | int | str]:
@@ -245,6 +247,7 @@ class DeathWatch:
         return 0.0
 
     def delays(self, most: int) -> list[float]:
-        """Seconds from a death until one holder knew, for each or, if they are more than ``most``, a part."""
+        """Seconds from a death until one holder knew, for each or, if they are more than
+        ``most``, a part."""
         every = 1 + self._delays.total() // most
         return [delay / 1000 for delay in islice(self._delays.elements(), 0, None, every)]

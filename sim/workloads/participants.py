@@ -1,14 +1,16 @@
-"""Who takes part in a scenario about policies: honest, late, weaker than measured, dripping or lying.
+"""Who takes part in a scenario about policies: honest, late, weaker than measured, dripping or
+lying.
 
-Parameters of a scenario, by number of node: the first ``liars`` claim the best uplink and corrupt
-``lie_share`` of the chunks they send; the next ``drippers`` claim the best uplink and send bulk at ``drip``
-Mbit/s, whatever their line carries; the next ``slow_relays`` are honest, but since their uplink was measured
-it has fallen to ``slow_up`` Mbit/s; the last ``late_share`` of all join at ``late_at`` seconds. Lines are
-the scenario's ``[link]``, or drawn between ``up_low`` and ``up_high`` with downloads up to ``down_factor`` as
-wide; ``weak_share`` of the nodes have ``weak_down`` Mbit/s of download; ``nat_share`` cannot be dialled.
+Parameters of a scenario, by number of node: the first ``liars`` claim the best uplink and
+corrupt ``lie_share`` of the chunks they send; the next ``drippers`` claim the best uplink and
+send bulk at ``drip`` Mbit/s, whatever their line carries; the next ``slow_relays`` are honest,
+but since their uplink was measured it has fallen to ``slow_up`` Mbit/s; the last ``late_share``
+of all join at ``late_at`` seconds. Lines are the scenario's ``[link]``, or drawn between
+``up_low`` and ``up_high`` with downloads up to ``down_factor`` as wide; ``weak_share`` of the
+nodes have ``weak_down`` Mbit/s of download; ``nat_share`` cannot be dialled.
 
-Everybody runs the service unchanged and speaks the real protocol. What lies and drips is the bulk stream
-below the service, so no code of the product knows that it may.
+All nodes run the service unchanged and speak the real protocol. What lies and drips is the bulk
+stream below the service, so no code of the product knows that it may.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ class Participant:
 
     @property
     def honest(self) -> bool:
-        """Whether its policy is anybody's concern."""
+        """Whether the metrics ask when it has a policy."""
         return not self.lies and self.drips == math.inf
 
 
@@ -121,7 +123,7 @@ def dishonest_host(host: Host, world: World, participant: Participant, chunk_byt
 
 
 class _DishonestHost:
-    """A host whose bulk streams are bent; everything else is the real one's."""
+    """A host whose bulk streams lie or drip; everything else is the real one's."""
 
     def __init__(self, host: Host, world: World, participant: Participant, chunk_bytes: int) -> None:
         self._host = host
@@ -150,13 +152,15 @@ class _DishonestStream(trio.abc.SendStream):
         self._chunk_bytes = chunk_bytes
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Take as long as the dripping line would; then send, perhaps with another last byte."""
+        """Take as long as the dripping line would; then send, perhaps with another last
+        byte."""
         await self._world.sleep(len(data) * 8 / MBIT / self._part.drips)
         await self._stream.send_all(self._corrupted(bytes(data)))
 
     def _corrupted(self, data: bytes) -> bytes:
-        # Chunks of random weights do not compress; news in bulk are two orders of magnitude smaller. The
-        # last byte of a frame is the chunk's, so the frame stays well-formed and only the digest is wrong.
+        # Chunks of random weights do not compress; news in bulk are two orders of magnitude
+        # smaller. The last byte of a frame is the chunk's, so the frame stays well-formed and
+        # only the digest is wrong.
         is_chunk = len(data) >= self._chunk_bytes // 2
         if is_chunk and self._world.rng("lies").random() < self._part.lies:
             return data[:-1] + bytes((data[-1] ^ 1,))

@@ -3,12 +3,12 @@ dead? (L1)
 
 The origin publishes a version each ``interval``, from a task of its own life, so that it dies
 with it and goes on after a restart with the newest that is due. The roster is the workload's:
-everybody who has joined, with the upload he claims. Announcements go straight to all, since
-gossip is another scenario's question.
+every node that has joined, with the upload that it claims. Announcements go straight to all,
+since gossip is another scenario's question.
 
 Who is late, slow or dishonest is in `sim.workloads.participants`; what a scenario's faults do
 comes on top. Whether a liar or a dripper gets its policy is not asked. Versions may be skipped:
-whoever holds a newer one has this.
+a node that holds a newer one has this.
 """
 
 from __future__ import annotations
@@ -234,7 +234,8 @@ class Policies:
         }
 
     def _bound(self, receivers: Sequence[SimNode]) -> float:
-        """Seconds in which nobody can bring one policy to all (Kumar and Ross, HotWeb 2006)."""
+        """The least seconds in which a policy can be brought to all (Kumar and Ross, HotWeb
+        2006)."""
         links = [self._participants[node.name].link for node in receivers]
         origin = self._participants[ORIGIN].link.up
         total = origin + sum(link.up for link in links)

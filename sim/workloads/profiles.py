@@ -1,19 +1,23 @@
-"""How fast machines compute, where no machine is there: devices, model sizes, and what follows from both.
+"""How fast machines compute, where no machine is there: devices, model sizes, and what follows
+from both.
 
-Device figures are the makers' own; model figures are the published configurations. Everything else is an
-estimate from a roofline with three efficiencies, each named below with its reason, and is given by
-functions, so that no rounded figure looks like a measurement:
+Device figures are the makers' own; model figures are the published configurations. Everything
+else is an estimate from a roofline with three efficiencies, each named below with its reason,
+and is given by functions, so that no rounded figure looks like a measurement:
 
-- decoding reads all weights and the keys and values of every sequence once per step (memory bound), or
-  multiplies two flops per parameter and sequence (compute bound), whichever takes longer;
+- decoding reads all weights and the keys and values of every sequence once per step (memory
+  bound), or multiplies two flops per parameter and sequence (compute bound), whichever takes
+  longer;
 - replaying a sequence in one prefill is compute bound: two flops per parameter and token;
-- training takes six flops per parameter and token, and two more where the trainer recomputes log-probs.
+- training takes six flops per parameter and token, and two more where the trainer recomputes
+  log-probs.
 
-Two published measurements that went into none of the efficiencies: Qwen3-8B in fp16 on two RTX 3090, one
-replica each, prompts of 4,096 tokens and answers of 1,024, gave 387 answer tokens a second (forum post,
-May 2025); the roofline, which leaves out the prompts' prefill, gives 372. Qwen3-32B in bf16 on one H100 with
-chat-sized requests gave 2,353 tokens a second, prompts included (GPUStack's performance lab); the roofline
-gives 1,230 without them. A profile is good to a factor of two, and conclusions must bear that.
+Two published measurements that went into none of the efficiencies: Qwen3-8B in fp16 on two RTX
+3090, one replica each, prompts of 4,096 tokens and answers of 1,024, gave 387 answer tokens a
+second (forum post, May 2025); the roofline, which leaves out the prompts' prefill, gives 372.
+Qwen3-32B in bf16 on one H100 with chat-sized requests gave 2,353 tokens a second, prompts
+included (GPUStack's performance lab); the roofline gives 1,230 without them. A profile is good
+to a factor of two, and conclusions must bear that.
 """
 
 from __future__ import annotations
@@ -25,11 +29,13 @@ GB: Final = 1e9
 """Makers count in powers of ten."""
 
 MEMORY_EFFICIENCY: Final = 0.6
-"""Estimate: share of peak memory bandwidth that decoding reaches, launches and collectives included."""
+"""Estimate: share of peak memory bandwidth that decoding reaches, launches and collectives
+included."""
 COMPUTE_EFFICIENCY: Final = 0.5
 """Estimate: share of peak dense bf16 that a large prefill reaches."""
 TRAINING_EFFICIENCY: Final = 0.4
-"""Model flops utilisation: 36.2 to 41.4 % was published for H100s (INTELLECT-1, arXiv 2412.01152)."""
+"""Model flops utilisation: 36.2 to 41.4 % was published for H100s (INTELLECT-1, arXiv
+2412.01152)."""
 USABLE_MEMORY: Final = 0.9
 """Share of a card that vLLM takes by default (``gpu_memory_utilization``)."""
 MAX_SEQUENCES: Final = 256
@@ -43,8 +49,9 @@ TRAINING_FLOPS: Final = 6
 PREFILL_FLOPS: Final = 2
 """Flops per parameter and token of a forward pass (same source)."""
 TRAINING_BYTES: Final = 16
-"""Bytes per parameter that training keeps: weights and gradients in bf16, master weights and Adam's two
-moments in fp32 (ZeRO, arXiv 1910.02054). Activations come on top; checkpointing keeps them small."""
+"""Bytes per parameter that training keeps: weights and gradients in bf16, master weights and
+Adam's two moments in fp32 (ZeRO, arXiv 1910.02054). Activations come on top; checkpointing
+keeps them small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +131,8 @@ class Machine:
         return self.usable - model.weight_bytes
 
     def sequences(self, model: ModelSize, context: float) -> int:
-        """Sequences of ``context`` tokens that can be decoded at a time; 0 if the model does not fit."""
+        """Sequences of ``context`` tokens that can be decoded at a time; 0 if the model does
+        not fit."""
         return max(0, min(MAX_SEQUENCES, int(self.room(model) / (model.cache_per_token * context))))
 
     def check_generates(self, model: ModelSize, context: float) -> None:
@@ -146,9 +154,11 @@ class Machine:
             )
 
     def generate_rate(self, model: ModelSize, context: float, rows: int = MAX_SEQUENCES) -> float:
-        """Sampled tokens per second, all sequences together, at ``context`` tokens of mean length.
+        """Sampled tokens per second, all sequences together, at ``context`` tokens of mean
+        length.
 
-        ``rows`` is how many sequences there are to decode: fewer than fit leave the device idle.
+        ``rows`` is how many sequences there are to decode: fewer than fit leave the device
+        idle.
         """
         batch = min(rows, self.sequences(model, context))
         read = model.weight_bytes + batch * context * model.cache_per_token
@@ -162,7 +172,8 @@ class Machine:
         return self.flops * COMPUTE_EFFICIENCY / (PREFILL_FLOPS * model.parameters)
 
     def step_seconds(self, model: ModelSize, tokens: float, *, recompute: bool = True) -> float:
-        """Seconds to train on ``tokens`` once; ``recompute`` adds the pass for the old log-probs."""
+        """Seconds to train on ``tokens`` once; ``recompute`` adds the pass for the old
+        log-probs."""
         flops = (TRAINING_FLOPS + PREFILL_FLOPS * recompute) * model.parameters * tokens
         return flops / (self.flops * TRAINING_EFFICIENCY)
 
@@ -181,8 +192,8 @@ class Machine:
     ) -> dict[str, float]:
         """Fields of a role's ``DeviceProfile``, for the fake engine.
 
-        ``rows`` is the size of a submission, which is decoded in one go; ``scale`` says how many tokens each
-        token of the fake engine stands for.
+        ``rows`` is the size of a submission, which is decoded in one go; ``scale`` says how
+        many tokens each token of the fake engine stands for.
         """
         return {
             "generate_rate": self.generate_rate(model, context, rows) / scale,

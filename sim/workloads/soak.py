@@ -1,25 +1,30 @@
-"""Does any table grow without bound? Whole nodes that come and go for weeks, and a count of all they hold.
+"""Does any table grow without bound? Whole nodes that come and go for weeks, and a count of all
+they hold.
 
 Theory of operation
 -------------------
-Every node is `open_node` over a simulated host: membership, gossip, DHT, SHARDCAST, wiring. A tenth of them
-live for the whole run, the trainer among them; the others die and come back, on their disks or, now and
-then, as somebody new. The trainer publishes a small policy every few hours.
+Every node is `open_node` over a simulated host: membership, gossip, DHT, SHARDCAST, wiring. A
+tenth of them live for the whole run, the trainer among them; the others die and come back, on
+their disks or, now and then, with a new identity. The trainer publishes a small policy every
+few hours.
 
-Every ``sample`` hours the object graph of each living node is walked, from its services and its host along
-attributes and through containers, by type alone: no table has to be registered, so none is forgotten. A
-table is a dict, list, deque, set or bytearray, named by the attributes that lead to it (what lies below a
-container counts as one table, `_entries[]`). Its size is the sum of lengths over all nodes, by node.
+Every ``sample`` hours the object graph of each living node is walked, from its services and its
+host along attributes and through containers, by type alone: no table has to be registered, so
+none is forgotten. A table is a dict, list, deque, set or bytearray, named by the attributes
+that lead to it (what lies below a container counts as one table, `_entries[]`). Its size is the
+sum of lengths over all nodes, by node.
 
-A table grows if its largest size in the last quarter of the run is more than `TOLERANCE` times, and
-`LEAST` entries a node more than, its largest in the second quarter, and the third quarter lies between. The
-first quarter does not count: tables fill. What is bounded by a limit that a month does not reach (the
-address book's 10,000 peers) grows here too, if this swarm has so many peers; it has not.
+A table grows if its largest size in the last quarter of the run is more than `TOLERANCE` times,
+and `LEAST` entries a node more than, its largest in the second quarter, and the third quarter
+lies between. The first quarter does not count: tables fill. What is bounded by a limit that a
+month does not reach (the address book's 10,000 peers) grows here too, if this swarm has so many
+peers; it has not.
 
-Fewer beats than in production: a month of heartbeats every 5 s is 5 * 10^5 beats a node. ``interval`` (120 s,
-the longest there is) stands in for membership's 5 s and gossip's 1 s, an hour for the minute between looks
-into the DHT and at the run document. What is forgotten after a number of intervals lives 24 times longer
-here, and what is forgotten after seconds is forgotten after fewer beats: both kinds of bound are met.
+Fewer beats than in production: a month of heartbeats every 5 s is 5 * 10^5 beats a node.
+``interval`` (120 s, the longest there is) stands in for membership's 5 s and gossip's 1 s, an
+hour for the minute between looks into the DHT and at the run document. What is forgotten after
+a number of intervals lives 24 times longer here, and what is forgotten after seconds is
+forgotten after fewer beats: both kinds of bound are met.
 """
 
 from __future__ import annotations
@@ -46,10 +51,12 @@ from sim.workloads.spine import STAMP_BITS
 
 HOUR: Final = 3600.0
 STAYING: Final = 0.1
-"""Share of the nodes that live for the whole run: growth that a restart would end shows in them."""
+"""Share of the nodes that live for the whole run: growth that a restart would end shows in
+them."""
 TOLERANCE: Final = 1.25
-"""The last quarter's largest size over the second's, up to which a table counts as bounded. Sizes of a
-swarm under churn vary by a tenth between quarters; a leak of one entry an hour is a factor of two."""
+"""The last quarter's largest size over the second's, up to which a table counts as bounded.
+Sizes of a swarm under churn vary by a tenth between quarters; a leak of one entry an hour is a
+factor of two."""
 LEAST: Final = 2.0
 """Entries a node, below which growth is noise: one more peer, one more topic."""
 LISTED: Final = 10
@@ -65,7 +72,7 @@ STOPS: Final = (
     "sim.node.disk",
     "sim.node.clock",
 )
-"""Modules whose objects the walk does not enter: the stage, which all nodes share."""
+"""Modules whose objects the walk does not enter: what all nodes share."""
 
 
 @dataclass(slots=True)
@@ -119,7 +126,8 @@ class Soak:
         return self._figures(swarm)
 
     async def _slot(self, swarm: Swarm, number: int, stays: bool) -> None:
-        """One place in the swarm: a machine, its deaths, and now and then another machine in its place."""
+        """One place in the swarm: a machine, its deaths, and now and then another machine in
+        its place."""
         name, generation, dice = f"n{number}", 0, swarm.rng(f"slot/{number}")
         await swarm.sleep(number)
         swarm.add(name, self._live, link=self._scenario.link)
@@ -219,7 +227,8 @@ class Soak:
 
 
 def walk(root: str, start: object, seen: set[int]) -> Iterator[tuple[str, int]]:
-    """Every table below ``start`` with its path and length; what ``seen`` holds is not entered again."""
+    """Every table below ``start`` with its path and length; what ``seen`` holds is not entered
+    again."""
     stack: list[tuple[str, object]] = [(root, start)]
     while stack:
         path, thing = stack.pop()

@@ -1,8 +1,10 @@
-"""The whole spine in virtual time: the demo's cast, roles and configuration, with the fake engine.
+"""The whole spine in virtual time: the demo's nodes, roles and configuration, with the fake
+engine.
 
-One relay-only node that knows the run, a trainer, a validator, two honest inference nodes and one that
-cheats. One honest node is killed in the middle and started again on its disk; the run must go on, nothing
-accepted may be lost, no policy version may go back. The metrics have the names of the demo's JSON.
+One relay-only node that knows the run, a trainer, a validator, two honest inference nodes and
+one that cheats. One honest node is killed in the middle and started again on its disk; the run
+must go on, nothing accepted may be lost, no policy version may go back. The metrics have the
+names of the demo's JSON.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ class Spine:
         self._swarm: Swarm | None = None
 
     async def run(self, swarm: Swarm, scenario: Scenario) -> Mapping[str, float | int | str]:
-        """Play until everybody holds the last policy, or the duration is over."""
+        """Play until all nodes hold the last policy, or the duration is over."""
         self._swarm = swarm
         cast = dict(self._cast)
         for number in range(3, scenario.nodes - len(cast) + 3):

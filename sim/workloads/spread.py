@@ -1,7 +1,7 @@
-"""Does every policy reach everybody, over real SHARDCAST nodes on simulated links? (L1)
+"""Does every policy reach every node, over real SHARDCAST nodes on simulated links? (L1)
 
-One origin publishes a version each ``interval``; announcements go straight to all, because gossip is another
-scenario's question. Faults come from the scenario.
+One origin publishes a version each ``interval``; announcements go straight to all, because
+gossip is another scenario's question. Faults come from the scenario.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ class Spread:
         return self._measure(swarm, versions)
 
     async def _live(self, node: SimNode) -> None:
-        everybody = [other for other in node.siblings if other is not node]
+        others = [other for other in node.siblings if other is not node]
         origin = node.siblings[0]
         async with node.open_host() as host:
-            for other in everybody:
+            for other in others:
                 host.add_addrs(other.peer_id, [other.addr])
 
             def announce(data: bytes) -> None:

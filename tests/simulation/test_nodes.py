@@ -19,7 +19,14 @@ from p2p.node.process import locked_folder
 from sim.cli import EXIT_UNAVAILABLE, main
 from sim.faults.plan import Fault
 from sim.kernel.keys import KeyRing
-from sim.lab.machines import FOLDER_PREFIX, LabMachine, Testbed, TestbedConfig, open_testbed, sweep_leftovers
+from sim.lab.machines import (
+    FOLDER_PREFIX,
+    Emulation,
+    EmulationConfig,
+    LabMachine,
+    open_emulation,
+    sweep_leftovers,
+)
 from sim.lab.namespaces import CAPABILITIES, LabError, _missing_capabilities, reason_to_skip
 from sim.net.link import LinkSpec
 from sim.run.real import MAX_NODES, check
@@ -204,8 +211,8 @@ def furnish(folder: Path) -> None:
     (folder / "furniture").write_text("a chair")
 
 
-async def one_machine(testbed: Testbed) -> LabMachine:
-    return await testbed.add("home", LinkSpec(up=10, down=10), furnish)
+async def one_machine(emulation: Emulation) -> LabMachine:
+    return await emulation.add("home", LinkSpec(up=10, down=10), furnish)
 
 
 def said_by(program: str) -> list[str]:
@@ -215,8 +222,8 @@ def said_by(program: str) -> list[str]:
 @pytest.mark.usefixtures("shaped_lines")
 async def test_a_program_that_ends_unasked_is_reported_with_its_last_words() -> None:
     async def live() -> None:
-        async with open_testbed(TestbedConfig()) as testbed:
-            machine = await one_machine(testbed)
+        async with open_emulation(EmulationConfig()) as emulation:
+            machine = await one_machine(emulation)
             await machine.start(said_by("import sys; sys.exit('no more bread')"), lambda report: None)
             with trio.fail_after(30):
                 await trio.sleep_forever()
@@ -231,8 +238,8 @@ async def test_a_house_is_wiped_and_its_program_started_again() -> None:
     reports, send = trio.open_memory_channel[dict](10)
     program = "import json, time; print(json.dumps({'pid': 1}), flush=True); time.sleep(1000)"
     with trio.fail_after(60):
-        async with open_testbed(TestbedConfig()) as testbed:
-            machine = await one_machine(testbed)
+        async with open_emulation(EmulationConfig()) as emulation:
+            machine = await one_machine(emulation)
             await machine.start(said_by(program), reports.send_nowait)
             await send.receive()
             (machine.folder / "junk").write_text("junk")
@@ -243,22 +250,22 @@ async def test_a_house_is_wiped_and_its_program_started_again() -> None:
             await machine.restart()
             await send.receive()
             assert machine.alive
-            folder = testbed.folder
+            folder = emulation.folder
     assert not folder.exists()
 
 
 OWNER = """
 import json, os, sys, trio
-from sim.lab.machines import TestbedConfig, open_testbed
+from sim.lab.machines import EmulationConfig, open_emulation
 from tests.simulation.test_nodes import one_machine, said_by
 
 PROGRAM = "import json, os, sys; print(json.dumps({'pid': os.getpid()}), flush=True); sys.stdin.read()"
 
 async def main():
-    async with open_testbed(TestbedConfig()) as testbed:
+    async with open_emulation(EmulationConfig()) as emulation:
         def hear(report):
-            print(json.dumps({**report, "folder": str(testbed.folder)}), flush=True)
-        await (await one_machine(testbed)).start(said_by(PROGRAM), hear)
+            print(json.dumps({**report, "folder": str(emulation.folder)}), flush=True)
+        await (await one_machine(emulation)).start(said_by(PROGRAM), hear)
         await trio.sleep_forever()
 
 trio.run(main)

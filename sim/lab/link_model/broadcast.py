@@ -1,7 +1,7 @@
 """What one machine of a tree does: take chunks from its parent, pass each on once it is whole.
 
-The same coroutine runs over virtual streams and over sockets, so that what differs between the two is
-the links alone. A stream's own back-pressure is the only window.
+The same coroutine runs over virtual streams and over sockets, so that what differs between the
+two is the links alone. A stream's own back-pressure is the only window.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ class TreeBroadcast:
 
     def __init__(self, chunks: int, chunk_bytes: int, now: Callable[[], float]) -> None:
         self.whole_at: float | None = None
-        """When the last chunk was there, on the clock ``now``; at the root, when it began to send."""
+        """When the last chunk was there, on the clock ``now``; at the root, when it began to
+        send."""
         self._chunks = chunks
         self._chunk_bytes = chunk_bytes
         self._now = now
@@ -30,7 +31,8 @@ class TreeBroadcast:
     async def run(
         self, upstream: trio.abc.ReceiveStream | None, downstreams: Sequence[trio.abc.SendStream]
     ) -> None:
-        """Play the part: the root has no ``upstream``. Return when everything is received and sent.
+        """Play the part: the root has no ``upstream``. Return when everything is received and
+        sent.
 
         Raises `trio.BrokenResourceError` if a neighbour goes away before the end.
         """

@@ -2,14 +2,15 @@
 
 Theory of operation
 -------------------
-Every flow uses its sender's upload and its receiver's download. Rates are max-min fair: no flow can get
-more without taking from one that has no more than it. They are found by progressive filling: the link
-with the least left per flow is full first, its flows keep that share, and the rest is shared again.
+Every flow uses its sender's upload and its receiver's download. Rates are max-min fair: no flow
+can get more without taking from one that has no more than it. They are found by progressive
+filling: the link with the least left per flow is full first, its flows keep that share, and the
+rest is shared again.
 
-`broadcast_times` lets a file flow down a tree as a fluid, chunk by chunk: a flow is active while its
-sender holds a whole chunk that its receiver lacks, and rates are solved anew whenever a chunk is
-complete. That is what perfect congestion control would do, without acks, windows and queues, and what
-`sim.net.link` is held against where there are no real links.
+`broadcast_times` lets a file flow down a tree as a fluid, chunk by chunk: a flow is active
+while its sender holds a whole chunk that its receiver lacks, and rates are solved anew whenever
+a chunk is complete. That is what perfect congestion control would do, without acks, windows and
+queues, and what `sim.net.link` is held against where there are no real links.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ def broadcast_times(
     chunks: int,
     chunk_bytes: int,
 ) -> dict[str, float]:
-    """Seconds until each machine holds all ``chunks`` that the roots (parent None) have from the start."""
+    """Seconds until each machine holds all ``chunks`` that the roots (parent None) have from
+    the start."""
     up = {name: 1e9 / cost_per_byte(link.up) for name, link in links.items()}
     down = {name: 1e9 / cost_per_byte(link.down) for name, link in links.items()}
     flows = [Flow(parent, name) for name, parent in parents.items() if parent is not None]

@@ -56,7 +56,7 @@ class _SimulatedTree(ABC):
         self._ended = {name: trio.Event() for name in topology.parents}
 
     async def times(self) -> dict[str, float]:
-        """Wait until everybody has everything."""
+        """Wait until every machine has every chunk."""
         for ended in self._ended.values():
             await ended.wait()
         whole = {name: broadcast.whole_at for name, broadcast in self._broadcasts.items()}
@@ -67,7 +67,7 @@ class _SimulatedTree(ABC):
         """One machine: connect, wait for the others, play."""
 
     async def play(self, node: SimNode, up: trio.abc.Stream | None, down: list[trio.abc.Stream]) -> None:
-        """Play once everybody is connected."""
+        """Play once all machines are connected."""
         self._ready[node.name] = True
         if all(self._ready.values()):
             self._start.set()

@@ -1,6 +1,7 @@
 """Six trees with lines of different speeds, on which the link model is held against real links.
 
-Rates are low on purpose: what limits a run must be the lines, not the machine that plays all of them.
+Rates are low on purpose: what limits a run must be the lines, not the machine that plays all of
+them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from typing import Final
 from sim.net.link import LinkSpec
 
 CHUNKS: Final = 32
-"""8 MiB in chunks of 256 KiB: some seconds at these rates, so that TCP's first second does not decide."""
+"""8 MiB in chunks of 256 KiB: some seconds at these rates, so that TCP's first second does not
+decide."""
 CHUNK_BYTES: Final = 256 * 1024
 
 

@@ -1,4 +1,5 @@
-"""What hostile members do to membership and gossip; the stage is `sim.workloads.hostile.workload`."""
+"""What hostile members do to membership and gossip; the workload under attack is
+`sim.workloads.hostile.workload`."""
 
 from __future__ import annotations
 
@@ -34,11 +35,13 @@ from sim.workloads.hostile.workload import HONEST, HostileWorkload, Metrics
 
 TOPIC: Final = "policies"
 SUBSCRIBED_AFTER: Final = 4.0
-"""Seconds into the attack on gossip at which honest nodes hear the topic: ghosts are connected by then."""
+"""Seconds into the attack on gossip at which honest nodes hear the topic: ghosts are connected
+by then."""
 
 
 class Attacker:
-    """A hostile member's mouth: it knows what its membership knew, and signs what it likes."""
+    """What a hostile member sends: it knows what its membership knew, and signs what it
+    likes."""
 
     def __init__(self, node: SimNode, host: SimHost, membership: Membership) -> None:
         self._node = node
@@ -52,7 +55,8 @@ class Attacker:
         return say_alive(self._node.world.signer, next(self._numbers), wall, interval=interval, addrs=addrs)
 
     def silence(self) -> None:
-        """End the honest membership of this node without the good-bye that its service would say."""
+        """End the honest membership of this node without the good-bye that its service would
+        say."""
         self._membership._closed = True
 
     def words(self) -> list[SignedHeartbeat]:
@@ -62,17 +66,18 @@ class Attacker:
         return [entry.signed for entry in entries if entry is not None]
 
     def send(self, peer: PeerId, message: Message) -> None:
-        """A message of membership, to anybody."""
+        """A message of membership, to any peer."""
         self._host.send(peer, HEARTBEAT, encode_message(message))
 
 
 class AccuseFlood(HostileWorkload):
-    """Members accuse everybody, as fast as their quotas let them, and choose their own intervals.
+    """Members accuse all others, as fast as their quotas let them, and choose their own
+    intervals.
 
-    A third of the hostile only accuse; a third beat with the shortest interval there is, stop, and are
-    accused by others; a third beat once with the longest, and stay silent. ``every`` seconds each accuser
-    sends the newest words of up to 32 members that it has not accused with these words yet to ``targets``
-    honest nodes.
+    A third of the hostile only accuse; a third beat with the shortest interval there is, stop,
+    and are accused by others; a third beat once with the longest, and stay silent. ``every``
+    seconds each accuser sends the newest words of up to 32 members that it has not accused with
+    these words yet to ``targets`` honest nodes.
     """
 
     async def be_hostile(self, node: SimNode, host: SimHost, membership: Membership) -> None:
@@ -115,10 +120,11 @@ class AccuseFlood(HostileWorkload):
 
 
 class UrgentLinks(HostileWorkload):
-    """Members ask every honest node urgently to be their neighbour, say yes to all, and tell of nobody.
+    """Members ask every honest node urgently to be their neighbour, say yes to all, and name no
+    other member.
 
-    ``every`` seconds each hostile member sends an urgent `Link` (every fifth time a `Join`) and a heartbeat
-    that says "we are neighbours" to every honest node.
+    ``every`` seconds each hostile member sends an urgent `Link` (every fifth time a `Join`) and
+    a heartbeat that says "we are neighbours" to every honest node.
     """
 
     async def be_hostile(self, node: SimNode, host: SimHost, membership: Membership) -> None:
@@ -142,16 +148,18 @@ class UrgentLinks(HostileWorkload):
 
 
 class AddressFlush(HostileWorkload):
-    """Strangers with made-up addresses fill the address book; then every connection breaks at once.
+    """Strangers with made-up addresses fill the address book; then every connection breaks at
+    once.
 
-    ``strangers`` a second identify themselves to every honest node. At level 1 there is no identify, so its
-    effect is made directly: the host is told of the address as of hearsay, which is what the production host
-    does. Hostile members send as many heartbeats of identities that they have minted. At ``cut_at`` all
-    connections of all honest nodes break; who has lost the addresses of its fellows stays alone.
+    ``strangers`` a second identify themselves to every honest node. At level 1 there is no
+    identify, so its effect is made directly: the host is told of the address as of hearsay,
+    which is what the production host does. Hostile members send as many heartbeats of
+    identities that they have minted. At ``cut_at`` all connections of all honest nodes break;
+    who has lost the addresses of its fellows stays alone.
     """
 
     async def be_hostile(self, node: SimNode, host: SimHost, membership: Membership) -> None:
-        """Connect to everybody, as strangers do that identify themselves; tell of nobody."""
+        """Connect to all, as strangers do that identify themselves; name no other member."""
         attacker = Attacker(node, host, membership)
         attacker.silence()
         honest = [other.peer_id for other in node.siblings if other.name.startswith(HONEST)]
@@ -179,7 +187,8 @@ class AddressFlush(HostileWorkload):
         await swarm.sleep_until(self.scenario.duration)
 
     def _reachable(self, swarm: Swarm) -> float:
-        """Share of the honest members known, over all honest nodes, for which there is an address."""
+        """Share of the honest members known, over all honest nodes, for which there is an
+        address."""
         pairs = found = 0
         for name in self.honest_names(swarm):
             for member in self.views[name].members():
@@ -195,7 +204,8 @@ class AddressFlush(HostileWorkload):
 
 
 class _LateHost:
-    """A host that hands over the messages of some peers later, also when they have gone meanwhile.
+    """A host that hands over the messages of some peers later, also when they have gone
+    meanwhile.
 
     The production host does: RPCs that have come and wait for their turn are handled after the
     disconnection. Here each waits for ``delay`` seconds.
@@ -224,11 +234,12 @@ class _LateHost:
 
 
 class GhostMesh(HostileWorkload):
-    """Peers graft into every mesh; half hang up with RPCs still buffered, half stay and forward nothing.
+    """Peers graft into every mesh; half hang up with RPCs still buffered, half stay and forward
+    nothing.
 
-    They are there before the topic is: honest nodes hear it from a few seconds after the beginning of the
-    attack, and then every two seconds one of them publishes. A publication counts as received within
-    ``within`` seconds.
+    They are there before the topic is: honest nodes hear it from a few seconds after the
+    beginning of the attack, and then every two seconds one of them publishes. A publication
+    counts as received within ``within`` seconds.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,8 @@
-"""Can a coalition make a newcomer see nobody but itself? Membership alone.
+"""Can a coalition make a newcomer see no other members than its own? Membership alone.
 
-The members of the coalition run the real protocol, but admit, and therefore tell of, nobody outside; they
-were there first, and the newcomers' bootstrap list names several of them and one honest node.
+The members of the coalition run the real protocol, but admit, and therefore name, only each
+other and the newcomers; they were there first, and the newcomers' bootstrap list names several
+of them and one honest node.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Eclipse:
         async with (
             node.open_host() as host,
             open_membership(
-                node.world, host, MembershipConfig(), may=self._only_ours if evil else _everybody
+                node.world, host, MembershipConfig(), may=self._only_ours if evil else _anyone
             ) as membership,
         ):
             self._views[node.name] = membership
@@ -82,5 +83,5 @@ class Eclipse:
         return honest / max(1, len(members)), sum(peer not in self._evil for peer in view.neighbours)
 
 
-def _everybody(peer: PeerId) -> bool:
+def _anyone(peer: PeerId) -> bool:
     return True

@@ -1,4 +1,5 @@
-"""Words that hostile members sign. What they say is well-formed: the lie is in what they do with it.
+"""Words that hostile members sign. What they say is well-formed: the lie is in what they do
+with it.
 
 Used by the hostile scenarios and by the attacks on a live node (tests/attacks).
 """
@@ -12,7 +13,8 @@ from p2p.membership.heartbeat import Heartbeat, Profile, SignedHeartbeat, sign_h
 from p2p.multiaddr import Multiaddr
 
 EXPIRES_AFTER: Final = 600.0
-"""Seconds of wall time for which a hostile heartbeat is good on paper; what honest nodes say is 1,800."""
+"""Seconds of wall time for which a hostile heartbeat is good on paper; what honest nodes say is
+1,800."""
 
 
 def say_alive(
@@ -27,8 +29,8 @@ def say_alive(
 ) -> SignedHeartbeat:
     """A heartbeat with a number, an interval and addresses of its author's choice.
 
-    Every heartbeat of every attack is made here: what honest nodes must bring along (a work stamp), hostile
-    ones bring along as well, since they have paid for it.
+    Every heartbeat of every attack is made here: what honest nodes must bring along (a work
+    stamp), hostile ones bring along as well, since they have paid for it.
     """
     paid: dict[str, Any] = {"stamp": stamp} if stamp and "stamp" in Profile.__dataclass_fields__ else {}
     heartbeat = Heartbeat(

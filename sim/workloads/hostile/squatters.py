@@ -1,10 +1,11 @@
 """Who finds the officers of a run whose key in the DHT is full of other publishers? (L1)
 
-The attackers mint ``squatters`` identities and store a record of each, under the run's name, with every node
-of the DHT that they know: admitted all of them, since the run is open and their stamps are good, and for no
-longer than honest members do. They repeat it every ``every`` seconds. Some members are there before, as
-holders; the run's two officers and the other members come when the key is full. In the end ``newcomers``,
-which know the relay's address only, read the key, and ask for each officer's own address.
+The attackers mint ``squatters`` identities and store a record of each, under the run's name,
+with every node of the DHT that they know: admitted all of them, since the run is open and their
+stamps are good, and for no longer than honest members do. They repeat it every ``every``
+seconds. Some members are there before, as holders; the run's two officers and the other members
+come when the key is full. In the end ``newcomers``, which know the relay's address only, read
+the key, and ask for each officer's own address.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from sim.workloads.spine import STAMP_BITS
 RELAY: Final = "relay"
 OFFICERS: Final = ("trainer", "validator")
 ATTACKERS: Final = 4
-"""Machines of the attackers: each stores a quarter of the minted identities' records, within its quotas."""
+"""Machines of the attackers: each stores a quarter of the minted identities' records, within
+its quotas."""
 
 
 class Squatters:
@@ -108,7 +110,8 @@ class Squatters:
             self._minted[signer.peer_id] = signer, make_stamp(signer.peer_id, STAMP_BITS)
 
     async def _squat(self, machine: SimNode) -> None:
-        """Store a share of the minted identities' records with every node of the DHT that is known."""
+        """Store a share of the minted identities' records with every node of the DHT that is
+        known."""
         assert self._run is not None
         number = int(machine.name[1:])
         minted = list(self._minted.values())[number::ATTACKERS]

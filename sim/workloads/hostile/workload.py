@@ -1,20 +1,22 @@
-"""The stage of the hostile scenarios: honest members, and members that turn on them. Level 1.
+"""What all hostile scenarios have in common: honest members, and members that attack them. (L1)
 
 Theory of operation
 -------------------
-All nodes run the production services and settle as one swarm. The traffic of a quiet stretch is measured;
-then, at ``attack_at``, the hostile members begin: they have been admitted, they are known, some of them are
-neighbours of honest nodes. What they send are the real messages of the wire. From then on honest nodes are
-looked at, every second for their neighbours and less often for their whole view; the least that any honest
-node ever had is the figure, since one eclipsed node is one victim.
+All nodes run the production services and settle as one swarm. The traffic of a quiet stretch is
+measured; then, at ``attack_at``, the hostile members begin: they have been admitted, they are
+known, some of them are neighbours of honest nodes. What they send are the real messages of the
+wire. From then on honest nodes are looked at, every second for their neighbours and less often
+for their whole view; the least that any honest node ever had is the figure, since one eclipsed
+node is one victim.
 
-No node comes or goes after `ARRIVAL`, so every honest node looked at has been up for four intervals at least.
-Hostile members that behave are chosen like others: a node may by chance have fewer than `ENOUGH` honest
-neighbours before anything was done to it. It is counted (``unlucky``), and counts in the figure from
-`RECOVERY` seconds after the beginning of the attack, if it has not found enough of them earlier.
+No node comes or goes after `ARRIVAL`, so every honest node looked at has been up for four
+intervals at least. Hostile members that behave are chosen like others: a node may by chance
+have fewer than `ENOUGH` honest neighbours before anything was done to it. It is counted
+(``unlucky``), and counts in the figure from `RECOVERY` seconds after the beginning of the
+attack, if it has not found enough of them earlier.
 
-Parameters: ``hostile_share`` of the nodes, ``attack_at`` and ``quiet_from`` in virtual seconds. The attack
-lasts until the scenario's duration ends.
+Parameters: ``hostile_share`` of the nodes, ``attack_at`` and ``quiet_from`` in virtual seconds.
+The attack lasts until the scenario's duration ends.
 """
 
 from __future__ import annotations
@@ -39,24 +41,25 @@ BOOTSTRAP: Final = 3
 ARRIVAL: Final = 20.0
 """Seconds over which the nodes come."""
 LOOK: Final = 1.0
-"""Seconds between looks at neighbours: less than an interval between heartbeats, so that no gap is missed."""
+"""Seconds between looks at neighbours: less than an interval between heartbeats, so that no gap
+is missed."""
 VIEWS: Final = 5
 """Looks at neighbours for each look at whole views, which are long."""
 
 ENOUGH: Final = 3
 """Honest neighbours below which a node is as good as surrounded."""
 RECOVERY: Final = 60.0
-"""Seconds of attack after which also those must have enough that had not when it began: their hostile
-neighbours have lost their credit by then."""
+"""Seconds of attack after which also those must have enough that had not when it began: their
+hostile neighbours have lost their credit by then."""
 
 Metrics = dict[str, float | int | str]
 
 
 class HostileWorkload:
-    """Honest nodes and hostile members on one stage; a subclass says what the hostile do."""
+    """Honest nodes and hostile members in one swarm; a subclass says what the hostile do."""
 
     def __init__(self) -> None:
-        self.scenario = Scenario(name="siege", caption="", workload="")
+        self.scenario = Scenario(name="hostile", caption="", workload="")
         self.hosts: dict[str, SimHost] = {}
         self.views: dict[str, Membership] = {}
         self.hostile: dict[PeerId, None] = {}
@@ -65,7 +68,8 @@ class HostileWorkload:
         """Set when the attack begins."""
         self._neighbours: list[int] = []
         self._unlucky: dict[str, None] = {}
-        """Honest nodes that had too few honest neighbours when the attack began, and have had ever since."""
+        """Honest nodes that had too few honest neighbours when the attack began, and have had
+        ever since."""
         self._unlucky_at_first = 0
         self._attack_at = 0.0
         self._shares: list[float] = []
@@ -88,7 +92,7 @@ class HostileWorkload:
         await trio.sleep_forever()
 
     async def run_attack(self, swarm: Swarm) -> None:
-        """What happens on the stage besides, until the duration ends."""
+        """What else happens, until the duration ends."""
         await swarm.sleep_until(self.scenario.duration)
 
     def figures(self, swarm: Swarm) -> Metrics:
@@ -104,7 +108,8 @@ class HostileWorkload:
         attack_at = scenario.parameter("attack_at", 60.0)
         quiet_from = scenario.parameter("quiet_from", 40.0)
         for number in range(scenario.nodes):
-            # The hostile come in between, as far as possible; the first are whom all bootstrap from.
+            # The hostile come in between, as far as possible; the first are whom all bootstrap
+            # from.
             due = (number + 1) * hostile // scenario.nodes > number * hostile // scenario.nodes
             name = f"{HOSTILE if due and number >= BOOTSTRAP else HONEST}{number}"
             node = swarm.add(name, self._live, link=scenario.link)
@@ -142,7 +147,7 @@ class HostileWorkload:
     async def _live(self, node: SimNode) -> None:
         async with (
             node.open_host() as host,
-            open_membership(node.world, host, self.configure(), may=_everybody) as membership,
+            open_membership(node.world, host, self.configure(), may=_anyone) as membership,
         ):
             self.hosts[node.name], self.views[node.name] = host, membership
             async with trio.open_nursery() as nursery:
@@ -201,5 +206,5 @@ def _mean(values: list[int] | list[float]) -> float:
     return round(statistics.fmean(values), 4) if values else 0.0
 
 
-def _everybody(peer: PeerId) -> bool:
+def _anyone(peer: PeerId) -> bool:
     return True

@@ -1,16 +1,17 @@
 """INTELLECT-2's broadcast, by the reference's own design, on the lines that ours gets. (L0)
 
-What is modelled is the PyPI package shardcast 0.3.2, from its source: files of 50 MB, whole files passed on;
-relay servers that look every 30 seconds whether the origin lists something new, and list it themselves
-before they have any of it; ten downloads at a time; a relay chosen per file by success rate times
-bandwidth (moving averages of weight 0.3, each success rate healing by 0.01 an update, a failure counted as 30
-MB/s); after a "not there yet" waits of 2, 2, 2 and 15 seconds, for ever.
+What is modelled is the PyPI package shardcast 0.3.2, from its source: files of 50 MB, whole
+files passed on; relay servers that look every 30 seconds whether the origin lists something
+new, and list it themselves before they have any of it; ten downloads at a time; a relay chosen
+per file by success rate times bandwidth (moving averages of weight 0.3, each success rate
+healing by 0.01 an update, a failure counted as 30 MB/s); after a "not there yet" waits of 2, 2,
+2 and 15 seconds, for ever.
 
-Where the package would be slower than a reasonable deployment, the deployment is modelled: every server
-answers any number of requests at a time (the package serves one after the other; in production a web
-server stood in front), no request times out, and the lists are never stale, so no client hangs in the
-package's races. A connection is opened for each file: two round trips. Clients look for new policies as often
-as relays do.
+Where the package would be slower than a reasonable deployment, the deployment is modelled:
+every server answers any number of requests at a time (the package serves one after the other;
+in production a web server stood in front), no request times out, and the lists are never stale,
+so no client hangs in the package's races. A connection is opened for each file: two round
+trips. Clients look for new policies as often as relays do.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ FAILURE_RATE: Final = 30.0
 REQUEST_LATENCIES: Final = 4
 """A connection and a request: two round trips; the last half of them brings the answer."""
 CHECK_PASSES: Final = 3
-"""Times a client reads or writes the whole policy before it can load it: join the files (two), hash (one)."""
+"""Times a client reads or writes the whole policy before it can load it: join the files (two),
+hash (one)."""
 
 
 @dataclass(slots=True)
@@ -57,7 +59,8 @@ class _Score:
 
 
 class Downloader:
-    """A relay server or a client: ten downloads at a time from ``servers``, each file from one of them."""
+    """A relay server or a client: ten downloads at a time from ``servers``, each file from one
+    of them."""
 
     def __init__(self, tree: StaticTree, site: Site, servers: Sequence[Downloader]) -> None:
         self.site = site
@@ -106,7 +109,8 @@ class Downloader:
         self._after(asked, self._answer, place, file, failures, self._tree.sites.now)
 
     def _answer(self, place: int, file: int, failures: int, since: float) -> None:
-        """What the server does with the request; runs in our name, because servers do not die here."""
+        """What the server does with the request; runs in our name, because servers do not die
+        here."""
         direction = self._directions[place]
         if self._servers[place].has[file]:
             fabric = self._tree.sites.fabric
@@ -134,7 +138,7 @@ class Downloader:
 
 
 class StaticTree:
-    """An origin, relay servers that everybody knows, and clients of theirs."""
+    """An origin, relay servers that all clients know, and the clients."""
 
     parameters: ClassVar[Sequence[str]] = SITE_PARAMETERS
 

@@ -1,18 +1,21 @@
-"""INTELLECT-2's broadcast, by SHARDCAST's real core: how long do 62 GB take to reach 200 volunteers? (L0)
+"""INTELLECT-2's broadcast, by SHARDCAST's real core: how long do 62 GB take to reach 200
+volunteers? (L0)
 
 Theory of operation
 -------------------
-Every site runs the production `ShardcastCore` on the heap: real forest, credits, have-lists, pulls, digests
-and signatures. What carries its effects is a reduced driver with the service's rules: one bulk stream per
-pair, a chunk is reported as sent when it has left, at most two are under way, a death is learnt by a reset.
+Every site runs the production `ShardcastCore` on the heap: real forest, credits, have-lists,
+pulls, digests and signatures. What carries its effects is a reduced driver with the service's
+rules: one bulk stream per pair, a chunk is reported as sent when it has left, at most two are
+under way, a death is learnt by a reset.
 
-Sizes are by modelling. A chunk's object has a few bytes, which are hashed, and the length of the 4 MiB
-that the core expects; on the lines it is charged ``coarse`` times that, and stands for so many chunks. The
-core sees uplinks divided, and its patience multiplied, by the same factor: all that it estimates keeps its
-proportions. A chunk that is coarse takes longer per hop, so times come out late rather than early. Control
-messages travel beside the bulk, with latency only: behind chunks many times too large they would wait far
-longer than in a swarm (their bytes are counted). Announcements reach everybody after three latencies:
-gossip is another scenario's question. Relay servers of the reference take part as ordinary peers.
+Sizes are by modelling. A chunk's object has a few bytes, which are hashed, and the length of
+the 4 MiB that the core expects; on the lines it is charged ``coarse`` times that, and stands
+for so many chunks. The core sees uplinks divided, and its patience multiplied, by the same
+factor: all that it estimates keeps its proportions. A chunk that is coarse takes longer per
+hop, so times come out late rather than early. Control messages travel beside the bulk, with
+latency only: behind chunks many times too large they would wait far longer than in a swarm
+(their bytes are counted). Announcements reach all nodes after three latencies: gossip is
+another scenario's question. Relay servers of the reference take part as ordinary peers.
 """
 
 from __future__ import annotations
@@ -43,7 +46,8 @@ RUN: Final = b"simulated run"
 WINDOW: Final = 2
 """Chunks under way on one stream, as calibrated for the link model."""
 GOSSIP_HOPS: Final = 3
-"""Latencies until an announcement is everywhere: a mesh of degree six spans 200 nodes in that."""
+"""Latencies until an announcement is everywhere: a mesh of degree six spans 200 nodes in
+that."""
 DIAL_LATENCIES: Final = 8
 """Four round trips to open a connection."""
 CLAIM: Final = 0.9
@@ -51,7 +55,8 @@ CLAIM: Final = 0.9
 
 
 class Payload(bytes):
-    """A chunk by reference: the few bytes it is known by, and the length of what it stands for."""
+    """A chunk by reference: the few bytes it is known by, and the length of what it stands
+    for."""
 
     def __len__(self) -> int:
         return MAX_SPAN
@@ -181,7 +186,8 @@ class Peer:
         stream.taker.handle(ev.ChunkCame(self.site.peer, header, data))
 
     def die(self) -> None:
-        """The process ends; whoever is connected is told by a reset. What is under way still arrives."""
+        """The process ends; connected peers are told by a reset. What is under way still
+        arrives."""
         self.site.owner.alive = False
         for stream in self._streams.values():
             other = stream.taker
@@ -205,7 +211,7 @@ class CoreSwarm:
         self.peers = {site.peer: Peer(self, site) for site in sites.all_sites}
 
     def roster(self) -> Roster:
-        """Everybody who is alive, with nine tenths of his uplink."""
+        """Every living site, with nine tenths of its uplink."""
         signer = self.sites.simulation.keys.signer("origin")
         entries = [
             RosterEntry(site.peer, CLAIM * site.endpoint.spec.up * MBIT / 8 / self.coarse)

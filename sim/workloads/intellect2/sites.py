@@ -1,9 +1,9 @@
 """A run of one trainer's site and many volunteers: their lines and machines, and what they make
 of policies.
 
-Both `sim.workloads.intellect2.shardcast` workloads play on this stage with the same draws, so
-that a seed gives the same lines, machines and deaths whoever distributes. Everything is stated
-in the scenario; nothing is fitted.
+Both `sim.workloads.intellect2.shardcast` workloads play on these sites with the same draws, so
+that a seed gives the same lines, machines and deaths to both ways of distribution. Everything
+is stated in the scenario; nothing is fitted.
 
 One policy is distributed, and the next ones are taken to cost each worker the same time; a
 worker that needs longer than the ``interval`` between two takes every second or third.
@@ -59,7 +59,7 @@ SITE_PARAMETERS = (
 
 @dataclass(slots=True, eq=False)
 class Site:
-    """One machine on the stage."""
+    """One machine of the run: its line, and what it has of the policy."""
 
     name: str
     peer: PeerId
@@ -99,7 +99,7 @@ class Sites:
 
     @property
     def all_sites(self) -> list[Site]:
-        """Everybody."""
+        """The origin, the relay servers and the workers."""
         return [self.origin, *self.relays, *self.workers]
 
     @property
@@ -170,7 +170,7 @@ class Sites:
         return sum(site.endpoint.sent for site in all_sites) / self.policy_bytes
 
     def _own_line(self, alive: Sequence[Site]) -> float:
-        """Seconds that a policy fills the median worker's own downlink: nobody can be
+        """Seconds that a policy fills the median worker's own downlink: no design can be
         faster."""
         return statistics.median(self.policy_bytes * site.endpoint.down_cost / SECOND for site in alive)
 

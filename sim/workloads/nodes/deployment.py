@@ -1,6 +1,7 @@
 """Who takes part, with which line, key, configuration and run file: the same on every level.
 
-Keys follow from the seed, so rosters, and with them relay forests, are the same on every level too.
+Keys follow from the seed, so rosters, and with them relay forests, are the same on every level
+too.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from sim.workloads.participants import ORIGIN, Participant, draw_participants
 WITNESS: Final = "sim.workloads.nodes.roles:Witness"
 PUBLISHER: Final = "sim.workloads.nodes.roles:ScheduledPublisher"
 HEARTBEAT: Final = 2.0
-"""Seconds between heartbeats: so few nodes can afford it, and everybody is known sooner."""
+"""Seconds between heartbeats: so few nodes can afford it, and all are known sooner."""
 STAMP_BITS: Final = 4
 """A work stamp is real work, which virtual time cannot shorten: here it is symbolic."""
 FIRST_AT: Final = 10.0
-"""Second of the first publication: by then everybody has joined."""
+"""Second of the first publication: by then all have joined."""
 NEVER: Final = 2**32 - 1
 """When the run file expires: clocks differ between levels."""
 
@@ -49,12 +50,12 @@ class Deployment:
 
     @property
     def receivers(self) -> list[str]:
-        """Everybody but the origin."""
+        """All nodes but the origin."""
         return [name for name in self.participants if name != ORIGIN]
 
     @property
     def busy_until(self) -> float:
-        """Second at which the last fault is over and everybody has come."""
+        """Second at which the last fault is over and all latecomers have come."""
         faults = [fault.at + fault.seconds for fault in self._scenario.faults]
         return max([participant.joins for participant in self.participants.values()] + faults)
 

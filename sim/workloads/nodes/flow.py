@@ -1,4 +1,5 @@
-"""The same question at L0: the real forest over the same lines, with relays reduced to their flow."""
+"""The same question at L0: the real forest over the same lines, with relays reduced to their
+flow."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from sim.workloads.participants import ORIGIN
 
 
 class PolicyFlow(Broadcast):
-    """One policy over the lines, names and claims of a cast: no faults, nobody late, nothing else sent."""
+    """One policy over the lines, names and claims of a deployment: no faults, no latecomers,
+    nothing else sent."""
 
     def __init__(self, deployment: Deployment) -> None:
         self._deployment = deployment
@@ -27,7 +29,7 @@ class PolicyFlow(Broadcast):
         """Set up, let it flow, and measure under the names of the other levels."""
         deployment = self._deployment
         if scenario.faults or any(participant.joins for participant in deployment.participants.values()):
-            raise ConfigError(f"scenario {scenario.name}: at level 0 nothing goes wrong and nobody is late")
+            raise ConfigError(f"scenario {scenario.name}: at level 0 nothing goes wrong and no node is late")
         chunk_bytes = int(scenario.parameter("chunk_bytes", 65_536))
         parameters = {
             "chunks": -(-deployment.policy_bytes // chunk_bytes),

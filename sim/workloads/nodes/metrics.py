@@ -1,4 +1,5 @@
-"""What nodes tell of themselves, and what follows from it: the metrics, the same on every level."""
+"""What nodes tell of themselves, and what follows from it: the metrics, the same on every
+level."""
 
 from __future__ import annotations
 
@@ -61,14 +62,16 @@ class HealthLog:
         return int(self._lives[-1].get("newest", -1)) if self._lives else -1
 
     def total(self, count: str) -> int:
-        """A counter of `ShardcastStats` over all lives. What a killed life had not yet said is lost."""
+        """A counter of `ShardcastStats` over all lives. What a killed life had not yet said is
+        lost."""
         return sum(int(life.get(count, 0)) for life in self._lives)
 
 
 def seconds_to_whole(
     deployment: Deployment, logs: Mapping[str, HealthLog], alive: Sequence[str], version: int
 ) -> list[float]:
-    """Seconds until each who was there had ``version`` or a newer one, in order; infinite if never."""
+    """Seconds until each who was there had ``version`` or a newer one, in order; infinite if
+    never."""
     origin = logs[ORIGIN]
     published = origin.published[version]
     delays = []
@@ -103,7 +106,8 @@ def _typical(by_version: Sequence[Sequence[float]], percent: int) -> float:
 
 
 def bound_seconds(deployment: Deployment, receivers: Sequence[str]) -> float:
-    """Seconds in which nobody can bring one policy to all (Kumar and Ross, HotWeb 2006), headers included."""
+    """The least seconds in which a policy can be brought to all, headers included: Kumar and
+    Ross, HotWeb 2006."""
     links = [deployment.participant(name).link for name in receivers]
     origin = deployment.participant(ORIGIN).link.up
     total = origin + sum(link.up for link in links)

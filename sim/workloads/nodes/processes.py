@@ -1,4 +1,5 @@
-"""Whole nodes as processes on a street of shaped lines (L3): ``python -m p2p.node``, one a machine."""
+"""Whole nodes as processes on the shaped lines of an emulation (L3): ``python -m p2p.node``, one a
+machine."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from p2p.errors import ConfigError
 from p2p.identity import SEED_BYTES
 from sim.kernel.keys import KeyRing, derive
 from sim.lab.faults import is_final, play_faults
-from sim.lab.machines import LabMachine, Testbed
+from sim.lab.machines import Emulation, LabMachine
 from sim.lab.namespaces import LabError
 from sim.run.scenario import Scenario
 from sim.workloads.nodes.deployment import Deployment
@@ -26,21 +27,23 @@ PORT: Final = 4001
 STATUS: Final = 0.5
 """Seconds between two healths of a node."""
 LINGER: Final = 2.0
-"""Seconds after the end for the last healths to come in; for latecomers among the bytes, on all levels."""
+"""Seconds after the end for the last healths to come in; for latecomers among the bytes, on all
+levels."""
 START_SECONDS: Final = 60.0
 SECONDS_A_NODE: Final = 5.0
-"""To import everything takes a second of CPU; a busy machine of two cores gives less than half of one."""
+"""To import everything takes a second of CPU; a busy machine of two cores gives less than half
+of one."""
 
 
 class NodeProcesses:
     """All nodes of one run, as processes."""
 
-    def __init__(self, testbed: Testbed, scenario: Scenario) -> None:
-        """Raises `ConfigError` if the scenario needs what no street has."""
-        self._testbed = testbed
+    def __init__(self, emulation: Emulation, scenario: Scenario) -> None:
+        """Raises `ConfigError` if the scenario needs what no emulation has."""
+        self._emulation = emulation
         self._scenario = scenario
         self._deployment = deployment = Deployment(
-            scenario, testbed.seed, KeyRing(testbed.seed, hashed=False)
+            scenario, emulation.seed, KeyRing(emulation.seed, hashed=False)
         )
         if any(participant.link.nat for participant in deployment.participants.values()):
             raise ConfigError(f"scenario {scenario.name}: level 3 has no NAT")
@@ -48,32 +51,35 @@ class NodeProcesses:
         self._news = trio.Event()
 
     async def play(self) -> dict[str, float | int | str]:
-        """Start everybody, play until everybody holds the last policy, or the duration is over, and measure.
+        """Start all nodes, play until all hold the last policy, or the duration is over, and
+        measure.
 
         Raises `LabError` if the nodes do not come up or one ends unasked.
         """
-        deployment, testbed, scenario = self._deployment, self._testbed, self._scenario
-        (testbed.folder / "run.shoal").write_bytes(deployment.run.document)
+        deployment, emulation, scenario = self._deployment, self._emulation, self._scenario
+        (emulation.folder / "run.shoal").write_bytes(deployment.run.document)
         for name, participant in deployment.participants.items():
-            testbed.tell(0.0, f"laying lines ({len(testbed.machines) + 1} of {len(deployment.participants)})")
-            await testbed.add(name, participant.link, partial(self._furnish, name))
-            (testbed.folder / f"{name}.toml").write_text(toml_of(deployment.table(name)), encoding="utf-8")
+            emulation.tell(
+                0.0, f"laying lines ({len(emulation.machines) + 1} of {len(deployment.participants)})"
+            )
+            await emulation.add(name, participant.link, partial(self._furnish, name))
+            (emulation.folder / f"{name}.toml").write_text(toml_of(deployment.table(name)), encoding="utf-8")
         zero = await self._start_all()
-        testbed.begin(zero)
+        emulation.begin(zero)
         for name in self._latecomers():
-            testbed.nursery.start_soon(self._start_late, name)
-        play_faults(testbed, scenario.faults)
-        while testbed.now() < scenario.duration and not self._is_over():
+            emulation.nursery.start_soon(self._start_late, name)
+        play_faults(emulation, scenario.faults)
+        while emulation.now() < scenario.duration and not self._is_over():
             await self._wait_news()
-            testbed.tell(
-                max(0.0, testbed.now()),
+            emulation.tell(
+                max(0.0, emulation.now()),
                 f"{len(self._holders())} of {len(deployment.participants)} hold the last",
             )
-        await testbed.world.sleep(LINGER)
-        for name, sent in (await testbed.sent_bytes()).items():
+        await emulation.world.sleep(LINGER)
+        for name, sent in (await emulation.sent_bytes()).items():
             self._logs[name].line_bytes = sent
         return measure(
-            deployment, self._logs, [machine.name for machine in testbed.machines.values() if machine.alive]
+            deployment, self._logs, [machine.name for machine in emulation.machines.values() if machine.alive]
         )
 
     def _latecomers(self) -> list[str]:
@@ -82,7 +88,8 @@ class NodeProcesses:
     # Starting
 
     async def _start_all(self) -> float:
-        """Start who is there from the beginning; the wall clock time of second 0, once it is known."""
+        """Start who is there from the beginning; the wall clock time of second 0, once it is
+        known."""
         first = [
             name for name, participant in self._deployment.participants.items() if participant.joins == 0
         ]
@@ -92,7 +99,7 @@ class NodeProcesses:
                     await self._start(name)
                 while (zero := self._logs[ORIGIN].zero) is None:
                     up = sum(log.is_told for log in self._logs.values())
-                    self._testbed.tell(0.0, f"starting ({up} of {len(first)} are up)")
+                    self._emulation.tell(0.0, f"starting ({up} of {len(first)} are up)")
                     await self._wait_news()
         except trio.TooSlowError:
             raise LabError(
@@ -101,21 +108,21 @@ class NodeProcesses:
         return zero
 
     async def _start_late(self, name: str) -> None:
-        await self._testbed.sleep_until(self._deployment.participant(name).joins)
+        await self._emulation.sleep_until(self._deployment.participant(name).joins)
         await self._start(name)
 
     async def _start(self, name: str) -> None:
-        await self._testbed.machines[name].start(self._command(name), partial(self._hear, self._logs[name]))
+        await self._emulation.machines[name].start(self._command(name), partial(self._hear, self._logs[name]))
 
     def _command(self, name: str) -> list[str]:
-        testbed = self._testbed
-        machine = testbed.machines[name]
+        emulation = self._emulation
+        machine = emulation.machines[name]
         command = [sys.executable, "-m", "p2p.node", "--json", "--status", str(STATUS), "--die-with-parent"]
-        command += ["--data", str(machine.folder), "--config", str(testbed.folder / f"{name}.toml")]
-        command += ["--run", str(testbed.folder / "run.shoal"), "--listen", _multiaddr(machine)]
+        command += ["--data", str(machine.folder), "--config", str(emulation.folder / f"{name}.toml")]
+        command += ["--run", str(emulation.folder / "run.shoal"), "--listen", _multiaddr(machine)]
         for role in self._deployment.roles(name):
             command += ["--role", role]
-        for other in list(testbed.machines.values())[:2]:
+        for other in list(emulation.machines.values())[:2]:
             if other is not machine:
                 command += ["--bootstrap", f"{_multiaddr(other)}/p2p/{self._deployment.peer(other.name)}"]
         return command
@@ -123,7 +130,7 @@ class NodeProcesses:
     def _furnish(self, name: str, folder: Path) -> None:
         """What a new machine has on its disk: the key that the node has on all levels."""
         key = folder / "key"
-        key.write_bytes(derive(SEED_BYTES, "key", self._testbed.seed, name))
+        key.write_bytes(derive(SEED_BYTES, "key", self._emulation.seed, name))
         key.chmod(0o600)
 
     # Watching
@@ -143,7 +150,7 @@ class NodeProcesses:
             await self._news.wait()
 
     def _holders(self) -> list[str]:
-        machines = self._testbed.machines
+        machines = self._emulation.machines
         return [
             name
             for name, log in self._logs.items()
@@ -151,11 +158,13 @@ class NodeProcesses:
         ]
 
     def _is_over(self) -> bool:
-        return self._testbed.now() >= self._deployment.busy_until and self._survivors <= set(self._holders())
+        return self._emulation.now() >= self._deployment.busy_until and self._survivors <= set(
+            self._holders()
+        )
 
     @property
     def _survivors(self) -> set[str]:
-        """Everybody but those whom a fault kills for good."""
+        """All nodes but those that a fault kills for good."""
         lost = [word for fault in self._scenario.faults if is_final(fault) for word in fault.who]
         return {
             name

@@ -1,12 +1,12 @@
 """How does a policy spread over whole nodes: run file, membership, DHT, gossip, SHARDCAST? (L0
 to L3)
 
-Everybody joins through the origin and the first receiver, as a command line would tell them;
-the origin publishes once it knows everybody, a version each ``interval``. Nothing is arranged
+All nodes join through the origin and the first receiver, as a command line would tell them;
+the origin publishes once it knows them all, a version each ``interval``. Nothing is arranged
 behind the nodes' backs: the roster is what heartbeats say, announcements go by gossip.
 Parameters are those of `sim.workloads.participants` (without liars and drippers) and
 ``policy_bytes``, ``chunk_bytes``, ``versions``, ``interval``, ``first_at``; for real lines also
-``queue`` (seconds) and ``congestion`` (a name), see `sim.lab.machines.TestbedConfig`.
+``queue`` (seconds) and ``congestion`` (a name), see `sim.lab.machines.EmulationConfig`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from p2p.node.node import Node, open_node, run_roles
 from p2p.node.plugins import load_roles
 from p2p.node.role import Role
 from sim.kernel.simulation import Simulation
-from sim.lab.machines import Testbed
+from sim.lab.machines import Emulation
 from sim.net.link import PAYLOAD_SHARE
 from sim.node.swarm import SimNode, Swarm
 from sim.run.scenario import Scenario
@@ -54,7 +54,7 @@ class WholeNodes:
         self._open: dict[str, list[tuple[Node, Sequence[Role]]]] = {}
 
     async def run(self, swarm: Swarm, scenario: Scenario) -> Mapping[str, float | int | str]:
-        """Play in a simulation until everybody holds the last policy, or the duration is
+        """Play in a simulation until all hold the last policy, or the duration is
         over."""
         self._scenario = scenario
         self._deployment = deployment = Deployment(scenario, swarm.simulation.seed, swarm.simulation.keys)
@@ -67,9 +67,9 @@ class WholeNodes:
         await swarm.sleep(LINGER)
         return measure(deployment, self._logs(swarm), [node.name for node in swarm.alive])
 
-    async def run_real(self, testbed: Testbed, scenario: Scenario) -> Mapping[str, float | int | str]:
+    async def run_real(self, emulation: Emulation, scenario: Scenario) -> Mapping[str, float | int | str]:
         """Play with real processes, to the same end."""
-        return await NodeProcesses(testbed, scenario).play()
+        return await NodeProcesses(emulation, scenario).play()
 
     def run_bare(self, simulation: Simulation, scenario: Scenario) -> Mapping[str, float | int | str]:
         """Play as a flow over the real forest."""

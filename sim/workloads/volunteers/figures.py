@@ -37,7 +37,7 @@ HOUR: Final = 3600.0
 
 
 class Journal:
-    """Everything that is written down on the way."""
+    """What is noted while the run goes on, by node."""
 
     def __init__(self, plan: Plan, clock: Callable[[], float]) -> None:
         self.plan = plan
@@ -45,7 +45,7 @@ class Journal:
         self.machines: dict[str, Machine] = {}
         self.lines: dict[str, Endpoint] = {}
         self.policies: dict[str, Shardcast] = {}
-        """The service of everybody's last life."""
+        """The service of each node's last life."""
         self.lives: dict[str, list[list[float]]] = {}
         """[start, end] of each; the end of a life that goes on is infinite."""
         self.roles: dict[str, list[Role]] = {}
@@ -181,9 +181,9 @@ def _delays(journal: Journal, scenario: Scenario) -> Iterator[tuple[str, float]]
     """For each version, volunteers who ran through it and their seconds from publication to
     arrival.
 
-    A newer version counts as well; what never came took infinitely long. Whoever dies on the
-    way is not waited for, and a version whose time (``patience``) was not over at the end is
-    not asked for.
+    A newer version counts as well; what never came took infinitely long. A volunteer that dies
+    on the way is not waited for, and a version whose time (``patience``) was not over at the
+    end is not asked for.
     """
     patience = scenario.parameter("patience", 3600)
     for version, published in journal.published.items():

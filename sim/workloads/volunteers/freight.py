@@ -1,18 +1,22 @@
-"""Bulk that stands for far more bytes than it has: full-size policies on the lines of real services (L1).
+"""Bulk that stands for far more bytes than it has: full-size policies on the lines of real
+services (L1).
 
 Theory of operation
 -------------------
-A policy of 62 GB has no bytes in a simulation. Here it has some hundred chunks of 4 KiB, made, signed, sent,
-checked and stored by the production code, and each frame of the chosen protocols is charged on the lines as
-what it stands for. Every machine has a second endpoint with the same line, its *freight line*. What a stream
-of such a protocol is given goes there first: it queues behind the sender's other freight, travels, queues at
-the receiver's line, and only when it would have arrived do its few bytes follow on the ordinary stream. At
-most two frames of a stream are under way, and `send_all` returns when a frame has left its own line, as
-`sim.workloads.intellect2.shardcast` does it at level 0 (the window was calibrated on shaped links).
+A policy of 62 GB has no bytes in a simulation. Here it has some hundred chunks of 4 KiB, made,
+signed, sent, checked and stored by the production code, and each frame of the chosen protocols
+is charged on the lines as what it stands for. Every machine has a second endpoint with the same
+line, its *freight line*. What a stream of such a protocol is given goes there first: it queues
+behind the sender's other freight, travels, queues at the receiver's line, and only when it
+would have arrived do its few bytes follow on the ordinary stream. At most two frames of a
+stream are under way, and `send_all` returns when a frame has left its own line, as
+`sim.workloads.intellect2.shardcast` does it at level 0 (the window was calibrated on shaped
+links).
 
-What that distorts: frames are as coarse as the chunks, so each hop of store and forward takes longer than in
-a swarm; control messages travel beside the bulk instead of behind up to 256 KiB of it, and pay the
-ordinary line; a frame that was under way when its connection broke keeps its place on the line.
+What that distorts: frames are as coarse as the chunks, so each hop of store and forward takes
+longer than in a swarm; control messages travel beside the bulk instead of behind up to 256 KiB
+of it, and pay the ordinary line; a frame that was under way when its connection broke keeps its
+place on the line.
 """
 
 from __future__ import annotations
@@ -44,7 +48,8 @@ class Freight:
     """The freight lines of all machines of a swarm."""
 
     def __init__(self, swarm: Swarm, scales: Mapping[ProtocolId, Weigh]) -> None:
-        """``scales`` weighs the streams of some protocols; all others are charged as they are."""
+        """``scales`` weighs the streams of some protocols; all others are charged as they
+        are."""
         self.scales = dict(scales)
         self._swarm = swarm
         self._lines: dict[PeerId, Endpoint] = {}
@@ -66,13 +71,15 @@ class Freight:
         return Direction(source, target, self._swarm.fabric.latency_of(source, target))
 
     async def send(self, direction: Direction, size: int, land: Callable[..., None], *args: Any) -> None:
-        """Put ``size`` bytes on the line; return when they have left it. ``land`` is called on arrival."""
+        """Put ``size`` bytes on the line; return when they have left it. ``land`` is called on
+        arrival."""
         self._swarm.fabric.transmit(direction, size, "freight", land, *args)
         await self._swarm.sleep_until(direction.src.up_free / SECOND)
 
     @asynccontextmanager
     async def open_host(self, node: SimNode) -> AsyncIterator[Host]:
-        """The ordinary host of one life of ``node``, whose weighed streams take the freight lines."""
+        """The ordinary host of one life of ``node``, whose weighed streams take the freight
+        lines."""
         line = self.line(node)
         line.set_link(node.endpoint.spec)
         self._swarm.fabric.revive(line, node.world.owner)
@@ -113,7 +120,8 @@ class _FreightHost:
         del self._streams[heavy]
 
     def _on_peer(self, event: PeerEvent) -> None:
-        """Freight for a peer that is gone never lands: whoever waits for it must hear of it."""
+        """Freight for a peer that is gone never lands: the task that waits for it must hear of
+        it."""
         if event.state is PeerState.DISCONNECTED:
             for heavy in [heavy for heavy in self._streams if heavy.peer == event.peer]:
                 heavy.break_off()

@@ -1,4 +1,5 @@
-"""Who takes part in the scenario `volunteers`, on which machines and lines, and the run they sign up for."""
+"""Who takes part in the scenario `volunteers`, on which machines and lines, and the run they
+sign up for."""
 
 from __future__ import annotations
 
@@ -143,8 +144,8 @@ class Plan:
 def plan_of(scenario: Scenario) -> Plan:
     """Read the scenario's parameters. Raises `ConfigError` if a machine cannot do its job.
 
-    Batch, trainer, validators and relay servers are those of a run with ``sized_for`` volunteers; with
-    another number of them all four are in proportion.
+    Batch, trainer, validators and relay servers are those of a run with ``sized_for``
+    volunteers; with another number of them all four are in proportion.
     """
     mix = _mix(scenario)
     share = scenario.nodes / scenario.parameter("sized_for", scenario.nodes)
@@ -226,7 +227,8 @@ def _mix(scenario: Scenario) -> dict[Machine, float]:
 
 
 def deal_machines(plan: Plan, count: int, rng: Random) -> list[Machine]:
-    """A machine for each of ``count`` volunteers: shares as exact as whole numbers allow, in any order."""
+    """A machine for each of ``count`` volunteers: shares as exact as whole numbers allow, in
+    any order."""
     dealt: list[Machine] = []
     total = 0.0
     for machine, share in plan.mix.items():
@@ -263,7 +265,8 @@ def write_run(simulation: Simulation, plan: Plan, trainer: str, validators: list
 
 
 def node_config(scenario: Scenario, plan: Plan) -> NodeConfig:
-    """Production's settings, but for the pace of what only talks and the patience with coarse chunks."""
+    """Production's settings, but for the pace of what only talks and the patience with coarse
+    chunks."""
     config = NodeConfig()
     look = scenario.parameter("look_interval", 1800.0)
     return replace(

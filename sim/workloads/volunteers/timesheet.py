@@ -1,9 +1,10 @@
-"""What machines spend their time on, and worlds that keep such a sheet (and charge for full-size policies).
+"""What machines spend their time on, and worlds that keep such a sheet (and charge for
+full-size policies).
 
-A machine is doing one thing at a time: from the start of a life it *waits* until its engine first has weights
-to load; then it is busy with what its engine is asked for, and *idle* between. What SHARDCAST computes beside
-the engine (decoding a policy that comes) is noted apart; a trainer's encoding, which the role waits for,
-counts as being busy.
+A machine is doing one thing at a time: from the start of a life it *waits* until its engine
+first has weights to load; then it is busy with what its engine is asked for, and *idle*
+between. What SHARDCAST computes beside the engine (decoding a policy that comes) is noted
+apart; a trainer's encoding, which the role waits for, counts as being busy.
 """
 
 from __future__ import annotations
@@ -123,7 +124,8 @@ class TimedWorld:
         return getattr(self._world, name)
 
     async def run_blocking(self, function: Callable[..., T], *args: Any, cost: float) -> T:
-        """As the real world, on the sheet; what SHARDCAST computes takes as long as for the full size."""
+        """As the real world, on the sheet; what SHARDCAST computes takes as long as for the
+        full size."""
         if function in fake.ACTIVITIES:
             activity = function.__name__
         elif function.__module__.startswith("p2p.shardcast"):

@@ -92,7 +92,7 @@ class Volunteers:
         self._bootstrap: SimNode
 
     async def run(self, swarm: Swarm, scenario: Scenario) -> Mapping[str, float | int | str]:
-        """Let the run go on for ``scenario.duration`` and say what became of everybody's time
+        """Let the run go on for ``scenario.duration`` and say what became of all machines' time
         and work."""
         self._scenario, self._plan = scenario, plan_of(scenario)
         plan = self._plan
