@@ -4,7 +4,7 @@ shrunk.
 Theory of operation
 -------------------
 Each kind of fault is a row of `KINDS`: how bad it may be and how many nodes it may hit. What it
-does is in `sim.faults.plan.injector` (simulated nodes) and `sim.lab.faults` (real processes). A
+does is in `sim.faults.injector` (simulated nodes) and `sim.lab.faults` (real processes). A
 drawn plan follows swarm testing (Groce et al., ISSTA 2012): each kind is off with probability
 one half, because a run in which everything happens always hides what only happens when
 something else does not. All faults end before the safety phase does; then every node is up and
@@ -82,7 +82,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class FaultKind:
-    """How a kind of fault is drawn. What it does is in `sim.faults.plan.injector`, under the same
+    """How a kind of fault is drawn. What it does is in `sim.faults.injector`, under the same
     name."""
 
     value: tuple[float, float]

@@ -14,8 +14,8 @@ from typing import Final
 
 import outcome
 
+from sim.faults.injector import FaultInjector
 from sim.faults.plan import Fault, draw_plan, plan_to_json
-from sim.faults.plan.injector import FaultInjector
 from sim.kernel.queue import SECOND
 from sim.kernel.simulation import SimOptions, Simulation
 from sim.kernel.virtual_time import Outcome, run_bare, run_simulation

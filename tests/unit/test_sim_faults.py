@@ -11,12 +11,12 @@ from random import Random
 import pytest
 import trio
 from hypothesis import given, settings, strategies as st
-from sim.faults.plan.injector import ACTIONS, FaultInjector
 
 from p2p.errors import ConfigError
 from p2p.identity import ProtocolId
 from p2p.multiaddr import Multiaddr
 from sim.errors import NodeFailed
+from sim.faults.injector import ACTIONS, FaultInjector
 from sim.faults.plan import KINDS, Fault, draw_plan, plan_from_table, plan_to_json, save_plan
 from sim.faults.shrink import shrink
 from sim.kernel.queue import SECOND

@@ -1,5 +1,5 @@
 """What hostile members do to membership and gossip; the workload under attack is
-`sim.workloads.hostile.words.workload`."""
+`sim.workloads.hostile.workload`."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from p2p.membership.messages import (
 from p2p.multiaddr import Multiaddr
 from sim.node.host import SimHost
 from sim.node.swarm import SimNode, Swarm
-from sim.workloads.hostile.words.heartbeats import say_alive
-from sim.workloads.hostile.words.workload import HONEST, HostileWorkload, Metrics
+from sim.workloads.hostile.heartbeats import say_alive
+from sim.workloads.hostile.workload import HONEST, HostileWorkload, Metrics
 
 TOPIC: Final = "policies"
 SUBSCRIBED_AFTER: Final = 4.0
