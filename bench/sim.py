@@ -161,6 +161,5 @@ def run(arguments: Sequence[str]) -> int:
                 if name in runs[0]:
                     report.add(case, subject, name, "", [figures[name] for figures in runs])
             print(f"{case:15} {nodes:6} nodes  {rates[0]:10,.0f} events/s  {runs[0]['cpu']:7.1f} CPU s")
-    if options.json is not None:
-        options.json.write_text(report.to_json(), encoding="utf-8")
+    report.write(options.json)
     return 0

@@ -26,6 +26,7 @@ from p2p.errors import ConfigError, ShoalError
 from p2p.node.usage import (
     FAILED,
     INTERRUPTED,
+    STANDARD_OUTPUT,
     WRONG_USAGE,
     check_target,
     did_you_mean,
@@ -84,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: list[str]) -> int:
-    console, complaints = Console(), Console(stderr=True)
+    complaints = Console(stderr=True)
     if arguments and arguments[0] not in COMMANDS and not arguments[0].startswith("-"):
         near = did_you_mean(arguments[0], COMMANDS)
         said = escape(f"there is no command {arguments[0]!r}; {near}")
@@ -96,9 +97,7 @@ def _main(arguments: list[str]) -> int:
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())  # where `python -m sim` finds workloads, the command `shoal` does, too
     try:
-        for name in TARGETS:
-            check_target(f"--{name.replace('_', '-')}", getattr(options, name, None))
-        return COMMANDS[options.command](options, console)
+        return COMMANDS[options.command](options, Console(stderr=_check_targets(options)))
     except ConfigError as error:
         complaints.print(f"[red]{escape(str(error))}[/red]", highlight=False, soft_wrap=True)
         return WRONG_USAGE
@@ -107,6 +106,20 @@ def _main(arguments: list[str]) -> int:
         return EXIT_UNAVAILABLE
     except (SimulationError, ShoalError, ExceptionGroup) as error:
         return _explain(error, complaints)
+
+
+def _check_targets(options: argparse.Namespace) -> bool:
+    """Check every file that is to be written; whether one of them is standard output (``-``).
+
+    Then what is for people goes to standard error. Raises `ConfigError`.
+    """
+    targets = {f"--{name.replace('_', '-')}": getattr(options, name, None) for name in TARGETS}
+    for option, path in targets.items():
+        check_target(option, path)
+    piped = [option for option, path in targets.items() if path == STANDARD_OUTPUT]
+    if len(piped) > 1:
+        raise ConfigError(f"{' and '.join(piped)} cannot both be -: standard output takes one of them")
+    return bool(piped)
 
 
 def _explain(error: Exception, complaints: Console) -> int:
@@ -146,7 +159,9 @@ def parser() -> argparse.ArgumentParser:
 
     again = commands.add_parser("replay", help="run a saved plan of faults again")
     again.add_argument("file", type=Path)
-    again.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
+    again.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the result there; - is standard output"
+    )
 
     smaller = commands.add_parser("shrink", help="leave out of a failing plan what does not matter")
     smaller.add_argument("file", type=Path)
@@ -163,7 +178,9 @@ def _scenario_parser(commands: Any, name: str, text: str, *, seed: bool = True) 
     command.add_argument("--nodes", type=int, help="instead of the scenario's own number")
     command.add_argument("--duration", type=float, help="virtual seconds, instead of the scenario's own")
     command.add_argument("--level", type=int, choices=(0, 1, 2, 3), help="rung of the ladder of fidelity")
-    command.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
+    command.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the result there; - is standard output"
+    )
     metavar, text = ("KEY=VALUE", "a value") if seed else ("KEY=A,B", "values to try")
     command.add_argument(
         "--set", action="append", default=[], metavar=metavar, help=f"{text} of [parameters], repeatable"
@@ -249,10 +266,7 @@ def _save(path: Path, scenario: Scenario, seed: int, plan: Sequence[Fault], why:
     changed."""
     settings = scenario_to_table(scenario)
     settings["faults"] = []
-    try:
-        save_plan(path, scenario.source, seed, scenario.nodes, plan, why, settings=settings)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
+    save_plan(path, scenario.source, seed, scenario.nodes, plan, why, settings=settings)
 
 
 def _write_result(options: argparse.Namespace, result: Result) -> None:
@@ -476,8 +490,12 @@ def trace(options: argparse.Namespace, console: Console) -> int:
     scenario = _scenario(options, _one_change(options))
     result = run_scenario(scenario, options.seed, options=keep, started=simulations.append)
     _write_result(options, result)
-    with options.out.open("w", encoding="utf-8") as out:
-        count = write_perfetto(simulations[0].trace.kept, out)
+    kept = simulations[0].trace.kept
+    if options.out == STANDARD_OUTPUT:
+        count = write_perfetto(kept, sys.stdout)
+    else:
+        with options.out.open("w", encoding="utf-8") as out:
+            count = write_perfetto(kept, out)
     console.print(f"{count:,} events in {options.out}; open it at https://ui.perfetto.dev", highlight=False)
     return 0
 

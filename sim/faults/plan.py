@@ -23,7 +23,7 @@ from random import Random
 from typing import Any, Final
 
 from p2p.errors import ConfigError
-from p2p.node.usage import did_you_mean
+from p2p.node.usage import did_you_mean, write_text
 
 SWITCHED_OFF: Final = 0.5
 """Probability that a kind of fault does not occur at all in a drawn plan (swarm testing, see
@@ -207,4 +207,4 @@ def save_plan(
     content = {"scenario": scenario, "seed": seed, "nodes": nodes, "why": why}
     content |= {"settings": settings} if settings is not None else {}
     content["faults"] = plan_to_json(plan)
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_text("the plan", path, json.dumps(content, indent=2))
