@@ -15,9 +15,11 @@ from sim.kernel.queue import EventQueue
 from sim.kernel.trace import Trace
 
 BUGGIFY_ACTIVE: Final = 0.25
-"""Share of buggify sites that are active in one run (FoundationDB's flow/Buggify.h)."""
+"""Share of buggify sites that are active in one run (FoundationDB's flow/Buggify.h). Not all at
+once, for the reason of `sim.faults.plan.SWITCHED_OFF`: a run in which every table is full and
+every answer gets lost never comes to what lies behind them."""
 BUGGIFY_FIRES: Final = 0.25
-"""How often an active site misbehaves."""
+"""How often an active site misbehaves when it is reached (the same source)."""
 CURRENT_NODE: Final = ContextVar("node", default="")
 """Whose life a task belongs to; empty for what belongs to no node."""
 EPOCH: Final = 1_767_225_600.0

@@ -22,6 +22,7 @@ BLOCK_EVENTS: Final = 1000
 """Events per block: fine enough to rerun cheaply, coarse enough that hashing costs under 1 µs
 an event."""
 DIGEST_BYTES: Final = 16
+"""128 bits: two different traces have the same hash by chance in no sweep that can be run."""
 
 TraceEntry = tuple[object, ...]
 """Time in nanoseconds, node, what, and details: ints, floats, str, bytes, bools, None."""

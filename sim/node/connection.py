@@ -15,7 +15,9 @@ from sim.net.fabric import Direction, Endpoint, Fabric, Wire, tampered
 from sim.net.stream import OVERHEAD, SimStream
 
 LAG: Final = 1.0
-"""Seconds by which a message's stream may lag behind the other streams of its connection."""
+"""Seconds by which a message's stream may lag behind the other streams of its connection:
+several round trips of any two regions (`sim.net.latency` has 0.22 s one way at most), so that
+answers, too, may come before what was sent first."""
 MAX_STREAMS: Final = 1024
 """Streams of one connection; a peer that opens more is refused."""
 _OPEN_BYTES: Final = 64

@@ -41,6 +41,8 @@ FOLDER: Final = Path(__file__).parent.parent / "scenarios"
 FILE: Final = ".toml"
 """How the path of a scenario ends; a name of one that comes with us does not."""
 MAX_NODES: Final = 100_000
+"""Ten times the largest scenario there is; more is a slip of the finger, and would fill
+memory."""
 LEAST_PHASE: Final = 2.0
 """Virtual seconds in which faults can be drawn: one begins a second before the end at the
 latest."""

@@ -9,10 +9,10 @@ from hypothesis import given, strategies as st
 
 from p2p.identity import KeyPair
 from sim.errors import NodeFailed, SimStuck
+from sim.kernel import queue as queue_module
 from sim.kernel.keys import KeyRing, derive, derived_rng
 from sim.kernel.queue import SECOND, EventQueue, Owner, nanoseconds
 from sim.kernel.trace import BLOCK_EVENTS, EVERYTHING, Trace, plain
-from sim.kernel.virtual_time import queue as queue_module
 
 
 def make_queue() -> EventQueue:

@@ -40,7 +40,9 @@ LOOK: Final = 30.0
 WAITS: Final = (2.0, 2.0, 2.0, 15.0, 0.0)
 """Seconds after each failed attempt, then from the start again."""
 SMOOTHING: Final = 0.3
+"""Weight of the newest value in the moving averages of rate and success (the package's own)."""
 HEALING: Final = 0.01
+"""By how much each server's success rate rises with every update (the package's own)."""
 FAILURE_RATE: Final = 30.0
 """MB/s that a failed download counts as: the package puts its timeout there."""
 REQUEST_LATENCIES: Final = 4

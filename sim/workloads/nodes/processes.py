@@ -1,5 +1,5 @@
-"""Whole nodes as processes on the shaped lines of an emulation (L3): ``python -m p2p.node``, one a
-machine."""
+"""Whole nodes as processes on the shaped lines of an emulation (L3): ``python -m p2p.node``,
+one a machine."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ LINGER: Final = 2.0
 """Seconds after the end for the last healths to come in; for latecomers among the bytes, on all
 levels."""
 START_SECONDS: Final = 60.0
+"""For the nodes to come up and find each other, beside `SECONDS_A_NODE` for each."""
 SECONDS_A_NODE: Final = 5.0
 """To import everything takes a second of CPU; a busy machine of two cores gives less than half
 of one."""
