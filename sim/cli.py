@@ -137,7 +137,7 @@ def _explain(error: Exception, complaints: Console) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The whole grammar."""
+    """The commands and their options, as ``shoal sim --help`` shows them."""
     root = argparse.ArgumentParser(prog="shoal sim", description="The production code on virtual time.")
     commands = root.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="show the scenarios")

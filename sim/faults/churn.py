@@ -44,7 +44,7 @@ class Lognormal:
     sigma: float
 
     def draw(self, rng: Random) -> float:
-        """Seconds."""
+        """One span in seconds, `LONGEST` at most."""
         return min(LONGEST, rng.lognormvariate(math.log(self.median), self.sigma))
 
 
@@ -56,7 +56,7 @@ class Weibull:
     scale: float
 
     def draw(self, rng: Random) -> float:
-        """Seconds."""
+        """One span in seconds, `LONGEST` at most."""
         return min(LONGEST, rng.weibullvariate(self.scale, self.shape))
 
 

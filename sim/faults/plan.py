@@ -172,7 +172,7 @@ def draw_plan(
 
 
 def plan_to_json(plan: Iterable[Fault]) -> list[dict[str, Any]]:
-    """As plain values."""
+    """The faults as a list that JSON can hold; `plan_from_table` reads it again."""
     return [asdict(fault) for fault in plan]
 
 

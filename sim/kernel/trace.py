@@ -45,7 +45,7 @@ class Trace:
         """The events of the blocks that were to be kept, in order."""
 
     def record(self, entry: TraceEntry) -> None:
-        """Remember that something happened."""
+        """Add an event: to the hash, and to `kept` if its block is to be kept."""
         self._open.append(entry)
         if len(self._open) >= BLOCK_EVENTS:
             self._close_block()

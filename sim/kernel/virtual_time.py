@@ -74,10 +74,10 @@ class SimClock(trio.abc.Clock):
         self._returned = False
 
     def start_clock(self) -> None:
-        """Nothing to start."""
+        """trio calls this once; virtual time starts at 0 without help."""
 
     def current_time(self) -> float:
-        """Virtual seconds."""
+        """Virtual seconds since the simulation began: what `trio.current_time` returns."""
         return self._queue.now / 1e9
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
@@ -244,7 +244,7 @@ def _where(task: trio.lowlevel.Task) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[T]):
-    """How a simulation ended."""
+    """How a simulation ended, and what it cost; what `run_simulation` returns."""
 
     value: T | None
     """What ``main`` returned; None if the horizon came first."""

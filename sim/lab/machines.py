@@ -5,9 +5,9 @@ Theory of operation
 A machine is a namespace kept by a ``cat``, so that its line outlives the programs on it; its
 folder is its disk. Programs print JSON lines and end with their standard input. Everything ends
 with the block: programs are killed, namespaces go with the last process in them, folders are
-removed. If the process that owns the emulation is killed itself, the programs end by themselves,
-and the next emulation to be opened removes the folders: each emulation holds a lock in its folder
-as long as it lives, so a folder without a lock has no owner.
+removed. If the process that owns the emulation is killed itself, the programs end by
+themselves, and the next emulation to be opened removes the folders: each emulation holds a lock
+in its folder as long as it lives, so a folder without a lock has no owner.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Program:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """Whether the process has not ended yet, killed or not."""
         return not self._ended.is_set()
 
     async def kill(self) -> None:
@@ -217,7 +217,7 @@ class LabMachine:
             self._program.signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Let the paused program go on (SIGCONT)."""
         if self._program is not None:
             self._program.signal(signal.SIGCONT)
 

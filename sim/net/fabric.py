@@ -216,7 +216,7 @@ class Fabric:
         """Who answers in whose place: machine numbers."""
 
     def add(self, name: str, owner: Owner, link: LinkSpec | None = None, region: str = "") -> Endpoint:
-        """Connect a new machine."""
+        """Connect a new machine; its number is its address, ``/memory/<number>``."""
         if name in self.by_name:
             raise ValueError(f"there is a machine called {name} already")
         endpoint = Endpoint(
@@ -335,7 +335,7 @@ class Fabric:
 
     @property
     def cuts(self) -> tuple[Cut, ...]:
-        """What is cut now."""
+        """Partitions and holds that last."""
         return tuple(self._cuts)
 
     def clog(self, src: str, dst: str, seconds: float) -> None:

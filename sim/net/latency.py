@@ -44,7 +44,7 @@ _SECONDS: Final[Mapping[tuple[str, str], float]] = {
 
 
 def draw_region(rng: Random) -> str:
-    """A region, by weight."""
+    """A region for a new machine, as often as nodes were seen in it."""
     return rng.choices(list(REGIONS), list(REGIONS.values()))[0]
 
 

@@ -118,7 +118,7 @@ class SimDisk:
         data[offset % len(data)] ^= 1
 
     def paths(self) -> list[str]:
-        """Every file, sorted."""
+        """Every file that there is now, synced or not, sorted."""
         return sorted(self._files)
 
     def _recount(self) -> None:
@@ -181,7 +181,7 @@ class SimDisk:
         self._sync_removals(path.rpartition("/")[0])
 
     def rename_now(self, old: str, new: str) -> None:
-        """Move durably, at once."""
+        """Move a file over another, durably, and without the disk's time."""
         if old not in self._files:
             raise FileNotFoundError(f"{self.node}:{old}")
         self.used -= self.size_now(new) or 0
@@ -195,7 +195,7 @@ class SimDisk:
             self.used -= len(self._files.pop(name).data)
 
     def list_now(self, folder: str) -> list[str]:
-        """Names in a folder."""
+        """Sorted names in a folder; hidden ones, which begin with a dot, are not among them."""
         prefix = folder.rstrip("/") + "/" if folder not in {"", "."} else ""
         inside = (name[len(prefix) :] for name in self._files if name.startswith(prefix))
         names = {name.partition("/")[0]: None for name in inside}

@@ -64,7 +64,7 @@ class SimNode:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs now."""
+        """Whether one of its lives runs now."""
         return self.died is None
 
     @property
@@ -119,7 +119,7 @@ class SimNode:
         self._ended = trio.Event()
 
     def end_life(self, *, silent: bool, torn: Random | None) -> None:
-        """Die: see `Swarm.kill`."""
+        """End the current life: what `Swarm.kill` does to this node."""
         self.died = self._swarm.simulation.now
         self.world.owner.alive = False
         self._scope.cancel()

@@ -57,7 +57,7 @@ def report(result: Result, caption: str, made_by: str = "") -> str:
 
 
 def page(title: str, parts: Sequence[str], made_by: str = "") -> str:
-    """A whole document."""
+    """A whole HTML document: head, parts, and what made it."""
     head = (
         "<meta charset=utf-8><meta name=viewport content='width=device-width,initial-scale=1'>"
         f"<title>{html.escape(title)}</title><style>{_STYLE}</style>"

@@ -256,7 +256,8 @@ class Scenario:
             raise ConfigError(f"scenario {self.name}: latency must not be negative")
 
     def parameter(self, key: str, default: float) -> float:
-        """A number from ``[parameters]``."""
+        """A number from ``[parameters]``, or ``default``. Raises `ConfigError` for what is no
+        number."""
         value = self.parameters.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(f"scenario {self.name}: parameters.{key} must be a number, not {value!r}")

@@ -47,7 +47,7 @@ PARTS: Final = ("p2p.shardcast.service:Known", "p2p.dht.service:RecordJudge", "p
 
 
 class Core(Protocol):
-    """A message machine."""
+    """What the recorded cores have in common."""
 
     def handle(self, event: Any, now: float) -> Any:
         """Events and time in, effects out."""
@@ -166,7 +166,7 @@ class Tape:
         return self._births[self._steps[number].core].kind.__name__
 
     def describe(self, number: int) -> str:
-        """Who was told what."""
+        """Event ``number`` for a message: which core, when, and the event."""
         step = self._steps[number]
         return f"{self.who(number)} {step.core} at {step.now:.6f} s, {step.event!r:.200}"
 

@@ -31,7 +31,8 @@ CONFIG: Final = DhtConfig(
 
 
 class Editions:
-    """A `sim.run.scenario.Workload`."""
+    """Nodes that publish editions of a record, read those of others, and are judged by what
+    they read."""
 
     parameters: ClassVar[Sequence[str]] = ("last_reading", "lifetime", "publish_until", "publish", "read")
 

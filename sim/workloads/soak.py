@@ -98,7 +98,7 @@ class Table:
 
 
 class Soak:
-    """A `sim.run.scenario.Workload`."""
+    """Whole nodes that come and go for the whole duration, and samples of their tables."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, Node] = {}

@@ -44,7 +44,7 @@ LOOK: Final = 0.5
 
 
 class Spine:
-    """A `sim.run.scenario.Workload`."""
+    """The demo's nodes, one of which is killed and started again half-way."""
 
     parameters: ClassVar[Sequence[str]] = (
         "steps",

@@ -128,7 +128,8 @@ class UrgentLinks(HostileWorkload):
     """
 
     async def be_hostile(self, node: SimNode, host: SimHost, membership: Membership) -> None:
-        """Ask, beat, accept."""
+        """Every ``every`` seconds send each honest node a request and a heartbeat; accept all
+        requests."""
         attacker = Attacker(node, host, membership)
         attacker.silence()
         host.set_message_handler(HEARTBEAT, lambda peer, data: self._accept(attacker, peer, data))

@@ -40,7 +40,7 @@ its quotas."""
 
 
 class Squatters:
-    """A `sim.run.scenario.Workload`."""
+    """Honest members, machines that squat the run's key, and newcomers that read it."""
 
     def __init__(self) -> None:
         self._run: Run | None = None

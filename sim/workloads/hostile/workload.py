@@ -80,7 +80,7 @@ class HostileWorkload:
     # What a scenario adds.
 
     def configure(self) -> MembershipConfig:
-        """Of every node."""
+        """The membership configuration of every node, honest or hostile."""
         return MembershipConfig(interval=self.scenario.parameter("interval", 5.0))
 
     async def be_honest(self, node: SimNode, host: SimHost, membership: Membership) -> None:

@@ -104,7 +104,7 @@ class Sites:
 
     @property
     def now(self) -> float:
-        """Virtual seconds."""
+        """Virtual seconds since the first publication."""
         return self.queue.now / SECOND
 
     def version_at(self, when: float) -> int:
@@ -231,7 +231,7 @@ class Sites:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What one worker generated."""
+    """Rollouts that one worker generated, and what became of them."""
 
     delivered: list[tuple[float, int, int]]
     """(virtual second, version, rollouts)."""

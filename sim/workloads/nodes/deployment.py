@@ -79,7 +79,7 @@ class Deployment:
         return {"membership": {"interval": HEARTBEAT}, "dht": {"difficulty": STAMP_BITS}, "role": role}
 
     def config(self, name: str) -> NodeConfig:
-        """A node's configuration."""
+        """A node's configuration, read from its `table` as production reads its file."""
         return read_table(NodeConfig, self.table(name), f"the configuration of {name}")
 
     def _schedule(self) -> dict[str, object]:

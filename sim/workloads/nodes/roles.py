@@ -49,7 +49,7 @@ class Witness:
 
     @classmethod
     def from_config(cls, table: Mapping[str, object]) -> Self:
-        """Raises `ConfigError`."""
+        """The role of a node with this table. Raises `ConfigError` naming the wrong key."""
         return cls(read_table(WitnessConfig, table, "role.witness").upload)
 
     async def run(self, node: Node) -> None:
@@ -100,7 +100,7 @@ class ScheduledPublisher:
 
     @classmethod
     def from_config(cls, table: Mapping[str, object]) -> Self:
-        """Raises `ConfigError`."""
+        """The role of a node with this table. Raises `ConfigError` naming the wrong key."""
         return cls(read_table(PublisherConfig, table, "role.publisher"))
 
     async def run(self, node: Node) -> None:

@@ -62,21 +62,21 @@ class Journal:
         self._clock = clock
 
     def volunteers(self) -> list[str]:
-        """Their names."""
+        """Their names, whether they run now or not."""
         return [name for name in self.sheets if name.startswith(VOLUNTEER)]
 
     def validators(self) -> list[str]:
-        """Their names."""
+        """Their names, whether they run now or not."""
         return [name for name in self.sheets if name.startswith(VALIDATOR)]
 
     def note_birth(self, name: str, roles: list[Role]) -> None:
-        """A life begins."""
+        """A life of ``name`` begins, with these roles."""
         self.sheets[name].begin_life()
         self.lives.setdefault(name, []).append([self._clock(), math.inf])
         self.roles.setdefault(name, []).extend(roles)
 
     def note_death(self, name: str) -> None:
-        """A life has ended."""
+        """The current life of ``name`` has ended; what it was generating is lost."""
         self.cut_short += self.sheets[name].is_doing("generating")
         self.sheets[name].end_life()
         self.lives[name][-1][1] = self._clock()
@@ -204,7 +204,7 @@ def _delays(journal: Journal, scenario: Scenario) -> Iterator[tuple[str, float]]
 
 
 def _journeys(journal: Journal, scenario: Scenario) -> Figures:
-    """How policies travelled."""
+    """How long policies took, by volunteer and version, and over which way they came."""
     known = list(_delays(journal, scenario))
     delays = sorted(delay for _, delay in known)
     without = [journal.lines[name].spec.down for name, delay in known if delay == math.inf]
@@ -274,7 +274,7 @@ def _fates(journal: Journal, swarm: Swarm) -> Figures:
 
 
 def _learning(journal: Journal, scenario: Scenario) -> Figures:
-    """Steps, staleness and reward."""
+    """How fast the trainer stepped, how old its rollouts were, and what was learnt."""
     trainer = journal.trainer
     times = sorted(journal.published.values())
     steps = [later - earlier for earlier, later in pairwise(times)]

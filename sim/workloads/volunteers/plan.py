@@ -88,7 +88,7 @@ class Plan:
 
     @property
     def rows(self) -> int:
-        """Rollouts of a submission."""
+        """Rollouts of a submission: what a worker generates in one go."""
         return self.recipe.submission * self.recipe.group_size
 
     @property
@@ -239,7 +239,7 @@ def deal_machines(plan: Plan, count: int, rng: Random) -> list[Machine]:
 
 
 def draw_line(scenario: Scenario, rng: Random) -> LinkSpec:
-    """A volunteer's line."""
+    """A line for one more volunteer, drawn between ``up_low`` and ``up_high``."""
     uplinks = scenario.parameter("up_low", 200), scenario.parameter("up_high", 2000)
     return drawn_link(rng, uplinks, scenario.parameter("down_factor", 2))
 

@@ -47,7 +47,7 @@ class Timesheet:
         self._begin(WAITING)
 
     def end_life(self) -> None:
-        """The machine is gone."""
+        """The machine is gone: what it was doing ends here."""
         for activity in list(self._begun):
             self._end(activity)
         if self._alive_since is not None:

@@ -65,7 +65,7 @@ HOUR: Final = 3600.0
 
 
 class Volunteers:
-    """A `sim.run.scenario.Workload`."""
+    """A trainer's site, validators, relay servers, and volunteers who come and go."""
 
     parameters: ClassVar[Sequence[str]] = (
         *PLAN_PARAMETERS,
