@@ -3,21 +3,22 @@
 Each folder knows only those below it in this list, and opens with a map of its own:
 
 - `sim.workloads`: what nodes do in the scenarios that come with the simulator
-- `sim.run`: scenario files, runs, sweeps, traces of two runs compared, reports (`sim.cli` calls it)
+- `sim.run`: scenario files, runs, sweeps, traces of two runs compared, reports (`sim.cli` calls
+  it)
 - `sim.lab`: real processes on shaped lines, and how well the link model meets them
 - `sim.faults`: what goes wrong: plans of faults, and machines that come and go
 - `sim.node`: one simulated machine (world, disk, clock, host, network), and the swarm of them
 - `sim.net`: lines, wires and streams between machines
 - `sim.kernel`: the heap of events, trio on it, the trace, the seed's keys
 
-Read `sim.kernel.queue` first (the heap), then `sim.kernel.virtual_time` (how trio runs on it) and
-`sim.node.swarm` (how a node lives and dies).
+Read `sim.kernel.queue` first (the heap), then `sim.kernel.virtual_time` (how trio runs on it)
+and `sim.node.swarm` (how a node lives and dies).
 
-How a run flows: `run_simulation` makes a `Simulation` and runs ``main`` on trio; `open_swarm` adds
-machines; each life of a node is a coroutine that opens its host (`SimNode.open_host`) and runs the
-production services on it. Everything that takes time (a sleep, a message on a line, a disk) is an
-event of one heap, each of which is recorded in the trace, whose hash says whether two runs were
-the same.
+How a run flows: `run_simulation` makes a `Simulation` and runs ``main`` on trio; `open_swarm`
+adds machines; each life of a node is a coroutine that opens its host (`SimNode.open_host`) and
+runs the production services on it. Everything that takes time (a sleep, a message on a line, a
+disk) is an event of one heap, each of which is recorded in the trace, whose hash says whether
+two runs were the same.
 
 What a newcomer calls: `run_simulation`, `open_swarm`, `Swarm.add`, `SimNode.open_host`; for
 machines that come and go `Churn`. docs/simulation.md shows a whole program, and how to write a

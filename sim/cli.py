@@ -293,8 +293,8 @@ def show(result: Result, console: Console) -> None:
         return
     rate = result.events / max(result.cpu_seconds, 1e-9)
     console.print(
-        f"{result.nodes} nodes, {result.virtual_seconds:,.0f} virtual seconds in {result.cpu_seconds:.1f} CPU"
-        f" seconds, {result.events:,} events ({rate:,.0f}/s), trace {result.trace_hash}",
+        f"{result.nodes} nodes, {result.virtual_seconds:,.0f} virtual seconds"
+        f" in {result.cpu_seconds:.1f} CPU seconds, {result.events:,} events ({rate:,.0f}/s), trace {result.trace_hash}",
         highlight=False,
     )
 
@@ -357,7 +357,8 @@ def _tell_sweep(
         if counts:
             console.print(_counts(title, counts))
     console.print(
-        f"{summary['runs']} runs, {len(summary['failed'])} failed, {summary['cpu_seconds']:.0f} CPU seconds, "
+        f"{summary['runs']} runs, {len(summary['failed'])} failed, "
+        f"{summary['cpu_seconds']:.0f} CPU seconds, "
         f"all traces {summary['trace_hash']}",
         highlight=False,
     )

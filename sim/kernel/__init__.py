@@ -7,9 +7,9 @@
 - `keys`: keys and random generators as functions of the seed
 - `determinism`: the few private names of trio that are touched, and the doors that are closed
 
-How data flows: what should happen later is given to `EventQueue.schedule` with an `Owner` (one life of
-one node). trio asks `SimClock` how long to sleep when no task can run; the clock runs events
-until one wakes a task. Each event that runs is recorded in the `Trace`.
+How data flows: what should happen later is given to `EventQueue.schedule` with an `Owner` (one
+life of one node). trio asks `SimClock` how long to sleep when no task can run; the clock runs
+events until one wakes a task. Each event that runs is recorded in the `Trace`.
 
 A newcomer calls `run_simulation` only, and inside it `Simulation.rng` and `Simulation.plot`.
 """

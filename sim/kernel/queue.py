@@ -88,8 +88,8 @@ class EventQueue:
     """Runs callbacks in order of (time, when they were asked for)."""
 
     __slots__ = (
-        "_cancelled", "_heap", "_order", "_same_instant", "_watch_due", "_watch_step", "_watcher",
-        "events", "kernel", "now", "trace",
+        "_cancelled", "_heap", "_order", "_same_instant", "_watch_due", "_watch_step",
+        "_watcher", "events", "kernel", "now", "trace",
     )  # fmt: skip
 
     def __init__(self, trace: Trace) -> None:

@@ -5,8 +5,8 @@
 - `faults`: the faults that real processes and lines can have
 - `link_model`: a broadcast down a tree, simulated and real, by which the link model is judged
 
-How data flows: `sim.run.real` opens an `Emulation` and hands it to a workload's ``run_real``, which
-adds machines and starts programs on them; what they print comes back as JSON lines.
+How data flows: `sim.run.real` opens an `Emulation` and hands it to a workload's ``run_real``,
+which adds machines and starts programs on them; what they print comes back as JSON lines.
 
 A newcomer calls nothing here: ``python -m sim run NAME --level 3`` does.
 """

@@ -300,7 +300,8 @@ async def open_emulation(
         try:
             yield emulation
         finally:
-            nursery.cancel_scope.cancel()  # before the programs are killed: their end is no error then
+            # Before the programs are killed: their end is no error then.
+            nursery.cancel_scope.cancel()
 
 
 @contextmanager

@@ -80,9 +80,9 @@ class Endpoint:
     """A machine on the network, through all lives of its node."""
 
     __slots__ = (
-        "_make_rng", "_rng", "down_cost", "down_free", "host", "index", "lags", "lies", "listeners", "name",
-        "owner", "received", "region", "repeats", "sent", "silent", "spec", "uneven", "up_cost", "up_free",
-        "wires",
+        "_make_rng", "_rng", "down_cost", "down_free", "host", "index", "lags", "lies",
+        "listeners", "name", "owner", "received", "region", "repeats", "sent", "silent",
+        "spec", "uneven", "up_cost", "up_free", "wires",
     )  # fmt: skip
 
     def __init__(

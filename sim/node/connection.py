@@ -107,8 +107,8 @@ class End:
     """One side of a connection."""
 
     __slots__ = (
-        "_extras", "_fabric", "direction", "dropped", "host", "open", "other", "peer", "queued", "side",
-        "spoken", "wire",
+        "_extras", "_fabric", "direction", "dropped", "host", "open", "other", "peer",
+        "queued", "side", "spoken", "wire",
     )  # fmt: skip
 
     def __init__(self, host: EndOwner, peer: PeerId, wire: Wire, side: int) -> None:

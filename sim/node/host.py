@@ -73,9 +73,10 @@ class SimHost:
     """One node's `Host` on the simulated network. Open it with `open_sim_host`."""
 
     __slots__ = (
-        "_addrs", "_book", "_closed", "_dials", "_endpoint", "_ends", "_listeners", "_message_handlers",
-        "_nursery", "_peer_id", "_protected", "_queue", "_scores", "_served", "_traffic", "_unreachable",
-        "_world", "dropped", "fabric", "handlers", "name",
+        "_addrs", "_book", "_closed", "_dials", "_endpoint", "_ends", "_listeners",
+        "_message_handlers", "_nursery", "_peer_id", "_protected", "_queue", "_scores",
+        "_served", "_traffic", "_unreachable", "_world", "dropped", "fabric", "handlers",
+        "name",
     )  # fmt: skip
 
     def __init__(self, world: SimWorld, fabric: Fabric, endpoint: Endpoint, nursery: trio.Nursery) -> None:

@@ -8,8 +8,9 @@
 - `diff`: the first event in which two runs differ; `tape`: what cores were told at L1, told
   again at L0; `perfetto`: a trace for ui.perfetto.dev
 
-How data flows: `load_scenario` gives a `Scenario`; `run_scenario` opens its workload by name, lets
-it play on its level, and returns a `Result` with metrics, judged expectations and trace hash.
+How data flows: `load_scenario` gives a `Scenario`; `run_scenario` opens its workload by name,
+lets it play on its level, and returns a `Result` with metrics, judged expectations and trace
+hash.
 
 A newcomer calls `load_scenario` and `run_scenario`, or ``python -m sim run``.
 """

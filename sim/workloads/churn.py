@@ -92,8 +92,8 @@ class MembershipChurn:
         recorded = {session.node: None for session in sessions}
         if len(recorded) != scenario.nodes - BOOTSTRAP or not recorded.keys().isdisjoint(swarm.nodes):
             raise ConfigError(
-                f"scenario {scenario.name}: {len(recorded)} machines were recorded, which with {BOOTSTRAP} "
-                f"that stay (n0 to n{BOOTSTRAP - 1}) must make {scenario.nodes} nodes"
+                f"scenario {scenario.name}: {len(recorded)} machines were recorded, "
+                f"which with {BOOTSTRAP} that stay (n0 to n{BOOTSTRAP - 1}) must make {scenario.nodes} nodes"
             )
         churn.replay(sessions, lambda name: swarm.add(name, self._live, link=scenario.link))
 

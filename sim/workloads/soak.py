@@ -294,7 +294,8 @@ def _config(interval: float) -> NodeConfig:
             difficulty=STAMP_BITS,
             paths=1,
             alpha=1,
-            replicas=1,  # what a node holds for others is a third; whose records they are does not change
+            # A third of the records: what a node holds for others shrinks, not for whom.
+            replicas=1,
             quorum=1,
             refresh_interval=6 * HOUR,
             replicate_interval=6 * HOUR,

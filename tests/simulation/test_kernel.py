@@ -13,8 +13,9 @@ import trio
 import trio.testing
 
 from sim.errors import NodeFailed, SimDeadlock, SimForbidden, SimStuck
+from sim.kernel import virtual_time as kernel
 from sim.kernel.simulation import SimOptions, Simulation
-from sim.kernel.virtual_time import run_simulation, virtual_time as kernel
+from sim.kernel.virtual_time import run_simulation
 from sim.node.world import SimWorld
 
 

@@ -8,8 +8,9 @@ import pytest
 import trio
 
 from sim.errors import SimDeadlock, SimStuck
+from sim.kernel import virtual_time as kernel
 from sim.kernel.simulation import Simulation
-from sim.kernel.virtual_time import run_simulation, virtual_time as kernel
+from sim.kernel.virtual_time import run_simulation
 from sim.node.swarm import SimNode, open_swarm
 
 
