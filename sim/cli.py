@@ -294,7 +294,8 @@ def show(result: Result, console: Console) -> None:
     rate = result.events / max(result.cpu_seconds, 1e-9)
     console.print(
         f"{result.nodes} nodes, {result.virtual_seconds:,.0f} virtual seconds"
-        f" in {result.cpu_seconds:.1f} CPU seconds, {result.events:,} events ({rate:,.0f}/s), trace {result.trace_hash}",
+        f" in {result.cpu_seconds:.1f} CPU seconds, {result.events:,} events ({rate:,.0f}/s),"
+        f" trace {result.trace_hash}",
         highlight=False,
     )
 
