@@ -1,5 +1,4 @@
-"""What several faults at once do to one thing of a node, and what is left of it when each
-ends."""
+"""What several faults at once do to one thing of a node, and what is left when each ends."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Faults as data: a plan is a list of timed faults, so that it can be drawn, kept, replayed and
-shrunk.
+"""Faults as data: a plan is a list of timed faults, which can be drawn, kept and shrunk.
 
 Theory of operation
 -------------------

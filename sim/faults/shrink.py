@@ -1,5 +1,6 @@
-"""From a failing plan to the few faults that matter (delta debugging, Zeller and Hildebrandt
-2002).
+"""From a failing plan to the few faults that matter: delta debugging.
+
+Zeller and Hildebrandt, Simplifying and Isolating Failure-Inducing Input, 2002.
 
 Fewer faults first, then fewer victims, then shorter faults. A plan of n faults of which k
 matter takes about k log n runs; no generator has to find the failure anew.

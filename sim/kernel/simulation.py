@@ -1,5 +1,4 @@
-"""What all nodes of one simulation share: the heap, the trace, the seed, the keys, the
-witnesses."""
+"""What all nodes of one simulation share: heap, trace, seed, keys and witnesses."""
 
 from __future__ import annotations
 

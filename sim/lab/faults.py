@@ -1,5 +1,4 @@
-"""Faults that real processes and lines can have: the kinds of `sim.faults.plan` that level 3
-knows."""
+"""Faults that real processes and lines can have: those kinds of a plan that level 3 knows."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Machines with shaped lines, out of network namespaces (L3). Needs Linux, root, iproute2 and
-util-linux.
+"""Machines with shaped lines, out of network namespaces (L3).
+
+They need Linux, root, iproute2 and util-linux.
 
 Theory of operation
 -------------------

@@ -1,5 +1,4 @@
-"""The simulated `Host` (level L1): authenticated peers without handshakes, over simulated
-wires.
+"""The simulated `Host` (L1): authenticated peers without handshakes, over simulated wires.
 
 Theory of operation
 -------------------

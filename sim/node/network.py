@@ -1,5 +1,4 @@
-"""The simulated `Network`: raw byte streams between machines, for what lies below a `Host`
-(level L2)."""
+"""The simulated `Network` (L2): raw byte streams between machines, below a real `Host`."""
 
 from __future__ import annotations
 

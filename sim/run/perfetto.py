@@ -1,5 +1,4 @@
-"""A trace that ui.perfetto.dev opens: one process row per node, what happened there, arrows for
-messages."""
+"""A trace that ui.perfetto.dev opens: one row for each node, arrows for messages."""
 
 from __future__ import annotations
 

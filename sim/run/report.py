@@ -1,5 +1,4 @@
-"""One HTML file that shows what a run or a sweep did: no scripts, no fonts, nothing to
-fetch."""
+"""One HTML file that shows what a run or a sweep did, with nothing to fetch or to execute."""
 
 from __future__ import annotations
 

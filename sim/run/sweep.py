@@ -1,5 +1,4 @@
-"""Many seeds and parameters at once: one process a run, through any `concurrent.futures`
-executor.
+"""Many seeds and parameters at once: one process a run, through any executor.
 
 A caller that stops reading `sweep` half-way (Ctrl-C) ends it at once: what waits is cancelled,
 this machine's worker processes are terminated, and the runs that had ended were yielded

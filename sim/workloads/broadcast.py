@@ -1,5 +1,4 @@
-"""How long does a policy take to reach every node over these links, while some die on the way?
-(L0)
+"""How long does a policy take to reach every node, while some die on the way? (L0)
 
 The forest is the real one (`p2p.shardcast.forest.plant`); what runs around it is a relay
 reduced to its flow: a chunk that arrives goes on to the children of its stripe, two under way

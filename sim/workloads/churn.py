@@ -1,5 +1,7 @@
-"""Does every node know which others are alive, while machines come and go? Membership alone,
-over the simulated host."""
+"""Does every node know which others are alive, while machines come and go? (L1)
+
+Membership alone, over the simulated host.
+"""
 
 from __future__ import annotations
 

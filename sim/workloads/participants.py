@@ -1,5 +1,4 @@
-"""Who takes part in a scenario about policies: honest, late, weaker than measured, dripping or
-lying.
+"""Who takes part in a scenario about policies: honest, late, weak, dripping or lying nodes.
 
 Parameters of a scenario, by number of node: the first ``liars`` claim the best uplink and
 corrupt ``lie_share`` of the chunks they send; the next ``drippers`` claim the best uplink and

@@ -1,5 +1,4 @@
-"""How does a policy spread over real SHARDCAST nodes, some of which are late, slow, lying or
-dead? (L1)
+"""How does a policy spread over real services, some late, slow, lying or dead? (L1)
 
 The origin publishes a version each ``interval``, from a task of its own life, so that it dies
 with it and goes on after a restart with the newest that is due. The roster is the workload's:

@@ -1,5 +1,4 @@
-"""How fast machines compute, where no machine is there: devices, model sizes, and what follows
-from both.
+"""How fast machines compute: devices, model sizes, and what follows from both.
 
 Device figures are the makers' own; model figures are the published configurations. Everything
 else is an estimate from a roofline with three efficiencies, each named below with its reason,

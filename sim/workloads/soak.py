@@ -1,5 +1,4 @@
-"""Does any table grow without bound? Whole nodes that come and go for weeks, and a count of all
-they hold.
+"""Does any table grow without bound, while whole nodes come and go for weeks? (L1)
 
 Theory of operation
 -------------------

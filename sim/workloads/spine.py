@@ -1,5 +1,4 @@
-"""The whole spine in virtual time: the demo's nodes, roles and configuration, with the fake
-engine.
+"""The demo's nodes, roles and configuration in virtual time, with the fake engine. (L1)
 
 One relay-only node that knows the run, a trainer, a validator, two honest inference nodes and
 one that cheats. One honest node is killed in the middle and started again on its disk; the run

@@ -1,5 +1,4 @@
-"""A topology as real processes on real, shaped links (L3): the broadcast of
-`sim.lab.link_model.broadcast` over TCP."""
+"""A topology as processes on real, shaped links (L3): the same broadcast over TCP."""
 
 from __future__ import annotations
 

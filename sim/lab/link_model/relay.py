@@ -1,5 +1,6 @@
-"""One machine of the lab as a process: ``python -m sim.lab.link_model.relay``, told by lines on
-its standard input.
+"""One machine of a tree as a process, told what to do by lines on its standard input.
+
+It is started as ``python -m sim.lab.link_model.relay``.
 
 ``listen ADDR``, ``join ADDR|- CHILDREN`` (new streams to the parent and from the children) and
 ``play CHUNKS CHUNK_BYTES`` are answered by one line each; ``play`` by the seconds on the

@@ -1,5 +1,7 @@
-"""What hostile members do to membership and gossip; the workload under attack is
-`sim.workloads.hostile.workload`."""
+"""What hostile members do to membership and gossip: four attacks. (L1)
+
+The course of each is that of `sim.workloads.hostile.workload`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Words that hostile members sign. What they say is well-formed: the lie is in what they do
-with it.
+"""Heartbeats that hostile members sign.
+
+They are well-formed: the lie is in what is done with them.
 
 Used by the hostile scenarios and by the attacks on a live node (tests/attacks).
 """

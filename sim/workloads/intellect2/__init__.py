@@ -1,5 +1,4 @@
-"""INTELLECT-2's broadcast at level 0: 62 GB to 200 volunteers, by two designs on the same
-lines.
+"""INTELLECT-2's broadcast at level 0: 62 GB to 200 volunteers, by two designs.
 
 - `sites` (read it first): lines, machines and deaths, drawn from the seed alike for both
   designs

@@ -1,5 +1,4 @@
-"""INTELLECT-2's broadcast, by SHARDCAST's real core: how long do 62 GB take to reach 200
-volunteers? (L0)
+"""How long do 62 GB take to reach 200 volunteers, by SHARDCAST's real core? (L0)
 
 Theory of operation
 -------------------

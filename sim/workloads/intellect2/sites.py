@@ -1,5 +1,4 @@
-"""A run of one trainer's site and many volunteers: their lines and machines, and what they make
-of policies.
+"""A trainer's site and many volunteers: their lines, their machines, and their policies.
 
 Both `sim.workloads.intellect2.shardcast` workloads play on these sites with the same draws, so
 that a seed gives the same lines, machines and deaths to both ways of distribution. Everything

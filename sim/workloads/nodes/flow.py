@@ -1,5 +1,4 @@
-"""The same question at L0: the real forest over the same lines, with relays reduced to their
-flow."""
+"""The same question at L0: the real forest, with relays reduced to their flow."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What nodes tell of themselves, and what follows from it: the metrics, the same on every
-level."""
+"""What nodes say of themselves, and the metrics that follow: the same on every level."""
 
 from __future__ import annotations
 

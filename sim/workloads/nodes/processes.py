@@ -1,5 +1,7 @@
-"""Whole nodes as processes on the shaped lines of an emulation (L3): ``python -m p2p.node``,
-one a machine."""
+"""Whole nodes as processes on the shaped lines of an emulation (L3).
+
+Each machine runs one ``python -m p2p.node``.
+"""
 
 from __future__ import annotations
 

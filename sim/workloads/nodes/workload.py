@@ -1,5 +1,6 @@
-"""How does a policy spread over whole nodes: run file, membership, DHT, gossip, SHARDCAST? (L0
-to L3)
+"""How does a policy spread over whole nodes? (L0 to L3)
+
+Each has run file, membership, DHT, gossip and SHARDCAST, as production has.
 
 All nodes join through the origin and the first receiver, as a command line would tell them;
 the origin publishes once it knows them all, a version each ``interval``. Nothing is arranged

@@ -1,5 +1,4 @@
-"""What came of `sim.workloads.volunteers.workload`: use of time, policies' journeys, rollouts'
-fates, the bill."""
+"""What came of the volunteers' run: use of time, broadcasts, rollouts' fates, the bill."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Bulk that stands for far more bytes than it has: full-size policies on the lines of real
-services (L1).
+"""Bulk that stands for more bytes than it has: full-size policies on the lines. (L1)
 
 Theory of operation
 -------------------

@@ -1,5 +1,4 @@
-"""Who takes part in the scenario `volunteers`, on which machines and lines, and the run they
-sign up for."""
+"""Who takes part in the scenario `volunteers`, on which machines and lines, in which run."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What machines spend their time on, and worlds that keep such a sheet (and charge for
-full-size policies).
+"""What machines spend their time on, and worlds that keep such a sheet.
 
 A machine is doing one thing at a time: from the start of a life it *waits* until its engine
 first has weights to load; then it is busy with what its engine is asked for, and *idle*

@@ -1,5 +1,4 @@
-"""A 32 B run on volunteers' machines: the real roles and services, time and sizes from device
-profiles. (L1)
+"""A 32 B run on volunteers' machines: real roles, speeds from device profiles. (L1)
 
 One trainer's site, validators, a few servers that only relay, and many volunteers whose
 machines and lines are drawn from the scenario's distributions and who come and go. Every node
