@@ -46,6 +46,8 @@ EXEMPT = {
     "roles/engines/tiny/": "runs inside the worker process",
     "roles/envs/installed.py": "hashes installed packages before they are imported",
     "roles/engines/worker.py": "is the worker process",
+    "roles/envs/ration.py": "limits a worker process to what it may spend",
+    "roles/frames.py": "the standard streams of a worker process",
     "roles/rl/alone.py": "learning in one process, no node around it",
     "roles/run/__main__.py": "a command line: paths in, text out",
 }
