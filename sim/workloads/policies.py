@@ -31,7 +31,7 @@ from p2p.shardcast import (
     ShardcastStats,
     open_shardcast,
 )
-from p2p.shardcast.forest import Forest, Roster, plant
+from p2p.shardcast.forest import Forest, Roster, build_forest
 from sim.net.link import MBIT
 from sim.node.swarm import SimNode, Swarm
 from sim.run.scenario import Scenario
@@ -290,7 +290,7 @@ class Policies:
         now)."""
         origin = swarm.nodes[ORIGIN]
         roster = Roster.sign(origin.world.signer, RUN, 1, self._roster(origin))
-        return depth_of(plant(roster, PolicyVersion(max(self._published, default=1))))
+        return depth_of(build_forest(roster, PolicyVersion(max(self._published, default=1))))
 
 
 def depth_of(forest: Forest) -> int:

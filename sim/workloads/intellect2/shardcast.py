@@ -25,12 +25,13 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final
 
 from p2p.identity import PeerId
-from p2p.shardcast import NO_POLICY, PolicyVersion, RosterEntry, ShardcastConfig, ShardcastStats, events as ev
+from p2p.shardcast import NO_POLICY, PolicyVersion, RosterEntry, ShardcastConfig, ShardcastStats
 from p2p.shardcast.codec import DECODE_RATE
-from p2p.shardcast.core import ShardcastCore
-from p2p.shardcast.forest import Roster, plant
-from p2p.shardcast.known import Known
-from p2p.shardcast.manifest import MAX_SPAN, Chunk, Draft, Encoding, Index, digest_of
+from p2p.shardcast.core import events as ev
+from p2p.shardcast.core.core import ShardcastCore
+from p2p.shardcast.core.statements import Statements
+from p2p.shardcast.forest import Roster, build_forest
+from p2p.shardcast.manifest import MAX_SPAN, Chunk, Encoding, Index, ManifestBody, digest_of
 from p2p.shardcast.messages import ChunkHeader, Message, encode_message
 from sim.errors import SimulationError
 from sim.kernel.queue import SimTimer, nanoseconds
@@ -81,9 +82,9 @@ class Peer:
         self.site = site
         self._swarm = swarm
         self._queue = sites.queue
-        known = Known(RUN, lambda peer: peer == sites.origin.peer, sites.simulation.keys.verify)
+        statements = Statements(RUN, lambda peer: peer == sites.origin.peer, sites.simulation.keys.verify)
         config = ShardcastConfig(stall=ShardcastConfig().stall * swarm.coarse)
-        self.core = ShardcastCore(site.peer, config, known, sites.simulation.rng(site.name, "shardcast"))
+        self.core = ShardcastCore(site.peer, config, statements, sites.simulation.rng(site.name, "shardcast"))
         self._streams: dict[PeerId, _Stream] = {}
         self._timer: SimTimer | None = None
         self._timer_at = math.inf
@@ -226,7 +227,7 @@ class CoreSwarm:
         index = Index.of([Chunk(digest_of(data), MAX_SPAN, MAX_SPAN) for data in self.chunks])
         weights = digest_of(index.data)
         encodings = (Encoding.of(index),)
-        draft = Draft(RUN, PolicyVersion(1), NO_POLICY, b"", weights, index.size, 0, encodings)
+        draft = ManifestBody(RUN, PolicyVersion(1), NO_POLICY, b"", weights, index.size, 0, encodings)
         manifest = draft.sign(self.sites.simulation.keys.signer("origin"))
         self.peers[self.sites.origin.peer].handle(ev.Publish(manifest, index, self.roster()))
 
@@ -262,7 +263,7 @@ class Intellect2:
         return {
             **sites.distribution(),
             **_counted([peer.core.stats for peer in swarm.peers.values()], sites, swarm),
-            "forest_depth": depth_of(plant(swarm.roster(), PolicyVersion(1))),
+            "forest_depth": depth_of(build_forest(swarm.roster(), PolicyVersion(1))),
             **sites.generation(),
         }
 

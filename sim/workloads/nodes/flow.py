@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from p2p.errors import ConfigError
 from p2p.shardcast import PolicyVersion, RosterEntry
-from p2p.shardcast.forest import Forest, Roster, plant
+from p2p.shardcast.forest import Forest, Roster, build_forest
 from sim.kernel.simulation import Simulation
 from sim.net.link import MBIT
 from sim.run.scenario import Scenario
@@ -67,4 +67,4 @@ class PolicyFlow(Broadcast):
             for name in deployment.receivers
         ]
         signer = self._simulation.keys.signer(ORIGIN)
-        return plant(Roster.sign(signer, deployment.run.id, 1, entries), PolicyVersion(1))
+        return build_forest(Roster.sign(signer, deployment.run.id, 1, entries), PolicyVersion(1))
