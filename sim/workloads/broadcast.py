@@ -1,6 +1,6 @@
 """How long does a policy take to reach every node, while some die on the way? (L0)
 
-The forest is the real one (`p2p.shardcast.forest`); what runs around it is a relay
+The forest is the real one (`p2p.shardcast.forest.build_forest`); what runs around it is a relay
 reduced to its flow: a chunk that arrives goes on to the children of its stripe, two under way
 to each, and the children of a dead relay are fed by the next living relay above it. Chunks have
 sizes and no bytes, so 62 GB fit. Nodes beyond the roster's limit hang on eight random members

@@ -227,8 +227,8 @@ class CoreSwarm:
         index = Index.of([Chunk(digest_of(data), MAX_SPAN, MAX_SPAN) for data in self.chunks])
         weights = digest_of(index.data)
         encodings = (Encoding.of(index),)
-        draft = ManifestBody(RUN, PolicyVersion(1), NO_POLICY, b"", weights, index.size, 0, encodings)
-        manifest = draft.sign(self.sites.simulation.keys.signer("origin"))
+        body = ManifestBody(RUN, PolicyVersion(1), NO_POLICY, b"", weights, index.size, 0, encodings)
+        manifest = body.sign(self.sites.simulation.keys.signer("origin"))
         self.peers[self.sites.origin.peer].handle(ev.Publish(manifest, index, self.roster()))
 
     def gossip(self, author: Peer, message: Message) -> None:
