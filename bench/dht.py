@@ -19,8 +19,8 @@ from typing import Final
 
 from bench.report import Report
 from p2p.dht.config import DhtConfig
-from p2p.dht.core import DhtCore
-from p2p.dht.events import (
+from p2p.dht.core.core import DhtCore
+from p2p.dht.core.events import (
     Effect,
     Event,
     Found,
@@ -38,6 +38,7 @@ from p2p.dht.events import (
     Tick,
     Written,
 )
+from p2p.dht.core.table import ContactTable
 from p2p.dht.messages import (
     Contact,
     FindNode,
@@ -53,7 +54,6 @@ from p2p.dht.messages import (
 )
 from p2p.dht.record import ADDRESSES, Record, RecordJudge, sign_record
 from p2p.dht.stamp import make_stamp
-from p2p.dht.table import ContactTable
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair, PeerId, verify
 from p2p.multiaddr import Multiaddr

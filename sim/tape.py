@@ -41,7 +41,11 @@ CORES: Final[Mapping[str, str]] = {
     "shardcast": "p2p.shardcast.service:ShardcastCore",
 }
 """Every message machine, by where its driver looks for it."""
-PARTS: Final = ("p2p.shardcast.service:Known", "p2p.dht.service:RecordJudge", "p2p.dht.table:ContactTable")
+PARTS: Final = (
+    "p2p.shardcast.service:Known",
+    "p2p.dht.service:RecordJudge",
+    "p2p.dht.core.table:ContactTable",
+)
 """What drivers make for their cores. The rest of what a core is given does not change."""
 
 

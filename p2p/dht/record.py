@@ -14,7 +14,7 @@ from enum import Enum
 from hashlib import sha256
 from typing import Final
 
-from p2p.dht.diversity import prefixes
+from p2p.dht.core.diversity import prefixes
 from p2p.dht.stamp import ID_BYTES, NONCE_BYTES, check_stamp
 from p2p.errors import BadMessage
 from p2p.identity import SIGNATURE_BYTES, PeerId, ProtocolId, Signer, Verify, decode_peer_id_untrusted
@@ -169,7 +169,7 @@ class Standing:
     reserved: bool = False
     """Gives way to nobody."""
     groups: tuple[str, ...] = ()
-    """The address prefixes it counts against (`p2p.dht.diversity`)."""
+    """The address prefixes it counts against (`p2p.dht.core.diversity`)."""
 
 
 def _of_anybody(_: Record) -> PublisherKind:

@@ -19,8 +19,8 @@ from typing import Final
 import trio
 
 from p2p.dht.config import DhtConfig
-from p2p.dht.core import DhtCore
-from p2p.dht.events import (
+from p2p.dht.core.core import DhtCore
+from p2p.dht.core.events import (
     Cancel,
     Event,
     Forget,
@@ -39,8 +39,8 @@ from p2p.dht.events import (
     Tick,
     Written,
 )
+from p2p.dht.core.publications import MAX_PUBLICATIONS
 from p2p.dht.messages import MAX_DATAGRAM, Contact
-from p2p.dht.publications import MAX_PUBLICATIONS
 from p2p.dht.record import (
     ADDR_NAMESPACE,
     ADDRESSES,
@@ -390,7 +390,7 @@ async def open_dht(
     the package kademlia is not installed.
     """
     # Imported here: with kademlia comes asyncio, which whoever needs no DHT need not load.
-    from p2p.dht.table import ContactTable
+    from p2p.dht.core.table import ContactTable
 
     config = config or DhtConfig()
     if world.buggify("dht/asks one by one"):

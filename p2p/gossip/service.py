@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from p2p.errors import BadMessage
-from p2p.gossip.core import GossipCore
-from p2p.gossip.events import (
+from p2p.gossip.core.core import GossipCore
+from p2p.gossip.core.events import (
     Connected,
     Deliver,
     Disconnected,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from bench.dht import WALL, Node, Swarm
-from p2p.dht.answers import ALL_BURST, ALL_RATE, BURST_BYTES, RATE_BYTES
 from p2p.dht.config import DhtConfig
-from p2p.dht.events import Join, Received, Written
+from p2p.dht.core.events import Join, Received, Written
+from p2p.dht.core.publications import MAX_PUBLICATIONS
+from p2p.dht.core.responder import ALL_BURST, ALL_RATE, BURST_BYTES, RATE_BYTES
+from p2p.dht.core.store import MAX_PUBLISHERS
 from p2p.dht.messages import Contact, FindNode, FindValue, Nodes, Ping, Pong, Store, Stored, encode
-from p2p.dht.publications import MAX_PUBLICATIONS
-from p2p.dht.store import MAX_PUBLISHERS
 from p2p.wire import KI
 from tests.attacks.dht import DIFFICULTY, contact, key_pair, place, sent, signed, tell
 

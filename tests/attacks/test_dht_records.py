@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from bench.dht import WALL, Node, Swarm
 from p2p.dht.config import DhtConfig
-from p2p.dht.events import Effect, Get, Moved, Penalise, Tick
+from p2p.dht.core.events import Effect, Get, Moved, Penalise, Tick
+from p2p.dht.core.operations import MAX_FOUND, MAX_JUDGED, Reading
+from p2p.dht.core.store import MAX_HELD, MAX_PER_PUBLISHER, MAX_PUBLISHERS, Holding, RecordStore
 from p2p.dht.messages import Contact, FindNode, FindValue, Nodes, Ping, Pong, Store, Stored, Values
-from p2p.dht.operations import MAX_FOUND, MAX_JUDGED, Reading
 from p2p.dht.record import MAX_VALUE, RecordJudge
-from p2p.dht.store import MAX_HELD, MAX_PER_PUBLISHER, MAX_PUBLISHERS, Holding, RecordStore
 from p2p.identity import KeyPair, PeerId
 from tests.attacks.dht import DIFFICULTY, contact, key_pair, place, sent, signed, tell
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from p2p.gossip import mesh
-from p2p.gossip.events import Disconnected, GossipConfig, Publish, Received
-from p2p.gossip.manners import FIELD_COST, NEWCOMER, RPC_COST
+from p2p.gossip.core.events import Disconnected, GossipConfig, Publish, Received
+from p2p.gossip.core.peer_scores import FIELD_COST, NEWCOMER, RPC_COST
 from p2p.gossip.messages import MAX_FIELDS, MAX_RPC, Rpc, encode_rpc
 from p2p.identity import PeerId
 from p2p.wire import KI, MIB

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from p2p.gossip.events import (
+from p2p.gossip.core.events import (
     Connected,
     Disconnected,
     GossipConfig,
@@ -16,7 +16,7 @@ from p2p.gossip.events import (
     Tick,
     Unsubscribe,
 )
-from p2p.gossip.mesh import MAX_FLOOD, OPPORTUNISM
+from p2p.gossip.core.mesh import MAX_FLOOD, OPPORTUNISM
 from p2p.gossip.messages import Rpc, encode_rpc
 from p2p.identity import PeerId
 from tests.attacks.gossip_node import TOPIC, Victim, said

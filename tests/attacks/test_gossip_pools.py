@@ -8,9 +8,9 @@ from random import Random
 import pytest
 
 from p2p.gossip import cache, manners
-from p2p.gossip.cache import MAX_CACHE_BYTES, MAX_SEEN, MESSAGE_COST, MessageCache, SeenCache
-from p2p.gossip.events import GossipConfig, Validity
-from p2p.gossip.manners import MAX_PROMISES, Manners
+from p2p.gossip.core.cache import MAX_CACHE_BYTES, MAX_SEEN, MESSAGE_COST, MessageCache, SeenCache
+from p2p.gossip.core.events import GossipConfig, Validity
+from p2p.gossip.core.peer_scores import MAX_PROMISES, Manners
 from p2p.gossip.messages import MAX_DATA, Rpc
 from p2p.identity import PeerId
 from p2p.node.wiring import judge_announcement

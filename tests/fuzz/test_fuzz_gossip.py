@@ -8,8 +8,8 @@ from random import Random
 from hypothesis import given, settings, strategies as st
 
 from p2p.errors import BadMessage
-from p2p.gossip.core import GossipCore
-from p2p.gossip.events import (
+from p2p.gossip.core.core import GossipCore
+from p2p.gossip.core.events import (
     Connected,
     Disconnected,
     Event,

@@ -6,8 +6,8 @@ from random import Random
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from p2p.dht.calls import ATTEMPTS, MAX_TIMEOUT, MIN_TIMEOUT, Calls, Lateness, RoundTrips
-from p2p.dht.lookup import MAX_ASKED, Lookup, LookupShape
+from p2p.dht.core.calls import ATTEMPTS, MAX_TIMEOUT, MIN_TIMEOUT, Calls, Lateness, RoundTrips
+from p2p.dht.core.lookup import MAX_ASKED, Lookup, LookupShape
 from p2p.dht.messages import Contact
 from p2p.identity import PeerId
 

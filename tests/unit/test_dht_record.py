@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from p2p.dht.core.store import MAX_PER_PREFIX, MAX_PER_PUBLISHER, MAX_PUBLISHERS, Holding, RecordStore
 from p2p.dht.record import (
     ADDRESSES,
     CLOCK_TOLERANCE,
@@ -22,7 +23,6 @@ from p2p.dht.record import (
     sign_record,
 )
 from p2p.dht.stamp import check_stamp, make_stamp
-from p2p.dht.store import MAX_PER_PREFIX, MAX_PER_PUBLISHER, MAX_PUBLISHERS, Holding, RecordStore
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair, PeerId, verify
 from p2p.multiaddr import Multiaddr

@@ -9,8 +9,8 @@ from random import Random
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from p2p.dht.core.table import ContactTable
 from p2p.dht.messages import Contact
-from p2p.dht.table import ContactTable
 from p2p.errors import MissingDependency
 from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr
@@ -128,9 +128,9 @@ def test_without_kademlia_the_operator_reads_the_remedy(monkeypatch: pytest.Monk
     for name in [name for name in sys.modules if name.split(".")[0] == "kademlia"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "kademlia", None)
-    monkeypatch.delitem(sys.modules, "p2p.dht.table")
+    monkeypatch.delitem(sys.modules, "p2p.dht.core.table")
     with pytest.raises(MissingDependency, match="pip install kademlia"):
-        importlib.import_module("p2p.dht.table")
+        importlib.import_module("p2p.dht.core.table")
 
 
 def python(code: str) -> str:
@@ -139,7 +139,7 @@ def python(code: str) -> str:
 
 
 def test_the_package_imports_without_warnings_and_without_its_wire() -> None:
-    code = "import sys, p2p.dht.table; print('kademlia' in sys.modules, 'rpcudp' in sys.modules)"
+    code = "import sys, p2p.dht.core.table; print('kademlia' in sys.modules, 'rpcudp' in sys.modules)"
     assert python(code) == "True False"
 
 

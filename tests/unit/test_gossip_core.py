@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from p2p.gossip.cache import (
+from p2p.gossip.core.cache import (
     MAX_CACHE_BYTES,
     MAX_RETRANSMISSIONS,
     MESSAGE_COST,
     MessageCache,
     SeenCache,
 )
-from p2p.gossip.core import MAX_PENDING, GossipCore
-from p2p.gossip.events import (
+from p2p.gossip.core.core import MAX_PENDING, GossipCore
+from p2p.gossip.core.events import (
     Connected,
     Deliver,
     Disconnected,
@@ -32,8 +32,8 @@ from p2p.gossip.events import (
     Validated,
     Validity,
 )
-from p2p.gossip.manners import MAX_ASKED
-from p2p.gossip.mesh import FLOOD_BYTES, MAX_FLOOD, MAX_TOPICS_OF_PEER
+from p2p.gossip.core.mesh import FLOOD_BYTES, MAX_FLOOD, MAX_TOPICS_OF_PEER
+from p2p.gossip.core.peer_scores import MAX_ASKED
 from p2p.gossip.messages import (
     MAX_DATA,
     PubsubMessage,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from p2p.dht import service
-from p2p.dht.operations import Reading
+from p2p.dht.core.operations import Reading
 from p2p.dht.record import Judgement, Record, RecordJudge
 from p2p.world import World
 

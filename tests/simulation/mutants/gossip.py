@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from p2p.gossip.cache import SeenCache
-from p2p.gossip.core import GossipCore
-from p2p.gossip.events import Connected, Effect, Event
+from p2p.gossip.core.cache import SeenCache
+from p2p.gossip.core.core import GossipCore
+from p2p.gossip.core.events import Connected, Effect, Event
 from p2p.identity import PeerId
 
 

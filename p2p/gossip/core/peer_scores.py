@@ -30,7 +30,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from p2p.gossip.events import GossipConfig
+from p2p.gossip.core.events import GossipConfig
 from p2p.identity import PeerId
 from p2p.wire import KI, MIB
 

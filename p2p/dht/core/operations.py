@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from p2p.dht.lookup import Lookup
+from p2p.dht.core.lookup import Lookup
 from p2p.dht.messages import Contact
 from p2p.dht.record import Judgement, Record, RecordJudge, decode_record_untrusted
 from p2p.errors import BadMessage

@@ -38,7 +38,7 @@ class GossipConfig:
     promise: float = 3.0
     """Seconds in which a message must come that was announced to us and asked for."""
     rate: float = 256.0 * KI
-    """Units a second that one peer may cost us for long (`p2p.gossip.manners`): bytes, and work."""
+    """Units a second that one peer may cost us for long (`p2p.gossip.core.peer_scores`): bytes, and work."""
     burst: float = 4.0 * MIB
     """Units at once: a host's whole outbox."""
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from p2p.dht.diversity import is_public, prefixes
+from p2p.dht.core.diversity import is_public, prefixes
 from p2p.dht.stamp import ID_BYTES
 from p2p.errors import MissingDependency
 

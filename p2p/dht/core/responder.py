@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from p2p.dht.core.store import Holding, RecordStore
 from p2p.dht.messages import (
     MAX_CONTACTS,
     Contact,
@@ -20,13 +21,12 @@ from p2p.dht.messages import (
     Values,
 )
 from p2p.dht.record import Judgement, RecordJudge, decode_record_untrusted
-from p2p.dht.store import Holding, RecordStore
 from p2p.errors import BadMessage
 from p2p.identity import PeerId
 from p2p.wire import KI, MIB
 
 if TYPE_CHECKING:
-    from p2p.dht.table import ContactTable
+    from p2p.dht.core.table import ContactTable
 
 BURST: Final = 200.0
 """Requests a peer may make at once: it publishes thirty records under three keys, or joins."""

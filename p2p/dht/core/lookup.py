@@ -15,7 +15,7 @@ answer counts whenever it comes.
 A peer never met is asked on the word of those who named it. Each of them has a small credit, which grows
 with every contact of theirs that answers and is used up by every one that does not: a liar who names
 twenty strangers' addresses makes us dial four of them, an honest peer among whose contacts a third is
-dead is hardly held up. Some peers are not believed at all (`p2p.dht.neighbours` has them: visitors). What
+dead is hardly held up. Some peers are not believed at all (`neighbours` has them: visitors). What
 is beyond a credit waits, and is passed over like the dead.
 """
 

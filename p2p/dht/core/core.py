@@ -5,13 +5,13 @@ Theory of operation
 Every message carries its sender's contact. Who has answered us enters the routing table; who has asked us
 something is pinged first. A *reading* runs one value lookup per salted key and ends with the newest valid
 record of each publisher; a *writing* runs one node lookup per key and then stores at the nearest nodes; a
-*joining* asks seeds who is near us and looks ourselves up (`p2p.dht.asker`). What strangers say is judged
+*joining* asks seeds who is near us and looks ourselves up (`requester`). What strangers say is judged
 before it changes anything: a contact needs a work stamp, a record a signature and the right key. A peer
 caught lying loses its place in the lookup and in the table, and the host hears of it; so the worst that
 liars achieve is to hide a record for a while. Each question costs the asker a part of what it may have of
-us (`p2p.dht.answers`); what is beyond gets no answer, and no blame.
+us (`responder`); what is beyond gets no answer, and no blame.
 
-Who is asked three times in vain leaves the table (`p2p.dht.neighbours` says when that is certain), is not
+Who is asked three times in vain leaves the table (`neighbours` says when that is certain), is not
 asked on hearsay for a minute, and is remembered among the last lost: at each refresh the lost and the seeds
 are asked again, so that the two sides of a partition find each other when it has healed.
 """
@@ -21,11 +21,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final, assert_never
 
-from p2p.dht.answers import Answers, Meter
-from p2p.dht.asker import Asker, Hooks
-from p2p.dht.calls import Calls
 from p2p.dht.config import DhtConfig
-from p2p.dht.events import (
+from p2p.dht.core.calls import Calls
+from p2p.dht.core.events import (
     Cancel,
     Effect,
     Event,
@@ -41,6 +39,12 @@ from p2p.dht.events import (
     Send,
     Tick,
 )
+from p2p.dht.core.neighbours import Neighbours
+from p2p.dht.core.operations import Purpose
+from p2p.dht.core.publications import Publications
+from p2p.dht.core.requester import Asker, Hooks
+from p2p.dht.core.responder import Answers, Meter
+from p2p.dht.core.store import RecordStore
 from p2p.dht.messages import (
     Contact,
     Envelope,
@@ -52,19 +56,15 @@ from p2p.dht.messages import (
     decode_untrusted,
     encode,
 )
-from p2p.dht.neighbours import Neighbours
-from p2p.dht.operations import Purpose
-from p2p.dht.publications import Publications
 from p2p.dht.record import ADDR_NAMESPACE, MAX_ADDRS, Record, RecordJudge, Standing, encode_addrs
 from p2p.dht.stamp import ID_BYTES
-from p2p.dht.store import RecordStore
 from p2p.errors import BadMessage
 from p2p.identity import PeerId, Signer
 
 if TYPE_CHECKING:
     from random import Random
 
-    from p2p.dht.table import ContactTable
+    from p2p.dht.core.table import ContactTable
 
 SECRET_BYTES: Final = 16
 """Of what ranks the publishers under a full key on this node alone."""

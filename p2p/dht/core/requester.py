@@ -8,10 +8,26 @@ from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from typing import Final
 
-from p2p.dht.calls import Call, Calls, Lateness
 from p2p.dht.config import DhtConfig
-from p2p.dht.events import Effect, Found, Joined, Learn, Send, Written
-from p2p.dht.lookup import Lookup, LookupShape
+from p2p.dht.core.calls import Call, Calls, Lateness
+from p2p.dht.core.events import Effect, Found, Joined, Learn, Send, Written
+from p2p.dht.core.lookup import Lookup, LookupShape
+from p2p.dht.core.neighbours import Neighbours
+from p2p.dht.core.operations import (
+    Asking,
+    Joining,
+    Operation,
+    Probing,
+    Purpose,
+    Reading,
+    Refreshing,
+    Replicating,
+    Search,
+    Seeding,
+    Storing,
+    Writing,
+)
+from p2p.dht.core.store import RecordStore
 from p2p.dht.messages import (
     MAX_CONTACTS,
     Contact,
@@ -27,23 +43,7 @@ from p2p.dht.messages import (
     Values,
     encode,
 )
-from p2p.dht.neighbours import Neighbours
-from p2p.dht.operations import (
-    Asking,
-    Joining,
-    Operation,
-    Probing,
-    Purpose,
-    Reading,
-    Refreshing,
-    Replicating,
-    Search,
-    Seeding,
-    Storing,
-    Writing,
-)
 from p2p.dht.record import Record, RecordJudge
-from p2p.dht.store import RecordStore
 from p2p.errors import BadMessage
 from p2p.identity import PeerId
 

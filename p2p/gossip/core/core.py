@@ -28,8 +28,8 @@ from random import Random
 from typing import Final, assert_never
 
 from p2p.errors import BadMessage
-from p2p.gossip.cache import MessageCache, SeenCache, size_of
-from p2p.gossip.events import (
+from p2p.gossip.core.cache import MessageCache, SeenCache, size_of
+from p2p.gossip.core.events import (
     Connected,
     Deliver,
     Disconnected,
@@ -47,7 +47,8 @@ from p2p.gossip.events import (
     Validated,
     Validity,
 )
-from p2p.gossip.manners import (
+from p2p.gossip.core.mesh import MAX_TOPICS_OF_PEER, Mesh
+from p2p.gossip.core.peer_scores import (
     BROKEN_PROMISE_POINTS,
     FIELD_COST,
     FLOOD_POINTS,
@@ -59,7 +60,6 @@ from p2p.gossip.manners import (
     VERIFY_COST,
     Manners,
 )
-from p2p.gossip.mesh import MAX_TOPICS_OF_PEER, Mesh
 from p2p.gossip.messages import (
     MAX_DATA,
     MAX_IDS,

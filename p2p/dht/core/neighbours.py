@@ -18,7 +18,7 @@ from p2p.errors import BadMessage
 from p2p.identity import PeerId
 
 if TYPE_CHECKING:
-    from p2p.dht.table import ContactTable
+    from p2p.dht.core.table import ContactTable
 
 MAX_DEAD: Final = 1024
 """Contacts remembered as dead: a lookup meets a few, a third of a swarm lost at once some hundred."""
@@ -31,7 +31,7 @@ PING_INTERVAL: Final = 60.0
 """Seconds between two pings that others cause us to send to one peer: without it a stranger who sends a
 thousand messages a second makes us ping the oldest of a bucket until its meter, not it, is silent."""
 MAX_PINGED: Final = 4096
-"""Peers remembered as pinged: 64 at once (`p2p.dht.asker.MAX_VERIFYING`), a second each, for a minute."""
+"""Peers remembered as pinged: 64 at once (`requester.MAX_VERIFYING`), a second each, for a minute."""
 VISITOR_FOR: Final = 600.0
 """Seconds after its first visit during which a peer that came to us, and that neither a seed nor a lookup has
 led us to, is not believed about others: a stranger who connects and names eight victims has us dial none."""

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable
 from random import Random
 from typing import Final
 
-from p2p.gossip.events import GossipConfig
+from p2p.gossip.core.events import GossipConfig
 from p2p.identity import PeerId
 from p2p.wire import KI, MIB
 
