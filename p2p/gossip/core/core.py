@@ -1,22 +1,25 @@
-"""Topics over a mesh: libp2p's gossipsub v1.1 as a state machine, events and time in, effects out.
+"""`GossipCore`: libp2p's gossipsub v1.1 as a state machine, events and time in, effects out.
 
 Theory of operation
 -------------------
-For each topic that we hear, a few peers form our mesh (`mesh`) and get each new message at once; other
-hearers are told ids each interval and ask for what they miss (`cache`). A message is passed on only after
-its signature was checked here and its content was accepted by the node (`Validate`, then `Validated`).
+For each topic that the node subscribes to, a few peers form its mesh (`mesh`) and get each new
+message at once; other subscribers are told ids in each heartbeat and ask for what they miss
+(`message_cache`). A message is forwarded only after its signature was checked here and its
+content was accepted by the node (`Validate`, then `Validated`).
 
-A peer that sends what no honest peer sends is penalised: forged or rejected messages, malformed RPCs, grafts
-during a backoff, floods, and ids of messages that then do not come (a broken promise). The host keeps the
-real score; here demerits, which fade, keep such a peer out of the mesh and in the end make us deaf to its
-ids. What a peer may cost us in a second is bounded before anything is decoded (`manners`).
+A peer that sends what no honest peer sends is penalised: forged or rejected messages, malformed
+RPCs, GRAFT during a backoff, floods, and broken promises, that is ids of messages that then do
+not come (`promises`). The host keeps the score that disconnects; the penalties here decay, keep
+such a peer out of the mesh, and in the end make us ignore its IHAVE and IWANT (`peer_scores`).
+What a peer may cost us in a second is bounded before anything is decoded (`quotas`).
 
-A host reads what a peer sent before its connection ended a moment after it ended. Such a message may not
-leave anything here: nothing would remove it again, and the mesh would fill with ghosts. So the core knows who
-is connected, and drops what others say. Hosts tell of a connection before its first message.
+A host may read what a peer sent a moment after its connection has ended. Such an RPC must not
+leave anything here: nothing would remove it again, and the mesh would fill with peers that are
+gone. So the core knows which peers are connected and drops the RPCs of others. Hosts tell of a
+connection before its first message.
 
-What is left out of v1.1: peer exchange in prunes (addresses come from membership), and the score function
-with its dozens of parameters.
+What is left out of v1.1: peer exchange in PRUNE (addresses come from membership), and the score
+function with its dozens of parameters, of which `peer_scores` keeps two.
 """
 
 from __future__ import annotations
@@ -28,14 +31,13 @@ from random import Random
 from typing import Final, assert_never
 
 from p2p.errors import BadMessage
-from p2p.gossip.core.cache import MessageCache, SeenCache, size_of
+from p2p.gossip.config import GossipConfig
 from p2p.gossip.core.events import (
     Connected,
     Deliver,
     Disconnected,
     Effect,
     Event,
-    GossipConfig,
     Penalise,
     Publish,
     Received,
@@ -48,18 +50,19 @@ from p2p.gossip.core.events import (
     Validity,
 )
 from p2p.gossip.core.mesh import MAX_TOPICS_OF_PEER, Mesh
+from p2p.gossip.core.message_cache import MessageCache, size_of
 from p2p.gossip.core.peer_scores import (
     BROKEN_PROMISE_POINTS,
-    FIELD_COST,
     FLOOD_POINTS,
     FORGED_POINTS,
     GRAFT_POINTS,
-    IGNORED_COST,
     MALFORMED_POINTS,
     REJECTED_POINTS,
-    VERIFY_COST,
-    Manners,
+    PeerScores,
 )
+from p2p.gossip.core.promises import Promises
+from p2p.gossip.core.quotas import FIELD_COST, IGNORED_COST, VERIFY_COST, PeerQuotas
+from p2p.gossip.core.seen import SeenCache
 from p2p.gossip.messages import (
     MAX_DATA,
     MAX_IDS,
@@ -77,24 +80,26 @@ from p2p.gossip.messages import (
 from p2p.identity import FOREIGN, PeerId, Signer, Verify
 
 MAX_PENDING: Final = 1024
-"""Messages that wait for their validator; beyond it new ones are dropped, unseen, to come again."""
+"""Messages that wait for their validator. Beyond it new ones are dropped before they count as
+seen, so that they can come again."""
 PENDING_TIMEOUT: Final = 10.0
-"""Seconds after which a message is not waited for: its validator has crashed. Without it 1,024 such messages
-would make us deaf for good."""
+"""Seconds after which the validator of a message is taken to have crashed. Without it 1,024
+crashes would fill `MAX_PENDING` and the node would take no message any more."""
 MAX_ANSWER: Final = MAX_RPC // 2
 """Bytes of messages in one answer to IWANT: the host's outbox holds eight of them."""
-JUMP: Final = 3.0
-"""Seconds that `Tick` is late from which we take it that this process was stopped, or its machine asleep."""
-EXCUSE: Final = 10.0
-"""Seconds after such a jump in which floods and broken promises are held against no peer: what they sent
-meanwhile comes at once, and the messages that they told us of are gone from their caches."""
-MAX_TOLD: Final = 1000
-"""Ids told to one peer in an interval and topic: the newest."""
+STALL: Final = 3.0
+"""Seconds that `Tick` is late from which this process is taken to have been stopped, or its
+machine asleep."""
+STALL_GRACE: Final = 10.0
+"""Seconds after a stall in which no flood and no broken promise is penalised: what peers sent
+meanwhile comes at once, and the messages that they advertised are gone from their caches."""
+MAX_IHAVE: Final = 1000
+"""Ids advertised to one peer in a heartbeat and topic: the newest."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Pending:
-    """A message that its validator is looking at."""
+class _PendingMessage:
+    """A message that its validator is looking at, and the peer that brought it."""
 
     message: PubsubMessage
     author: PeerId
@@ -103,54 +108,57 @@ class _Pending:
 
 
 class GossipCore:
-    """Publish and subscribe for one node. Feed it `Event`s, carry out its `Effect`s."""
+    """Publish and subscribe for one node. Give it `Event`s, carry out its `Effect`s."""
 
     def __init__(
         self, signer: Signer, config: GossipConfig, rng: Random, *, verify: Verify, seqno: int
     ) -> None:
-        """``seqno`` must be higher than any used before under this key; nanoseconds since 1970 do."""
+        """``seqno`` must be higher than any used before under this key; nanoseconds since 1970
+        do."""
         self.counters: Counter[str] = Counter()
-        """Messages by what became of them."""
+        """Messages and RPCs by what became of them."""
         self._signer = signer
         self._config = config
         self._rng = rng
         self._verify = verify
         self._seqno = seqno
         self._mesh = Mesh(config, rng)
-        self._manners = Manners(config)
+        self._scores = PeerScores()
+        self._quotas = PeerQuotas(config)
+        self._promises = Promises(config)
         self._seen = SeenCache(config.seen)
         self._cache = MessageCache(config.history, config.history_gossip)
-        self._pending: dict[bytes, _Pending] = {}
+        self._pending: dict[bytes, _PendingMessage] = {}
         self._out: dict[PeerId, Rpc] = {}
         self._effects: list[Effect] = []
-        self._next_tick = -math.inf
-        self._excused_until = -math.inf
+        self._next_heartbeat = -math.inf
+        self._grace_until = -math.inf
 
     @property
     def next_deadline(self) -> float:
         """When to deliver the next `Tick`."""
-        return self._next_tick
+        return self._next_heartbeat
 
     @property
     def topics(self) -> dict[str, tuple[PeerId, ...]]:
-        """The topics we hear, each with its mesh."""
+        """The topics that the node subscribes to, each with its mesh."""
         return {topic: tuple(mesh) for topic, mesh in self._mesh.meshes.items()}
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Advance by one event and return what to do about it. Raises `ValueError` if what we are to
-        say or hear is too long."""
-        if -math.inf < self._next_tick < now - JUMP:
-            self._excused_until = now + EXCUSE
+        """Advance by one event and return what to do about it. Raises `ValueError` if a topic
+        or data of the node's own is too long."""
+        if -math.inf < self._next_heartbeat < now - STALL:
+            self._grace_until = now + STALL_GRACE
         match event:
             case Received(peer, data):
-                self._receive(peer, data, now)
+                self._on_rpc(peer, data, now)
             case Connected(peer, dialled):
-                self._mesh.connected(peer, dialled)
-                self._manners.connected(peer, now)
-                self._to(peer).subscriptions += [(topic, True) for topic in self._mesh.meshes]
+                self._on_connected(peer, dialled, now)
             case Disconnected(peer):
                 self._mesh.disconnected(peer)
-                self._manners.disconnected(peer)
+                self._scores.disconnected(peer)
+                self._promises.disconnected(peer)
+                self._quotas.disconnected(peer)
             case Subscribe(topic):
                 self._subscribe(topic, now)
             case Unsubscribe(topic):
@@ -158,35 +166,36 @@ class GossipCore:
             case Publish(topic, data):
                 self._publish(topic, data, now)
             case Validated(identity, validity):
-                self._validated(identity, validity, now)
+                self._on_validated(identity, validity, now)
             case Tick():
-                self._tick(now)
+                self._heartbeat(now)
             case _:
                 assert_never(event)
         return self._take_effects()
 
-    # The node.
+    # What the node wants.
 
     def _subscribe(self, topic: str, now: float) -> None:
         _check_topic(topic)
         if topic in self._mesh.meshes:
             return
         if len(self._mesh.meshes) >= MAX_TOPICS_OF_PEER:
-            raise ValueError(f"a node hears at most {MAX_TOPICS_OF_PEER} topics: peers remember no more")
-        self._say_subscribed(topic, True)
-        for peer in self._mesh.subscribe(topic, now, self._manners.is_good):
-            self._to(peer).graft.append(topic)
+            most = MAX_TOPICS_OF_PEER
+            raise ValueError(f"a node hears at most {most} topics: peers remember no more")
+        self._announce_subscription(topic, True)
+        for peer in self._mesh.join(topic, now, self._scores.may_mesh):
+            self._rpc_to(peer).graft.append(topic)
 
     def _unsubscribe(self, topic: str, now: float) -> None:
         if topic not in self._mesh.meshes:
             return
-        for peer in self._mesh.unsubscribe(topic, now):
-            self._to(peer).prune.append((topic, round(self._config.backoff)))
-        self._say_subscribed(topic, False)
+        for peer in self._mesh.leave(topic, now):
+            self._rpc_to(peer).prune.append((topic, round(self._config.backoff)))
+        self._announce_subscription(topic, False)
 
-    def _say_subscribed(self, topic: str, wanted: bool) -> None:
+    def _announce_subscription(self, topic: str, subscribed: bool) -> None:
         for peer in self._mesh.connected_peers():
-            self._to(peer).subscriptions.append((topic, wanted))
+            self._rpc_to(peer).subscriptions.append((topic, subscribed))
 
     def _publish(self, topic: str, data: bytes, now: float) -> None:
         _check_topic(topic)
@@ -196,210 +205,237 @@ class GossipCore:
         message = sign_message(self._signer, topic, data, self._seqno)
         self._seen.accept(message.id, now)
         self._cache.put(message)
-        good, credit = self._manners.is_good, self._manners.credit
-        for peer in self._mesh.audience(topic, size_of(message), now, good, credit):
-            self._to(peer).messages.append(message)
+        scores = self._scores
+        for peer in self._mesh.publish_recipients(
+            topic, size_of(message), now, scores.may_mesh, scores.first_deliveries
+        ):
+            self._rpc_to(peer).messages.append(message)
         self.counters["published"] += 1
 
-    def _validated(self, identity: bytes, validity: Validity, now: float) -> None:
+    def _on_validated(self, identity: bytes, validity: Validity, now: float) -> None:
         pending = self._pending.pop(identity, None)
         if pending is None:
             return
         message, source = pending.message, pending.source
         if validity is Validity.ACCEPT:
-            self._accepted(pending, now)
+            self._forward(pending, now)
         elif validity is Validity.IGNORE:
-            self._manners.charge(source, IGNORED_COST)
+            self._quotas.charge(source, IGNORED_COST)
         else:
-            self._seen.condemn(message.id)
-            self._blame(source, REJECTED_POINTS, "rejected")
+            self._seen.reject(message.id)
+            self._penalise(source, REJECTED_POINTS, "rejected")
         self.counters[validity.value] += 1
 
-    def _accepted(self, pending: _Pending, now: float) -> None:
-        """Deliver it and pass it on."""
+    def _forward(self, pending: _PendingMessage, now: float) -> None:
+        """Deliver an accepted message here, and send it to the mesh but for its author and the
+        peer it came from."""
         message, author, source = pending.message, pending.author, pending.source
         self._seen.accept(message.id, now)
         self._cache.put(message)
-        self._manners.earn(source)
-        self._manners.charge_author(author, size_of(message), now)
+        self._scores.delivered_first(source)
+        self._quotas.charge_author(author, size_of(message), now)
         self._effects.append(Deliver(message.topic, author, message.data or b""))
         for peer in self._mesh.meshes.get(message.topic, {}):
             if peer not in (source, author):
-                self._to(peer).messages.append(message)
+                self._rpc_to(peer).messages.append(message)
 
-    # The peers.
+    # What peers send.
 
-    def _receive(self, peer: PeerId, data: bytes, now: float) -> None:
+    def _on_connected(self, peer: PeerId, dialled: bool, now: float) -> None:
+        self._mesh.connected(peer, dialled)
+        self._scores.connected(peer)
+        self._promises.connected(peer)
+        self._quotas.connected(peer, now)
+        ours = [(topic, True) for topic in self._mesh.meshes]
+        self._rpc_to(peer).subscriptions.extend(ours)
+
+    def _on_rpc(self, peer: PeerId, data: bytes, now: float) -> None:
         if not self._mesh.is_connected(peer):
             self.counters["not connected"] += 1
             return
-        if not self._manners.may_send(peer, len(data), now):
-            self._over_quota(peer, now)
+        if not self._quotas.admit(peer, len(data), now):
+            self._on_over_quota(peer, now)
             return
         try:
             rpc = decode_rpc_untrusted(data)
         except BadMessage as error:
-            self._blame(peer, MALFORMED_POINTS, "malformed", str(error))
+            self._penalise(peer, MALFORMED_POINTS, "malformed", str(error))
             return
-        self._manners.charge(peer, rpc.fields * FIELD_COST)
-        for topic, wanted in rpc.subscriptions:
-            if not self._mesh.heard_by(peer, topic, wanted):
+        self._quotas.charge(peer, rpc.fields * FIELD_COST)
+        for topic, subscribed in rpc.subscriptions:
+            if not self._mesh.set_subscribed(peer, topic, subscribed):
                 self.counters["too many topics"] += 1
         for message in rpc.messages:
-            if not self._message(peer, message, now):
+            if not self._on_message(peer, message, now):
                 return
-            self._manners.kept(message.id)
+            self._promises.fulfilled(message.id)
         for topic in dict.fromkeys(rpc.graft):
-            self._grafted(peer, topic, now)
+            self._on_graft(peer, topic, now)
         for topic, backoff in rpc.prune:
             self._mesh.prune(topic, peer, now, max(backoff, self._config.backoff))
-        self._told(peer, rpc, now)
-        self._asked(peer, rpc.iwant)
+        self._on_ihave(peer, rpc, now)
+        self._on_iwant(peer, rpc.iwant)
 
-    def _over_quota(self, peer: PeerId, now: float) -> None:
-        """An RPC was dropped unread. Only a peer that goes on and on is blamed."""
+    def _on_over_quota(self, peer: PeerId, now: float) -> None:
+        """An RPC was dropped undecoded. Only a peer that goes on and on is penalised."""
         self.counters["over quota"] += 1
-        if self._manners.is_flooding(peer) and now >= self._excused_until:
-            self._blame(peer, FLOOD_POINTS, "flood")
+        if self._quotas.take_flood(peer) and now >= self._grace_until:
+            self._penalise(peer, FLOOD_POINTS, "flood")
 
-    def _message(self, peer: PeerId, message: PubsubMessage, now: float) -> bool:
+    def _on_message(self, peer: PeerId, message: PubsubMessage, now: float) -> bool:
         """Take a message; False if it is forged, and the rest of its RPC not worth reading."""
         identity = message.id
         if message.topic not in self._mesh.meshes:
             self.counters["not ours"] += 1
         elif identity in self._seen:
             self.counters["duplicate"] += 1
-            if self._seen.is_lie(identity):
-                self._blame(peer, REJECTED_POINTS, "rejected")
+            if self._seen.is_rejected(identity):
+                self._penalise(peer, REJECTED_POINTS, "rejected")
         elif message.author == self._signer.peer_id.digest:
-            self.counters["echo"] += 1  # of an earlier life
+            self.counters["echo"] += 1  # published before this process was restarted
         elif len(self._pending) >= MAX_PENDING:
             self.counters["too many pending"] += 1
         else:
-            return self._judge(peer, message, now)
+            return self._check_signature(peer, message, now)
         return True
 
-    def _judge(self, peer: PeerId, message: PubsubMessage, now: float) -> bool:
-        """Check the signature; only then is the id seen, so that a forgery cannot block what it imitates.
+    def _check_signature(self, peer: PeerId, message: PubsubMessage, now: float) -> bool:
+        """Hand a message to its validator if the signature is good; False if it is forged.
 
-        The first forgery ends an RPC: its sender signed none of what follows either, or can send it again.
+        Only a message with a good signature counts as seen, so that a forgery cannot block the
+        message that it imitates. The first forgery ends an RPC: its sender did not check what
+        follows either, or can send it again.
         """
         author = author_of(message)
         if author is None:
             self.counters["foreign key"] += 1
             return True
-        if self._manners.is_overdrawn(peer):
+        if self._quotas.is_overdrawn(peer):
             self.counters["unverified"] += 1
             return True
-        self._manners.charge(peer, VERIFY_COST)
+        self._quotas.charge(peer, VERIFY_COST)
         signed = SIGNATURE_PREFIX + message.unsigned()
         if not self._verify(author, FOREIGN, signed, message.signature):
-            self._blame(peer, FORGED_POINTS, "forged")
+            self._penalise(peer, FORGED_POINTS, "forged")
             return False
         self._seen.add(message.id, peer, now)
-        if not self._manners.author_may(author, now):
+        if not self._quotas.admit_author(author, now):
             self.counters["author over quota"] += 1
             return True
-        self._pending[message.id] = _Pending(message, author, peer, now)
+        self._pending[message.id] = _PendingMessage(message, author, peer, now)
         self._effects.append(Validate(message.id, message.topic, author, message.data or b""))
         return True
 
-    def _grafted(self, peer: PeerId, topic: str, now: float) -> None:
+    def _on_graft(self, peer: PeerId, topic: str, now: float) -> None:
+        """A peer has added us to its mesh: add it to ours, or answer with PRUNE."""
         mesh = self._mesh.meshes.get(topic)
         if mesh is None or peer in mesh:
             return
         backoff = self._config.backoff
         if self._mesh.is_backed_off(topic, peer, now):
-            self._blame(peer, GRAFT_POINTS, "graft in backoff")
+            self._penalise(peer, GRAFT_POINTS, "graft in backoff")
         elif (
-            self._manners.is_good(peer)
-            and self._mesh.has_seat(topic, peer)
-            and self._mesh.heard_by(peer, topic, True)
+            self._scores.may_mesh(peer)
+            and self._mesh.has_place_for(topic, peer)
+            and self._mesh.set_subscribed(peer, topic, True)
         ):
             self._mesh.graft(topic, peer)
             return
-        self._mesh.back_off(topic, peer, now, backoff)
-        self._to(peer).prune.append((topic, round(backoff)))
+        self._mesh.add_backoff(topic, peer, now, backoff)
+        self._rpc_to(peer).prune.append((topic, round(backoff)))
 
-    def _told(self, peer: PeerId, rpc: Rpc, now: float) -> None:
-        """Ids that a peer has: ask for those we have not."""
-        if not rpc.ihave or not self._manners.is_credible(peer):
+    def _on_ihave(self, peer: PeerId, rpc: Rpc, now: float) -> None:
+        """A peer advertises ids: ask for those that we have not seen, in random order within
+        its limit."""
+        if not rpc.ihave or not self._scores.may_gossip(peer):
             return
-        allowed = self._manners.may_ask(peer)
+        allowed = self._promises.may_ask(peer)
         if allowed <= 0:
             return
+        promises, proven = self._promises, self._scores.has_delivered(peer)
         wanted = dict.fromkeys(
             identity
             for topic, ids in rpc.ihave
             if topic in self._mesh.meshes
             for identity in ids
-            if identity not in self._seen and self._manners.should_ask(identity, peer, now)
+            if identity not in self._seen
+            if promises.should_ask(identity, peer, now, proven=proven)
         )
         chosen = self._rng.sample(list(wanted), min(allowed, len(wanted)))
-        self._to(peer).iwant += [each for each in chosen if self._manners.ask(each, peer, now)]
+        asked = [each for each in chosen if promises.ask(each, peer, now, proven=proven)]
+        self._rpc_to(peer).iwant.extend(asked)
 
-    def _asked(self, peer: PeerId, ids: list[bytes]) -> None:
-        """Answer, on the peer's account: an id of 48 bytes may ask for 256 KiB."""
+    def _on_iwant(self, peer: PeerId, ids: list[bytes]) -> None:
+        """Send the messages that a peer asks for, at the cost of its quota: an id of 48 bytes
+        may ask for 256 KiB."""
         size = 0
-        for identity in ids if self._manners.is_credible(peer) else ():
-            if self._manners.is_overdrawn(peer):
+        for identity in ids if self._scores.may_gossip(peer) else ():
+            if self._quotas.is_overdrawn(peer):
                 self.counters["answers over quota"] += 1
                 return
-            message = self._cache.take(identity, peer)
+            message = self._cache.get_for_peer(identity, peer)
             if message is not None:
                 size += size_of(message)
-                answer = self._to(peer).messages
+                answer = self._rpc_to(peer).messages
                 if size > MAX_ANSWER or len(answer) >= MAX_MESSAGES:
                     return
-                self._manners.charge(peer, size_of(message))
+                self._quotas.charge(peer, size_of(message))
                 answer.append(message)
 
-    # The clock.
+    # The heartbeat.
 
-    def _tick(self, now: float) -> None:
-        if now < self._next_tick:
+    def _heartbeat(self, now: float) -> None:
+        if now < self._next_heartbeat:
             return
-        self._next_tick = now + self._config.interval
-        for peer in self._manners.broken_promises(now):
-            if now >= self._excused_until:
-                self._blame(peer, BROKEN_PROMISE_POINTS, "broken promise")
-        for peer in self._manners.persistent():
-            if now >= self._excused_until:
-                self._blame(peer, FLOOD_POINTS, "flood")
-        self._manners.fade()
+        self._next_heartbeat = now + self._config.interval
+        for peer in self._promises.heartbeat(now):
+            if now >= self._grace_until:
+                self._penalise(peer, BROKEN_PROMISE_POINTS, "broken promise")
+        for peer in self._quotas.heartbeat():
+            if now >= self._grace_until:
+                self._penalise(peer, FLOOD_POINTS, "flood")
+        self._scores.heartbeat()
         self._seen.expire(now)
-        self._mesh.expire(now)
         self._forget_pending(now)
-        self._mesh.look()
-        manners = self._manners
+        self._mesh.heartbeat(now)
         for topic in self._mesh.meshes:
-            grafted, pruned = self._mesh.maintain(topic, now, manners.is_good, manners.score, manners.credit)
-            for peer in grafted:
-                self._to(peer).graft.append(topic)
-            for peer in pruned:
-                self._to(peer).prune.append((topic, round(self._config.backoff)))
-        self._tell_ids()
+            self._maintain(topic, now)
+        self._emit_gossip()
         self._cache.shift()
 
+    def _maintain(self, topic: str, now: float) -> None:
+        scores = self._scores
+        grafted, pruned = self._mesh.maintain(
+            topic, now, scores.may_mesh, scores.score, scores.first_deliveries
+        )
+        for peer in grafted:
+            self._rpc_to(peer).graft.append(topic)
+        for peer in pruned:
+            self._rpc_to(peer).prune.append((topic, round(self._config.backoff)))
+
     def _forget_pending(self, now: float) -> None:
-        late = [each for each, pending in self._pending.items() if pending.since <= now - PENDING_TIMEOUT]
+        since = now - PENDING_TIMEOUT
+        late = [each for each, pending in self._pending.items() if pending.since <= since]
         for identity in late:
             del self._pending[identity]
 
-    def _tell_ids(self) -> None:
-        """Tell some peers outside the mesh what could be asked for."""
-        told: Counter[PeerId] = Counter()
+    def _emit_gossip(self) -> None:
+        """Send IHAVE to some peers outside the mesh."""
+        advertised: Counter[PeerId] = Counter()
         for topic in [*self._mesh.meshes, *self._mesh.fanout_topics()]:
-            ids = self._cache.ids(topic)[-MAX_TOLD:]
-            for peer in self._mesh.gossip_to(topic, self._manners.is_good) if ids else ():
-                if told[peer] + len(ids) <= MAX_IDS:
-                    told[peer] += len(ids)
-                    self._to(peer).ihave.append((topic, ids))
+            ids = self._cache.gossip_ids(topic)[-MAX_IHAVE:]
+            if not ids:
+                continue
+            for peer in self._mesh.gossip_recipients(topic, self._scores.may_mesh):
+                if advertised[peer] + len(ids) <= MAX_IDS:
+                    advertised[peer] += len(ids)
+                    self._rpc_to(peer).ihave.append((topic, ids))
 
     # Shared steps.
 
-    def _to(self, peer: PeerId) -> Rpc:
-        """What ``peer`` will be sent at the end of this event."""
+    def _rpc_to(self, peer: PeerId) -> Rpc:
+        """The RPC that ``peer`` will be sent at the end of this event; nothing is sent if it
+        stays empty."""
         rpc = self._out.get(peer)
         if rpc is None:
             rpc = self._out[peer] = Rpc()
@@ -414,10 +450,12 @@ class GossipCore:
         effects, self._effects = self._effects, []
         return effects
 
-    def _blame(self, peer: PeerId, points: float, reason: str, detail: str = "") -> None:
+    def _penalise(self, peer: PeerId, points: float, reason: str, detail: str = "") -> None:
+        """Lower the score here and with the host."""
         self.counters[reason] += 1
-        self._manners.blame(peer, points)
-        self._effects.append(Penalise(peer, points, f"{reason}: {detail}" if detail else reason))
+        self._scores.penalise(peer, points)
+        said = f"{reason}: {detail}" if detail else reason
+        self._effects.append(Penalise(peer, points, said))
 
 
 def _check_topic(topic: str) -> None:
