@@ -1,4 +1,10 @@
-"""What a DHT node is in the middle of: reads, writes, joins, and the lookups they consist of."""
+"""The operations of a DHT node (get, put, join, refresh, replicate), and what each request is
+sent for.
+
+An operation runs one `Search` per key, and a search is a `Lookup` that knows its operation.
+Each request that is open names its purpose: which search, store, ping or seed it belongs to.
+All of these are state without decisions; `p2p.dht.core.requester` makes those.
+"""
 
 from __future__ import annotations
 
@@ -7,37 +13,55 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from p2p.dht.core.lookup import Lookup
+from p2p.dht.core.validation import RecordValidator, RecordValidity
 from p2p.dht.messages import Contact
-from p2p.dht.record import Judgement, Record, RecordJudge, decode_record_untrusted
+from p2p.dht.record import Record, decode_record_untrusted
 from p2p.errors import BadMessage
 from p2p.identity import PeerId
 
 MAX_FOUND: Final = 512
-"""Publishers that one reading returns: eight times as many as a node holds under a key. Holders that lie
-return others than they all do, up to 64 each."""
-MAX_JUDGED: Final = 1024
-"""Records that one reading remembers as valid: two editions of each, 1.5 MiB at most."""
+"""Publishers that one get returns: eight times as many as a node holds under a key. Holders
+that lie return others than honest ones do, up to 64 each."""
+MAX_VALIDATED: Final = 1024
+"""Records that one get remembers as valid: two editions of each, 1.5 MiB at most."""
 
 
 @dataclass(slots=True, eq=False)
-class Reading:
-    """Records under all keys of one name."""
+class GetOperation:
+    """Reading the records under all keys of one name."""
 
     token: int
     namespace: str
     name: bytes
     searches: int = 0
     """Lookups not yet finished."""
+    settled: bool = False
+    """Found well enough: the lookups that are left get little more time
+    (`Requester._note_found`)."""
+    records: dict[PeerId, Record] = field(default_factory=dict)
+    """The newest valid record of each publisher."""
     found: dict[bytes, bool] = field(default_factory=dict)
     """Keys under which records were found; True if that was so on every path."""
-    settled: bool = False
-    """Found well enough: what is left has little time."""
-    records: dict[PeerId, Record] = field(default_factory=dict)
-    judged: dict[tuple[bytes, bytes], None] = field(default_factory=dict)
+    validated: dict[tuple[bytes, bytes], None] = field(default_factory=dict)
     """(key, blob) of what was found valid, so that the eighth copy costs no signature."""
 
+    def start(self, searches: int) -> None:
+        """It waits for so many lookups."""
+        self.searches = searches
+
+    def end_search(self) -> bool:
+        """One lookup has finished; whether it was the last."""
+        self.searches -= 1
+        return not self.searches
+
+    def settle(self) -> bool:
+        """Whether this is the first time that it is found well enough."""
+        first = not self.settled
+        self.settled = True
+        return first
+
     def take(self, record: Record) -> None:
-        """Keep a judged record if it is this publisher's newest."""
+        """Keep a valid record if it is this publisher's newest."""
         if (record.namespace, record.name) != (self.namespace, self.name):
             return
         known = self.records.get(record.publisher)
@@ -46,68 +70,114 @@ class Reading:
         if known is None or known.rank < record.rank:
             self.records[record.publisher] = record
 
-    def take_untrusted(self, key: bytes, blobs: Sequence[bytes], judge: RecordJudge, wall: float) -> bool:
-        """Judge what a holder returned; whether it is worth anything. Raise `BadMessage` if it is forged."""
+    def take_untrusted(
+        self, key: bytes, blobs: Sequence[bytes], validator: RecordValidator, wall: float
+    ) -> bool:
+        """Take what a holder returned; whether any of it is valid. Raise `BadMessage` if one is
+        forged."""
         publishers: dict[PeerId, None] = {}
-        fresh = False
+        found = False
         for blob in blobs:
             record = decode_record_untrusted(blob)
             if record.publisher in publishers:
                 raise BadMessage("a holder returned two DHT records of one publisher")
             publishers[record.publisher] = None
-            fresh |= self._is_worth(key, blob, record, judge, wall)
-        return fresh
+            found |= self._take_if_valid(key, blob, record, validator, wall)
+        return found
 
-    def _is_worth(self, key: bytes, blob: bytes, record: Record, judge: RecordJudge, wall: float) -> bool:
-        if (key, blob) in self.judged:
+    def _take_if_valid(
+        self, key: bytes, blob: bytes, record: Record, validator: RecordValidator, wall: float
+    ) -> bool:
+        if (key, blob) in self.validated:
             return True
-        verdict = judge.judge(record, key, wall)
-        if verdict is Judgement.FORGED:
+        validity = validator.validate(record, key, wall)
+        if validity is RecordValidity.FORGED:
             raise BadMessage("a holder returned a forged DHT record")
-        if verdict is not Judgement.VALID:
+        if validity is not RecordValidity.VALID:
             return False
-        if len(self.judged) < MAX_JUDGED:
-            self.judged[(key, blob)] = None
+        if len(self.validated) < MAX_VALIDATED:
+            self.validated[(key, blob)] = None
         self.take(record)
         return True
 
 
 @dataclass(slots=True, eq=False)
-class Writing:
-    """One record on its way to the nearest nodes of each of its keys."""
+class PutOperation:
+    """Storing one record at the nearest nodes of each of its keys."""
 
     token: int | None
+    """None for a renewal, for which no caller waits."""
     record: Record
     blob: bytes
     searches: int = 0
+    """Lookups not yet finished."""
     stores: int = 0
-    """Stores not yet answered."""
+    """STORE requests not yet answered."""
     copies: int = 0
+    """Nodes that hold the record, over all keys."""
+
+    def start(self, searches: int) -> None:
+        """It waits for so many lookups."""
+        self.searches = searches
+
+    def end_search(self) -> None:
+        """One lookup has finished."""
+        self.searches -= 1
+
+    def begin_store(self) -> None:
+        """One STORE was sent."""
+        self.stores += 1
+
+    def end_store(self, held: bool) -> None:
+        """One STORE was answered or has failed; ``held`` if the node holds the record."""
+        self.stores -= 1
+        self.copies += held
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no lookup and no STORE is open."""
+        return not self.searches and not self.stores
 
 
 @dataclass(slots=True, eq=False)
-class Joining:
+class JoinOperation:
     """Asking seeds for our own neighbourhood, then looking ourselves up."""
 
     token: int | None
+    """None for a refresh, for which no caller waits."""
     asked: int = 0
     """Seeds that have not answered yet."""
     search: Search | None = None
+    """The lookup of our own id, from the first answer of a seed on."""
+
+    def start(self, asked: int) -> None:
+        """So many seeds are asked."""
+        self.asked = asked
+
+    def end_seed(self) -> None:
+        """A seed has answered, or has failed."""
+        self.asked -= 1
+
+    def begin_search(self, search: Search) -> None:
+        """Look ourselves up."""
+        self.search = search
 
 
 @dataclass(slots=True, eq=False)
-class Refreshing:
-    """Looking up a random id, to meet who lives there."""
+class RefreshOperation:
+    """Looking up a random id of a bucket, to learn its contacts."""
 
 
 @dataclass(slots=True, eq=False)
-class Replicating:
-    """Handing what we hold under one key to the nodes nearest to it."""
+class ReplicateOperation:
+    """Storing what we hold under one key at the nodes nearest to it."""
 
     key: bytes
 
 
-Operation = Reading | Writing | Joining | Refreshing | Replicating
+Awaited = GetOperation | PutOperation | JoinOperation
+"""Operations for which a caller may wait."""
+Operation = Awaited | RefreshOperation | ReplicateOperation
 
 
 @dataclass(slots=True, eq=False)
@@ -117,43 +187,53 @@ class Search:
     lookup: Lookup
     operation: Operation
     finished: bool = False
+    """Whether the operation was told of the end."""
 
     @property
     def key(self) -> bytes:
-        """The target."""
+        """The target of the lookup."""
         return self.lookup.target
+
+    def finish(self) -> None:
+        """The operation is told of the end now."""
+        self.finished = True
+
+
+# What an open request is for. The requester finds it beside the request when an answer comes.
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
-    """The purpose of a FIND_NODE or FIND_VALUE."""
+class LookupPurpose:
+    """A FIND_NODE or FIND_VALUE of a lookup."""
 
     search: Search
     contact: Contact
 
 
 @dataclass(frozen=True, slots=True)
-class Storing:
-    """The purpose of a STORE; ``spares`` are the next nearest, should this one refuse."""
+class StorePurpose:
+    """A STORE; ``spares`` are the next nearest nodes, should this one refuse."""
 
-    writing: Writing | None
+    operation: PutOperation | None
+    """None if the record is replicated."""
     key: bytes
     contact: Contact
     spares: list[Contact]
 
 
 @dataclass(frozen=True, slots=True)
-class Probing:
-    """The purpose of a PING."""
+class PingPurpose:
+    """A PING: of ``contact``, to see if it is alive, or of a peer that has asked us something
+    (None)."""
 
     contact: Contact | None
 
 
 @dataclass(frozen=True, slots=True)
-class Seeding:
-    """The purpose of a FIND_NODE to a peer whose place is not known yet."""
+class SeedPurpose:
+    """A FIND_NODE to a seed, whose contact is not known yet."""
 
-    joining: Joining
+    operation: JoinOperation
 
 
-Purpose = Asking | Storing | Probing | Seeding
+Purpose = LookupPurpose | StorePurpose | PingPurpose | SeedPurpose
