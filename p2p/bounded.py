@@ -1,5 +1,4 @@
-"""Two bounds that every service needs: a dictionary that evicts its oldest entry, a token
-bucket."""
+"""A dictionary that evicts its oldest entry, and a token bucket."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A Kademlia in which a place costs work, every message is authenticated and every record is
-signed.
+"""A Kademlia in which a place costs work and every record is signed.
 
 Where to begin: `core/core.py` says how the protocol works, `core/lookup.py` is the heart of it,
 `messages.py` and `record.py` are what is on the wire, docs/protocols/kad.md all of it in three

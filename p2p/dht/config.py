@@ -1,5 +1,4 @@
-"""The configuration of the DHT: Kademlia's k and alpha, S/Kademlia's disjoint paths, and
-intervals."""
+"""The configuration of the DHT: Kademlia's k and alpha, disjoint paths, intervals."""
 
 from __future__ import annotations
 

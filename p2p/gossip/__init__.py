@@ -1,5 +1,4 @@
-"""Publish and subscribe by libp2p's ``/meshsub/1.1.0`` (gossipsub v1.1): every message verified
-before it is forwarded.
+"""Publish and subscribe by libp2p's gossipsub v1.1: verified before it is forwarded.
 
 Where to begin: `core/core.py` says how the protocol works, `messages.py` what is on the wire,
 docs/protocols/meshsub.md both in one page, and `tests/transcripts/gossip/` shows it event by

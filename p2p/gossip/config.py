@@ -1,5 +1,4 @@
-"""The configuration of gossip: gossipsub v1.1's parameters, with its own defaults where it has
-any."""
+"""The configuration of gossip: gossipsub v1.1's parameters and defaults."""
 
 from __future__ import annotations
 

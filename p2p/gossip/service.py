@@ -1,5 +1,4 @@
-"""The driver of `GossipCore`: gives it the host's events and the clock, carries out its
-effects."""
+"""The driver of `GossipCore`: the host's events in, its effects carried out."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Calls (remote procedure calls) that wait for their reply: retransmission, and timeouts from
-measured round trips.
+"""Open calls: retransmission, and timeouts from measured round trips.
 
 A request is sent up to three times with the same request id, so that a reply to any copy
 counts. The first timeout is Jacobson's (mean + 4 deviations of the round trips seen); a peer

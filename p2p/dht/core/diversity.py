@@ -1,5 +1,4 @@
-"""Which address prefixes a peer counts against, so that one machine with many names gets few
-places.
+"""Address prefixes, so that one machine with many names gets few places.
 
 go-libp2p calls this peer diversity. A contact's addresses are its own claim, and which address
 a connection really came from only the host knows. So this stops an attacker that has many keys

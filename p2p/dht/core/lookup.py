@@ -1,5 +1,4 @@
-"""`Lookup`: finding the nodes nearest to a target by S/Kademlia's disjoint paths, a state
-machine without time.
+"""`Lookup`: finds the nodes nearest to a target by S/Kademlia's disjoint paths, without time.
 
 Theory of operation
 -------------------
@@ -19,8 +18,8 @@ Dialling on a third party's word
 A contact never met (`is_met`) is asked on the credit of the peers that named it. Each of them
 has a small credit in this lookup (`CREDIT`). Asking one of its contacts takes 1; if that
 contact answers, 2 come back. A liar that names twenty strangers' addresses makes us dial four
-of them. An honest peer a third of whose contacts is dead gains two for each three asked after
-what it had spent, 4 - 3 + 2 x 2 = 5, and is hardly held up. Some peers are not believed at all
+of them. An honest peer a third of whose contacts is dead is hardly held up: after three were
+asked its credit is 4 - 3 + 2 x 2 = 5. Some peers are not believed at all
 (`is_believed`: inbound ones, see `neighbours`). A contact beyond all credit waits, and is
 passed over like the dead.
 """

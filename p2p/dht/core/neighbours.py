@@ -1,5 +1,4 @@
-"""Which nodes this node knows: the routing table, and what experience says about the peers in
-it.
+"""The contacts that this node knows: the routing table and their history.
 
 Which peers enter the table? Those that have answered a request of ours: one of a lookup, or the
 PING with which we verify a peer that has asked us something (`on_request`). What a peer sends

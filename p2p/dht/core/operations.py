@@ -1,5 +1,4 @@
-"""The operations of a DHT node (get, put, join, refresh, replicate), and what each request is
-sent for.
+"""The state of gets, puts and joins, and what each open request is for.
 
 An operation runs one `Search` per key, and a search is a `Lookup` that knows its operation.
 Each request that is open names its purpose: which search, store, ping or seed it belongs to.

@@ -1,5 +1,4 @@
-"""The answering half of a DHT node: what it tells peers that ask, and how much of that each of
-them gets."""
+"""The answering half of a DHT node, and how much each peer gets of it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What each peer may cost us: bandwidth and CPU time, counted in units before anything is
-decoded.
+"""What each peer may cost us in bandwidth and CPU time, counted before decoding.
 
 Units
 -----
