@@ -27,7 +27,7 @@ from p2p.errors import (
     RemoteProtocolError,
     WrongPeer,
 )
-from p2p.host import AddrSource, PeerEvent, PeerState
+from p2p.host import AddrSource, PeerEvent, PeerState, without
 from p2p.identity import PeerId, ProtocolId
 from p2p.limits import (
     LOOPBACK,
@@ -245,7 +245,7 @@ class Connector:
         self._spawn = spawn
         self._connections: dict[PeerId, list[Connection]] = {}
         self._usage: dict[PeerId, Usage] = {}
-        self._watchers: list[Callable[[PeerEvent], None]] = []
+        self._watchers: tuple[Callable[[PeerEvent], None], ...] = ()
         self._dials: dict[PeerId, _Dial] = {}
         self._dial_slots = trio.CapacityLimiter(MAX_DIALS)
         self._hearsay_slots = trio.CapacityLimiter(MAX_HEARSAY_DIALS)
@@ -267,8 +267,12 @@ class Connector:
         return next((c for c in reversed(self._connections.get(peer, ())) if c.is_open), None)
 
     def watch(self, watcher: Callable[[PeerEvent], None]) -> None:
-        """Call ``watcher`` on every change."""
-        self._watchers.append(watcher)
+        """Call ``watcher`` on every change, until `unwatch`."""
+        self._watchers = (*self._watchers, watcher)
+
+    def unwatch(self, watcher: Callable[[PeerEvent], None]) -> None:
+        """Call ``watcher`` no more."""
+        self._watchers = without(self._watchers, watcher)
 
     def tell(self, peer: PeerId, state: PeerState, *, dialled: bool = False) -> None:
         """Call the watchers, unless the host is closing."""

@@ -9,7 +9,8 @@ tests/conformance/test_hosts.py, holds them together.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Protocol
@@ -93,6 +94,24 @@ class PeerEvent:
     """Whether the connection is one that we dialled: a peer that we chose, not one that chose us."""
 
 
+def without(
+    listeners: tuple[Callable[[PeerEvent], None], ...], gone: Callable[[PeerEvent], None]
+) -> tuple[Callable[[PeerEvent], None], ...]:
+    """``listeners`` with one registration of ``gone`` fewer.
+
+    A new tuple: an event that is being told to the old one, and ends a listener's block, skips no other.
+    """
+    place = listeners.index(gone)
+    return listeners[:place] + listeners[place + 1 :]
+
+
+def check_unserved(protocol: ProtocolId, served: Container[ProtocolId]) -> None:
+    """Raise `ValueError` for what is no protocol id, or is among those ``served`` already."""
+    check_protocol(protocol)
+    if protocol in served:
+        raise ValueError(f"{protocol} is served already: end the block that serves it first")
+
+
 def check_protocol(protocol: ProtocolId) -> None:
     """Raise `ValueError` for an id that no peer could ask for: multistream has them in lines of text."""
     if not (protocol.startswith("/") and protocol.isascii() and protocol.isprintable()) or " " in protocol:
@@ -119,18 +138,41 @@ class Host(Protocol):
         """Peers with a live connection, oldest first."""
         ...
 
+    def serving(self, protocol: ProtocolId, handler: StreamHandler) -> AbstractContextManager[None]:
+        """Serve incoming streams of ``protocol`` for the length of the block.
+
+        When it ends, streams that are still being served are reset and their handlers cancelled, and
+        peers that ask for the protocol are told that it is not supported. Entering the block raises
+        `ValueError` if ``protocol`` is no protocol id or is served already.
+        """
+        ...
+
+    def receiving(
+        self, protocol: ProtocolId, handler: MessageHandler, *, max_message: int = MAX_MESSAGE
+    ) -> AbstractContextManager[None]:
+        """Take incoming messages of ``protocol`` for the length of the block; none is handed over later.
+
+        A message longer than ``max_message`` bytes breaks the protocol. Entering the block raises
+        `ValueError` as `serving` does.
+        """
+        ...
+
+    def watching(self, listener: Callable[[PeerEvent], None]) -> AbstractContextManager[None]:
+        """Call ``listener`` (which must not block) on every change in who is connected, for the block."""
+        ...
+
     def set_handler(self, protocol: ProtocolId, handler: StreamHandler) -> None:
-        """Serve incoming streams of ``protocol``."""
+        """Serve incoming streams of ``protocol`` for as long as the host is open, instead of any before."""
         ...
 
     def set_message_handler(
         self, protocol: ProtocolId, handler: MessageHandler, *, max_message: int = MAX_MESSAGE
     ) -> None:
-        """Take incoming messages of ``protocol``; a longer one than ``max_message`` bytes breaks it."""
+        """Take incoming messages of ``protocol`` for as long as the host is open, instead of any before."""
         ...
 
     def on_peer(self, listener: Callable[[PeerEvent], None]) -> None:
-        """Call ``listener`` (which must not block) on every change in who is connected."""
+        """Call ``listener`` (which must not block) on every change in who is connected, until the end."""
         ...
 
     def add_addrs(
@@ -140,7 +182,10 @@ class Host(Protocol):
         ...
 
     def addrs_of(self, peer: PeerId) -> tuple[Multiaddr, ...]:
-        """Where ``peer`` was last said to be."""
+        """Where ``peer`` was last said to be, newest first, each ending in ``/p2p/`` and its id.
+
+        They can be handed to `connect_addr` of any host as they are. Empty for an unknown peer.
+        """
         ...
 
     async def connect(self, peer: PeerId) -> None:

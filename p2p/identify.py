@@ -5,18 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from p2p.errors import BadMessage
-from p2p.host import Stream
+from p2p.host import Host, Stream
 from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr, decode_multiaddr_untrusted
 from p2p.protobuf import as_bytes_untrusted, as_text_untrusted, field, fields_untrusted
 from p2p.transport.negotiate import MAX_LINE
 from p2p.wire import KI, FrameReader, frame
-
-if TYPE_CHECKING:
-    from p2p.swarm import SwarmHost
+from p2p.world import World
 
 PROTOCOL_ID: Final = ProtocolId("/ipfs/id/1.0.0")
 PING_ID: Final = ProtocolId("/ipfs/ping/1.0.0")
@@ -116,7 +114,16 @@ async def serve_ping(stream: Stream) -> None:
         await stream.send_all(data)
 
 
-async def ping(host: SwarmHost, peer: PeerId) -> float:
+class TimedHost(Host, Protocol):
+    """A host that shows the machine it runs on, and so a clock: `p2p.swarm.SwarmHost` is one."""
+
+    @property
+    def world(self) -> World:
+        """The machine."""
+        ...
+
+
+async def ping(host: TimedHost, peer: PeerId) -> float:
     """Seconds to ``peer`` and back. The caller sets the deadline.
 
     Raises `PeerUnreachable`, `ProtocolNotSupported`, `BadMessage` if the echo differs.

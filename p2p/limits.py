@@ -200,6 +200,8 @@ class ServedStream:
     abort: Callable[[], None]
     has_stalled: Callable[[], bool] = bool
     """Asked once a sweep: whether the peer has taken nothing of what we send on it for some sweeps."""
+    protocol: str = ""
+    """The block that serves it resets it when it ends."""
     unfinished: int = 0
     """Bytes of a message that is not whole."""
 
@@ -259,6 +261,10 @@ class Budget:
     def served(self) -> int:
         """Streams that are being served."""
         return self._served_count
+
+    def served_for(self, protocol: str) -> list[ServedStream]:
+        """The streams of one protocol that are being served."""
+        return [one for of in self._served.values() for one in of if one.protocol == protocol]
 
     @property
     def unfinished(self) -> int:

@@ -16,8 +16,8 @@ are flushed for a moment, and nothing is left.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -45,6 +45,7 @@ from p2p.host import (
     Stream,
     StreamHandler,
     check_protocol,
+    check_unserved,
 )
 from p2p.identity import KeyPair, PeerId, ProtocolId
 from p2p.limits import LOOPBACK, UNKNOWN, Budget, ResourceLimits, ServedStream, group_of, reach_of
@@ -107,7 +108,7 @@ class SwarmHost:
         self._listeners: list[Listener] = []
         self._handlers: dict[ProtocolId, StreamHandler] = {}
         self._infos: dict[PeerId, identify.PeerInfo] = {}
-        self._message_protocols: dict[ProtocolId, None] = {}
+        self._message_handlers: dict[ProtocolId, MessageHandler] = {}
         self._incoming_lanes: dict[tuple[PeerId, ProtocolId], ServedStream] = {}
         self._outbox = Outbox(self._start_lane)
         callbacks = Callbacks(
@@ -171,7 +172,7 @@ class SwarmHost:
     def set_handler(self, protocol: ProtocolId, handler: StreamHandler) -> None:
         """Serve incoming streams of ``protocol``. Raises `ValueError` if that is no protocol id."""
         check_protocol(protocol)
-        self._message_protocols.pop(protocol, None)
+        self._message_handlers.pop(protocol, None)
         self._handlers[protocol] = handler
 
     def set_message_handler(
@@ -182,12 +183,51 @@ class SwarmHost:
         A peer has one stream for them: when it opens another, the newest counts, as in go-libp2p-pubsub.
         """
         check_protocol(protocol)
-        self._handlers[protocol] = partial(self._take_messages, handler, max_message)
-        self._message_protocols[protocol] = None
+        self._handlers[protocol] = partial(self._take_messages, max_message)
+        self._message_handlers[protocol] = handler
 
     def on_peer(self, listener: Callable[[PeerEvent], None]) -> None:
         """Call ``listener`` on every change in who is connected."""
         self._connector.watch(listener)
+
+    @contextmanager
+    def serving(self, protocol: ProtocolId, handler: StreamHandler) -> Iterator[None]:
+        """Serve incoming streams of ``protocol`` for the length of the block."""
+        check_unserved(protocol, self._handlers)
+        self.set_handler(protocol, handler)
+        with self._until_end_of_block(protocol):
+            yield
+
+    @contextmanager
+    def receiving(
+        self, protocol: ProtocolId, handler: MessageHandler, *, max_message: int = MAX_MESSAGE
+    ) -> Iterator[None]:
+        """Take incoming messages of ``protocol`` for the length of the block."""
+        check_unserved(protocol, self._handlers)
+        self.set_message_handler(protocol, handler, max_message=max_message)
+        with self._until_end_of_block(protocol):
+            yield
+
+    @contextmanager
+    def watching(self, listener: Callable[[PeerEvent], None]) -> Iterator[None]:
+        """Call ``listener`` on every change in who is connected, for the length of the block."""
+        self._connector.watch(listener)
+        try:
+            yield
+        finally:
+            self._connector.unwatch(listener)
+
+    @contextmanager
+    def _until_end_of_block(self, protocol: ProtocolId) -> Iterator[None]:
+        handler = self._handlers[protocol]
+        try:
+            yield
+        finally:
+            if self._handlers.get(protocol) is handler:
+                del self._handlers[protocol]
+                self._message_handlers.pop(protocol, None)
+            for served in self._connector.budget.served_for(protocol):
+                served.abort()
 
     def add_addrs(
         self, peer: PeerId, addrs: Sequence[Multiaddr], source: AddrSource = AddrSource.OWNER
@@ -293,7 +333,7 @@ class SwarmHost:
             stream.reset()
             return
         scope = trio.CancelScope()
-        served = ServedStream(stream.peer, scope.cancel, stream.has_stalled)
+        served = ServedStream(stream.peer, scope.cancel, stream.has_stalled, stream.protocol)
         victim = self._connector.budget.serve(served)
         if victim is not None:
             logger.info("%r has too many streams that are served: reset one", victim.peer)
@@ -303,7 +343,7 @@ class SwarmHost:
             return
         if stream.protocol != identify.PROTOCOL_ID:
             self._connector.used(stream.peer)
-        if stream.protocol in self._message_protocols:
+        if stream.protocol in self._message_handlers:
             older = self._incoming_lanes.get((stream.peer, stream.protocol))
             self._incoming_lanes[(stream.peer, stream.protocol)] = served
             if older is not None:
@@ -315,12 +355,16 @@ class SwarmHost:
         try:
             with scope:
                 async with stream:
-                    await self._handlers[stream.protocol](stream)
+                    await self._handler_of(stream.protocol)(stream)
         finally:
             stream.on_unfinished = None
             self._connector.budget.served_to_end(served)
             if self._incoming_lanes.get((stream.peer, stream.protocol)) is served:
                 del self._incoming_lanes[(stream.peer, stream.protocol)]
+
+    def _handler_of(self, protocol: ProtocolId) -> StreamHandler:
+        """The block that serves a stream may have ended between its negotiation and its first turn."""
+        return self._handlers.get(protocol, _turn_away)
 
     def _hold(self, served: ServedStream, count: int) -> None:
         """A peer leaves ``count`` bytes of a message unfinished."""
@@ -359,7 +403,7 @@ class SwarmHost:
 
     # Messages.
 
-    async def _take_messages(self, handler: MessageHandler, max_message: int, stream: Stream) -> None:
+    async def _take_messages(self, max_message: int, stream: Stream) -> None:
         """Hand over what comes on one stream, a turn at a time, no faster than `MESSAGE_RATE`."""
         receiver = FrameReceiver(stream, max_message)
         usage = self._connector.usage(stream.peer)
@@ -367,6 +411,9 @@ class SwarmHost:
         left, since = MESSAGE_BURST, now()
         turn_ends, in_turn = since, 0
         while (message := await receiver.receive()) is not None:
+            handler = self._message_handlers.get(stream.protocol)
+            if handler is None:
+                return  # the block that received them has ended
             handler(stream.peer, message)
             moment = now()
             if usage is not None:
@@ -479,6 +526,10 @@ class SwarmHost:
         if self._nursery is None:
             raise LocalProtocolError("the host is not running")
         self._nursery.start_soon(function, *args)
+
+
+async def _turn_away(stream: Stream) -> None:
+    stream.reset()
 
 
 @asynccontextmanager

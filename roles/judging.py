@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import trio
 
+from p2p.ledger import Ledger
 from p2p.node.node import Node
 from p2p.world import dawdle
 from proofs.checks import Judgement, Reason, Verdict, check_shape, judge, judge_pool
@@ -26,7 +27,7 @@ from roles.messages import (
     decode_groups_untrusted,
     max_submission,
 )
-from roles.run import Ledger, Run
+from roles.run import Run
 from roles.standing import Standing
 
 logger = logging.getLogger(__name__)

@@ -38,7 +38,7 @@ MAX_SUBMISSION: Final = 8 * MIB
 MAX_DELIVERY: Final = MAX_SUBMISSION + 128 * KI
 """Bytes: a submission, and a verdict of at most one ledger entry."""
 MAX_VERDICT: Final = 64 * KI
-"""Bytes: a verdict goes into one ledger entry (`roles.run.chain.MAX_BODY`)."""
+"""Bytes: a verdict goes into one ledger entry (`p2p.ledger.core.chain.MAX_BODY`)."""
 MAX_REPLY: Final = MAX_VERDICT + KI
 """Bytes of what a validator answers."""
 MAX_RECEIPT: Final = KI

@@ -24,6 +24,7 @@ import trio
 from p2p.errors import RemoteProtocolError, StorageError
 from p2p.host import Stream, send_frame
 from p2p.identity import PeerId
+from p2p.ledger import Ledger
 from p2p.node.admission import Capability
 from p2p.node.node import Node
 from p2p.node.tables import read_table
@@ -54,7 +55,7 @@ from roles.messages import (
 )
 from roles.pool import GroupPool, PooledGroup
 from roles.retry import PATIENCE
-from roles.run import Ledger, Run, open_ledger, run_of
+from roles.run import Run, run_of
 from roles.seats import Seats
 from roles.standing import Standing
 
@@ -182,10 +183,10 @@ class Trainer:
             profile=self._config.profile,
         )
         async with (
-            open_ledger(node.world, "ledger") as ledger,
             open_engine(node.world, config, name=self.name) as engine,
             trio.open_nursery() as nursery,
         ):
+            ledger = await node.ledger.opened()
             step = await self._resume(node, engine, ledger)
             standing = Standing(node, "trainer", self.name)
             intake, durable = Intake(node.world, INTAKE), self._durable_of(node)

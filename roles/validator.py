@@ -40,6 +40,7 @@ import trio
 from p2p.errors import BadMessage, StorageError
 from p2p.host import Stream, send_frame
 from p2p.identity import PeerId
+from p2p.ledger import Ledger
 from p2p.limits import MAX_SERVED
 from p2p.node.admission import Capability
 from p2p.node.node import Node
@@ -71,7 +72,7 @@ from roles.messages import (
 from roles.reception import receive_content, receive_head
 from roles.records import Records, tally
 from roles.retry import PATIENCE
-from roles.run import Ledger, Run, open_ledger, run_of
+from roles.run import Run, run_of
 from roles.seats import STRANGERS, Seats
 from roles.slots import Place, SlotBook
 from roles.standing import AtRest, Standing
@@ -195,10 +196,10 @@ class Validator:
         environment = run.open_environments()[0]
         config = run.engine_config(self._config.machine, threads=self._config.threads, nice=self._config.nice)
         async with (
-            open_ledger(node.world, "ledger") as ledger,
             open_engine(node.world, replace(config, profile=self._config.profile), name=self.name) as engine,
             trio.open_nursery() as nursery,
         ):
+            ledger = await node.ledger.opened()
             await self._recall(node, ledger)
             node.host.protect("work", self.records.workers)
             handover = await Handover.open(node, "validator/accepted", nursery, self._wake)

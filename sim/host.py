@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -38,6 +38,8 @@ from p2p.host import (
     PeerState,
     StreamHandler,
     check_protocol,
+    check_unserved,
+    without,
 )
 from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr
@@ -70,8 +72,8 @@ class SimHost:
 
     __slots__ = (
         "_addrs", "_book", "_closed", "_dials", "_endpoint", "_ends", "_listeners", "_message_handlers",
-        "_nursery", "_peer_id", "_protected", "_queue", "_scores", "_traffic", "_unreachable", "_world",
-        "dropped", "fabric", "handlers", "name",
+        "_nursery", "_peer_id", "_protected", "_queue", "_scores", "_served", "_traffic", "_unreachable",
+        "_world", "dropped", "fabric", "handlers", "name",
     )  # fmt: skip
 
     def __init__(self, world: SimWorld, fabric: Fabric, endpoint: Endpoint, nursery: trio.Nursery) -> None:
@@ -87,7 +89,8 @@ class SimHost:
         self._peer_id = world.signer.peer_id
         self._message_handlers: dict[ProtocolId, tuple[MessageHandler, int]] = {}
         self._protected: dict[str, frozenset[PeerId]] = {}
-        self._listeners: list[Callable[[PeerEvent], None]] = []
+        self._listeners: tuple[Callable[[PeerEvent], None], ...] = ()
+        self._served: dict[SimHostStream, trio.CancelScope] = {}
         self._ends: dict[PeerId, End] = {}
         self._dials: dict[PeerId, _Dial] = {}
         self._book = AddressBook()
@@ -128,7 +131,43 @@ class SimHost:
 
     def on_peer(self, listener: Callable[[PeerEvent], None]) -> None:
         """Call ``listener`` on every change in who is connected."""
-        self._listeners.append(listener)
+        self._listeners = (*self._listeners, listener)
+
+    @contextmanager
+    def serving(self, protocol: ProtocolId, handler: StreamHandler) -> Iterator[None]:
+        """Serve incoming streams of ``protocol`` for the length of the block."""
+        check_unserved(protocol, (*self.handlers, *self._message_handlers))
+        self.handlers[protocol] = handler
+        try:
+            yield
+        finally:
+            if self.handlers.get(protocol) is handler:
+                del self.handlers[protocol]
+            for stream, scope in list(self._served.items()):
+                if stream.protocol == protocol:
+                    scope.cancel()
+
+    @contextmanager
+    def receiving(
+        self, protocol: ProtocolId, handler: MessageHandler, *, max_message: int = MAX_MESSAGE
+    ) -> Iterator[None]:
+        """Take incoming messages of ``protocol`` for the length of the block."""
+        check_unserved(protocol, (*self.handlers, *self._message_handlers))
+        taker = self._message_handlers[protocol] = (handler, max_message)
+        try:
+            yield
+        finally:
+            if self._message_handlers.get(protocol) is taker:
+                del self._message_handlers[protocol]
+
+    @contextmanager
+    def watching(self, listener: Callable[[PeerEvent], None]) -> Iterator[None]:
+        """Call ``listener`` on every change in who is connected, for the length of the block."""
+        self._listeners = (*self._listeners, listener)
+        try:
+            yield
+        finally:
+            self._listeners = without(self._listeners, listener)
 
     def add_addrs(
         self, peer: PeerId, addrs: Sequence[Multiaddr], source: AddrSource = AddrSource.OWNER
@@ -138,8 +177,8 @@ class SimHost:
             self._unreachable.pop(peer, None)
 
     def addrs_of(self, peer: PeerId) -> tuple[Multiaddr, ...]:
-        """Where ``peer`` was last said to be."""
-        return self._book.of(peer)
+        """Where ``peer`` was last said to be, each address ending in ``/p2p/`` and its id."""
+        return tuple(addr.with_peer(peer) for addr in self._book.of(peer))
 
     def traffic(self, peer: PeerId) -> tuple[int, int]:
         """Bytes sent to and received from ``peer``, over all connections."""
@@ -174,7 +213,7 @@ class SimHost:
     def _dial(self, peer: PeerId) -> _Dial:
         """Begin to connect; what becomes of it is decided when the round trips have passed."""
         dial = self._dials[peer] = _Dial()
-        machines = [self._machine(addr) for addr in self.addrs_of(peer)]
+        machines = [self._machine(addr) for addr in self._book.of(peer)]
         delays = [self._delay(machine, peer) for machine in machines]
         target = machines[delays.index(min(delays))] if delays else None
         due = self._queue.now + min(delays, default=0)
@@ -227,7 +266,7 @@ class SimHost:
         if peer == self._peer_id:
             return PeerUnreachable("a node does not dial itself")
         if machine is None or machine.host is None or not self.fabric.reachable(self._endpoint, machine):
-            return PeerUnreachable(f"{peer!r} does not answer at any of {len(self.addrs_of(peer))} addresses")
+            return PeerUnreachable(f"{peer!r} does not answer at any of {len(self._book.of(peer))} addresses")
         if machine.host.peer_id != peer:
             return WrongPeer(f"{machine.host.peer_id!r} answered instead of {peer!r}")
         if self.refuses(peer) or machine.host.refuses(self._peer_id):
@@ -373,14 +412,18 @@ class SimHost:
         self._nursery.start_soon(self._serve, stream, handler, name=f"{self.name}{stream.protocol}")
 
     async def _serve(self, stream: SimHostStream, handler: StreamHandler) -> None:
+        scope = self._served[stream] = trio.CancelScope()
         try:
-            async with stream:
-                await handler(stream)
+            with scope:
+                async with stream:
+                    await handler(stream)
         except* RemoteProtocolError as errors:
             self.penalise(stream.peer, VIOLATION, str(errors.exceptions[0]))
             self._disconnect(stream.peer)
         except* (trio.BrokenResourceError, PeerUnreachable, ProtocolNotSupported) as errors:
             logger.debug("a stream of %r ended early: %s", stream.peer, errors.exceptions)
+        finally:
+            del self._served[stream]
 
     # Whom not to talk to
 

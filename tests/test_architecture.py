@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -286,3 +287,37 @@ def test_importing_p2p_costs_at_most_two_and_a_half_times_trio() -> None:
     python("import p2p")  # byte code is written once
     ratios = [cpu_seconds("p2p") / cpu_seconds("trio") for _ in range(9)]
     assert statistics.median(ratios) <= 2.5
+
+
+def imports_of(path: Path, modules: set[str]) -> set[str]:
+    """The modules of the project that a file imports, under ``if TYPE_CHECKING`` too, in functions not.
+
+    What a function imports is imported late on purpose: torch, and what comes with kademlia.
+    """
+    found = set()
+    for node in outer_nodes(tree_of(path)):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in modules else node.module for name in names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found & modules
+
+
+def module_of(path: Path) -> str:
+    return relative(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def outer_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(tree):
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield child
+            yield from outer_nodes(child)
+
+
+def test_no_two_files_need_each_other_not_even_for_types() -> None:
+    """Issue 11.6: in a circle there is no first file to read."""
+    files = {module_of(path): path for path in SOURCES if not relative(path).startswith("sim/")}
+    graph = {name: imports_of(path, set(files)) - {name} for name, path in files.items()}
+    assert {"p2p.host", "p2p.world"} <= graph["p2p.node.services"]
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle

@@ -1,8 +1,8 @@
 """Who may do what: the only question this package asks about people.
 
-A run is somebody's signed document; what is in it is the business of the package that registered its
-reader under the entry point group ``shoal.runs``. The node needs a name for the run, a version to never
-roll back, and answers.
+A run is somebody's signed document; what is in it is the business of the package that
+registered its reader under the entry point group ``shoal.runs``. The node needs a name for the
+run, a version to never roll back, and answers.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from enum import Enum
 from typing import Protocol
 
 from p2p.errors import BadMessage
-from p2p.identity import PeerId
+from p2p.identity import PeerId, Verify
 
 
 class UnusableEdition(BadMessage):
-    """The run document is of no use here, and that is not the fault of the peer that handed it over."""
+    """The run document is of no use here, and that is not the fault of the peer that handed it
+    over.
+    """
 
 
 class OtherRun(UnusableEdition):
@@ -43,7 +45,9 @@ class Admission(Protocol):
         ...
 
     def needs_stamp(self, peer: PeerId) -> bool:
-        """Whether ``peer`` must bring a work stamp: anybody may join, and its name is not in the document."""
+        """Whether ``peer`` must bring a work stamp: anybody may join, and its name is not in
+        the document.
+        """
         ...
 
 
@@ -87,18 +91,24 @@ class SignedRun(Admission, Protocol):
 
     @property
     def components(self) -> dict[str, dict[str, object]]:
-        """Settings that must be the same on every node, by component (``shardcast``), over the local ones."""
+        """Settings that must be the same on every node, by component (``shardcast``), over the
+        local ones.
+        """
         ...
 
 
 def check_same_owner(pin: SignedRun | None, owner: PeerId) -> None:
-    """Raise `OtherRun` if a document of ``owner`` cannot be of the run that this node is pinned to."""
+    """Raise `OtherRun` if a document of ``owner`` cannot be of the run that this node is pinned
+    to.
+    """
     if pin is not None and owner != pin.owner:
         raise OtherRun(f"it is of a run of another owner, {owner}; {_pinned(pin)}")
 
 
 def check_same_run(pin: SignedRun | None, run_id: bytes, owner: PeerId, name: str) -> None:
-    """Raise `OtherRun` if a document of this run is not of the one that this node is pinned to."""
+    """Raise `OtherRun` if a document of this run is not of the one that this node is pinned
+    to.
+    """
     if pin is not None and run_id != pin.id:
         raise OtherRun(f"it is of run {name!r:.80} ({run_id.hex()[:12]}) by {owner}; {_pinned(pin)}")
 
@@ -108,3 +118,19 @@ def _pinned(pin: SignedRun) -> str:
         f"this node is pinned to {pin.name!r} ({pin.id.hex()[:12]}) by {pin.owner}: use another --data, "
         "or a member of that run"
     )
+
+
+class RunReader(Protocol):
+    """Opens a signed run document. Raises `BadMessage`, and nothing else, whatever the
+    bytes.
+    """
+
+    def __call__(self, document: bytes, verify: Verify, pin: SignedRun | None = None, /) -> SignedRun:
+        """Of a document that is not of the run of ``pin`` (None: of any) the reader judges as
+        little as will show that, at most one signature, and raises `OtherRun`
+        (`admission.check_same_run`).
+
+        `UnusableEdition` says that a document is void for a reason that its bearer could not
+        know: it was signed by the owner of ``pin``, or is of a format to come.
+        """
+        ...

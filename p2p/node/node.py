@@ -16,90 +16,32 @@ The same function opens a node in production and in the simulator; only the worl
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
 from functools import partial
 
 import trio
 
-from p2p.dht import Dht, open_dht
+from p2p.dht import open_dht
 from p2p.dht.stamp import check_stamp
 from p2p.errors import ConfigError
-from p2p.gossip import Gossip, open_gossip
+from p2p.gossip import open_gossip
 from p2p.host import Host
 from p2p.identity import PeerId
-from p2p.membership import Membership, open_membership
+from p2p.ledger import OwnLedger
+from p2p.membership import open_membership
 from p2p.multiaddr import Multiaddr
-from p2p.node.admission import Capability, SignedRun
+from p2p.node.admission import Capability, RunReader
 from p2p.node.config import NodeConfig
-from p2p.node.plugins import RunReader, open_run_untrusted
+from p2p.node.plugins import open_run_untrusted
 from p2p.node.role import Role
 from p2p.node.rundoc import RunBook
+from p2p.node.services import Node
 from p2p.node.wiring import Wiring, judge_announcement, policy_topic, roster, run_records, stamp_of
-from p2p.shardcast import Shardcast, open_shardcast
+from p2p.shardcast import open_shardcast
 from p2p.world import World
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """A running node, as roles see it. Open it with `open_node`."""
-
-    world: World
-    """Clock, randomness, disk, workers."""
-    host: Host
-    """Streams to authenticated peers; register protocol handlers here."""
-    config: NodeConfig
-    """Local settings, with those of the run laid over them."""
-    book: RunBook
-    """The run document in its newest edition."""
-    membership: Membership
-    """Who is alive, with which roles and policies."""
-    gossip: Gossip
-    """Topics."""
-    dht: Dht
-    """Records by key."""
-    shardcast: Shardcast
-    """Policies."""
-
-    @property
-    def peer_id(self) -> PeerId:
-        """Our own name."""
-        return self.host.peer_id
-
-    @property
-    def run(self) -> SignedRun:
-        """The newest edition of the run document. Roles that need its terms narrow it to `roles.run.Run`."""
-        assert self.book.run is not None  # open_node waits for it
-        return self.book.run
-
-    def may(self, peer: PeerId, capability: Capability) -> bool:
-        """Whether ``peer`` has ``capability`` in this run."""
-        return self.book.may(peer, capability)
-
-    def role_table(self, name: str) -> Mapping[str, object]:
-        """The configuration table ``[role.<name>]``, empty if there is none."""
-        return self.config.role.get(name, {})
-
-    async def locate(self, peer: PeerId) -> bool:
-        """Whether ``peer`` can be dialled; asks the DHT for its addresses if no heartbeat names it."""
-        if peer in self.host.connected or any(member.peer == peer for member in self.membership.members()):
-            return True
-        return bool(await self.dht.find_peer(peer))
-
-    def health(self, roles: Sequence[Role] = ()) -> dict[str, object]:
-        """How the node is, as plain values: what ``--status`` prints and dashboards show."""
-        return {
-            "peer": str(self.peer_id),
-            "run": self.run.id.hex(),
-            "epoch": self.run.epoch,
-            "in_force": self.book.in_force,
-            "members": self.membership.size,
-            "clock": str(self.membership.clock_off or "agrees with the peers'"),
-            "connected": len(self.host.connected),
-            "shardcast": {"newest": int(self.shardcast.newest), **asdict(self.shardcast.stats)},
-            "roles": {role.name: role.health() for role in roles},
-        }
+__all__ = ["Node", "open_node", "run_roles"]
 
 
 @asynccontextmanager
@@ -173,6 +115,7 @@ async def _open_services(world: World, host: Host, config: NodeConfig, book: Run
             gossip=gossip,
             dht=dht,
             shardcast=shardcast,
+            ledger=OwnLedger(world),
         )
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
-from typing import Final, Protocol, cast
+from typing import Final, cast
 
 from p2p.errors import BadMessage, ConfigError
 from p2p.identity import Verify
-from p2p.node.admission import OtherRun, SignedRun
+from p2p.node.admission import OtherRun, RunReader, SignedRun
 from p2p.node.role import Role
 from p2p.node.usage import did_you_mean
 
@@ -23,19 +23,6 @@ NO_ROLE: Final = "none"
 
 Command = Callable[[Sequence[str]], int]
 """Takes the arguments behind its name, returns the exit code."""
-
-
-class RunReader(Protocol):
-    """Opens a signed run document. Raises `BadMessage`, and nothing else, whatever the bytes."""
-
-    def __call__(self, document: bytes, verify: Verify, pin: SignedRun | None = None, /) -> SignedRun:
-        """Of a document that is not of the run of ``pin`` (None: of any) the reader judges as little as will
-        show that, at most one signature, and raises `OtherRun` (`admission.check_same_run`).
-
-        `UnusableEdition` says that a document is void for a reason that its bearer could not know: it was
-        signed by the owner of ``pin``, or is of a format to come.
-        """
-        ...
 
 
 def load_role(name: str, tables: Mapping[str, Mapping[str, object]]) -> Role:

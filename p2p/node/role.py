@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol, Self, runtime_checkable
+from typing import ClassVar, Protocol, Self, runtime_checkable
 
-if TYPE_CHECKING:
-    from p2p.node.node import Node
+from p2p.node.services import Node
 
 
 class Role(Protocol):

@@ -47,11 +47,11 @@ from p2p.multiaddr import Multiaddr
 from p2p.node.admission import (
     Capability,
     OtherRun as OtherRun,  # where this module's callers look for it
+    RunReader,
     SignedRun,
     UnusableEdition,
     check_same_run,
 )
-from p2p.node.plugins import RunReader, open_run_untrusted
 from p2p.peers import VIOLATION
 from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
 from p2p.world import World, decode_off_loop
@@ -139,7 +139,7 @@ class _Refusal:
 class RunBook:
     """The newest document of this node's one run. An `Admission`: its answers follow the document."""
 
-    def __init__(self, world: World, reader: RunReader = open_run_untrusted) -> None:
+    def __init__(self, world: World, reader: RunReader) -> None:
         self._world = world
         self._reader = reader
         self._run: SignedRun | None = None

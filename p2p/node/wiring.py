@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
 
@@ -25,12 +25,10 @@ from p2p.membership import Change, MemberEvent, Membership
 from p2p.multiaddr import Multiaddr, decode_multiaddr_untrusted
 from p2p.node.admission import Capability, SignedRun
 from p2p.node.rundoc import PEER_TROUBLE, OtherRun, RunBook
+from p2p.node.services import Node
 from p2p.shardcast import RosterEntry, Shardcast
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import pack, unpack_untrusted
-
-if TYPE_CHECKING:
-    from p2p.node.node import Node
 
 RUN_ID_BYTES: Final = 32
 RUN_LIFETIME: Final = 1800.0

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from p2p.errors import BadMessage, ConfigError
 from p2p.identity import PeerId, Signer, Verify, decode_peer_id_untrusted, verify as real_verify
@@ -32,9 +32,6 @@ from roles.bounds import check_bounds
 from roles.engines.config import ENGINES, SEEDS, EngineConfig, MachineLimits, ModelShape
 from roles.envs.base import NAME, Environment, environment_digest, open_environment
 from roles.rl.recipe import Recipe
-
-if TYPE_CHECKING:
-    from p2p.node.node import Node
 
 DOMAIN: Final = "/shoal/run/1.0.0"
 FORMAT: Final = 1
@@ -385,7 +382,16 @@ def open_run(document: bytes, verify: Verify = real_verify, pin: SignedRun | Non
     return decode_run_untrusted(document, verify, pin)
 
 
-def run_of(node: Node) -> Run:
+class InRun(Protocol):
+    """What is in a run: every `p2p.node.node.Node` is."""
+
+    @property
+    def run(self) -> SignedRun:
+        """The newest edition of its run document."""
+        ...
+
+
+def run_of(node: InRun) -> Run:
     """The run of ``node``, with its terms. Raises `ConfigError` if it is of another kind."""
     if not isinstance(node.run, Run):
         raise ConfigError(f"the run {node.run.name!r} is not one that Shoal's own roles can work for")

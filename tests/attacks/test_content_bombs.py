@@ -9,6 +9,7 @@ import pytest
 
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair, verify
+from p2p.ledger.core.chain import decode_entry_untrusted, decode_equivocation_untrusted
 from p2p.shardcast.codec import decode_chunk_untrusted
 from p2p.shardcast.forest import decode_roster_untrusted
 from p2p.shardcast.manifest import PROTOCOL_ID, Chunk, decode_manifest_untrusted, digest_of
@@ -27,7 +28,6 @@ from roles.messages import (
     decode_submission_untrusted,
     decode_verdict_untrusted,
 )
-from roles.run.chain import decode_entry_untrusted, decode_equivocation_untrusted
 from roles.run.file import DOMAIN, FORMAT, decode_run_untrusted
 
 KEY = KeyPair(digest_of(b"somebody"))

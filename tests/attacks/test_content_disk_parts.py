@@ -14,6 +14,7 @@ import trio.testing
 
 from p2p.errors import StorageError
 from p2p.identity import KeyPair, verify
+from p2p.ledger.ledger import open_ledger
 from p2p.machine import RealWorld
 from p2p.node.rundoc import PATH, RunBook
 from p2p.shardcast import events as ev
@@ -35,7 +36,6 @@ from p2p.shardcast.messages import Ask, ChunkHeader, PolicyNews, RosterNews, Tak
 from p2p.shardcast.store import FIRST_RETRY, LONGEST_RETRY, DiskCare, Store
 from roles.durable import Durable
 from roles.run.file import open_run, sign_run
-from roles.run.ledger import open_ledger
 from tests.unit.test_ledger import AUTHOR, chain, ledger_in, on_disk
 from tests.unit.test_run_file import OWNER, RUN, TERMS
 

@@ -13,8 +13,8 @@ import trio
 
 from p2p.errors import StorageError
 from p2p.identity import KeyPair, verify
+from p2p.ledger import Ledger, open_ledger
 from p2p.machine import RealWorld
-from roles.run import Ledger, open_ledger
 from sim.disk import DiskHandle, SimDisk
 
 AUTHOR = KeyPair(b"a" * 32)

@@ -187,9 +187,9 @@ def test_addresses_are_remembered_newest_first(hosts) -> None:
     async def law(h: Hosts) -> None:
         h.a.add_addrs(h.stranger.peer_id, [addr.transport for addr in h.b.addrs])
         h.a.add_addrs(h.stranger.peer_id, [h.nowhere])
-        places = [addr.transport for addr in h.a.addrs_of(h.stranger.peer_id)]
-        assert places[0] == h.nowhere.transport
-        assert [addr.transport for addr in h.b.addrs] == places[1:]
+        newest_first = (h.nowhere, *h.b.addrs)
+        expected = tuple(addr.transport.with_peer(h.stranger.peer_id) for addr in newest_first)
+        assert h.a.addrs_of(h.stranger.peer_id) == expected
         assert h.a.addrs_of(h.c.peer_id) == ()
 
     hosts(law)
@@ -202,6 +202,126 @@ def test_a_protocol_that_nobody_serves_is_refused(hosts) -> None:
             await h.a.open_stream(h.b.peer_id, ECHO)
         h.b.set_handler(ECHO, serve_requests(echo))
         assert await request(h.a, h.b.peer_id, ECHO, b"now") == b"now"
+
+    hosts(law)
+
+
+def test_a_protocol_is_served_for_the_length_of_a_block(hosts) -> None:
+    """Issue 11.4: what registers with a host gets a scope for it."""
+
+    async def law(h: Hosts) -> None:
+        introduce(h.a, h.b)
+        with h.b.serving(ECHO, serve_requests(echo)):
+            assert await request(h.a, h.b.peer_id, ECHO, b"hello") == b"hello"
+        with pytest.raises((ProtocolNotSupported, trio.BrokenResourceError, BadMessage)):
+            await request(h.a, h.b.peer_id, ECHO, b"hello")
+        await h.c.connect_addr(h.b.addrs[0])
+        with pytest.raises(ProtocolNotSupported):
+            await h.c.open_stream(h.b.peer_id, ECHO)
+        with h.b.serving(ECHO, serve_requests(echo)):
+            assert await request(h.a, h.b.peer_id, ECHO, b"again") == b"again"
+
+    hosts(law)
+
+
+def test_a_block_that_ends_resets_what_it_was_serving(hosts) -> None:
+    """Issue 11.4: nothing of a block outlives it, least of all a handler whose session is gone."""
+
+    async def law(h: Hosts) -> None:
+        serving, ended = trio.Event(), trio.Event()
+
+        async def serve(stream: Stream) -> None:
+            serving.set()
+            try:
+                await trio.sleep_forever()
+            finally:
+                ended.set()
+
+        h.b.set_handler(ECHO, serve_requests(echo))
+        introduce(h.a, h.b)
+        with h.b.serving(NEWS, serve):
+            stream = await h.a.open_stream(h.b.peer_id, NEWS)
+            await serving.wait()
+        with trio.fail_after(10):
+            await ended.wait()
+            with pytest.raises(trio.BrokenResourceError):
+                await read_all(stream)
+        assert await request(h.a, h.b.peer_id, ECHO, b"others go on") == b"others go on"
+
+    hosts(law)
+
+
+def test_a_protocol_has_one_block_at_a_time(hosts) -> None:
+    async def law(h: Hosts) -> None:
+        with h.a.serving(ECHO, serve_requests(echo)):
+            for second in (h.a.serving(ECHO, serve_requests(echo)), h.a.receiving(ECHO, print)):
+                with pytest.raises(ValueError, match="served already"), second:
+                    pass
+        with h.a.receiving(ECHO, print):
+            second = h.a.serving(ECHO, serve_requests(echo))
+            with pytest.raises(ValueError, match="served already"), second:
+                pass
+        with pytest.raises(ValueError, match="no protocol id"), h.a.serving(ProtocolId("bad id"), print):
+            pass
+        with pytest.raises(ValueError, match="no protocol id"), h.a.receiving(ProtocolId("bad id"), print):
+            pass
+        with h.a.serving(ECHO, serve_requests(echo)):
+            pass  # a refused block takes nothing away
+
+    hosts(law)
+
+
+def test_messages_are_received_for_the_length_of_a_block(hosts) -> None:
+    async def law(h: Hosts) -> None:
+        introduce(h.a, h.b)
+        heard: list[bytes] = []
+        first, probe = trio.Event(), Mailbox(h.b, ECHO)
+
+        def take(peer: PeerId, message: bytes) -> None:
+            heard.append(message)
+            first.set()
+
+        with h.b.receiving(NEWS, take):
+            assert h.a.send(h.b.peer_id, NEWS, b"within")
+            await first.wait()
+        h.a.send(h.b.peer_id, NEWS, b"after")
+        assert h.a.send(h.b.peer_id, ECHO, b"probe")
+        await probe.wait(1)
+        await trio.testing.wait_all_tasks_blocked()
+        assert heard == [b"within"]
+
+    hosts(law)
+
+
+def test_peers_are_watched_for_the_length_of_a_block(hosts) -> None:
+    async def law(h: Hosts) -> None:
+        events: list[PeerEvent] = []
+        watch = Watch(h.a)
+        with h.a.watching(events.append):
+            with h.a.watching(events.append):
+                await h.a.connect_addr(h.b.addrs[0])
+                await watch.wait(h.b.peer_id, PeerState.CONNECTED)
+            assert events == 2 * [PeerEvent(h.b.peer_id, PeerState.CONNECTED)]
+            await h.a.disconnect(h.b.peer_id)
+            await watch.wait(h.b.peer_id, PeerState.DISCONNECTED)
+        assert len(events) == 3
+        await h.a.connect_addr(h.b.addrs[0])
+        assert len(events) == 3
+
+    hosts(law)
+
+
+def test_known_addresses_end_in_the_peers_id(hosts) -> None:
+    """Issue 11.4: the law for `Host.addrs_of`, to the letter: the answer can be dialled as it is."""
+
+    async def law(h: Hosts) -> None:
+        bare = tuple(addr.transport for addr in h.b.addrs)
+        h.a.add_addrs(h.b.peer_id, bare)
+        assert h.a.addrs_of(h.b.peer_id) == h.b.addrs
+        h.a.add_addrs(h.b.peer_id, h.b.addrs)
+        assert h.a.addrs_of(h.b.peer_id) == h.b.addrs
+        assert h.a.addrs_of(h.c.peer_id) == ()
+        assert await h.a.connect_addr(h.a.addrs_of(h.b.peer_id)[0]) == h.b.peer_id
 
     hosts(law)
 

@@ -12,12 +12,7 @@ from hypothesis import given, settings, strategies as st
 from p2p.dht import Record
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair, verify
-from p2p.machine import RealWorld
-from p2p.node.plugins import open_run_untrusted
-from p2p.node.rundoc import RunBook
-from p2p.node.wiring import places_untrusted
-from p2p.wire import pack
-from roles.run.chain import (
+from p2p.ledger.core.chain import (
     EMPTY,
     Equivocation,
     decode_entry_untrusted,
@@ -25,6 +20,11 @@ from roles.run.chain import (
     make_entry,
     read_segment,
 )
+from p2p.machine import RealWorld
+from p2p.node.plugins import open_run_untrusted
+from p2p.node.rundoc import RunBook
+from p2p.node.wiring import places_untrusted
+from p2p.wire import pack
 from roles.run.file import decode_run_untrusted, open_run
 from tests.unit.test_run_file import RUN
 

@@ -12,6 +12,7 @@ import pytest
 
 from p2p.errors import ConfigError
 from p2p.identity import KeyPair
+from p2p.ledger import open_ledger
 from p2p.machine import open_world
 from p2p.node.node import Node
 from p2p.node.tables import read_table
@@ -23,7 +24,7 @@ from roles.draws import validator_of
 from roles.messages import MAX_SUBMISSION, Commitment, SignedVerdict, max_submission
 from roles.records import MAX_REASONS, OTHER, Records
 from roles.rl.recipe import Recipe
-from roles.run import Run, open_ledger, sign_run
+from roles.run import Run, sign_run
 from roles.seats import Seats
 from roles.slots import MAX_MISPLACED, REORDER_WINDOW, Place, SlotBook
 from roles.trainer import TrainerConfig

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from unittest.mock import patch
 
-from roles.run.chain import Entry, Segment, read_segment
-from roles.run.ledger import Ledger
+from p2p.ledger.core.chain import Entry, Segment, read_segment
+from p2p.ledger.ledger import Ledger
 
 
 async def append_without_fsync(ledger: Ledger, statements: Sequence[tuple[str, bytes]]) -> list[Entry]:

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from p2p.errors import StorageError
-from roles.run import open_ledger
-from roles.run.ledger import Ledger
+from p2p.ledger import Ledger, open_ledger
 from sim.scenario import Scenario
 from sim.swarm import SimNode, Swarm
 from tests.simulation.storms import Broken

@@ -1,15 +1,18 @@
-"""Up to where a ledger is on the disk: the file beside the segments that tells a torn end from rot.
+"""Up to where a ledger is on the disk: the file beside the segments that tells a torn end from
+rot.
 
 Theory of operation
 -------------------
-A crash may leave half a record at the end of the newest segment, and that half must be cut off: its entry was
-never acknowledged. A disk that decays leaves the same picture, and there a cut would be fatal: the entries
-were acknowledged, and the next one signs their number a second time. So after the fsync of the segment, and
-before `Ledger.append` returns, one of two *slots* says how far the log goes now: segment, bytes, head. What
-is no record below that is rot, whatever it looks like; only what lies behind it may be torn.
+A crash may leave half a record at the end of the newest segment, and that half must be cut off:
+its entry was never acknowledged. A disk that decays leaves the same picture, and there a cut
+would be fatal: the entries were acknowledged, and the next one signs their number a second
+time. So after the fsync of the segment, and before `Ledger.append` returns, one of two *slots*
+says how far the log goes now: segment, bytes, head. What is no record below that is rot,
+whatever it looks like; only what lies behind it may be torn.
 
-The slots are written in turn, each in a sector of its own: a write that power cuts off leaves the other. As a
-slot is written only when the segment is on the disk, a void slot and a torn record never come of one crash.
+The slots are written in turn, each in a sector of its own: a write that power cuts off leaves
+the other. As a slot is written only when the segment is on the disk, a void slot and a torn
+record never come of one crash.
 """
 
 from __future__ import annotations
@@ -18,8 +21,8 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
+from p2p.ledger.core.chain import CHECKSUM_BYTES, DIGEST_BYTES, EMPTY, Head, checksum
 from p2p.wire import KI
-from roles.run.chain import CHECKSUM_BYTES, DIGEST_BYTES, EMPTY, Head, checksum
 
 SLOT_BYTES: Final = 4 * KI
 """From one slot to the next: the largest sector of any disk, so that no write touches both."""
@@ -29,7 +32,9 @@ _MAGIC: Final = b"shoal/l2"
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """``size`` bytes of segment number ``segment`` are on the disk, and everything before: up to ``head``."""
+    """``size`` bytes of segment number ``segment`` are on the disk, and everything before: up
+    to ``head``.
+    """
 
     turn: int
     """Counts the writes; the slot with the higher one is the newer."""

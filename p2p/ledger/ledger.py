@@ -1,10 +1,11 @@
 """This node's own ledger on disk: append, survive kill -9, iterate.
 
-Segment files ``00000000.seg``, ``00000001.seg`` ... in one folder, and the file ``synced``. An entry exists
-once `Ledger.append` has returned: it is on the disk by then, and ``synced`` says so. Opening checks the whole
-chain. What a crash left half-written at the end is cut off: its entry was never acknowledged. Anything else
-that is not as it was written is a `StorageError`: a node that lost part of its log must not sign those
-numbers again. An entry that was written and not acknowledged may be there after a crash; then it counts.
+Segment files ``00000000.seg``, ``00000001.seg`` ... in one folder, and the file ``synced``. An
+entry exists once `Ledger.append` has returned: it is on the disk by then, and ``synced`` says
+so. Opening checks the whole chain. What a crash left half-written at the end is cut off: its
+entry was never acknowledged. Anything else that is not as it was written is a `StorageError`: a
+node that lost part of its log must not sign those numbers again. An entry that was written and
+not acknowledged may be there after a crash; then it counts.
 """
 
 from __future__ import annotations
@@ -13,14 +14,11 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
-from weakref import WeakKeyDictionary
 
 import trio
 
 from p2p.errors import BadMessage, StorageError
-from p2p.wire import MIB
-from p2p.world import World
-from roles.run.chain import (
+from p2p.ledger.core.chain import (
     EMPTY,
     Entry,
     Head,
@@ -31,16 +29,24 @@ from roles.run.chain import (
     read_record,
     read_segment,
 )
-from roles.run.synced import NOTHING, Synced, encode_slots, read_slots
+from p2p.ledger.core.synced import NOTHING, Synced, encode_slots, read_slots
+from p2p.wire import MIB
+from p2p.world import World
 
 logger = logging.getLogger(__name__)
 
 SEGMENT_BYTES: Final = 4 * MIB
-"""A segment is closed when it is longer. Recovery rewrites at most one of them: 4 MiB, some 50 ms of disk."""
+"""A segment is closed when it is longer. Recovery rewrites at most one of them: 4 MiB, some 50
+ms of disk.
+"""
 CHECK_RATE: Final = 20e6
-"""Bytes per second that `read_segment` checks, for the simulator's clock (measured on one core: 20 to 30)."""
+"""Bytes per second that `read_segment` checks, for the simulator's clock (measured on one core:
+20 to 30).
+"""
 SYNCED: Final = "synced"
-"""Name of the file that says how much of the ledger is on the disk (`roles.run.synced`)."""
+"""Name of the file that says how much of the ledger is on the disk
+(`p2p.ledger.core.synced`).
+"""
 REMEDY: Final = (
     "restore the ledger as it was when the node ran last, or give the node a new key and an empty ledger: "
     "with part of its log missing it would sign numbers twice, which proves that it lies"
@@ -100,7 +106,9 @@ class Ledger:
             return entries
 
     async def _mark(self, size: int, head: Head) -> None:
-        """Note that the newest segment is on the disk as far as ``size``: from now on that is owed."""
+        """Note that the newest segment is on the disk as far as ``size``: from now on that is
+        owed.
+        """
         synced = Synced(self._synced.turn + 1, self._segment, size, head)
         await self._world.disk.write(self._mark_path, synced.encode(), synced.offset)
         await self._world.disk.fsync(self._mark_path)
@@ -120,7 +128,9 @@ class Ledger:
         return entries, bytes(data), places, head
 
     async def read(self, seqno: int) -> Entry:
-        """One entry from the disk. Raises `IndexError` if there is none, `StorageError` if it has rotted."""
+        """One entry from the disk. Raises `IndexError` if there is none, `StorageError` if it
+        has rotted.
+        """
         if not 0 <= seqno < len(self._places):
             raise IndexError(f"the ledger has entries 0 to {len(self._places) - 1}, not {seqno}")
         segment, place = self._places[seqno]
@@ -148,7 +158,9 @@ class Ledger:
         return StorageError(f"{path} is damaged at byte {offset} ({flaw}); {REMEDY}")
 
     async def recover(self) -> None:
-        """Read what is on disk: done by `open_ledger` before anyone else may use this."""
+        """Read what is on disk: done by `OwnLedger` and `open_ledger`, before any caller has
+        this.
+        """
         disk = self._world.disk
         names = [name for name in await disk.list(self._folder) if name.endswith(".seg")]
         if names != [f"{index:08d}.seg" for index in range(len(names))]:
@@ -190,7 +202,9 @@ class Ledger:
         return synced or NOTHING, is_sound
 
     async def _refuse_old_format(self) -> None:
-        """Records begin with a zero byte, as none is longer than 2**24; entries of old began with another."""
+        """Records begin with a zero byte, as none is longer than 2**24; entries of old began
+        with another.
+        """
         first = await self._world.disk.read(self._path(0), 0, 1)
         if first not in (b"", b"\0"):
             path = self._world.disk.locate(self._path(0))
@@ -228,7 +242,8 @@ class Ledger:
     async def _settle(self) -> None:
         """Make the disk say what we say: after a start, and after a write that failed.
 
-        First ``synced``, which may name an entry too many, then the cut: rot is what lies below it.
+        First ``synced``, which may name an entry too many, then the cut: rot is what lies below
+        it.
         """
         disk, path = self._world.disk, self._path(self._segment)
         for segment in range(self._synced.segment, self._segment + 1):
@@ -253,38 +268,37 @@ class Ledger:
         return f"Ledger({self._folder}, {len(self._places)} entries)"
 
 
-class _Shared:
-    """An open ledger, and how many use it."""
+class OwnLedger:
+    """The one ledger of a node, read from disk when the first of its roles asks for it.
 
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
-        self.users = 0
-        self.recovering = trio.Lock()
-        self.recovered = False
+    All roles sign the same log: with a log each, two of them would sign one number twice.
+    """
 
+    def __init__(self, world: World, folder: str = "ledger") -> None:
+        self._ledger = Ledger(world, folder)
+        self._reading = trio.Lock()
+        self._is_read = False
 
-_OPEN: Final[WeakKeyDictionary[World, dict[str, _Shared]]] = WeakKeyDictionary()
-"""By node and folder. Two roles of one node sign one log: with one log each they would equivocate."""
+    async def opened(self) -> Ledger:
+        """The ledger, checked and repaired. Raises `StorageError`, again each time that it is
+        asked.
+        """
+        async with self._reading:
+            if not self._is_read:
+                await self._ledger.recover()
+                self._is_read = True
+        return self._ledger
 
 
 @asynccontextmanager
 async def open_ledger(
     world: World, folder: str = "ledger", *, segment_bytes: int = SEGMENT_BYTES
 ) -> AsyncIterator[Ledger]:
-    """The ledger of this node in ``folder``, checked and repaired. Raises `StorageError`.
+    """The ledger in ``folder``, checked and repaired. Raises `StorageError`.
 
-    Whoever opens it while it is open gets the same one.
+    For programs that are no node. A node's roles ask `OwnLedger`: of two that are open at once
+    each would sign the next number.
     """
-    of_node = _OPEN.setdefault(world, {})
-    shared = of_node.setdefault(folder, _Shared(Ledger(world, folder, segment_bytes=segment_bytes)))
-    shared.users += 1
-    try:
-        async with shared.recovering:
-            if not shared.recovered:
-                await shared.ledger.recover()
-                shared.recovered = True
-        yield shared.ledger
-    finally:
-        shared.users -= 1
-        if not shared.users and of_node.get(folder) is shared:
-            del of_node[folder]
+    ledger = Ledger(world, folder, segment_bytes=segment_bytes)
+    await ledger.recover()
+    yield ledger

@@ -1,16 +1,19 @@
-"""A hash-chained log of one author: what an entry is, what a segment file holds, what proves a lie.
+"""A hash-chained log of one author: what an entry is, what a segment file holds, what proves a
+lie.
 
 Theory of operation
 -------------------
-Every author numbers its entries from 0, and every entry carries the digest of the one before, so the newest
-digest (the *head*) commits to all of them. Order between authors does not matter: everybody holds the union
-of all logs. An author that signs two different entries with one number has told two stories; the pair is an
-`Equivocation`, which convinces anybody without further context.
+Every author numbers its entries from 0, and every entry carries the digest of the one before,
+so the newest digest (the *head*) commits to all of them. Order between authors does not matter:
+everybody holds the union of all logs. An author that signs two different entries with one
+number has told two stories; the pair is an `Equivocation`, which convinces anybody without
+further context.
 
-On disk a log is a row of segment files, each a sequence of *records*: four bytes of length, eight of checksum
-over length and entry, the entry. The chain covers all of an entry but its signature and its length; the
-checksum covers these too, so no bit of a record can change unseen. Whether bytes that are no record were torn
-by a crash or have rotted cannot be seen in them: `roles.run.synced` says up to where there must be records.
+On disk a log is a row of segment files, each a sequence of *records*: four bytes of length,
+eight of checksum over length and entry, the entry. The chain covers all of an entry but its
+signature and its length; the checksum covers these too, so no bit of a record can change
+unseen. Whether bytes that are no record were torn by a crash or have rotted cannot be seen in
+them: `p2p.ledger.core.synced` says up to where there must be records.
 """
 
 from __future__ import annotations
@@ -36,14 +39,18 @@ MAX_KIND: Final = 32
 """Characters."""
 LENGTH_BYTES: Final = 4
 CHECKSUM_BYTES: Final = 8
-"""Of SHA-256. It is against decay, not against people: one damaged record in 2**64 is taken for sound."""
+"""Of SHA-256. It is against decay, not against people: one damaged record in 2**64 is taken for
+sound.
+"""
 RECORD_HEAD: Final = LENGTH_BYTES + CHECKSUM_BYTES
 """What a record adds to its entry: 12 bytes, 4 % of a verdict."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One signed statement. ``kind`` says how to read ``body``; ``wall`` (author's clock) is for people."""
+    """One signed statement. ``kind`` says how to read ``body``; ``wall`` (author's clock) is
+    for people.
+    """
 
     author: PeerId
     seqno: int
@@ -91,7 +98,9 @@ def make_entry(head: Head, signer: Signer, kind: str, body: bytes, wall: float) 
 
 
 def decode_entry_untrusted(data: bytes) -> Entry:
-    """Raise `BadMessage`, and nothing else, whatever the bytes. The signature is not judged here."""
+    """Raise `BadMessage`, and nothing else, whatever the bytes. The signature is not judged
+    here.
+    """
     if len(data) > MAX_ENTRY:
         raise BadMessage(f"a ledger entry of {len(data)} bytes is too long (at most {MAX_ENTRY})")
     signed, signature = fields_untrusted(unpack_untrusted(data), bytes, bytes, what="ledger entry")
@@ -109,7 +118,9 @@ def decode_entry_untrusted(data: bytes) -> Entry:
 
 
 def check_link(head: Head, entry: Entry) -> Head:
-    """The head after ``entry``. Raises `BadMessage` if ``entry`` does not continue the log at ``head``."""
+    """The head after ``entry``. Raises `BadMessage` if ``entry`` does not continue the log at
+    ``head``.
+    """
     if entry.seqno != head.seqno + 1 or entry.previous != head.digest:
         raise BadMessage(f"ledger entry {entry.seqno} does not continue the log at {head.seqno}")
     return Head(entry.seqno, entry.digest)
@@ -117,7 +128,9 @@ def check_link(head: Head, entry: Entry) -> Head:
 
 @dataclass(frozen=True, slots=True)
 class Equivocation:
-    """Two different entries with one number by one author: proof of a lie, once `is_proven` has judged it."""
+    """Two different entries with one number by one author: proof of a lie, once `is_proven` has
+    judged it.
+    """
 
     first: Entry
     second: Entry
@@ -142,7 +155,9 @@ class Equivocation:
 
 
 def decode_equivocation_untrusted(data: bytes) -> Equivocation:
-    """Raise `BadMessage`, and nothing else, whatever the bytes. Ask `Equivocation.is_proven` next."""
+    """Raise `BadMessage`, and nothing else, whatever the bytes. Ask `Equivocation.is_proven`
+    next.
+    """
     if len(data) > 2 * MAX_ENTRY + 16:
         raise BadMessage(f"an equivocation of {len(data)} bytes is too long")
     first, second = fields_untrusted(unpack_untrusted(data), bytes, bytes, what="equivocation")
@@ -205,8 +220,9 @@ def read_record(data: bytes, offset: int = 0) -> tuple[Entry, int]:
 def read_segment(data: bytes, head: Head, author: PeerId) -> Segment:
     """Check one segment file, which continues the log at ``head``.
 
-    Stops before the first record that is none. Signatures are not verified: the digest in the head commits
-    to all that they sign, so the caller verifies the last entry's (`Entry.is_signed`). Never raises.
+    Stops before the first record that is none. Signatures are not verified: the digest in the
+    head commits to all that they sign, so the caller verifies the last entry's
+    (`Entry.is_signed`). Never raises.
     """
     places: list[Place] = []
     offset, last, flaw = 0, None, ""

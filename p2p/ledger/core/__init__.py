@@ -1,0 +1,1 @@
+"""The ledger without its disk: entries, segments, marks. Pure: bytes in, values out."""

@@ -1,0 +1,99 @@
+"""What one node is made of, as its roles see it: `Node`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+from p2p.dht import Dht
+from p2p.gossip import Gossip
+from p2p.host import Host
+from p2p.identity import PeerId
+from p2p.ledger import OwnLedger
+from p2p.membership import Membership
+from p2p.node.admission import Capability, SignedRun
+from p2p.node.config import NodeConfig
+from p2p.node.rundoc import RunBook
+from p2p.shardcast import Shardcast
+from p2p.world import World
+
+
+class HasHealth(Protocol):
+    """A part of a node that says how it is: every `p2p.node.role.Role` is one."""
+
+    @property
+    def name(self) -> str:
+        """How heartbeats, tables and logs call it."""
+        ...
+
+    def health(self) -> dict[str, object]:
+        """Plain values for people and dashboards."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A running node, as roles see it. Open it with `open_node`."""
+
+    world: World
+    """Clock, randomness, disk, workers."""
+    host: Host
+    """Streams to authenticated peers; register protocol handlers here."""
+    config: NodeConfig
+    """Local settings, with those of the run laid over them."""
+    book: RunBook
+    """The run document in its newest edition."""
+    membership: Membership
+    """Who is alive, with which roles and policies."""
+    gossip: Gossip
+    """Topics."""
+    dht: Dht
+    """Records by key."""
+    shardcast: Shardcast
+    """Policies."""
+    ledger: OwnLedger
+    """What this node has done, signed; read from disk by the first role that asks for it."""
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Our own name."""
+        return self.host.peer_id
+
+    @property
+    def run(self) -> SignedRun:
+        """The newest edition of the run document. Roles that need its terms narrow it to
+        `roles.run.Run`.
+        """
+        assert self.book.run is not None  # open_node waits for it
+        return self.book.run
+
+    def may(self, peer: PeerId, capability: Capability) -> bool:
+        """Whether ``peer`` has ``capability`` in this run."""
+        return self.book.may(peer, capability)
+
+    def role_table(self, name: str) -> Mapping[str, object]:
+        """The configuration table ``[role.<name>]``, empty if there is none."""
+        return self.config.role.get(name, {})
+
+    async def locate(self, peer: PeerId) -> bool:
+        """Whether ``peer`` can be dialled; asks the DHT for its addresses if no heartbeat names
+        it.
+        """
+        if peer in self.host.connected or any(member.peer == peer for member in self.membership.members()):
+            return True
+        return bool(await self.dht.find_peer(peer))
+
+    def health(self, roles: Sequence[HasHealth] = ()) -> dict[str, object]:
+        """How the node is, as plain values: what ``--status`` prints and dashboards show."""
+        return {
+            "peer": str(self.peer_id),
+            "run": self.run.id.hex(),
+            "epoch": self.run.epoch,
+            "in_force": self.book.in_force,
+            "members": self.membership.size,
+            "clock": str(self.membership.clock_off or "agrees with the peers'"),
+            "connected": len(self.host.connected),
+            "shardcast": {"newest": int(self.shardcast.newest), **asdict(self.shardcast.stats)},
+            "roles": {role.name: role.health() for role in roles},
+        }
