@@ -182,7 +182,7 @@ def test_nobody_polls(path: Path) -> None:
 
 
 # The only files of the swarm services that know trio; everything else there is a pure machine.
-DRIVERS = {"service.py", "publisher.py", "pusher.py", "store.py"}
+DRIVERS = {"service.py", "asker.py", "publisher.py", "pusher.py", "store.py"}
 
 
 def test_only_drivers_of_services_know_trio() -> None:

@@ -244,19 +244,46 @@ class Dht:
 
     # Driving the core.
 
-    def start(self) -> None:
+    @asynccontextmanager
+    async def _serving(self) -> AsyncIterator[None]:
+        """Take messages, watch connections and keep the sequence number on disk ahead, for the
+        length of the block."""
+        take = self._on_message
+        host = self._host
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keep_seqno)
+            with (
+                host.receiving(PROTOCOL_ID, take, max_message=MAX_DATAGRAM),
+                host.watching(self._on_peer),
+            ):
+                self._begin()
+                try:
+                    yield
+                finally:
+                    self._end()
+                    nursery.cancel_scope.cancel()
+
+    def _begin(self) -> None:
         """Tell the core our addresses and which peers are connected already."""
         self._follow_addrs()
         for peer in self._host.connected:
             self._up[peer] = None
             self._give(PeerUp(peer))
 
-    def receive(self, peer: PeerId, data: bytes) -> None:
-        """Take one message (the host's message handler)."""
+    def _end(self) -> None:
+        """No event reaches the core any more. Callers that wait get no outcome, and later ones
+        do not wait."""
+        self._open = False
+        if self._timer is not None:
+            self._timer.cancel()
+        for waiting in self._waiting.values():
+            waiting.wake(None)
+        self._raised.set()
+
+    def _on_message(self, peer: PeerId, data: bytes) -> None:
         self._give(Received(peer, data, self._world.wall()))
 
-    def peer_changed(self, event: PeerEvent) -> None:
-        """Take one change of connections (the host's listener)."""
+    def _on_peer(self, event: PeerEvent) -> None:
         if event.state is PeerState.CONNECTED:
             self._up[event.peer] = None
             self._give(PeerUp(event.peer))
@@ -314,11 +341,10 @@ class Dht:
     def _tick(self) -> None:
         self._timer = None
         self._timer_at = math.inf
-        if self._open:
-            self._follow_addrs()
-            wall = self._world.wall()
-            if self._is_reserved(wall):  # else `keep_seqno` sets the timer again
-                self._give(Tick(wall))
+        self._follow_addrs()
+        wall = self._world.wall()
+        if self._is_reserved(wall):  # else `_keep_seqno` sets the timer again
+            self._give(Tick(wall))
 
     def _follow_addrs(self) -> None:
         """Tell the core when the host can be dialled elsewhere."""
@@ -326,15 +352,6 @@ class Dht:
         if addrs != self._addrs or self._world.buggify("dht/says its addresses again"):
             self._addrs = addrs
             self._give(Moved(tuple(addr.transport for addr in addrs)))
-
-    def close(self) -> None:
-        """Stop. The host keeps the handlers; they do nothing any more."""
-        self._open = False
-        if self._timer is not None:
-            self._timer.cancel()
-        for waiting in self._waiting.values():
-            waiting.wake(None)
-        self._raised.set()
 
     # Sequence numbers: on disk first, so that no later process of this node uses one again,
     # whatever its clock says.
@@ -353,7 +370,7 @@ class Dht:
             await self._raised.wait()
         return wall
 
-    async def keep_seqno(self) -> None:
+    async def _keep_seqno(self) -> None:
         """Keep the number on disk ahead of what will be signed.
 
         A disk that takes nothing does not stop us: then only the clock keeps the next process
@@ -433,13 +450,5 @@ async def open_dht(
     table = RoutingTable(own, config.bucket_size)
     core = DhtCore(own, world.signer, validator, table, config, world.rng("dht"), seqno)
     dht = Dht(world, host, core, config, known)
-    host.set_message_handler(PROTOCOL_ID, dht.receive, max_message=MAX_DATAGRAM)
-    host.on_peer(dht.peer_changed)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(dht.keep_seqno)
-        dht.start()
-        try:
-            yield dht
-        finally:
-            dht.close()
-            nursery.cancel_scope.cancel()
+    async with dht._serving():
+        yield dht

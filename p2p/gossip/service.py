@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 
 from p2p.errors import BadMessage
@@ -58,7 +58,6 @@ class Gossip:
         self._core = core
         self._subscriptions: dict[str, _Subscription] = {}
         self._timer: Timer | None = None
-        self._closed = False
 
     def subscribe(self, topic: str, validate: Validator, deliver: Handler) -> None:
         """Subscribe to ``topic``: what ``validate`` accepts is given to ``deliver`` once, and
@@ -95,21 +94,23 @@ class Gossip:
         """Messages and RPCs by what became of them."""
         return self._core.counters
 
-    def _open(self) -> None:
-        self._host.set_message_handler(
-            PROTOCOL_ID,
-            lambda peer, data: self._drive(Received(peer, data)),
-            max_message=MAX_RPC,
-        )
-        self._host.on_peer(self._on_peer)
-        for peer in self._host.connected:
-            self._drive(Connected(peer))
-        self._on_timer()
+    @contextmanager
+    def _serving(self) -> Iterator[None]:
+        """Take messages, watch connections and keep the heartbeat for the length of the
+        block."""
+        host, take, watch = self._host, self._on_message, self._on_peer
+        with host.receiving(PROTOCOL_ID, take, max_message=MAX_RPC), host.watching(watch):
+            for peer in host.connected:
+                self._drive(Connected(peer))
+            self._on_timer()
+            try:
+                yield
+            finally:
+                if self._timer is not None:
+                    self._timer.cancel()
 
-    def _close(self) -> None:
-        self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+    def _on_message(self, peer: PeerId, data: bytes) -> None:
+        self._drive(Received(peer, data))
 
     def _on_peer(self, event: PeerEvent) -> None:
         if event.state is PeerState.CONNECTED:
@@ -119,16 +120,14 @@ class Gossip:
 
     def _on_timer(self) -> None:
         self._drive(Tick())
-        if not self._closed:
-            self._world.sometimes("gossip/heard it twice", self._core.counters["duplicate"] > 0)
-            due = max(self._core.next_deadline, self._world.now())
-            when = due + lateness(self._world, "gossip/late heartbeat")
-            self._timer = self._world.call_at(when, self._on_timer)
+        self._world.sometimes("gossip/heard it twice", self._core.counters["duplicate"] > 0)
+        due = max(self._core.next_deadline, self._world.now())
+        when = due + lateness(self._world, "gossip/late heartbeat")
+        self._timer = self._world.call_at(when, self._on_timer)
 
     def _drive(self, event: Event) -> None:
-        if not self._closed:
-            for effect in self._core.handle(event, self._world.now()):
-                self._carry_out(effect)
+        for effect in self._core.handle(event, self._world.now()):
+            self._carry_out(effect)
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
@@ -181,8 +180,5 @@ async def open_gossip(
         seqno=int(world.wall() * 1e9),
     )
     gossip = Gossip(world, host, core)
-    gossip._open()
-    try:
+    with gossip._serving():
         yield gossip
-    finally:
-        gossip._close()

@@ -31,7 +31,7 @@ MAX_ASKED_OF: Final = 8
 besides."""
 
 
-class _Request:
+class _OpenIwant:
     """The peers that owe us one message, and until when no other is asked."""
 
     __slots__ = ("exclusive_until", "peers")
@@ -56,7 +56,7 @@ class Promises:
         self._config = config
         self._of: dict[PeerId, dict[bytes, float]] = {}
         """For each connected peer, the ids it owes and when each is due."""
-        self._requests: dict[bytes, _Request] = {}
+        self._requests: dict[bytes, _OpenIwant] = {}
         self._asked: dict[PeerId, int] = {}
         """Ids asked of each peer in this interval. Reconnecting does not clear it."""
         self._count = 0
@@ -101,7 +101,7 @@ class Promises:
         self._count += 1
         request = self._requests.get(identity)
         if request is None:
-            request = self._requests[identity] = _Request()
+            request = self._requests[identity] = _OpenIwant()
         request.add(peer)
         if proven:
             request.reserve(now + self._config.interval)
