@@ -26,14 +26,16 @@ class BoundedDict(dict[K, V]):
         self.limit = limit
 
     def __setitem__(self, key: K, value: V) -> None:
-        super().__setitem__(key, value)
+        dict.__setitem__(self, key, value)
         if len(self) > self.limit:
             del self[next(iter(self))]
 
     def renew(self, key: K, value: V) -> None:
         """Set ``key`` and make it the newest entry."""
         self.pop(key, None)
-        self[key] = value
+        dict.__setitem__(self, key, value)
+        if len(self) > self.limit:
+            del self[next(iter(self))]
 
     def keep(self, wanted: Callable[[V], bool]) -> None:
         """Drop every entry whose value is not ``wanted``; the others keep their order."""
@@ -72,9 +74,13 @@ class TokenBucket:
 
         A clock that stands still or runs backwards adds nothing.
         """
-        gain = max(0.0, now - self._filled_at) * rate
+        elapsed = now - self._filled_at
         self._filled_at = now
-        self.level = min(self._capacity, self.level + gain)
+        if elapsed <= 0:
+            return 0.0
+        gain = elapsed * rate
+        level = self.level + gain
+        self.level = level if level < self._capacity else self._capacity
         return gain
 
     def take(self, amount: float) -> None:

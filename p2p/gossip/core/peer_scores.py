@@ -68,11 +68,11 @@ class PeerScores:
 
     def may_mesh(self, peer: PeerId) -> bool:
         """Whether ``peer`` may be in a mesh or fanout, and get our IHAVE."""
-        return self.score(peer) > MESH_THRESHOLD
+        return -self._penalties.get(peer, 0.0) > MESH_THRESHOLD
 
     def may_gossip(self, peer: PeerId) -> bool:
         """Whether the IHAVE and IWANT of ``peer`` are listened to."""
-        return self.score(peer) > GOSSIP_THRESHOLD
+        return -self._penalties.get(peer, 0.0) > GOSSIP_THRESHOLD
 
     def penalise(self, peer: PeerId, points: float) -> None:
         """``peer`` misbehaved, connected or not."""
@@ -92,7 +92,7 @@ class PeerScores:
 
     def has_delivered(self, peer: PeerId) -> bool:
         """Whether ``peer`` delivered a message first in this connection."""
-        return self.first_deliveries(peer) > 0
+        return self._first_deliveries.get(peer, 0.0) > 0
 
     def heartbeat(self) -> None:
         """An interval has passed: let everything decay."""

@@ -85,13 +85,13 @@ MAX_DEPARTED: Final = 1024
 reconnecting fills none, until 1,024 others have left."""
 
 
-class _Account:
+class _Account(TokenBucket):
     """The bucket of one peer, and what was dropped because it was empty."""
 
-    __slots__ = ("_dropped", "_intervals_over", "_over", "bucket")
+    __slots__ = ("_dropped", "_intervals_over", "_over")
 
-    def __init__(self, bucket: TokenBucket) -> None:
-        self.bucket = bucket
+    def __init__(self, burst: float, now: float) -> None:
+        super().__init__(burst, now, min(burst, NEWCOMER))
         self._dropped = 0.0
         self._over = False
         self._intervals_over = 0
@@ -99,11 +99,11 @@ class _Account:
     def pay(self, cost: float, now: float, rate: float) -> bool:
         """Take ``cost`` and return True, or count it as dropped if the bucket is empty. What
         was dropped is forgiven as fast as the bucket fills."""
-        gain = self.bucket.refill(now, rate)
+        gain = self.refill(now, rate)
         if self._dropped:
             self._dropped = max(0.0, self._dropped - gain)
-        if self.bucket.level > 0:
-            self.bucket.take(cost)
+        if self.level > 0:
+            self.level -= cost
             return True
         self._dropped += cost
         self._over = True
@@ -116,18 +116,15 @@ class _Account:
         self._dropped = 0.0
         return True
 
-    def end_interval(self) -> bool:
-        """Whether the peer was over quota in this interval; the next one begins."""
+    def end_interval(self) -> tuple[bool, bool]:
+        """Whether the peer was over quota in this interval, and whether in each of the last
+        `PATIENCE`; counting begins again then."""
         was_over, self._over = self._over, False
         self._intervals_over = self._intervals_over + 1 if was_over else 0
-        return was_over
-
-    def take_persistence(self) -> bool:
-        """Whether it was over quota for `PATIENCE` intervals; counting begins again then."""
-        if self._intervals_over < PATIENCE:
-            return False
-        self._intervals_over = 0
-        return True
+        persistent = self._intervals_over >= PATIENCE
+        if persistent:
+            self._intervals_over = 0
+        return was_over, persistent
 
 
 class PeerQuotas:
@@ -145,8 +142,7 @@ class PeerQuotas:
         if peer not in self._accounts:
             known = self._departed.pop(peer, None)
             if known is None:
-                burst = self._config.burst
-                known = _Account(TokenBucket(burst, now, min(burst, NEWCOMER)))
+                known = _Account(self._config.burst, now)
             self._accounts[peer] = known
 
     def disconnected(self, peer: PeerId) -> None:
@@ -164,12 +160,12 @@ class PeerQuotas:
         """Take what was spent on ``peer`` already, also into debt."""
         account = self._accounts.get(peer)
         if account is not None:
-            account.bucket.take(units)
+            account.take(units)
 
     def is_overdrawn(self, peer: PeerId) -> bool:
         """Whether nothing more is to be done for ``peer`` in this RPC."""
         account = self._accounts.get(peer)
-        return account is None or account.bucket.level <= 0
+        return account is None or account.level <= 0
 
     def take_flood(self, peer: PeerId) -> bool:
         """Whether so much was dropped that ``peer`` is to be penalised; counting begins
@@ -182,8 +178,9 @@ class PeerQuotas:
         peers over quota are a crowd."""
         persistent, crowd = [], 0
         for peer, account in self._accounts.items():
-            crowd += account.end_interval()
-            if account.take_persistence():
+            was_over, has_persisted = account.end_interval()
+            crowd += was_over
+            if has_persisted:
                 persistent.append(peer)
         self._rate = self._config.rate * min(1.0, CROWD / max(1, crowd))
         return persistent
