@@ -4,6 +4,8 @@
 #   make demo    one swarm learns on this machine        make test       lint, types and all tests
 #   make lint    ruff, formatting, mypy                  make interop    other libp2p implementations
 #
+# WORKERS=0 runs the tests one after the other in one process, WORKERS=N in N of them; else as many as there are
+# cores, four at most.
 # TORCH_INDEX=URL takes torch from another package index, for example one of CPU-only builds.
 # ARGS="..." is handed to the demo: make demo ARGS="--seed 1 --json out.json"
 
@@ -16,6 +18,9 @@ PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 EXTRAS := torch,dev
 ARGS ?=
+WORKERS ?= auto
+# The tests of real processes are one unit of about a third of all (tests/conftest.py): a fifth worker has nothing to do.
+MAX_WORKERS := 4
 TORCH_INDEX ?=
 
 # One thread per process: several torch processes at torch's default number of threads are 20 times slower.
@@ -28,7 +33,7 @@ test: $(STAMP)
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
-	$(PYTHON) -m pytest -q
+	$(PYTHON) -m pytest -q -n $(WORKERS) --maxprocesses $(MAX_WORKERS)
 
 lint: $(STAMP)
 	$(PYTHON) -m ruff check .

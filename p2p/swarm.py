@@ -446,9 +446,10 @@ class SwarmHost:
             await lane.run(partial(self._open, lazy=True), partial(self._outbox.sent, lane.peer))
         except (PeerUnreachable, WrongPeer) as error:
             logger.debug("messages to %r were lost: %s", lane.peer, error)
-            self._connector.tell(lane.peer, PeerState.UNREACHABLE)
+            if self._connector.live(lane.peer) is None:  # it may have dialled us meanwhile
+                self._connector.tell(lane.peer, PeerState.UNREACHABLE)
         finally:
-            self._outbox.close(lane)
+            self._outbox.stopped(lane)
 
     # Connections come and go.
 

@@ -15,8 +15,8 @@ from p2p.node.node import Node
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.sampling import draw_seed, task_seed
 from roles.engines.base import GroupTask
-from roles.envs.base import Environment, Task
-from roles.envs.contained import task_of
+from roles.envs.base import Task
+from roles.envs.client import ContainedEnvironment
 from roles.run import Run
 
 
@@ -32,17 +32,20 @@ class DrawOrder:
     groups: int
     """Groups per submission."""
 
-    def tasks(self, environment: Environment, index: int) -> list[tuple[Task, GroupTask]]:
+    async def tasks(self, environment: ContainedEnvironment, index: int) -> list[tuple[Task, GroupTask]]:
         """Tasks and draws of the ``index``-th submission. Raises `EnvironmentFailed`."""
-        first = index * self.groups
-        return [self._task(environment, group) for group in range(first, first + self.groups)]
+        numbers = range(index * self.groups, (index + 1) * self.groups)
+        tasks = await environment.tasks([task_seed(*self._place, group) for group in numbers])
+        return [(task, self._draws(task, group)) for task, group in zip(tasks, numbers, strict=True)]
 
-    def _task(self, environment: Environment, group: int) -> tuple[Task, GroupTask]:
-        place = (self.run, self.policy, self.node.digest, int(self.version))
-        task = task_of(environment, task_seed(*place, group))
+    def _draws(self, task: Task, group: int) -> GroupTask:
         first = group * self.group_size
-        seeds = tuple(draw_seed(*place, slot) for slot in range(first, first + self.group_size))
-        return task, GroupTask(group, tuple(task.prompt), seeds)
+        seeds = tuple(draw_seed(*self._place, slot) for slot in range(first, first + self.group_size))
+        return GroupTask(group, tuple(task.prompt), seeds)
+
+    @property
+    def _place(self) -> tuple[bytes, bytes, bytes, int]:
+        return self.run, self.policy, self.node.digest, int(self.version)
 
 
 def draw_order(node: Node, run: Run, version: PolicyVersion, author: PeerId | None = None) -> DrawOrder:

@@ -34,7 +34,7 @@ from roles.durable import Durable
 from roles.engines.base import Engine, Group, GroupTask, Sampling
 from roles.engines.client import open_engine
 from roles.engines.config import DeviceProfile, MachineLimits
-from roles.envs.base import Environment
+from roles.envs.client import ContainedEnvironment, open_environment_of
 from roles.envs.contained import EnvironmentFailed, Failures
 from roles.messages import (
     MAX_REPLY,
@@ -49,6 +49,7 @@ from roles.messages import (
     encode_groups,
 )
 from roles.outbox import Outbox
+from roles.records import because, printable
 from roles.retry import NONSENSE, Backoff, ask
 from roles.run import Run, run_of
 from roles.slots import REORDER_WINDOW
@@ -106,7 +107,7 @@ class InferenceCounts:
         kind = verdict.verdict.value
         self.verdicts[kind] = self.verdicts.get(kind, 0) + 1
         if verdict.verdict is Verdict.REJECTED:
-            reason = _printable(verdict.reason)
+            reason = printable(verdict.reason)
             known = reason if reason in self.reasons or len(self.reasons) < MAX_REASONS else OTHER
             self.reasons[known] = self.reasons.get(known, 0) + 1
 
@@ -116,8 +117,7 @@ class InferenceCounts:
         parts = [f"rollouts {made * each:,} made"]
         parts.append(f"{self.verdicts.get(Verdict.ACCEPTED.value, 0) * each:,} accepted")
         rejected = self.verdicts.get(Verdict.REJECTED.value, 0)
-        why = ", ".join(sorted(self.reasons, key=lambda reason: (-self.reasons[reason], reason)))
-        parts.append(f"{rejected * each:,} rejected" + (f" ({why})" if why else ""))
+        parts.append(f"{rejected * each:,} rejected{because(self.reasons)}")
         parts += [f"refused: {self.refusal}"] if self.refusal else []
         return ", ".join(parts)
 
@@ -164,12 +164,12 @@ class Inference:
         run = run_of(node)
         self.counts.rollouts = run.terms.recipe.submission * run.terms.recipe.group_size
         run.check_job(node.peer_id, "inference")
-        environment = run.open_environments()[0]
         config = run.engine_config(self._config.machine, threads=self._config.threads, nice=self._config.nice)
         outbox = await Outbox.open(node.world, f"{self.name}/outbox")
         self._durable = Durable(node.world, self.name)
         room = trio.Semaphore(UNDER_WAY)
         async with (
+            open_environment_of(node.world, run, self._config.machine) as environment,
             open_engine(node.world, replace(config, profile=self._config.profile), name=self.name) as engine,
             trio.open_nursery() as nursery,
         ):
@@ -192,7 +192,7 @@ class Inference:
                 nursery.start_soon(self._deliver, node, run, outbox, submission, room)
 
     async def _produce(
-        self, node: Node, run: Run, environment: Environment, engine: Engine, outbox: Outbox
+        self, node: Node, run: Run, environment: ContainedEnvironment, engine: Engine, outbox: Outbox
     ) -> Submission:
         """Draw the next submission under the newest policy and keep it."""
         tasks = None
@@ -206,7 +206,7 @@ class Inference:
             order = draw_order(node, run, version)
             index = outbox.next_index(version)
             try:
-                tasks = [task for _, task in order.tasks(environment, index)]
+                tasks = [task for _, task in await order.tasks(environment, index)]
             except EnvironmentFailed as error:
                 self._failures.tell(error, "nothing more is drawn under a policy where it fails")
                 await node.shardcast.wait_policy(PolicyVersion(version + 1))
@@ -299,16 +299,11 @@ class Inference:
 
     def _note_refusal(self, validator: PeerId, refusal: Refusal) -> None:
         """Tell the operator, once, what only the operator can change."""
-        if not refusal.retry and _printable(refusal.reason) != self.counts.refusal:
-            self.counts.refusal = _printable(refusal.reason)
+        if not refusal.retry and printable(refusal.reason) != self.counts.refusal:
+            self.counts.refusal = printable(refusal.reason)
             logger.warning("validator %s refuses: %s", validator.short, refusal.reason)
         else:
             logger.info("validator %s: %s", validator.short, refusal.reason)
-
-
-def _printable(text: str) -> str:
-    """A validator's words, fit for a terminal: a control character in them could rewrite its screen."""
-    return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
 async def _wait_any(*waits: Callable[[], Awaitable[object]]) -> None:

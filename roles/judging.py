@@ -13,8 +13,8 @@ from p2p.world import dawdle
 from proofs.checks import Judgement, Reason, Verdict, check_shape, judge, judge_pool
 from roles.durable import Durable
 from roles.engines.base import Engine, Group, GroupTask
-from roles.envs.base import Environment, Task
-from roles.envs.contained import reward_of
+from roles.envs.base import Task
+from roles.envs.client import ContainedEnvironment
 from roles.handover import Handover
 from roles.inference import run_sampling
 from roles.messages import (
@@ -39,7 +39,7 @@ class Bench:
 
     node: Node
     run: Run
-    environment: Environment
+    environment: ContainedEnvironment
     engine: Engine
     ledger: Ledger
     handover: Handover
@@ -71,7 +71,7 @@ class Bench:
 
     def _check_shapes(self, groups: tuple[Group, ...]) -> Judgement:
         """The first group that is not even shaped right, or acceptance."""
-        shape = self.run.shape(self.environment)
+        shape = self.run.shape(self.environment.end_token)
         judgement = Judgement(Verdict.ACCEPTED, Reason.WITHIN_LIMITS)
         for group in groups:
             tokens = [completion.tokens for completion in group.completions]
@@ -91,7 +91,7 @@ class Bench:
                 return judgement
         return judge_pool(pool, limits)
 
-    def conclude(
+    async def conclude(
         self,
         submission: Submission,
         judgement: Judgement,
@@ -104,11 +104,11 @@ class Bench:
         """
         rewards: tuple[float, ...] = ()
         if judgement.verdict is Verdict.ACCEPTED:
-            rewards = tuple(
-                reward_of(self.environment, task, completion.tokens)
+            answers = [
+                (task, [completion.tokens for completion in group.completions])
                 for (task, _), group in zip(tasks, groups, strict=True)
-                for completion in group.completions
-            )
+            ]
+            rewards = tuple(await self.environment.rewards(answers))
         else:
             place = submission.commitment
             logger.info("rejected %s v%d/%d: %s", place.node.short, place.version, place.index, judgement)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,6 +18,8 @@ MAX_WORKERS: Final = 64
 connections."""
 MAX_REASONS: Final = 32
 """Reasons counted apart, twice as many as there are checks. Some quote what was sent, and so have no end."""
+SHOWN: Final = 4
+"""Reasons that a line for people names, the most frequent: more would not be read."""
 OTHER: Final = "other"
 """What further reasons are counted as."""
 
@@ -39,6 +42,8 @@ class Records:
         self._nodes: dict[PeerId, NodeRecord] = {}
         self.accepted = 0
         self.rejected = 0
+        self.reasons: dict[str, int] = {}
+        """Rejections by reason, of all nodes."""
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -58,6 +63,7 @@ class Records:
             self.rejected += 1
             record.rejected += 1
             tally(record.reasons, verdict.reason)
+            tally(self.reasons, verdict.reason)
         self._nodes[node] = record
         if len(self._nodes) > self._max_nodes:
             del self._nodes[next(iter(self._nodes))]
@@ -87,3 +93,15 @@ def tally(counts: dict[str, int], reason: str) -> None:
     """Count a reason, as `OTHER` once there are `MAX_REASONS` different ones."""
     key = reason if reason in counts or len(counts) < MAX_REASONS else OTHER
     counts[key] = counts.get(key, 0) + 1
+
+
+def because(counts: Mapping[str, int]) -> str:
+    """`` (most frequent reason, next ...)``, fit for a terminal; empty if there is none."""
+    often = sorted(counts, key=lambda reason: (-counts[reason], reason))
+    shown = [printable(reason) for reason in often[:SHOWN]] + (["..."] if len(often) > SHOWN else [])
+    return f" ({', '.join(shown)})" if shown else ""
+
+
+def printable(text: str) -> str:
+    """A peer's words, fit for a terminal: a control character in them could rewrite its screen."""
+    return "".join(sign if sign.isprintable() else "?" for sign in text)

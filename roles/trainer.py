@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import ClassVar, Final, Self
@@ -27,18 +27,19 @@ from p2p.identity import PeerId
 from p2p.ledger import Ledger
 from p2p.node.admission import Capability
 from p2p.node.node import Node
+from p2p.node.role import Progress
 from p2p.node.tables import read_table
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from p2p.wire import FrameReader
-from p2p.world import OFF_LOOP, dawdle, decode_off_loop
+from p2p.world import dawdle, decode_off_loop
 from proofs.checks import Verdict, check_shape
 from roles.draws import draw_order, validator_of
 from roles.durable import Durable
 from roles.engines.base import Engine, EngineError, Group, StepReport, TrainingGroup
 from roles.engines.client import open_engine
 from roles.engines.config import DeviceProfile, MachineLimits
-from roles.envs.base import Environment
-from roles.envs.contained import EnvironmentFailed, Failures, reward_of
+from roles.envs.client import ContainedEnvironment, open_environment_of
+from roles.envs.contained import EnvironmentFailed, Failures
 from roles.intake import Intake
 from roles.kept import DamagedFile, keep, recall
 from roles.messages import (
@@ -55,6 +56,7 @@ from roles.messages import (
 )
 from roles.pool import GroupPool, PooledGroup
 from roles.retry import PATIENCE
+from roles.rl.advantage import has_spread
 from roles.run import Run, run_of
 from roles.seats import Seats
 from roles.standing import Standing
@@ -104,7 +106,7 @@ class TrainerConfig:
 
 
 @dataclass(slots=True)
-class Progress:
+class Learnt:
     """What people want to know of a run, kept beside the checkpoint."""
 
     step: int = 0
@@ -127,7 +129,7 @@ class Trainer:
 
     def __init__(self, config: TrainerConfig) -> None:
         self._config = config
-        self._progress = Progress()
+        self._progress = Learnt()
         self._steps = 0
         self._done = False
         self._arrived = trio.Event()
@@ -140,6 +142,7 @@ class Trainer:
         self._seats = Seats()
         self._failures = Failures()
         self._durable: Durable | None = None
+        self._standing: Standing | None = None
         self._is_turning_away = False
         self._taking: dict[bytes, None] = {}
         """Those that are being written to disk now."""
@@ -169,6 +172,20 @@ class Trainer:
             "last_step": None if self._last is None else asdict(self._last),
         }
 
+    def progress(self) -> Progress:
+        """For the live line."""
+        learnt, pool = self._progress, self._pool
+        parts = [f"step {learnt.step:,} of {self._steps:,}" if self._steps else "warming up"]
+        if pool is not None:
+            came = pool.counts.used + pool.counts.stale + pool.counts.without_spread + len(pool)
+            share = f" ({pool.counts.used / came:.0%} of what came)" if came else ""
+            parts += [f"{learnt.groups_used:,} groups learnt from{share}", f"{len(pool):,} waiting"]
+        if learnt.greedy is not None and learnt.greedy_start is not None:
+            parts.append(f"held-out tasks solved {learnt.greedy_start:.0%} -> {learnt.greedy:.0%}")
+        if self._standing is not None and self._standing.why_not:
+            parts.append("rests")
+        return Progress(text=", ".join(parts), over=self._done)
+
     async def run(self, node: Node) -> None:
         """Learn until the run's steps are done, then serve what was learnt until cancelled."""
         run = run_of(node)
@@ -177,18 +194,18 @@ class Trainer:
         run.check_job(node.peer_id, self.name)
         run.check_store(node.config.shardcast.keep_versions)
         self._pool = GroupPool(max(1, round(self._config.pool_steps * recipe.groups)), recipe.lag)
-        environment = run.open_environments()[0]
         config = replace(
             run.engine_config(self._config.machine, threads=self._config.threads, nice=self._config.nice),
             profile=self._config.profile,
         )
         async with (
+            open_environment_of(node.world, run, self._config.machine) as environment,
             open_engine(node.world, config, name=self.name) as engine,
             trio.open_nursery() as nursery,
         ):
             ledger = await node.ledger.opened()
             step = await self._resume(node, engine, ledger)
-            standing = Standing(node, "trainer", self.name)
+            standing = self._standing = Standing(node, "trainer", self.name)
             intake, durable = Intake(node.world, INTAKE), self._durable_of(node)
             desk = _Desk(node, run, environment, ledger, intake, durable, standing)
             nursery.start_soon(standing.watch)
@@ -206,7 +223,7 @@ class Trainer:
             self._taken[entry.body] = None
         step = await self._open_learner(node, engine)
         try:
-            self._progress = Progress(**(await recall(node.world.disk, PROGRESS) or {}))
+            self._progress = Learnt(**(await recall(node.world.disk, PROGRESS) or {}))
         except DamagedFile as error:
             logger.warning("%s; the curve begins anew, the policy is not touched", error)
         self._progress.step = step
@@ -382,15 +399,16 @@ class Trainer:
             return Receipt.UNWANTED, "the policy is older than the run uses"
         if not desk.node.shardcast.holds(place.version):
             return Receipt.UNWANTED, "the policy is not held by the trainer"
-        groups = None
-        if len(submission.content) > OFF_LOOP:
-            groups = await desk.open_groups(submission)
-            if place.content in self._taken or self._must_wait(desk, place.content):
-                return Receipt.LATER, "it was handed over twice at a time"
         if (place.node, place.version, place.index) in self._filled:
             return Receipt.UNWANTED, "another submission was taken for this place in the draw order"
         try:
-            await self._keep(desk, verdict, submission, desk.pooled(verdict, submission, groups))
+            groups = await desk.pooled(verdict, submission)
+            # All of it may have changed while the environment worked.
+            if place.content in self._taken or self._must_wait(desk, place.content):
+                return Receipt.LATER, "it was handed over twice at a time"
+            if (place.node, place.version, place.index) in self._filled:
+                return Receipt.UNWANTED, "another submission was taken for this place in the draw order"
+            await self._keep(desk, verdict, submission, groups)
         except (StorageError, EnvironmentFailed) as error:
             return self._turn_away(error)
         self._is_turning_away = False
@@ -426,7 +444,8 @@ class Trainer:
         self._taking[content] = None
         self._filled[(place.node, place.version, place.index)] = None
         try:
-            await desk.intake.keep(verdict, submission)
+            if any(has_spread(pooled.group.rewards) for pooled in groups):  # else no step ever takes one
+                await desk.intake.keep(verdict, submission)
             await dawdle(desk.node.world, "trainer/slow receipt")
             await desk.ledger.append(RECEIPT_KIND, content)
             self._taken[content] = None
@@ -454,7 +473,7 @@ class Trainer:
             if not desk.node.shardcast.holds(verdict.commitment.version):
                 continue  # so old that no step may use it: forgotten after the next one
             try:
-                groups = desk.pooled(verdict, submission, await desk.open_groups(submission))
+                groups = await desk.pooled(verdict, submission)
             except (RemoteProtocolError, EnvironmentFailed) as error:
                 logger.warning("intake_unusable %s: %s", content.hex(), error)
                 continue
@@ -476,7 +495,7 @@ class _Desk:
 
     node: Node
     run: Run
-    environment: Environment
+    environment: ContainedEnvironment
     ledger: Ledger
     intake: Intake
     durable: Durable
@@ -508,10 +527,8 @@ class _Desk:
             self.node.world, decode_groups_untrusted, submission.content, rate=DECODE_RATE
         )
 
-    def pooled(
-        self, verdict: SignedVerdict, submission: Submission, groups: tuple[Group, ...] | None = None
-    ) -> list[PooledGroup]:
-        """The ``groups`` (None: to be decoded) of an accepted submission, with rewards computed here.
+    async def pooled(self, verdict: SignedVerdict, submission: Submission) -> list[PooledGroup]:
+        """The groups of an accepted submission, with rewards computed here.
 
         The validator is believed in one thing, that the model was run and the draws are the seeds'; the
         trainer could find that out by a replay only. Tasks, places, shapes and rewards it knows itself.
@@ -519,25 +536,35 @@ class _Desk:
         `EnvironmentFailed`, which is neither's.
         """
         place = verdict.commitment
+        groups = await self.open_groups(submission)
         order = draw_order(self.node, self.run, place.version, place.node)
-        tasks = order.tasks(self.environment, place.index)
-        groups = decode_groups_untrusted(submission.content) if groups is None else groups
+        tasks = await order.tasks(self.environment, place.index)
         size = self.run.terms.recipe.group_size
         if place.policy != order.policy or [g.group for g in groups] != [task.group for _, task in tasks]:
             raise RemoteProtocolError("an accepted submission is of another policy or place")
         if len(verdict.rewards) != size * len(groups):
             raise RemoteProtocolError("a verdict's rewards do not fit its submission")
-        shape = self.run.shape(self.environment)
+        self._check_shapes(groups)
+        # A verdict carries rewards as float32.
+        answers = [
+            (task, [completion.tokens for completion in group.completions])
+            for (task, _), group in zip(tasks, groups, strict=True)
+        ]
+        rewards = tuple(map(_as_float32, await self.environment.rewards(answers)))
+        if rewards != verdict.rewards:
+            raise RemoteProtocolError("a verdict's rewards are not those of its submission")
         pooled = []
         for number, (group, (task, _)) in enumerate(zip(groups, tasks, strict=True)):
+            paid = rewards[number * size : (number + 1) * size]
+            training = TrainingGroup(tuple(task.prompt), group.completions, paid)
+            pooled.append(PooledGroup(place.version, place.content, number, training))
+        return pooled
+
+    def _check_shapes(self, groups: Sequence[Group]) -> None:
+        """Raise `RemoteProtocolError` if one is not shaped as all of this run are."""
+        shape = self.run.shape(self.environment.end_token)
+        for group in groups:
             claims = [completion.logprobs for completion in group.completions]
             tokens = [completion.tokens for completion in group.completions]
             if check_shape(tokens, claims, shape).verdict is not Verdict.ACCEPTED:
                 raise RemoteProtocolError("an accepted submission has the wrong shape")
-            # A verdict carries rewards as float32.
-            rewards = tuple(_as_float32(reward_of(self.environment, task, one)) for one in tokens)
-            if rewards != verdict.rewards[number * size : (number + 1) * size]:
-                raise RemoteProtocolError("a verdict's rewards are not those of its submission")
-            training = TrainingGroup(tuple(task.prompt), group.completions, rewards)
-            pooled.append(PooledGroup(place.version, place.content, number, training))
-        return pooled

@@ -13,6 +13,11 @@ rejection is a debt of one, halved every `DEBT_HALF_LIFE`: one puts a node behin
 four. What the scorer has to spare, because the trainer takes nothing more, is for nodes in debt: most of
 their work needs no trainer.
 
+A rejection stays in the validator's ledger for ever, so nodes in debt, all together, get no more than
+`REJECTIONS` of them before earlier ones are forgiven: one identity that handed in empty submissions as fast
+as they were judged filled 4.7 GB of disk a day. Newcomers are not held up by that: they have no debt, and an
+identity for each rejection costs its maker more than the half kilobyte that it leaves.
+
 Bounded: `QUEUE` submissions, `PER_NODE` of each node, half of all for the second line. When that is full, the
 newest of the node that stands worst goes (its worker is told to ask again: no verdict). No I/O: the caller
 knows the time.
@@ -42,6 +47,9 @@ DEBT_HALF_LIFE: Final = 60.0
 """Seconds in which half of a node's rejections is forgiven."""
 IN_DEBT: Final = 0.5
 """Debt from which a node stands behind: one rejection, for a minute."""
+REJECTIONS: Final = 128
+"""Rejections not yet forgiven, of all nodes together, beyond which nodes in debt wait: with the half-life
+above 1.5 a second, 64 MB of ledger a day. The demo's cheat hands in 1.4 a second."""
 ROUND: Final = 4.0
 """Submissions' worth of the scorer's time within which two nodes count as served alike, and the older policy
 goes first."""
@@ -69,6 +77,7 @@ class Turns(Generic[T]):
         self._waiting: dict[PeerId, list[_Waiting[T]]] = {}
         self._numbers = itertools.count()
         self._debts = FadingCounts(DEBT_HALF_LIFE)
+        self._rejections = FadingCounts(DEBT_HALF_LIFE)
         self._served: dict[PeerId, float] = {}
         """Seconds of the scorer that a node has had, counted from the clock of its line."""
         self._clock = {True: 0.0, False: 0.0}
@@ -93,6 +102,19 @@ class Turns(Generic[T]):
     def blame(self, node: PeerId, now: float) -> None:
         """Work of the node was rejected."""
         self._debts.add(node.digest.hex(), now)
+        self._rejections.add("", now)
+
+    def is_weary(self, now: float) -> bool:
+        """Whether so much was rejected of late that nodes in debt wait."""
+        return self._rejections.count("", now) >= REJECTIONS
+
+    def has_work(self, now: float) -> bool:
+        """Whether `pop` may be called."""
+        return len(self._waiting) > 0 and (not self.is_weary(now) or not all(self._debtors(now).values()))
+
+    def _debtors(self, now: float) -> dict[PeerId, bool]:
+        """Whether they are in debt, of the nodes that wait."""
+        return {node: self.debt(node, now) >= IN_DEBT for node in self._waiting}
 
     def has_room(self, node: PeerId, now: float) -> bool:
         """Whether `push` would take another of the node."""
@@ -116,14 +138,18 @@ class Turns(Generic[T]):
         return True, gone
 
     def has_debtor(self, now: float) -> bool:
-        """Whether a node in debt waits."""
-        return any(self.debt(node, now) >= IN_DEBT for node in self._waiting)
+        """Whether `pop` may be called for nodes in debt."""
+        return not self.is_weary(now) and any(self._debtors(now).values())
 
     def pop(self, now: float, *, of_debtors: bool = False) -> T:
-        """The next in turn, or in turn among nodes in debt; `charge` must follow."""
+        """The next in turn, or in turn among nodes in debt; `charge` must follow.
+
+        `has_work`, or `has_debtor`, has said that there is one.
+        """
         lines: dict[bool, list[PeerId]] = {True: [], False: []}
-        for node in self._waiting:
-            if not of_debtors or self.debt(node, now) >= IN_DEBT:
+        is_weary = self.is_weary(now)
+        for node, is_debtor in self._debtors(now).items():
+            if is_debtor if of_debtors else not (is_debtor and is_weary):
                 lines[self.is_proven(node, now)].append(node)
         line = self._line(lines)
         nodes = lines[line]

@@ -30,7 +30,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar, Final, Self
@@ -44,15 +45,17 @@ from p2p.ledger import Ledger
 from p2p.limits import MAX_SERVED
 from p2p.node.admission import Capability
 from p2p.node.node import Node
+from p2p.node.role import Progress
 from p2p.node.tables import read_table
 from p2p.shardcast.manifest import PolicyVersion
-from p2p.world import dawdle, decode_off_loop
+from p2p.world import World, dawdle, decode_off_loop
 from proofs.checks import Verdict
 from roles.draws import draw_order, validator_of
 from roles.durable import Durable
 from roles.engines.base import EngineError
 from roles.engines.client import open_engine
 from roles.engines.config import DeviceProfile, MachineLimits
+from roles.envs.client import open_environment_of
 from roles.envs.contained import EnvironmentFailed, Failures
 from roles.handover import Handover
 from roles.judging import Bench
@@ -70,7 +73,7 @@ from roles.messages import (
     encode_reply,
 )
 from roles.reception import receive_content, receive_head
-from roles.records import Records, tally
+from roles.records import Records, because, tally
 from roles.retry import PATIENCE
 from roles.run import Run, run_of
 from roles.seats import STRANGERS, Seats
@@ -95,6 +98,11 @@ SUCCESSION: Final = 600.0
 """Seconds for which an edition with other validators is on its way to all nodes: each asks one other a
 minute, so that those who have it double each minute, and ten minutes reach a thousand nodes. As long, the
 first place of a node under a policy is taken for the next after those that another validator judged."""
+WEARY_SECONDS: Final = 0.5
+"""How soon to look again after nodes that wait because much was rejected: one more is forgiven in as long."""
+KNOWN: Final = 65_536
+"""Verdicts that are found again by the place that they are about, beside all under policies that are not
+stale: 16 MB. Who asks about an older one is told that its policy is stale, which it knows."""
 GIVEN_UP: Final = 1024
 """Submissions given up whose verdicts are remembered: four under way from each of 256 nodes."""
 VERDICT_KIND: Final = "verdict"
@@ -150,8 +158,12 @@ class Validator:
         self._recording = trio.Semaphore(RECORDING)
         self._known: dict[bytes, _Job | int] = {}
         """By `_key`: the job under way, or the ledger entry of the verdict."""
+        self._recorded: deque[tuple[PolicyVersion, bytes]] = deque()
+        """What of `_known` has a ledger entry, oldest first."""
         self._given_up: dict[bytes, SignedVerdict] = {}
-        """The last `INCONCLUSIVE` verdicts, by `_key`."""
+        """The last `INCONCLUSIVE` verdicts, by `_key`: places that are taken, and whoever asks again must be
+        told the same. Not that a policy is stale: it stays so, and 1,024 claims of old work would displace
+        the others, whose authors would then be rejected for a replay."""
         self._loaded = PolicyVersion(-1)
         self._streams = Seats(in_all=MAX_SERVED)
         """Streams that are heard at all: a kilobyte each."""
@@ -161,6 +173,9 @@ class Validator:
         """Submissions that wait for their policy."""
         self._failures = Failures()
         self._durable: Durable | None = None
+        self._standing: Standing | None = None
+        self._is_over: Callable[[], bool] = bool
+        """Whether nothing is left to judge in this run; False until it has begun."""
         self._succeeds_until = -math.inf
         """Until when nodes may come whose earlier places, under the same policy, another validator judged."""
         self.records = Records()
@@ -188,14 +203,27 @@ class Validator:
             "nodes": self.records.health(),
         }
 
+    def progress(self) -> Progress:
+        """For the live line."""
+        records, undecided = self.records, sum(self.inconclusive.values())
+        parts = [
+            f"submissions {records.accepted + records.rejected + undecided:,} judged",
+            f"{records.accepted:,} accepted",
+            f"{records.rejected:,} rejected{because(records.reasons)}",
+            *([f"{undecided:,} undecided{because(self.inconclusive)}"] if undecided else []),
+            f"{len(self._turns):,} waiting",
+            *(["rests"] if self._standing is not None and self._standing.why_not else []),
+        ]
+        return Progress(text=", ".join(parts), over=self._is_over())
+
     async def run(self, node: Node) -> None:
         """Judge until cancelled."""
         run = run_of(node)
         run.check_job(node.peer_id, self.name)
         run.check_store(node.config.shardcast.keep_versions)
-        environment = run.open_environments()[0]
         config = run.engine_config(self._config.machine, threads=self._config.threads, nice=self._config.nice)
         async with (
+            open_environment_of(node.world, run, self._config.machine) as environment,
             open_engine(node.world, replace(config, profile=self._config.profile), name=self.name) as engine,
             trio.open_nursery() as nursery,
         ):
@@ -204,13 +232,17 @@ class Validator:
             node.host.protect("work", self.records.workers)
             handover = await Handover.open(node, "validator/accepted", nursery, self._wake)
             durable = self._durable = Durable(node.world, self.name)
-            standing = Standing(node, "validator", self.name)
+            standing = self._standing = Standing(node, "validator", self.name)
+            self._is_over = partial(self._has_all, node, run)
             nursery.start_soon(standing.watch)
             nursery.start_soon(self._succeed, node, run)
             bench = Bench(node, run, environment, engine, ledger, handover, nursery, durable, standing)
             node.host.set_handler(ROLLOUT_PROTOCOL, partial(self._serve, bench))
             while True:
                 await self._judge_next(bench)
+
+    def _has_all(self, node: Node, run: Run) -> bool:
+        return node.shardcast.newest >= run.terms.recipe.steps and not len(self._turns)
 
     async def _succeed(self, node: Node, run: Run) -> None:
         """Be lenient to work that comes from another validator's hands: after each edition that names others
@@ -230,7 +262,7 @@ class Validator:
         async for entry in ledger.entries(VERDICT_KIND):
             verdict = decode_verdict_untrusted(entry.body, node.world.verify)
             place = verdict.commitment
-            self._known[_key(place)] = entry.seqno
+            self._note(place, entry.seqno)
             if verdict.reason in (REPLAYED, GAP):
                 self._slots.misplace(place.node, place.version)
             else:
@@ -404,10 +436,24 @@ class Validator:
         bench.node.world.sometimes("validator/blames nobody", True)
         tally(self.inconclusive, reason)
         verdict = bench.sign(place, Verdict.INCONCLUSIVE, reason)
+        if reason == STALE:
+            return verdict
         self._given_up[_key(place)] = verdict
         if len(self._given_up) > GIVEN_UP:
             del self._given_up[next(iter(self._given_up))]
         return verdict
+
+    def _note(self, place: Commitment, seqno: int) -> None:
+        """Find the verdict on ``place`` in the ledger from now on."""
+        key = _key(place)
+        self._known[key] = seqno
+        self._recorded.append((place.version, key))
+
+    def _forget(self, bench: Bench) -> None:
+        """Forget which entries are about places under stale policies, beyond `KNOWN`."""
+        oldest = bench.node.shardcast.newest - bench.run.terms.recipe.lag
+        while len(self._recorded) > KNOWN and self._recorded[0][0] < oldest:
+            self._known.pop(self._recorded.popleft()[1], None)
 
     def _is_stale(self, bench: Bench, version: PolicyVersion) -> bool:
         """Whether no trainer can use work under ``version`` any more."""
@@ -422,7 +468,7 @@ class Validator:
         await bench.standing.wait()
         while not self._may_judge(bench):
             self._work = trio.Event()
-            await self._work.wait()
+            await self._wait_work(world)
         began = world.now()
         job = self._turns.pop(began, of_debtors=not bench.handover.has_room())
         try:
@@ -446,13 +492,24 @@ class Validator:
             bench.handover.expect()
         bench.nursery.start_soon(self._record, bench, job, verdict)
 
+    async def _wait_work(self, world: World) -> None:
+        """Return when something may have come that may be judged."""
+        if not self._turns.is_weary(world.now()):
+            await self._work.wait()
+            return
+        timer = world.call_at(world.now() + WEARY_SECONDS, self._wake)
+        try:
+            await self._work.wait()
+        finally:
+            timer.cancel()
+
     def _may_judge(self, bench: Bench) -> bool:
         """Whether anything may be judged now: while the trainer takes nothing, what is likely to be rejected.
 
         Should that be accepted after all, one more delivery waits than `roles.handover` means to.
         """
         if bench.handover.has_room():
-            return len(self._turns) > 0
+            return self._turns.has_work(bench.node.world.now())
         return bench.handover.has_room(1) and self._turns.has_debtor(bench.node.world.now())
 
     def _wake(self) -> None:
@@ -507,7 +564,8 @@ class Validator:
             await bench.durable.insist(partial(bench.handover.keep, verdict, job.submission))
         await dawdle(bench.node.world, "validator/slow record")
         entry = await bench.durable.insist(partial(bench.ledger.append, VERDICT_KIND, verdict.to_bytes()))
-        self._known[_key(place)] = entry.seqno
+        self._note(place, entry.seqno)
+        self._forget(bench)
         self.records.count(verdict)
         bench.node.host.protect("work", self.records.workers)
         job.verdict = verdict
@@ -534,7 +592,7 @@ class Validator:
             )
         except BadMessage as error:
             return bench.sign(place, Verdict.REJECTED, str(error))
-        tasks = order.tasks(bench.environment, place.index)
+        tasks = await order.tasks(bench.environment, place.index)
         if [group.group for group in groups] != [task.group for _, task in tasks]:
             return bench.sign(place, Verdict.REJECTED, WRONG_GROUPS)
         if judgement.verdict is Verdict.ACCEPTED:
@@ -543,7 +601,7 @@ class Validator:
                 await bench.engine.load(weights)
                 self._loaded = place.version
             judgement = await bench.replay([task for _, task in tasks], groups)
-        return bench.conclude(submission, judgement, tasks, groups)
+        return await bench.conclude(submission, judgement, tasks, groups)
 
 
 def _key(place: Commitment) -> bytes:

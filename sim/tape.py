@@ -42,7 +42,7 @@ CORES: Final[Mapping[str, str]] = {
 }
 """Every message machine, by where its driver looks for it."""
 PARTS: Final = (
-    "p2p.shardcast.service:Known",
+    "p2p.shardcast.service:Statements",
     "p2p.dht.service:RecordValidator",
     "p2p.dht.core.table:RoutingTable",
 )

@@ -1,8 +1,16 @@
-"""What all tests share: one Hypothesis profile, and a chain of causes that a seed reproduces."""
+"""What all tests share: one Hypothesis profile, and how the tests are dealt to several workers."""
 
 from __future__ import annotations
 
+from typing import Any, Final
+
+import pytest
 from hypothesis import HealthCheck, settings
+
+try:
+    from xdist.scheduler import LoadScopeScheduling
+except ImportError:  # `pytest` alone needs no workers
+    LoadScopeScheduling = object
 
 # The same examples on every run: a failure in CI is a failure at home. Deadlines would measure the machine.
 settings.register_profile(
@@ -14,3 +22,39 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("shoal")
+
+
+LIVE: Final = (
+    "tests/attacks/test_host_descriptors.py",
+    "tests/attacks/test_live.py",
+    "tests/e2e/",
+    "tests/interop/",
+    "tests/simulation/test_lab.py",
+    "tests/simulation/test_nodes.py",
+    "tests/unit/test_engine_worker.py",
+)
+"""Tests of real processes, which look at memory, descriptors and answers in real time: one worker has
+them all, so that a swarm of ten processes never has another one beside it."""
+
+
+class ByFile(LoadScopeScheduling):
+    """Deals whole files to the workers, in the order in which they were collected.
+
+    A file is the unit because its tests share what is costly to make (a module's fixtures, a scenario that
+    was run once), and because the order inside it stays what it is without workers. The order of collection
+    suits: `LIVE` begins early, and it is the longest unit; the files at the end, tests/unit, take seconds
+    each, so that the workers end together.
+    """
+
+    def __init__(self, config: pytest.Config, log: Any) -> None:
+        config.option.loadscopereorder = False  # by the number of tests, which says nothing of their cost
+        super().__init__(config, log)
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "live" if nodeid.startswith(LIVE) else nodeid.partition("::")[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
+    """Called where there are workers: ``make test``, ``pytest -n 2``."""
+    return ByFile(config, log)

@@ -46,6 +46,8 @@ EXEMPT = {
     "roles/engines/tiny/": "runs inside the worker process",
     "roles/envs/installed.py": "hashes installed packages before they are imported",
     "roles/engines/worker.py": "is the worker process",
+    "roles/envs/ration.py": "limits a worker process to what it may spend",
+    "roles/frames.py": "the standard streams of a worker process",
     "roles/rl/alone.py": "learning in one process, no node around it",
     "roles/run/__main__.py": "a command line: paths in, text out",
 }
@@ -181,12 +183,23 @@ def test_nobody_polls(path: Path) -> None:
     assert bool(sleeps) == (relative(path) in SLEEP_IN_LOOP), sleeps
 
 
-# The only files of the swarm services that know trio; everything else there is a pure machine.
-DRIVERS = {"service.py", "asker.py", "publisher.py", "pusher.py", "store.py"}
+# What lies in a folder `core/` is pure by contract. Services without one are still told apart by file name.
+CORES = [path for path in SOURCES if path.parent.name == "core" and path.relative_to(ROOT).parts[0] == "p2p"]
+IMPURE = FORBIDDEN_MODULES | {"logging", "trio"}
+DRIVERS = {"service.py", "asker.py", "publisher.py", "store.py"}
+
+
+@pytest.mark.parametrize("path", CORES, ids=relative)
+def test_what_lies_in_a_core_folder_is_pure(path: Path) -> None:
+    """Import-linter's contract says the same of what these modules import in their turn."""
+    tree = tree_of(path)
+    assert not [module for module in sorted(IMPURE) if imports(path, module)]
+    assert not [sin for node in runtime_nodes(tree) for sin in sins_of(node)]
+    assert not [node.lineno for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef | ast.Await)]
 
 
 def test_only_drivers_of_services_know_trio() -> None:
-    services = {"dht", "gossip", "membership", "shardcast"}
+    services = {"dht", "gossip", "membership"}
     know = {
         path.name
         for path in SOURCES

@@ -26,7 +26,7 @@ from typing import Final, assert_never
 
 from p2p.errors import BadMessage
 from p2p.identity import PeerId, Signer, Verify
-from p2p.membership.entry import PROBE, Stage
+from p2p.membership.entry import PROBE, Entry, Stage
 from p2p.membership.events import (
     AddAddrs,
     Anchors,
@@ -68,7 +68,7 @@ from p2p.membership.messages import (
 from p2p.membership.outbox import Outbox
 from p2p.membership.overlay import Overlay
 from p2p.membership.pull import Pull
-from p2p.membership.rumours import Quotas, Rumours
+from p2p.membership.rumours import QUOTA_BURST, QUOTA_RATE, QUOTA_UNIT, Quotas, Rumours
 from p2p.membership.silence import SUSPICION, Silence
 from p2p.membership.view import View
 from p2p.membership.voice import Voice, differs
@@ -131,15 +131,12 @@ class MembershipCore:
         self._rumours = rumours = Rumours(self.peer)
         self._silence = Silence(outbox, view, overlay, rumours, judge, voice, floods)
         self._pull = Pull(view, config)
-        self._quotas = Quotas()
-        self._judge_at = math.inf
+        self._quotas = Quotas(QUOTA_RATE, QUOTA_BURST)
         self._anchors: tuple[PeerId, ...] = ()
-        self._tick_at = -math.inf
-
-    @property
-    def next_deadline(self) -> float:
+        self.links_changed = 0
+        """How often `neighbours` has changed: cheaper to compare than they are."""
+        self.next_deadline = -math.inf
         """When to deliver the next `Tick`."""
-        return self._tick_at
 
     @property
     def counters(self) -> Mapping[str, int]:
@@ -150,11 +147,6 @@ class MembershipCore:
     def neighbours(self) -> tuple[PeerId, ...]:
         """The active view, longest first."""
         return tuple(self._overlay.active)
-
-    @property
-    def links_changed(self) -> int:
-        """How often `neighbours` has changed: cheaper to compare than they are."""
-        return self._overlay.changes
 
     @property
     def is_linked(self) -> bool:
@@ -201,18 +193,17 @@ class MembershipCore:
                 self._leave()
             case _:
                 assert_never(event)
-        if self._rumours.flush_at <= now:
+        rumours, voice = self._rumours, self._voice
+        if rumours.flush_at <= now:
             self._flush(now)
-        self._judge_at = self._view.settle()
-        voice, silence = self._voice, self._silence
-        self._tick_at = min(
-            voice.next_beat,
-            voice.answer_at,
-            self._rumours.flush_at,
-            self._judge_at,
-            silence.doubts_end,
+        soonest = self._view.settle()
+        for when in (  # as `min` would, in half the time
+            voice.next_beat, voice.answer_at, rumours.flush_at, self._silence.doubts_end,
             self._overlay.next_deadline,
-        )
+        ):  # fmt: skip
+            if when < soonest:
+                soonest = when
+        self.next_deadline, self.links_changed = soonest, self._overlay.changes
         return self._outbox.take()
 
     # What others say.
@@ -220,7 +211,7 @@ class MembershipCore:
     def _receive(self, peer: PeerId, data: bytes, now: float) -> None:
         if not self._judge.may(peer):
             self._judge.counters["unadmitted"] += 1
-        elif not self._quotas.allow(peer, len(data), now):
+        elif not self._quotas.take(peer, now, 1 + len(data) / QUOTA_UNIT):
             self._judge.refuse("over quota", peer, FLOOD_POINTS)
         else:
             try:
@@ -228,13 +219,18 @@ class MembershipCore:
             except BadMessage as error:
                 self._judge.refuse("malformed", peer, MALFORMED_POINTS, str(error))
             else:
-                if type(message) in _FROM_THE_STAMPED and not self._judge.has_stamp(peer):
+                judge = self._judge
+                if judge.asks_stamps and type(message) in _FROM_THE_STAMPED and not judge.has_stamp(peer):
                     self._judge.counters["no stamp"] += 1
                 else:
                     self._dispatch(peer, message, now)
 
     def _dispatch(self, peer: PeerId, message: Message, now: float) -> None:
-        match message:
+        match message:  # the most frequent first
+            case News(digests):
+                if self._rumours.has_news:
+                    self._rumours.heard_of(digests, peer)
+                self._offered(peer, digests, now)
             case Beat() | Join() | Link() | Linked():
                 self._greeted(peer, message, now)
             case Accuse(heartbeats):
@@ -245,8 +241,6 @@ class MembershipCore:
                     self._overlay.walked(message, peer, now)
             case Unlink():
                 self._lose_touch(peer, now)
-            case News(digests):
-                self._offered(peer, digests, now)
             case Want(keys):
                 self._give(peer, keys, now)
             case Give(heartbeats):
@@ -258,17 +252,19 @@ class MembershipCore:
 
     def _greeted(self, peer: PeerId, message: Beat | Join | Link | Linked, now: float) -> None:
         """A message in which the sender speaks of itself."""
-        if message.heartbeat.peer != peer:
+        if message.heartbeat.heartbeat.peer != peer:
             self._judge.refuse(
                 "malformed", peer, MALFORMED_POINTS, "it passed off another's heartbeat as its own"
             )
             return
-        is_expected = isinstance(message, Beat) and self._view.expect(peer, now)
-        if type(message) in (Join, Link) and not self._floods.may_be_asked(peer, now):
+        kind, is_expected = type(message), False
+        if kind is Beat:
+            is_expected = self._view.expect(peer, now)
+        elif kind is not Linked and not self._floods.may_be_asked(peer, now):
             self._judge.refuse("asks too often", peer, ASKED_POINTS)
             return
         self._take_in(message.heartbeat, peer, now, hold=True)
-        if peer not in self._view:
+        if self._view.get(peer) is None:
             return
         match message:
             case Beat(linked, _, digests):
@@ -311,27 +307,30 @@ class MembershipCore:
         if peer == self.peer:
             self._silence.echoed(signed, now)
             return False
-        held = peer in self._view
-        if seqno <= self._view.newest(peer):
+        entry, rumours = self._view.get(peer), self._rumours
+        held = entry is not None
+        if seqno <= (self._view.newest(peer) if entry is None else entry.seqno):
             self._stale(signed, source)
             return False
         if not held and self._view.is_taken(peer):
             self._judge.counters["key taken"] += 1
             return False
-        if source != peer and seqno <= self._rumours.last_words(peer):
+        if source != peer and seqno <= rumours.last_words(peer):
             return False  # said before a silence of which we heard: no sign of life
-        if not (held or hold) and self._rumours.is_old(peer, seqno, accused=False, source=source):
+        if not (held or hold) and rumours.is_old(peer, seqno, accused=False, source=source):
             return False
         if not self._judge.is_genuine(signed, source):
             return False
         if signed.heartbeat.leaving:
             return self._farewell(signed, source, held, now)
-        refutes = self._rumours.has_accused() and self._refutes(signed, now)
+        refutes = bool(rumours.accused) and self._refutes(signed, now)
         if refutes:
             self._floods.refuted(now)
         self._silence.speaks(signed, now)
-        if held or hold or self._view.has_room():
-            self._hold(signed, source, now)
+        if entry is not None:
+            self._renew(entry, signed, source, now)
+        elif hold or self._view.has_room():
+            self._meet(signed, source, now)
         if refutes:
             self._rumours.spread(signed, accused=False, source=source, now=now)
         return True
@@ -362,28 +361,30 @@ class MembershipCore:
             self._judge.refuse("replayed", source, REPLAYED_POINTS)
             self._outbox.send(source, Give((known.signed,)))
 
-    def _hold(self, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
-        peer = signed.peer
-        before = self._view.update(signed, source, now)
-        profile, known = signed.heartbeat.profile, before.heartbeat.profile if before is not None else None
-        if (
-            known is None
-            or signed.seqno % READDRESS_BEATS == 0
-            or (known is not profile and known.addrs != profile.addrs)
-        ):
+    def _meet(self, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
+        """A member that we did not know."""
+        peer = signed.heartbeat.peer
+        self._view.admit(signed, source, now)
+        self._outbox.put(AddAddrs(peer, signed.heartbeat.profile.addrs))
+        if self._view.is_sparse() and self._floods.may_announce(source, now):
+            self._rumours.announce(peer, source, now)
+        self._outbox.tell(Change.JOINED, Member(signed, now))
+        surplus = self._view.surplus(self._overlay.active, peer, now)
+        if surplus is not None:
+            self._silence.forget(surplus)
+
+    def _renew(self, entry: Entry, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
+        """A newer heartbeat of a member."""
+        profile, known, peer = signed.heartbeat.profile, entry.signed.heartbeat.profile, entry.peer
+        self._view.renew(entry, signed, now)
+        if known is not profile:
+            if known.addrs != profile.addrs or entry.seqno % READDRESS_BEATS == 0:
+                self._outbox.put(AddAddrs(peer, profile.addrs))
+            if differs(known, profile):
+                self._outbox.tell(Change.CHANGED, Member(signed, now))
+        elif entry.seqno % READDRESS_BEATS == 0:
             self._outbox.put(AddAddrs(peer, profile.addrs))
-        entry = self._view.get(peer)
-        assert entry is not None
-        if known is None:
-            if self._view.is_sparse() and self._floods.may_announce(source, now):
-                self._rumours.announce(peer, source, now)
-            self._outbox.tell(Change.JOINED, Member.of(signed, now))
-            surplus = self._view.surplus(self._overlay.active, peer, now)
-            if surplus is not None:
-                self._silence.forget(surplus)
-        elif known is not profile and differs(known, profile):
-            self._outbox.tell(Change.CHANGED, Member.of(signed, now))
-        if source == peer and entry.direct and now - entry.direct_at > PROBE * entry.interval:
+        if source == peer and entry.direct and entry.direct_at < now - PROBE * entry.interval:
             # It lives, but does not beat to us. Only its own answer says so: what others bring may be words
             # that it gave to accusers before it died; with 20 % liars every neighbour was brought some.
             self._lose_touch(peer, now)
@@ -471,8 +472,8 @@ class MembershipCore:
             if alive:
                 self._outbox.send_all(peers, Give(alive))
         for peers, newcomers in self._rumours.take_news(now, active):
-            entries = (self._view.get(peer) for peer in newcomers)
-            digests = tuple(Digest.of(entry.signed) for entry in entries if entry is not None)
+            entries = map(self._view.named, newcomers)
+            digests = tuple([entry.signed.digest for entry in entries if entry is not None])
             if digests:
                 self._outbox.send_all(peers, News(digests))
 
@@ -499,4 +500,4 @@ class MembershipCore:
 
 
 def _digests_of(heartbeats: Iterable[SignedHeartbeat]) -> tuple[Digest, ...]:
-    return tuple([Digest.of(signed) for signed in heartbeats])
+    return tuple([signed.digest for signed in heartbeats])

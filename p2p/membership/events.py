@@ -67,41 +67,58 @@ class MembershipConfig:
             raise ValueError("lifetime must outlast clocks that are ten minutes off")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Member:
     """A peer that is alive, as its newest heartbeat tells."""
 
-    peer: PeerId
-    addrs: tuple[Multiaddr, ...]
-    """Each ends in ``/p2p/``."""
-    roles: tuple[str, ...]
-    run: bytes
-    policy: int
-    """Newest policy version it holds; -1 if none."""
-    upload: int
-    """Measured upload in bytes per second."""
-    slots: int
-    load: float
-    version: str
+    signed: SignedHeartbeat
     seen: float
     """When we first saw its newest heartbeat (as of `World.now`)."""
 
-    @classmethod
-    def of(cls, signed: SignedHeartbeat, seen: float) -> Member:
-        """The member behind a heartbeat."""
-        profile = signed.heartbeat.profile
-        return cls(
-            peer=signed.peer,
-            addrs=profile.addrs,
-            roles=profile.roles,
-            run=profile.run,
-            policy=profile.policy,
-            upload=profile.upload,
-            slots=profile.slots,
-            load=profile.load,
-            version=profile.version,
-            seen=seen,
-        )
+    @property
+    def peer(self) -> PeerId:
+        """Who it is."""
+        return self.signed.heartbeat.peer
+
+    @property
+    def addrs(self) -> tuple[Multiaddr, ...]:
+        """Where it can be dialled; each ends in ``/p2p/``."""
+        return self.signed.heartbeat.profile.addrs
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Names of the roles it runs."""
+        return self.signed.heartbeat.profile.roles
+
+    @property
+    def run(self) -> bytes:
+        """Id of the run it takes part in."""
+        return self.signed.heartbeat.profile.run
+
+    @property
+    def policy(self) -> int:
+        """Newest policy version it holds; -1 if none."""
+        return self.signed.heartbeat.profile.policy
+
+    @property
+    def upload(self) -> int:
+        """Measured upload in bytes per second."""
+        return self.signed.heartbeat.profile.upload
+
+    @property
+    def slots(self) -> int:
+        """How many more children or tasks it would take."""
+        return self.signed.heartbeat.profile.slots
+
+    @property
+    def load(self) -> float:
+        """Share of its capacity in use."""
+        return self.signed.heartbeat.profile.load
+
+    @property
+    def version(self) -> str:
+        """Software version."""
+        return self.signed.heartbeat.profile.version
 
 
 @dataclass(frozen=True, slots=True)

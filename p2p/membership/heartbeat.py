@@ -8,8 +8,8 @@ to a newcomer. Neither says whether the peer lives: that each receiver judges on
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
 
 from p2p.errors import BadMessage
 from p2p.identity import PEER_ID_BYTES, SIGNATURE_BYTES, PeerId, ProtocolId, Signer
@@ -110,6 +110,14 @@ class Heartbeat:
             raise ValueError(f"a heartbeat interval is {MIN_INTERVAL} to {MAX_INTERVAL} s")
 
 
+class Digest(NamedTuple):
+    """That a newer heartbeat exists, in 20 bytes. Unsigned: a reason to ask, never a fact."""
+
+    key: bytes
+    seqno: int
+    policy: int
+
+
 @dataclass(frozen=True, slots=True)
 class SignedHeartbeat:
     """A heartbeat with the bytes that were signed. Whether the signature is good, the core judges."""
@@ -117,6 +125,13 @@ class SignedHeartbeat:
     heartbeat: Heartbeat
     wire: bytes
     """As it travels: the bytes that were signed, and the signature."""
+    digest: Digest = field(init=False, repr=False, compare=False)
+    """What others are told of it: a beat names twenty, and each is named by many."""
+
+    def __post_init__(self) -> None:
+        heartbeat = self.heartbeat
+        digest = Digest(_key_of(heartbeat.peer), heartbeat.seqno, heartbeat.profile.policy)
+        object.__setattr__(self, "digest", digest)
 
     @property
     def peer(self) -> PeerId:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from p2p.identity import PeerId, Verify
+from p2p.identity import SIGNATURE_BYTES, PeerId, Verify
 from p2p.membership.events import ClockOff, Penalise
 from p2p.membership.heartbeat import PROTOCOL_ID, SignedHeartbeat
 
@@ -36,7 +36,8 @@ class Judge:
     """Checks heartbeats, counts what is dropped, penalises whose fault it is."""
 
     __slots__ = (
-        "_clocks", "_is_stamped", "_lifetime", "_penalise", "_stamped", "_verify", "_wall", "counters", "may",
+        "_clocks", "_is_stamped", "_lifetime", "_penalise", "_stamped", "_verify", "_wall", "asks_stamps",
+        "counters", "may",
     )  # fmt: skip
 
     def __init__(
@@ -56,6 +57,8 @@ class Judge:
         self._lifetime = lifetime
         self._penalise = penalise
         self._is_stamped = is_stamped
+        self.asks_stamps: Final = is_stamped is not None
+        """Whether this is an open run."""
         self._stamped: dict[PeerId, None] = {}
         """Who has shown a stamp that will do, longest ago first."""
         self._clocks: dict[PeerId, float] = {}
@@ -66,7 +69,7 @@ class Judge:
         ahead = signed.heartbeat.expires - self._wall()
         if not -CLOCK_TOLERANCE <= ahead <= 2 * self._lifetime:
             self._refuse_clock(signed, source, ahead)
-        elif not self.may(signed.peer):
+        elif not self.may(signed.heartbeat.peer):
             self.counters["unadmitted"] += 1
         elif self._is_stamped is not None and not self._shows_stamp(signed, self._is_stamped):
             self.counters["no stamp"] += 1
@@ -80,7 +83,10 @@ class Judge:
 
     def is_signed(self, signed: SignedHeartbeat) -> bool:
         """Whether the signature is good."""
-        return self._verify(signed.peer, PROTOCOL_ID, signed.body, signed.signature)
+        wire = signed.wire
+        return self._verify(
+            signed.heartbeat.peer, PROTOCOL_ID, wire[:-SIGNATURE_BYTES], wire[-SIGNATURE_BYTES:]
+        )
 
     def has_stamp(self, peer: PeerId) -> bool:
         """Whether ``peer`` has shown its stamp, or needs none."""

@@ -22,7 +22,7 @@ import functools
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from p2p.errors import BadMessage
 from p2p.membership.heartbeat import (
@@ -31,9 +31,9 @@ from p2p.membership.heartbeat import (
     MAX_SEQNO,
     NO_POLICY,
     PROTOCOL_ID,
+    Digest,
     SignedHeartbeat,
     decode_heartbeat_untrusted,
-    key_of,
 )
 from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
 
@@ -76,20 +76,6 @@ nodes share a process, so does every beat."""
 _MEMO_BYTES: Final = 1024
 """Longer messages are decoded each time: 4 MiB are remembered at most."""
 _DIGEST: Final = struct.Struct(f">{KEY_BYTES}sQi")
-
-
-class Digest(NamedTuple):
-    """That a newer heartbeat exists, in 20 bytes. Unsigned: a reason to ask, never a fact."""
-
-    key: bytes
-    seqno: int
-    policy: int
-
-    @classmethod
-    def of(cls, signed: SignedHeartbeat) -> Digest:
-        """The digest of one heartbeat."""
-        heartbeat = signed.heartbeat
-        return cls(key_of(heartbeat.peer), heartbeat.seqno, heartbeat.profile.policy)
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ class Pull:
                 or (
                     policy == entry.policy
                     and (not leisure or now - entry.seen <= REFRESH_AGE * entry.interval)
-                    and entry.stage is Stage.FRESH
+                    and ((watch := entry.watch) is None or watch.stage is Stage.FRESH)
                 )
                 or key in asked
                 or (entry.stage is Stage.FRESH and not self._has_plenty(now))

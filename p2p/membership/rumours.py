@@ -6,6 +6,7 @@ refutation outruns its accusation, and no accusation can be repeated without new
 
 A flood would cross most links both ways, since both ends hear of it at about the same time. So one end of
 each link passes it on at once, and the other only after `SECOND_WAVE`, if it has not heard it from there.
+News of newcomers take turns in the same way: what a neighbour has named meanwhile, it is not told.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from itertools import filterfalse
 from typing import Final, TypeVar
 
 from p2p.identity import PeerId
-from p2p.membership.heartbeat import MAX_INTERVAL, SignedHeartbeat
-from p2p.membership.messages import MAX_HEARTBEATS
+from p2p.membership.heartbeat import MAX_INTERVAL, SignedHeartbeat, key_of
+from p2p.membership.messages import MAX_HEARTBEATS, Digest
 
 T = TypeVar("T")
 
@@ -26,8 +27,10 @@ FLUSH_DELAY: Final = 0.2
 """Seconds between two messages of rumours: the first goes out at once, those of a disaster are gathered."""
 SECOND_WAVE: Final = 0.2
 """Seconds that one end of each link waits whether the other knows already; more than a message takes."""
-NEWS_DELAY: Final = 0.5
-"""Seconds that news of newcomers are gathered for: they are many at once, and nobody waits for them."""
+NEWS_DELAY: Final = 0.75
+"""Seconds that news of newcomers are gathered for: they are many at once, and no node waits for them. The end
+of a link that does not go first waits once more, and then nearly always has nothing left to tell: with both
+ends telling each other, three of ten messages of a swarm under churn were news, and most of them stale."""
 MEMORY: Final = 1200.0
 """Seconds for which a rumour is remembered at least, so that it cannot be told again. No flood lasts for
 one; but somebody whom it missed may hold the dead for `MembershipConfig.stale`, tell a newcomer who holds it
@@ -49,6 +52,9 @@ MAX_QUOTAS: Final = 8192
 """Connections counted; beyond it the oldest starts afresh."""
 
 
+_ROUNDING: Final = -1e-3
+"""Tokens that may be lacking. The time at which a bucket was empty is a float of seconds: after a year the
+difference of two is good to 4e-9 s, less than a millionth of a token at `QUOTA_RATE`."""
 _NEVER: Final = -1 << 1
 """The rank of a peer of whom nothing was told."""
 _ACCUSED_LATELY: Final = 2 * MAX_INTERVAL
@@ -69,8 +75,8 @@ class Rumours:
     """Which rumours were heard, and which wait to be passed on."""
 
     __slots__ = (
-        "_first", "_first_at", "_local", "_news", "_news_at", "_passed_at", "_ranks", "_second", "_second_at",
-        "flush_at",
+        "_first", "_first_at", "_late_news", "_local", "_news", "_news_at", "_passed_at", "_ranks", "_second",
+        "_second_at", "accused", "flush_at", "has_news",
     )  # fmt: skip
 
     def __init__(self, local: PeerId) -> None:
@@ -80,17 +86,20 @@ class Rumours:
         self.flush_at = math.inf
         """When to pass on what waits."""
         self._ranks = _Ranks()
+        self.accused: Final = self._ranks.accused
+        """Of whom the last rumour was no sign of life, lately."""
         self._first: dict[PeerId, Rumour] = {}
         self._second: dict[PeerId, Rumour] = {}
-        self._news: dict[PeerId, PeerId] = {}
+        self._news: dict[bytes, tuple[PeerId, ...]] = {}
+        """Newcomers, by the keys of their digests, and which neighbours know of each."""
+        self._late_news: dict[bytes, tuple[PeerId, ...]] = {}
+        """Those of whom the neighbours that are to tell us first have not told us yet."""
+        self.has_news = False
+        """Whether newcomers wait to be named."""
 
     def is_accused(self, peer: PeerId, since: float) -> bool:
         """Whether the last rumour about ``peer`` was no sign of life, and came after ``since``."""
         return self._ranks.accused_at(peer) > since
-
-    def has_accused(self) -> bool:
-        """Whether the last rumour about any peer was no sign of life, lately."""
-        return self._ranks.has_accused()
 
     def was_suspected(self, peer: PeerId, since: float) -> bool:
         """Whether an accusation or a good-bye of ``peer`` was passed on after ``since``, refuted or not."""
@@ -126,13 +135,24 @@ class Rumours:
     def announce(self, peer: PeerId, source: PeerId, now: float) -> None:
         """Tell the neighbours, by digest, that ``peer`` is new; all but ``source``, who told us."""
         if len(self._news) < MAX_RUMOURS:
-            self._news[peer] = source
+            self._news[key_of(peer)] = (source,)
+            self.has_news = True
         self._news_at = min(self._news_at, now + NEWS_DELAY)
         self._arm()
+
+    def heard_of(self, digests: Iterable[Digest], source: PeerId) -> None:
+        """``source`` knows of these: those that wait here it need not be told."""
+        for digest in digests:
+            key = digest[0]
+            for news in (self._news, self._late_news):
+                if key in news and source not in news[key]:
+                    news[key] = (*news[key], source)
 
     def take(self, now: float, neighbours: Iterable[PeerId]) -> list[tuple[list[PeerId], list[Rumour]]]:
         """What to pass on now, and to which of ``neighbours``: at most `MAX_HEARTBEATS` rumours a wave."""
         taken: list[tuple[list[PeerId], list[Rumour]]] = []
+        if self._first_at > now and self._second_at > now:
+            return taken  # there are news only
         if self._second_at <= now:
             later, self._second = _split(self._second)
             self._second_at = now + FLUSH_DELAY if self._second else math.inf
@@ -156,17 +176,29 @@ class Rumours:
         local, parity = self._local, self._local[-1] & 1
         return [peer for peer in neighbours if (local < peer) is (peer[-1] & 1 == parity)]
 
-    def take_news(self, now: float, neighbours: Iterable[PeerId]) -> list[tuple[list[PeerId], list[PeerId]]]:
-        """The new peers to tell of now and to whom, oldest first, at most `MAX_NEWS`."""
+    def take_news(self, now: float, neighbours: Iterable[PeerId]) -> list[tuple[list[PeerId], list[bytes]]]:
+        """The keys of the new peers to tell of now and to whom, oldest first, at most `MAX_NEWS` a wave."""
         if self._news_at > now:
             return []
-        waiting = list(self._news.items())
-        news = waiting[:MAX_NEWS]
+        late, waiting = self._late_news, list(self._news.items())
+        at_once = tuple(self._goes_first(neighbours))
         self._news = dict(waiting[MAX_NEWS:])  # a new one: an emptied dict keeps its size
-        self._news_at = now + NEWS_DELAY if self._news else math.inf
+        self._late_news = {
+            key: (*known_by, *at_once)
+            for key, known_by in waiting[:MAX_NEWS]
+            if not all([peer in at_once or peer in known_by for peer in neighbours])
+        }
+        self.has_news = bool(self._news or self._late_news)
+        self._news_at = now + NEWS_DELAY if self.has_news else math.inf
         self._arm()
-        grouped = _grouped(neighbours, news, lambda item, peer: item[1] != peer)
-        return [(peers, [new for new, _ in told]) for peers, told in grouped]
+        groups: dict[tuple[bytes, ...], list[PeerId]] = {}
+        for peer in neighbours:
+            keys = [key for key, known_by in late.items() if peer not in known_by]
+            if peer in at_once:
+                keys += [key for key, known_by in waiting[:MAX_NEWS] if peer not in known_by]
+            if keys:
+                groups.setdefault(tuple(keys), []).append(peer)
+        return [(peers, list(keys)) for keys, peers in groups.items()]
 
     def _arm(self) -> None:
         self.flush_at = min(self._first_at, self._second_at, self._news_at)
@@ -178,13 +210,13 @@ class _Ranks:
     In two generations: with a time for each, a thousand ranks took three times as much memory.
     """
 
-    __slots__ = ("_accused", "_old", "_suspected", "_turned_at", "_young")
+    __slots__ = ("_old", "_suspected", "_turned_at", "_young", "accused")
 
     def __init__(self) -> None:
         self._young: dict[PeerId, int] = {}
         self._old: dict[PeerId, int] = {}
         self._turned_at = -math.inf
-        self._accused: dict[PeerId, None] = {}
+        self.accused: dict[PeerId, None] = {}
         """Those of `_suspected` of whom no sign of life came since."""
         self._suspected: dict[PeerId, float] = {}
         """When a flood ran that asked for a peer, or said good-bye for it, longest ago first."""
@@ -196,11 +228,7 @@ class _Ranks:
 
     def accused_at(self, peer: PeerId) -> float:
         """When ``peer`` was accused; minus infinity if that is long ago, or a sign of life came since."""
-        return self._suspected.get(peer, -math.inf) if peer in self._accused else -math.inf
-
-    def has_accused(self) -> bool:
-        """Whether anybody is accused of whom no sign of life came since."""
-        return bool(self._accused)
+        return self._suspected.get(peer, -math.inf) if peer in self.accused else -math.inf
 
     def suspected_at(self, peer: PeerId) -> float:
         """When ``peer`` was accused or said good-bye, though a sign of life may have come since."""
@@ -217,13 +245,13 @@ class _Ranks:
             if suspected[oldest] >= now - _ACCUSED_LATELY and len(suspected) < MAX_RUMOURS:
                 break
             del suspected[oldest]
-            self._accused.pop(oldest, None)
+            self.accused.pop(oldest, None)
         if rank & 1:
             suspected.pop(peer, None)
             suspected[peer] = now
-            self._accused[peer] = None
+            self.accused[peer] = None
         else:
-            self._accused.pop(peer, None)
+            self.accused.pop(peer, None)
 
 
 def _told(neighbours: Iterable[PeerId], rumours: list[Rumour]) -> list[tuple[list[PeerId], list[Rumour]]]:
@@ -282,52 +310,54 @@ class TokenBucket:
 
 
 class Quotas:
-    """A token bucket for each peer."""
+    """A token bucket for each peer.
 
-    __slots__ = ("_buckets", "_burst", "_rate", "_sweep_at")
+    Of each only one number is kept, the time at which it was empty, from which follows how many tokens it
+    holds: a node counts seven things for each of its peers, and a bucket for each took 4 KiB of a node.
+    """
 
-    def __init__(self, rate: float = QUOTA_RATE, burst: float = QUOTA_BURST) -> None:
+    __slots__ = ("_burst", "_emptied", "_rate", "_sweep_at")
+
+    def __init__(self, rate: float, burst: float) -> None:
         self._rate = rate
         self._burst = burst
-        self._buckets: dict[PeerId, TokenBucket] = {}
+        self._emptied: dict[PeerId, float] = {}
         self._sweep_at = MIN_QUOTAS
 
     def __len__(self) -> int:
-        return len(self._buckets)
+        return len(self._emptied)
 
-    def allow(self, peer: PeerId, size: int, now: float) -> bool:
-        """Whether ``peer`` may send a message of ``size`` bytes now."""
-        bucket = self._buckets.get(peer) or self._bucket(peer, now)
-        return bucket.take(1 + size / QUOTA_UNIT, now)
-
-    def take(self, peer: PeerId, now: float, count: float = 1) -> bool:
+    def take(self, peer: PeerId, now: float, count: float = 1.0) -> bool:
         """Take ``count`` tokens of those of ``peer``, if it has them."""
-        bucket = self._buckets.get(peer) or self._bucket(peer, now)
-        return bucket.take(count, now)
+        emptied = self._emptied.get(peer)
+        if emptied is None:
+            if len(self._emptied) >= self._sweep_at:
+                self._sweep(now)
+            left = self._burst - count
+        else:
+            left = (now - emptied) * self._rate
+            left = (left if left < self._burst else self._burst) - count
+        if left < _ROUNDING:
+            return False
+        self._emptied[peer] = now - left / self._rate
+        return True
 
     def has(self, peer: PeerId, now: float) -> bool:
         """Whether ``peer`` has a token left."""
-        bucket = self._buckets.get(peer)
-        return bucket is None or bucket.available(now) >= 1
+        emptied = self._emptied.get(peer)
+        return emptied is None or (now - emptied) * self._rate >= 1 + _ROUNDING
 
     def charge(self, peer: PeerId, now: float) -> None:
         """Take one token of ``peer``, on credit if need be, but no deeper than as much as it may have."""
-        bucket = self._bucket(peer, now)
-        bucket.tokens = max(bucket.available(now) - 1, -bucket.burst)
-
-    def _bucket(self, peer: PeerId, now: float) -> TokenBucket:
-        bucket = self._buckets.get(peer)
-        if bucket is None:
-            if len(self._buckets) >= self._sweep_at:
-                self._sweep(now)
-            bucket = self._buckets[peer] = TokenBucket(self._rate, self._burst, self._burst, now)
-        return bucket
+        if not self.take(peer, now):
+            owed = (now - self._emptied.get(peer, now)) * self._rate - 1
+            self._emptied[peer] = now - max(owed, -self._burst) / self._rate
 
     def _sweep(self, now: float) -> None:
         """Drop buckets that are full, as new ones are; and the oldest, if there are too many still."""
-        buckets = self._buckets
-        for peer in [peer for peer, bucket in buckets.items() if bucket.available(now) >= bucket.burst]:
-            del buckets[peer]
-        if len(buckets) >= MAX_QUOTAS:
-            del buckets[next(iter(buckets))]
-        self._sweep_at = min(MAX_QUOTAS, max(MIN_QUOTAS, 2 * len(buckets)))
+        full_since, emptied = now - self._burst / self._rate, self._emptied
+        for peer in [peer for peer, when in emptied.items() if when <= full_since]:
+            del emptied[peer]
+        if len(emptied) >= MAX_QUOTAS:
+            del emptied[next(iter(emptied))]
+        self._sweep_at = min(MAX_QUOTAS, max(MIN_QUOTAS, 2 * len(emptied)))

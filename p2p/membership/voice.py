@@ -59,9 +59,11 @@ class Voice:
 
     def newest(self) -> SignedHeartbeat:
         """Our newest heartbeat; a new one, if it does not say any more what we are."""
-        if self._newest is None or self._newest.heartbeat.profile != self._profile:
-            self._newest = self._sign(leaving=False)
-        return self._newest
+        newest, profile = self._newest, self._profile
+        said = None if newest is None else newest.heartbeat.profile
+        if newest is None or (said is not profile and said != profile):
+            newest = self._newest = self._sign(leaving=False)
+        return newest
 
     def beat(self, now: float) -> SignedHeartbeat:
         """A new heartbeat; the next is due in an interval."""

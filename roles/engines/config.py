@@ -89,8 +89,11 @@ class MachineLimits:
     warm_up_steps: int = 100_000
     """Optimiser steps before a trainer's first policy."""
 
+    environment_memory: int = 4 * GIB
+    """Bytes of address space for the process of the environment, libraries included."""
+
     def __post_init__(self) -> None:
-        if min(self.memory, self.max_new_tokens, self.warm_up_steps) < 1:
+        if min(self.memory, self.max_new_tokens, self.warm_up_steps, self.environment_memory) < 1:
             raise ValueError("the limits of a machine are positive")
 
     def check(self, shape: ModelShape, recipe: Recipe) -> None:

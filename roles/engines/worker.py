@@ -2,11 +2,10 @@
 
 Theory of operation
 -------------------
-Frames of msgpack behind a 4-byte big-endian length come on standard input; each is answered by one
-frame on standard output, in order. The first configures the engine (threads and niceness before torch
-is imported), the others call its methods. Whatever prints goes to standard error, so that no library
-can garble a frame. When standard input ends, by the node's wish or by its death, the process ends at
-once, even in the middle of a step: files are written atomically, so there is nothing to finish.
+Frames come on standard input; each is answered by one on standard output, in order (`roles.frames`). The
+first configures the engine (threads and niceness before torch is imported), the others call its methods.
+When standard input ends, the process ends at once, even in the middle of a step: files are written
+atomically, so there is nothing to finish.
 
 What a caller can cause (a file that is missing, a shape that does not fit) comes back as a `Failure`.
 Anything else is a bug: it ends the process with a traceback, and the node sees `WorkerDied`.
@@ -15,19 +14,16 @@ Anything else is a bug: it ends the process with a traceback, and the node sees 
 from __future__ import annotations
 
 import os
-import queue
-import signal
-import sys
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 from p2p.errors import ConfigError, MissingDependency, ShoalError
 from proofs.checks import Evidence
 from roles.engines import codec
 from roles.engines.base import Evaluation, Group, GroupTask, Sampling, StepReport, TrainingGroup
 from roles.engines.config import EngineConfig, config_from_wire
+from roles.frames import serve_streams
 
 
 class LocalEngine(Protocol):
@@ -140,40 +136,9 @@ def _configure(method: str, arguments: Sequence[Any]) -> LocalEngine:
     return make_engine(config)
 
 
-def _claim_stdout() -> BinaryIO:
-    """Standard output for frames alone; from now on whatever prints does so on standard error."""
-    frames = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    sys.stdout = sys.stderr
-    return frames
-
-
-def _read_frames(source: BinaryIO, deliver: Callable[[bytes], None]) -> None:
-    """Deliver frames until ``source`` ends, then end the process, whatever it is doing."""
-    while True:
-        head = source.read(codec.LENGTH_BYTES)
-        length = int.from_bytes(head, "big")
-        body = source.read(length) if len(head) == codec.LENGTH_BYTES and length <= codec.MAX_FRAME else b""
-        if not body or len(body) < length:
-            os._exit(0)
-        deliver(body)
-
-
-def _write_frame(target: BinaryIO, payload: bytes) -> None:
-    if len(payload) > codec.MAX_FRAME:
-        raise ValueError(f"a reply of {len(payload)} bytes is over the limit of {codec.MAX_FRAME}")
-    target.write(len(payload).to_bytes(codec.LENGTH_BYTES, "big") + payload)
-    target.flush()
-
-
 def main() -> None:
     """Serve one engine on the standard streams."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the node too, and it ends us
-    frames = _claim_stdout()
-    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()  # bounded by the node: one call at a time
-    reader = threading.Thread(target=_read_frames, args=(sys.stdin.buffer, requests.put), daemon=True)
-    reader.start()
-    serve(requests.get, lambda payload: _write_frame(frames, payload))
+    serve_streams(serve)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,25 @@ every volunteer's machine, while entry points exist only where the machine's own
 _BUILT_IN: Final = {"sort": "roles.envs.sort:SortEnvironment"}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ration:
+    """What an environment may spend."""
+
+    memory: int = 4 * 1024**3
+    """Bytes of address space of its process, libraries included."""
+
+    cpu: float = 5.0
+    """CPU seconds for one task or one reward. Exact ones take microseconds, a computer algebra system that
+    compares two formulas up to one second."""
+
+    patience: float = 30.0
+    """Seconds for all tasks, or all rewards, of one submission: 128 of 0.2 s each. It is what a worker can
+    cost its validator with an input on which the environment hangs; its turns are charged for it."""
+
+    opening: float = 120.0
+    """Seconds for the start of its process: the largest libraries take ten, on a busy machine."""
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """A prompt and the answer that earns the full reward, as tokens; the answer includes the end token."""

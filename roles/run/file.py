@@ -30,7 +30,7 @@ from p2p.wire import KI, MIB, fields_untrusted, pack, unpack_untrusted
 from proofs.checks import Limits, Shape
 from roles.bounds import check_bounds
 from roles.engines.config import ENGINES, SEEDS, EngineConfig, MachineLimits, ModelShape
-from roles.envs.base import NAME, Environment, environment_digest, open_environment
+from roles.envs.base import NAME, environment_digest
 from roles.rl.recipe import Recipe
 
 DOMAIN: Final = "/shoal/run/1.0.0"
@@ -254,13 +254,13 @@ class Run:
             nice=nice,
         )
 
-    def shape(self, environment: Environment) -> Shape:
-        """What every group of this run looks like, whatever it says."""
+    def shape(self, end_token: int) -> Shape:
+        """What every group of this run looks like, whatever it says; the environment says what ends one."""
         return Shape(
             group_size=self.terms.recipe.group_size,
             max_new_tokens=self.terms.recipe.max_new_tokens,
             vocabulary=self.terms.model.shape.vocabulary,
-            end_token=environment.end_token,
+            end_token=end_token,
         )
 
     def check_job(self, peer: PeerId, job: str) -> None:
@@ -300,15 +300,14 @@ class Run:
                 f"keep_versions in [shardcast] to at least {self.terms.recipe.lag + 1}, not {keep_versions}"
             )
 
-    def open_environments(self) -> list[Environment]:
-        """The environments, in order. Raises `ConfigError` if one is missing here, or has other source."""
+    def check_environments(self) -> None:
+        """Raise `ConfigError` if an environment is missing here, or has other source. Nothing is imported."""
         for pin in self.terms.environments:
-            if environment_digest(pin.name) != pin.digest:  # before any of it is imported
+            if environment_digest(pin.name) != pin.digest:
                 raise ConfigError(
                     f"the environment {pin.name!r} installed here differs from the one of run {self.name!r}; "
                     "install the version that the owner of the run used"
                 )
-        return [open_environment(pin.name) for pin in self.terms.environments]
 
     def __str__(self) -> str:
         return f"{self.name} ({self.id.hex()[:12]}, epoch {self.epoch})"

@@ -1,6 +1,6 @@
 """How long does a policy take to reach everybody over these links, while some die on the way? (L0)
 
-The forest is the real one (`p2p.shardcast.forest.plant`); what runs around it is a relay reduced to its
+The forest is the real one (`p2p.shardcast.forest`); what runs around it is a relay reduced to its
 flow: a chunk that arrives goes on to the children of its stripe, two under way to each, and the children of
 a dead relay are fed by whoever stands above it. Chunks have sizes and no bytes, so 62 GB fit. Nodes
 beyond the roster's limit hang on eight random members of it.
@@ -16,7 +16,7 @@ from random import Random
 from typing import ClassVar
 
 from p2p.identity import PeerId
-from p2p.shardcast.forest import Forest, Roster, RosterEntry, plant
+from p2p.shardcast.forest import Forest, Roster, RosterEntry, build_forest
 from p2p.shardcast.manifest import PolicyVersion
 from sim.errors import SimulationError
 from sim.fabric import Fabric, Lane
@@ -122,7 +122,7 @@ class Broadcast:
             RosterEntry(node.peer, 0.9 * node.endpoint.spec.up * 1e6 / 8) for node in self._nodes
         ]  # relays pace to 90 % of their uplink
         signer = self._simulation.keys.signer("origin")
-        return plant(Roster.sign(signer, b"simulated", 1, entries), PolicyVersion(1))
+        return build_forest(Roster.sign(signer, b"simulated", 1, entries), PolicyVersion(1))
 
     def _connect(self) -> None:
         peers = self._forest.roster.peers

@@ -23,12 +23,13 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final
 
 from p2p.identity import PeerId
-from p2p.shardcast import NO_POLICY, PolicyVersion, RosterEntry, ShardcastConfig, ShardcastStats, events as ev
+from p2p.shardcast import NO_POLICY, PolicyVersion, RosterEntry, ShardcastConfig, ShardcastStats
 from p2p.shardcast.codec import DECODE_RATE
-from p2p.shardcast.core import ShardcastCore
-from p2p.shardcast.forest import Roster, plant
-from p2p.shardcast.known import Known
-from p2p.shardcast.manifest import MAX_SPAN, Chunk, Draft, Encoding, Index, digest_of
+from p2p.shardcast.core import events as ev
+from p2p.shardcast.core.core import ShardcastCore
+from p2p.shardcast.core.statements import Statements
+from p2p.shardcast.forest import Roster, build_forest
+from p2p.shardcast.manifest import MAX_SPAN, Chunk, Encoding, Index, ManifestBody, digest_of
 from p2p.shardcast.messages import ChunkHeader, Message, encode_message
 from sim.errors import SimulationError
 from sim.fabric import Lane
@@ -77,9 +78,9 @@ class Peer:
         self.site = site
         self._swarm = swarm
         self._queue = stage.queue
-        known = Known(RUN, lambda peer: peer == stage.origin.peer, stage.simulation.keys.verify)
+        statements = Statements(RUN, lambda peer: peer == stage.origin.peer, stage.simulation.keys.verify)
         config = ShardcastConfig(stall=ShardcastConfig().stall * swarm.coarse)
-        self.core = ShardcastCore(site.peer, config, known, stage.simulation.rng(site.name, "shardcast"))
+        self.core = ShardcastCore(site.peer, config, statements, stage.simulation.rng(site.name, "shardcast"))
         self._streams: dict[PeerId, _Stream] = {}
         self._timer: SimTimer | None = None
         self._timer_at = math.inf
@@ -221,7 +222,7 @@ class CoreSwarm:
         index = Index.of([Chunk(digest_of(data), MAX_SPAN, MAX_SPAN) for data in self.chunks])
         weights = digest_of(index.data)
         encodings = (Encoding.of(index),)
-        draft = Draft(RUN, PolicyVersion(1), NO_POLICY, b"", weights, index.size, 0, encodings)
+        draft = ManifestBody(RUN, PolicyVersion(1), NO_POLICY, b"", weights, index.size, 0, encodings)
         manifest = draft.sign(self.stage.simulation.keys.signer("origin"))
         self.peers[self.stage.origin.peer].handle(ev.Publish(manifest, index, self.roster()))
 
@@ -257,7 +258,7 @@ class Intellect2:
         return {
             **stage.distribution(),
             **_counted([peer.core.stats for peer in swarm.peers.values()], stage, swarm),
-            "forest_depth": depth_of(plant(swarm.roster(), PolicyVersion(1))),
+            "forest_depth": depth_of(build_forest(swarm.roster(), PolicyVersion(1))),
             **stage.generation(),
         }
 

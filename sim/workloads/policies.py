@@ -29,7 +29,7 @@ from p2p.shardcast import (
     ShardcastStats,
     open_shardcast,
 )
-from p2p.shardcast.forest import Forest, Roster, plant
+from p2p.shardcast.forest import Forest, Roster, build_forest
 from sim.link import MBIT
 from sim.scenario import Scenario
 from sim.swarm import SimNode, Swarm
@@ -278,7 +278,7 @@ class Policies:
         """Hops from the origin to the farthest in the forest of the last roster (as it would be now)."""
         origin = swarm.nodes[ORIGIN]
         roster = Roster.sign(origin.world.signer, RUN, 1, self._roster(origin))
-        return depth_of(plant(roster, PolicyVersion(max(self._published, default=1))))
+        return depth_of(build_forest(roster, PolicyVersion(max(self._published, default=1))))
 
 
 def depth_of(forest: Forest) -> int:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,6 +19,9 @@ from p2p.identity import KeyPair, verify
 from p2p.ledger import Ledger, open_ledger
 from p2p.machine import RealWorld
 from sim.disk import DiskHandle, SimDisk
+from sim.kernel import run_simulation
+from sim.simulation import Simulation
+from sim.world import SimWorld
 
 AUTHOR = KeyPair(b"a" * 32)
 SLOTS = 4096 + 80
@@ -189,3 +195,80 @@ async def test_an_entry_that_rots_while_the_node_runs_is_not_handed_out() -> Non
         disk.remove_now(path)
         with pytest.raises(StorageError, match="restore the ledger"):
             await first.read(0)
+
+
+class Died(BaseException):
+    """The machine lost its power."""
+
+
+class FaultyDisk:
+    """A disk whose n-th change fails, or is the last of this life: as ``faults`` says."""
+
+    def __init__(self, disk: Any, faults: Mapping[int, str]) -> None:
+        self._disk = disk
+        self._faults = faults
+        self._changes = itertools.count()
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._disk, name)
+        return partial(self._change, real) if name in {"write", "append", "fsync", "replace"} else real
+
+    async def _change(self, real: Any, path: str, *rest: Any) -> None:
+        fault = self._faults.get(next(self._changes), "")
+        if fault == "power lost before":
+            raise Died
+        if fault == "refused":
+            raise StorageError(fault)
+        if fault == "half" and real.__name__ in {"write", "append"}:
+            rest = (rest[0][: len(rest[0]) // 2], *rest[1:])
+        await real(path, *rest)
+        if fault == "power lost after":
+            raise Died
+        if fault:
+            raise StorageError(fault)
+
+
+FAULTS = ("refused", "half", "done, and refused", "power lost before", "power lost after")
+
+
+def live_through(lives: Sequence[Mapping[int, str]], torn: int | None, segment_bytes: int) -> None:
+    """Append in each life what its faults allow; in the last one, which has none, all must be there."""
+
+    async def main(simulation: Simulation) -> None:
+        disk, acknowledged = SimDisk("node"), dict[int, bytes]()
+        for life, faults in enumerate([*lives, {}]):
+            world = SimWorld(simulation, "node", disk=disk, life=life)
+            world.disk = FaultyDisk(world.disk, faults)  # type: ignore[assignment]
+            ledger = Ledger(world, "ledger", segment_bytes=segment_bytes)
+            try:
+                await ledger.recover()
+                for seqno, digest in acknowledged.items():
+                    assert (await ledger.read(seqno)).digest == digest, "an acknowledged entry is another"
+                for number in range(4):
+                    with suppress(StorageError):
+                        entry = await ledger.append("verdict", bytes([life, number]) * 20)
+                        assert entry.seqno not in acknowledged, "a number was signed twice"
+                        acknowledged[entry.seqno] = entry.digest
+            except StorageError:
+                assert faults, "a sound ledger was refused"
+            except Died:
+                pass
+            disk.crash(None if torn is None else Random(torn))
+
+    run_simulation(main, seed=1)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_at_any_write_loses_no_acknowledged_entry_and_signs_no_number_twice(fault: str) -> None:
+    for change in range(16):
+        live_through([{change: fault}], torn=1, segment_bytes=400)
+
+
+def test_neither_do_faults_in_life_after_life() -> None:
+    rng = Random(5)
+    for _ in range(100):
+        lives = [
+            {rng.randrange(18): rng.choice(FAULTS) for _ in range(rng.randint(0, 3))}
+            for _ in range(rng.randint(1, 4))
+        ]
+        live_through(lives, rng.choice((None, 1, 2, 3)), rng.choice((1, 400, 1 << 20)))

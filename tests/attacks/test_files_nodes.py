@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from p2p.errors import ShoalError
 from roles.summary import SwarmStatus
-from sim.swarm import SimNode, Swarm
+from sim.errors import NodeFailed
+from sim.swarm import NodeMain, SimNode, Swarm
+from sim.workloads import spine
 from tests.simulation.test_roles_faults import CAST, Play, perform, validators
 
 HARM: Final = ("flipped", "cut", "removed")
@@ -21,42 +25,56 @@ STEPS: Final = 12
 class Row:
     """One row of the table: the files whose paths match, and what their damage may cost."""
 
+    told: str
+    """How the table of docs/running.md calls them."""
     path: str
     """A pattern for the whole path."""
     kept_by: Sequence[str]
     """Nodes of the cast that have such files."""
+    planted: bool = False
+    """Whether a crash must have come at the right moment to leave one: then it is made here."""
     ends: Mapping[str, str] = field(default_factory=dict)
     """By harm: what the sentence says with which the node ends. Otherwise it goes on."""
 
 
 DIGEST: Final = "[0-9a-f]{64}"
-ROWS: Final = {
-    row.path: row
-    for row in (
-        Row("stamp", ("relay-1",)),
-        Row("run.shoal", ("inference-1",), {"flipped": "--run", "cut": "--run"}),
-        Row("dht/seqno", ("relay-1",)),
-        Row("membership/seqno", ("relay-1",)),
-        Row("membership/anchors", ("inference-1",)),
-        Row("store/[0-9a-f]{16}/v[0-9]{16}-[0-9a-f]{8}[.]policy", ("relay-1", "trainer-1", "inference-1")),
-        Row("store/[0-9a-f]{16}/v[0-9]{16}-[0-9a-f]{8}[.]safetensors", ("validator-1", "inference-1")),
-        Row("store/[0-9a-f]{16}/roster", ("trainer-1",)),
-        Row("store/[0-9a-f]{16}/publishing[.]tmp", ()),
-        Row("ledger/[0-9]{8}[.]seg", ("validator-1", "trainer-1"), dict.fromkeys(HARM, "restore the ledger")),
-        Row("ledger/synced", ("validator-1", "trainer-1")),
-        Row("trainer/checkpoint", ("trainer-1",)),
-        Row("trainer/checkpoint[.]previous", ("trainer-1",)),
-        Row("trainer/progress[.]json", ("trainer-1",)),
-        Row("trainer/weights/[0-9]{8}[.]safetensors", ("trainer-1",)),
-        Row("trainer/intake/used[.]json", ("trainer-1",)),
-        Row(f"trainer/intake/{DIGEST}", ("trainer-1",)),
-        Row(f"validator/accepted/{DIGEST}", ("validator-1",)),
-        Row("inference/outbox/[0-9]{10}-[0-9]{10}", ("inference-1",)),
-        Row("inference/outbox/cursor", ("inference-1",)),
-    )
+STORE: Final = "store/[0-9a-f]{16}"
+ROWS: Final = (
+    Row("stamp", "stamp", ("relay-1",)),
+    Row("run.shoal", "run.shoal", ("inference-1",), ends={"flipped": "--run", "cut": "--run"}),
+    Row("dht/seqno", "dht/seqno", ("relay-1",)),
+    Row("membership/seqno", "membership/seqno", ("relay-1",)),
+    Row("membership/anchors", "membership/anchors", ("inference-1",)),
+    Row("store/RUN/*.policy", f"{STORE}/v[0-9]{{16}}-[0-9a-f]{{8}}[.]policy", ("relay-1", "inference-1")),
+    Row("store/RUN/*.policy", f"{STORE}/v[0-9]{{16}}-[0-9a-f]{{8}}[.]policy", ("trainer-1",),
+        ends=dict.fromkeys(HARM, "restore that folder")),
+    Row("store/RUN/*.safetensors", f"{STORE}/v[0-9]{{16}}-[0-9a-f]{{8}}[.]safetensors",
+        ("validator-1", "inference-1")),
+    Row("store/RUN/roster", f"{STORE}/roster", ("trainer-1",)),
+    Row("store/RUN/publishing.tmp", f"{STORE}/publishing[.]tmp", ("trainer-1",), planted=True),
+    Row("ledger/*.seg", "ledger/[0-9]{8}[.]seg", ("validator-1", "trainer-1"),
+        ends=dict.fromkeys(HARM, "restore the ledger")),
+    Row("ledger/synced", "ledger/synced", ("validator-1", "trainer-1")),
+    Row("trainer/checkpoint", "trainer/checkpoint", ("trainer-1",)),
+    Row(".previous", "trainer/checkpoint[.]previous", ("trainer-1",)),
+    Row("trainer/progress.json", "trainer/progress[.]json", ("trainer-1",)),
+    Row("trainer/weights/*", "trainer/weights/[0-9]{8}[.]safetensors", ("trainer-1",)),
+    Row("trainer/intake/used.json", "trainer/intake/used[.]json", ("trainer-1",)),
+    Row("trainer/intake/*", f"trainer/intake/{DIGEST}", ("trainer-1",)),
+    Row("validator/accepted/*", f"validator/accepted/{DIGEST}", ("validator-1",)),
+    Row("inference/outbox/*", "inference/outbox/[0-9]{10}-[0-9]{10}", ("inference-1",)),
+    Row("inference/outbox/cursor", "inference/outbox/cursor", ("inference-1",)),
+)  # fmt: skip
+
+
+ELSEWHERE: Final = {
+    "key": "test_files_start.py::test_a_key_that_is_damaged_ends_a_node_with_a_sentence",
+    "lock": "test_files_start.py::test_a_node_starts_whatever_became_of_its_lock_and_its_logs",
+    "log": "test_files_start.py::test_a_node_starts_whatever_became_of_its_lock_and_its_logs",
+    "log.1": "test_files_start.py::test_a_node_starts_whatever_became_of_its_lock_and_its_logs",
+    "ledger/": "test_files_start.py::test_a_ledger_that_is_gone_as_a_whole_is_not_missed",
 }
-LIVE_ROWS: Final = ("key", "lock", "log", "log[.]1")
-"""What a real process has beside these: no simulated node does."""
+"""Tests of the rows that no simulated node can play: a real process has a lock and logs."""
 
 
 def harmed(machine: SimNode, path: str, harm: str) -> None:
@@ -68,6 +86,15 @@ def harmed(machine: SimNode, path: str, harm: str) -> None:
         disk.replace_now(path, data[: len(data) * 2 // 3])
     else:
         disk.corrupt(path, min(len(data) // 2, 200))
+
+
+def leaves(error: BaseException | None) -> list[BaseException]:
+    """What ended a node, out of its groups."""
+    if isinstance(error, NodeFailed):
+        return leaves(error.__cause__)
+    if not isinstance(error, BaseExceptionGroup):
+        return [] if error is None else [error]
+    return [leaf for part in error.exceptions for leaf in leaves(part)]
 
 
 class Damaged(Play):
@@ -83,9 +110,14 @@ class Damaged(Play):
         while relay.shardcast.newest < 2:
             await swarm.sleep(0.02)
         for row in self._rows:
+            if row.planted:
+                stored = next(path for path in machine.disk.paths() if re.match(STORE, path))
+                machine.disk.replace_now(f"{stored.rpartition('/')[0]}/publishing.tmp", bytes(1000))
             while not (found := self._found(machine, row)):
                 assert relay.shardcast.newest < STEPS, f"there was no {row.path}"
                 await swarm.sleep(0.02)
+            for path in found:
+                machine.disk.sync_now(path)  # as a system does within seconds
             swarm.kill(self._name)
             for path in found:
                 harmed(machine, path, self._harm)
@@ -105,11 +137,11 @@ class Damaged(Play):
 
 
 def rows_of(name: str, harm: str, *, fatal: bool) -> list[Row]:
-    return [row for row in ROWS.values() if name in row.kept_by and (harm in row.ends) == fatal]
+    return [row for row in ROWS if name in row.kept_by and (harm in row.ends) == fatal]
 
 
 @pytest.mark.parametrize("harm", HARM)
-@pytest.mark.parametrize("name", ["relay-1"])
+@pytest.mark.parametrize("name", ["relay-1", "trainer-1", "validator-1", "inference-1"])
 def test_a_node_with_damaged_files_goes_on(name: str, harm: str) -> None:
     """Issue 10.7: nothing is lost but work, nothing honest is rejected, nothing is told twice."""
     rows = rows_of(name, harm, fatal=False)
@@ -120,4 +152,50 @@ def test_a_node_with_damaged_files_goes_on(name: str, harm: str) -> None:
     assert health["relay-1"]["shardcast"]["newest"] == STEPS
     assert [judge["rejected"] for judge in validators(health)] == [0]
     for path in play.paths:
-        assert any(re.fullmatch(row, path) for row in ROWS), f"the table lacks {path}"
+        assert any(re.fullmatch(row.path, path) for row in ROWS), f"the table lacks {path}"
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "harm"),
+    [
+        (name, row, harm)
+        for name in ("inference-1", "validator-1", "trainer-1")
+        for harm in HARM
+        for row in rows_of(name, harm, fatal=True)
+    ],
+    ids=lambda value: value.path if isinstance(value, Row) else value,
+)
+def test_a_node_that_cannot_go_on_says_what_to_do(
+    name: str, row: Row, harm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Issue 10.7: one sentence with the remedy, and no other kind of exception."""
+
+    async def once(node: SimNode, process: NodeMain) -> None:
+        await process(node)
+
+    monkeypatch.setattr(spine, "supervise", once)
+    play = Damaged([row], name, harm)
+    with pytest.raises((NodeFailed, BaseExceptionGroup)) as failed:
+        perform(play, steps=STEPS)
+    assert play.damaged
+    found = leaves(failed.value)
+    assert found
+    for error in found:
+        assert isinstance(error, ShoalError), f"a traceback, not a sentence: {error!r}"
+        assert row.ends[harm] in str(error)
+
+
+def test_each_file_of_the_table_has_a_test_and_each_test_a_row() -> None:
+    """Issue 10.7: what docs/running.md promises of a file is what is tried."""
+    here = Path(__file__).parent
+    text = (here.parent.parent / "docs" / "running.md").read_text(encoding="utf-8")
+    table = text.split("| file under DIR |", 1)[1].split("\n\n", 1)[0].splitlines()[2:]
+    told = [name for line in table for name in re.findall(r"`([^`]+)`", line.split("|")[1])]
+    assert len(told) == len(set(told)) > 20
+    assert set(told) == {row.told for row in ROWS} | ELSEWHERE.keys()
+    for place in ELSEWHERE.values():
+        file, _, name = place.partition("::")
+        assert f"def {name}(" in (here / file).read_text(encoding="utf-8")
+    for row in ROWS:
+        says = next(line for line in table if f"`{row.told}`" in line)
+        assert not row.ends or "ends (exit 1)" in says, row.told

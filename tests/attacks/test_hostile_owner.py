@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,9 +16,11 @@ import pytest
 
 from p2p.errors import BadMessage, ConfigError
 from p2p.identity import KeyPair
+from p2p.machine import open_world
 from p2p.wire import pack
 from roles.engines.config import EngineConfig, MachineLimits, ModelShape, memory_needed
 from roles.envs.base import environment_digest, open_environment
+from roles.envs.client import open_environment_of
 from roles.rl.recipe import Recipe
 from roles.run.file import (
     DOMAIN,
@@ -157,25 +160,25 @@ def install(folder: Path) -> None:
     (info / "entry_points.txt").write_text("[shoal.envs]\nshady = shady_env.game:Game\n")
 
 
-def test_what_is_installed_is_compared_before_it_is_imported(
+async def test_what_is_installed_is_compared_before_it_is_imported_and_never_by_a_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Issue 10.2: the digest of the package's files comes first, of helper modules and data too."""
     install(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     digest = environment_digest("shady")
     other = sign_run(replace(TERMS, environments=(EnvironmentPin(name="shady", digest=bytes(32)),)), OWNER)
-    with pytest.raises(ConfigError, match="differs from the one of run"):
-        other.open_environments()
-    assert not (tmp_path / "imported").exists()
-    assert "shady_env" not in sys.modules
     run = sign_run(replace(TERMS, environments=(EnvironmentPin(name="shady", digest=digest),)), OWNER)
-    try:
-        assert [environment.name for environment in run.open_environments()] == ["sort"]
-        assert (tmp_path / "imported").exists()
-    finally:
-        for module in [name for name in sys.modules if name.partition(".")[0] == "shady_env"]:
-            del sys.modules[module]
+    async with open_world(tmp_path / "node") as world:
+        with pytest.raises(ConfigError, match="differs from the one of run"):
+            async with open_environment_of(world, other, MachineLimits()):
+                pass
+        assert not (tmp_path / "imported").exists()
+        async with open_environment_of(world, run, MachineLimits()) as environment:
+            assert len(await environment.tasks([bytes(32)])) == 1
+    assert (tmp_path / "imported").exists()
+    assert "shady_env" not in sys.modules
     (tmp_path / "shady_env" / "helper.py").write_text("x = 1\n")
     assert environment_digest("shady") != digest
 

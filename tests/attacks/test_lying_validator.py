@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 import trio
@@ -14,6 +14,7 @@ from p2p.identity import KeyPair, PeerId, verify
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Verdict
 from roles.draws import validator_of
+from roles.engines.base import TrainingGroup
 from roles.messages import (
     Commitment,
     Receipt,
@@ -23,7 +24,7 @@ from roles.messages import (
     decode_groups_untrusted,
     encode_delivery,
 )
-from roles.pool import GroupPool
+from roles.pool import GroupPool, PooledGroup
 from roles.rl.recipe import Recipe
 from roles.trainer import Trainer, TrainerConfig, _Desk
 from roles.validator import Validator
@@ -108,7 +109,7 @@ class _Disk:
 
 
 class _DeskWithoutModel(_Desk):
-    def pooled(self, *_: object) -> list[Any]:
+    async def pooled(self, *_: object) -> list[Any]:
         return []
 
 
@@ -148,3 +149,31 @@ async def test_only_the_judge_of_a_place_delivers_it_once_and_for_admitted_worke
         receipt, reason = await hand_over(by, delivery(by, STRANGER))
         assert receipt is Receipt.UNWANTED
         assert "may not generate" in reason
+
+
+async def test_work_that_no_step_can_use_is_not_kept_on_the_trainers_disk() -> None:
+    """Files go when a step is done: accepted work without spread brings none, and filled the disk."""
+    kept: list[int] = []
+
+    class Desk(_DeskWithoutModel):
+        async def pooled(self, verdict: SignedVerdict, *_: object) -> list[Any]:
+            rewards = (1.0, 0.0) if verdict.commitment.index == 1 else (1.0, 1.0)
+            group = TrainingGroup((1,), (), rewards)
+            return [PooledGroup(PolicyVersion(1), verdict.commitment.content, 0, group)]
+
+    class Keeping(_Disk):
+        async def keep(self, verdict: Any, *_: object) -> None:
+            kept.append(verdict.commitment.index)
+
+    made, disk = make_desk(), cast(Any, Keeping())
+    desk = Desk(made.node, made.run, made.environment, made.ledger, disk, made.durable, made.standing)
+    trainer = Trainer(TrainerConfig())
+    trainer._pool = GroupPool(100, 2)
+    right = validator_of(desk.run, WORKER.peer_id, PolicyVersion(1))
+    judge = next(one for one in JUDGES if one.peer_id == right)
+    for index in range(3):
+        payload = delivery(judge, index=index, content=bytes([index]))
+        assert await trainer._take(desk, judge.peer_id, payload) == (Receipt.TAKEN, "")
+        assert await trainer._take(desk, judge.peer_id, payload) == (Receipt.TAKEN, "")
+    assert kept == [1]
+    assert len(trainer._pool) == 1

@@ -22,7 +22,6 @@ from p2p.membership.heartbeat import (
 )
 from p2p.membership.messages import (
     Accuse,
-    Digest,
     ForwardJoin,
     Give,
     Join,
@@ -103,8 +102,8 @@ def test_who_has_shown_no_stamp_is_not_listened_to(kind: type[Message]) -> None:
     other = words(peer_named(4))
     message: Message = {
         Accuse: Accuse((words(worker),)),
-        News: News((Digest.of(other),)),
-        Want: Want((Digest.of(words(worker)).key,)),
+        News: News((other.digest,)),
+        Want: Want((words(worker).digest.key,)),
         ForwardJoin: ForwardJoin(0, other),
     }[kind]
     assert hear(core, minted, message) == []

@@ -156,7 +156,7 @@ async def test_an_environment_that_fails_at_the_trainer_loses_a_submission_and_i
     """Issue 10.10: the trainer computes rewards too."""
 
     class FailingDesk(_DeskWithoutModel):
-        def pooled(self, *_: object) -> list[Any]:
+        async def pooled(self, *_: object) -> list[Any]:
             raise EnvironmentFailed("reward() of the environment 'sort': ZeroDivisionError (sort.py:1)")
 
     made = make_desk()

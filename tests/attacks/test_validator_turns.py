@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -13,14 +14,17 @@ import trio
 from p2p.identity import KeyPair, PeerId
 from p2p.node.node import Node
 from p2p.shardcast.manifest import PolicyVersion
+from proofs.checks import Verdict
 from roles.draws import draw_order
 from roles.engines.base import Completion, Group, GroupTask
 from roles.envs.base import open_environment
+from roles.envs.client import LocalEnvironment
 from roles.inference import Inference
-from roles.messages import ROLLOUT_PROTOCOL, encode_groups
+from roles.messages import ROLLOUT_PROTOCOL, Commitment, SignedVerdict, content_digest, encode_groups
 from roles.retry import ask
 from roles.run import run_of
-from roles.turns import PER_NODE, QUEUE, STRANGERS_SHARE, Turns
+from roles.turns import PER_NODE, QUEUE, REJECTIONS, STRANGERS_SHARE, Turns
+from roles.validator import ENGINE_FAILED, GIVEN_UP, STALE, Validator, ValidatorConfig
 from tests.attacks.judged import accepted, forge, play, validator
 
 AT_ONCE = 8
@@ -47,7 +51,7 @@ class Flooder(Inference):
 
     async def run(self, node: Node) -> None:
         self._next: dict[PolicyVersion, int] = {}
-        self._environment = open_environment("sort")
+        self._environment = LocalEnvironment(open_environment("sort"))
         await node.shardcast.wait_policy(PolicyVersion(0))
         async with trio.open_nursery() as nursery:
             for _ in range(AT_ONCE):
@@ -62,9 +66,8 @@ class Flooder(Inference):
                 continue
             index = self._next.get(version, 0)
             self._next[version] = index + 1
-            tasks = [
-                task for _, task in draw_order(node, run_of(node), version).tasks(self._environment, index)
-            ]
+            order = draw_order(node, run_of(node), version)
+            tasks = [task for _, task in await order.tasks(self._environment, index)]
             payload = forge(node, version, index, encode_groups(self.groups(node, tasks))).to_bytes()
             while node.shardcast.newest - version <= run_of(node).terms.recipe.lag:
                 answer = await ask(node, validator, ROLLOUT_PROTOCOL, payload)
@@ -225,3 +228,61 @@ def test_an_idle_line_saves_nothing_up() -> None:
         queue.push(OTHER, V0, f"stranger {number}", 0.0)
         queue.push(WORKER, V0, f"worker {number}", 0.0)
     assert sum(name.startswith("stranger") for name in served(queue, 8)) <= 1
+
+
+def test_garbage_of_one_identity_fills_no_ledger() -> None:
+    """Each rejection is kept for ever: there were 2,208 in 20 s, which is 4.7 GB of disk a day."""
+    health = play({"flooder-1": f"{__name__}:Malformed"}, 12.0, steps=1000)
+    assert REJECTIONS <= validator(health)["rejected"] <= REJECTIONS + 12 * 2 * REJECTIONS / 60
+
+
+def test_when_much_was_rejected_nodes_in_debt_wait_and_newcomers_do_not() -> None:
+    queue, debtor, newcomer = turns(WORKER), node(98), node(99)
+    for number in range(REJECTIONS):
+        queue.blame(node(1000 + number % 8), 0.0)
+    queue.blame(debtor, 0.0)
+    queue.push(debtor, V0, "debtor", 0.0)
+    assert not queue.has_work(0.0)
+    assert not queue.has_debtor(0.0)
+    queue.push(newcomer, V1, "newcomer", 0.0)
+    queue.push(WORKER, V2, "worker", 0.0)
+    assert queue.has_work(0.0)
+    assert sorted(served(queue, 2)) == ["newcomer", "worker"]
+    assert not queue.has_work(0.0)
+    assert queue.has_work(60.0)
+    assert served(queue, 1, now=60.0) == ["debtor"]
+
+
+def test_claims_of_old_work_displace_no_answer_that_must_be_given_again() -> None:
+    """1,024 of them, a kilobyte each: who then asked again about work that was given up was a replayer."""
+    role = Validator(ValidatorConfig())
+    key = KeyPair(b"v" * 32)
+
+    def sign(place: Commitment, verdict: Verdict, reason: str) -> SignedVerdict:
+        return SignedVerdict(key.peer_id, place, verdict, reason, 0.0, 0.0, ()).signed(key)
+
+    world = SimpleNamespace(sometimes=lambda *_: None)
+    bench: Any = SimpleNamespace(sign=sign, node=SimpleNamespace(world=world))
+
+    def claim(number: int) -> Commitment:
+        return Commitment(bytes(32), WORKER, V0, bytes(32), number, content_digest(b""))
+
+    first = role._give_up(bench, claim(0), ENGINE_FAILED)
+    for number in range(1, GIVEN_UP + 2):
+        role._give_up(bench, claim(number), STALE)
+    assert list(role._given_up.values()) == [first]
+
+
+def test_what_is_known_of_stale_policies_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It grew with every verdict for as long as the validator ran."""
+    monkeypatch.setattr("roles.validator.KNOWN", 16)
+    stages: list[Any] = []
+    health = play(
+        {"inference-1": "inference", "inference-2": "inference"}, 60.0, steps=8, change=stages.append
+    )
+    role = stages[0]._open["validator-1"][1][0]
+    assert validator(health)["accepted"] > 48
+    assert validator(health)["rejected"] == 0
+    assert len(role._known) < validator(health)["accepted"]
+    fresh = 8 - run_of(stages[0]._open["validator-1"][0]).terms.recipe.lag
+    assert all(version >= fresh for version, _ in list(role._recorded)[16:])

@@ -20,7 +20,7 @@ import sys
 import tarfile
 import tomllib
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -46,15 +46,21 @@ from p2p.machine import open_world
 from p2p.node.cli import REACH, node_main
 from p2p.node.live import LiveLine, describe
 from p2p.node.process import check_key_place
-from p2p.node.role import Progress
+from p2p.node.role import Progress, Reporter
 from p2p.node.rundoc import RunBook, RunConfig
 from p2p.shardcast import Shardcast
+from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Verdict
 from roles.demo import complaints, free_memory, main as demo_main
+from roles.engines.base import TrainingGroup
 from roles.inference import MAX_REASONS, OTHER, Inference, InferenceConfig, InferenceCounts
+from roles.messages import Commitment, SignedVerdict
+from roles.pool import GroupPool, PooledGroup
 from roles.run.__main__ import main as run_main
 from roles.scoreboard import draw
 from roles.summary import SwarmStatus
+from roles.trainer import Trainer, TrainerConfig
+from roles.validator import Validator, ValidatorConfig
 from sim.cli import main as sim_main
 from tests.e2e.node_process import LOOPBACK, START_SECONDS, fail
 from tests.unit.test_run_file import RUN
@@ -74,11 +80,13 @@ def started(*command: str, cwd: Path | None = None, **env: str) -> Iterator[subp
         text=True,
         cwd=cwd,
         env=os.environ | {"PYTHONPATH": str(ROOT)} | env,
+        start_new_session=True,
     )
     try:
         yield process
     finally:
-        process.kill()
+        with suppress(ProcessLookupError):  # the workers of a sweep hold the pipe too
+            os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
 
 
@@ -210,6 +218,47 @@ def test_a_worker_says_what_it_made_and_why_it_was_rejected() -> None:
     role.counts = counts
     counts.idle = True
     assert role.progress() == Progress(text=counts.describe(), over=True)
+
+
+def verdict_of(verdict: Verdict, reason: str) -> SignedVerdict:
+    place = Commitment(bytes(32), KeyPair(b"w" * 32).peer_id, PolicyVersion(0), bytes(32), 0, bytes(32))
+    return SignedVerdict(KeyPair(b"v" * 32).peer_id, place, verdict, reason, 0.0, 0.0, ())
+
+
+def test_a_validator_says_what_it_judged_and_why_it_rejected() -> None:
+    """Issue 10.13: between ``owner`` and its end it said nothing."""
+    role = Validator(ValidatorConfig())
+    assert isinstance(role, Reporter)
+    assert role.progress() == Progress(text="submissions 0 judged, 0 accepted, 0 rejected, 0 waiting")
+    reasons = ["tokens implausible", *["\x1b[2Jdiffer"] * 2, "c", "d", "e"]
+    for number in range(1200):
+        role.records.count(verdict_of(Verdict.ACCEPTED, "within limits"))
+        if number < len(reasons):
+            role.records.count(verdict_of(Verdict.REJECTED, reasons[number]))
+    role.inconclusive = {"the policy is older than the run uses": 3}
+    assert role.progress().text == (
+        "submissions 1,209 judged, 1,200 accepted, 6 rejected (?[2Jdiffer, c, d, e, ...), "
+        "3 undecided (the policy is older than the run uses), 0 waiting"
+    )
+
+
+def test_a_trainer_says_how_far_it_is_and_what_waits() -> None:
+    """Issue 10.13: between ``owner`` and its end it said nothing."""
+    role = Trainer(TrainerConfig())
+    assert isinstance(role, Reporter)
+    assert role.progress() == Progress(text="warming up")
+    role._steps, role._pool = 60, GroupPool(100, 2)
+    assert role.progress().text == "step 0 of 60, 0 groups learnt from, 0 waiting"
+    group = TrainingGroup((1,), (), (0.0, 1.0))
+    role._pool.add(PooledGroup(PolicyVersion(0), bytes([number]), 0, group) for number in range(4))
+    assert role._pool.take(3, 0) is not None
+    role._progress.step, role._progress.groups_used, role._done = 17, 1024, True
+    role._progress.greedy_start, role._progress.greedy = 0.31, 0.642
+    assert role.progress() == Progress(
+        text="step 17 of 60, 1,024 groups learnt from (75% of what came), 1 waiting, "
+        "held-out tasks solved 31% -> 64%",
+        over=True,
+    )
 
 
 def test_a_node_in_a_pipe_has_a_first_line_and_a_last_one(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ HONEST: list[Message] = [
     Link(True, OWN),
     Linked(True, OWN),
     Unlink(),
-    News((Digest.of(OWN),)),
+    News((OWN.digest,)),
     Want((KEY.peer_id.public_key[:8], b"8 bytes.")),
     Give((OWN,)),
     Accuse((OWN,)),

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Final
 from unittest.mock import patch
@@ -80,11 +81,18 @@ def smallest(scenario: Scenario, find: Find, bug: Bug = nullcontext) -> list[Fau
     return shrink(find.plan, lambda plan: play(with_plan(scenario, plan), find.seed, bug).why is not None)
 
 
-def hunt(scenario: Scenario, seeds: Sequence[int], bug: Bug = nullcontext) -> Find | None:
-    """The first seed that fails. A planted bug is found where the run without it passes."""
+@cache
+def passes(storm: str, seed: int) -> bool:
+    """Whether nothing is wrong without a planted bug. One seed finds several: it is played once for all."""
+    return play(load_storm(storm), seed).why is None
+
+
+def hunt(storm: str, seeds: Sequence[int], bug: Bug) -> Find | None:
+    """The first seed that fails with a planted bug and passes without."""
+    scenario = load_storm(storm)
     for seed in seeds:
         find = play(scenario, seed, bug)
-        if find.why is not None and (bug is nullcontext or play(scenario, seed).why is None):
+        if find.why is not None and passes(storm, seed):
             return find
     return None
 
@@ -116,12 +124,11 @@ def main() -> int:
 
 def _hunt_mutant(name: str, seeds: Sequence[int]) -> int:
     mutant = MUTANTS[name]
-    scenario = load_storm(mutant.storm)
-    find = hunt(scenario, seeds, mutant.plant)
+    find = hunt(mutant.storm, seeds, mutant.plant)
     if find is None:
         say(f"{name}: not found with seeds {seeds[0]} to {seeds[-1]}")
         return 1
-    plan = smallest(scenario, find, mutant.plant)
+    plan = smallest(load_storm(mutant.storm), find, mutant.plant)
     say(
         f"{name}: {mutant.storm} seed {find.seed}, {len(find.plan)} faults, shrunk to {len(plan)}: {find.why}"
     )

@@ -6,7 +6,6 @@ import pytest
 
 from tests.simulation.hunt import hunt
 from tests.simulation.mutants import MUTANTS
-from tests.simulation.storms import load_storm
 
 PROMISED = range(1, 201)
 """Seeds within which each is found."""
@@ -16,7 +15,7 @@ PROMISED = range(1, 201)
 def test_the_bug_is_found(name: str) -> None:
     """At once with the seed that found it last; when traces have changed since, after a search."""
     mutant = MUTANTS[name]
-    assert hunt(load_storm(mutant.storm), (mutant.seed, *PROMISED), mutant.plant) is not None
+    assert hunt(mutant.storm, (mutant.seed, *PROMISED), mutant.plant) is not None
 
 
 def test_there_are_enough_of_them() -> None:

@@ -1,25 +1,28 @@
-"""``python -m tests.transcripts [--write]``: play all transcripts, or renew them."""
+"""`python -m tests.transcripts`: which transcripts come out differently; `--write` renews them."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 
-from tests.transcripts.engine import HERE, play, player_of, transcripts
-from tests.transcripts.players import PLAYERS
+from tests.transcripts import HERE, play_file, transcripts
 
 
 def main() -> int:
-    """Play; with ``--write`` renew the files, else name those that differ."""
-    different = 0
+    parser = argparse.ArgumentParser(prog="tests.transcripts", description=__doc__)
+    parser.add_argument("--write", action="store_true", help="renew the output of every step")
+    arguments = parser.parse_args()
+    changed = 0
     for path in transcripts():
-        text = path.read_text(encoding="utf-8")
-        played = play(text, player_of(path, PLAYERS))
-        if played != text:
-            different += 1
-            if "--write" in sys.argv:
-                path.write_text(played, encoding="utf-8")
-            sys.stdout.write(f"{path.relative_to(HERE)}\n")
-    return 0 if "--write" in sys.argv else min(different, 1)
+        now = play_file(path)
+        if now == path.read_text(encoding="utf-8"):
+            continue
+        changed += 1
+        word = "renewed" if arguments.write else "differs"
+        sys.stdout.write(f"{word} {path.relative_to(HERE).as_posix()}\n")
+        if arguments.write:
+            path.write_text(now, encoding="utf-8")
+    return int(bool(changed) and not arguments.write)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ from p2p.membership.heartbeat import KEY_BYTES, Heartbeat, Profile, SignedHeartb
 from p2p.membership.messages import (
     Accuse,
     Beat,
-    Digest,
     Give,
     Link,
     Message,
@@ -429,7 +428,7 @@ def test_nothing_said_before_an_accusation_is_a_sign_of_life() -> None:
     core.handle(Received(peer_named(2), encode_message(Accuse((heartbeat_of(ENEMY, 5),)))), 1.0)
     for seqno in (4, 5, 6):
         words = heartbeat_of(ENEMY, seqno)
-        core.handle(Received(peer_named(3), encode_message(News((Digest.of(words),)))), 1.1)
+        core.handle(Received(peer_named(3), encode_message(News((words.digest,)))), 1.1)
         core.handle(Received(peer_named(3), encode_message(Give((words,)))), 1.2)
         known = [member.peer for member in core.members()]
         assert (ENEMY in known) == (seqno == 6)

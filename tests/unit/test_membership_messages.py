@@ -174,7 +174,7 @@ def test_an_address_that_names_another_peer_is_refused() -> None:
 
 def test_every_message_survives_the_wire() -> None:
     signed = decode_heartbeat_untrusted(typical().wire)
-    digests = (Digest.of(signed), Digest(b"8 bytes.", 7, -1))
+    digests = (signed.digest, Digest(b"8 bytes.", 7, -1))
     messages: list[Message] = [
         Beat(True, signed, digests),
         Beat(False, signed),

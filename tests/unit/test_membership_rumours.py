@@ -11,7 +11,15 @@ from p2p.membership.events import MembershipConfig
 from p2p.membership.heartbeat import Heartbeat, Profile, SignedHeartbeat, key_of, sign_heartbeat
 from p2p.membership.messages import Digest
 from p2p.membership.pull import Pull
-from p2p.membership.rumours import FLUSH_DELAY, MEMORY, SECOND_WAVE, Rumours
+from p2p.membership.rumours import (
+    FLUSH_DELAY,
+    MEMORY,
+    MIN_QUOTAS,
+    NEWS_DELAY,
+    SECOND_WAVE,
+    Quotas,
+    Rumours,
+)
 from p2p.membership.view import View
 from tests.unit.core_swarm import FakeSigner, peer_named
 
@@ -85,3 +93,44 @@ def test_one_free_seat_is_offered_to_one_stranger() -> None:
         len(pull.wanted(strangers, peer_named(2), 1.0)) == 2
     )  # one for the seat, one to renew the view at leisure
     assert pull.wanted(strangers, peer_named(2), 1.1) == ()
+
+
+def test_news_cross_a_link_once_and_reach_everybody() -> None:
+    local, neighbours = peer_named(1), tuple(peer_named(number) for number in range(2, 12))
+    rumours, newcomer = Rumours(local), words_of(99)
+    source, named_it, *_ = (peer for peer in neighbours if _goes_second(local, peer))
+    rumours.announce(newcomer.peer, source, 1.0)
+    first = rumours.take_news(1.0 + NEWS_DELAY, neighbours)
+    at_once = [peer for peers, keys in first for peer in peers if keys == [newcomer.digest.key]]
+    assert at_once == [peer for peer in neighbours if not _goes_second(local, peer)]
+    assert rumours.has_news
+    rumours.heard_of((newcomer.digest,), named_it)
+    later = rumours.take_news(1.0 + 2 * NEWS_DELAY, neighbours)
+    told_later = [peer for peers, _ in later for peer in peers]
+    assert {*at_once, *told_later} == {*neighbours} - {source, named_it}
+    assert not rumours.has_news
+    assert rumours.flush_at == float("inf")
+
+
+def _goes_second(local: PeerId, peer: PeerId) -> bool:
+    return peer not in Rumours(local)._goes_first([peer])
+
+
+def test_a_quota_holds_to_the_token_after_a_year() -> None:
+    year, peer = 365 * 86400.0, peer_named(2)
+    quotas = Quotas(200.0, 8.0)
+    assert [quotas.take(peer, year) for _ in range(9)] == [True] * 8 + [False]
+    assert quotas.take(peer, year + 1 / 200)
+    assert not quotas.take(peer, year + 1 / 200)
+    assert not quotas.has(peer, year + 1 / 200)
+    for _ in range(20):
+        quotas.charge(peer, year + 1 / 200)
+    assert not quotas.has(peer, year + 9 / 200)  # eight owed, and one is asked for
+    assert quotas.has(peer, year + 10.1 / 200)
+
+
+def test_idle_quotas_are_forgotten() -> None:
+    quotas = Quotas(1.0, 4.0)
+    for number in range(1, 200):
+        assert quotas.take(peer_named(number), 10.0 * number)
+    assert len(quotas) <= MIN_QUOTAS

@@ -14,9 +14,10 @@ import trio
 
 from p2p.dht import DhtConfig
 from p2p.errors import ConfigError
-from p2p.identity import KeyPair
+from p2p.identity import KeyPair, PeerId, ProtocolId
 from p2p.machine import open_world
 from p2p.membership import Membership, MembershipConfig
+from p2p.membership.heartbeat import PROTOCOL_ID
 from p2p.multiaddr import Multiaddr
 from p2p.network import Network
 from p2p.node.admission import Capability
@@ -25,7 +26,7 @@ from p2p.node.config import NodeConfig
 from p2p.node.node import Node, open_node, run_roles
 from p2p.node.rundoc import RunConfig
 from p2p.shardcast import NO_POLICY, PolicyVersion
-from p2p.swarm import SwarmConfig, open_host
+from p2p.swarm import SwarmConfig, SwarmHost, open_host
 from p2p.transport.memory import MemoryNetwork
 from roles.run.file import sign_run
 from tests.unit.test_run_file import OWNER, RUN, TERMS, TRAINER, VALIDATOR
@@ -77,21 +78,26 @@ async def member(
 
 
 @asynccontextmanager
-async def swarm(folder: Path, *others: KeyPair) -> AsyncIterator[list[Node]]:
+async def swarm(folder: Path, *others: KeyPair, config: NodeConfig = CONFIG) -> AsyncIterator[list[Node]]:
     """A trainer with the run, and others that know only its address; all in each other's view."""
     network = MemoryNetwork()
     with trio.fail_after(60):
         async with AsyncExitStack() as stack:
-            yield await _gather(network, folder, others, stack)
+            yield await _gather(network, folder, others, stack, config)
 
 
 async def _gather(
-    network: Network, folder: Path, others: tuple[KeyPair, ...], stack: AsyncExitStack
+    network: Network,
+    folder: Path,
+    others: tuple[KeyPair, ...],
+    stack: AsyncExitStack,
+    config: NodeConfig = CONFIG,
 ) -> list[Node]:
-    first = await stack.enter_async_context(member(network, folder / "0", TRAINER, document=RUN.document))
+    begins = member(network, folder / "0", TRAINER, document=RUN.document, config=config)
+    first = await stack.enter_async_context(begins)
     nodes = [first]
     for number, key in enumerate(others, 1):
-        joined = member(network, folder / str(number), key, bootstrap=first.host.addrs)
+        joined = member(network, folder / str(number), key, bootstrap=first.host.addrs, config=config)
         nodes.append(await stack.enter_async_context(joined))
     for node in nodes:
         await wait_members(node, len(nodes) - 1)
@@ -120,6 +126,35 @@ async def test_nodes_with_one_address_get_the_run_and_each_other(tmp_path: Path)
             assert (tmp_path / str(nodes.index(node)) / "run.shoal").read_bytes() == RUN.document
         assert await nodes[1].locate(nodes[2].peer_id)
         assert not await nodes[1].locate(OWNER.peer_id)
+
+
+async def test_officers_of_a_later_epoch_get_heartbeats_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An officer that is no neighbour, and not even running, is beaten to as soon as an edition names it."""
+    worker, late = KeyPair(b"w" * 32), KeyPair(b"l" * 32)
+    told: dict[PeerId, trio.Event] = {key.peer_id: trio.Event() for key in (TRAINER, worker)}
+    send = SwarmHost.send
+
+    def spied(host: SwarmHost, peer: PeerId, protocol: ProtocolId, message: bytes) -> bool:
+        if peer == late.peer_id and protocol == PROTOCOL_ID:
+            told[host.peer_id].set()
+        return send(host, peer, protocol, message)
+
+    monkeypatch.setattr(SwarmHost, "send", spied)
+    config = replace(CONFIG, membership=MembershipConfig(interval=0.1))
+    async with swarm(tmp_path, worker, config=config) as nodes:
+        await nodes[0].world.sleep(0.2)
+        assert not any(event.is_set() for event in told.values())
+        audience = [node.membership._core._view.has_audience for node in nodes]
+        assert audience == [True, False]  # of the first epoch, the trainer is an officer
+        later = replace(TERMS, epoch=2, validators=(late.peer_id, worker.peer_id))
+        for node in nodes:
+            assert await node.book.offer(sign_run(later, OWNER).document)
+        with trio.fail_after(5):
+            for event in told.values():
+                await event.wait()
+        assert all(node.membership._core._view.has_audience for node in nodes)
 
 
 async def test_a_policy_reaches_every_node_and_its_heartbeat(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from p2p.identity import KeyPair, verify
 from p2p.machine import RealWorld
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Verdict
+from roles.engines.base import TrainingGroup
 from roles.messages import (
     ROLLOUT_PROTOCOL,
     Commitment,
@@ -33,7 +34,7 @@ from roles.messages import (
     encode_receipt,
 )
 from roles.outbox import Outbox
-from roles.pool import GroupPool
+from roles.pool import GroupPool, PooledGroup
 from roles.retry import NONSENSE, ask
 from roles.rl.recipe import Recipe
 from roles.trainer import Trainer, TrainerConfig
@@ -115,13 +116,17 @@ class SlowDisk:
         await trio.lowlevel.checkpoint()
 
 
+async def _one_group(*_: object) -> list[PooledGroup]:
+    return [PooledGroup(PolicyVersion(0), b"", 0, TrainingGroup((1,), (), (0.0, 1.0)))]
+
+
 async def test_a_delivery_is_taken_only_when_it_is_durable_however_often_it_comes() -> None:
     disk = SlowDisk()
     recipe = Recipe()
     run = SimpleNamespace(id=RUN_ID, terms=SimpleNamespace(recipe=recipe))
     node = SimpleNamespace(world=sound_world(), shardcast=SimpleNamespace(holds=lambda _: True))
     desk: Any = SimpleNamespace(
-        node=node, run=run, intake=disk, ledger=disk, pooled=lambda *_: [], why_unwanted=lambda *_: ""
+        node=node, run=run, intake=disk, ledger=disk, pooled=_one_group, why_unwanted=lambda *_: ""
     )
     trainer = Trainer(TrainerConfig())
     trainer._pool = GroupPool(100, 2)

@@ -120,10 +120,10 @@ def test_trainers_publish_validators_judge_and_the_rest_goes_by_admission() -> N
 def test_engine_and_environment_come_from_the_run() -> None:
     config = RUN.engine_config(threads=2)
     assert (config.kind, config.environment, config.threads, config.recipe) == ("tiny", "sort", 2, Recipe())
-    assert [environment.name for environment in RUN.open_environments()] == ["sort"]
+    RUN.check_environments()
     other = sign_run(replace(TERMS, environments=(EnvironmentPin(name="sort", digest=bytes(32)),)), OWNER)
     with pytest.raises(ConfigError, match="differs from the one of run 'sorting'"):
-        other.open_environments()
+        other.check_environments()
 
 
 def test_a_draft_fills_in_the_rest() -> None:

@@ -36,8 +36,9 @@ from roles.engines.tiny.files import (
     write_generation,
 )
 from roles.engines.tiny.model import TinyModel
-from roles.envs.base import Environment, Task
+from roles.envs.base import Environment, Ration, Task
 from roles.envs.contained import reward_of
+from roles.envs.ration import interrupted
 from roles.rl.advantage import group_advantages
 from roles.rl.losses import clipped_loss, importance_weight, is_clipped, k3
 
@@ -173,7 +174,8 @@ class TinyLearner:
 
     def reward_at(self, temperature: float) -> float:
         """Mean reward on the held-out tasks at one temperature, with the recipe's evaluation seed."""
-        tasks = self._environment.evaluation()
+        with interrupted(Ration()):
+            tasks = self._environment.evaluation()
         seed = self._recipe.evaluation_seed
         prompts = [
             GroupTask(index, task.prompt, (hashlib.sha256(f"evaluation {seed} {index}".encode()).digest(),))
@@ -181,10 +183,11 @@ class TinyLearner:
         ]
         sampling = Sampling(temperature, self._recipe.max_new_tokens, 1)
         drawn = sampler.draw(self.model, prompts, sampling, self._environment.end_token)
-        rewards = [
-            reward_of(self._environment, task, one.completions[0].tokens)
-            for task, one in zip(tasks, drawn, strict=True)
-        ]
+        with interrupted(Ration()):
+            rewards = [
+                reward_of(self._environment, task, one.completions[0].tokens)
+                for task, one in zip(tasks, drawn, strict=True)
+            ]
         return math.fsum(rewards) / len(rewards)
 
     def _warm_up(self) -> None:
@@ -196,7 +199,9 @@ class TinyLearner:
         for step in range(recipe.steps):
             for parameters in optimiser.param_groups:
                 parameters["lr"] = recipe.rate_at(step)
-            tokens, answer = _examples(self._environment.warm_up(rng, recipe.batch))
+            with interrupted(Ration()):
+                examples = self._environment.warm_up(rng, recipe.batch)
+            tokens, answer = _examples(examples)
             logits = self.model.lm_head(self.model(tokens[:, :-1])[answer])
             optimiser.zero_grad()
             torch.autograd.backward(F.cross_entropy(logits, tokens[:, 1:][answer]))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from p2p.errors import ConfigError
 from p2p.shardcast import PolicyVersion, RosterEntry
-from p2p.shardcast.forest import Forest, Roster, plant
+from p2p.shardcast.forest import Forest, Roster, build_forest
 from sim.link import MBIT
 from sim.scenario import Scenario
 from sim.simulation import Simulation
@@ -59,4 +59,4 @@ class Flow(Broadcast):
         cast = self._cast
         entries = [RosterEntry(cast.peer(name), cast.part(name).claim * MBIT / 8) for name in cast.receivers]
         signer = self._simulation.keys.signer(ORIGIN)
-        return plant(Roster.sign(signer, cast.run.id, 1, entries), PolicyVersion(1))
+        return build_forest(Roster.sign(signer, cast.run.id, 1, entries), PolicyVersion(1))

@@ -10,12 +10,13 @@
     record RECORD NAME by PEER  makes a record for the commands above
     wait SECONDS                ticks come when they are due
 
-Effects are printed first, then what changed: contacts in the table, records held. The lookups have 2 paths
+Below a step stand the effects, then what it has changed: contacts in the table, records held. The lookups have 2 paths
 with 1 request each, a record has 2 replicas and 1 key, and a stamp is 4 bits of work.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
 
@@ -60,7 +61,7 @@ from p2p.dht.record import Record, decode_record_untrusted, record_key, sign_rec
 from p2p.dht.stamp import make_stamp, stamp_work
 from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr
-from tests.transcripts.engine import changes
+from tests.transcripts import changes, player
 from tests.unit.core_swarm import FakeSigner, fake_verify, peer_named
 
 DIFFICULTY = 4
@@ -68,6 +69,7 @@ WALL = 1_800_000_000.0
 NAMESPACE = "notes"
 
 
+@player("dht")
 class DhtPlayer:
     """One DHT core and the names of its peers and records."""
 
@@ -86,18 +88,15 @@ class DhtPlayer:
         table = RoutingTable(own, config.bucket_size)
         self._core = DhtCore(own, FakeSigner(own.peer), validator, table, config, Random(1))
 
-    def do(self, line: str) -> list[str]:
-        """Carry out one command."""
+    def play(self, command: str, args: list[str]) -> Iterator[str]:
         before = self._state()
-        verb, _, rest = line.partition(" ")
-        words = rest.split()
-        if verb == "wait":
-            out = self._wait(float(rest))
-        elif verb == "record":
-            out = self._make_record(words[0], words[1], words[3])
+        if command == "wait":
+            yield from self._wait(float(args[0]))
+        elif command == "record":
+            self._make_record(args[0], args[1], args[3])
         else:
-            out = self._feed(self._event(verb, words))
-        return out + changes(before, self._state())
+            yield from self._feed(self._event(command, args))
+        yield from changes(before, self._state())
 
     def _wait(self, seconds: float) -> list[str]:
         end, out = self._now + seconds, []
@@ -184,7 +183,7 @@ class DhtPlayer:
             case _:
                 raise ValueError(words)
 
-    def _make_record(self, record: str, name: str, publisher: str) -> list[str]:
+    def _make_record(self, record: str, name: str, publisher: str) -> None:
         contact = self._contact(publisher)
         key, seqno = name.encode(), len(self._records) + 1
         expires = int(self._wall) + 3600
@@ -192,7 +191,6 @@ class DhtPlayer:
         unsigned = Record(NAMESPACE, key, contact.peer, contact.nonce, seqno, expires, value, b"")
         self._records[record] = sign_record(unsigned, FakeSigner(contact.peer))
         self._key(name)
-        return []
 
     def _record(self, name: str) -> Record:
         kind, _, plain = name.rpartition(":")

@@ -8,12 +8,12 @@
     accept NAME                 ignore NAME                reject NAME
     wait SECONDS                heartbeats come when they are due
 
-Effects are printed first, then what changed: meshes, scores, open promises.
+Below a step stand the effects, then what it has changed: meshes, scores, open promises.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from random import Random
 
@@ -45,7 +45,7 @@ from p2p.gossip.messages import (
     sign_message,
 )
 from p2p.identity import PeerId
-from tests.transcripts.engine import changes
+from tests.transcripts import changes, player
 from tests.unit.core_swarm import FakeSigner, fake_verify_raw, peer_named
 
 
@@ -53,6 +53,7 @@ def verify(peer: PeerId, domain: str, payload: bytes, signature: bytes) -> bool:
     return fake_verify_raw(peer, payload, signature)
 
 
+@player("gossip")
 class GossipPlayer:
     """One gossip core and the names of its peers and messages."""
 
@@ -68,15 +69,13 @@ class GossipPlayer:
         self._core = GossipCore(signer, config, Random(1), verify=verify, seqno=0)
         self._core.handle(Tick(), self._now)
 
-    def do(self, line: str) -> list[str]:
-        """Carry out one command."""
+    def play(self, command: str, args: list[str]) -> Iterator[str]:
         before = self._state()
-        verb, _, rest = line.partition(" ")
-        if verb == "wait":
-            out = self._wait(float(rest))
+        if command == "wait":
+            yield from self._wait(float(args[0]))
         else:
-            out = self._feed(self._event(verb, rest))
-        return out + changes(before, self._state())
+            yield from self._feed(self._event(command, args))
+        yield from changes(before, self._state())
 
     def _wait(self, seconds: float) -> list[str]:
         end, out = self._now + seconds, []
@@ -89,8 +88,7 @@ class GossipPlayer:
     def _feed(self, event: Event) -> list[str]:
         return [self._show(effect) for effect in self._core.handle(event, self._now)]
 
-    def _event(self, verb: str, rest: str) -> Event:
-        words = rest.split()
+    def _event(self, verb: str, words: list[str]) -> Event:
         match verb:
             case "connect":
                 return Connected(self._peer(words[0]), dialled="dialled" in words)
@@ -103,7 +101,7 @@ class GossipPlayer:
             case "publish":
                 return self._publish(*words)
             case "receive":
-                peer, _, parts = rest.partition(": ")
+                peer, _, parts = " ".join(words).partition(": ")
                 return Received(self._peer(peer), encode_rpc(self._rpc(parts.split("; "))))
             case _:
                 return Validated(self._messages[words[0]].id, Validity(verb))

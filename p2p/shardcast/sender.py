@@ -1,4 +1,4 @@
-"""One task, one bulk stream: what the core pushes to one peer."""
+"""One task and one bulk stream per peer: what the core pushes to it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import trio
 from p2p.errors import LimitExceeded, PeerUnreachable, ProtocolNotSupported, StorageError, WrongPeer
 from p2p.host import Host
 from p2p.identity import PeerId
-from p2p.shardcast import events as ev
+from p2p.shardcast.core import events as ev
 from p2p.shardcast.messages import (
     BULK_PROTOCOL_ID,
     ChunkHeader,
@@ -20,15 +20,17 @@ from p2p.shardcast.messages import (
     encode_bulk_message,
     encode_chunk_header,
 )
-from p2p.shardcast.store import Store
+from p2p.shardcast.store import PolicyStore
 from p2p.wire import KI, encode_varint, frame
 
 logger = logging.getLogger(__name__)
 
 MAX_WAITING: Final = 64
-"""Items that may wait: one chunk (the core gives no more) and answers to somebody who asks and asks."""
+"""Items that may wait: one chunk (the core gives no more) and answers to a peer that asks and
+asks."""
 _JOIN: Final = 64 * KI
-"""Chunks up to this size are sent with their header in one piece; copying them costs less than a packet."""
+"""Chunks up to this size are sent with their header in one piece: copying them costs less than
+a packet and a wake-up for 47 bytes."""
 
 
 LOST: Final = (
@@ -39,13 +41,14 @@ LOST: Final = (
     trio.BrokenResourceError,
     trio.ClosedResourceError,
 )
-"""What ends a bulk stream: none of it is a bug, all of it means that this peer gets nothing for now."""
+"""What ends a bulk stream: none of it is a bug, all of it means that this peer gets nothing for
+now."""
 
 
-class Pusher:
+class Sender:
     """Sends pushed items in order, and reports each chunk that has left."""
 
-    def __init__(self, peer: PeerId, store: Store) -> None:
+    def __init__(self, peer: PeerId, store: PolicyStore) -> None:
         self.peer = peer
         self.scope = trio.CancelScope()
         self._store = store
@@ -60,7 +63,7 @@ class Pusher:
             self.scope.cancel()
 
     async def run(self, host: Host, report: Callable[[ev.Event], object]) -> bool:
-        """Send until the peer is lost (True), or nobody wants it any more."""
+        """Send until the peer is lost; True then. Cancelled when the peer is dropped."""
         with self.scope:
             try:
                 async with await host.open_stream(self.peer, BULK_PROTOCOL_ID) as stream:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from p2p.identity import PeerId
+from p2p.shardcast.chunkset import ChunkSet
 from p2p.shardcast.forest import Roster
 from p2p.shardcast.manifest import Equivocation, Index, Manifest
 from p2p.shardcast.messages import ChunkHeader, Message
@@ -21,17 +22,18 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The disk holds these chunks (a bit mask) of a policy; ``stored`` if it is whole and assembled."""
+    """The disk holds these chunks of a policy; ``stored`` if it is whole and assembled."""
 
     manifest: Manifest
     index: Index
-    verified: int
+    verified: ChunkSet
     stored: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """A control message from ``peer``; ``gossip`` if ``peer`` only wrote it and others passed it on."""
+    """A control message from ``peer``; ``gossip`` if ``peer`` only wrote it and others passed
+    it on."""
 
     peer: PeerId
     message: Message
@@ -48,8 +50,9 @@ class ChunkCame:
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkSkipped:
-    """A chunk from ``peer`` that `ShardcastCore.wants` did not want: its ``size`` bytes were thrown away."""
+class ChunkDiscarded:
+    """A chunk from ``peer`` that `ShardcastCore.wants` did not want: its ``size`` bytes were
+    thrown away."""
 
     peer: PeerId
     header: ChunkHeader
@@ -58,7 +61,7 @@ class ChunkSkipped:
 
 @dataclass(frozen=True, slots=True)
 class ChunkSent:
-    """The chunk that was pushed to ``peer`` has left; its lane is free."""
+    """The chunk that was pushed to ``peer`` has left; the next one may be pushed."""
 
     peer: PeerId
     size: int
@@ -87,7 +90,8 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """The policy asked for by `Finish` is not what its manifest says: its trainer signed nonsense."""
+    """The policy asked for by `Finish` is not what its manifest says: its trainer signed
+    nonsense."""
 
     policy: bytes
 
@@ -119,7 +123,7 @@ Event = (
     | Resumed
     | Heard
     | ChunkCame
-    | ChunkSkipped
+    | ChunkDiscarded
     | ChunkSent
     | PeerUp
     | PeerLost
@@ -142,7 +146,8 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """Put a message or a chunk on the bulk stream to ``peer``; report each chunk by `ChunkSent`."""
+    """Put a message or a chunk on the bulk stream to ``peer``; report each chunk by
+    `ChunkSent`."""
 
     peer: PeerId
     item: Message | ChunkHeader
@@ -150,7 +155,7 @@ class Push:
 
 @dataclass(frozen=True, slots=True)
 class Gossip:
-    """Tell everybody who listens to the run's announcements."""
+    """Tell every peer that listens to the run's announcements."""
 
     message: Message
 
@@ -174,7 +179,8 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Every chunk is verified: make the policy durable, assemble it, and report `Stored` or `Unusable`."""
+    """Every chunk is verified: make the policy durable, assemble it, and report `Stored` or
+    `Unusable`."""
 
     policy: bytes
 
@@ -203,7 +209,7 @@ class Halt:
 
 @dataclass(frozen=True, slots=True)
 class PassOn:
-    """The gossiped message was valid and new to us: others should hear it."""
+    """The gossiped message was valid and new here: other peers should hear it."""
 
 
 Effect = PassOn | Send | Push | Gossip | Begin | Keep | Finish | Abandon | Penalise | Halt

@@ -1,0 +1,58 @@
+"""What a process may spend on a call of an environment: time and memory. For worker processes only.
+
+Signals do it, because nothing else stops code that does not return: a thread cannot be ended, and an
+exception can be caught by the very loop that hangs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import signal
+from collections.abc import Iterator
+from types import FrameType
+
+from roles.envs.base import Ration
+
+
+def limit_memory(ration: Ration) -> None:
+    """From now on this process gets so many bytes of address space; then comes `MemoryError`.
+
+    Not on macOS, which knows the limit and does not keep it.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_AS, (ration.memory, ration.memory))
+
+
+def begin_call(ration: Ration) -> None:
+    """From now on this process may compute for ``ration.cpu`` seconds, or the system ends it.
+
+    CPU seconds, so that a busy machine fails nobody. What waits instead of computing is ended by the node, by
+    the clock on its wall; should the node be gone, by the system, at twice that.
+    """
+    signal.setitimer(signal.ITIMER_PROF, ration.cpu)
+    signal.setitimer(signal.ITIMER_REAL, 2 * ration.patience)
+
+
+def end_calls() -> None:
+    """This process may take its time again."""
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+@contextlib.contextmanager
+def interrupted(ration: Ration) -> Iterator[None]:
+    """Raise `TimeoutError` in the block after ``ration.patience``, and again after each ``ration.cpu``, lest
+    it be caught: for a process that has too much to lose to be ended. Main thread, Python code.
+    """
+
+    def interrupt(_: int, __: FrameType | None) -> None:
+        raise TimeoutError(f"it has not returned for {ration.patience:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, ration.patience, ration.cpu)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

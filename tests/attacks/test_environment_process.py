@@ -1,0 +1,171 @@
+"""Environments that do not return, eat memory or end their process: each fails on its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+
+from p2p.errors import ConfigError
+from p2p.machine import open_world
+from roles.envs.base import Ration, Task
+from roles.envs.client import WorkerEnvironment
+from roles.envs.contained import EnvironmentFailed
+from roles.envs.ration import interrupted
+
+CODE = """
+import ctypes, os, sys, time
+from roles.envs.sort import SortEnvironment
+
+class Game(SortEnvironment):
+    def reward(self, task, tokens):
+        match tokens[0]:
+            case 1:
+                while True:  # and whatever interrupts it is caught
+                    try:
+                        pass
+                    except BaseException:
+                        pass
+            case 2:
+                time.sleep(3600)
+            case 3:
+                return len(bytearray(1 << 40))
+            case 4:
+                os._exit(3)
+            case 5:
+                ctypes.string_at(0)
+            case 6:
+                sys.exit("enough")
+            case 7:
+                print("garbage", flush=True)
+            case 8:
+                raise LookupError("no such word")
+            case 9:  # one call into C that never lets another thread go on
+                return len(str(7 ** 10**8))
+        return super().reward(task, tokens)
+"""
+RATION = Ration(memory=2 << 30, cpu=0.2, patience=60.0)
+BRIEF = 0.3
+"""Seconds of patience with what waits."""
+TASK = Task((1,), (40,))
+
+
+@pytest.fixture
+def game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package with an environment, as its owner would install it."""
+    info = tmp_path / "dire_env-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dire-env\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[shoal.envs]\ndire = dire_env:Game\n")
+    (tmp_path / "dire_env.py").write_text(CODE)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    return tmp_path / "dire_env.py"
+
+
+@asynccontextmanager
+async def opened(ration: Ration = RATION) -> AsyncIterator[WorkerEnvironment]:
+    async with open_world() as world, AsyncExitStack() as stack:
+        environment = WorkerEnvironment(world, "dire", ration, stack)
+        await environment.open()
+        yield environment
+
+
+async def earns(environment: WorkerEnvironment, first: int) -> list[float]:
+    return await environment.rewards([(TASK, [TASK.answer, (first,)])])
+
+
+@pytest.mark.usefixtures("game")
+async def test_what_an_environment_does_costs_the_call_and_no_other() -> None:
+    """A reward that hangs stopped validator, trainer and worker for good; one that exits ended them."""
+    async with opened() as environment:
+        assert environment.end_token == 0
+        for number, said in {
+            1: "its process ended: it may use 0.2 s of CPU",
+            3: "MemoryError",
+            4: "its process ended",
+            5: "its process ended",
+            6: "its process ended",
+            8: "LookupError: no such word",
+            9: "its process ended",
+        }.items():
+            with trio.fail_after(60), pytest.raises(EnvironmentFailed, match=said) as failed:
+                await earns(environment, number)
+            assert "of the environment" in str(failed.value)
+            assert await environment.rewards([(TASK, [TASK.answer])]) == [1.0], number
+            assert await environment.tasks([bytes(32)]) == await environment.tasks([bytes(32)])
+        environment._ration = replace(RATION, patience=BRIEF)
+        with pytest.raises(EnvironmentFailed, match=r"no answer in 0\.3 s"):
+            await earns(environment, 2)
+        environment._ration = RATION
+        assert await earns(environment, 7) == [1.0, 0.0], "what it prints is no answer"
+
+
+@pytest.mark.usefixtures("game")
+async def test_calls_beside_one_that_hangs_are_made_after_it() -> None:
+    answers: list[object] = []
+    async with opened() as environment, trio.open_nursery() as nursery:
+
+        async def ask(first: int) -> None:
+            try:
+                answers.append(await earns(environment, first))
+            except EnvironmentFailed:
+                answers.append(None)
+
+        for first in (7, 1, 0, 1, 7):
+            nursery.start_soon(ask, first)
+    assert answers.count(None) == 2
+    assert answers.count([1.0, 0.0]) == 3
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("import time\ntime.sleep(3600)\n", "open of the environment 'dire': no answer in 0.3 s"),
+        ("1 / 0\n", "open of the environment 'dire': its process ended"),
+        ("import nowhere\n", "cannot be loaded from dire_env:Game: No module named 'nowhere'"),
+    ],
+)
+async def test_an_environment_that_cannot_be_opened_ends_the_node_with_its_name(
+    game: Path, code: str, said: str
+) -> None:
+    await trio.Path(game).write_text(code + CODE)
+    ration = replace(RATION, opening=BRIEF if "sleep" in code else 60.0)
+    async with open_world() as world, AsyncExitStack() as stack:
+        with pytest.raises(ConfigError, match=said):
+            await WorkerEnvironment(world, "dire", ration, stack).open()
+
+
+@pytest.mark.usefixtures("game")
+async def test_a_call_that_is_cancelled_leaves_no_process() -> None:
+    async with opened(Ration(cpu=60.0, patience=60.0)) as environment:
+        worker = environment._worker
+        with trio.move_on_after(0.1):
+            await earns(environment, 2)
+        assert environment._worker is None
+        with pytest.raises(ProcessLookupError):
+            os.kill(worker.pid, 0)  # type: ignore[union-attr]
+        assert await environment.rewards([(TASK, [TASK.answer])]) == [1.0]
+
+
+def resist(interruptions: int) -> None:
+    """Hang, and catch what would end it, so many times."""
+    while True:
+        try:
+            while True:
+                pass
+        except TimeoutError:
+            interruptions -= 1
+            if not interruptions:
+                raise
+
+
+def test_what_runs_in_the_learners_process_is_interrupted_however_it_resists() -> None:
+    """The learner evaluates in its own process, which has too much to lose to be ended."""
+    with interrupted(Ration(cpu=0.05, patience=0.05)), pytest.raises(TimeoutError, match="has not returned"):
+        resist(3)
