@@ -10,8 +10,8 @@
     record RECORD NAME by PEER  makes a record for the commands above
     wait SECONDS                ticks come when they are due
 
-Below a step stand the effects, then what it has changed: contacts in the table, records held. The lookups have 2 paths
-with 1 request each, a record has 2 replicas and 1 key, and a stamp is 4 bits of work.
+Below a step stand the effects, then what it has changed: contacts in the table, records held. The lookups
+have 2 paths with 1 request each, a record has 2 replicas and 1 key, and a stamp is 4 bits of work.
 """
 
 from __future__ import annotations
