@@ -272,7 +272,7 @@ def test_a_cancelled_reading_leaves_nothing_behind() -> None:
             await dhts[1].get("run", b"name")
         assert scope.cancelled_caught
         assert dhts[1]._waiting == {}
-        assert dhts[1]._core._asker._waiting == {}
+        assert dhts[1]._core._requester._waiting == {}
         assert await dhts[1].put("run", b"name", b"value", 60) > 0
 
     in_town(main)
