@@ -39,7 +39,7 @@ from p2p.identity import PeerId
 from p2p.membership.config import MembershipConfig
 from p2p.membership.core.flood_quotas import FloodQuotas
 from p2p.membership.core.member_list import MemberList
-from p2p.membership.core.quotas import TokenBucket
+from p2p.membership.core.quotas import Quota
 from p2p.membership.heartbeat import SignedHeartbeat
 from p2p.membership.messages import (
     Disconnect,
@@ -164,7 +164,7 @@ class ActiveView:
         """Whom we have asked, and until when we wait."""
         self._chosen_pending: dict[PeerId, None] = {}
         """Those of `_pending` whom we chose ourselves, and nobody's message made us ask."""
-        self._grants = TokenBucket(1 / (GRANT_INTERVALS * config.interval), GRANTS, GRANTS, -math.inf)
+        self._grants = Quota(1 / (GRANT_INTERVALS * config.interval), GRANTS, GRANTS, -math.inf)
         self._choose_at = -math.inf
         self._granted: dict[bytes, float] = {}
         """When a peer or a network pushed a neighbour out, longest ago first."""

@@ -25,7 +25,7 @@ from __future__ import annotations
 from typing import Final
 
 from p2p.identity import PeerId
-from p2p.membership.core.quotas import PeerQuotas, TokenBucket
+from p2p.membership.core.quotas import PeerQuotas, Quota
 
 TRUST: Final = 16.0
 """Refuted accusations after which accusations are doubted. Some are honest: a machine that
@@ -99,17 +99,17 @@ class FloodQuotas:
     )  # fmt: skip
 
     def __init__(self, interval: float) -> None:
-        self._trust = TokenBucket(1 / (TRUST_INTERVALS * interval), TRUST, TRUST, 0.0)
+        self._trust = Quota(1 / (TRUST_INTERVALS * interval), TRUST, TRUST, 0.0)
         self._checks = PeerQuotas(1 / (CHECK_INTERVALS * interval), CHECKS)
-        self._final_checks = TokenBucket(1 / (CHECK_INTERVALS * interval), FINAL_CHECKS, FINAL_CHECKS, 0.0)
+        self._final_checks = Quota(1 / (CHECK_INTERVALS * interval), FINAL_CHECKS, FINAL_CHECKS, 0.0)
         self._unchecked = PeerQuotas(UNCHECKED_PER_INTERVAL / interval, UNCHECKED)
         self._newcomers = PeerQuotas(NEWCOMERS_PER_INTERVAL / interval, NEWCOMERS)
         self._asks = PeerQuotas(1 / (ASK_INTERVALS * interval), ASKS)
-        self._refusals = TokenBucket(REFUSALS_PER_INTERVAL / interval, REFUSALS, REFUSALS, 0.0)
+        self._refusals = Quota(REFUSALS_PER_INTERVAL / interval, REFUSALS, REFUSALS, 0.0)
         self._walks = PeerQuotas(1 / (WALK_INTERVALS * interval), 1.0)
         self._forwarded_walks = PeerQuotas(FORWARDED_WALKS_PER_INTERVAL / interval, FORWARDED_WALKS)
         self._answered = PeerQuotas(ANSWERED_PER_INTERVAL / interval, ANSWERED)
-        self._answered_to_others = TokenBucket(
+        self._answered_to_others = Quota(
             ANSWERED_TO_OTHERS_PER_INTERVAL / interval,
             ANSWERED_TO_OTHERS,
             ANSWERED_TO_OTHERS,

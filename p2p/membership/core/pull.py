@@ -11,7 +11,7 @@ from p2p.identity import PeerId
 from p2p.membership.config import MembershipConfig
 from p2p.membership.core.member_list import MemberList
 from p2p.membership.core.member_state import Liveness
-from p2p.membership.core.quotas import PeerQuotas, TokenBucket
+from p2p.membership.core.quotas import PeerQuotas, Quota
 from p2p.membership.messages import MAX_KEYS, Digest
 
 BURST_INTERVALS: Final = 16
@@ -56,12 +56,12 @@ class Pull:
         self._members = members
         self._interval = config.interval
         burst = BURST_INTERVALS * config.refresh
-        self._budget = TokenBucket(config.refresh / config.interval, burst, burst, -math.inf)
+        self._budget = Quota(config.refresh / config.interval, burst, burst, -math.inf)
         self._asked: dict[bytes, tuple[float, PeerId]] = {}
         """When, and whom, longest ago first."""
         self._unanswered = PeerQuotas(UNANSWERED_PER_INTERVAL / config.interval, UNANSWERED)
         self._batch_at = -math.inf
-        self._unknown = TokenBucket(UNKNOWN_AT_CAPACITY / config.interval, 1, 1, -math.inf)
+        self._unknown = Quota(UNKNOWN_AT_CAPACITY / config.interval, 1, 1, -math.inf)
 
     def was_asked(self, key: bytes) -> bool:
         """Whether the heartbeat behind ``key`` was asked for and has not come."""

@@ -25,7 +25,7 @@ a year the difference of two is good to 4e-9 s, less than a millionth of a token
 
 
 @dataclass(slots=True)
-class TokenBucket:
+class Quota:
     """So many at once, so many per second."""
 
     rate: float
