@@ -4,14 +4,14 @@ effects."""
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
 import trio
 
+from p2p.driver import Driver
 from p2p.errors import StorageError
 from p2p.host import AddrSource, Host, PeerEvent, PeerState
 from p2p.identity import PeerId
@@ -30,6 +30,7 @@ from p2p.membership.core.events import (
     Leave,
     Member,
     MemberEvent,
+    NeighboursChanged,
     Penalise,
     Received,
     ReserveSeqnos,
@@ -43,7 +44,7 @@ from p2p.membership.core.local_heartbeat import SEQNO_BLOCK
 from p2p.membership.heartbeat import MAX_SEQNO, PROTOCOL_ID, Profile
 from p2p.multiaddr import Multiaddr
 from p2p.wire import KI
-from p2p.world import Timer, World
+from p2p.world import World
 
 SEQNO_PATH: Final = "membership/seqno"
 """On the node's disk: the highest sequence number it may have used, in decimal."""
@@ -85,18 +86,7 @@ class Membership:
     """Who is in the swarm. Open it with `open_membership`."""
 
     __slots__ = (
-        "_anchors",
-        "_closed",
-        "_core",
-        "_host",
-        "_joined",
-        "_listeners",
-        "_neighbour_changes",
-        "_timer",
-        "_timer_at",
-        "_told_clock",
-        "_world",
-        "_write",
+        "_anchors", "_core", "_driver", "_host", "_joined", "_listeners", "_told_clock", "_world", "_write",
         "me",
     )  # fmt: skip
 
@@ -108,19 +98,16 @@ class Membership:
         write: Callable[[str, bytes], None],
         anchors: tuple[Multiaddr, ...],
     ) -> None:
-        self.me: Final = LocalProfile(lambda profile: self._drive(UpdateProfile(profile)))
+        self.me: Final = LocalProfile(lambda profile: self._driver.feed(UpdateProfile(profile)))
         self._world = world
         self._host = host
         self._core = core
+        self._driver: Driver[Event, Effect] = Driver(world, core, self._carry_out, self._on_deadline)
         self._write = write
         self._anchors = anchors
-        self._neighbour_changes = 0
         self._told_clock = False
         self._listeners: list[Callable[[MemberEvent], None]] = []
         self._joined = trio.Event()
-        self._timer: Timer | None = None
-        self._timer_at = math.inf
-        self._closed = False
 
     def members(self) -> list[Member]:
         """Everybody we know to be alive and admitted, without ourselves, longest known
@@ -167,7 +154,7 @@ class Membership:
         ``has_audience`` says whether others have such an interest in us, so that all of them
         are kept.
         """
-        self._drive(Interest(tuple(peers), has_audience))
+        self._driver.feed(Interest(tuple(peers), has_audience))
 
     async def join(self, addrs: Sequence[Multiaddr]) -> None:
         """Join the swarm through ``addrs``, each ending in ``/p2p/``; return with the first
@@ -181,35 +168,40 @@ class Membership:
         others = tuple(addr for addr in addrs if addr.peer_id not in (None, self._core.peer))
         anchors, self._anchors = self._anchors, ()
         if others or anchors:
-            self._drive(Bootstrap(others, anchors))
+            self._driver.feed(Bootstrap(others, anchors))
         if not others:
             return
         while not self._core.has_neighbour:
             await self._joined.wait()
 
-    def _open(self) -> None:
-        self._host.set_message_handler(PROTOCOL_ID, lambda peer, data: self._drive(Received(peer, data)))
-        self._host.on_peer(self._on_peer)
-        self._on_timer()
-
-    def _close(self) -> None:
-        self._drive(Leave())
-        self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+    @contextmanager
+    def _running(self, stamp: bytes) -> Iterator[None]:
+        """Take part for the length of the block; the last thing sent is a good-bye."""
+        host, feed = self._host, self._driver.feed
+        with (
+            self._driver.running(),
+            host.receiving(PROTOCOL_ID, lambda peer, data: feed(Received(peer, data))),
+            host.watching(self._on_peer),
+        ):
+            if stamp:
+                self.me.update(stamp=stamp)
+            self._on_deadline()
+            try:
+                yield
+            finally:
+                feed(Leave())
 
     def _on_peer(self, event: PeerEvent) -> None:
         if event.state is PeerState.DISCONNECTED:
-            self._drive(Disconnected(event.peer))
+            self._driver.feed(Disconnected(event.peer))
         elif event.state is PeerState.UNREACHABLE:
-            self._drive(Unreachable(event.peer))
+            self._driver.feed(Unreachable(event.peer))
 
-    def _on_timer(self) -> None:
-        self._timer, self._timer_at = None, math.inf
+    def _on_deadline(self) -> None:
         addrs = self._host.addrs
         if addrs != self.me.profile.addrs:
             self.me.update(addrs=addrs)
-        self._drive(Tick())
+        self._driver.feed(Tick())
         if self._told_clock is (self._core.clock_off is None):
             self._tell_clock()
 
@@ -222,33 +214,10 @@ class Membership:
             logger.warning("membership.clock %s", off)
             self._world.trace("membership.clock", seconds=round(off.seconds), peers=off.peers)
 
-    def _drive(self, event: Event) -> None:
-        if self._closed:
-            return
-        now = self._world.now()
-        for effect in self._core.handle(event, now):
-            if type(effect) is Send:  # nearly all are
-                self._host.send(effect.peer, PROTOCOL_ID, effect.data)
-            else:
-                self._carry_out(effect)
-        if self._core.neighbour_changes != self._neighbour_changes:
-            self._note_links()
-        deadline = self._core.next_deadline
-        if deadline < self._timer_at and not self._closed:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer_at = deadline
-            self._timer = self._world.call_at(max(deadline, now), self._on_timer)
-
-    def _note_links(self) -> None:
-        self._neighbour_changes = self._core.neighbour_changes
-        self._host.protect("neighbours", self._core.neighbours)
-        if self._core.has_neighbour:
-            self._joined.set()
-        elif self._joined.is_set():
-            self._joined = trio.Event()
-
     def _carry_out(self, effect: Effect) -> None:
+        if type(effect) is Send:  # nearly all are
+            self._host.send(effect.peer, PROTOCOL_ID, effect.data)
+            return
         match effect:
             case AddAddrs(peer, addrs, is_told):
                 source = AddrSource.OWNER if is_told else AddrSource.SIGNED
@@ -259,10 +228,19 @@ class Membership:
                 self._host.penalise(peer, points, reason)
             case ReserveSeqnos(ceiling):
                 self._write(SEQNO_PATH, str(ceiling).encode())
+            case NeighboursChanged(neighbours):
+                self._note_neighbours(neighbours)
             case Changed(event):
                 self._world.trace(f"member.{event.change.value}", peer=event.member.peer)
                 for listener in self._listeners:
                     listener(event)
+
+    def _note_neighbours(self, neighbours: tuple[PeerId, ...]) -> None:
+        self._host.protect("neighbours", neighbours)
+        if neighbours:
+            self._joined.set()
+        elif self._joined.is_set():
+            self._joined = trio.Event()
 
 
 def _everyone(_: PeerId) -> bool:
@@ -306,14 +284,9 @@ async def open_membership(
             nursery.start_soon(_write, world, path, data)
 
         membership = Membership(world, host, core, write, anchors)
-        if stamp:
-            membership.me.update(stamp=stamp)
-        membership._open()
-        try:
+        with membership._running(stamp):
             yield membership
-        finally:
-            membership._close()
-            nursery.cancel_scope.cancel()
+        nursery.cancel_scope.cancel()
 
 
 async def _write(world: World, path: str, data: bytes) -> None:

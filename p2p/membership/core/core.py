@@ -44,6 +44,7 @@ from p2p.membership.core.events import (
     Interest,
     Leave,
     Member,
+    NeighboursChanged,
     Received,
     ReserveSeqnos,
     SaveAnchors,
@@ -154,8 +155,8 @@ class MembershipCore:
         self._pull = Pull(members, config)
         self._message_quotas = PeerQuotas(QUOTA_RATE, QUOTA_BURST)
         self._anchors: tuple[PeerId, ...] = ()
-        self.neighbour_changes = 0
-        """How often `neighbours` has changed: cheaper to compare than they are."""
+        self._told_changes = 0
+        """`ActiveView.changes` when the driver was last told of our neighbours."""
         self.next_deadline = -math.inf
         """When to deliver the next `Tick`."""
 
@@ -214,11 +215,19 @@ class MembershipCore:
                 self._leave()
             case _:
                 assert_never(event)
-        dissemination, local = self._dissemination, self._local
-        if dissemination.flush_at <= now:
+        if self._dissemination.flush_at <= now:
             self._flush(now)
+        self.next_deadline = self._soonest_deadline()
+        if self._active_view.changes != self._told_changes:
+            self._told_changes = self._active_view.changes
+            self._effects.put(NeighboursChanged(self.neighbours))
+        return self._effects.take()
+
+    def _soonest_deadline(self) -> float:
+        """Of all parts' deadlines the first; a loop takes half of the time of `min`."""
+        dissemination, local = self._dissemination, self._local
         soonest = self._members.settle()
-        for when in (  # as `min` would, in half the time
+        for when in (
             local.next_beat,
             local.refute_at,
             dissemination.flush_at,
@@ -227,10 +236,9 @@ class MembershipCore:
         ):
             if when < soonest:
                 soonest = when
-        self.next_deadline, self.neighbour_changes = soonest, self._active_view.changes
-        return self._effects.take()
+        return soonest
 
-    # What others say.
+    # Messages.
 
     def _on_received(self, peer: PeerId, data: bytes, now: float) -> None:
         if not self._verifier.may(peer):

@@ -213,10 +213,17 @@ class ReserveSeqnos:
 
 
 @dataclass(frozen=True, slots=True)
+class NeighboursChanged:
+    """The active view is another one: protect these connections, and no others for it."""
+
+    neighbours: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Changed:
     """Tell the node."""
 
     event: MemberEvent
 
 
-Effect = Send | AddAddrs | SaveAnchors | Penalise | ReserveSeqnos | Changed
+Effect = Send | AddAddrs | SaveAnchors | Penalise | ReserveSeqnos | NeighboursChanged | Changed

@@ -60,7 +60,7 @@ class Attacker:
     def silence(self) -> None:
         """End the honest membership of this node without the good-bye that its service would
         say."""
-        self._membership._closed = True
+        self._membership._driver._is_running = False
 
     def words(self) -> list[SignedHeartbeat]:
         """The newest words it knows of every member."""
