@@ -19,7 +19,8 @@ class MembershipConfig:
     passive: int = 200
     """Other peers whose heartbeats are kept."""
     direct: int = 4096
-    """Peers that may beat to us without being neighbours: a trainer hears its whole run."""
+    """Peers that may send us heartbeats without being neighbours: a trainer hears its whole
+    run."""
     sample: int = 15
     """Digests of random members that go with each heartbeat to a neighbour: in all, a hundred
     an interval."""
@@ -29,14 +30,14 @@ class MembershipConfig:
     """Heartbeats asked for in an interval to keep old entries fresh; unknown peers may take 16
     times more."""
     expiry: float = 3.0
-    """Intervals of silence after which a peer that beats to us is dead."""
+    """Intervals of silence after which a peer that sends us heartbeats is dead."""
     stale: float = 120.0
     """Intervals without a newer heartbeat after which a peer known only through others is
     forgotten."""
     pace: float = 2.0
     """A peer's own interval counts for at most so many of ours, and for no less than ours
     divided by it. A peer that says 120 s would stay listed for four hours after its death, one
-    that says 0.05 s would be accused, and would refute, twenty times a second."""
+    that says 0.05 s would be suspected, and would refute, twenty times a second."""
     lifetime: float = 1800.0
     """Seconds for which a heartbeat is worth anything on paper. Wall clocks that differ by up
     to this much, less a few minutes, do no harm."""
@@ -47,19 +48,22 @@ class MembershipConfig:
 
     @property
     def capacity(self) -> int:
-        """Peers in a whole view, if no others beat to us."""
+        """Peers in a whole view, if no others send us heartbeats."""
         return self.passive + self.active
 
     def __post_init__(self) -> None:
         if not MIN_INTERVAL <= self.interval <= MAX_INTERVAL:
-            raise ValueError(f"interval is {MIN_INTERVAL} to {MAX_INTERVAL} s, not {self.interval}")
+            raise ValueError(
+                f"interval is {MIN_INTERVAL} to {MAX_INTERVAL} s, not {self.interval}",
+            )
         if self.expiry < 3:
             raise ValueError("expiry must allow for two lost heartbeats (3 intervals)")
         if self.stale < 2 * self.expiry:
-            raise ValueError("stale must be at least twice the expiry: passive entries are refreshed slowly")
+            raise ValueError("stale is at least twice the expiry: passive members renew slowly")
         if not 3 <= self.active <= 64 or not 1 <= self.hops <= MAX_HOPS:
             raise ValueError(f"active is 3 to 64 and hops 1 to {MAX_HOPS}")
-        if not 0 < self.sample <= 128 or self.passive < 1 or self.direct < 1 or self.refresh < 1:
+        smallest = min(self.passive, self.direct, self.refresh)
+        if not 0 < self.sample <= 128 or smallest < 1:
             raise ValueError("sample is 1 to 128; passive, direct and refresh are at least 1")
         if not 1 <= self.pace <= 16:
             raise ValueError("pace is 1 to 16: how far a peer's interval may be from ours")

@@ -37,7 +37,8 @@ MAX_POLICY: Final = 2**31 - 1
 MAX_SEQNO: Final = 2**63 - 1
 MIN_INTERVAL: Final = 0.05
 MAX_INTERVAL: Final = 120.0
-"""Seconds between heartbeats. Whoever beats slower could stay dead and listed for minutes."""
+"""Seconds between heartbeats. A peer that sends heartbeats more slowly could stay dead and
+listed for minutes."""
 NO_POLICY: Final = -1
 """The policy of a peer that holds none."""
 KEY_BYTES: Final = 8
@@ -81,15 +82,23 @@ class Profile:
     is needed. Sent only if there is one."""
 
     def __post_init__(self) -> None:
-        if len(self.roles) > MAX_ROLES or any(not 0 < len(role) <= MAX_NAME for role in self.roles):
-            raise ValueError(f"at most {MAX_ROLES} roles with names of 1 to {MAX_NAME} characters")
+        are_names_fit = all(0 < len(role) <= MAX_NAME for role in self.roles)
+        if len(self.roles) > MAX_ROLES or not are_names_fit:
+            raise ValueError(
+                f"at most {MAX_ROLES} roles with names of 1 to {MAX_NAME} characters",
+            )
         if len(self.stamp) > MAX_STAMP:
             raise ValueError(f"a stamp has at most {MAX_STAMP} bytes")
         if len(self.run) > MAX_RUN or len(self.version) > MAX_NAME:
-            raise ValueError(f"a run id has at most {MAX_RUN} bytes, a version {MAX_NAME} characters")
+            raise ValueError(
+                f"a run id has at most {MAX_RUN} bytes, a version {MAX_NAME} characters",
+            )
         if not NO_POLICY <= self.policy <= MAX_POLICY:
-            raise ValueError(f"a policy version is {NO_POLICY} to {MAX_POLICY}, not {self.policy}")
-        if not 0 <= self.upload < 2**53 or not 0 <= self.slots < 2**31 or not 0 <= self.load <= 1:
+            raise ValueError(
+                f"a policy version is {NO_POLICY} to {MAX_POLICY}, not {self.policy}",
+            )
+        is_free = 0 <= self.upload < 2**53 and 0 <= self.slots < 2**31
+        if not is_free or not 0 <= self.load <= 1:
             raise ValueError("upload and slots cannot be negative, and load is 0 to 1")
 
 
@@ -242,7 +251,11 @@ def _decode(data: bytes) -> SignedHeartbeat:
 
 
 @functools.lru_cache(_PEERS)
-def _profile_untrusted(peer: PeerId, addrs: tuple[bytes, ...], said: tuple[Any, ...]) -> Profile:
+def _profile_untrusted(
+    peer: PeerId,
+    addrs: tuple[bytes, ...],
+    said: tuple[Any, ...],
+) -> Profile:
     roles, run, policy, upload, slots, load, version, *stamp = said
     return Profile(
         addrs=tuple(_addr_untrusted(addr, peer) for addr in addrs),

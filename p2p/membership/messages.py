@@ -3,7 +3,7 @@ kind.
 
 | kind | message | fields | sent |
 |---|---|---|---|
-| 0 | `Beat` | linked, heartbeat, digests | every interval, to neighbours and to interested peers |
+| 0 | `Beat` | is neighbour, heartbeat, digests | each interval, to neighbours and others |
 | 1 | `Join` | heartbeat | by a newcomer, to its bootstrap |
 | 2 | `ForwardJoin` | hops, heartbeat | walks on behalf of a newcomer |
 | 3 | `Neighbor` | urgent, heartbeat | asks to become neighbours |
@@ -11,8 +11,8 @@ kind.
 | 5 | `Disconnect` | | ends being neighbours; the sender lives on |
 | 6 | `Newcomers` | digests | of peers just learned of |
 | 7 | `Want` | keys | asks for the heartbeats behind digests |
-| 8 | `Heartbeats` | heartbeats | answers `Want`; also refutes an accusation, or says good-bye |
-| 9 | `Suspect` | heartbeats | "nothing newer has come": each accused peer's last signed words |
+| 8 | `Heartbeats` | heartbeats | answers `Want`; also refutes a suspicion, or says good-bye |
+| 9 | `Suspect` | heartbeats | "nothing newer came": the last heartbeat of each suspected peer |
 
 Digests and keys travel as one packed byte string each: 20 and 8 bytes an entry.
 """
@@ -128,7 +128,7 @@ class NeighborReply:
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """We are no neighbours any more, and I shall beat to you no more; I live."""
+    """We are no neighbours any more, and I shall send you no more heartbeats; I live."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +228,8 @@ def _digests_untrusted(data: bytes) -> tuple[Digest, ...]:
     if len(data) % _DIGEST.size or len(data) > MAX_DIGESTS * _DIGEST.size:
         raise BadMessage(f"digests are at most {MAX_DIGESTS} times {_DIGEST.size} bytes")
     size = _DIGEST.size
-    return tuple([_digest_untrusted(data[start : start + size]) for start in range(0, len(data), size)])
+    starts = range(0, len(data), size)
+    return tuple([_digest_untrusted(data[start : start + size]) for start in starts])
 
 
 @functools.lru_cache(_DIGESTS)

@@ -1,5 +1,4 @@
-"""The driver of `MembershipCore`: feeds it the host's events and the clock, carries out its
-effects."""
+"""The driver of `MembershipCore`: host events and deadlines in, effects carried out."""
 
 from __future__ import annotations
 
@@ -86,8 +85,8 @@ class Membership:
     """Who is in the swarm. Open it with `open_membership`."""
 
     __slots__ = (
-        "_anchors", "_core", "_driver", "_host", "_joined", "_listeners", "_told_clock", "_world", "_write",
-        "me",
+        "_anchors", "_core", "_driver", "_host", "_joined", "_listeners", "_told_clock",
+        "_world", "_write", "me",
     )  # fmt: skip
 
     def __init__(
@@ -102,7 +101,12 @@ class Membership:
         self._world = world
         self._host = host
         self._core = core
-        self._driver: Driver[Event, Effect] = Driver(world, core, self._carry_out, self._on_deadline)
+        self._driver: Driver[Event, Effect] = Driver(
+            world,
+            core,
+            self._carry_out,
+            self._on_deadline,
+        )
         self._write = write
         self._anchors = anchors
         self._told_clock = False
@@ -110,7 +114,7 @@ class Membership:
         self._joined = trio.Event()
 
     def members(self) -> list[Member]:
-        """Everybody we know to be alive and admitted, without ourselves, longest known
+        """All members we know to be alive and admitted, without ourselves, longest known
         first."""
         return self._core.members()
 
@@ -161,7 +165,7 @@ class Membership:
         neighbour.
 
         It tries for as long as it takes, ever more slowly: the caller sets the deadline, and
-        the attempts go on behind its back. Returns at once if ``addrs`` names nobody but
+        the attempts go on behind its back. Returns at once if ``addrs`` names no peer but
         ourselves. The first time it also asks the neighbours of longest standing of this node's
         last life.
         """
@@ -206,8 +210,8 @@ class Membership:
             self._tell_clock()
 
     def _tell_clock(self) -> None:
-        """Once each time that our clock goes wrong: nothing else says why a node finds
-        nobody."""
+        """Once each time that our clock goes wrong: nothing else says why a node finds no
+        peers."""
         off = self._core.clock_off
         self._told_clock = off is not None
         if off is not None:
@@ -262,7 +266,7 @@ async def open_membership(
 
     ``may`` says who is admitted, by default every peer: others are neither listed nor passed on
     nor listened to. ``stamp`` proves our own work, and ``is_stamped`` says whether another's is
-    enough; without it nobody needs one.
+    enough; without it no peer needs one.
     """
     config = config or MembershipConfig()
     first = max(await _read_ceiling(world) + 1, int(world.wall() * 1000))

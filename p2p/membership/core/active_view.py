@@ -1,27 +1,28 @@
-"""Who our neighbours are: a random graph of small degree that stays connected (after
-HyParView).
+"""Which members are our neighbours: HyParView's active view, hardened against strangers.
 
 Theory of operation
 -------------------
-Each node keeps about ``active`` symmetric neighbours and a passive view to replace them from. A newcomer
-sends `Join` to one peer it was told of, which takes it in if it can, tells it of others, and sends the
-newcomer's heartbeat on short random walks; where a walk ends, another neighbour is found. A lost neighbour
-is replaced by a random passive member that has room. A node without any neighbour asks urgently; if it knows
-nobody, it goes back to its bootstrap peers, ever more slowly.
+Each node keeps about ``active`` symmetric neighbours, and replaces a lost one by a random
+member of its passive view that has room. A newcomer sends `Join` to a peer that it was told of.
+That peer takes it in if it can, sends it digests of other members, and sends the newcomer's
+heartbeat on short random walks (`ForwardJoin`); the peer at which a walk ends asks the newcomer
+to be its neighbour. A node without any neighbour asks urgently. If it knows no member at all,
+it goes back to its bootstrap peers, ever more slowly.
 
-Whom a stranger can push out, a stranger can surround. In HyParView a request of high priority
-may not be refused, and pushes a random neighbour out: six minted peers had a node to themselves
-within ten seconds. So a node *chooses* two neighbours at least, at random from its own view or
-as its operator told it, and no request of another displaces those. Who asks us gets one of the
-other seats while there is one; who asks urgently gets one more, at the door, now and then, and
-no peer or network twice in a row. Who has such a seat gives it up for the next or, in quiet
-times, after two intervals: so it is free when an attack begins, and no neighbour of longer
-standing goes for it. The two chosen neighbours of longest standing are *anchors*: a node that
-restarts looks for them first.
+In HyParView a request of high priority may not be refused, and evicts a random neighbour. Six
+minted identities had a node to themselves within ten seconds that way. So here a node *chooses*
+at least two neighbours, at random from its own view or as its operator told it, and no request
+of another peer displaces those. Of the other seats an asking peer gets one while one is free.
+An urgent one may get a *guest seat* beyond them, at a limited rate, and no peer or network
+twice in a row. A guest leaves its seat to the next, or, in quiet times, after two intervals; so
+guest seats are free when an attack begins, and a neighbour of longer standing never goes for a
+guest. The two chosen neighbours of longest standing are *anchors*: a node that restarts asks
+them first.
 
-A partition that has healed does not mend itself when both sides think the other dead. So each
-node now and then knocks at one peer it buried, or at a bootstrap peer it does not see: one link
-is enough, the digests of both sides then flow over it.
+When both sides of a partition have declared each other dead, nothing would bring them together
+again. So each node now and then asks one peer that it declared dead, or a bootstrap peer that
+it does not list, to be its neighbour. One link is enough: the digests of both sides flow over
+it.
 
 Leitao, Pereira, Rodrigues: HyParView (DSN 2007). Left out are the paper's shuffle walks, which
 open a connection for every exchange: digests travel with the heartbeats between neighbours
@@ -58,9 +59,9 @@ FIRST_RETRY: Final = 1.0
 LAST_RETRY: Final = 60.0
 """Seconds between attempts to join, doubling: a bootstrap that comes back meets no stampede."""
 HEAL_INTERVALS: Final = 6.0
-"""Intervals between two knocks at the other side of what may have been a partition."""
+"""Intervals between two requests to the other side of what may have been a partition."""
 HEAL_WINDOW: Final = 600.0
-"""Seconds for which the dead are knocked at; afterwards the bootstrap peers are the meeting
+"""Seconds for which the dead are asked; afterwards the bootstrap peers are the meeting
 point."""
 GRANT_INTERVALS: Final = 1.0
 """Intervals between two urgent requests for which a neighbour is pushed out, after the first
@@ -142,7 +143,7 @@ class ActiveView:
         self.neighbours: dict[PeerId, float] = {}
         """Our neighbours, longest first, and since when they are."""
         self._upper: Final = config.active + SLACK
-        """Neighbours that a node bears at most, without the door's."""
+        """Neighbours that a node bears at most, without the guest seats."""
         self._lower: Final = config.active - SLACK
         """Neighbours up to which a node asks for all that it lacks, and at once."""
         self._least_chosen: Final = max(1, self._lower - 1)
@@ -163,7 +164,7 @@ class ActiveView:
         self._pending: dict[PeerId, float] = {}
         """Whom we have asked, and until when we wait."""
         self._chosen_pending: dict[PeerId, None] = {}
-        """Those of `_pending` whom we chose ourselves, and nobody's message made us ask."""
+        """Those of `_pending` whom we chose ourselves, and no message made us ask."""
         self._grants = Quota(1 / (GRANT_INTERVALS * config.interval), GRANTS, GRANTS, -math.inf)
         self._choose_at = -math.inf
         self._granted: dict[bytes, float] = {}
@@ -184,7 +185,12 @@ class ActiveView:
         """The neighbours of longest standing among those that we chose."""
         return tuple(self._chosen)[:ANCHORS]
 
-    def bootstrap(self, peers: tuple[PeerId, ...], anchors: tuple[PeerId, ...], now: float) -> None:
+    def bootstrap(
+        self,
+        peers: tuple[PeerId, ...],
+        anchors: tuple[PeerId, ...],
+        now: float,
+    ) -> None:
         """Join through ``peers``, in turn, until a neighbour is found; ask ``anchors`` at
         once."""
         self._bootstraps = dict.fromkeys(peers[:MAX_BOOTSTRAPS])
@@ -197,7 +203,7 @@ class ActiveView:
         self._arm_heal(now)
 
     def tick(self, now: float) -> None:
-        """Give up on requests nobody answered; join again; knock."""
+        """Give up on requests no peer answered; join again; ask across partitions."""
         for peer in [peer for peer, deadline in self._pending.items() if deadline <= now]:
             self.on_unreachable(peer, now)
         if self._heal_at <= now:
@@ -208,7 +214,7 @@ class ActiveView:
             self._rejoin(now)
 
     def fill(self, now: float) -> None:
-        """Ask for neighbours if there are too few, or too few that we chose; the door's seats
+        """Ask for neighbours if there are too few, or too few that we chose; the guest seats
         get free."""
         if len(self.neighbours) > self._upper:
             self._release_guests(now)
@@ -259,7 +265,7 @@ class ActiveView:
             if not self._quotas.may_forward_walk(source, now):
                 return
             self._send(self._rng.choice(onward), ForwardJoin(hops - 1, message.heartbeat))
-        elif newcomer in self._members and newcomer not in self.neighbours and self._may_ask(newcomer):
+        elif newcomer in self._members and self._may_ask(newcomer):
             self._ask(newcomer, False, now)
 
     def on_neighbor(self, peer: PeerId, urgent: bool, now: float) -> bool | None:
@@ -277,12 +283,13 @@ class ActiveView:
             self._send(peer, Disconnect())
         elif not accepted:
             self._avoid(peer, now)
-            if peer not in self.neighbours and len(self.neighbours) + len(self._pending) <= self._lower:
+            held = len(self.neighbours) + len(self._pending)
+            if peer not in self.neighbours and held <= self._lower:
                 self.fill(now)
 
     def on_heartbeat(self, peer: PeerId, is_neighbour: bool, now: float) -> None:
-        """A peer beat to us and said whether we are neighbours: agree with it, as far as there
-        is room."""
+        """A peer send us heartbeats and said whether we are neighbours: agree with it, as far
+        as there is room."""
         if is_neighbour and peer not in self.neighbours:
             if self._accepts(peer, False, now):
                 self.add(peer, now)
@@ -342,7 +349,7 @@ class ActiveView:
         self._send(peer, Disconnect())
 
     def _release_guests(self, now: float) -> None:
-        """Those who got the door's seats have had them for long enough."""
+        """Those who got the guest seats have had them for long enough."""
         guests = self._unchosen()[self._upper - len(self.neighbours) :]
         for peer in guests:
             member = self._members.get(peer)
@@ -350,7 +357,8 @@ class ActiveView:
             # out, no node would watch it, and it would stay listed for minutes. It stays until
             # its silence was judged.
             is_silent = member is not None and not member.is_heard(now)
-            if not is_silent and self.neighbours[peer] <= now - GUEST_INTERVALS * self._config.interval:
+            since = now - GUEST_INTERVALS * self._config.interval
+            if not is_silent and self.neighbours[peer] <= since:
                 self._evict(peer)
 
     def _accepts(self, peer: PeerId, urgent: bool, now: float) -> bool:
@@ -375,22 +383,27 @@ class ActiveView:
         """Whether there is a seat for a neighbour that we do not choose."""
         waiting = len(self._pending) - len(self._chosen_pending)
         unchosen = len(self.neighbours) - len(self._chosen)
-        return len(self.neighbours) < self._upper and unchosen + waiting < self._upper - self._least_chosen
+        seats = self._upper - self._least_chosen
+        return len(self.neighbours) < self._upper and unchosen + waiting < seats
 
     def _may_ask(self, peer: PeerId) -> bool:
         """Whether to ask a newcomer of whom we were told."""
         held = len(self.neighbours) + len(self._pending)
-        return held < self._config.active and self._has_seat() and not self._is_crowding(peer)
+        if peer in self.neighbours or held >= self._config.active:
+            return False
+        return self._has_seat() and not self._is_crowding(peer)
 
     def _is_crowding(self, peer: PeerId) -> bool:
         """Whether the peer's network has its share of the neighbours."""
         prefix = self._members.prefix(peer)
         if not self._members.is_one_of_many(prefix):
             return False
-        return [self._members.prefix(other) for other in self.neighbours].count(prefix) >= MAX_SAME_PREFIX
+        return [self._members.prefix(other) for other in self.neighbours].count(
+            prefix,
+        ) >= MAX_SAME_PREFIX
 
     def _grant(self, peer: PeerId, now: float) -> bool:
-        """Let in one that has no neighbour, if it may be; return whether it has the door's seat
+        """Let in one that has no neighbour, if it may be; return whether it has a guest seat
         now."""
         granted, interval, prefix = (
             self._granted,
@@ -430,7 +443,7 @@ class ActiveView:
             member.avoid_until = now + AVOID * self._config.interval
 
     def _rejoin(self, now: float) -> None:
-        """Nobody is linked: try the next bootstrap peer, later each time."""
+        """There is no neighbour: try the next bootstrap peer, later each time."""
         self._retry_at = math.inf
         if self.neighbours or not self._bootstraps:
             return
@@ -442,10 +455,13 @@ class ActiveView:
 
     def _arm_heal(self, now: float) -> None:
         if self._heal_at == math.inf:
-            self._heal_at = now + HEAL_INTERVALS * self._config.interval * self._rng.uniform(0.75, 1.25)
+            self._heal_at = now + HEAL_INTERVALS * self._config.interval * self._rng.uniform(
+                0.75,
+                1.25,
+            )
 
     def _heal(self, now: float) -> None:
-        """Knock at somebody who may live where we cannot see."""
+        """Ask a peer that may live beyond a partition to be our neighbour."""
         maybe_partitioned = self._members.maybe_partitioned(now - HEAL_WINDOW)
         maybe_partitioned += [peer for peer in self._bootstraps if peer not in self._members]
         if maybe_partitioned:

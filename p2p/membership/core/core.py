@@ -1,23 +1,25 @@
-"""Who is alive, according to whom: membership as a state machine, events and time in, effects
-out.
+"""Which part answers for which event: the membership core as a state machine.
 
 Theory of operation
 -------------------
-Every node signs a heartbeat each ``interval`` and sends it to its neighbours (`active_view`) and to the peers
-that the node is interested in. Neighbours tell each other, with each heartbeat, digests of their own
-neighbours and of a random sample of all they know; who reads of something new asks for the signed
-heartbeat itself, within a budget. So in a small swarm everybody learns of everybody within a few intervals,
-and in a large one everybody keeps a fresh random sample. Newcomers' digests do not wait for the next
-heartbeat.
+Every node signs a heartbeat each ``interval`` and sends it to its neighbours (`active_view`)
+and to the peers that the node is interested in. With each heartbeat go digests (20 bytes: key,
+sequence number, policy) of the sender's neighbours and of a random sample of the members it
+knows. A receiver that reads of something new asks the sender for the signed heartbeat itself,
+within a budget (`pull`). So in a swarm of up to about 200 all nodes learn of all others within
+a few intervals; in a larger one each keeps a fresh random sample. Digests of newcomers do not
+wait for the next heartbeat: they are sent on within a second (`dissemination`).
 
-Silence is judged on our own monotonic clock (`member_state`). Whoever misses a neighbour's
-heartbeats asks everybody with an accusation that carries the silent peer's last signed words:
-it floods the overlay (`dissemination`) until it meets the accused, who answers with a newer
-heartbeat, or somebody who has one. What nobody refutes is a death. An accusation thus cannot
-kill the living, only make them speak once more.
+A failure is detected as in SWIM, from silence on our own monotonic clock (`member_state` has
+the times). A node that misses a neighbour's heartbeats first asks the neighbour itself; then it
+floods a *suspicion*, which carries the silent peer's last signed heartbeat. The flood ends at
+the suspected peer, which answers with a newer heartbeat, and at any node that has one. A
+suspicion that no node refutes is a death. So a lie cannot kill a living peer; it makes that
+peer speak once more. The sequence number plays the part of SWIM's incarnation: only the peer
+itself can raise it, since heartbeats are signed.
 
 Wall clocks appear in one place: a heartbeat whose expiry is long past, or absurdly far ahead,
-is dropped.
+is dropped (`verifier`).
 """
 
 from __future__ import annotations
@@ -100,7 +102,8 @@ writing."""
 
 CROWDED_BEATS: Final = 3
 """Heartbeats of which one carries digests when the view is crowded: what they tell can wait as
-long (`pull.BATCH_INTERVALS`), and to look them up was a tenth of a node's time in a large swarm."""
+long (`pull.BATCH_INTERVALS`), and to look them up was a tenth of a node's time in a large
+swarm."""
 
 READDRESS_BEATS: Final = 12
 """Of so many of a member's sequence numbers one makes the host remember its addresses again:
@@ -108,8 +111,8 @@ strangers may have flushed them out of its book meanwhile. A neighbour's come ba
 minute."""
 
 REFUTATION_WINDOW: Final = 2.0
-"""Intervals after an accusation in which a sign of life is news for everybody: later the peer
-is dead for all (`CONFIRM`), and its return is a newcomer's."""
+"""Intervals after a suspicion in which a sign of life is news for all: later the peer is dead
+for all (`CONFIRM`), and its return is a newcomer's."""
 
 
 _NEEDS_STAMP: Final = frozenset({Suspect, ForwardJoin, Newcomers, Disconnect, Want})
@@ -147,7 +150,14 @@ class MembershipCore:
         self._local = local = LocalHeartbeat(signer, config, wall, seqno)
         self._members = members = MemberList(self.peer, config, rng)
         self._quotas = quotas = FloodQuotas(config.interval)
-        self._active_view = active_view = ActiveView(members, config, rng, effects.send, local.newest, quotas)
+        self._active_view = active_view = ActiveView(
+            members,
+            config,
+            rng,
+            effects.send,
+            local.newest,
+            quotas,
+        )
         self._dissemination = dissemination = Dissemination(self.peer)
         self._detector = FailureDetector(
             effects, members, active_view, dissemination, verifier, local, quotas
@@ -177,7 +187,7 @@ class MembershipCore:
 
     @property
     def clock_off(self) -> ClockOff | None:
-        """By how much our wall clock differs from everybody's, if it is ours that is wrong."""
+        """By how much our wall clock differs from the others', if it is ours that is wrong."""
         return self._verifier.clock_off(len(self._members))
 
     def __contains__(self, peer: PeerId) -> bool:
@@ -190,7 +200,7 @@ class MembershipCore:
         return len(self._members)
 
     def members(self) -> list[Member]:
-        """Everybody known to live and admitted, without ourselves, longest known first."""
+        """All members known to live and admitted, without ourselves, longest known first."""
         return [member for member in self._members.members() if self._verifier.may(member.peer)]
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -269,7 +279,8 @@ class MembershipCore:
                 for signed in heartbeats:
                     self._detector.on_suspect(signed, peer, now)
             case ForwardJoin(hops, signed):
-                if self._accept(signed, peer, now, hold=not hops) or signed.peer in self._members:
+                is_news = self._accept(signed, peer, now, hold=not hops)
+                if is_news or signed.peer in self._members:
                     self._active_view.on_forward_join(message, peer, now)
             case Disconnect():
                 self._stop_expecting(peer, now)
@@ -277,7 +288,12 @@ class MembershipCore:
                 self._on_want(peer, keys, now)
             case Heartbeats(heartbeats):
                 for signed in heartbeats:
-                    self._accept(signed, peer, now, hold=self._pull.was_asked(key_of(signed.peer)))
+                    self._accept(
+                        signed,
+                        peer,
+                        now,
+                        hold=self._pull.was_asked(key_of(signed.peer)),
+                    )
                     self._pull.arrived(key_of(signed.peer))
             case _:
                 assert_never(message)
@@ -337,9 +353,19 @@ class MembershipCore:
             elif member is not None and member.liveness is not Liveness.SUSPECTED:
                 heartbeats.append(member.signed)
         for start in range(0, len(heartbeats), MAX_HEARTBEATS):
-            self._effects.send(peer, Heartbeats(tuple(heartbeats[start : start + MAX_HEARTBEATS])))
+            self._effects.send(
+                peer,
+                Heartbeats(tuple(heartbeats[start : start + MAX_HEARTBEATS])),
+            )
 
-    def _accept(self, signed: SignedHeartbeat, source: PeerId, now: float, *, hold: bool) -> bool:
+    def _accept(
+        self,
+        signed: SignedHeartbeat,
+        source: PeerId,
+        now: float,
+        *,
+        hold: bool,
+    ) -> bool:
         """Judge a heartbeat; return whether it is genuine news. ``hold`` keeps it in a full
         view too."""
         peer, seqno = signed.heartbeat.peer, signed.heartbeat.seqno
@@ -356,7 +382,12 @@ class MembershipCore:
             return False
         if source != peer and seqno <= dissemination.suspected_seqno(peer):
             return False  # said before a silence of which we heard: no sign of life
-        if not (held or hold) and dissemination.is_known(peer, seqno, suspected=False, source=source):
+        if not (held or hold) and dissemination.is_known(
+            peer,
+            seqno,
+            suspected=False,
+            source=source,
+        ):
             return False
         if not self._verifier.is_genuine(signed, source):
             return False
@@ -375,15 +406,24 @@ class MembershipCore:
         return True
 
     def _refutes(self, signed: SignedHeartbeat, now: float) -> bool:
-        """Whether its author was accused a moment ago."""
+        """Whether its author was suspected a moment ago."""
         interval = self._config.paced(signed.heartbeat.interval)
         return self._dissemination.is_suspected(signed.peer, now - REFUTATION_WINDOW * interval)
 
-    def _on_farewell(self, signed: SignedHeartbeat, source: PeerId, held: bool, now: float) -> bool:
+    def _on_farewell(
+        self,
+        signed: SignedHeartbeat,
+        source: PeerId,
+        held: bool,
+        now: float,
+    ) -> bool:
         """A peer has left. Others are told, unless it says so all the time, or a neighbour of
         too many."""
         interval = self._config.paced(signed.heartbeat.interval)
-        was_gone = self._dissemination.was_suspected(signed.peer, now - SUSPICION_GAP * interval)
+        was_gone = self._dissemination.was_suspected(
+            signed.peer,
+            now - SUSPICION_GAP * interval,
+        )
         is_fit = source in self._active_view.neighbours or (held and source == signed.peer)
         may_pass = is_fit and not was_gone and self._quotas.may_flood_unchecked(source, now)
         if held or may_pass:
@@ -428,10 +468,11 @@ class MembershipCore:
                 self._effects.tell(Change.CHANGED, Member(signed, now))
         elif member.seqno % READDRESS_BEATS == 0:
             self._effects.put(AddAddrs(peer, profile.addrs))
-        if source == peer and member.direct and member.direct_at < now - PROBE * member.interval:
-            # It lives, but does not beat to us. Only its own answer says so: what others bring
-            # may be words that it gave to accusers before it died; with 20 % liars every
-            # neighbour was brought some.
+        overdue = member.direct_at < now - PROBE * member.interval
+        if source == peer and member.direct and overdue:
+            # It lives, but does not send us heartbeats. Only its own answer says so: what
+            # others bring may be words that it gave to suspecting peers before it died; with 20
+            # % liars every neighbour was brought some.
             self._stop_expecting(peer, now)
 
     # What the host, the node and the clock say.
@@ -447,7 +488,12 @@ class MembershipCore:
         self._detector.on_unreachable(peer, now)
         self._active_view.on_unreachable(peer, now)
 
-    def _on_bootstrap(self, addrs: tuple[Multiaddr, ...], anchors: tuple[Multiaddr, ...], now: float) -> None:
+    def _on_bootstrap(
+        self,
+        addrs: tuple[Multiaddr, ...],
+        anchors: tuple[Multiaddr, ...],
+        now: float,
+    ) -> None:
         self._active_view.bootstrap(self._peers_at(addrs), self._peers_at(anchors), now)
 
     def _peers_at(self, addrs: tuple[Multiaddr, ...]) -> tuple[PeerId, ...]:
@@ -496,21 +542,23 @@ class MembershipCore:
         still."""
         signed, peers = self._local.refute(now), self._local.take_suspecters()
         neighbours = self._active_view.neighbours
+        ours = [peer for peer in peers if peer in neighbours]
         others = [peer for peer in peers if peer not in neighbours]
-        self._effects.send_all([peer for peer in peers if peer in neighbours], Beat(True, signed))
+        self._effects.send_all(ours, Beat(True, signed))
         self._effects.send_all(others, Heartbeats((signed,)))
 
     def _save_anchors(self) -> None:
         """Have our anchors written down, if they are others than before."""
         anchors = self._active_view.anchors
-        members = [member for peer in anchors if (member := self._members.get(peer)) is not None]
+        get = self._members.get
+        members = [member for peer in anchors if (member := get(peer)) is not None]
         addrs = [member.signed.heartbeat.profile.addrs[:1] for member in members]
         if anchors and anchors != self._anchors:
             self._anchors = anchors
             self._effects.put(SaveAnchors(tuple([addr for place in addrs for addr in place])))
 
     def _flush(self, now: float) -> None:
-        """Pass on rumours and news, to each neighbour what it may not know."""
+        """Pass on floods and news, to each neighbour what it may not know."""
         neighbours = self._active_view.neighbours
         for peers, floods in self._dissemination.take_floods(now, neighbours):
             suspected = tuple([flood.signed for flood in floods if flood.suspected])
@@ -533,7 +581,7 @@ class MembershipCore:
     # Shared steps.
 
     def _digests(self) -> tuple[Digest, ...]:
-        """Of whom a beat speaks; seldom of anybody where its receiver, too, knows enough."""
+        """What goes with a heartbeat; seldom any where the receiver knows enough, too."""
         count = self._config.sample
         if not self._members.is_crowded():
             return _digests_of(self._members.sample(count, self._active_view.neighbours))
@@ -545,7 +593,7 @@ class MembershipCore:
         return _digests_of(self._members.sample(WELCOME_DIGESTS, self._active_view.neighbours))
 
     def _stop_expecting(self, peer: PeerId, now: float) -> None:
-        """A peer lives, but beats to us no more."""
+        """A peer lives, but sends us heartbeats no more."""
         self._members.stop_expecting(peer)
         self._active_view.remove(peer, now)
 

@@ -75,8 +75,9 @@ class ClockOff:
 
     def __str__(self) -> str:
         return (
-            f"the clock of this machine differs by about {abs(self.seconds):.0f} s from that of {self.peers} "
-            "peers, whose heartbeats it therefore refuses, as they refuse its own: set it by NTP"
+            f"the clock of this machine differs by about {abs(self.seconds):.0f} s from that of "
+            f"{self.peers} peers, whose heartbeats it therefore refuses, as they refuse its own: set "
+            "it by NTP"
         )
 
 
@@ -140,12 +141,12 @@ class Bootstrap:
 
 @dataclass(frozen=True, slots=True)
 class Interest:
-    """Beat to these too, from now on; replaces what was said before."""
+    """Send heartbeats to these too, from now on; replaces what was said before."""
 
     peers: tuple[PeerId, ...]
     has_audience: bool = True
-    """Whether others that are no neighbours will beat to us, so that each is kept: we are an
-    officer."""
+    """Whether others that are no neighbours will send us heartbeats, so that each is kept: we
+    are an officer."""
 
 
 @dataclass(frozen=True, slots=True)

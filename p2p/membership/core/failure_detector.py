@@ -1,9 +1,19 @@
-"""What to make of silence: ask the silent, ask everybody, and in the end give up.
+"""From silence to death: probe, suspect, confirm, as in SWIM.
 
-The stages and their times are in `member_state`. An accusation carries the last signed words of
-the accused, so that it can be judged by those who never heard of the peer, and cannot be
-repeated at will. Whoever hears the accused directly stops it; whoever has newer words answers
-with them; the accused speaks up.
+The times are in `member_state`. The stages of a peer that sends us heartbeats itself:
+
+1. *alive*: its newest heartbeat came within 1.5 of its intervals;
+2. *probed*: we asked the peer itself, once (`probe`);
+3. *suspected*: we flooded a suspicion, or another node's suspicion reached us (`_suspect`);
+4. dead: no newer heartbeat came within 0.8 intervals more (`_confirm_death`).
+
+A suspicion carries the last signed heartbeat of the suspected peer. So a node that never heard
+of the peer can check it, and no node can repeat it once the peer has sent a newer one. A node
+that hears the peer directly does not pass the suspicion on, but probes the peer for the node
+that suspects it; a node that has a newer heartbeat answers with that; the peer itself refutes.
+
+Example, interval 5 s: the last heartbeat comes at 0 s. At 7.5 s the neighbour asks the peer, at
+10 s it floods the suspicion, at 14 s each node that lists the peer declares it dead.
 """
 
 from __future__ import annotations
@@ -26,26 +36,27 @@ from p2p.membership.heartbeat import SignedHeartbeat
 from p2p.membership.messages import Heartbeats, Suspect
 
 SUSPICION_GAP: Final = 1.0
-"""Intervals between two accusations of one peer that are passed on without a doubt, and between
-two of its good-byes. Honest accusers wait for two intervals of silence, and two of them that
-heard it last at different times are an interval apart; a liar has the words for the next lie
-when the last is refuted."""
+"""Intervals between two suspicions of one peer that are passed on unchecked, and between two of
+its good-byes. Honest peers wait for two intervals of silence, and two of them that heard it
+last at different times are an interval apart; a liar has the words for the next lie when the
+last is refuted."""
 CHECK_TIMEOUT: Final = 0.5
-"""Intervals within which the accused must answer us when we doubt its accuser: 2.5 s at 5 s, a
-dial and two ways. It is added to the time until a death is known, at each node that doubts."""
+"""Intervals within which the suspected peer must answer us when we check a suspicion: 2.5 s at
+5 s, a dial and two ways. It is added to the time until a death is known, at each node that
+checks."""
 MAX_PROBED: Final = 64
-"""Accused peers of whose next words we tell the accusers: our neighbours, and those that were
-lately."""
+"""Suspected peers of whose next words we tell the suspecting peers: our neighbours, and those
+that were lately."""
 MAX_REPORTERS: Final = 8
-"""Accusers told, as many as there are neighbours."""
+"""Suspecting peers told, as many as there are neighbours."""
 OBSOLETE: Final = 3.0
-"""Intervals for which we know newer words than an accusation: no honest accuser lacks them so
+"""Intervals for which we know a newer heartbeat than a suspicion: no honest peer lacks them so
 long."""
 
 
 @dataclass(slots=True)
 class PendingCheck:
-    """An accusation that waits for an answer of the accused."""
+    """A suspicion that waits for an answer of the suspected peer."""
 
     signed: SignedHeartbeat
     source: PeerId
@@ -53,7 +64,7 @@ class PendingCheck:
 
 
 class FailureDetector:
-    """Accusations, in and out; and deaths."""
+    """Suspicions, in and out; and deaths."""
 
     __slots__ = (
         "_active_view",
@@ -82,11 +93,11 @@ class FailureDetector:
         self.checks_end = math.inf
         """When to call `confirm_unanswered`."""
         self._checks: dict[PeerId, PendingCheck] = {}
-        """By the accused. The quotas of `FloodQuotas` bound them."""
+        """By the suspected peer. The quotas of `FloodQuotas` bound them."""
         self._reporters: dict[PeerId, dict[PeerId, None]] = {}
-        """Who accuses a peer that we hear ourselves, and is to know what it says next."""
+        """Who suspects a peer that we hear ourselves, and is to know what it says next."""
         self._probed_at: dict[PeerId, float] = {}
-        """When we asked a peer that we hear because it was accused, longest ago first."""
+        """When we asked a peer that we hear because it was suspected, longest ago first."""
         self._quotas = quotas
         self._effects = effects
         self._members = members
@@ -125,15 +136,20 @@ class FailureDetector:
         else:
             self._on_indirect_suspected(member, signed, source, now)
 
-    def _on_unknown_suspected(self, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
+    def _on_unknown_suspected(
+        self,
+        signed: SignedHeartbeat,
+        source: PeerId,
+        now: float,
+    ) -> None:
         if self._quotas.may_flood_unchecked(source, now):
             self._dissemination.flood(signed, suspected=True, source=source, now=now)
         else:
             self._verifier.counters["strangers suspected"] += 1
 
     def _on_direct_suspected(self, member: MemberState, source: PeerId, now: float) -> None:
-        """A peer is accused that we hear ourselves: ask it, once an interval, and tell the
-        accuser."""
+        """A peer is suspected that we hear ourselves: ask it, once an interval, and tell the
+        suspecting peer."""
         reporters = self._reporters.get(member.peer)
         if reporters is None:
             if len(self._reporters) >= MAX_PROBED:
@@ -151,7 +167,7 @@ class FailureDetector:
     def _on_indirect_suspected(
         self, member: MemberState, signed: SignedHeartbeat, source: PeerId, now: float
     ) -> None:
-        """A member that we do not hear ourselves is accused: pass it on, or ask it first, or
+        """A member that we do not hear ourselves is suspected: pass it on, or ask it first, or
         let it be."""
         since = now - SUSPICION_GAP * member.interval
         was_suspected = self._dissemination.was_suspected(member.peer, since)
@@ -165,15 +181,15 @@ class FailureDetector:
             self._verifier.counters["suspicion not checked"] += 1
 
     def _check(self, member: MemberState, source: PeerId, now: float) -> None:
-        """Ask the accused ourselves, and go on from there when no answer has come."""
+        """Ask the suspected peer ourselves, and go on from there when no answer has come."""
         until = now + CHECK_TIMEOUT * member.interval
         self._checks[member.peer] = PendingCheck(member.signed, source, until)
         self.checks_end = min(self.checks_end, until)
         self._effects.send(member.peer, Suspect((member.signed,)))
 
     def on_sign_of_life(self, signed: SignedHeartbeat, now: float) -> None:
-        """A peer that was accused, perhaps, has said something newer: tell those that asked us
-        for it."""
+        """A peer that was suspected, perhaps, has said something newer: tell those that asked
+        us for it."""
         if not self._reporters and not self._checks:
             return  # nearly always
         reporters = self._reporters.pop(signed.peer, {})
@@ -185,11 +201,12 @@ class FailureDetector:
         self._effects.send_all(others, Heartbeats((signed,)))
 
     def confirm_unanswered(self, now: float) -> None:
-        """Go on with the accusations that we doubted and that were not refuted."""
+        """Go on with the suspicions that we checked and that were not refuted."""
         due = [peer for peer, check in self._checks.items() if check.until <= now]
         for peer in due:
             self._confirm_unanswered(self._checks.pop(peer), now)
-        self.checks_end = min((check.until for check in self._checks.values()), default=math.inf)
+        ends = [check.until for check in self._checks.values()]
+        self.checks_end = min(ends, default=math.inf)
 
     def _confirm_unanswered(self, check: PendingCheck, now: float) -> None:
         member = self._members.get(check.signed.peer)
@@ -198,7 +215,7 @@ class FailureDetector:
             self._suspect(member, check.source, now)
 
     def on_own_heartbeat(self, signed: SignedHeartbeat, now: float) -> None:
-        """Our own words come back. If they are newer than ours, our disk was lost: count on
+        """Our own heartbeat comes back. If it is newer than ours, our disk was lost: count on
         from there."""
         if signed.seqno > self._local.seqno and self._verifier.is_signed(signed):
             self._local.continue_from(signed.seqno, now)
@@ -211,7 +228,8 @@ class FailureDetector:
             self._effects.send(member.peer, Suspect((member.signed,)))
 
     def on_unreachable(self, peer: PeerId, now: float) -> None:
-        """No address of ``peer`` answered: if it used to beat to us, ask everybody."""
+        """No address of ``peer`` answered: if it used to send us heartbeats, ask all
+        members."""
         member = self._members.get(peer)
         check = self._checks.pop(peer, None)
         if check is not None:
@@ -227,7 +245,11 @@ class FailureDetector:
 
     def declare_gone(self, signed: SignedHeartbeat, change: Change, now: float) -> None:
         """The peer died or left: remember that, and find another neighbour."""
-        member = self._members.add_tombstone(signed, now, may_be_partitioned=change is Change.DIED)
+        member = self._members.add_tombstone(
+            signed,
+            now,
+            may_be_partitioned=change is Change.DIED,
+        )
         self._active_view.remove(signed.peer, now)
         if member is not None:
             self._effects.tell(change, member)
@@ -252,13 +274,17 @@ class FailureDetector:
             self._suspect(member, self._local.peer, now)
 
     def _confirm_death(self, member: MemberState, now: float) -> None:
-        """An accusation was not refuted. Where many are false, nobody is buried whom we have
-        not asked."""
+        """A suspicion was not refuted. Where many are false, no peer is declared dead whom we
+        have not asked."""
         was_asked = member.watch is not None and member.watch.was_asked
         if member.direct or was_asked or self._quotas.trusts_suspicions(now):
             self.declare_gone(member.signed, Change.DIED, now)
             return
-        self._members.record_heartbeat(member, member.signed, member.seen)  # not accused any more
+        self._members.record_heartbeat(
+            member,
+            member.signed,
+            member.seen,
+        )  # not suspected any more
         if member.peer not in self._checks and self._quotas.may_check_before_death(now):
             self._check(member, self._local.peer, now)
 
@@ -267,7 +293,7 @@ class FailureDetector:
         self._dissemination.flood(member.signed, suspected=True, source=source, now=now)
 
     def _refute(self, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
-        """We are accused: show our newest heartbeat, or make a newer one."""
+        """We are suspected: show our newest heartbeat, or make a newer one."""
         newest = self._local.newest()
         if signed.seqno < newest.seqno:
             self._effects.send(source, Heartbeats((newest,)))

@@ -1,23 +1,24 @@
-"""What others may make us pass on to all, and what they may make us answer.
+"""How much a peer may make us pass on to all, and how much it may make us answer.
 
 Theory of operation
 -------------------
-A message to one node that all pass on costs a swarm of 200 a thousand times what it cost its sender. So
-nothing is passed on for ever on the word of others, however many peers it names.
+A message that every node passes on costs a swarm of 200 a thousand times what it cost its
+sender. So every flood that a node starts on the word of another is limited.
 
-*Accusations* of members are passed on at once in quiet times, so that a zone that loses power
-is known of everywhere within seconds. Each that is refuted costs some of the calm, and without
-calm accusations are *doubted*: we ask the accused ourselves, and pass the accusation on when no
-answer came (`failure_detector`). So the lies of a neighbour then end at the first honest node,
-which pays two messages for each; and a death in such times is known some seconds later. The
-neighbour is not blamed: it may have passed on what another made up.
+*Suspicions* of members are passed on at once while the node trusts them, so that the failure of
+a whole zone is known everywhere within seconds. Each suspicion that is refuted takes one token
+of that trust. A node that has none left *checks* a suspicion first: it asks the suspected peer
+itself, and passes the suspicion on only if no answer came (`failure_detector`). The lies of a
+neighbour then end at the first honest node, which pays two messages for each; a death in such
+times is known some seconds later. The neighbour gets no penalty: it may have passed on what
+another node made up.
 
-What cannot be checked that way, because we do not know the peer, has a quota for each
-neighbour: accusations of strangers, and good-byes. A newcomer that is told to all, by digest,
-has another.
+What cannot be checked that way, because the node does not know the peer, has a quota for each
+neighbour: suspicions of unknown peers, and good-byes. Newcomers that are announced to all, by
+digest, have another.
 
 *Answers* are larger than questions. Requests to be neighbours that are refused, and heartbeats
-that are asked for, have quotas for each peer and for all that are no neighbours.
+that are asked for, have quotas for each peer and for all peers together that are no neighbours.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ from p2p.identity import PeerId
 from p2p.membership.core.quotas import PeerQuotas, Quota
 
 TRUST: Final = 16.0
-"""Refuted accusations after which accusations are doubted. Some are honest: a machine that
-sleeps for a minute is accused by its neighbours, and refutes them when it wakes up."""
+"""Refuted suspicions after which suspicions are checked first. Some are honest: a machine that
+sleeps for a minute is suspected by its neighbours, and refutes them when it wakes up."""
 TRUST_INTERVALS: Final = 2.0
 """Intervals after which one of them is forgiven: so many a liar may send round for ever, 330
 bytes a second for each node at 5 s; and so many wake up in a swarm of 1,000 machines that sleep
 every three hours."""
 CHECKS: Final = 4.0
-"""Accused peers that we ask ourselves at once because of one neighbour, and..."""
+"""Suspected peers that we ask ourselves at once because of one neighbour, and..."""
 CHECK_INTERVALS: Final = 2.0
 """...intervals until we ask one more: 46 bytes a second for each liar among the neighbours,
 with answers."""
 FINAL_CHECKS: Final = 16.0
-"""The same, at once, of those that were accused in quieter times and are about to be buried;
-and one more in each `CHECK_INTERVALS`."""
+"""The same, at once, of those that were suspected in quieter times and are about to be declared
+dead; and one more in each `CHECK_INTERVALS`."""
 UNCHECKED: Final = 32.0
 """Floods that a neighbour may start without our being able to check them: a zone of 200, if the
 other neighbours tell of the rest."""
@@ -101,13 +102,21 @@ class FloodQuotas:
     def __init__(self, interval: float) -> None:
         self._trust = Quota(1 / (TRUST_INTERVALS * interval), TRUST, TRUST, 0.0)
         self._checks = PeerQuotas(1 / (CHECK_INTERVALS * interval), CHECKS)
-        self._final_checks = Quota(1 / (CHECK_INTERVALS * interval), FINAL_CHECKS, FINAL_CHECKS, 0.0)
+        self._final_checks = Quota(
+            1 / (CHECK_INTERVALS * interval),
+            FINAL_CHECKS,
+            FINAL_CHECKS,
+            0.0,
+        )
         self._unchecked = PeerQuotas(UNCHECKED_PER_INTERVAL / interval, UNCHECKED)
         self._newcomers = PeerQuotas(NEWCOMERS_PER_INTERVAL / interval, NEWCOMERS)
         self._asks = PeerQuotas(1 / (ASK_INTERVALS * interval), ASKS)
         self._refusals = Quota(REFUSALS_PER_INTERVAL / interval, REFUSALS, REFUSALS, 0.0)
         self._walks = PeerQuotas(1 / (WALK_INTERVALS * interval), 1.0)
-        self._forwarded_walks = PeerQuotas(FORWARDED_WALKS_PER_INTERVAL / interval, FORWARDED_WALKS)
+        self._forwarded_walks = PeerQuotas(
+            FORWARDED_WALKS_PER_INTERVAL / interval,
+            FORWARDED_WALKS,
+        )
         self._answered = PeerQuotas(ANSWERED_PER_INTERVAL / interval, ANSWERED)
         self._answered_to_others = Quota(
             ANSWERED_TO_OTHERS_PER_INTERVAL / interval,
@@ -117,19 +126,20 @@ class FloodQuotas:
         )
 
     def trusts_suspicions(self, now: float) -> bool:
-        """Whether few accusations were refuted lately."""
+        """Whether few suspicions were refuted lately."""
         return self._trust.available(now) >= 1
 
     def count_refutation(self, now: float) -> None:
-        """An accusation was wrong."""
+        """A suspicion was wrong."""
         self._trust.tokens = max(self._trust.available(now) - 1, -TRUST)
 
     def may_check(self, source: PeerId, now: float) -> bool:
-        """Whether to ask an accused peer ourselves, because of ``source``."""
+        """Whether to ask an suspected peer ourselves, because of ``source``."""
         return self._checks.take(source, now)
 
     def may_check_before_death(self, now: float) -> bool:
-        """Whether to ask an accused peer ourselves, because we are about to bury it."""
+        """Whether to ask an suspected peer ourselves, because we are about to declare it
+        dead."""
         return self._final_checks.take(1, now)
 
     def may_flood_unchecked(self, source: PeerId, now: float) -> bool:

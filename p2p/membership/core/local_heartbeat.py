@@ -1,4 +1,4 @@
-"""What a node says of itself, when, and to whom."""
+"""This node's own heartbeat: what it says, when the next is due, and which peers get it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ MAX_INTEREST: Final = 4096
 """Peers that get our heartbeats without being neighbours; at 5 s that is 150 KB/s, more than
 enough."""
 MAX_SUSPECTERS: Final = 32
-"""Accusers answered in person with our next heartbeat; the others hear of it by rumour."""
+"""Suspecting peers answered in person with our next heartbeat; the others hear of it by
+flood."""
 
 
 class LocalHeartbeat:
@@ -52,7 +53,7 @@ class LocalHeartbeat:
         self.next_beat = -math.inf
         """When the next heartbeat is due."""
         self.refute_at = math.inf
-        """When the accusers that wait for a sign of life get it, if not with the next
+        """When the suspecting peers that wait for a sign of life get it, if not with the next
         heartbeat."""
         self.beats = 0
         """Heartbeats that were due so far."""
@@ -93,9 +94,9 @@ class LocalHeartbeat:
         self.next_beat = min(self.next_beat, self._earliest(now))
 
     def refute(self, now: float) -> SignedHeartbeat:
-        """A new heartbeat for our accusers alone. Neighbours wait for the next that is due:
-        with a beat to all of them for each accusation, accusations made them and us talk four
-        times as much."""
+        """A new heartbeat for our suspecting peers alone. Neighbours wait for the next that is
+        due: with a heartbeat to all of them for each suspicion, they and we sent
+        four times as much."""
         self._newest = self._sign(leaving=False)
         self._last_beat, self.refute_at = now, math.inf
         return self._newest
@@ -112,7 +113,7 @@ class LocalHeartbeat:
             self.beat_soon(now)
 
     def continue_from(self, seqno: int, now: float) -> None:
-        """Others have newer words of ours than we: our disk or our clock was lost."""
+        """Others have a newer heartbeat of ours than we: our disk or our clock was lost."""
         self._seqno = max(self._seqno, seqno)
         self.beat_soon(now)
 
@@ -124,7 +125,7 @@ class LocalHeartbeat:
         return self._ceiling
 
     def set_interest(self, peers: Iterable[PeerId]) -> None:
-        """Beat to ``peers`` too; replaces the set before."""
+        """Send heartbeats to ``peers`` too; replaces the set before."""
         self._interest = dict.fromkeys(list(peers)[:MAX_INTEREST])
         self._backed_off.clear()
 

@@ -1,5 +1,15 @@
-"""Whom a node knows: the living with their newest heartbeats, and the dead, so that they stay
-dead."""
+"""The members that a node knows, with their newest heartbeats, and tombstones of the dead.
+
+Theory of operation
+-------------------
+The list holds HyParView's passive view, the neighbours, and peers that send us heartbeats
+because they are interested in us. It is bounded, and peers are cheap to invent, so the rules of
+`evictee` say which member goes when it is full: the young displace each other, and of a few
+drawn at random the one goes whose network or introducer has most seats.
+
+A tombstone keeps a dead peer dead: without it an old heartbeat that another node still passes
+on would bring the peer back.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +38,15 @@ from p2p.membership.heartbeat import KEY, SignedHeartbeat, key_of
 
 STALE_CHECK: Final = 12.0
 """Intervals between two looks for the stale among all those known through others: in a large
-swarm somebody always is, and a look each interval took an eighth of a node's time."""
+swarm a peer always is, and a look each interval took an eighth of a node's time."""
 SPARSE: Final = 7 / 8
 """Share of its capacity up to which a view tells the neighbours whom it has met. A fuller one
 is a random sample, in which every death makes room for one more: no news, and the digests with
-the beats suffice."""
+the heartbeats suffice."""
 CROWDED: Final = 63 / 64
 """Share of its capacity from which a view is crowded."""
 YOUNG: Final = 120.0
-"""Intervals for which a member is young: as long as one that nobody hears of stays listed
+"""Intervals for which a member is young: as long as one that no peer hears of stays listed
 (`stale`). What has outlived them was named again meanwhile."""
 YOUNG_SHARE: Final = 1 / 8
 """Share of a full view that the young may take from the old. Beyond it a newcomer takes the
@@ -55,11 +65,11 @@ MAX_TOMBSTONES: Final = 4096
 
 
 class MemberList:
-    """The living and the dead. Bounded: passive and direct members, graves.
+    """The living and the dead. Bounded: passive and direct members, tombstones.
 
-    The few that beat to us, or are accused, wait on a heap for their judgement; a newer
-    heartbeat leaves them where they are until they come to its top. The many known through
-    others are looked through together, at most once in `STALE_CHECK` intervals.
+    The few that send us heartbeats, or are suspected, wait on a heap for their judgement; a
+    newer heartbeat leaves them where they are until they come to its top. The many known
+    through others are looked through together, at most once in `STALE_CHECK` intervals.
     """
 
     __slots__ = (
@@ -98,8 +108,8 @@ class MemberList:
         self._prefixes: Counter[bytes] = Counter()
         """How many of the living are in each network."""
         self.has_audience = False
-        """Whether peers beat to us that are no neighbours, because we are an officer of the
-        run: they are kept beside the passive members."""
+        """Whether peers send us heartbeats that are no neighbours, because we are an officer of
+        the run: they are kept beside the passive members."""
         self._era = -math.inf
         """When the last interval began in which a newcomer was met: what is noted as its first
         sight."""
@@ -125,7 +135,7 @@ class MemberList:
         return self._settled_at
 
     def _tidy(self) -> float:
-        """Let the heap begin with somebody who is due when it says; return when that is."""
+        """Let the heap begin with a peer who is due when it says; return when that is."""
         watched = self._watched
         while watched:
             when, _, member = watched[0]
@@ -156,7 +166,7 @@ class MemberList:
         return member if member is not None and member.peer == peer else None
 
     def tombstone(self, peer: PeerId) -> Tombstone | None:
-        """The grave of a dead one."""
+        """The tombstone of a dead one."""
         tombstone = self._tombstones.get(peer[KEY])
         return tombstone if tombstone is not None and tombstone.signed.peer == peer else None
 
@@ -166,7 +176,7 @@ class MemberList:
         return other is not None and other.signed.peer != peer
 
     def is_outdated(self, key: bytes, seqno: int) -> bool:
-        """Whether a digest means ourselves, or words that the dead said."""
+        """Whether a digest means ourselves, or a heartbeat that a dead peer sent before."""
         tombstone = self._tombstones.get(key)
         return key == self._local or (tombstone is not None and seqno <= tombstone.signed.seqno)
 
@@ -179,7 +189,12 @@ class MemberList:
         """All the living."""
         return [Member(member.signed, member.seen) for member in self._members.values()]
 
-    def update(self, signed: SignedHeartbeat, source: PeerId, now: float) -> SignedHeartbeat | None:
+    def update(
+        self,
+        signed: SignedHeartbeat,
+        source: PeerId,
+        now: float,
+    ) -> SignedHeartbeat | None:
         """Take in a newer heartbeat that ``source`` sent; return the one before it, None for a
         newcomer."""
         member = self._members.get(signed.heartbeat.peer[KEY])
@@ -206,20 +221,32 @@ class MemberList:
         interval = self._config.paced(signed.heartbeat.interval)
         if now - self._era >= self._config.interval:
             self._era = now
-        member = MemberState(signed, now, None if source == peer else source, interval, self._era)
+        member = MemberState(
+            signed,
+            now,
+            None if source == peer else source,
+            interval,
+            self._era,
+        )
         self._members[key] = member
         if member.prefix is not None:
             self._prefixes[member.prefix] += 1
         self._schedule(member)
         self._name_next(member)
 
-    def record_heartbeat(self, member: MemberState, signed: SignedHeartbeat, now: float) -> None:
+    def record_heartbeat(
+        self,
+        member: MemberState,
+        signed: SignedHeartbeat,
+        now: float,
+    ) -> None:
         """A living peer's newest heartbeat has come."""
         before, heartbeat = member.signed.heartbeat, signed.heartbeat
         member.record_heartbeat(signed, now)
         if heartbeat.interval != before.interval:
             member.interval = self._config.paced(heartbeat.interval)
-        if heartbeat.profile is not before.profile and heartbeat.profile.addrs != before.profile.addrs:
+        profile, known = heartbeat.profile, before.profile
+        if profile is not known and profile.addrs != known.addrs:
             self._leave_prefix(member)
             member.prefix = prefix_of(heartbeat.profile.addrs)
             if member.prefix is not None:
@@ -235,7 +262,7 @@ class MemberList:
         return prefix is not None and len(self._members) - self._prefixes[prefix] >= OTHERS
 
     def expect(self, peer: PeerId, now: float) -> bool:
-        """A living peer beats to us itself, from now on; False if we do not know it."""
+        """A living peer sends us heartbeats itself, from now on; False if we do not know it."""
         member = self.get(peer)
         if member is None:
             return False
@@ -248,7 +275,7 @@ class MemberList:
         return True
 
     def stop_expecting(self, peer: PeerId) -> None:
-        """A living peer does not beat to us itself any more."""
+        """A living peer does not sent us a heartbeat itself any more."""
         member = self.get(peer)
         if member is not None and member.direct:
             self._directs -= 1
@@ -332,7 +359,12 @@ class MemberList:
         others'."""
         return len(self._members) > CROWDED * self._capacity
 
-    def evictee(self, neighbours: Mapping[PeerId, float], keep: PeerId, now: float) -> PeerId | None:
+    def evictee(
+        self,
+        neighbours: Mapping[PeerId, float],
+        keep: PeerId,
+        now: float,
+    ) -> PeerId | None:
         """Who must go for the newcomer ``keep`` to stay, if the view, or its network's share,
         is too full.
 
@@ -344,12 +376,14 @@ class MemberList:
         pool = self._of_crowded_prefix(keep) if self._prefixes else []
         if not pool:
             passive = len(self._members) - self._directs
-            is_full_house = passive > self._config.passive or self._directs > self._config.direct
+            config = self._config
+            is_full_house = passive > config.passive or self._directs > config.direct
             if self.has_room() or (self.has_audience and not is_full_house):
                 return None
             young = self._young(now)
             all_of_them = self._members.values()
-            pool = young if len(young) > YOUNG_SHARE * self._config.capacity else list(all_of_them)
+            share = YOUNG_SHARE * config.capacity
+            pool = young if len(young) > share else list(all_of_them)
         spares_direct = self.has_audience and self._directs <= self._config.direct
         pool = [
             member
@@ -384,7 +418,8 @@ class MemberList:
     def _young(self, now: float) -> list[MemberState]:
         """The members that were met last; a dict keeps them in the order in which they came."""
         since = now - YOUNG * self._config.interval
-        return list(takewhile(lambda member: member.since > since, reversed(self._members.values())))
+        newest_first = reversed(self._members.values())
+        return list(takewhile(lambda member: member.since > since, newest_first))
 
     def _leave_prefix(self, member: MemberState) -> None:
         if member.prefix is not None:
@@ -393,11 +428,11 @@ class MemberList:
                 del self._prefixes[member.prefix]
 
     def sample(self, count: int, first: Iterable[PeerId]) -> list[SignedHeartbeat]:
-        """Heartbeats of ``first`` and of ``count`` others, none of them accused.
+        """Heartbeats of ``first`` and of ``count`` others, none of them suspected.
 
         Of the others those come first that were met last, or have a new policy, then all in
-        random order, and nobody twice before everybody had a turn: drawn anew each time, the
-        last of 200 would be named a minute later.
+        random order, and no peer twice before all had a turn: drawn anew each time, the last of
+        200 would be named a minute later.
         """
         known, turns = self._members, self._turns
         chosen = {peer: member for peer in first if (member := self.get(peer)) is not None}
@@ -459,7 +494,7 @@ class MemberList:
         due, watch = self._due(member), member.watch
         if watch is not None and watch.waits_until == self._settled_at:
             self._is_settled = False
-        if watch is None or not (watch.direct_at > -math.inf or watch.liveness is Liveness.SUSPECTED):
+        if watch is None or not member.is_watched:
             if due < self._stale_check_at:
                 self._stale_check_at = due
                 self._is_settled = False

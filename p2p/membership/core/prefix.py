@@ -1,4 +1,4 @@
-"""Which network a peer is in: what a stranger cannot mint as it mints keys."""
+"""The network prefix of a peer: what a stranger cannot mint as it mints keys."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def prefix_of(addrs: tuple[Multiaddr, ...]) -> bytes | None:
     """The network of the first public address among ``addrs``; None if there is none.
 
     Loopback, private and memory addresses name no network: a laboratory, a home and a
-    simulation are one place each, and whoever is in them was let in. Names are not resolved for
-    strangers, and do not count.
+    simulation are one place each, and a peer that is in them was let in. Names are not resolved
+    for strangers, and do not count.
     """
     for addr in addrs:
         kind, value = addr.parts[0]

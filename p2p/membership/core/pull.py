@@ -1,5 +1,4 @@
-"""Which heartbeats to ask for, of all that digests offer: a budget, spent on the unknown
-first."""
+"""Which heartbeats to ask for, of all that digests name: a budget, the unknown first."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ BATCH_INTERVALS: Final = 3.0
 """Intervals between two requests that can wait, so that one message asks for several
 heartbeats: for what is old, and for `FEW_SEATS`."""
 UNKNOWN_AT_CAPACITY: Final = 1 / 4
-"""Unknown peers taken in per interval when the view is full: at 5 s, and if nobody dies, it is
+"""Unknown peers taken in per interval when the view is full: at 5 s, and if none dies, it is
 renewed within an hour."""
 FEW_SEATS: Final = 2
 """Free seats that wait for a request at leisure: a large view with 1 % of them is as good a
@@ -36,7 +35,7 @@ messages: the dead."""
 UNANSWERED_PER_INTERVAL: Final = 1.0
 """How many of them are forgiven in an interval."""
 MAX_ASKED: Final = 1024
-"""Keys asked for, remembered for an interval so that nobody else is asked for them too."""
+"""Keys asked for, remembered for an interval so that no other peer is asked for them too."""
 
 
 class Pull:
@@ -71,7 +70,12 @@ class Pull:
         """It came."""
         self._asked.pop(key, None)
 
-    def wanted(self, digests: Iterable[Digest], source: PeerId, now: float) -> tuple[bytes, ...]:
+    def wanted(
+        self,
+        digests: Iterable[Digest],
+        source: PeerId,
+        now: float,
+    ) -> tuple[bytes, ...]:
         """The keys to ask ``source``, the sender of ``digests``, for."""
         asked, by_key = self._asked, self._members.by_key
         if asked:
@@ -105,7 +109,8 @@ class Pull:
                 or (member.liveness is Liveness.ALIVE and not self._has_plenty(now))
             ):
                 continue
-            if len(keys) == MAX_KEYS or len(asked) == MAX_ASKED or not self._budget.take(1, now):
+            is_full = len(keys) == MAX_KEYS or len(asked) == MAX_ASKED
+            if is_full or not self._budget.take(1, now):
                 break
             keys.append(key)
             asked[key] = now, source
@@ -121,5 +126,5 @@ class Pull:
 
     def _has_plenty(self, now: float) -> bool:
         """Whether the budget is large enough for what is no news of the unknown or the
-        accused."""
+        suspected peer."""
         return self._budget.available(now) > self._budget.burst / 2

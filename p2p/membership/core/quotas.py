@@ -1,4 +1,4 @@
-"""How much a peer may send, and may make us send: token buckets, one for all peers or one for each."""
+"""Token buckets: one for all peers (`Quota`), or one for each peer (`PeerQuotas`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ a core."""
 QUOTA_BURST: Final = 2000.0
 """Units at once: the death of 1,000 peers in one zone, told from both sides of it."""
 MIN_QUOTAS: Final = 16
-"""Connections counted before anybody looks which are idle."""
+"""Connections counted before any peer looks which are idle."""
 MAX_QUOTAS: Final = 8192
 """Connections counted; beyond it the oldest starts afresh."""
 _ROUNDING: Final = -1e-3
@@ -35,7 +35,8 @@ class Quota:
 
     def take(self, count: float, now: float) -> bool:
         """Take ``count`` tokens, if they are there."""
-        tokens = self.tokens + (now - self.updated) * self.rate  # as `available`, without a call each time
+        # As `available`, without a call each time.
+        tokens = self.tokens + (now - self.updated) * self.rate
         if tokens > self.burst:
             tokens = self.burst
         self.updated = now

@@ -1,7 +1,8 @@
-"""Whether to believe a heartbeat, and whose fault it is if not.
+"""Whether to believe a heartbeat, and which peer is at fault if not.
 
-A forgery is the sender's fault, whoever it names: every honest node verifies before it passes
-on. A clock that lies, or an old heartbeat from a third party, is nobody's.
+A forgery is the fault of the peer that sent it, whichever peer it names: every honest node
+verifies before it passes on. A wrong clock, or an old heartbeat of a third party, is no fault
+of the sender.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class HeartbeatVerifier:
     """Checks heartbeats, counts what is dropped, penalises whose fault it is."""
 
     __slots__ = (
-        "_clocks", "_is_stamped", "_lifetime", "_penalise", "_stamped", "_verify", "_wall", "asks_stamps",
-        "counters", "may",
+        "_clocks", "_is_stamped", "_lifetime", "_penalise", "_stamped", "_verify", "_wall",
+        "asks_stamps", "counters", "may",
     )  # fmt: skip
 
     def __init__(
@@ -108,7 +109,11 @@ class HeartbeatVerifier:
             return None
         return ClockOff(statistics.median(self._clocks.values()), len(self._clocks))
 
-    def _shows_stamp(self, signed: SignedHeartbeat, is_stamped: Callable[[PeerId, bytes], bool]) -> bool:
+    def _shows_stamp(
+        self,
+        signed: SignedHeartbeat,
+        is_stamped: Callable[[PeerId, bytes], bool],
+    ) -> bool:
         """Whether the stamp in a heartbeat will do. Costs a hash; its signature is verified
         after that."""
         if signed.peer in self._stamped:
@@ -130,5 +135,6 @@ class HeartbeatVerifier:
         if ahead > 0:
             self._penalise(Penalise(source, REPLAYED_POINTS, reason))
         is_known = source in self._clocks
-        if (is_known or len(self._clocks) < MAX_CLOCKS) and (is_known or self.is_signed(signed)):
+        has_room = len(self._clocks) < MAX_CLOCKS
+        if is_known or (has_room and self.is_signed(signed)):
             self._clocks[source] = self._lifetime - ahead
