@@ -363,12 +363,12 @@ class MembershipCore:
 
     def _meet(self, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
         """A member that we did not know."""
-        peer = signed.heartbeat.peer
+        peer, profile = signed.heartbeat.peer, signed.heartbeat.profile
         self._view.admit(signed, source, now)
-        self._outbox.put(AddAddrs(peer, signed.heartbeat.profile.addrs))
+        self._outbox.put(AddAddrs(peer, profile.addrs))
         if self._view.is_sparse() and self._floods.may_announce(source, now):
             self._rumours.announce(peer, source, now)
-        self._outbox.tell(Change.JOINED, Member(signed, now))
+        self._outbox.tell(Change.JOINED, Member(peer, profile, now))
         surplus = self._view.surplus(self._overlay.active, peer, now)
         if surplus is not None:
             self._silence.forget(surplus)
@@ -381,7 +381,7 @@ class MembershipCore:
             if known.addrs != profile.addrs or entry.seqno % READDRESS_BEATS == 0:
                 self._outbox.put(AddAddrs(peer, profile.addrs))
             if differs(known, profile):
-                self._outbox.tell(Change.CHANGED, Member(signed, now))
+                self._outbox.tell(Change.CHANGED, Member(peer, profile, now))
         elif entry.seqno % READDRESS_BEATS == 0:
             self._outbox.put(AddAddrs(peer, profile.addrs))
         if source == peer and entry.direct and entry.direct_at < now - PROBE * entry.interval:
