@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -92,6 +93,12 @@ MAX_OFFENCES: Final = 8.0
 identity costs 16 µs and would wash off every penalty. Eight, because a laboratory may share one address."""
 OFFENCE_HALF_LIFE: Final = 300.0
 """Seconds; as long as a peer is refused."""
+MAX_REPLACED: Final = 16.0
+"""Connections of one identity, halved every minute, that made way for a fifth one of it, after which a newer
+one is closed before anything is begun for it. Ghosts of a peer that restarts every few seconds are fewer; an
+identity that came 300 times a second cost, beside each handshake, an identify, lanes, and the end of both."""
+REPLACED_HALF_LIFE: Final = 60.0
+"""Seconds."""
 HANDSHAKE_RATE: Final = 700.0
 """Incoming handshakes computed in a second, at most: at 1.1 ms each with all that a connection brings, three
 quarters of a core. At 400 a flood of 500 a second from the newcomer's own address filled the 256 places, and
@@ -111,7 +118,8 @@ class _Dial:
     trusted: bool
     """Whether the address is sure, or the peer protected: which slots it takes."""
     done: trio.Event = field(default_factory=trio.Event)
-    error: Exception | None = None
+    error: Exception | None = field(default_factory=lambda: PeerUnreachable("the dial was given up"))
+    """Why there is no connection; what it says at first holds for a dial that a bug of ours ended."""
 
 
 class _Ready(trio.abc.AsyncResource):
@@ -143,32 +151,6 @@ class Callbacks:
     """Called every `SWEEP` seconds while there is a connection."""
     is_busy: Callable[[PeerId, int], bool]
     """Whether, of that many streams to and from the peer, one is in use, beyond those that carry messages."""
-
-
-class _Begun(trio.abc.HalfCloseableStream):
-    """A raw stream of which the first bytes were read already, for the length of a handshake."""
-
-    def __init__(self, raw: trio.abc.HalfCloseableStream, first: bytes | bytearray) -> None:
-        self._raw = raw
-        self._first = first
-
-    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
-        if not self._first:
-            return await self._raw.receive_some(max_bytes)
-        first, self._first = self._first, b""
-        return first
-
-    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        await self._raw.send_all(data)
-
-    async def wait_send_all_might_not_block(self) -> None:
-        await self._raw.wait_send_all_might_not_block()
-
-    async def send_eof(self) -> None:
-        await self._raw.send_eof()
-
-    async def aclose(self) -> None:
-        await self._raw.aclose()
 
 
 class _Turns:
@@ -251,6 +233,7 @@ class Connector:
         self._hearsay_slots = trio.CapacityLimiter(MAX_HEARSAY_DIALS)
         self._targets = DialTargets()
         self._offences = FadingCounts(OFFENCE_HALF_LIFE)
+        self._replaced = FadingCounts(REPLACED_HALF_LIFE)
         self._unreachable: dict[PeerId, float] = {}
         self._protected: dict[str, frozenset[PeerId]] = {}
         self._turns = _Turns()
@@ -275,11 +258,17 @@ class Connector:
         self._watchers = without(self._watchers, watcher)
 
     def tell(self, peer: PeerId, state: PeerState, *, dialled: bool = False) -> None:
-        """Call the watchers, unless the host is closing."""
+        """Call the watchers, unless the host is closing.
+
+        All of them hear of it, also when one raises: the gossip that missed a disconnect because the DHT's
+        listener crashed would keep the peer in its mesh for ever. What was raised goes on to our border.
+        """
         self._world.sometimes("connector/lost messages", state is PeerState.UNREACHABLE)
         if not self.closing:
-            for watcher in self._watchers:
-                watcher(PeerEvent(peer, state, dialled))
+            event = PeerEvent(peer, state, dialled)
+            with ExitStack() as calls:
+                for watcher in reversed(self._watchers):
+                    calls.callback(watcher, event)
 
     def drop(self, peer: PeerId) -> list[Connection]:
         """Begin to close all connections of ``peer``; returns them."""
@@ -375,7 +364,7 @@ class Connector:
             dial = self._dials[peer] = _Dial(trusted)
             self._spawn(self._dial, peer, dial)
         await dial.done.wait()
-        if dial.error is not None:
+        if dial.error is not None and self.live(peer) is None:  # it may have dialled us meanwhile
             raise type(dial.error)(*dial.error.args) from dial.error
 
     async def _dial(self, peer: PeerId, dial: _Dial) -> None:
@@ -390,7 +379,8 @@ class Connector:
                     ready, addr = await race(peer, self.book.of(peer), partial(self._dial_addr, peer))
             if not self._adopt(ready.raw, ready.secured, dialer=True, addr=addr):
                 await trio.aclose_forcefully(ready)
-                dial.error = PeerUnreachable(f"{peer} is not wanted any more")
+                raise PeerUnreachable(f"{peer} is not wanted any more")
+            dial.error = None
         except trio.TooSlowError:
             dial.error = PeerUnreachable(f"{peer} did not answer within {timeout:.0f} s")
         except (PeerUnreachable, WrongPeer) as error:
@@ -417,16 +407,16 @@ class Connector:
         return ready
 
     async def _dial_place(self, peer: PeerId, addr: Multiaddr) -> _Ready:
-        with trio.fail_after(CONNECT_TIMEOUT):
+        with trio.fail_after(CONNECT_TIMEOUT) as patience:
             raw = await self._network.dial(addr)
-        try:
-            with trio.fail_after(HANDSHAKE_TIMEOUT):
+            patience.deadline += HANDSHAKE_TIMEOUT  # and what the connection left over
+            try:
                 secured = await secure(raw, self._static, self._world.entropy, dialer=True, expected=peer)
-        except BaseException as error:
-            if isinstance(error, WrongPeer):
-                self.book.forget(peer, addr)
-            await trio.aclose_forcefully(raw)
-            raise
+            except BaseException as error:
+                if isinstance(error, WrongPeer):
+                    self.book.forget(peer, addr)
+                await trio.aclose_forcefully(raw)
+                raise
         return _Ready(raw, secured)
 
     def _remember_unreachable(self, peer: PeerId) -> None:
@@ -455,7 +445,7 @@ class Connector:
             if self._offences.count(group_of(addr).host, self._world.now()) >= MAX_OFFENCES:
                 await trio.aclose_forcefully(raw)
                 continue
-            scope = trio.CancelScope()
+            scope = trio.move_on_after(HANDSHAKE_TIMEOUT)
             pending = PendingHandshake(group_of(addr), self._world.now(), scope.cancel)
             victim = self.budget.begin_handshake(pending)
             if victim is not None:
@@ -472,21 +462,21 @@ class Connector:
     ) -> None:
         adopted = False
         try:
-            with scope, trio.fail_after(HANDSHAKE_TIMEOUT):
+            with scope:
                 # A dialer speaks first. Until it does, a silent socket costs us a task and no cryptography.
                 first = await raw.receive_some(FIRST_READ)
                 pending.heard = bool(first)
                 await self._wait_turn(pending.group)
-                secured = await secure(_Begun(raw, first), self._static, self._world.entropy, dialer=False)
+                secured = await secure(raw, self._static, self._world.entropy, dialer=False, first=first)
                 await dawdle(self._world, "connector/slow greeting")
                 self.budget.end_handshake(pending)
                 adopted = self._adopt(raw, secured, dialer=False, addr=addr)
         except (RemoteProtocolError, ProtocolNotSupported, trio.BrokenResourceError) as error:
             logger.info("a handshake failed: %s", error)
-        except trio.TooSlowError:
-            logger.info("a handshake took longer than %s s", HANDSHAKE_TIMEOUT)
         finally:
             self.budget.end_handshake(pending)
+            if scope.cancelled_caught:
+                logger.debug("gave up a handshake: it took %s s, or made room", HANDSHAKE_TIMEOUT)
             if not adopted:
                 await trio.aclose_forcefully(raw)
 
@@ -526,16 +516,8 @@ class Connector:
         if self.closing or self.is_refused(peer):
             return False
         now = self._world.now()
-        usage = self._usage.get(peer) or Usage(now, now)
-        scope = trio.CancelScope()
-        held = HeldConnection(peer, group_of(addr), not dialer, usage, scope.cancel)
-        victims = self.budget.admit(held)
-        for victim in victims:
-            logger.debug("gave up a connection to %r for another", victim.peer)
-            victim.abort()
-        if held in victims:
+        if not dialer and self._replaced.count(peer.hex(), now) >= MAX_REPLACED:
             return False
-        self._usage[peer] = usage
         connection = Connection(
             self._world,
             raw,
@@ -548,23 +530,33 @@ class Connector:
             turns=self.turns,
         )
         connection.remote_addr = addr
+        usage = self._usage.get(peer) or Usage(now, now)
+        held = HeldConnection(peer, group_of(addr), not dialer, usage, connection.abort)
+        victims = self.budget.admit(held)
+        for victim in victims:
+            logger.debug("gave up a connection to %r for another", victim.peer)
+            victim.abort()
+            if victim.peer == peer and victim is not held:
+                self._replaced.add(peer.hex(), now)
+        if held in victims:
+            return False
+        self._usage[peer] = usage
         siblings = self._connections.setdefault(peer, [])
         siblings.append(connection)
         self._world.sometimes("connector/both dialled", len(siblings) > 1)
         self._unreachable.pop(peer, None)
-        self._spawn(self._carry, connection, held, scope)
+        self._spawn(self._carry, connection, held)
         if not self._sweeping:
             self._sweep_later()
+        self._callbacks.on_connection(connection)
         if len(siblings) == 1:
             self.tell(peer, PeerState.CONNECTED, dialled=dialer)
-        self._callbacks.on_connection(connection)
         return True
 
-    async def _carry(self, connection: Connection, held: HeldConnection, scope: trio.CancelScope) -> None:
+    async def _carry(self, connection: Connection, held: HeldConnection) -> None:
         peer = connection.peer
         try:
-            with scope:
-                await connection.run()
+            await connection.run()
         finally:
             self.budget.release(held)
             siblings = self._connections[peer]
@@ -573,11 +565,11 @@ class Connector:
                 del self._connections[peer]
                 self._usage.pop(peer, None)
             self._callbacks.on_lost(connection)
+            self._world.sometimes("connector/saw a protocol broken", connection.failure is not None)
+            if connection.failure is not None:
+                self.penalise(peer, VIOLATION, str(connection.failure))
             if not siblings:
-                self.tell(peer, PeerState.DISCONNECTED)
-        self._world.sometimes("connector/saw a protocol broken", connection.failure is not None)
-        if connection.failure is not None:
-            self.penalise(peer, VIOLATION, str(connection.failure))
+                self.tell(peer, PeerState.DISCONNECTED)  # at last: a watcher may raise
 
     def _sweep_later(self) -> None:
         self._sweeping = bool(self._connections) and not self.closing

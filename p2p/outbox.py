@@ -1,13 +1,13 @@
 """Messages on their way to peers: one lane, that is one long-lived stream, per peer and protocol.
 
 A lane exists while its stream does. Its fast path queues a message on the stream within `put`; only when the
-peer, or the network, cannot keep up do messages wait here for the lane's task. What waits for one
-peer is bounded over all of its lanes.
+peer, or the network, cannot keep up do messages wait here for the lane's task, and only while some wait is
+there a task: 1,024 idle peers with two lanes each would hold 8 MiB of sleeping ones. What waits for one peer
+is bounded over all of its lanes.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -17,7 +17,6 @@ from p2p.host import MAX_OUTBOX
 from p2p.identity import PeerId, ProtocolId
 from p2p.transport.connection import Connection
 from p2p.transport.stream import MuxedStream
-from p2p.transport.wakeup import Wakeup
 from p2p.wire import KI, MIB
 
 MAX_WAITING: Final = 24 * MIB
@@ -38,13 +37,17 @@ OpenLane = Callable[[PeerId, ProtocolId], Awaitable[tuple[Connection, MuxedStrea
 class Lane:
     """The messages of one protocol to one peer."""
 
+    __slots__ = ("_stream", "connection", "is_running", "peer", "protocol", "scope", "sweeps", "waiting")
+
     def __init__(self, peer: PeerId, protocol: ProtocolId) -> None:
         self.peer = peer
         self.protocol = protocol
         self.connection: Connection | None = None
+        self.is_running = False
+        """Whether a task carries what waits."""
         self.scope = trio.CancelScope()
-        self.waiting: deque[bytes] = deque()
-        self.work = Wakeup()
+        """That of the task, while there is one."""
+        self.waiting: list[bytes] = []
         self.sweeps = 0
         """Calls of `Outbox.sweep` since a message has left."""
         self._stream: MuxedStream | None = None
@@ -56,36 +59,43 @@ class Lane:
 
     def try_send(self, framed: bytes) -> bool:
         """Queue on the stream at once, if it is there and nothing waits before."""
-        if self._stream is None or self.waiting or not self._stream.try_send(framed):
+        if self._stream is None or self.is_running or not self._stream.try_send(framed):
             return False
         self.sweeps = 0
         return True
 
     async def run(self, open_lane: OpenLane, sent: Callable[[int], None]) -> None:
-        """Carry messages until cancelled. Raises what opening or sending raises."""
+        """Carry what waits, then return. Raises what opening or sending raises."""
         with self.scope:
-            self.connection, self._stream = await open_lane(self.peer, self.protocol)
-            async with self._stream as stream:
-                while True:
-                    while self.waiting:
-                        await stream.send_all(self._next_batch(sent))
-                        self.sweeps = 0
-                    await self.work.wait()
+            if self._stream is None:
+                self.connection, self._stream = await open_lane(self.peer, self.protocol)
+            while self.waiting:
+                await self._stream.send_all(self._next_batch(sent))
+                self.sweeps = 0
+
+    def end(self) -> None:
+        """Let go of the stream; a task that uses it ends first, and `Outbox.stopped` comes back here."""
+        if self.is_running:
+            self.scope.cancel()
+        elif self._stream is not None:
+            self._stream.reset()
 
     def _next_batch(self, sent: Callable[[int], None]) -> bytes:
-        batch, size = [], 0
-        while self.waiting and size < _BATCH:
-            batch.append(self.waiting.popleft())
-            size += len(batch[-1])
+        count = size = 0
+        while count < len(self.waiting) and size < _BATCH:
+            size += len(self.waiting[count])
+            count += 1
+        batch = b"".join(self.waiting[:count])
+        del self.waiting[:count]
         sent(size)
-        return b"".join(batch)
+        return batch
 
 
 class Outbox:
     """All lanes of a host."""
 
     def __init__(self, start: Callable[[Lane], None]) -> None:
-        """``start`` runs a new lane in the background and calls `close` when it is over."""
+        """``start`` runs a lane in the background and calls `stopped` when its task ends."""
         self._start = start
         self._lanes: dict[tuple[PeerId, ProtocolId], Lane] = {}
         self._bytes: dict[PeerId, int] = {}
@@ -97,7 +107,6 @@ class Outbox:
         """Take a message, or drop it and return False when too much waits for the peer."""
         lane = self._lanes.get((peer, protocol))
         if lane is not None and lane.is_broken:
-            lane.scope.cancel()
             self.close(lane)
             lane = None
         if lane is not None and lane.try_send(framed):
@@ -109,11 +118,12 @@ class Outbox:
             return False
         if lane is None:
             lane = self._lanes[(peer, protocol)] = Lane(peer, protocol)
-            self._start(lane)
         self._bytes[peer] = after
         self._total += len(framed)
         lane.waiting.append(framed)
-        lane.work.set()
+        if not lane.is_running:
+            lane.is_running, lane.scope = True, trio.CancelScope()
+            self._start(lane)
         return True
 
     def has_lane(self, peer: PeerId, protocol: ProtocolId) -> bool:
@@ -127,8 +137,15 @@ class Outbox:
         if left > 0:
             self._bytes[peer] = left
 
+    def stopped(self, lane: Lane) -> None:
+        """The lane's task has ended: when all was sent, the lane waits for more."""
+        lane.is_running = False
+        if lane.scope.cancel_called or lane.waiting or lane.is_broken or lane.connection is None:
+            self.close(lane)
+
     def close(self, lane: Lane) -> None:
         """The lane is over; what waited is lost."""
+        lane.end()
         self.dropped += len(lane.waiting)
         self.sent(lane.peer, sum(map(len, lane.waiting)))
         lane.waiting.clear()
@@ -142,7 +159,7 @@ class Outbox:
             if not lane.sweeps:
                 taken[lane.peer] = None
             elif lane.waiting and lane.sweeps >= STUCK_SWEEPS:
-                lane.scope.cancel()
+                self.close(lane)
             lane.sweeps += 1
         return list(taken)
 
@@ -154,4 +171,4 @@ class Outbox:
         """End the lanes that ran over ``connection``."""
         for lane in list(self._lanes.values()):
             if lane.connection is connection:
-                lane.scope.cancel()
+                self.close(lane)

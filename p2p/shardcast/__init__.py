@@ -1,4 +1,38 @@
-"""SHARDCAST: one origin's policies to everybody, over everybody's uplinks."""
+"""SHARDCAST: one origin's policies to every node of a run, over the uplinks of all of them.
+
+The files, in the order in which to read them
+---------------------------------------------
+Formats, pure functions of bytes: `manifest` (what a version is: signed, and content-addressed
+below the signature), `codec` (a safetensors file as chunks), `chunkset` (some chunks of a
+version), `forest` (which peer forwards what to which), `messages`, `config`.
+
+Decisions, pure by contract: the folder `core`, whose `__init__` is a map of its own. It is one
+state machine, `ShardcastCore.handle(event, now) -> effects`.
+
+Drivers, ordinary trio code: `service` (feeds the core and carries out its effects), `bulk` and
+`sender` (chunks on streams, in and out), `store` and `disk` (policies on disk), `publisher` (a
+trainer's file becomes a version).
+
+How a chunk flows
+-----------------
+::
+
+    trainer:  publisher -> store -> Publish -> core -> Push -> sender ==> bulk stream
+    relay:    bulk -> service.read_bulk -> ChunkCame -> core -> Push -> sender ==> its children
+                                                             -> Keep -> store
+    all here: core -> Finish -> store (fsync, assemble) -> Stored -> core; wait_policy returns
+
+What a newcomer calls
+---------------------
+`open_shardcast` for a scope, and on the `Shardcast` that it gives:
+
+- to publish: `publish`;
+- to fetch: `wait_policy`, then `pin` or `weights`; `check_weights` before an engine loads them;
+- to look: `newest`, `held`, `fetching`, `manifest`, `stats`, `halted`;
+- to connect it: `receive_announcement`, for what gossip brings.
+
+All other methods are for the host, the disk and tests.
+"""
 
 from p2p.shardcast.config import ShardcastConfig, ShardcastStats
 from p2p.shardcast.forest import RosterEntry

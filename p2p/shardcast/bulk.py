@@ -1,10 +1,11 @@
-"""Frames of bulk streams, head first: what a frame holds is known before room is made for its bytes.
+"""Frames of bulk streams, head first: what a frame holds is known before room is made for its
+bytes.
 
-A frame may have 4 MiB, and any peer may open a bulk stream and begin one. So a chunk's header is read
-before its bytes, and a chunk that is not wanted is thrown away as it comes; a peer has one stream (the newest
-replaces the one before); and all frames that are unfinished share one budget. When it is spent, the oldest
-frame of a peer that we have no business with goes first: refusing the newest instead would let 16 peers that
-never finish shut out all others.
+A frame may have 4 MiB, and any peer may open a bulk stream and begin one. So a chunk's header
+is read before its bytes, and a chunk that is not wanted is thrown away as it comes; a peer has
+one stream (the newest replaces the one before); and all frames that are unfinished share one
+budget. When it is spent, the oldest frame of an unexpected sender goes first: refusing the
+newest instead would let 16 peers that never finish shut out all others.
 """
 
 from __future__ import annotations
@@ -14,32 +15,39 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
+import trio
+
 from p2p.errors import BadMessage
 from p2p.host import Stream
 from p2p.wire import MIB, decode_varint_untrusted
 
 MAX_UNFINISHED: Final = 64 * MIB
-"""Bytes of unfinished frames of all peers: eight parents and as many holders with a largest chunk each.
-Without it 200 peers held 800 MB."""
-BREATH: Final = 32
-"""Frames taken without waiting after which others get a turn: 1 ms of the shortest messages."""
+"""Bytes of unfinished frames of all peers: eight parents and as many holders with a largest
+chunk each. Without it 200 peers held 800 MB."""
+MAX_UNBROKEN: Final = 32
+"""Frames taken without waiting after which other tasks get a turn: 1 ms of the shortest
+messages."""
 
 
 @dataclass(slots=True, eq=False)
-class Frame:
+class _Unfinished:
     """A frame whose bytes are coming."""
 
     trusted: bool
     give_up: Callable[[], object]
     held: int = 0
 
+    def hold(self, count: int) -> None:
+        """So many more bytes of it are here."""
+        self.held += count
 
-class Room:
+
+class FrameBudget:
     """The budget of unfinished frames."""
 
     def __init__(self, limit: int = MAX_UNFINISHED) -> None:
         self._limit = limit
-        self._frames: dict[Frame, None] = {}
+        self._frames: dict[_Unfinished, None] = {}
         self.held = 0
         """Bytes held now."""
         self.evicted = 0
@@ -49,16 +57,16 @@ class Room:
     def frame(self, *, trusted: bool, give_up: Callable[[], object]) -> Iterator[Callable[[int], None]]:
         """A frame for the length of the block; gives what counts its bytes.
 
-        ``trusted`` says that its sender is expected to send it: others go first. ``give_up`` is called if it
-        must go; nothing of it is counted any more then.
+        ``trusted`` says that its sender is expected to send it: others go first. ``give_up`` is
+        called if it must go; nothing of it is counted any more then.
         """
-        frame = Frame(trusted, give_up)
+        frame = _Unfinished(trusted, give_up)
         self._frames[frame] = None
 
         def hold(count: int) -> None:
             if frame not in self._frames:
                 return
-            frame.held += count
+            frame.hold(count)
             self.held += count
             while self.held > self._limit and self._frames:
                 self._evict()
@@ -74,7 +82,7 @@ class Room:
         self._forget(victim)
         victim.give_up()
 
-    def _forget(self, frame: Frame) -> None:
+    def _forget(self, frame: _Unfinished) -> None:
         if frame in self._frames:
             del self._frames[frame]
             self.held -= frame.held
@@ -89,6 +97,11 @@ class BulkReader:
         self._at = 0
         self.unbroken = 0
         """Frames begun since the stream last had to be waited for."""
+
+    async def pause(self) -> None:
+        """Let other tasks have a turn."""
+        self.unbroken = 0
+        await trio.lowlevel.checkpoint()
 
     async def begin(self) -> int | None:
         """Bytes of the next frame, or None if the stream has ended. Raises `BadMessage`."""

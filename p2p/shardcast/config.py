@@ -1,4 +1,4 @@
-"""What can be set about SHARDCAST, and what it counts."""
+"""What can be set about SHARDCAST (`[shardcast]` in a node's file), and what a node counts."""
 
 from __future__ import annotations
 
@@ -18,16 +18,23 @@ class ShardcastConfig:
     """Newest whole policies kept on disk; pinned ones are kept besides."""
 
     keep_bytes: int = 64 * 1024 * MIB
-    """Bytes of policies on disk beyond which the oldest unpinned go first. The newest always stays."""
+    """Bytes of policies on disk beyond which the oldest unpinned go first. The newest always
+    stays."""
 
     cache_bytes: int = 64 * MIB
-    """Bytes of verified chunks kept in memory, to be forwarded without reading them again."""
+    """Bytes of verified chunks kept in memory, to be forwarded without reading them again: 16
+    of the largest, of which each child has four waiting at most."""
 
     chunk_bytes: int = 0
     """Raw bytes per chunk of what we publish; 0 chooses by the size of the policy."""
 
     stall: float = 0.5
-    """Least seconds after which a chunk that others hold is pulled instead of awaited."""
+    """Least seconds after which a chunk that others hold is pulled instead of awaited.
+
+    The prototype had 1 s at first. When a relay of eight was killed at 3 s, its 32 MiB took 9.3
+    to 10.9 s; with 0.5 s they took 9.4. Shorter waits pull what a short queue is about to
+    bring.
+    """
 
     roster_interval: float = 30.0
     """Least seconds between two rosters of one origin, unless the last one was empty."""
@@ -58,8 +65,30 @@ class ShardcastStats:
     versions_skipped: int = 0
     """Versions given up for a newer one."""
     disk_refuses: bool = False
-    """Whether the disk takes nothing now: policies are served, and fetched when it does again."""
+    """Whether the disk takes nothing now: policies are served, and fetched when it does
+    again."""
     disk_failures: int = 0
+
+    def count_duplicate(self, size: int) -> None:
+        """A chunk came a second time."""
+        self.duplicates += size
+
+    def count_bad(self) -> None:
+        """A chunk had a wrong digest."""
+        self.chunks_bad += 1
+
+    def count_completed(self) -> None:
+        """A version is whole and durable."""
+        self.versions_completed += 1
+
+    def count_skipped(self) -> None:
+        """A version was given up."""
+        self.versions_skipped += 1
+
+    def note_disk(self, *, refuses: bool) -> None:
+        """The disk refused a write, or takes data again."""
+        self.disk_refuses = refuses
+        self.disk_failures += refuses
 
     def count_came(self, size: int, *, asked: bool, origin: bool) -> None:
         """A chunk came for the first time: because it was asked for, from the origin itself."""

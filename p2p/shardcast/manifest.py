@@ -1,12 +1,14 @@
 """What a policy version is: a small signed manifest, and indexes that it names by digest.
 
-The manifest itself stays under a kilobyte whatever the size of the model, so it can be gossiped to
-everybody. Per encoding (an anchor today; deltas are further entries of the same table) it names an
-*index*, the flat list of the encoding's chunks, by digest; the index names the chunks by digest.
+The manifest itself stays under a kilobyte whatever the size of the model, so it can be gossiped
+to every node. Per encoding (an anchor today, and deltas as further entries of the same table) it
+names an *index*, the flat list of the encoding's chunks, by digest; the index names the chunks by
+digest.
 Everything below the signature is therefore content-addressed, and any peer may serve any of it.
 
-A manifest carries the digest of the one before it. Two different manifests for one version, or one
-that denies its own predecessor, are an `Equivocation`: proof, from signatures alone, against a trainer.
+A manifest carries the digest of the one before it. Two different manifests for one version, or
+one that denies its own predecessor, are an `Equivocation`: proof, from signatures alone,
+against a trainer.
 """
 
 from __future__ import annotations
@@ -47,13 +49,16 @@ DIGEST_BYTES: Final = 32
 MAX_SPAN: Final = 4 * MIB
 """Raw bytes of one chunk: the largest unit that is checked, lost or sent again as a whole."""
 MAX_WIRE: Final = MAX_SPAN + MAX_SPAN // 128 + KI
-"""Wire bytes of one chunk: zstd's own bound for incompressible input (1/256 and a header), doubled."""
+"""Wire bytes of one chunk: zstd's own bound for incompressible input (1/256 and a header),
+doubled."""
 MAX_CHUNKS: Final = 64 * KI
-"""Chunks of one encoding. With `MAX_SPAN` this bounds a policy at 256 GiB and an index at 2.5 MiB."""
+"""Chunks of one encoding. With `MAX_SPAN` this bounds a policy at 256 GiB and an index at 2.5
+MiB."""
 MAX_ENCODINGS: Final = 16
 """An anchor, and skip deltas over 1, 2, 4 ... 2^14 versions."""
 MAX_MANIFEST: Final = 4 * KI
-"""Bytes of a signed manifest: 16 encodings of at most 150 bytes and 300 bytes of the rest, rounded up."""
+"""Bytes of a signed manifest: 16 encodings of at most 150 bytes and 300 bytes of the rest,
+rounded up."""
 MAX_ROSTER: Final = 4 * KI
 """Peers of one roster."""
 ROSTER_ENTRY: Final = PEER_ID_BYTES + 1
@@ -64,7 +69,8 @@ MAX_ROSTER_BYTES: Final = MAX_ROSTER * ROSTER_ENTRY + KI
 _MAX_NAME: Final = 32
 _MAX_SIZE: Final = MAX_CHUNKS * MAX_SPAN
 _MAX_VERSION: Final = 2**31 - 1
-"""What a heartbeat can say that a node holds (`p2p.membership`). At a version a second it lasts 68 years."""
+"""What a heartbeat can say that a node holds (`p2p.membership`). At a version a second it lasts
+68 years."""
 _CHUNK: Final = struct.Struct(f">{DIGEST_BYTES}sII")
 INDEX_ENTRY: Final = _CHUNK.size
 """Bytes of one chunk in an index."""
@@ -77,7 +83,8 @@ def digest_of(data: bytes | bytearray | memoryview) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One unit of transfer: what it hashes to, its bytes on the wire, the raw bytes it stands for."""
+    """One unit of transfer: what it hashes to, its bytes on the wire, the raw bytes it stands
+    for."""
 
     digest: bytes
     wire: int
@@ -86,13 +93,15 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The chunks of one encoding, in order; on the wire 40 bytes each, named by the digest of them all."""
+    """The chunks of one encoding, in order; on the wire 40 bytes each, named by the digest of
+    them all."""
 
     chunks: tuple[Chunk, ...]
     data: bytes = field(repr=False)
     digest: bytes = field(repr=False)
     offsets: tuple[int, ...] = field(repr=False)
-    """Where each chunk starts among the wire bytes; one more entry than chunks: the last is their sum."""
+    """Where each chunk starts among the wire bytes; one more entry than chunks: the last is
+    their sum."""
 
     @classmethod
     def of(cls, chunks: Sequence[Chunk]) -> Index:
@@ -117,7 +126,8 @@ class Index:
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """One way to get a policy: its name, the version it starts from, and its index by digest."""
+    """One way to get a policy: its name, the version it starts from, and its index by
+    digest."""
 
     name: str
     base: PolicyVersion
@@ -134,7 +144,7 @@ class Encoding:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class ManifestBody:
     """What a trainer says about one version, before it is signed."""
 
     run: bytes
@@ -147,12 +157,13 @@ class Draft:
     size: int
     """Bytes of the whole safetensors file."""
     header: int
-    """Bytes of the safetensors length and header at its front, where the tensors' names, dtypes and
-    shapes are; 0 if the file is of another kind."""
+    """Bytes of the safetensors length and header at its front, where the tensors' names, dtypes
+    and shapes are; 0 if the file is of another kind."""
     encodings: tuple[Encoding, ...]
 
     def sign(self, signer: Signer) -> Manifest:
-        """The manifest. Equal drafts give equal bytes, whenever and however often they are signed."""
+        """The manifest. Equal bodies give equal bytes, whenever and however often they are
+        signed."""
         content = pack(
             [
                 signer.peer_id.digest,
@@ -174,12 +185,13 @@ class Manifest:
     """A policy version, signed by the trainer that made it."""
 
     trainer: PeerId
-    draft: Draft
+    body: ManifestBody
     content: bytes = field(repr=False)
     signature: bytes = field(repr=False)
     digest: bytes = field(init=False, repr=False)
-    """The digest of what was signed: the name of this policy in every message. It leaves the signature
-    out, so that nobody can make an honest trainer look like two by signing the same thing again."""
+    """The digest of what was signed: the name of this policy in every message. It leaves the
+    signature out, so that signing the same thing again does not make an honest trainer look
+    like two."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "digest", digest_of(self.content))
@@ -187,22 +199,22 @@ class Manifest:
     @property
     def version(self) -> PolicyVersion:
         """The version it describes."""
-        return self.draft.version
+        return self.body.version
 
     @property
     def weights_digest(self) -> bytes:
         """Digest of the whole safetensors file."""
-        return self.draft.weights_digest
+        return self.body.weights_digest
 
     @property
     def size(self) -> int:
         """Bytes of the whole safetensors file."""
-        return self.draft.size
+        return self.body.size
 
     @property
     def anchor(self) -> Encoding:
         """The encoding that needs no earlier version; every manifest has one."""
-        return next(encoding for encoding in self.draft.encodings if encoding.name == ANCHOR)
+        return next(encoding for encoding in self.body.encodings if encoding.name == ANCHOR)
 
     def encode(self) -> bytes:
         """The signed bytes, as they are gossiped and stored."""
@@ -213,9 +225,11 @@ class Manifest:
 
 
 def decode_manifest_untrusted(data: bytes, run: bytes, verify: Verify) -> Manifest:
-    """Raise `BadMessage`, and nothing else, unless ``data`` is a well-signed manifest of ``run``.
+    """Raise `BadMessage`, and nothing else, unless ``data`` is a well-signed manifest of
+    ``run``.
 
-    Whether its signer *may* publish is the caller's question; ``verify`` may refuse unknown ones for free.
+    Whether its signer *may* publish is the caller's question; ``verify`` may refuse unknown
+    ones for free.
     """
     if len(data) > MAX_MANIFEST:
         raise BadMessage(f"a manifest of {len(data)} bytes is over the limit of {MAX_MANIFEST}")
@@ -225,13 +239,13 @@ def decode_manifest_untrusted(data: bytes, run: bytes, verify: Verify) -> Manife
     trainer = decode_peer_id_untrusted(fields[0])
     encodings = tuple(_decode_encoding_untrusted(item) for item in fields[8][: MAX_ENCODINGS + 1])
     _, named, version, before, previous, weights_digest, size, header, _ = fields
-    draft = Draft(named, version, before, previous, weights_digest, size, header, encodings)
-    _check_draft(draft)
-    if draft.run != run:
+    body = ManifestBody(named, version, before, previous, weights_digest, size, header, encodings)
+    _check_body(body)
+    if body.run != run:
         raise BadMessage("a manifest of another run")
     if len(signature) != SIGNATURE_BYTES or not verify(trainer, PROTOCOL_ID, content, signature):
         raise BadMessage("a manifest's signature is wrong")
-    return Manifest(trainer, draft, content, signature)
+    return Manifest(trainer, body, content, signature)
 
 
 def _decode_encoding_untrusted(value: object) -> Encoding:
@@ -243,23 +257,24 @@ def _decode_encoding_untrusted(value: object) -> Encoding:
     return Encoding(name, PolicyVersion(base), chunks, wire, index)
 
 
-def _check_draft(draft: Draft) -> None:
-    if not 0 < len(draft.run) <= MAX_RUN_ID or len(draft.weights_digest) != DIGEST_BYTES:
+def _check_body(body: ManifestBody) -> None:
+    if not 0 < len(body.run) <= MAX_RUN_ID or len(body.weights_digest) != DIGEST_BYTES:
         raise BadMessage("a manifest's run id or weights digest has the wrong length")
-    if not (0 <= draft.version <= _MAX_VERSION and NO_POLICY <= draft.previous_version < draft.version):
+    if not (0 <= body.version <= _MAX_VERSION and NO_POLICY <= body.previous_version < body.version):
         raise BadMessage("a manifest's versions do not grow")
-    if len(draft.previous) != (DIGEST_BYTES if draft.previous_version >= 0 else 0):
+    if len(body.previous) != (DIGEST_BYTES if body.previous_version >= 0 else 0):
         raise BadMessage("a manifest's predecessor is misnamed")
-    if not (0 < draft.size <= _MAX_SIZE and 0 <= draft.header <= draft.size):
+    if not (0 < body.size <= _MAX_SIZE and 0 <= body.header <= body.size):
         raise BadMessage("a manifest's sizes are out of bounds")
-    anchors = sum(e.name == ANCHOR and e.base == NO_POLICY for e in draft.encodings)
-    names = {(e.name, e.base) for e in draft.encodings}
-    if anchors != 1 or len(draft.encodings) > MAX_ENCODINGS or len(names) != len(draft.encodings):
+    anchors = sum(e.name == ANCHOR and e.base == NO_POLICY for e in body.encodings)
+    names = {(e.name, e.base) for e in body.encodings}
+    if anchors != 1 or len(body.encodings) > MAX_ENCODINGS or len(names) != len(body.encodings):
         raise BadMessage("a manifest needs one anchor and distinct encodings")
 
 
 def decode_index_untrusted(data: bytes, encoding: Encoding, size: int) -> Index:
-    """Raise `BadMessage`, and nothing else, unless ``data`` is the index that ``encoding`` names.
+    """Raise `BadMessage`, and nothing else, unless ``data`` is the index that ``encoding``
+    names.
 
     ``size`` is the raw size that the chunks of an anchor must add up to.
     """
@@ -276,7 +291,7 @@ def decode_index_untrusted(data: bytes, encoding: Encoding, size: int) -> Index:
 
 @dataclass(frozen=True, slots=True)
 class Equivocation:
-    """Two manifests that one honest trainer cannot have signed both. It convinces everybody."""
+    """Two manifests that one honest trainer cannot have signed both. Any node can check it."""
 
     first: Manifest
     second: Manifest
@@ -288,11 +303,12 @@ class Equivocation:
 
     @property
     def is_proof(self) -> bool:
-        """Whether the two really contradict each other (their signatures were judged at decoding)."""
+        """Whether the two really contradict each other (their signatures were judged at
+        decoding)."""
         first, second = self.first, self.second
         if first.trainer != second.trainer or first.digest == second.digest:
             return False
         if first.version == second.version:
             return True
-        denied = first.version == second.draft.previous_version
-        return denied and second.draft.previous != first.digest
+        denied = first.version == second.body.previous_version
+        return denied and second.body.previous != first.digest

@@ -1,19 +1,23 @@
-"""What nodes say to each other. A policy is named by its manifest's digest, never by its version alone.
+"""SHARDCAST's messages, and the frames of its bulk streams.
 
-Control messages are msgpack lists that start with a kind, on the host's message stream of `PROTOCOL_ID`.
-Bulk frames travel on one long-lived stream per (sender, receiver) of `BULK_PROTOCOL_ID`, opened by the
-sender: a control message (news must not be overtaken by the chunks it explains), or a chunk.
+A policy is named by its manifest's digest, never by its version alone.
+
+Control messages are msgpack lists that start with a kind, on the host's message stream of
+`PROTOCOL_ID`. Bulk frames travel on one long-lived stream per (sender, receiver) of
+`BULK_PROTOCOL_ID`, opened by the sender: a control message (news must not be overtaken by the
+chunks it explains), or a chunk.
 """
 
 from __future__ import annotations
 
+import math
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from p2p.errors import BadMessage
 from p2p.identity import PeerId, ProtocolId, decode_peer_id_untrusted
+from p2p.shardcast.chunkset import Ranges, pack_ranges, unpack_ranges_untrusted
 from p2p.shardcast.manifest import (
     DIGEST_BYTES,
     INDEX_ENTRY,
@@ -21,6 +25,8 @@ from p2p.shardcast.manifest import (
     MAX_MANIFEST,
     MAX_ROSTER_BYTES,
     MAX_WIRE,
+    Index,
+    Manifest,
 )
 from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
 
@@ -28,23 +34,15 @@ BULK_PROTOCOL_ID: Final = ProtocolId("/shoal/shardcast-bulk/1.0.0")
 """Chunks, from the sender that opened the stream."""
 
 MAX_WANT: Final = 16
-"""Chunks in one `Want`: twice what a holder may owe to one asker."""
-MAX_RANGES: Final = KI
-"""Ranges in one have- or taken-list: 4 KiB. A list with more holes is sent in parts."""
-_RANGE: Final = struct.Struct(">HH")
-"""A range on the wire: its first chunk, and how many chunks follow that one. Packed flat: msgpack makes room
-for as many items as a list claims, so 3 KiB of lists within lists would cost 13 ms if 2,048 were allowed."""
-_FEW_RANGES: Final = 16
-"""Ranges up to which a mask is made by shifts. For the longest list a shift per range would move 8 MiB, 3 ms;
-as text, in one pass, it takes 0.2 ms."""
+"""Chunks in one `Want`: as many as a holder owes one peer at most (`core.upload.MAX_OWED`)."""
 INLINE_INDEX: Final = 16 * KI
-"""Bytes of index that travel with a gossiped manifest: 400 chunks. A longer one is asked for once, of a
-neighbour, instead of crossing every edge of the gossip mesh."""
+"""Bytes of index that travel with a gossiped manifest: 400 chunks. A longer one is asked for
+once, of a neighbour, instead of crossing every edge of the gossip mesh."""
 NO_STRIPE: Final = 0xFFFF
-"""A chunk that was asked for; it is not forwarded."""
+"""The stripe of a chunk that was asked for: it is not passed on."""
 MAX_CONTROL: Final = MAX_ROSTER_BYTES + 4 * KI
-"""Bytes of a control message outside bulk streams: a roster is the largest, a manifest with an inline index
-has 20 KiB, a have-list 4."""
+"""Bytes of a control message outside bulk streams: a roster is the largest, a manifest with an
+inline index has 20 KiB, a have-list 4."""
 _MAX_COUNT: Final = 2**53
 _HEADER: Final = struct.Struct(f">{DIGEST_BYTES}sIQH")
 CHUNK_KIND: Final = 0
@@ -58,20 +56,19 @@ MAX_BULK: Final = MAX_WIRE + BULK_OVERHEAD
 MAX_BULK_MESSAGE: Final = MAX_CHUNKS * INDEX_ENTRY + MAX_MANIFEST + KI
 """Bytes of a bulk frame with a control message: the longest index has 2.5 MiB."""
 
-Ranges = tuple[tuple[int, int], ...]
-"""(start, count) pairs: ascending, apart."""
-
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """On connecting: the newest version that the sender knows, -1 if none. Whoever knows a newer answers."""
+    """On connecting: the newest version that the sender knows, -1 if none. A node that knows a
+    newer one answers with news of it."""
 
     newest: int
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyNews:
-    """A signed manifest, with the anchor's index if that is short or was asked for (else empty)."""
+    """A signed manifest, with the anchor's index if that is short or was asked for (else
+    empty)."""
 
     manifest: bytes = field(repr=False)
     index: bytes = field(repr=False)
@@ -94,7 +91,8 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Tell me what you have of this policy, now and while you get more; and its index, if I need it."""
+    """Asks what the receiver has of this policy, now and while it gets more; and for its
+    index."""
 
     policy: bytes
     index: bool
@@ -110,7 +108,7 @@ class Have:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Chunks that the sender has asked somebody else for: do not send them to it."""
+    """Chunks that the sender has asked another peer for: the receiver need not send them."""
 
     policy: bytes
     ranges: Ranges
@@ -118,8 +116,9 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Chunks of a stripe that the sender holds and does not push, since the receiver's line is behind or it
-    gets them elsewhere: fetch what is missing, and pass all of them on along the stripe."""
+    """Chunks of a stripe that the sender holds and does not push, since the receiver's line is
+    behind or it gets them elsewhere. The receiver fetches what it lacks, and passes all of them
+    on along the stripe."""
 
     policy: bytes
     epoch: int
@@ -129,7 +128,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """Send me these chunks."""
+    """Asks for these chunks."""
 
     policy: bytes
     chunks: tuple[int, ...]
@@ -137,7 +136,8 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """To the origin: I got ``received`` fresh chunks of this policy in all, and may be given ``granted``."""
+    """To the origin: the sender has got ``received`` chunks of its hand-out in all, and may be
+    given ``granted``."""
 
     policy: bytes
     received: int
@@ -146,7 +146,7 @@ class Credit:
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """To the origin: ``peer`` sent me a wrong chunk of this policy."""
+    """To the origin: ``peer`` sent the sender a wrong chunk of this policy."""
 
     policy: bytes
     peer: PeerId
@@ -157,12 +157,19 @@ Message = Blame | Hello | PolicyNews | RosterNews | Evidence | Ask | Have | Take
 
 @dataclass(frozen=True, slots=True)
 class ChunkHeader:
-    """In front of a chunk's bytes: what it is, and along which stripe of which roster it travels."""
+    """In front of a chunk's bytes: what it is, and along which stripe of which roster it
+    travels."""
 
     policy: bytes
     index: int
     epoch: int = 0
     stripe: int = NO_STRIPE
+
+
+def news_of(manifest: Manifest, index: Index | None, max_index: float = math.inf) -> PolicyNews:
+    """A manifest with its index, unless that is unknown or longer than ``max_index`` bytes."""
+    data = index.data if index is not None else b""
+    return PolicyNews(manifest.encode(), data if len(data) <= max_index else b"")
 
 
 def encode_message(message: Message) -> bytes:
@@ -179,11 +186,11 @@ def encode_message(message: Message) -> bytes:
         case Ask(policy, index):
             return pack(["ask", policy, index])
         case Have(policy, ranges):
-            return pack(["have", policy, _pack_ranges(ranges)])
+            return pack(["have", policy, pack_ranges(ranges)])
         case Taken(policy, ranges):
-            return pack(["taken", policy, _pack_ranges(ranges)])
+            return pack(["taken", policy, pack_ranges(ranges)])
         case Skipped(policy, epoch, stripe, ranges):
-            return pack(["skipped", policy, epoch, stripe, _pack_ranges(ranges)])
+            return pack(["skipped", policy, epoch, stripe, pack_ranges(ranges)])
         case Want(policy, chunks):
             return pack(["want", policy, list(chunks)])
         case Credit(policy, received, granted):
@@ -215,11 +222,11 @@ def decode_message_untrusted(data: bytes | memoryview) -> Message:
             return Ask(_policy(policy), wants_index)
         case "have" | "taken":
             policy, ranges = fields_untrusted(rest, bytes, bytes, what=kind)
-            return (Have if kind == "have" else Taken)(_policy(policy), _ranges_untrusted(ranges))
+            return (Have if kind == "have" else Taken)(_policy(policy), unpack_ranges_untrusted(ranges))
         case "skipped":
             policy, epoch, stripe, ranges = fields_untrusted(rest, bytes, int, int, bytes, what=kind)
             epoch, stripe = _bounded(epoch, 0, _MAX_COUNT), _bounded(stripe, 0, NO_STRIPE - 1)
-            return Skipped(_policy(policy), epoch, stripe, _ranges_untrusted(ranges))
+            return Skipped(_policy(policy), epoch, stripe, unpack_ranges_untrusted(ranges))
         case "want":
             policy, chunks = fields_untrusted(rest, bytes, list, what=kind)
             return Want(_policy(policy), _chunks_untrusted(chunks))
@@ -258,54 +265,6 @@ def _chunks_untrusted(chunks: list[Any]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(numbers))
 
 
-def _pack_ranges(ranges: Ranges) -> bytes:
-    return b"".join(_RANGE.pack(start, count - 1) for start, count in ranges)
-
-
-def _ranges_untrusted(data: bytes) -> Ranges:
-    if len(data) % _RANGE.size or len(data) > MAX_RANGES * _RANGE.size:
-        raise BadMessage("a list of ranges is cut off, or has too many")
-    pairs = tuple((start, before + 1) for start, before in _RANGE.iter_unpack(data))
-    end = -1
-    for start, count in pairs:
-        if not (end < start and count <= MAX_CHUNKS - start):
-            raise BadMessage("ranges must ascend, keep apart and stay below the largest chunk number")
-        end = start + count
-    return pairs
-
-
-def ranges_of(mask: int) -> Iterator[Ranges]:
-    """The set bits of ``mask`` as ranges, in parts of at most `MAX_RANGES`."""
-    part: list[tuple[int, int]] = []
-    place = 0
-    while mask:
-        zeros = (mask & -mask).bit_length() - 1
-        mask >>= zeros
-        ones = (~mask & mask + 1).bit_length() - 1
-        mask >>= ones
-        part.append((place + zeros, ones))
-        place += zeros + ones
-        if len(part) == MAX_RANGES:
-            yield tuple(part)
-            part = []
-    if part:
-        yield tuple(part)
-
-
-def mask_of(ranges: Ranges) -> int:
-    """The bits that ``ranges`` name."""
-    if len(ranges) <= _FEW_RANGES:
-        mask = 0
-        for start, count in ranges:
-            mask |= ((1 << count) - 1) << start
-        return mask
-    text, end = [], 0
-    for start, count in ranges:
-        text += ["0" * (start - end), "1" * count]
-        end = start + count
-    return int("".join(text)[::-1], 2)
-
-
 def encode_chunk_header(header: ChunkHeader) -> bytes:
     """What precedes a chunk's bytes in its frame."""
     return bytes((CHUNK_KIND,)) + _HEADER.pack(header.policy, header.index, header.epoch, header.stripe)
@@ -317,7 +276,8 @@ def encode_bulk_message(message: Message) -> bytes:
 
 
 def decode_chunk_header_untrusted(data: bytes) -> ChunkHeader:
-    """What comes in front of a chunk: `BULK_OVERHEAD` bytes, the kind included. Raise `BadMessage`."""
+    """What comes in front of a chunk: `BULK_OVERHEAD` bytes, the kind included. Raise
+    `BadMessage`."""
     if len(data) != BULK_OVERHEAD or data[0] != CHUNK_KIND:
         raise BadMessage("not the head of a chunk")
     policy, index, epoch, stripe = _HEADER.unpack_from(data, 1)
@@ -325,7 +285,8 @@ def decode_chunk_header_untrusted(data: bytes) -> ChunkHeader:
 
 
 def decode_bulk_untrusted(data: bytes) -> Message | tuple[ChunkHeader, bytes]:
-    """A whole frame: a message, or a chunk's header and bytes. Raise `BadMessage`, and nothing else."""
+    """A whole frame: a message, or a chunk's header and bytes. Raise `BadMessage`, and nothing
+    else."""
     if not data:
         raise BadMessage("an empty bulk frame")
     if data[0] == MESSAGE_KIND:

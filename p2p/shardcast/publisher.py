@@ -10,29 +10,29 @@ from blake3 import blake3
 
 from p2p.errors import LimitExceeded, LocalProtocolError, StorageError
 from p2p.identity import PeerId
-from p2p.shardcast import events as ev
 from p2p.shardcast.codec import COMPRESS_RATE, encode_spans, header_span, span_for
 from p2p.shardcast.config import ShardcastConfig
+from p2p.shardcast.core import events as ev
+from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.forest import Roster, RosterEntry, capacity_class
-from p2p.shardcast.known import Known
 from p2p.shardcast.manifest import (
     MAX_CHUNKS,
     MAX_SPAN,
     NO_POLICY,
     Chunk,
-    Draft,
     Encoding,
     Index,
     Manifest,
+    ManifestBody,
     PolicyVersion,
 )
-from p2p.shardcast.store import DECODE_BATCH, Store, chunks_at
+from p2p.shardcast.store import DECODE_BATCH, PolicyStore, chunks_at
 from p2p.world import World
 
 logger = logging.getLogger(__name__)
 
 
-class Publisher:
+class PolicyPublisher:
     """Encodes, signs and stores our own policies, and keeps the roster of whom to feed."""
 
     def __init__(
@@ -40,11 +40,11 @@ class Publisher:
         world: World,
         config: ShardcastConfig,
         run: bytes,
-        known: Known,
-        store: Store,
+        statements: Statements,
+        store: PolicyStore,
         roster: Callable[[], Sequence[RosterEntry]],
     ) -> None:
-        self.known = known
+        self._statements = statements
         self._world = world
         self._config = config
         self._run = run
@@ -59,8 +59,8 @@ class Publisher:
     ) -> ev.Publish | Manifest:
         """Make a version durable; a `Manifest` if just this was published before.
 
-        ``newest_out`` is asked when it is our turn: whoever published before us has told the core by then.
-        Raises `LocalProtocolError` rather than contradict what is out.
+        ``newest_out`` is asked when it is our turn: the publication before this one has told
+        the core by then. Raises `LocalProtocolError` rather than contradict what is out.
         """
         async with self._turn:
             index, weights_digest, header, wires = await self._encode(weights_path)
@@ -71,7 +71,7 @@ class Publisher:
                 raise LocalProtocolError(
                     f"version {version} cannot be published: version {newest.version} is out"
                 )
-            draft = Draft(
+            body = ManifestBody(
                 self._run,
                 version,
                 newest.version if newest is not None else NO_POLICY,
@@ -81,7 +81,7 @@ class Publisher:
                 header,
                 (Encoding.of(index),),
             )
-            manifest = draft.sign(self._world.signer)
+            manifest = body.sign(self._world.signer)
             await self._store.commit_draft(manifest, index, weights_path)
             for chunk, wire in enumerate(wires):
                 self._store.cache_nowait(manifest.digest, chunk, wire)
@@ -91,14 +91,16 @@ class Publisher:
             return ev.Publish(manifest, index, roster)
 
     async def _keep_roster(self, roster: Roster) -> None:
-        """A roster that is not on disk only costs the next life some pulls: the version goes out without."""
+        """A roster that is not on disk only costs the next life some pulls: the version goes
+        out without."""
         try:
             await self._store.keep_roster(roster)
         except StorageError as error:
             logger.warning("roster_not_kept reason=%s", error)
 
     async def _encode(self, path: str) -> tuple[Index, bytes, int, list[bytes]]:
-        """Compress a file into the draft; returns index, weights digest, header bytes and wires to cache."""
+        """Compress a file into the draft; returns index, weights digest, header bytes and wires
+        to cache."""
         size = await self._world.disk.size(path)
         if not size:
             raise LocalProtocolError(f"there are no weights in {path}")
@@ -124,11 +126,12 @@ class Publisher:
         return Index.of(chunks), hasher.digest(), header, wires
 
     def _next_roster(self) -> Roster | None:
-        """A new epoch if those to feed have changed, and the last one is old enough or was empty."""
+        """A new epoch if those to feed have changed, and the last one is old enough or was
+        empty."""
         local = self._world.signer.peer_id
         entries = [entry for entry in self._roster() if entry.peer != local]
         ranks = {entry.peer: capacity_class(entry.upload) for entry in entries}
-        now, last = self._world.now(), self.known.roster(local)
+        now, last = self._world.now(), self._statements.roster(local)
         early = bool(self._told) and now < self._told_at + self._config.roster_interval
         if ranks == self._told or (early and not self._world.buggify("shardcast/early roster")):
             return None

@@ -1,9 +1,9 @@
 """The driver of SHARDCAST: streams, disk and clock around the core.
 
-Control messages go through `Host.send`. Each peer that is sent chunks has one task and one long-lived
-bulk stream, which report to the core when a chunk has really left; a stream that is read here takes
-its next frame only when the disk has room for the last. One task makes policies durable and assembles
-them, in the order in which they became whole.
+Control messages go through `Host.send`. Each peer that is sent chunks has one task and one
+long-lived bulk stream, which report to the core when a chunk has really left; a stream that is
+read here takes its next frame only when the disk has room for the last. One task makes policies
+durable and assembles them, in the order in which they became whole.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ import trio
 from p2p.errors import BadMessage, StorageError
 from p2p.host import Host, PeerEvent, PeerState, Stream
 from p2p.identity import PeerId
-from p2p.shardcast import events as ev
-from p2p.shardcast.bulk import BREATH, BulkReader, Room
+from p2p.shardcast.bulk import MAX_UNBROKEN, BulkReader, FrameBudget
 from p2p.shardcast.config import ShardcastConfig, ShardcastStats
-from p2p.shardcast.core import ShardcastCore
+from p2p.shardcast.core import events as ev
+from p2p.shardcast.core.core import ShardcastCore
+from p2p.shardcast.core.statements import Statements
+from p2p.shardcast.disk import DiskHealth
 from p2p.shardcast.forest import RosterEntry
-from p2p.shardcast.known import Known
 from p2p.shardcast.manifest import NO_POLICY, PROTOCOL_ID, Equivocation, Manifest, PolicyVersion
 from p2p.shardcast.messages import (
     BULK_OVERHEAD,
@@ -42,43 +43,50 @@ from p2p.shardcast.messages import (
     decode_message_untrusted,
     encode_message,
 )
-from p2p.shardcast.publisher import Publisher
-from p2p.shardcast.pusher import Pusher
-from p2p.shardcast.store import DiskCare, Store
+from p2p.shardcast.publisher import PolicyPublisher
+from p2p.shardcast.sender import Sender
+from p2p.shardcast.store import PolicyStore
 from p2p.world import Timer, World, dawdle, lateness
 
 logger = logging.getLogger(__name__)
 
 LIE: Final = 100.0
-"""Penalty points of a wrong chunk: proof of malice or of broken memory, so as many as a host bears."""
+"""Penalty points of a wrong chunk: proof of malice or of broken memory, so as many as a host
+bears."""
 
 
 class Shardcast:
     """Policies of one run: published, relayed, fetched and kept."""
 
     def __init__(
-        self, world: World, host: Host, core: ShardcastCore, store: Store, publisher: Publisher
+        self,
+        world: World,
+        host: Host,
+        core: ShardcastCore,
+        store: PolicyStore,
+        publisher: PolicyPublisher,
+        nursery: trio.Nursery,
+        announce: Callable[[bytes], None],
     ) -> None:
         self._world = world
         self._host = host
         self._core = core
         self._store = store
         self._publisher = publisher
-        self._pushers: dict[PeerId, Pusher] = {}
+        self._senders: dict[PeerId, Sender] = {}
         self._readers: dict[PeerId, trio.CancelScope] = {}
         """The one bulk stream that is read of each peer."""
-        self._room = Room()
-        self._care = DiskCare(world, store.folder)
+        self._budget = FrameBudget()
+        self._disk = DiskHealth(world, store.folder)
         self._unfinished: list[ev.Finish] = []
         """Whole policies that the disk would not take: to be finished when it does."""
-        self._nursery: trio.Nursery | None = None
-        self._announce: Callable[[bytes], None] = _ignore
+        self._nursery = nursery
+        self._announce = announce
         self._changed = trio.Event()
         self._timer: Timer | None = None
         self._timer_at = math.inf
-        self._closed = False
         # One entry per policy that is fetched or dropped, and the core fetches two at a time.
-        self._chores, self._chores_out = trio.open_memory_channel[ev.Finish | ev.Abandon](math.inf)
+        self._jobs, self._jobs_out = trio.open_memory_channel[ev.Finish | ev.Abandon](math.inf)
 
     def __repr__(self) -> str:
         return f"Shardcast(newest {self.newest}, {self._store!r})"
@@ -92,12 +100,11 @@ class Shardcast:
 
     @property
     def fetching(self) -> tuple[PolicyVersion, float] | None:
-        """The newest version that is on its way and the share of its chunks that is here, if there is one."""
-        coming = [policy for policy in self._core.policies if not policy.stored]
-        newest = max(coming, key=lambda policy: policy.manifest.version, default=None)
-        if newest is None:
-            return None
-        return newest.manifest.version, newest.verified.bit_count() / newest.count
+        """The newest version that is on its way and the share of its chunks that is here, if
+        there is one."""
+        coming = [download for download in self._core.downloads if not download.stored]
+        newest = max(coming, key=lambda download: download.manifest.version, default=None)
+        return (newest.manifest.version, newest.share) if newest is not None else None
 
     @property
     def stats(self) -> ShardcastStats:
@@ -107,7 +114,7 @@ class Shardcast:
     @property
     def halted(self) -> dict[PeerId, Equivocation]:
         """Trainers convicted of equivocation, with the proof."""
-        return dict(self._publisher.known.halted)
+        return dict(self._core.statements.halted)
 
     def manifest(self, version: PolicyVersion) -> Manifest:
         """The manifest of a version that is whole here. Raises `KeyError` if it is not."""
@@ -126,9 +133,11 @@ class Shardcast:
         return self._store.stored(version) is not None
 
     def weights(self, version: PolicyVersion) -> str:
-        """The path (for `World.disk`) of a version's safetensors file. Raises `KeyError` if it is not here.
+        """The path (for `World.disk`) of a version's safetensors file. Raises `KeyError` if it
+        is not here.
 
-        The file stays while the version is among the newest `ShardcastConfig.keep_versions`, or pinned.
+        The file stays while the version is among the newest `ShardcastConfig.keep_versions`, or
+        pinned.
         """
         entry = self._store.stored(version)
         if entry is None:
@@ -137,22 +146,22 @@ class Shardcast:
 
     @contextmanager
     def pin(self, version: PolicyVersion) -> Iterator[str]:
-        """Keep a version on disk for the length of the block; gives its weights' path. Raises `KeyError`."""
+        """Keep a version on disk for the length of the block; gives its weights' path. Raises
+        `KeyError`."""
         entry = self._store.stored(version)
         if entry is None:
             raise KeyError(version)
-        entry.pins += 1
-        try:
+        with entry.pin():
             yield entry.weights
-        finally:
-            entry.pins -= 1
 
     async def check_weights(self, version: PolicyVersion) -> str:
-        """Read a version's weights and compare their digest before an engine believes them; gives their path.
+        """Read a version's weights and compare their digest before an engine believes them;
+        gives their path.
 
-        1 to 3 GB/s, much less than loading them costs. Weights that have rotted since they were assembled
-        would make a worker's honest work false, and a validator's judgement. They are assembled again.
-        Raises `KeyError` if the version is not here, `StorageError` if its chunks have rotted as well.
+        1 to 3 GB/s, much less than loading them costs. Weights that have rotted since they were
+        assembled would make a worker's honest work false, and a validator's judgement. They are
+        assembled again. Raises `KeyError` if the version is not here, `StorageError` if its
+        chunks have rotted as well.
         """
         entry = self._store.stored(version)
         if entry is None:
@@ -167,11 +176,13 @@ class Shardcast:
         return self.newest
 
     async def publish(self, version: PolicyVersion, weights_path: str) -> Manifest:
-        """Sign and spread a version whose safetensors file is at ``weights_path`` (of `World.disk`).
+        """Sign and spread a version whose safetensors file is at ``weights_path`` (of
+        `World.disk`).
 
-        Returns once it is durable and on its way. The file must stay unchanged while the version is kept.
-        Publishing the same content again gives the same manifest; another content under a version that
-        is out, or a version older than the newest, raises `LocalProtocolError`: it would be equivocation.
+        Returns once it is durable and on its way. The file must stay unchanged while the
+        version is kept. Publishing the same content again gives the same manifest; another
+        content under a version that is out, or a version older than the newest, raises
+        `LocalProtocolError`: it would be equivocation.
         """
         event = await self._publisher.prepare(version, weights_path, lambda: self._core.newest)
         if isinstance(event, Manifest):
@@ -182,11 +193,13 @@ class Shardcast:
         return event.manifest
 
     def receive_announcement(self, peer: PeerId, data: bytes) -> bool:
-        """Take what ``peer`` wrote and gossip brought. True: valid and new, pass it on. False: nothing wrong
-        with it, but old, or by an author of whom this node does not know (yet) that it may publish.
+        """Take what ``peer`` wrote and gossip brought. True: valid and new, pass it on. False:
+        nothing wrong with it, but old, or by an author of whom this node does not know (yet)
+        that it may publish.
 
-        Raises `BadMessage` if it can be valid for no node: malformed, forged, of another run, or no news.
-        (The author of another kind of message would be answered, and dialled for it, by every node.)
+        Raises `BadMessage` if it can be valid for no node: malformed, forged, of another run,
+        or no news. (The author of another kind of message would be answered, and dialled for
+        it, by every node.)
         """
         if len(data) > MAX_CONTROL:
             raise BadMessage(f"an announcement of {len(data)} bytes is over the limit of {MAX_CONTROL}")
@@ -199,9 +212,10 @@ class Shardcast:
     # What the host and the disk report
 
     def handle(self, event: ev.Event) -> list[ev.Effect]:
-        """Let the core judge ``event`` and do what it asks. Raises `BadMessage` when a peer is at fault."""
-        if self._closed:
-            return []  # the host outlives this service, and goes on to report
+        """Let the core judge ``event`` and do what it asks. Raises `BadMessage` when a peer is
+        at fault."""
+        if self._nursery.cancel_scope.cancel_called:
+            return []  # gossip outlives this service, and goes on to bring announcements
         effects = self._core.handle(event, self._world.now())
         for effect in effects:
             self._apply(effect)
@@ -214,7 +228,7 @@ class Shardcast:
                 self._world.sometimes("shardcast/pulled what was late", isinstance(message, Want))
                 self._host.send(peer, PROTOCOL_ID, encode_message(message))
             case ev.Push(peer, item):
-                self._pusher(peer).push_nowait(item)
+                self._sender(peer).push_nowait(item)
             case ev.Gossip(message):
                 self._announce(encode_message(message))
             case ev.Begin(manifest, index):
@@ -222,10 +236,10 @@ class Shardcast:
             case ev.Keep(policy, chunk, data):
                 self._store.keep_nowait(policy, chunk, data)
             case ev.Finish() | ev.Abandon():
-                self._chores.send_nowait(effect)
+                self._jobs.send_nowait(effect)
             case ev.Penalise(peer, reason):
                 self._world.sometimes("shardcast/convicted a liar", True)
-                self._drop_pusher(peer)
+                self._drop_sender(peer)
                 self._host.penalise(peer, LIE, reason)
             case ev.Halt(evidence):
                 logger.warning(
@@ -251,7 +265,7 @@ class Shardcast:
         if event.state is PeerState.CONNECTED:
             self.handle(ev.PeerUp(event.peer))
         else:
-            self._drop_pusher(event.peer)
+            self._drop_sender(event.peer)
             self.handle(ev.PeerLost(event.peer))
 
     def on_message(self, peer: PeerId, data: bytes) -> None:
@@ -259,7 +273,8 @@ class Shardcast:
         self.handle(ev.Heard(peer, decode_message_untrusted(data)))
 
     async def read_bulk(self, stream: Stream) -> None:
-        """A `StreamHandler`: take chunks as fast as the disk does, on one stream per peer: the newest."""
+        """A `StreamHandler`: take chunks as fast as the disk does, on one stream per peer: the
+        newest."""
         before = self._readers.pop(stream.peer, None)
         if before is not None:
             before.cancel()
@@ -279,9 +294,8 @@ class Shardcast:
 
     async def _read_frame(self, peer: PeerId, reader: BulkReader, length: int) -> bool:
         """Take one frame. False if the stream is of no more use. Raises `BadMessage`."""
-        if reader.unbroken >= BREATH:
-            reader.unbroken = 0
-            await trio.lowlevel.checkpoint()
+        if reader.unbroken >= MAX_UNBROKEN:
+            await reader.pause()
         kind = (await reader.take(1))[0] if length else None
         if kind == MESSAGE_KIND and length <= MAX_BULK_MESSAGE:
             message = await self._read_body(reader, length - 1, trusted=False)
@@ -295,11 +309,11 @@ class Shardcast:
         wanted = self._core.wants(peer, header)
         if wanted is None:
             await reader.skip(size)
-            self.handle(ev.ChunkSkipped(peer, header, size))
+            self.handle(ev.ChunkDiscarded(peer, header, size))
             return True
         # A chunk of the wrong size has the wrong digest: its bytes need not be seen.
         data = (
-            await self._read_body(reader, size, trusted=self._core.trusts(peer, header))
+            await self._read_body(reader, size, trusted=self._core.expects(peer, header))
             if wanted == size
             else b""
         )
@@ -317,7 +331,7 @@ class Shardcast:
         if reader.has(size):
             return await reader.take(size)
         scope = trio.CancelScope()
-        with self._room.frame(trusted=trusted, give_up=scope.cancel) as hold, scope:
+        with self._budget.frame(trusted=trusted, give_up=scope.cancel) as hold, scope:
             return await reader.take(size, hold)
         return None
 
@@ -328,65 +342,64 @@ class Shardcast:
             self._disk_refused(error)
 
     def _disk_refused(self, error: StorageError) -> None:
-        """Go on without the disk: serve what is held, fetch nothing until `_mend_disk` says so."""
-        self.stats.disk_refuses = True
-        self.stats.disk_failures += 1
-        self._care.note_failure(error)
+        """Go on without the disk: serve what is held, fetch nothing until `_mend_disk` says
+        so."""
+        self.stats.note_disk(refuses=True)
+        self._disk.note_failure(error)
         self.handle(ev.Unwritable())
 
     async def _mend_disk(self) -> None:
         while True:
-            await self._care.wait_mended()
-            self.stats.disk_refuses = False
+            await self._disk.wait_mended()
+            self.stats.note_disk(refuses=False)
             waiting, self._unfinished = self._unfinished, []
-            for chore in waiting:
-                self._chores.send_nowait(chore)
+            for job in waiting:
+                self._jobs.send_nowait(job)
             self.handle(ev.Writable())
 
     # Tasks
 
-    def _pusher(self, peer: PeerId) -> Pusher:
-        pusher = self._pushers.get(peer)
-        if pusher is None:
-            pusher = self._pushers[peer] = Pusher(peer, self._store)
-            assert self._nursery is not None
-            self._nursery.start_soon(self._run_pusher, pusher)
-        return pusher
+    def _sender(self, peer: PeerId) -> Sender:
+        sender = self._senders.get(peer)
+        if sender is None:
+            sender = self._senders[peer] = Sender(peer, self._store)
+            self._nursery.start_soon(self._run_sender, sender)
+        return sender
 
-    async def _run_pusher(self, pusher: Pusher) -> None:
-        if await pusher.run(self._host, self.handle) and self._pushers.get(pusher.peer) is pusher:
-            del self._pushers[pusher.peer]
-            self.handle(ev.PeerLost(pusher.peer))
+    async def _run_sender(self, sender: Sender) -> None:
+        if await sender.run(self._host, self.handle) and self._senders.get(sender.peer) is sender:
+            del self._senders[sender.peer]
+            self.handle(ev.PeerLost(sender.peer))
 
-    def _drop_pusher(self, peer: PeerId) -> None:
-        pusher = self._pushers.pop(peer, None)
-        if pusher is not None:
-            pusher.scope.cancel()
+    def _drop_sender(self, peer: PeerId) -> None:
+        sender = self._senders.pop(peer, None)
+        if sender is not None:
+            sender.scope.cancel()
 
-    async def _do_chores(self) -> None:
-        async for chore in self._chores_out:
+    async def _do_jobs(self) -> None:
+        async for job in self._jobs_out:
             await dawdle(self._world, "shardcast/late chore")
-            self._world.sometimes("shardcast/gave up a version", isinstance(chore, ev.Abandon))
+            self._world.sometimes("shardcast/gave up a version", isinstance(job, ev.Abandon))
             try:
-                await self._do_chore(chore)
+                await self._do_job(job)
             except StorageError as error:
-                if isinstance(chore, ev.Finish):
-                    self._unfinished.append(chore)  # every chunk is here: served meanwhile
+                if isinstance(job, ev.Finish):
+                    self._unfinished.append(job)  # every chunk is here: served meanwhile
                 self._disk_refused(error)
 
-    async def _do_chore(self, chore: ev.Finish | ev.Abandon) -> None:
-        if isinstance(chore, ev.Abandon):
-            await self._store.forget(chore.policy)
-        elif self._store.entry(chore.policy) is None:
+    async def _do_job(self, job: ev.Finish | ev.Abandon) -> None:
+        if isinstance(job, ev.Abandon):
+            await self._store.forget(job.policy)
+        elif self._store.entry(job.policy) is None:
             return  # it was given up meanwhile
-        elif await self._store.finish(chore.policy):
-            self._care.note_success()
-            self.handle(ev.Stored(chore.policy))
+        elif await self._store.finish(job.policy):
+            self._disk.note_success()
+            self.handle(ev.Stored(job.policy))
             self._wake()
             await self._prune()
         else:
-            self.handle(ev.Unusable(chore.policy))
-            await self._store.forget(chore.policy)
+            self.handle(ev.Unusable(job.policy))
+            await self._store.forget(job.policy)
 
     async def _prune(self) -> None:
         try:
@@ -399,36 +412,37 @@ class Shardcast:
         self._changed.set()
         self._changed = trio.Event()
 
-    async def open(self, nursery: trio.Nursery, announce: Callable[[bytes], None]) -> None:
-        """Take up what the disk holds, then meet the swarm. Called once, by `open_shardcast`."""
-        self._nursery = nursery
-        self._announce = announce
+    async def resume(self) -> None:
+        """Take up what the disk holds. Called once, by `open_shardcast`."""
         roster = await self._store.load_roster()
         if roster is not None and roster.origin == self._host.peer_id:
-            self._publisher.known.add_roster(roster)
+            self._core.statements.add_roster(roster)
         for entry in await self._store.load():
             self._world.sometimes("shardcast/resumed a part", not entry.stored)
-            if self._publisher.known.believes(entry.manifest.trainer):
+            if self._core.statements.is_trusted(entry.manifest.trainer):
                 self.handle(ev.Resumed(entry.manifest, entry.index, entry.verified, entry.stored))
             elif not entry.stored:
-                self._chores.send_nowait(ev.Abandon(entry.manifest.digest))  # it will never be whole
-        nursery.start_soon(self._do_chores)
-        nursery.start_soon(self._mend_disk)
-        self._host.set_message_handler(PROTOCOL_ID, self.on_message, max_message=MAX_CONTROL)
-        self._host.set_handler(BULK_PROTOCOL_ID, self.read_bulk)
-        self._host.on_peer(self.on_peer)
-        for peer in self._host.connected:
-            self.handle(ev.PeerUp(peer))
+                self._jobs.send_nowait(ev.Abandon(entry.manifest.digest))  # it will never be whole
 
-    def close(self) -> None:
-        """Hear nothing more: no task can be started any longer. Called once, by `open_shardcast`."""
-        self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-
-
-def _ignore(_: bytes) -> None:
-    """Before the service is open there is nobody to tell."""
+    @contextmanager
+    def meeting_the_swarm(self) -> Iterator[None]:
+        """Work and hear peers for the length of the block. Entered once, by
+        `open_shardcast`."""
+        self._nursery.start_soon(self._do_jobs)
+        self._nursery.start_soon(self._mend_disk)
+        with (
+            self._host.receiving(PROTOCOL_ID, self.on_message, max_message=MAX_CONTROL),
+            self._host.serving(BULK_PROTOCOL_ID, self.read_bulk),
+            self._host.watching(self.on_peer),
+        ):
+            for peer in self._host.connected:
+                self.handle(ev.PeerUp(peer))
+            try:
+                yield
+            finally:
+                self._nursery.cancel_scope.cancel()
+                if self._timer is not None:
+                    self._timer.cancel()
 
 
 @asynccontextmanager
@@ -444,17 +458,16 @@ async def open_shardcast(
 ) -> AsyncIterator[Shardcast]:
     """Distribute the policies of ``run`` for the length of the block.
 
-    ``may_publish`` says who is a trainer; ``roster`` whom to feed (asked only where `publish` is called);
-    ``announce`` gossips bytes that elsewhere are given to `Shardcast.receive_announcement`.
+    ``may_publish`` says who is a trainer; ``roster`` whom to feed (asked only where `publish`
+    is called); ``announce`` gossips bytes that elsewhere are given to
+    `Shardcast.receive_announcement`.
     """
-    known = Known(run, may_publish, world.verify)
-    core = ShardcastCore(host.peer_id, config, known, world.rng("shardcast"))
-    store = Store(world, config, run)
-    service = Shardcast(world, host, core, store, Publisher(world, config, run, known, store, roster))
+    statements = Statements(run, may_publish, world.verify)
+    core = ShardcastCore(host.peer_id, config, statements, world.rng("shardcast"))
+    store = PolicyStore(world, config, run)
+    publisher = PolicyPublisher(world, config, run, statements, store, roster)
     async with trio.open_nursery() as nursery:
-        try:
-            await service.open(nursery, announce)
+        service = Shardcast(world, host, core, store, publisher, nursery, announce)
+        await service.resume()
+        with service.meeting_the_swarm():
             yield service
-        finally:
-            service.close()
-            nursery.cancel_scope.cancel()

@@ -1,30 +1,34 @@
-"""Policies on disk: verified chunks as they came over the wire, and the weights that they decode to.
+"""Policies on disk: verified chunks as they came over the wire, and the weights that they
+decode to.
 
-One file per policy holds the manifest, the index and, at fixed offsets, every wire chunk. Chunks gather in
-memory and are written in batches; when all are there the file is written out and fsynced *once*, before
-anybody is told that the version is whole. A small policy costs two writes and one fsync in all, where a
-file and an fsync per chunk would cost more than moving the bytes. Nothing is lost by it: a file is
-believed only as far as its chunks hash right, so after a crash a torn file simply has fewer chunks.
+One file per policy holds the manifest, the index and, at fixed offsets, every wire chunk.
+Chunks gather in memory and are written in batches; when all are there the file is written out
+and fsynced *once*, before any peer or role is told that the version is whole. A small policy costs two
+writes and one fsync in all, where a file and an fsync per chunk would cost more than moving the
+bytes. Nothing is lost by it: a file is believed only as far as its chunks hash right, so after
+a crash a torn file simply has fewer chunks.
 
-The assembled safetensors file is not fsynced at all: it can be made again from the chunks, its path is
-given out only once it is written, and after a restart it is believed only if its digest is the manifest's.
+The assembled safetensors file is not fsynced at all: it can be made again from the chunks, its
+path is given out only once it is written, and after a restart it is believed only if its digest
+is the manifest's.
 
-Our own policies are written under another name, fsynced and renamed before they are announced: an
-origin that crashes has published a version entirely or never mentioned it.
+This node's own policies are written under another name, fsynced and renamed before they are
+announced: an origin that crashes has published a version entirely or never mentioned it.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import trio
 from blake3 import blake3
 
 from p2p.errors import BadMessage, StorageError
+from p2p.shardcast.chunkset import EMPTY, ChunkSet
 from p2p.shardcast.codec import DECODE_RATE, decode_chunks_untrusted
 from p2p.shardcast.config import ShardcastConfig
 from p2p.shardcast.forest import Roster, decode_roster_untrusted
@@ -43,17 +47,12 @@ from p2p.wire import MIB
 from p2p.world import OFF_LOOP, World
 
 WRITE_BATCH: Final = 8 * MIB
-"""Bytes of verified chunks that may wait in memory: what a crash costs, and two of the largest chunks."""
+"""Bytes of verified chunks that may wait in memory: what a crash costs, and two of the largest
+chunks."""
 HASH_RATE: Final = 3e9
 """Bytes per second of BLAKE3, one core: the modelled cost of reading chunks back."""
 DECODE_BATCH: Final = 4 * MIB
 """Raw bytes decoded at a time: the largest chunk, and 6 ms of a core."""
-FIRST_RETRY: Final = 5.0
-"""Seconds until the disk is tried again."""
-LONGEST_RETRY: Final = 300.0
-"""Seconds: what a disk that was mended is left idle for at most. 40 MiB an hour of trials meanwhile."""
-TRIAL_BYTES: Final = MIB
-"""What is written to see whether there is room: a file system that is full still takes a few bytes."""
 _LENGTH: Final = 4
 _INDEX_AT: Final = _LENGTH + MAX_MANIFEST
 _SUFFIX: Final = ".policy"
@@ -64,21 +63,89 @@ _ROSTER: Final = "roster"
 logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Entry:
-    """One policy on this disk."""
+class StoredPolicy:
+    """One policy on this disk, whole or not."""
 
-    manifest: Manifest
-    index: Index
-    path: str
-    weights: str
-    verified: int = 0
-    stored: bool = False
-    pins: int = 0
-    pending: dict[int, bytes] = field(default_factory=dict)
-    pending_bytes: int = 0
-    headed: bool = False
-    writing: trio.Lock = field(default_factory=trio.Lock)
+    __slots__ = (
+        "_pending", "_pins", "has_head", "index", "manifest", "path", "pending_bytes", "stored",
+        "verified", "weights", "writing",
+    )  # fmt: skip
+
+    def __init__(
+        self, manifest: Manifest, index: Index, path: str, weights: str, *, has_head: bool = False
+    ) -> None:
+        self.manifest = manifest
+        self.index = index
+        self.path = path
+        self.weights = weights
+        """Where the assembled weights are, or will be."""
+        self.verified = EMPTY
+        """Chunks that were judged right, in memory or on disk."""
+        self.stored = False
+        """Whether it is whole, durable and assembled."""
+        self.has_head = has_head
+        """Whether the file begins with manifest and index."""
+        self.pending_bytes = 0
+        self.writing = trio.Lock()
+        self._pending: dict[int, bytes] = {}
+        """Verified chunks that are not yet written."""
+        self._pins = 0
+
+    def add(self, chunk: int, data: bytes) -> None:
+        """A verified chunk is to be written."""
+        self.verified = self.verified.including(chunk)
+        self._pending[chunk] = data
+        self.pending_bytes += len(data)
+
+    @property
+    def pending(self) -> dict[int, bytes]:
+        """Chunks to be written, in their order."""
+        return dict(sorted(self._pending.items()))
+
+    def pending_chunk(self, chunk: int) -> bytes | None:
+        """A chunk that is not yet written."""
+        return self._pending.get(chunk)
+
+    def note_written(self, chunks: Iterable[int]) -> None:
+        """These pending chunks are in the file, behind its head."""
+        self.has_head = True
+        for chunk in chunks:
+            self.pending_bytes -= len(self._pending.pop(chunk))
+
+    def note_found(self, chunks: ChunkSet) -> None:
+        """The file has these chunks from an earlier life."""
+        self.verified |= chunks
+
+    def note_damaged(self, chunk: int) -> None:
+        """A chunk in the file is no longer what it was."""
+        self.verified = self.verified.excluding(chunk)
+
+    def move_weights(self, path: str) -> None:
+        """The weights are at ``path`` from now on."""
+        self.weights = path
+
+    def mark_stored(self) -> None:
+        """It is whole, durable and assembled."""
+        self.stored = True
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every chunk was judged right."""
+        return len(self.verified) == len(self.index)
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether a caller needs it to stay."""
+        return self._pins > 0
+
+    @contextmanager
+    def pin(self) -> Iterator[None]:
+        """Keep it for the length of the block."""
+        self._pins += 1
+        try:
+            yield
+        finally:
+            self._pins -= 1
 
     @property
     def version(self) -> PolicyVersion:
@@ -100,7 +167,7 @@ class Entry:
         return (len(manifest).to_bytes(_LENGTH, "big") + manifest).ljust(_INDEX_AT, b"\0") + self.index.data
 
 
-class Store:
+class PolicyStore:
     """The policies of one run on one node's disk."""
 
     def __init__(self, world: World, config: ShardcastConfig, run: bytes) -> None:
@@ -110,18 +177,18 @@ class Store:
         self._run = run
         self.folder = f"{config.folder}/{run.hex()[:16]}"
         """Where the policies of this run are."""
-        self._entries: dict[bytes, Entry] = {}
+        self._entries: dict[bytes, StoredPolicy] = {}
         self._cache: OrderedDict[tuple[bytes, int], bytes] = OrderedDict()
         self._cached = 0
 
     def __repr__(self) -> str:
-        return f"Store({self.folder}, {len(self._entries)} policies)"
+        return f"PolicyStore({self.folder}, {len(self._entries)} policies)"
 
-    def entry(self, policy: bytes) -> Entry | None:
+    def entry(self, policy: bytes) -> StoredPolicy | None:
         """A policy that is here, whole or not."""
         return self._entries.get(policy)
 
-    def stored(self, version: PolicyVersion) -> Entry | None:
+    def stored(self, version: PolicyVersion) -> StoredPolicy | None:
         """A whole and assembled version."""
         return next((e for e in self._entries.values() if e.stored and e.version == version), None)
 
@@ -136,18 +203,19 @@ class Store:
         """Make room for a policy that will come chunk by chunk."""
         self._entries.setdefault(manifest.digest, self._new_entry(manifest, index))
 
-    def _new_entry(self, manifest: Manifest, index: Index) -> Entry:
+    def _new_entry(
+        self, manifest: Manifest, index: Index, *, weights: str = "", has_head: bool = False
+    ) -> StoredPolicy:
         stem = f"{self.folder}/v{manifest.version:016d}-{manifest.digest.hex()[:8]}"
-        return Entry(manifest, index, stem + _SUFFIX, stem + _WEIGHTS)
+        path = stem + _SUFFIX
+        return StoredPolicy(manifest, index, path, weights or stem + _WEIGHTS, has_head=has_head)
 
     def keep_nowait(self, policy: bytes, chunk: int, data: bytes) -> None:
         """Take a verified chunk into memory."""
         entry = self._entries.get(policy)
         if entry is None:
             return
-        entry.verified |= 1 << chunk
-        entry.pending[chunk] = data
-        entry.pending_bytes += len(data)
+        entry.add(chunk, data)
         self._remember(policy, chunk, data)
 
     def is_full(self, policy: bytes) -> bool:
@@ -161,30 +229,27 @@ class Store:
         if entry is None:
             return
         async with entry.writing:
-            waiting = dict(sorted(entry.pending.items()))
+            waiting = entry.pending
             for offset, data in _runs(entry, waiting):
                 await self._disk.write(entry.path, data, offset)
-            entry.headed = True
             if self._world.buggify("shardcast/early sync"):
                 await self._disk.fsync(entry.path)
-            for chunk, data in waiting.items():
-                del entry.pending[chunk]
-                entry.pending_bytes -= len(data)
+            entry.note_written(waiting)
 
     async def chunk(self, policy: bytes, chunk: int) -> bytes | None:
         """The wire bytes of a chunk; None if they are no longer here. Raises `StorageError`."""
         entry = self._entries.get(policy)
-        if entry is None or not entry.verified >> chunk & 1:
+        if entry is None or chunk not in entry.verified:
             return None
-        data = entry.pending.get(chunk) or self._cache.get((policy, chunk))
-        written = chunk not in entry.pending
-        if data is None or (written and self._world.buggify("shardcast/read again")):
+        pending = entry.pending_chunk(chunk)
+        data = pending or self._cache.get((policy, chunk))
+        if data is None or (pending is None and self._world.buggify("shardcast/read again")):
             data = await self._read(entry, chunk)
             if data is not None:
                 self._remember(policy, chunk, data)
         return data
 
-    async def _read(self, entry: Entry, chunk: int) -> bytes | None:
+    async def _read(self, entry: StoredPolicy, chunk: int) -> bytes | None:
         expected = entry.index.chunks[chunk]
         try:
             data = await self._disk.read(entry.path, entry.offset(chunk), expected.wire)
@@ -192,26 +257,28 @@ class Store:
             return None  # pruned while it waited to be sent
         if await self._is_chunk(data, expected):
             return data
-        entry.verified &= ~(1 << chunk)
+        entry.note_damaged(chunk)
         logger.warning(
             "chunk_damaged path=%s index=%d: it is no longer served", self._disk.locate(entry.path), chunk
         )
         return None
 
     async def _is_chunk(self, data: bytes, expected: Chunk) -> bool:
-        """Whether it is what was verified once: a peer that gets another must take us for a liar."""
+        """Whether it is what was verified once: a peer that gets another must take us for a
+        liar."""
         if len(data) <= OFF_LOOP:
             return digest_of(data) == expected.digest
         cost = len(data) / HASH_RATE
         return await self._world.run_blocking(digest_of, data, cost=cost) == expected.digest
 
-    async def check_weights(self, entry: Entry) -> None:
-        """Make sure that its weights are what they were; assembled again if not. Raises `StorageError`."""
+    async def check_weights(self, entry: StoredPolicy) -> None:
+        """Make sure that its weights are what they were; assembled again if not. Raises
+        `StorageError`."""
         if await self._check_weights(entry):
             return
         path = self._disk.locate(entry.weights)
         logger.warning("weights_damaged path=%s: they are assembled again", path)
-        entry.weights = self._new_entry(entry.manifest, entry.index).weights
+        entry.move_weights(self._new_entry(entry.manifest, entry.index).weights)
         if not await self._assemble(entry):
             policy = self._disk.locate(entry.path)
             raise StorageError(
@@ -226,7 +293,8 @@ class Store:
             self._cached -= len(old)
 
     async def finish(self, policy: bytes) -> bool:
-        """Make a whole policy durable and assemble it. False if it is not what its manifest says.
+        """Make a whole policy durable and assemble it. False if it is not what its manifest
+        says.
 
         Raises `StorageError`.
         """
@@ -237,10 +305,10 @@ class Store:
         await self._disk.fsync(entry.path)
         if not await self._assemble(entry):
             return False
-        entry.stored = True
+        entry.mark_stored()
         return True
 
-    async def _assemble(self, entry: Entry) -> bool:
+    async def _assemble(self, entry: StoredPolicy) -> bool:
         hasher, written = blake3(), 0
         for first, last in _batches(entry.index):
             wire = [await self.chunk(entry.manifest.digest, chunk) for chunk in range(first, last)]
@@ -270,17 +338,18 @@ class Store:
     async def prune(self) -> list[bytes]:
         """Remove the oldest whole policies beyond the limits; returns their names."""
         kept = sorted((e for e in self._entries.values() if e.stored), key=lambda e: e.version, reverse=True)
-        # What is being fetched takes its room before it is there: the disk holds `keep_bytes` and the newest.
+        # What is being fetched takes its room before it is there: the disk holds `keep_bytes`
+        # and the newest.
         total, gone = sum(e.footprint for e in self._entries.values() if not e.stored), []
         for rank, entry in enumerate(kept):
             total += entry.footprint
             full = rank >= self._config.keep_versions or total > self._config.keep_bytes
-            if rank and full and not entry.pins:
+            if rank and full and not entry.is_pinned:
                 total -= entry.footprint
                 gone.append(entry)
         forgotten = []
         for entry in gone:
-            if not entry.pins:  # it may have been pinned while another was removed
+            if not entry.is_pinned:  # it may have been pinned while another was removed
                 await self.forget(entry.manifest.digest)
                 forgotten.append(entry.manifest.digest)
         return forgotten
@@ -288,23 +357,25 @@ class Store:
     # Publishing
 
     async def write_draft(self, offset: int, data: bytes) -> None:
-        """Write wire bytes of a policy whose manifest does not exist yet. Raises `StorageError`."""
+        """Write wire bytes of a policy whose manifest does not exist yet. Raises
+        `StorageError`."""
         await self._disk.write(f"{self.folder}/{_UNFINISHED}", data, offset)
 
-    async def commit_draft(self, manifest: Manifest, index: Index, weights: str) -> Entry:
-        """Put the head before what `write_draft` wrote, and make it a policy of ours, durably."""
-        entry = self._new_entry(manifest, index)
+    async def commit_draft(self, manifest: Manifest, index: Index, weights: str) -> StoredPolicy:
+        """Put the head before what `write_draft` wrote, and make it a policy of ours,
+        durably."""
+        entry = self._new_entry(manifest, index, weights=weights, has_head=True)
         unfinished = f"{self.folder}/{_UNFINISHED}"
         await self._disk.write(unfinished, entry.head(), 0)
         await self._disk.fsync(unfinished)
         await self._disk.rename(unfinished, entry.path)
-        entry.verified, entry.stored, entry.headed = (1 << len(index)) - 1, True, True
-        entry.weights = weights
+        entry.note_found(ChunkSet.below(len(index)))
+        entry.mark_stored()
         self._entries[manifest.digest] = entry
         return entry
 
     def cache_nowait(self, policy: bytes, chunk: int, data: bytes) -> None:
-        """Keep a chunk of our own in memory: it is about to be sent to everybody."""
+        """Keep a chunk of our own in memory: it is about to be sent to all roots."""
         self._remember(policy, chunk, data)
 
     async def keep_roster(self, roster: Roster) -> None:
@@ -324,7 +395,7 @@ class Store:
             logger.warning("roster_damaged, to be made again with the next policy: %s", error)
             return None
 
-    async def load(self) -> list[Entry]:
+    async def load(self) -> list[StoredPolicy]:
         """Read what an earlier life left, and believe what hashes right. Oldest first."""
         found = []
         await self._disk.remove(f"{self.folder}/{_UNFINISHED}")
@@ -338,13 +409,14 @@ class Store:
                 continue
             self._entries[entry.manifest.digest] = entry
             found.append(entry)
-            if entry.verified == (1 << len(entry.index)) - 1:
-                entry.stored = await self._check_weights(entry) or await self._try_to_assemble(entry)
+            if entry.is_whole and (await self._check_weights(entry) or await self._try_to_assemble(entry)):
+                entry.mark_stored()
         await self._remove_orphans()
         return sorted(found, key=lambda entry: entry.version)
 
-    async def _try_to_assemble(self, entry: Entry) -> bool:
-        """`_assemble`, and False on a disk that is full: a node that starts there serves chunks meanwhile."""
+    async def _try_to_assemble(self, entry: StoredPolicy) -> bool:
+        """`_assemble`, and False on a disk that is full: a node that starts there serves chunks
+        meanwhile."""
         try:
             return await self._assemble(entry)
         except StorageError as error:
@@ -359,7 +431,7 @@ class Store:
             if name.endswith(_WEIGHTS) and path not in weights:
                 await self._disk.remove(path)
 
-    async def _load_entry(self, path: str) -> Entry | None:
+    async def _load_entry(self, path: str) -> StoredPolicy | None:
         front = await self._disk.read(path, 0, _INDEX_AT)
         length = int.from_bytes(front[:_LENGTH], "big")
         try:
@@ -369,20 +441,19 @@ class Store:
             index = decode_index_untrusted(listed, manifest.anchor, manifest.size)
         except BadMessage:
             return None  # torn in its head: nothing of it can be believed
-        entry = self._new_entry(manifest, index)
+        entry = self._new_entry(manifest, index, has_head=True)
         if entry.path != path:
             return None
-        entry.headed = True
         for first, last in _batches(index):
             wire = await self._disk.read(
                 path, entry.offset(first), index.offsets[last] - index.offsets[first]
             )
             chunks = list(index.chunks[first:last])
             good = await self._world.run_blocking(_good_chunks, chunks, wire, cost=len(wire) / HASH_RATE)
-            entry.verified |= good << first
+            entry.note_found(ChunkSet(good << first))
         return entry
 
-    async def _check_weights(self, entry: Entry) -> bool:
+    async def _check_weights(self, entry: StoredPolicy) -> bool:
         if await self._disk.size(entry.weights) != entry.manifest.size:
             return False
         hasher = blake3()
@@ -390,56 +461,6 @@ class Store:
             data = await self._disk.read(entry.weights, offset, DECODE_BATCH)
             await self._world.run_blocking(_hash_into, hasher, data, cost=len(data) / HASH_RATE)
         return hasher.digest() == entry.manifest.weights_digest
-
-
-class DiskCare:
-    """Whether a disk takes data; one log line whenever that changes.
-
-    A disk is full for minutes (a log is rotated, its owner makes room) or for good (it is too small, or has
-    gone read-only). Either way a node that can read goes on: it serves what it holds, and only what needs
-    the disk waits. Pauses double, since a disk that refuses is often one that is slow to say so.
-    """
-
-    def __init__(self, world: World, folder: str) -> None:
-        self._world = world
-        self._trial = f"{folder}/trial"
-        self._failed = trio.Event()
-        self._pause = FIRST_RETRY
-        self.refuses = False
-        """Whether the last write failed."""
-
-    def note_failure(self, error: StorageError) -> bool:
-        """A write failed. True if that is news."""
-        news, self.refuses = not self.refuses, True
-        if news:
-            logger.warning(
-                "disk.refuses reason=%s: policies are served, not fetched, until it takes data", error
-            )
-            self._failed.set()
-        return news
-
-    def note_success(self) -> None:
-        """Something large was written whole: the next failure is a new one."""
-        self._pause = FIRST_RETRY
-
-    async def wait_mended(self) -> None:
-        """Return when a write has failed, and one of `TRIAL_BYTES` has succeeded since."""
-        await self._failed.wait()
-        while self.refuses:
-            self.refuses = not await self._takes_data_later()
-        self._failed = trio.Event()
-        logger.warning("disk.takes_data: policies are fetched again")
-
-    async def _takes_data_later(self) -> bool:
-        await self._world.sleep(self._pause)
-        self._pause = min(2 * self._pause, LONGEST_RETRY)
-        try:
-            await self._world.disk.replace(self._trial, bytes(TRIAL_BYTES))
-            await self._world.disk.remove(self._trial)
-        except StorageError as error:
-            logger.debug("disk.still_refuses reason=%s", error)
-            return False
-        return True
 
 
 def chunks_at(count: int) -> int:
@@ -458,9 +479,9 @@ def _batches(index: Index) -> Iterator[tuple[int, int]]:
     yield first, len(index)
 
 
-def _runs(entry: Entry, waiting: dict[int, bytes]) -> Iterator[tuple[int, bytes]]:
+def _runs(entry: StoredPolicy, waiting: dict[int, bytes]) -> Iterator[tuple[int, bytes]]:
     """What to write where: neighbouring chunks together, and the head in front of the first."""
-    parts: list[bytes] = [] if entry.headed else [entry.head()]
+    parts: list[bytes] = [] if entry.has_head else [entry.head()]
     start = 0
     end = entry.offset(0) if parts else -1
     for chunk, data in waiting.items():

@@ -16,8 +16,9 @@ that were left unread for a minute. Bytes alone would name the fastest honest se
 identities hoard 32 KiB each; age alone would name the slowest honest reader when one attacker pours in
 32 MiB. Protected peers come last. To lose a stream costs no penalty points: the slow application may be ours.
 
-*Queued bytes.* Over the limit, each connection may still queue a little, so that none stands still for
-what others queue; that is back-pressure, and nothing is given up.
+*Queued bytes,* sealed ones that the network does not take among them. Over the limit, each connection may
+still queue a little, so that none stands still for what others queue; that is back-pressure, and nothing is
+given up.
 
 *Window.* Streams start with the 256 KiB of the specification and get more from one stock when their
 application has read half a window fast. A grant that was not used for some seconds returns to the stock: what
@@ -32,14 +33,15 @@ from typing import Final, Protocol
 from p2p.identity import PeerId
 from p2p.wire import KI, MIB
 
-MAX_HELD: Final = 24 * MIB
+MAX_HELD: Final = 16 * MIB
 """Bytes held for applications that have not read them, over all connections. What is held costs at most 5/4
-of that in memory (see `p2p.transport.stream.MuxedStream.feed`), 30 MiB beside a node's 60; with the other
-limits full as well it stays under 150 (163 MiB were reached at 32). Six streams with the widest window, or 96
-with the narrowest, can be unread as a whole."""
+of that in memory (see `p2p.transport.stream.MuxedStream.feed`), 20 MiB beside a node's 60; with the other
+limits full as well it stays under 150 (163 MiB were reached at 32, and 159 at 24, where 500 connections took
+none of their answers: 132 at 16). Four streams with the widest window, or 64 with the narrowest, can be
+unread as a whole."""
 _SPARE: Final = 8
 """Which part of the limit is freed beyond need, so that a flood of small pieces sorts the holders once per
-4 MiB."""
+2 MiB."""
 _FRESH: Final = 0.1
 """Seconds added to every age: among holders of this moment, bytes decide."""
 MAX_OUTGOING: Final = 8 * MIB
@@ -49,11 +51,16 @@ whichever of them an attacker fills."""
 OUTGOING_SHARE: Final = 16 * KI
 """Bytes that a connection may queue although others have used up `MAX_OUTGOING`: 16 MiB for 1,024. A quarter
 of a record each time costs a third of the bulk speed and keeps messages going."""
-MAX_EXTRA_WINDOW: Final = 16 * MIB
+MAX_EXTRA_WINDOW: Final = 10 * MIB
 """Bytes of receive window granted beyond the initial ones, over all connections: what a gigabit line has in
-flight in 130 ms. With 32 initial windows in use, 8 MiB more, honest peers alone stay within `MAX_HELD`."""
+flight in 80 ms. With 24 initial windows in use, 6 MiB more, honest peers alone stay within `MAX_HELD`."""
 CONNECTION_EXTRA_WINDOW: Final = 8 * MIB
 """Bytes of those for one connection: two streams as wide as they get."""
+MAX_LINGERING: Final = 16_384
+"""Streams that are over for us and not for their peers, over all connections. One takes 0.45 KiB until its
+peer ends it or a sweep does, after a minute: 256 on each of 768 connections were 86 MiB."""
+LINGERING_SHARE: Final = 32
+"""Of them, what a connection keeps when there are more; of what it has beyond, the oldest is reset."""
 _LEAST_GRANT: Final = 64 * KI
 """Bytes of window that are worth granting."""
 _IDLE_GRANT: Final = 10.0
@@ -99,7 +106,10 @@ class HostBudget:
         self.held = 0
         """Bytes that came and that no application has read."""
         self.outgoing = 0
-        """Bytes queued for peers; kept by each `p2p.transport.yamux_queue.SendQueue`."""
+        """Bytes queued for peers; kept by each `p2p.transport.yamux_queue.SendQueue`, and, for what is sealed
+        and waits for the network, by each `p2p.transport.connection.Connection`."""
+        self.lingering = 0
+        """Streams that are over for us only; kept by each `p2p.transport.yamux.Mux`."""
         self.evicted = 0
         """Holders that were given up so far."""
         self._protected = protected

@@ -32,7 +32,7 @@ import math
 from typing import Final
 
 from p2p.errors import LimitExceeded, LocalProtocolError, RemoteProtocolError
-from p2p.transport.budget import HostBudget
+from p2p.transport.budget import LINGERING_SHARE, MAX_LINGERING, HostBudget
 from p2p.transport.noise import MAX_PLAINTEXT
 from p2p.transport.yamux_frames import (
     ACK,
@@ -200,9 +200,19 @@ class Mux:
         if stream is not None:
             stream.deaf = True
             if stream.finished:
-                self._lingering[self._is_ours(stream_id)][stream_id] = stream
+                self._linger(stream)
             if unread and not stream.remote_finished:
                 self._refuse_more(stream)
+
+    def _linger(self, stream: MuxStream) -> None:
+        """It is over for us; the peer has yet to end it."""
+        ours = self._is_ours(stream.stream_id)
+        own = self._lingering[ours]
+        if stream.stream_id not in own:
+            own[stream.stream_id] = stream
+            self._budget.lingering += 1
+            if self._budget.lingering > MAX_LINGERING and len(own) > LINGERING_SHARE:
+                self._make_room(ours=ours)
 
     def sweep(self) -> None:
         """Reset what is over for us and was so at the last sweep; the peer has had time to end it."""
@@ -284,6 +294,10 @@ class Mux:
             else:
                 self._drop_if_over(stream)
         return piece
+
+    def seal(self, count: int) -> None:
+        """``count`` bytes more (or fewer) were taken from here and wait for the network."""
+        self._queue.seal(count)
 
     @property
     def has_news(self) -> bool:
@@ -460,7 +474,8 @@ class Mux:
             self._unacked -= not stream.acked
         else:
             self._incoming -= 1
-        self._lingering[ours].pop(stream.stream_id, None)
+        if self._lingering[ours].pop(stream.stream_id, None) is not None:
+            self._budget.lingering -= 1
         self._budget.narrow(stream)
         self._queue.forget(stream)
         if self._current is stream:

@@ -30,10 +30,11 @@ MAX_QUEUED: Final = 256 * KI
 """Bytes one stream may have queued to send: four full records, one batch of the writer."""
 MAX_CONNECTION_QUEUE: Final = 8 * MIB
 """Bytes all streams of a connection may have queued: 32 busy streams at full depth."""
-MAX_CONTROL: Final = 128 * KI
-"""Bytes of control frames that may wait, 10,922 of them; with more, we stop reading until the peer has taken
-some. Ours are bounded by the streams, so more are answers (to pings, to refused streams) for which the
-peer asked, or which we could not give while this machine stood still: back-pressure, not blame."""
+MAX_CONTROL: Final = 32 * KI
+"""Bytes of control frames that may wait, 2,730 of them, 24 MiB over 768 connections; with more, we stop
+reading until the peer has taken some. Ours are bounded by the streams, so more are answers (to pings, to
+refused streams) for which the peer asked, or which we could not give while this machine stood still:
+back-pressure, not blame."""
 MAX_SKIPPED: Final = 32
 """Stream ids below the highest that may still come. Ids only grow, but tasks of a go-yamux peer that open
 streams at once take their ids in one order and send in another."""

@@ -22,7 +22,10 @@ from roles.run.file import MAX_RUN, Run, decode_run_untrusted, sign_run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; 0, or with one sentence on standard error 1, or 2 if it makes no sense."""
+    """Write, sign and show run files.
+
+    Returns 0, or with one sentence on standard error 1, or 2 if the command makes no sense.
+    """
     return interruptible(partial(_main, argv))
 
 
@@ -39,8 +42,8 @@ def _main(argv: Sequence[str] | None) -> int:
     options = parser.parse_args(argv)
     try:
         if options.command == "create":
-            check_target("--out", options.out)
-            check_target("--key", options.key)
+            check_target("--out", options.out, text=False)
+            check_target("--key", options.key, text=False)
             check_key_place(options.key)
             run = _create(options.draft, options.key, options.out)
             print(_summary(run))  # noqa: T201 - this is the result

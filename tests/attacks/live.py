@@ -271,6 +271,8 @@ def _start_attacker(
         text=True,
         cwd=HERE,
         env=_environment(HERE),
+        # A session of its own: Linux shares the CPU among sessions first (autogroup), as among machines.
+        start_new_session=True,
     )
 
 

@@ -17,23 +17,24 @@ from p2p.identity import KeyPair, verify
 from p2p.ledger.ledger import open_ledger
 from p2p.machine import RealWorld
 from p2p.node.rundoc import PATH, RunBook
-from p2p.shardcast import events as ev
 from p2p.shardcast.config import ShardcastConfig
-from p2p.shardcast.core import ShardcastCore
+from p2p.shardcast.core import events as ev
+from p2p.shardcast.core.core import ShardcastCore
+from p2p.shardcast.core.statements import Statements
+from p2p.shardcast.disk import FIRST_RETRY, LONGEST_RETRY, DiskHealth
 from p2p.shardcast.forest import Roster, RosterEntry
-from p2p.shardcast.known import Known
 from p2p.shardcast.manifest import (
     NO_POLICY,
     Chunk,
-    Draft,
     Encoding,
     Index,
     Manifest,
+    ManifestBody,
     PolicyVersion,
     digest_of,
 )
 from p2p.shardcast.messages import Ask, ChunkHeader, PolicyNews, RosterNews, Taken
-from p2p.shardcast.store import FIRST_RETRY, LONGEST_RETRY, DiskCare, Store
+from p2p.shardcast.store import PolicyStore
 from roles.durable import Durable
 from roles.run.file import open_run, sign_run
 from tests.unit.test_ledger import AUTHOR, chain, ledger_in, on_disk
@@ -132,7 +133,7 @@ async def test_a_full_disk_is_tried_ever_more_seldom(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
     world, disk = moody_world(tmp_path)
-    care = DiskCare(world, "policies")
+    care = DiskHealth(world, "policies")
     assert care.note_failure(StorageError("full"))
     assert not care.note_failure(StorageError("full"))
     with trio.move_on_after(3600):
@@ -152,15 +153,15 @@ async def _take(*_: object) -> None:
 
 
 def manifest(version: int) -> Manifest:
-    draft = Draft(
+    draft = ManifestBody(
         b"run", PolicyVersion(version), NO_POLICY, b"", bytes(32), INDEX.size, 0, (Encoding.of(INDEX),)
     )
     return draft.sign(TRAINER)
 
 
 def test_a_core_whose_disk_is_full_passes_news_on_fetches_nothing_and_catches_up() -> None:
-    known = Known(b"run", TRAINER.peer_id.__eq__, verify)
-    core = ShardcastCore(AUTHOR.peer_id, ShardcastConfig(), known, Random(1))
+    statements = Statements(b"run", TRAINER.peer_id.__eq__, verify)
+    core = ShardcastCore(AUTHOR.peer_id, ShardcastConfig(), statements, Random(1))
     core.handle(ev.PeerUp(PARENT), 0.0)
     core.handle(ev.Heard(PARENT, PolicyNews(manifest(1).encode(), INDEX.data)), 0.1)
     held = ChunkHeader(manifest(1).digest, 0)
@@ -168,7 +169,7 @@ def test_a_core_whose_disk_is_full_passes_news_on_fetches_nothing_and_catches_up
     core.handle(ev.ChunkCame(PARENT, held, DATA[0]), 0.2)
     effects = core.handle(ev.Unwritable(), 0.3)
     assert ev.Abandon(manifest(1).digest) in effects
-    assert core.policies == ()
+    assert core.downloads == ()
     assert core.wants(PARENT, ChunkHeader(manifest(1).digest, 1)) is None
     effects = core.handle(ev.Heard(OTHER, PolicyNews(manifest(2).encode(), INDEX.data), gossip=True), 0.4)
     assert effects == [ev.PassOn()]
@@ -177,12 +178,12 @@ def test_a_core_whose_disk_is_full_passes_news_on_fetches_nothing_and_catches_up
     effects = core.handle(ev.Writable(), 600.0)
     asked = {e.message.policy for e in effects if isinstance(e, ev.Send) and isinstance(e.message, Ask)}
     assert asked == {manifest(1).digest, manifest(2).digest}
-    assert len(core.policies) == 2
+    assert len(core.downloads) == 2
 
 
 def test_parents_hear_that_a_full_disk_takes_nothing() -> None:
-    known = Known(b"run", TRAINER.peer_id.__eq__, verify)
-    core = ShardcastCore(AUTHOR.peer_id, ShardcastConfig(), known, Random(1))
+    statements = Statements(b"run", TRAINER.peer_id.__eq__, verify)
+    core = ShardcastCore(AUTHOR.peer_id, ShardcastConfig(), statements, Random(1))
     roster = Roster.sign(TRAINER, b"run", 1, [RosterEntry(p, 1e6) for p in (PARENT, OTHER, AUTHOR.peer_id)])
     core.handle(ev.Heard(PARENT, RosterNews(roster.encode())), 0.0)
     core.handle(ev.Heard(PARENT, PolicyNews(manifest(1).encode(), INDEX.data)), 0.1)
@@ -194,7 +195,7 @@ def test_parents_hear_that_a_full_disk_takes_nothing() -> None:
 
 async def test_weights_without_a_policy_file_do_not_stay_for_ever(tmp_path: Path) -> None:
     world = RealWorld(AUTHOR, tmp_path)
-    store = Store(world, ShardcastConfig(), b"run")
+    store = PolicyStore(world, ShardcastConfig(), b"run")
     await world.disk.write(f"{store.folder}/v0000000000000009-0a0b0c0d.safetensors", b"weights")
     await world.disk.write(f"{store.folder}/v0000000000000009-0a0b0c0d.policy", b"torn")
     assert await store.load() == []
@@ -203,7 +204,7 @@ async def test_weights_without_a_policy_file_do_not_stay_for_ever(tmp_path: Path
 
 async def test_what_is_being_fetched_counts_against_the_bytes_to_keep(tmp_path: Path) -> None:
     world = RealWorld(AUTHOR, tmp_path)
-    store = Store(world, ShardcastConfig(keep_bytes=2 * (INDEX.wire + INDEX.size)), b"run")
+    store = PolicyStore(world, ShardcastConfig(keep_bytes=2 * (INDEX.wire + INDEX.size)), b"run")
     for version in (1, 2):
         store.begin(manifest(version), INDEX)
         entry = store.entry(manifest(version).digest)

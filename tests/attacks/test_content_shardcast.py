@@ -14,19 +14,21 @@ import trio
 from p2p.errors import BadMessage
 from p2p.host import Stream
 from p2p.identity import KeyPair, PeerId, verify
-from p2p.shardcast import events as ev
-from p2p.shardcast.bulk import MAX_UNFINISHED, Room
+from p2p.shardcast.bulk import MAX_UNFINISHED, FrameBudget
+from p2p.shardcast.chunkset import ChunkSet
 from p2p.shardcast.config import ShardcastConfig
-from p2p.shardcast.core import ShardcastCore
+from p2p.shardcast.core import events as ev
+from p2p.shardcast.core.allowance import MAX_INDEXES, SPARE_ANSWERS
+from p2p.shardcast.core.core import ShardcastCore
+from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.forest import Roster, RosterEntry
-from p2p.shardcast.known import Known
 from p2p.shardcast.manifest import (
     NO_POLICY,
     Chunk,
-    Draft,
     Encoding,
     Index,
     Manifest,
+    ManifestBody,
     PolicyVersion,
     digest_of,
 )
@@ -43,7 +45,6 @@ from p2p.shardcast.messages import (
     encode_chunk_header,
     encode_message,
 )
-from p2p.shardcast.policy import MAX_INDEXES, SPARE_ANSWERS
 from p2p.wire import KI, MIB, encode_varint, frame
 from tests.unit.test_shardcast_service import Member, Town, publish
 
@@ -54,7 +55,7 @@ INDEX = Index.of([Chunk(digest_of(data), len(data), 20) for data in DATA])
 
 
 def manifest(signer: KeyPair = TRAINER, version: int = 1) -> Manifest:
-    draft = Draft(
+    draft = ManifestBody(
         b"run", PolicyVersion(version), NO_POLICY, b"", bytes(32), INDEX.size, 0, (Encoding.of(INDEX),)
     )
     return draft.sign(signer)
@@ -66,10 +67,10 @@ class Course:
     def __init__(self, *, holds: bool = False) -> None:
         self.verified = 0
         self.now = 0.0
-        known = Known(b"run", TRAINER.peer_id.__eq__, self._verify)
-        self.core = ShardcastCore(LOCAL.peer_id, ShardcastConfig(), known, Random(1))
+        statements = Statements(b"run", TRAINER.peer_id.__eq__, self._verify)
+        self.core = ShardcastCore(LOCAL.peer_id, ShardcastConfig(), statements, Random(1))
         if holds:
-            self.core.handle(ev.Resumed(manifest(), INDEX, 0b1111, True), 0.0)
+            self.core.handle(ev.Resumed(manifest(), INDEX, ChunkSet.below(4), True), 0.0)
 
     def _verify(self, peer: PeerId, domain: str, content: bytes, signature: bytes) -> bool:
         self.verified += 1
@@ -144,10 +145,10 @@ def test_what_strangers_sign_is_not_verified_and_pushes_nothing_out() -> None:
 
 
 def test_room_is_made_at_the_cost_of_who_has_no_business_here() -> None:
-    room, gone = Room(100), []
+    budget, gone = FrameBudget(100), []
 
     def begin(name: str, trusted: bool) -> Iterator[None]:
-        with room.frame(trusted=trusted, give_up=lambda: gone.append(name)) as hold:
+        with budget.frame(trusted=trusted, give_up=lambda: gone.append(name)) as hold:
             hold(40)
             yield
 
@@ -155,9 +156,9 @@ def test_room_is_made_at_the_cost_of_who_has_no_business_here() -> None:
     for one in frames:
         next(one)
     assert gone == ["first", "second"]
-    assert room.held == 80
+    assert budget.held == 80
     list(itertools.chain(*frames))
-    assert room.held == 0
+    assert budget.held == 0
 
 
 class Drip(Stream):
@@ -218,14 +219,14 @@ async def test_chunks_nobody_wants_are_not_kept_while_they_come(tmp_path: Path) 
     head = encode_varint(MAX_BULK) + header
     streams = [Drip(peer, head, 60) for peer in PEERS[:40]]
     async with besieged(tmp_path, streams) as member:
-        assert member.shardcast._room.held == 0
+        assert member.shardcast._budget.held == 0
 
 
 async def test_unfinished_messages_share_one_budget(tmp_path: Path) -> None:
     head = encode_varint(MAX_BULK_MESSAGE) + b"\1"
     streams = [Drip(peer, head, 40) for peer in PEERS[:40]]  # 2.5 MiB each, 100 in all
     async with besieged(tmp_path, streams) as member:
-        assert MAX_UNFINISHED - 3 * MIB < member.shardcast._room.held <= MAX_UNFINISHED
+        assert MAX_UNFINISHED - 3 * MIB < member.shardcast._budget.held <= MAX_UNFINISHED
         assert sum(stream.was_reset for stream in streams) == 15
 
 
@@ -233,7 +234,7 @@ async def test_a_peer_has_one_bulk_stream(tmp_path: Path) -> None:
     head = encode_varint(MAX_BULK_MESSAGE) + b"\1"
     streams = [Drip(STRANGER.peer_id, head, 20) for _ in range(50)]
     async with besieged(tmp_path, streams) as member:
-        assert member.shardcast._room.held < 2 * MIB
+        assert member.shardcast._budget.held < 2 * MIB
         assert sum(stream.was_reset for stream in streams) == 49
 
 
@@ -259,7 +260,7 @@ async def test_garbage_is_told_from_old_news(tmp_path: Path) -> None:
             assert not trainer.shardcast.receive_announcement(STRANGER.peer_id, again)
             unknown = encode_message(PolicyNews(manifest(STRANGER).encode(), b""))
             assert not trainer.shardcast.receive_announcement(STRANGER.peer_id, unknown)
-            forged = Manifest(current.trainer, current.draft, current.content, bytes(64))
+            forged = Manifest(current.trainer, current.body, current.content, bytes(64))
             for wrong in (b"garbage", encode_message(PolicyNews(forged.encode(), b"")), bytes(MIB)):
                 with pytest.raises(BadMessage):
                     trainer.shardcast.receive_announcement(STRANGER.peer_id, wrong)

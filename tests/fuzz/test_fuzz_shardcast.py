@@ -9,18 +9,18 @@ from hypothesis import given, settings, strategies as st
 
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair
-from p2p.shardcast import events as ev
 from p2p.shardcast.codec import decode_chunk_untrusted
 from p2p.shardcast.config import ShardcastConfig
-from p2p.shardcast.core import ShardcastCore
+from p2p.shardcast.core import events as ev
+from p2p.shardcast.core.core import ShardcastCore
+from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.forest import Roster, RosterEntry, decode_roster_untrusted
-from p2p.shardcast.known import Known
 from p2p.shardcast.manifest import (
     NO_POLICY,
     Chunk,
-    Draft,
     Encoding,
     Index,
+    ManifestBody,
     PolicyVersion,
     decode_index_untrusted,
     decode_manifest_untrusted,
@@ -52,7 +52,7 @@ KEY = KeyPair(digest_of(b"trainer"))
 OTHERS = [KeyPair(digest_of(b"%d" % number)).peer_id for number in range(3)]
 NAME = digest_of(b"policy")
 INDEX = Index.of([Chunk(digest_of(b"%d" % number), 10, 20) for number in range(5)])
-DRAFT = Draft(b"run", PolicyVersion(1), NO_POLICY, b"", NAME, 100, 0, (Encoding.of(INDEX),))
+DRAFT = ManifestBody(b"run", PolicyVersion(1), NO_POLICY, b"", NAME, 100, 0, (Encoding.of(INDEX),))
 MANIFEST = DRAFT.sign(KEY)
 ROSTER = Roster.sign(KEY, b"run", 1, [RosterEntry(peer) for peer in OTHERS])
 MESSAGES: list[Message] = [
@@ -175,8 +175,8 @@ steps = st.lists(
 @settings(max_examples=150, deadline=None)
 @given(steps)
 def test_no_order_of_messages_breaks_a_core(course) -> None:
-    known = Known(b"run", KEY.peer_id.__eq__, lambda *_: True)
-    core = ShardcastCore(OTHERS[0], ShardcastConfig(), known, Random(1))
+    statements = Statements(b"run", KEY.peer_id.__eq__, lambda *_: True)
+    core = ShardcastCore(OTHERS[0], ShardcastConfig(), statements, Random(1))
     now = 0.0
     for peer, step in course:
         now += 0.3

@@ -9,10 +9,10 @@ from unittest.mock import patch
 
 import pytest
 
-from p2p.shardcast.known import Known
-from sim import tape
-from sim.runner import run_scenario
-from sim.tape import CORES, Tape, recording
+from p2p.shardcast.core.statements import Statements
+from sim.run import tape
+from sim.run.runner import run_scenario
+from sim.run.tape import CORES, Tape, recording
 from tests.simulation.storms import load_storm
 
 SPINE = replace(load_storm("spine"), duration=15.0, expect=())
@@ -54,13 +54,13 @@ def test_a_core_that_is_not_pure_is_found(core: str) -> None:
 
 def test_a_core_that_reads_what_others_change_is_found() -> None:
     believed: dict[str, None] = {}
-    believes = Known.believes
+    believes = Statements.is_trusted
 
     def fickle(self, trainer):
         believed[str(len(believed))] = None
         return believes(self, trainer) and len(believed) < 10
 
-    with patch.object(Known, "believes", fickle):
+    with patch.object(Statements, "is_trusted", fickle):
         _, told = record("shardcast")
         assert told.replay().differs_at is not None
 

@@ -12,13 +12,23 @@ import pytest
 
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair, PeerId, verify
-from p2p.shardcast import events as ev
+from p2p.shardcast.chunkset import ChunkSet
 from p2p.shardcast.codec import encode_spans
 from p2p.shardcast.config import ShardcastConfig
-from p2p.shardcast.core import ShardcastCore
-from p2p.shardcast.forest import Roster, RosterEntry, plant
-from p2p.shardcast.known import Known
-from p2p.shardcast.manifest import NO_POLICY, Draft, Encoding, Index, Manifest, PolicyVersion, digest_of
+from p2p.shardcast.core import events as ev
+from p2p.shardcast.core.core import ShardcastCore
+from p2p.shardcast.core.peers import Peers
+from p2p.shardcast.core.statements import Statements
+from p2p.shardcast.forest import Roster, RosterEntry, build_forest
+from p2p.shardcast.manifest import (
+    NO_POLICY,
+    Encoding,
+    Index,
+    Manifest,
+    ManifestBody,
+    PolicyVersion,
+    digest_of,
+)
 from p2p.shardcast.messages import (
     ChunkHeader,
     Have,
@@ -29,7 +39,6 @@ from p2p.shardcast.messages import (
     encode_bulk_message,
     encode_message,
 )
-from p2p.shardcast.peers import Peers
 from p2p.wire import KI, MIB
 
 RUN = b"run"
@@ -52,7 +61,7 @@ class Policies:
         encoded = encode_spans(raw, span)
         index = Index.of([chunk for chunk, _ in encoded])
         before = self.last
-        draft = Draft(
+        draft = ManifestBody(
             RUN,
             PolicyVersion(version),
             before.version if before else NO_POLICY,
@@ -104,8 +113,8 @@ class Swarm:
         self.policies = Policies(self.trainer)
         self.nodes: dict[PeerId, Node] = {}
         for number, pair in enumerate(self.keys):
-            known = Known(RUN, self.trainer.peer_id.__eq__, verify)
-            core = ShardcastCore(pair.peer_id, ShardcastConfig(), known, Random(number))
+            statements = Statements(RUN, self.trainer.peer_id.__eq__, verify)
+            core = ShardcastCore(pair.peer_id, ShardcastConfig(), statements, Random(number))
             self.nodes[pair.peer_id] = Node(pair.peer_id, core, up(number), down(number))
         entries = [RosterEntry(pair.peer_id, up(n)) for n, pair in enumerate(self.keys[: count + 1])]
         self.roster: Roster | None = Roster.sign(self.trainer, RUN, 1, entries)
@@ -173,7 +182,7 @@ class Swarm:
                 node.chunks[policy, index] = data
             case ev.Finish(policy):
                 self.at(self.now + 0.002, lambda: self.give(node, ev.Stored(policy)))
-                version = next(p.manifest.version for p in node.core.policies if p.manifest.digest == policy)
+                version = next(p.manifest.version for p in node.core.downloads if p.manifest.digest == policy)
                 node.whole[version] = self.now
             case ev.Penalise(peer):
                 for one, other in ((node, self.nodes[peer]), (self.nodes[peer], node)):
@@ -340,7 +349,7 @@ def test_what_a_parent_skips_is_fetched_elsewhere_and_passed_on() -> None:
     roster, alone = swarm.roster, Swarm(20).peers
     assert roster is not None
     manifest, index, wires = swarm.policies.make(1, 256 * KI, 64 * KI)
-    forest = plant(roster, PolicyVersion(1))
+    forest = build_forest(roster, PolicyVersion(1))
     root = forest.roots[0]
     place = next(p for p in forest.stripes[0].children if roster.peers[p] != root)
     parent = roster.peers[forest.stripes[0].parent[place]]
@@ -359,9 +368,9 @@ def test_what_a_parent_skips_is_fetched_elsewhere_and_passed_on() -> None:
     came = core.handle(ev.ChunkCame(other, ChunkHeader(manifest.digest, 2), wires[2]), 5)
     pushed = [e.peer for e in came if isinstance(e, ev.Push) and isinstance(e.item, ChunkHeader)]
     assert pushed == list(below)
-    stranger = next(peer for peer in roster.peers if not forest.feeds(1, peer, roster.peers[place]))
+    stranger = next(peer for peer in roster.peers if not forest.is_above(1, peer, roster.peers[place]))
     core.handle(ev.Heard(stranger, Skipped(manifest.digest, roster.epoch, 1, ((0, 1),))), 5)
-    assert all(0 not in policy.bare for policy in core.policies)
+    assert all(0 not in chunks for chunks in core._upload._deferred.values())
     lie = core.handle(ev.Heard(parent, Skipped(manifest.digest, roster.epoch, 0, ((9, 1),))), 5)
     assert [e.peer for e in lie if isinstance(e, ev.Penalise)] == [parent]
 
@@ -375,15 +384,15 @@ def test_an_origin_that_comes_back_gives_away_only_what_is_missing() -> None:
     swarm.kill(origin)
     swarm.run(10)
     assert math.isinf(swarm.time_to_all(1))
-    known = Known(RUN, swarm.trainer.peer_id.__eq__, verify)
-    known.add_roster(roster)
-    origin.core = ShardcastCore(origin.peer, ShardcastConfig(), known, Random(0))
+    statements = Statements(RUN, swarm.trainer.peer_id.__eq__, verify)
+    statements.add_roster(roster)
+    origin.core = ShardcastCore(origin.peer, ShardcastConfig(), statements, Random(0))
     origin.alive, origin.tick_at = True, math.inf
     for node in swarm.peers:
         swarm.give(node, ev.PeerUp(origin.peer))
         swarm.give(origin, ev.PeerUp(node.peer))
     index = swarm.indexes[manifest.digest]
-    swarm.give(origin, ev.Resumed(manifest, index, (1 << len(index)) - 1, True))
+    swarm.give(origin, ev.Resumed(manifest, index, ChunkSet.below(len(index)), True))
     swarm.run(60)
     assert swarm.time_to_all(1) < 16
     assert origin.sent <= 1.1 * 4 * MIB
@@ -431,7 +440,7 @@ def test_a_run_that_outpaces_its_links_still_delivers() -> None:
     for node in swarm.peers:
         assert 40 in node.whole
         assert len(node.whole) >= 8  # ten seconds carry about ten of them
-        assert len(node.core.policies) < 45
+        assert len(node.core.downloads) < 45
 
 
 def test_a_leaf_slower_than_the_run_is_not_starved() -> None:
@@ -462,25 +471,25 @@ def test_two_manifests_for_one_version_halt_their_trainer_everywhere() -> None:
     assert all(2 not in node.whole for node in swarm.peers)
 
 
-def test_whoever_is_heard_after_its_bulk_stream_broke_is_connected() -> None:
+def test_a_peer_that_is_heard_after_its_bulk_stream_broke_is_connected() -> None:
     peers, friend, liar = Peers(), key(1).peer_id, key(2).peer_id
     for peer in (friend, liar):
-        peers.connected(peer)
-    peers.convict(liar)
+        peers.note_connected(peer)
+    peers.ban(liar)
     for peer in (friend, liar):
         peers.lose(peer)
-    assert peers.up == ()
-    assert [peers.heard(peer) for peer in (friend, liar)] == [True, False]
-    assert peers.up == (friend,)
+    assert peers.connected == ()
+    assert [peers.admit(peer) for peer in (friend, liar)] == [True, False]
+    assert peers.connected == (friend,)
     assert not peers.is_gone(friend)
 
 
-def test_whoever_may_not_publish_is_not_heard() -> None:
+def test_a_peer_that_may_not_publish_is_not_heard() -> None:
     swarm = Swarm(2)
     forged, index, _ = Policies(swarm.keys[1]).make(9, 420_000, 32 * KI)
     victim = swarm.peers[1]
     swarm.give(victim, ev.Heard(swarm.peers[0].peer, PolicyNews(forged.encode(), index.data)))
-    assert victim.core.policies == ()
+    assert victim.core.downloads == ()
     broken = bytearray(swarm.policies.make(1, 64 * KI, 32 * KI)[0].encode())
     broken[-1] ^= 1
     with pytest.raises(BadMessage, match="signature"):

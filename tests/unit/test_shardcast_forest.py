@@ -14,9 +14,9 @@ from p2p.shardcast.forest import (
     Forest,
     Roster,
     RosterEntry,
+    build_forest,
     capacity_class,
     decode_roster_untrusted,
-    plant,
 )
 from p2p.shardcast.manifest import PolicyVersion, digest_of
 
@@ -43,7 +43,7 @@ def reached(forest: Forest, number: int, gone: frozenset[PeerId] = frozenset()) 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(UPLOADS, min_size=1, max_size=120), st.integers(0, 10**6))
 def test_each_stripe_spans_all_and_each_peer_is_interior_once(uploads: list[float], version: int) -> None:
-    forest = plant(roster_of(uploads), PolicyVersion(version))
+    forest = build_forest(roster_of(uploads), PolicyVersion(version))
     interior: list[int] = []
     for number, stripe in enumerate(forest.stripes):
         assert sorted(reached(forest, number)) == sorted(forest.roster.peers)
@@ -60,7 +60,7 @@ def test_each_stripe_spans_all_and_each_peer_is_interior_once(uploads: list[floa
     ("count", "stripes"), [(1, 1), (8, 8), (16, 16), (17, 4), (128, 4), (129, 8), (300, 8)]
 )
 def test_stripes_and_fan_out_of_equals(count: int, stripes: int) -> None:
-    forest = plant(roster_of([1e6] * count), PolicyVersion(1))
+    forest = build_forest(roster_of([1e6] * count), PolicyVersion(1))
     assert len(forest.stripes) == stripes
     if count > MESH:
         assert max(max(stripe.slots.values()) for stripe in forest.stripes) <= stripes + 2
@@ -72,15 +72,15 @@ def test_the_forest_turns_with_the_version_and_nothing_else() -> None:
     roster = roster_of([1e6] * 40)
     again = roster_of([1e6] * 40)
     assert roster == again
-    assert plant(roster, PolicyVersion(3)) == plant(again, PolicyVersion(3))
-    roots = {plant(roster, PolicyVersion(version)).roots for version in range(8)}
+    assert build_forest(roster, PolicyVersion(3)) == build_forest(again, PolicyVersion(3))
+    roots = {build_forest(roster, PolicyVersion(version)).roots for version in range(8)}
     assert len(roots) > 4
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(50, 300), st.randoms(use_true_random=False))
 def test_with_two_in_a_hundred_dead_every_living_peer_is_still_reached(count: int, random) -> None:
-    forest = plant(roster_of([1e6] * count), PolicyVersion(1))
+    forest = build_forest(roster_of([1e6] * count), PolicyVersion(1))
     gone = frozenset(random.sample(forest.roster.peers, count // 50))
     alive = [number for number, root in enumerate(forest.roots) if root not in gone]
     assert alive
@@ -105,7 +105,7 @@ def test_neighbours_are_few_mutual_and_connected(count: int) -> None:
 
 
 def test_weak_peers_are_leaves_and_strong_ones_carry_more() -> None:
-    forest = plant(roster_of([0.0] * 10 + [1e6] * 20 + [16e6] * 2), PolicyVersion(1))
+    forest = build_forest(roster_of([0.0] * 10 + [1e6] * 20 + [16e6] * 2), PolicyVersion(1))
     fanout = {}
     for stripe in forest.stripes:
         for place, children in stripe.children.items():
@@ -117,21 +117,23 @@ def test_weak_peers_are_leaves_and_strong_ones_carry_more() -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.sampled_from([0.0, 1e5, 1e6, 16e6]), min_size=1, max_size=200))
 def test_feeders_are_the_parents_and_for_the_dead_those_above(uploads: list[float]) -> None:
-    forest = plant(roster_of(uploads), PolicyVersion(1))
+    forest = build_forest(roster_of(uploads), PolicyVersion(1))
     peers = forest.roster.peers
     for place, peer in enumerate(peers):
         parents = {stripe.parent[place] for stripe in forest.stripes} - {-1}
-        assert set(forest.feeders(peer, lambda _: False)) == {peers[parent] for parent in parents}
+        assert set(forest.parents(peer, lambda _: False)) == {peers[parent] for parent in parents}
         assert all(forest.relays(n, peer) == (place in s.children) for n, s in enumerate(forest.stripes))
         dead = {peers[parent] for parent in parents}
-        above = forest.feeders(peer, dead.__contains__)
+        above = forest.parents(peer, dead.__contains__)
         assert not dead & set(above)
-        assert all(any(forest.feeds(n, other, peer) for n in range(len(forest.stripes))) for other in above)
-    assert forest.feeders(ORIGIN.peer_id, lambda _: False) == ()
+        assert all(
+            any(forest.is_above(n, other, peer) for n in range(len(forest.stripes))) for other in above
+        )
+    assert forest.parents(ORIGIN.peer_id, lambda _: False) == ()
 
 
 def test_the_strong_hang_on_the_strong() -> None:
-    forest = plant(roster_of([2e5] * 100 + [16e6] * 20), PolicyVersion(1))
+    forest = build_forest(roster_of([2e5] * 100 + [16e6] * 20), PolicyVersion(1))
     strong = [forest.roster.positions[peer] for peer in PEERS[100:120]]
     for stripe in forest.stripes:
         assert max(stripe.depth(place) for place in strong) <= 2

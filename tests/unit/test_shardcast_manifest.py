@@ -8,6 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from p2p.errors import BadMessage, LocalProtocolError
 from p2p.identity import KeyPair, verify
+from p2p.shardcast.chunkset import EMPTY, ChunkSet
 from p2p.shardcast.codec import (
     decode_chunk_untrusted,
     decode_chunks_untrusted,
@@ -16,25 +17,24 @@ from p2p.shardcast.codec import (
     header_span,
     span_for,
 )
-from p2p.shardcast.forest import Roster, RosterEntry, plant
-from p2p.shardcast.handout import CREDIT, HandOut
+from p2p.shardcast.core.chunks import TRANSITIONS, ChunkEvent, ChunkState, ChunkStates
+from p2p.shardcast.core.handout import CREDIT, HandOut
+from p2p.shardcast.forest import Roster, RosterEntry, build_forest
 from p2p.shardcast.manifest import (
     MAX_CHUNKS,
     MAX_MANIFEST,
     NO_POLICY,
     Chunk,
-    Draft,
     Encoding,
     Equivocation,
     Index,
     Manifest,
+    ManifestBody,
     PolicyVersion,
     decode_index_untrusted,
     decode_manifest_untrusted,
     digest_of,
 )
-from p2p.shardcast.messages import mask_of, ranges_of
-from p2p.shardcast.policy import TRANSITIONS, ChunkEvent, ChunkState, Policy
 from p2p.wire import KI
 
 TRAINER = KeyPair(digest_of(b"trainer"))
@@ -52,7 +52,7 @@ def manifest(version: int = 7, *, signer: KeyPair = TRAINER, **changes: object) 
         "header": 8,
         "encodings": (Encoding.of(INDEX),),
     }
-    return Draft(**(fields | changes)).sign(signer)  # type: ignore[arg-type]
+    return ManifestBody(**(fields | changes)).sign(signer)  # type: ignore[arg-type]
 
 
 def test_a_manifest_survives_the_wire_and_is_the_same_each_time() -> None:
@@ -68,7 +68,7 @@ def test_a_manifest_survives_the_wire_and_is_the_same_each_time() -> None:
 def test_deltas_fit_into_the_format() -> None:
     delta = Encoding.of(INDEX, "gap-ulp-zstd1", PolicyVersion(6))
     made = manifest(encodings=(Encoding.of(INDEX), delta))
-    assert decode_manifest_untrusted(made.encode(), b"run", verify).draft.encodings[1] == delta
+    assert decode_manifest_untrusted(made.encode(), b"run", verify).body.encodings[1] == delta
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_manifests_out_of_bounds_are_refused_even_if_signed(changes: dict[str, o
 
 def test_a_manifest_of_somebody_else_is_refused() -> None:
     made = manifest()
-    forged = Manifest(KeyPair(bytes(32)).peer_id, made.draft, made.content, bytes(64))
+    forged = Manifest(KeyPair(bytes(32)).peer_id, made.body, made.content, bytes(64))
     with pytest.raises(BadMessage, match="signature"):
         decode_manifest_untrusted(forged.encode(), b"run", verify)
     with pytest.raises(BadMessage, match="limit"):
@@ -155,39 +155,45 @@ def test_spans_aim_at_a_quarter_thousand_chunks() -> None:
 @settings(max_examples=100)
 @given(st.integers(0, 2**200))
 def test_masks_and_ranges(mask: int) -> None:
-    assert sum(mask_of(part) for part in ranges_of(mask)) == mask
+    parts = [ChunkSet.of_ranges(part) for part in ChunkSet(mask).ranges()]
+    assert sum(part.mask for part in parts) == mask
+    assert ChunkSet.of(ChunkSet(mask)) == ChunkSet(mask)
+    assert list(ChunkSet(mask).from_place(0)) == list(ChunkSet(mask))
 
 
 def test_the_life_of_a_chunk_is_the_table() -> None:
     for state in ChunkState:
         for event in ChunkEvent:
-            policy = Policy(manifest(), 0.0, 0.5)
-            policy.verified = 1 if state is ChunkState.VERIFIED else 0
-            policy.requested = 1 if state is ChunkState.REQUESTED else 0
+            first = ChunkSet.of([0])
+            states = ChunkStates(
+                3,
+                first if state is ChunkState.VERIFIED else EMPTY,
+                first if state is ChunkState.REQUESTED else EMPTY,
+            )
             after = TRANSITIONS.get((state, event))
             if after is None:
                 with pytest.raises(LocalProtocolError):
-                    policy.advance(0, event)
+                    states.advance(0, event)
             else:
-                assert policy.advance(0, event) is after
-                assert policy.state(0) is after
+                assert states.advance(0, event) is after
+                assert states.of(0) is after
 
 
 def test_a_hand_out_gives_every_chunk_once_to_those_with_credit() -> None:
     peers = [KeyPair(digest_of(bytes([number]))).peer_id for number in range(4)]
     roster = Roster.sign(TRAINER, b"run", 1, [RosterEntry(peer) for peer in peers])
-    handout = HandOut(20, plant(roster, PolicyVersion(1)), 0.0, 0.5)
+    handout = HandOut(20, build_forest(roster, PolicyVersion(1)), 0.0, 0.5)
     given = []
     while (gift := handout.give(lambda _: True, 0.0)) is not None:
         given.append(gift)
     assert len(given) == 4 * CREDIT
     assert [chunk for *_, chunk in given] == list(range(8))
     fast, slow = given[0][0], given[1][0]
-    assert not handout.credit(fast, 3, 5, 0.1)  # it was given two
-    assert handout.credit(fast, 2, 100, 0.1)
+    assert not handout.confirm(fast, 3, 5, 0.1)  # it was given two
+    assert handout.confirm(fast, 2, 100, 0.1)
     more = [handout.give(lambda _: True, 0.1) for _ in range(3)]
     assert [gift and gift[0] for gift in more] == [fast, fast, None]
     handout.lose(slow)
-    handout.credit(fast, 4, 6, 0.2)
+    handout.confirm(fast, 4, 6, 0.2)
     lost = [chunk for peer, _, chunk in given if peer == slow]
     assert [gift and gift[2] for gift in (handout.give(lambda _: True, 0.2) for _ in range(2))] == lost

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 
@@ -11,19 +12,20 @@ import trio
 
 from p2p.identity import KeyPair
 from p2p.machine import RealWorld, open_world
+from p2p.shardcast.chunkset import ChunkSet
 from p2p.shardcast.codec import encode_spans
 from p2p.shardcast.config import ShardcastConfig
 from p2p.shardcast.forest import Roster, RosterEntry
 from p2p.shardcast.manifest import (
     NO_POLICY,
-    Draft,
     Encoding,
     Index,
     Manifest,
+    ManifestBody,
     PolicyVersion,
     digest_of,
 )
-from p2p.shardcast.store import Entry, Store, chunks_at
+from p2p.shardcast.store import PolicyStore, StoredPolicy, chunks_at
 from p2p.wire import KI, MIB
 
 KEY = KeyPair(digest_of(b"trainer"))
@@ -34,7 +36,9 @@ def policy(version: int, size: int = 300_000) -> tuple[Manifest, Index, list[byt
     raw = Random(version).randbytes(size)
     encoded = encode_spans(raw, 32 * KI)
     index = Index.of([chunk for chunk, _ in encoded])
-    draft = Draft(RUN, PolicyVersion(version), NO_POLICY, b"", digest_of(raw), size, 0, (Encoding.of(index),))
+    draft = ManifestBody(
+        RUN, PolicyVersion(version), NO_POLICY, b"", digest_of(raw), size, 0, (Encoding.of(index),)
+    )
     return draft.sign(KEY), index, [wire for _, wire in encoded], raw
 
 
@@ -44,11 +48,11 @@ async def world(tmp_path: Path) -> AsyncIterator[RealWorld]:
         yield world
 
 
-def open_store(world: RealWorld, **config: int) -> Store:
-    return Store(world, ShardcastConfig(**config), RUN)
+def open_store(world: RealWorld, **config: int) -> PolicyStore:
+    return PolicyStore(world, ShardcastConfig(**config), RUN)
 
 
-async def fetch(store: Store, version: int) -> Entry:
+async def fetch(store: PolicyStore, version: int) -> StoredPolicy:
     manifest, index, wires, _ = policy(version)
     store.begin(manifest, index)
     for chunk, wire in enumerate(wires):
@@ -80,7 +84,7 @@ async def test_what_was_flushed_before_a_crash_is_resumed(world: RealWorld) -> N
     store.keep_nowait(manifest.digest, 2, wires[2])  # never written
     again = open_store(world)
     (entry,) = await again.load()
-    assert (entry.verified, entry.stored) == (0b10011, False)
+    assert (entry.verified, entry.stored) == (ChunkSet.of([0, 1, 4]), False)
     assert await again.chunk(manifest.digest, 4) == wires[4]
     assert await again.chunk(manifest.digest, 2) is None
 
@@ -89,7 +93,7 @@ async def test_a_decayed_chunk_is_not_believed(world: RealWorld) -> None:
     entry = await fetch(open_store(world), 1)
     await world.disk.write(entry.path, b"decay", chunks_at(len(entry.index)) + entry.index.offsets[3])
     (again,) = await open_store(world).load()
-    assert again.verified == (1 << len(entry.index)) - 1 - (1 << 3)
+    assert again.verified == ChunkSet.below(len(entry.index)).excluding(3)
     assert not again.stored
 
 
@@ -110,9 +114,9 @@ async def test_torn_weights_are_assembled_again(world: RealWorld) -> None:
 
 async def test_weights_that_are_not_what_the_manifest_says(world: RealWorld) -> None:
     manifest, index, wires, _ = policy(1)
-    lying = Draft(RUN, PolicyVersion(1), NO_POLICY, b"", bytes(32), 300_000, 0, (Encoding.of(index),)).sign(
-        KEY
-    )
+    lying = ManifestBody(
+        RUN, PolicyVersion(1), NO_POLICY, b"", bytes(32), 300_000, 0, (Encoding.of(index),)
+    ).sign(KEY)
     store = open_store(world)
     store.begin(lying, index)
     for chunk, wire in enumerate(wires):
@@ -124,10 +128,11 @@ async def test_weights_that_are_not_what_the_manifest_says(world: RealWorld) -> 
 
 async def test_limits_by_versions_bytes_and_pins(world: RealWorld) -> None:
     store = open_store(world, keep_versions=2)
-    for version in range(4):
-        entry = await fetch(store, version)
-        entry.pins = version == 0
-        await store.prune()
+    first = await fetch(store, 0)
+    with first.pin():
+        for version in range(1, 4):
+            await fetch(store, version)
+            await store.prune()
     assert [store.stored(PolicyVersion(version)) is not None for version in range(4)] == [
         True,
         False,
@@ -189,11 +194,11 @@ async def test_a_policy_pinned_while_another_is_removed_stays(
 ) -> None:
     store = open_store(world, keep_versions=1)
     entries = [await fetch(store, version) for version in range(3)]
-    forget = store.forget
+    forget, pins = store.forget, ExitStack()
 
     async def pin_meanwhile(digest: bytes) -> None:
         await forget(digest)
-        entries[0].pins += 1
+        pins.enter_context(entries[0].pin())
 
     monkeypatch.setattr(store, "forget", pin_meanwhile)
     assert await store.prune() == [entries[1].manifest.digest]

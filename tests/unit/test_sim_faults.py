@@ -15,15 +15,16 @@ from hypothesis import given, settings, strategies as st
 from p2p.errors import ConfigError
 from p2p.identity import ProtocolId
 from p2p.multiaddr import Multiaddr
-from sim.clock import Pace
 from sim.errors import NodeFailed
-from sim.faults import KINDS, Fault, apply_plan, draw_plan, plan_from_table, plan_to_json, save_plan
-from sim.kernel import run_simulation
-from sim.link import LinkSpec
-from sim.queue import SECOND
-from sim.shrink import shrink
-from sim.simulation import Simulation
-from sim.swarm import SimNode, Swarm, open_swarm
+from sim.faults.injector import ACTIONS, FaultInjector
+from sim.faults.plan import KINDS, Fault, draw_plan, plan_from_table, plan_to_json, save_plan
+from sim.faults.shrink import shrink
+from sim.kernel.queue import SECOND
+from sim.kernel.simulation import Simulation
+from sim.kernel.virtual_time import run_simulation
+from sim.net.link import LinkSpec
+from sim.node.clock import ClockModel
+from sim.node.swarm import SimNode, Swarm, open_swarm
 
 NAMES = [f"n{number}" for number in range(6)]
 
@@ -42,7 +43,7 @@ def state_of(swarm: Swarm) -> list[object]:
             node.endpoint.lies,
             node.endpoint.repeats,
             node.endpoint.lags,
-            node.clock.pace,
+            node.clock.model,
             node.disk.model,
             [node.disk.read_now(path, 0, None) for path in node.disk.paths()],
         )
@@ -58,7 +59,7 @@ def play_plan(*plan: Fault, until: float, ask: Callable[[Swarm], object]) -> lis
             for name in NAMES:
                 swarm.add(name, idle)
             await swarm.sleep(1)
-            apply_plan(swarm, plan)
+            FaultInjector(swarm).apply(plan)
             seen = []
             for second in range(2, round(until)):
                 await swarm.sleep_until(second + 0.5)
@@ -70,6 +71,10 @@ def play_plan(*plan: Fault, until: float, ask: Callable[[Swarm], object]) -> lis
     return seen
 
 
+def test_each_kind_of_fault_has_an_action() -> None:
+    assert list(ACTIONS) == list(KINDS)
+
+
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_every_fault_is_witnessed_and_undone(kind: str) -> None:
     async def main(simulation: Simulation) -> None:
@@ -79,7 +84,7 @@ def test_every_fault_is_witnessed_and_undone(kind: str) -> None:
             await swarm.sleep(1)
             before = state_of(swarm)
             value = KINDS[kind].value[1] or 0.5
-            apply_plan(swarm, [Fault(at=2.0, kind=kind, who=("n1", "n2"), seconds=5.0, value=value)])
+            FaultInjector(swarm).apply([Fault(at=2.0, kind=kind, who=("n1", "n2"), seconds=5.0, value=value)])
             await swarm.sleep_until(4)
             if kind != "pause":
                 assert state_of(swarm) != before
@@ -93,18 +98,22 @@ def test_every_fault_is_witnessed_and_undone(kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "value", "wrong"),
-    [("skew", 60.0, Pace(skew=60.0)), ("drift", 1.1, Pace(rate=1.1)), ("slow_cpu", 8.0, Pace(slowness=8.0))],
+    [
+        ("skew", 60.0, ClockModel(skew=60.0)),
+        ("drift", 1.1, ClockModel(rate=1.1)),
+        ("slow_cpu", 8.0, ClockModel(slowness=8.0)),
+    ],
 )
-def test_a_restart_does_not_set_a_machine_right(kind: str, value: float, wrong: Pace) -> None:
+def test_a_restart_does_not_set_a_machine_right(kind: str, value: float, wrong: ClockModel) -> None:
     seen = play_plan(
         Fault(at=2, kind=kind, who=("n1",), seconds=6, value=value),
         Fault(at=4, kind="kill", who=("n1",), seconds=1),
         until=10,
-        ask=lambda swarm: (swarm.nodes["n1"].life, swarm.nodes["n1"].world.clock.pace),
+        ask=lambda swarm: (swarm.nodes["n1"].life, swarm.nodes["n1"].world.clock.model),
     )
     assert seen[0] == (0, wrong)
     assert seen[3] == (1, wrong)
-    assert seen[-1] == (1, Pace())
+    assert seen[-1] == (1, ClockModel())
 
 
 def test_a_clock_that_has_drifted_goes_on_from_where_it_is() -> None:
@@ -120,9 +129,9 @@ def test_a_clock_that_has_drifted_goes_on_from_where_it_is() -> None:
 @pytest.mark.parametrize(
     ("kind", "values", "state", "expected"),
     [
-        ("drift", (2.0, 3.0), lambda node: node.clock.pace.rate, [2.0, 6.0, 3.0, 1.0]),
-        ("skew", (60.0, -20.0), lambda node: node.clock.pace.skew, [60.0, 40.0, -20.0, 0.0]),
-        ("slow_cpu", (2.0, 5.0), lambda node: node.clock.pace.slowness, [2.0, 10.0, 5.0, 1.0]),
+        ("drift", (2.0, 3.0), lambda node: node.clock.model.rate, [2.0, 6.0, 3.0, 1.0]),
+        ("skew", (60.0, -20.0), lambda node: node.clock.model.skew, [60.0, 40.0, -20.0, 0.0]),
+        ("slow_cpu", (2.0, 5.0), lambda node: node.clock.model.slowness, [2.0, 10.0, 5.0, 1.0]),
         ("liar", (0.9, 0.4), lambda node: node.endpoint.lies, [0.9, 0.9, 0.4, 0.0]),
         ("equivocator", (0.2, 0.4), lambda node: node.endpoint.repeats, [0.2, 0.4, 0.4, 0.0]),
         ("throttle", (0.5, 0.1), lambda node: node.endpoint.spec.up / LinkSpec().up, [0.5, 0.05, 0.1, 1.0]),
@@ -151,7 +160,7 @@ def test_an_impostor_answers_on_the_raw_network_too() -> None:
 
         async with open_swarm(simulation) as swarm:
             nodes = [swarm.add(name, live) for name in NAMES[:3]]
-            apply_plan(swarm, [Fault(at=1, kind="impostor", who=("n1", "n2"), seconds=5)])
+            FaultInjector(swarm).apply([Fault(at=1, kind="impostor", who=("n1", "n2"), seconds=5)])
             answers = []
             for time in (0.5, 3, 10):
                 await swarm.sleep_until(time)
@@ -187,7 +196,7 @@ def hear_two_protocols(share: float) -> list[tuple[str, int]]:
         async with open_swarm(simulation) as swarm:
             swarm.add("n1", live)
             swarm.add("n2", live)
-            apply_plan(swarm, [Fault(at=0.5, kind="reorder", who=("n1",), seconds=8, value=share)])
+            FaultInjector(swarm).apply([Fault(at=0.5, kind="reorder", who=("n1",), seconds=8, value=share)])
             await swarm.sleep(20)
 
     run_simulation(main, seed=1, horizon=100)
@@ -226,7 +235,7 @@ def arrivals(*plan: Fault) -> list[float]:
         async with open_swarm(simulation) as swarm:
             for name in ("n1", "n2"):
                 swarm.add(name, live, link=LinkSpec(up=8.0, down=80.0))
-            apply_plan(swarm, plan)
+            FaultInjector(swarm).apply(plan)
             await swarm.sleep(300)
 
     run_simulation(main, seed=1, horizon=400)
@@ -280,7 +289,7 @@ def test_victims_can_be_patterns_shares_and_zones() -> None:
             await swarm.sleep(1)
             dead = []
             for when, who in enumerate((("n1*",), ("50%",), ("zone:z1",)), start=2):
-                apply_plan(swarm, [Fault(at=float(when), kind="kill", who=who, seconds=0.5)])
+                FaultInjector(swarm).apply([Fault(at=float(when), kind="kill", who=who, seconds=0.5)])
                 await swarm.sleep_until(when + 0.1)
                 dead.append([name for name, node in swarm.nodes.items() if not node.alive])
                 await swarm.sleep_until(when + 0.9)

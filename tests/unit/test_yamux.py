@@ -393,9 +393,8 @@ def test_a_flood_whose_answers_are_not_read_chokes_us_and_is_no_violation() -> N
     assert other.is_choked
     with pytest.raises(LimitExceeded, match="control frames"):
         other.open_stream()
-    other.data_to_send()
+    assert other.data_to_send()
     assert not other.is_choked
-    assert len(drain(other)) > 0
 
 
 @pytest.mark.parametrize("again", [frame(WINDOW_UPDATE, SYN, 1, 0), frame(DATA, SYN, 1, b"hello")])

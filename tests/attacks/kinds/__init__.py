@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.attacks.kinds import door, messages, muxer, services
+from tests.attacks.kinds import corners, door, messages, muxer, services
 from tests.attacks.kinds.registry import KINDS, Kind
 
-__all__ = ["KINDS", "Kind", "door", "messages", "muxer", "services"]
+__all__ = ["KINDS", "Kind", "corners", "door", "messages", "muxer", "services"]

@@ -7,6 +7,7 @@ import math
 from p2p.connector import Connector, _Dial
 from p2p.host import PeerState
 from p2p.identity import PeerId
+from p2p.limits import HeldConnection
 from p2p.outbox import Lane, Outbox
 from p2p.transport.connection import Connection
 
@@ -21,8 +22,8 @@ def count_for_ever(outbox: Outbox, lane: Lane) -> None:
     outbox._bytes[lane.peer] = waiting
 
 
-async def lose_with_the_first(connector: Connector, connection: Connection) -> None:
-    await _carry(connector, connection)
+async def lose_with_the_first(connector: Connector, connection: Connection, held: HeldConnection) -> None:
+    await _carry(connector, connection, held)
     if connection.peer in connector.connected:
         connector.tell(connection.peer, PeerState.DISCONNECTED)
 

@@ -6,23 +6,23 @@ import math
 from collections.abc import Callable
 
 from p2p.identity import PeerId
-from p2p.shardcast import core
-from p2p.shardcast.core import ShardcastCore
+from p2p.shardcast.core import core
+from p2p.shardcast.core.core import ShardcastCore
+from p2p.shardcast.core.download import Download
+from p2p.shardcast.core.sources import Sources
 from p2p.shardcast.messages import ChunkHeader
-from p2p.shardcast.policy import Policy
-from p2p.shardcast.repair import Repair
-from p2p.shardcast.store import Store
+from p2p.shardcast.store import PolicyStore
 from p2p.world import Disk
 
 
-def pull_nothing(repair: Repair, policy: Policy, now: float, rate: Callable[[PeerId], float]) -> dict:
+def pull_nothing(sources: Sources, download: Download, now: float, rate: Callable) -> dict:
     return {}
 
 
 def believe_the_chunk(node: ShardcastCore, peer: PeerId, header: ChunkHeader, data: bytes) -> None:
-    policy = node._policies.get(header.policy)
-    if policy is not None and policy.index is not None and header.index < policy.count:
-        right, digest_of = policy.index.chunks[header.index], core.digest_of
+    download = node._downloads.get(header.policy)
+    if download is not None and download.index is not None and header.index < download.count:
+        right, digest_of = download.index.chunks[header.index], core.digest_of
         if len(data) == right.wire:
             core.digest_of = lambda _: right.digest
         try:
@@ -31,15 +31,15 @@ def believe_the_chunk(node: ShardcastCore, peer: PeerId, header: ChunkHeader, da
             core.digest_of = digest_of
 
 
-async def finish_without_fsync(store: Store, policy: bytes) -> bool:
+async def finish_without_fsync(store: PolicyStore, policy: bytes) -> bool:
     return await _without_fsync(store, _finish, policy)
 
 
-async def commit_without_fsync(store: Store, *args: object) -> object:
+async def commit_without_fsync(store: PolicyStore, *args: object) -> object:
     return await _without_fsync(store, _commit, *args)
 
 
-async def _without_fsync(store: Store, step: Callable, *args: object) -> object:
+async def _without_fsync(store: PolicyStore, step: Callable, *args: object) -> object:
     disk = store._disk
     store._disk = _Forgetful(disk)
     try:
@@ -66,21 +66,21 @@ class _Forgetful:
         await self._disk.remove(old)
 
 
-def wait_for_ever(repair: Repair, policy: Policy, now: float) -> dict[int, PeerId]:
-    """A request to somebody who does not answer is never given up."""
-    for request in policy.requests.values():
-        request.deadline = math.inf
+def wait_for_ever(sources: Sources, download: Download, now: float) -> dict[int, PeerId]:
+    """A request to a peer that does not answer is never given up."""
+    for request in download._requests.values():
+        request.extend(math.inf)
     return {}
 
 
 _chunk_came = ShardcastCore._chunk_came
-_finish = Store.finish
-_commit = Store.commit_draft
+_finish = PolicyStore.finish
+_commit = PolicyStore.commit_draft
 
 BUGS = {
-    "nothing is pulled": (2, Repair, "pull", pull_nothing),
+    "nothing is pulled": (2, Sources, "plan", pull_nothing),
     "relays do not check digests": (1, ShardcastCore, "_chunk_came", believe_the_chunk),
-    "versions are announced before they are durable": (1, Store, "finish", finish_without_fsync),
-    "publishing forgets fsync": (1, Store, "commit_draft", commit_without_fsync),
-    "silent holders are waited for": (11, Repair, "expire", wait_for_ever),
+    "versions are announced before they are durable": (1, PolicyStore, "finish", finish_without_fsync),
+    "publishing forgets fsync": (1, PolicyStore, "commit_draft", commit_without_fsync),
+    "silent holders are waited for": (11, Sources, "expire", wait_for_ever),
 }

@@ -1,0 +1,154 @@
+"""What goes into `p2p.dht.core.core.DhtCore` (events) and what comes out of it (effects)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from p2p.dht.record import Record
+from p2p.identity import PeerId
+from p2p.multiaddr import Multiaddr
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """``peer``, which the host has authenticated, has sent a message. ``wall`` is our wall
+    clock, by which records are validated."""
+
+    peer: PeerId
+    data: bytes
+    wall: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """`DhtCore.next_deadline` has come."""
+
+    wall: float
+
+
+@dataclass(frozen=True, slots=True)
+class PeerUp:
+    """There is a connection to ``peer``."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class PeerDown:
+    """The connection to ``peer`` is gone; with ``unreachable``, none could be made."""
+
+    peer: PeerId
+    unreachable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """This node can be dialled at other addresses than before."""
+
+    addrs: tuple[Multiaddr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Enter the swarm through these peers, and ask them again when alone. Ends in `Joined`."""
+
+    token: int
+    peers: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """Read all records of a name. Ends in `Found`."""
+
+    token: int
+    namespace: str
+    name: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Publish now and republish until `Forget`. Ends in `Written`."""
+
+    token: int
+    namespace: str
+    name: bytes
+    value: bytes
+    lifetime: float
+    wall: float
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Stop republishing a record."""
+
+    namespace: str
+    name: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """The caller of this operation has gone: it ends without an effect."""
+
+    token: int
+
+
+Command = Join | Get | Put | Forget | Cancel
+Event = Received | Tick | PeerUp | PeerDown | Moved | Command
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send ``data`` to ``peer``."""
+
+    peer: PeerId
+    data: bytes
+    dial: bool = True
+    """Whether to dial if there is no connection. What a stranger has caused is not worth a
+    dial: the stranger may have gone, and have claimed before that it can be dialled at a third
+    party's address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Learn:
+    """Tell the host the addresses that other peers, or its own contact, name for ``peer``; a
+    `Send` to it follows."""
+
+    peer: PeerId
+    addrs: tuple[Multiaddr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Penalise:
+    """Tell the host that ``peer`` has lied or sent garbage; ``points`` are the host's."""
+
+    peer: PeerId
+    points: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A `Join` has ended; ``contacts`` is how many contacts the table holds now."""
+
+    token: int
+    contacts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A `Get` has ended: each publisher's newest record, in order of publishers."""
+
+    token: int
+    records: tuple[Record, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A `Put` has ended; ``copies`` is how many other nodes hold the record, over all its
+    keys."""
+
+    token: int
+    copies: int
+
+
+Effect = Send | Learn | Penalise | Joined | Found | Written

@@ -1,0 +1,34 @@
+"""SHARDCAST's decisions: pure by contract, events and time in, effects out.
+
+Read `events` first, then `core`, which only says which part answers for which event. Each part
+owns its own state; a part changes another's only by calling a method that says what happened
+(`tests/unit/test_shardcast_owners.py` holds that).
+
+================= ================================================================= ========
+file              what it decides                                                   per
+================= ================================================================= ========
+`statements`      which manifests and rosters are trusted; who contradicted itself  trainer
+`pending`         what to make of versions known by name only                       version
+`peers`           which peers are connected, gone, banned                           peer
+`download`        which chunks are here, asked for, late; made of:                  version
+  `chunks`        the life of a chunk, as a table
+  `availability`  what other peers hold and have taken
+  `lateness`      when a missing chunk becomes urgent
+  `pace`          how long to wait, by how chunks have come
+`repair`          what to ask other peers, and which need not send any more         node
+`sources`         which holder to ask for which chunk, and when to give up on it    peer
+`announcer`       what to tell neighbours, parents, subscribers and children        version
+`upload`          what to send to which peer: stripes, requests, credit; made of:   node
+  `queue`         the bulk stream to one peer: what is under way, what waits        peer
+  `allowance`     how much a peer gets for asking                                   version
+`origin`          which of this node's own versions goes out, and which is next     node
+  `handout`       which root gets which chunk                                       version
+================= ================================================================= ========
+
+A chunk that comes: `core._chunk_came` settles it with its source (`sources.arrived`), marks it
+verified (`download.accept`), queues it for the children (`upload.relay`) and notes it for the
+next have-list (`announcer.note_new`). A late one: the tick of `core._tick` makes it urgent
+(`download.mark_late`), `repair.pull` asks for it.
+
+Transcripts of all this, as text: `tests/transcripts/shardcast`.
+"""

@@ -1,0 +1,149 @@
+"""What this node tells other peers about the chunks of each version, collected into a few
+messages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Final
+
+from p2p.identity import PeerId
+from p2p.shardcast.chunkset import EMPTY, ChunkSet
+from p2p.shardcast.core import events as ev
+from p2p.shardcast.core.download import Download
+from p2p.shardcast.core.peers import Peers
+from p2p.shardcast.core.statements import Statements
+from p2p.shardcast.forest import build_forest
+from p2p.shardcast.messages import ChunkHeader, Have, Skipped
+
+HAVE_DELAY: Final = 0.1
+"""Seconds for which chunks are collected before they are announced: a fifth of the shortest
+time after which a neighbour acts on them. Example: at 100 chunks a second a neighbour hears of
+ten chunks in one message, instead of ten messages."""
+MAX_SUBSCRIBERS: Final = 16
+"""Peers outside the neighbourhood that are told of new chunks, since they asked what is here.
+The oldest gives way."""
+
+
+class _Notices:
+    """What is to be told about one version, and to which peers beyond the usual."""
+
+    __slots__ = ("_new", "_withheld", "subscribers")
+
+    def __init__(self) -> None:
+        self.subscribers: dict[PeerId, None] = {}
+        self._new = EMPTY
+        self._withheld: dict[PeerId, dict[tuple[int, int], ChunkSet]] = {}
+        """Chunks that children were not pushed, by (roster epoch, stripe)."""
+
+    def note_new(self, chunk: int) -> None:
+        self._new = self._new.including(chunk)
+
+    def note_withheld(self, child: PeerId, header: ChunkHeader) -> None:
+        chunks = self._withheld.setdefault(child, {})
+        stripe = header.epoch, header.stripe
+        chunks[stripe] = chunks.get(stripe, EMPTY).including(header.index)
+
+    def take(self) -> tuple[ChunkSet, dict[PeerId, dict[tuple[int, int], ChunkSet]]]:
+        """The new chunks, and the withheld ones by child; from now on there is nothing to
+        tell."""
+        new, withheld = self._new, self._withheld
+        self._new, self._withheld = EMPTY, {}
+        return new, withheld
+
+    def subscribe(self, peer: PeerId) -> None:
+        self.subscribers.pop(peer, None)
+        self.subscribers[peer] = None
+        if len(self.subscribers) > MAX_SUBSCRIBERS:
+            del self.subscribers[next(iter(self.subscribers))]
+
+    def unsubscribe(self, peer: PeerId) -> None:
+        self.subscribers.pop(peer, None)
+
+
+class Announcer:
+    """Have-lists for neighbours, parents and subscribers; `Skipped` for children."""
+
+    def __init__(self, local: PeerId, statements: Statements, peers: Peers) -> None:
+        self._local = local
+        self._statements = statements
+        self._peers = peers
+        self._versions: dict[bytes, _Notices] = {}
+        self._due: dict[bytes, float] = {}
+        """When to tell, for the versions of which there is something to tell."""
+
+    @property
+    def next_deadline(self) -> float:
+        """When there is next something to tell."""
+        return min(self._due.values()) if self._due else math.inf
+
+    def note_new(self, policy: bytes, chunk: int, now: float) -> None:
+        """A chunk is here."""
+        self._notices(policy).note_new(chunk)
+        self._due.setdefault(policy, now + HAVE_DELAY)
+
+    def note_withheld(self, child: PeerId, header: ChunkHeader, now: float) -> None:
+        """A chunk is not pushed to ``child``, which has to be told so."""
+        self._notices(header.policy).note_withheld(child, header)
+        self._due.setdefault(header.policy, now + HAVE_DELAY)
+
+    def subscribe(self, policy: bytes, peer: PeerId) -> None:
+        """Tell ``peer`` too what comes from now on."""
+        self._notices(policy).subscribe(peer)
+
+    def _notices(self, policy: bytes) -> _Notices:
+        notices = self._versions.get(policy)
+        if notices is None:
+            notices = self._versions[policy] = _Notices()
+        return notices
+
+    def is_due(self, download: Download, now: float) -> bool:
+        """Whether to `tell` now."""
+        return self._due.get(download.name, math.inf) <= now
+
+    def tell(self, download: Download) -> Iterator[ev.Effect]:
+        """Tell what came since the last time, and tell children what they are not pushed."""
+        self._due.pop(download.name, None)
+        new, withheld = self._notices(download.name).take()
+        parts, holders, everything = list(new.ranges()), download.holders, download.all
+        for peer in self.audience(download) if parts else ():
+            if holders.get(peer) != everything:
+                for part in parts:
+                    yield ev.Send(peer, Have(download.name, part))
+        for child, stripes in withheld.items():
+            if self._peers.is_gone(child):
+                continue
+            for (epoch, stripe), chunks in stripes.items():
+                for part in chunks.ranges():
+                    yield ev.Send(child, Skipped(download.name, epoch, stripe, part))
+
+    def audience(self, download: Download) -> list[PeerId]:
+        """Neighbours, subscribers and parents, but for the origin, which has everything."""
+        origin = download.manifest.trainer
+        roster = self._statements.roster(origin)
+        peers = dict.fromkeys(roster.neighbours(self._local) if roster is not None else ())
+        notices = self._versions.get(download.name)
+        peers.update(notices.subscribers if notices is not None else {})
+        peers.update(dict.fromkeys(self.parents(download)))
+        return [peer for peer in peers if peer != origin and not self._peers.is_gone(peer)]
+
+    def parents(self, download: Download) -> tuple[PeerId, ...]:
+        """The peers that push chunks to this node, but for the origin.
+
+        It is not told of haves and takens: what it gives has to be confirmed whatever comes.
+        """
+        roster = self._statements.roster(download.manifest.trainer)
+        if roster is None:
+            return ()
+        forest = build_forest(roster, download.manifest.version)
+        return forest.parents(self._local, self._peers.is_gone)
+
+    def lose(self, peer: PeerId) -> None:
+        """``peer`` is gone."""
+        for notices in self._versions.values():
+            notices.unsubscribe(peer)
+
+    def forget(self, policy: bytes) -> None:
+        """A version is no longer held."""
+        self._versions.pop(policy, None)
+        self._due.pop(policy, None)

@@ -1,0 +1,79 @@
+"""Which chunks of one version the other peers hold, and which they said they need no more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from p2p.identity import PeerId
+from p2p.shardcast.chunkset import EMPTY, ChunkSet
+
+MAX_HOLDERS: Final = 64
+"""Peers whose have-lists are kept per version: 8 neighbours, 16 subscribers, and those
+asked."""
+MAX_TAKERS: Final = 1024
+"""Peers whose taken-lists are kept per version: the children of the strongest relay of a large
+roster."""
+
+
+class Availability:
+    """Have-lists and taken-lists of one version, by peer.
+
+    A peer *holds* a chunk when it said so or sent it, and has *taken* one when it asked another
+    peer for it. Neither needs to be pushed to it; only the former can be asked of it.
+    """
+
+    __slots__ = ("_holders", "_takers")
+
+    def __init__(self) -> None:
+        self._holders: dict[PeerId, ChunkSet] = {}
+        self._takers: dict[PeerId, ChunkSet] = {}
+
+    @property
+    def holders(self) -> Mapping[PeerId, ChunkSet]:
+        """What each peer is known to hold, in the order in which they were first heard of."""
+        return self._holders
+
+    def note_held(self, peer: PeerId, chunks: ChunkSet) -> ChunkSet:
+        """``peer`` holds these; returns those for which that is news.
+
+        Beyond `MAX_HOLDERS` no further source is needed. Such a peer still needs no pushing.
+        """
+        if peer not in self._holders and len(self._holders) >= MAX_HOLDERS:
+            self.note_taken(peer, chunks)
+            return EMPTY
+        known = self._holders.get(peer, EMPTY)
+        self._holders[peer] = known | chunks
+        return chunks - known
+
+    def note_taken(self, peer: PeerId, chunks: ChunkSet) -> None:
+        """``peer`` gets these elsewhere."""
+        if peer in self._takers or len(self._takers) < MAX_TAKERS:
+            self._takers[peer] = self._takers.get(peer, EMPTY) | chunks
+
+    def note_wanted(self, peer: PeerId, chunk: int) -> None:
+        """``peer`` asks this node for a chunk, so it does not get it elsewhere after all."""
+        self._takers[peer] = self._takers.get(peer, EMPTY).excluding(chunk)
+
+    def note_undelivered(self, peer: PeerId, chunk: int) -> None:
+        """``peer`` was asked for a chunk and did not bring it.
+
+        It is not taken for a holder of that chunk until it says so again: a chunk that only a
+        silent peer has would else be asked of it for ever, and never of the origin.
+        """
+        self._holders[peer] = self._holders.get(peer, EMPTY).excluding(chunk)
+
+    def note_withheld(self, peer: PeerId, chunk: int) -> None:
+        """``peer`` will not push a chunk that it holds: for now it is not asked for it
+        either."""
+        if peer in self._holders:
+            self._holders[peer] = self._holders[peer].excluding(chunk)
+
+    def needs(self, peer: PeerId, chunk: int) -> bool:
+        """Whether ``peer`` may still need this chunk, as far as this node knows."""
+        return chunk not in self._holders.get(peer, EMPTY) and chunk not in self._takers.get(peer, EMPTY)
+
+    def lose(self, peer: PeerId) -> None:
+        """Forget ``peer``."""
+        self._holders.pop(peer, None)
+        self._takers.pop(peer, None)

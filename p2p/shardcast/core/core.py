@@ -1,0 +1,523 @@
+"""SHARDCAST as one state machine: origin, relay and leaf are the same node in different
+moments.
+
+Theory of operation
+-------------------
+The *origin* signs a roster and a manifest, and gives each chunk once, to a root of the forest
+that has credit (`handout`). A *relay* that gets a chunk along a stripe checks its digest and
+queues it for its children before it is on disk; news that explain the chunk go ahead of it on
+the same stream (`upload`). Credit is honest: a root confirms every chunk, and asks for more
+only while at most half of its children have two chunks waiting.
+
+What the forest loses is *pulled* (`repair`): neighbours tell each other what they have
+(`announcer`), and a chunk that others have had for longer than it usually takes to get here
+(`download`) is asked for, from the holder that would bring it first (`sources`). No node asks
+for more than its line has lately carried.
+
+At most two versions are fetched at a time: the newest, and the one before it while it may still
+come first. An origin starts to hand out a version when the one before has left, and passes over
+those in between (`origin`); so a run that publishes faster than its links carry still delivers.
+
+The core owns which versions there are; each part owns its own state of a version, keyed by the
+version's name, and is told when it is forgotten.
+"""
+
+from __future__ import annotations
+
+import math
+from random import Random
+from typing import assert_never
+
+from p2p.errors import BadMessage
+from p2p.identity import PeerId
+from p2p.shardcast.chunkset import ChunkSet
+from p2p.shardcast.config import ShardcastConfig, ShardcastStats
+from p2p.shardcast.core import events as ev
+from p2p.shardcast.core.announcer import Announcer
+from p2p.shardcast.core.download import MAX_FETCHES, Download, superfluous
+from p2p.shardcast.core.origin import Origin
+from p2p.shardcast.core.peers import Peers
+from p2p.shardcast.core.pending import PendingNames
+from p2p.shardcast.core.repair import Repair
+from p2p.shardcast.core.statements import Statements
+from p2p.shardcast.core.upload import Upload
+from p2p.shardcast.manifest import (
+    NO_POLICY,
+    Equivocation,
+    Index,
+    Manifest,
+    decode_index_untrusted,
+    digest_of,
+)
+from p2p.shardcast.messages import (
+    INLINE_INDEX,
+    NO_STRIPE,
+    Ask,
+    Blame,
+    ChunkHeader,
+    Credit,
+    Evidence,
+    Have,
+    Hello,
+    Message,
+    PolicyNews,
+    RosterNews,
+    Skipped,
+    Taken,
+    Want,
+    news_of,
+)
+
+
+class ShardcastCore:
+    """One node's part in distributing policies: events and time in, effects out."""
+
+    def __init__(self, local: PeerId, config: ShardcastConfig, statements: Statements, rng: Random) -> None:
+        self.stats = ShardcastStats()
+        self.newest: Manifest | None = None
+        """The newest policy that is whole and assembled here."""
+        self._local = local
+        self._config = config
+        self.statements = statements
+        """What trainers have signed, as far as this node knows."""
+        self._downloads: dict[bytes, Download] = {}
+        self._peers = Peers()
+        self._announcer = Announcer(local, statements, self._peers)
+        self._repair = Repair(local, statements, self._peers, self._announcer, rng, config.stall)
+        self._upload = Upload(local, statements, self._downloads, self._announcer, self._peers)
+        self._origin = Origin(statements, self._peers.is_gone, config.stall)
+        self._pending = PendingNames()
+        self._is_full = False
+        """Whether the disk takes nothing: what is announced is postponed instead of fetched."""
+        self._postponed: dict[bytes, Manifest] = {}
+        """The newest versions that will be fetched once the disk takes data again."""
+        self._out: list[ev.Effect] = []
+        self._now = -math.inf
+
+    def __repr__(self) -> str:
+        return f"ShardcastCore({self._local!r}, newest {self.newest!r}, {len(self._downloads)} held)"
+
+    @property
+    def downloads(self) -> tuple[Download, ...]:
+        """Every version that is held or being fetched."""
+        return tuple(self._downloads.values())
+
+    @property
+    def next_deadline(self) -> float:
+        """When to deliver the next `Tick`; infinite if nothing waits."""
+        due = min(self._origin.next_deadline, self._announcer.next_deadline)
+        for download in self._downloads.values():
+            due = min(due, download.next_deadline)
+        return due
+
+    def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
+        """Advance by one event and return what to do about it. `BadMessage` is the peer's
+        fault."""
+        self._now = now
+        self._out = []
+        match event:
+            case ev.Heard(peer, message, gossip):
+                self._heard(peer, message, gossip)
+            case ev.ChunkCame(peer, header, data):
+                self._chunk_came(peer, header, data)
+            case ev.ChunkDiscarded(peer, header, size):
+                self._chunk_discarded(peer, header, size)
+            case ev.ChunkSent(peer, size):
+                self._chunk_sent(peer, size)
+            case ev.PeerUp(peer):
+                self._peer_up(peer)
+            case ev.PeerLost(peer):
+                self._peer_lost(peer)
+            case ev.Tick():
+                self._tick()
+            case _:
+                self._disk_says(event)
+        self._flow()
+        return self._out
+
+    def _disk_says(
+        self,
+        event: ev.Publish | ev.Resumed | ev.Stored | ev.Unusable | ev.Forgotten | ev.Unwritable | ev.Writable,
+    ) -> None:
+        match event:
+            case ev.Publish():
+                self._publish(event)
+            case ev.Resumed():
+                self._resume(event)
+            case ev.Stored(policy):
+                self._stored(policy)
+            case ev.Unusable(policy) | ev.Forgotten(policy):
+                self._close(policy)
+            case ev.Unwritable():
+                self._postpone_all()
+            case ev.Writable():
+                self._fetch_postponed()
+            case _:
+                assert_never(event)
+
+    # What comes in: news
+
+    def _heard(self, peer: PeerId, message: Message, gossip: bool) -> None:
+        if not gossip and not self._peers.admit(peer):
+            return
+        if gossip and not isinstance(message, PolicyNews | RosterNews | Evidence):
+            # Its author is not connected, and need not even have sent it: no node may answer
+            # it.
+            raise BadMessage("an announcement is a policy, a roster or evidence")
+        match message:
+            case PolicyNews():
+                self._policy_news(message, gossip)
+            case RosterNews(data):
+                if self.statements.roster_untrusted(data) is not None and gossip:
+                    self._out.append(ev.PassOn())
+            case Evidence():
+                evidence = self.statements.evidence_untrusted(message)
+                if evidence is not None:
+                    self._halt(evidence)
+                    self._out += [ev.PassOn()] if gossip else []
+            case Hello(newest):
+                self._answer_hello(peer, newest)
+            case Credit() | Blame():
+                if not self._origin.hear(peer, message, self._now):
+                    self._ban(peer, "confirmed chunks that it was never given")
+            case Ask() | Have() | Taken() | Skipped() | Want():
+                self._holders_say(peer, message)
+            case _:
+                assert_never(message)
+
+    def _holders_say(self, peer: PeerId, message: Ask | Have | Taken | Skipped | Want) -> None:
+        """What peers say to each other about the chunks of a version."""
+        download = self._downloads.get(message.policy)
+        if download is None:
+            if self._pending.hear(peer, message):
+                self._out.append(ev.Send(peer, Ask(message.policy, True)))
+            return
+        match message:
+            case Ask(_, wants_index):
+                self._answer_ask(peer, download, wants_index)
+            case Have(_, ranges):
+                chunks = ChunkSet.of_ranges(ranges)
+                if not download.exist(chunks):
+                    self._ban(peer, "has chunks that do not exist")
+                else:
+                    download.note_held(peer, chunks, self._now)
+                self._out += self._repair.pull(download, self._now)
+            case Skipped(_, _, _, ranges):
+                if not download.exist(ChunkSet.of_ranges(ranges)):
+                    self._ban(peer, "has chunks that do not exist")
+                else:
+                    self._upload.take_over(peer, download, message, self._now)
+                self._out += self._repair.pull(download, self._now)
+            case Taken(_, ranges):
+                chunks = ChunkSet.of_ranges(ranges)
+                if not download.exist(chunks):
+                    self._ban(peer, "took chunks that do not exist")
+                else:
+                    download.note_taken(peer, chunks)
+            case Want(_, wanted):
+                self._answer_want(peer, download, wanted)
+
+    def _policy_news(self, news: PolicyNews, gossip: bool) -> None:
+        manifest = self.statements.manifest_untrusted(news.manifest)
+        if manifest is None:
+            return
+        evidence = self.statements.record(manifest)
+        if evidence is not None:
+            self._halt(evidence)
+            return
+        download = self._downloads.get(manifest.digest)
+        if download is None and self._is_over(manifest):
+            return
+        index = download.index if download is not None else None
+        if index is None and news.index:
+            # Judged first: a wrong index must not make old news of a manifest.
+            index = decode_index_untrusted(news.index, manifest.anchor, manifest.size)
+        if download is None:
+            download = self._adopt_news(manifest, gossip)
+            if download is None:
+                return
+        if download.index is None and index is not None:
+            download.describe(index)
+            self._out.append(ev.Begin(manifest, index))
+        if (download.pull_only and not download.was_inquired) or download.index is None:
+            self._out += self._repair.inquire(download, self._now)
+
+    def _is_over(self, manifest: Manifest) -> bool:
+        """Whether this version is not worth fetching (any more)."""
+        stale = self.newest is not None and manifest.version <= self.newest.version
+        return stale or self._pending.is_over(manifest.digest)
+
+    def _adopt_news(self, manifest: Manifest, gossip: bool) -> Download | None:
+        """`_adopt` a version just heard of, and let gossip pass it on if it is news here."""
+        name = manifest.digest
+        is_news = name not in self._postponed
+        download = self._adopt(manifest)
+        if is_news and gossip and (download is not None or name in self._postponed):
+            self._out.append(ev.PassOn())
+        return download
+
+    def _adopt(self, manifest: Manifest) -> Download | None:
+        """Start to fetch a version, if it is worth it and there is a disk to keep it."""
+        if self._is_over(manifest):
+            return None
+        if self._is_full:
+            self._postpone(manifest)
+            return None
+        download = Download(manifest, self._now, self._config.stall)
+        roster = self.statements.roster(manifest.trainer)
+        if roster is None or self._local not in roster.positions:
+            download.pull_everything()
+        for peer in self._pending.take_early(download.name):
+            self._announcer.subscribe(download.name, peer)
+        self._downloads[download.name] = download
+        for fetch in superfluous(d for d in self._downloads.values() if not d.is_whole):
+            self._abandon(fetch)
+        return download if download.name in self._downloads else None
+
+    # A disk that refuses
+
+    def _postpone_all(self) -> None:
+        """The disk refused: stop fetching, and remember what to begin with when it takes
+        data."""
+        self._is_full = True
+        for download in [d for d in self._downloads.values() if not d.is_whole]:
+            self._out += self._repair.decline(download)
+            self._out.append(ev.Abandon(download.name))
+            self._postpone(download.manifest)
+            self._drop(download.name)
+
+    def _postpone(self, manifest: Manifest) -> None:
+        self._postponed[manifest.digest] = manifest
+        if len(self._postponed) > MAX_FETCHES:
+            del self._postponed[min(self._postponed, key=lambda name: self._postponed[name].version)]
+
+    def _fetch_postponed(self) -> None:
+        """Fetch what came while the disk refused: it is not pushed any more."""
+        postponed, self._postponed, self._is_full = self._postponed, {}, False
+        for manifest in sorted(postponed.values(), key=lambda manifest: manifest.version):
+            download = self._adopt(manifest)
+            if download is not None:
+                download.pull_everything()
+                self._out += self._repair.inquire(download, self._now)
+
+    def _halt(self, evidence: Equivocation) -> None:
+        trainer = evidence.trainer
+        self.statements.halt(evidence)
+        message = Evidence(evidence.first.encode(), evidence.second.encode())
+        for download in self.downloads:
+            if download.manifest.trainer == trainer and not download.is_whole:
+                self._abandon(download)
+        self._out += [ev.Halt(evidence), ev.Gossip(message)]
+        self._out += [ev.Send(peer, message) for peer in self._peers.connected]
+
+    def _answer_hello(self, peer: PeerId, newest: int) -> None:
+        download = max(self._downloads.values(), key=lambda d: d.manifest.version, default=None)
+        if download is None or download.manifest.version <= newest:
+            return
+        if not self._peers.greet(peer, download.manifest.version):
+            return
+        roster = self.statements.roster(download.manifest.trainer)
+        if roster is not None:
+            self._out.append(ev.Send(peer, RosterNews(roster.encode())))
+        self._out.append(ev.Send(peer, news_of(download.manifest, download.index, INLINE_INDEX)))
+
+    def _answer_ask(self, peer: PeerId, download: Download, wants_index: bool) -> None:
+        if self._upload.may_answer(peer, download):
+            self._announcer.subscribe(download.name, peer)
+            self._out += self._upload.answer(peer, download, wants_index=wants_index)
+
+    def _answer_want(self, peer: PeerId, download: Download, chunks: tuple[int, ...]) -> None:
+        for chunk in chunks:
+            if chunk >= download.count:
+                self._ban(peer, "wants a chunk that does not exist")
+                return
+            if not self._origin.give_again(download.name, chunk, peer, self._now):
+                self._upload.serve(peer, download, chunk)
+
+    # What comes in: chunks
+
+    def wants(self, peer: PeerId, header: ChunkHeader) -> int | None:
+        """Bytes that this chunk must have; None if it is not wanted. Asked before it is
+        read."""
+        download = self._downloads.get(header.policy)
+        if self._peers.is_banned(peer) or download is None or download.index is None:
+            return None
+        if header.index >= download.count:
+            return 0  # it cannot exist, as `handle` will say
+        is_here = header.index in download.verified
+        return None if is_here else download.index.chunks[header.index].wire
+
+    def expects(self, peer: PeerId, header: ChunkHeader) -> bool:
+        """Whether a chunk from ``peer`` is no surprise: it was asked for, or the roster names
+        it."""
+        download = self._downloads.get(header.policy)
+        if download is None:
+            return False
+        request = download.request_for(header.index)
+        roster = self.statements.roster(download.manifest.trainer)
+        fed = roster is not None and peer in roster.positions
+        is_answer = request is not None and request.peer == peer
+        return fed or peer == download.manifest.trainer or is_answer
+
+    def _chunk_discarded(self, peer: PeerId, header: ChunkHeader, size: int) -> None:
+        download = self._downloads.get(header.policy)
+        if not self._peers.admit(peer) or download is None:
+            return  # of a version that was given up, or of a banned peer
+        if header.index not in download.verified:
+            return
+        self.stats.count_duplicate(size)
+        if peer == download.manifest.trainer:
+            # Given again, since its first root failed.
+            self._upload.forward(download, header, peer, self._now)
+
+    def _chunk_came(self, peer: PeerId, header: ChunkHeader, data: bytes) -> None:
+        download = self._downloads.get(header.policy)
+        if not self._peers.admit(peer) or download is None or download.index is None:
+            return  # of a version that was given up, or of a banned peer
+        if header.index >= download.count:
+            self._ban(peer, "sent a chunk that does not exist")
+            return
+        if header.index in download.verified:  # since it was wanted
+            self._chunk_discarded(peer, header, len(data))
+            return
+        chunk = download.index.chunks[header.index]
+        arrival = self._repair.arrived(download, header.index, peer, self._now)
+        if len(data) != chunk.wire or digest_of(data) != chunk.digest:
+            download.reject(arrival)
+            self.stats.count_bad()
+            self._ban(peer, "sent a chunk with a wrong digest")
+            self._out.append(ev.Send(download.manifest.trainer, Blame(header.policy, peer)))
+            return
+        if arrival.request is not None and not arrival.is_answer:
+            self._out += self._repair.cancel(download, {header.index: arrival.request.peer})
+        pushed = arrival.request is None and header.stripe != NO_STRIPE
+        download.accept(arrival, self._now, pushed=pushed)
+        from_origin = peer == download.manifest.trainer
+        self.stats.count_came(len(data), asked=arrival.is_answer, origin=from_origin)
+        self._out.append(ev.Keep(header.policy, header.index, data))
+        self._upload.relay(download, header, peer, self._now)
+        self._announcer.note_new(header.policy, header.index, self._now)
+        if download.is_whole:
+            self._out += self._announcer.tell(download)
+            self._out.append(ev.Finish(header.policy))
+        elif arrival.is_answer or download.pull_only or download.has_urgent:
+            self._out += self._repair.pull(download, self._now)
+
+    def _chunk_sent(self, peer: PeerId, size: int) -> None:
+        header = self._upload.note_left(peer, self._now)
+        download = None
+        if header is not None:
+            self._origin.note_left(peer, header, self._now)
+            download = self._downloads.get(header.policy)
+        ours = download is not None and download.manifest.trainer == self._local
+        self.stats.count_sent(size, origin=ours)
+
+    def _stored(self, name: bytes) -> None:
+        download = self._downloads.get(name)
+        if download is None:
+            return
+        download.mark_stored()
+        self.stats.count_completed()
+        self._advance_newest(download.manifest)
+
+    def _advance_newest(self, manifest: Manifest) -> None:
+        if self.newest is None or manifest.version > self.newest.version:
+            self.newest = manifest
+        for download in self.downloads:
+            if not download.is_whole and download.manifest.version < self.newest.version:
+                self._abandon(download)
+
+    def _abandon(self, download: Download) -> None:
+        self.stats.count_skipped()
+        self._close(download.name)
+        self._out.append(ev.Abandon(download.name))
+
+    def _close(self, name: bytes) -> None:
+        """A version is over: it is not fetched again."""
+        self._drop(name)
+        self._pending.close(name)
+
+    def _drop(self, name: bytes) -> None:
+        download = self._downloads.pop(name, None)
+        if download is not None:
+            self._repair.forget(download)
+        self._announcer.forget(name)
+        self._origin.forget(name)
+        self._upload.forget(name)
+
+    # Our own policies
+
+    def _publish(self, event: ev.Publish) -> None:
+        self.statements.record(event.manifest)
+        if event.roster is not None and self.statements.add_roster(event.roster):
+            self._out.append(ev.Gossip(RosterNews(event.roster.encode())))
+        everything = ChunkSet.below(len(event.index))
+        download = self._hold(event.manifest, event.index, everything, stored=True)
+        self._advance_newest(event.manifest)
+        self._origin.publish(download, resumed=False)
+
+    def _resume(self, event: ev.Resumed) -> None:
+        """Take up what the disk holds; our own newest policy is announced again."""
+        self.statements.record(event.manifest)
+        download = self._hold(event.manifest, event.index, event.verified, stored=event.stored)
+        if event.stored:
+            self._advance_newest(event.manifest)
+        elif download.is_whole:
+            self._out.append(ev.Finish(event.manifest.digest))
+        if event.manifest.trainer == self._local and event.stored:
+            self._origin.publish(download, resumed=True)
+
+    def _hold(self, manifest: Manifest, index: Index, verified: ChunkSet, *, stored: bool) -> Download:
+        stall = self._config.stall
+        download = Download.held(manifest, index, verified, self._now, stall, stored=stored)
+        self._downloads[download.name] = download
+        return download
+
+    # Peers
+
+    def _peer_up(self, peer: PeerId) -> None:
+        self._peers.note_connected(peer)
+        for download in self._downloads.values():
+            if download.manifest.trainer == peer and not download.is_whole:
+                download.inquire_now(self._now)  # it may be back, and have what no other peer has
+        newest = max((d.manifest.version for d in self._downloads.values()), default=NO_POLICY)
+        self._out.append(ev.Send(peer, Hello(newest)))
+
+    def _peer_lost(self, peer: PeerId) -> None:
+        self._peers.lose(peer)
+        self._repair.lose(peer)
+        self._origin.lose(peer)
+        self._upload.lose(peer, self._now)
+        self._announcer.lose(peer)
+        for download in self._downloads.values():
+            download.lose(peer)
+            self._out += self._repair.pull(download, self._now)
+
+    def _ban(self, peer: PeerId, reason: str) -> None:
+        """Never deal with ``peer`` again."""
+        self._peers.ban(peer)
+        self._peer_lost(peer)
+        self._out.append(ev.Penalise(peer, reason))
+
+    # What goes out
+
+    def _flow(self) -> None:
+        if not self._origin.is_idle:
+            self._out += self._origin.start(self._now)
+            for peer, header in self._origin.give(self._upload.has_room, self._now):
+                self._upload.push(peer, header)
+        self._out += self._upload.start(self._now)
+        self._out += self._upload.confirm()
+
+    def _tick(self) -> None:
+        self._origin.expire(self._now)
+        for download in self.downloads:
+            if self._announcer.is_due(download, self._now):
+                self._out += self._announcer.tell(download)
+            if download.is_whole:
+                continue
+            download.mark_late(self._now)
+            self._out += self._repair.expire(download, self._now)
+            if download.inquire_at <= self._now:
+                self._out += self._repair.inquire(download, self._now)
+            self._out += self._repair.pull(download, self._now)

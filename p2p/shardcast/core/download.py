@@ -1,0 +1,331 @@
+"""One policy version on its way to this node: what is here, asked for, and held by others.
+
+A `Download` decides what is late; `p2p.shardcast.core.sources` decides whom to ask for it, and
+`p2p.shardcast.core.repair` asks. It ends as the record of a version that is whole, from which
+this node serves others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from p2p.identity import PeerId
+from p2p.shardcast.chunkset import EMPTY, ChunkSet
+from p2p.shardcast.core.availability import Availability
+from p2p.shardcast.core.chunks import ChunkEvent, ChunkState, ChunkStates
+from p2p.shardcast.core.lateness import Lateness
+from p2p.shardcast.core.pace import SLOW_LINK, Pace
+from p2p.shardcast.manifest import Index, Manifest
+
+MAX_FETCHES: Final = 2
+"""Versions fetched at a time. With one, a node that is slower than the run publishes would give
+up every version for the next and never have any; a third would share the line for nothing."""
+_MAX_BACKOFF: Final = 5
+"""Doublings of the time between inquiries. Example: 0.5, 1, 2, 4, 8 s, then 16 s each at the
+usual ``stall``, so that during an hour without its origin a node asks some 225 times."""
+
+
+@dataclass(slots=True)
+class Request:
+    """A chunk that was asked of a peer."""
+
+    peer: PeerId
+    asked: float
+    deadline: float
+
+    def extend(self, deadline: float) -> None:
+        """Wait until ``deadline``, if that is later."""
+        self.deadline = max(self.deadline, deadline)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A chunk that came, settled with its source: what `Download.accept` and `reject` need.
+
+    Only `Sources.arrived` makes one, so a chunk cannot change its state before the peer that
+    was asked for it has been credited or cleared.
+    """
+
+    chunk: int
+    peer: PeerId
+    request: Request | None
+    """The request for it, whichever peer it was made to."""
+    is_answer: bool
+    """Whether ``peer`` is the one that was asked."""
+
+
+class Download:
+    """The state of one version at one node, from its first announcement on."""
+
+    def __init__(self, manifest: Manifest, now: float, stall: float) -> None:
+        self.manifest = manifest
+        self.count = manifest.anchor.chunks
+        self.index: Index | None = None
+        self.stored = False
+        """Whether it is whole, durable and assembled."""
+        self.pull_only = False
+        """No peer will push it to this node: it pulls what any holder has."""
+        self.failed = EMPTY
+        """Chunks that a peer was asked for and did not bring."""
+        self.may_ask_origin = False
+        """Whether to ask the origin for what no other peer is known to have."""
+        self._states = ChunkStates(self.count)
+        self._availability = Availability()
+        self._lateness = Lateness()
+        self._pace = Pace(self.wire_per_chunk / SLOW_LINK, now, stall)
+        self._requests: dict[int, Request] = {}
+        self._inquiries = 0
+        """How often other peers were asked what they have since the last chunk came."""
+        self.inquire_at = now + self.patience
+        """When to ask other peers what they have, if nothing comes before."""
+
+    @classmethod
+    def held(
+        cls,
+        manifest: Manifest,
+        index: Index,
+        verified: ChunkSet,
+        now: float,
+        stall: float,
+        *,
+        stored: bool,
+    ) -> Download:
+        """A version of which the disk holds ``verified``; its hand-out is over."""
+        download = cls(manifest, now, stall)
+        download.index = index
+        download.stored = stored
+        download._states = ChunkStates(download.count, verified)
+        download.pull_only = not stored and not download.is_whole
+        return download
+
+    def __repr__(self) -> str:
+        return f"Download(v{self.manifest.version}, {len(self.verified)} of {self.count} chunks)"
+
+    # What it is
+
+    @property
+    def name(self) -> bytes:
+        """The digest by which messages name this version."""
+        return self.manifest.digest
+
+    @property
+    def all(self) -> ChunkSet:
+        """Every chunk that exists."""
+        return self._states.all
+
+    @property
+    def verified(self) -> ChunkSet:
+        """Chunks that are here."""
+        return self._states.verified
+
+    @property
+    def missing(self) -> ChunkSet:
+        """Chunks that are neither here nor asked for."""
+        return self._states.missing
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every chunk is verified."""
+        return not self._states.left
+
+    @property
+    def share(self) -> float:
+        """The share of its chunks that is here."""
+        return len(self.verified) / self.count
+
+    @property
+    def wire_per_chunk(self) -> float:
+        """Bytes of a chunk on the wire, in the mean."""
+        return self.manifest.anchor.wire / self.count
+
+    def describe(self, index: Index) -> None:
+        """The index is known: chunks can be judged from now on."""
+        self.index = index
+
+    def pull_everything(self) -> None:
+        """No peer pushes this version: what any holder has is pulled."""
+        self.pull_only = True
+
+    def mark_stored(self) -> None:
+        """It is whole, durable and assembled."""
+        self.stored = True
+
+    # Waiting
+
+    @property
+    def chunk_time(self) -> float:
+        """Seconds between two chunks that come, lately."""
+        return self._pace.chunk_time
+
+    @property
+    def patience(self) -> float:
+        """Seconds that a chunk may lag behind others' possession of it before it is pulled."""
+        return self._pace.patience(self._states.left)
+
+    @property
+    def _silence(self) -> float:
+        return self._pace.silence(self._states.left)
+
+    def note_inquiry(self, now: float, *, found: bool) -> bool:
+        """Other peers are asked what they have; ``found`` if there was any peer to ask.
+
+        Returns whether to turn to the origin now: there was none, or the last inquiry did not
+        help.
+        """
+        self._inquiries += 1
+        self.inquire_at = now + self._silence * 2 ** min(self._inquiries - 1, _MAX_BACKOFF)
+        is_stuck = not found or self._inquiries > 1
+        self.may_ask_origin = self.may_ask_origin or is_stuck
+        return is_stuck
+
+    def inquire_now(self, now: float) -> None:
+        """Ask other peers what they have with the next tick."""
+        self.inquire_at = now
+
+    @property
+    def was_inquired(self) -> bool:
+        """Whether other peers were asked what they have since the last chunk came."""
+        return self._inquiries > 0
+
+    @property
+    def next_deadline(self) -> float:
+        """When this version next needs a `Tick`."""
+        if self.is_whole:
+            return math.inf
+        due = self.inquire_at
+        if self._requests:
+            due = min(due, min([request.deadline for request in self._requests.values()]))
+        oldest = self._lateness.oldest
+        return min(due, oldest + self.patience) if oldest < math.inf else due
+
+    def mark_late(self, now: float) -> None:
+        """What others have had for longer than `patience` becomes urgent."""
+        for chunk, parent in self._lateness.mark_late(now, self.patience):
+            self.note_held(parent, ChunkSet(1 << chunk), now)
+
+    def late(self, now: float) -> ChunkSet:
+        """The missing chunks to pull now."""
+        if self.pull_only or now >= self._pace.progress + self._silence:
+            return self.missing
+        return self._lateness.urgent & self.missing
+
+    @property
+    def has_urgent(self) -> bool:
+        """Whether some chunk is urgent, asked for or not."""
+        return bool(self._lateness.urgent)
+
+    # What other peers hold
+
+    @property
+    def holders(self) -> Mapping[PeerId, ChunkSet]:
+        """What each peer is known to hold."""
+        return self._availability.holders
+
+    def exist(self, chunks: ChunkSet) -> bool:
+        """Whether there are such chunks."""
+        return chunks.end <= self.count
+
+    def note_held(self, peer: PeerId, chunks: ChunkSet, now: float) -> None:
+        """``peer`` holds these chunks, all of which exist."""
+        news = self._availability.note_held(peer, chunks)
+        for chunk in news - self.verified - self._lateness.urgent:
+            self._lateness.note_seen(chunk, peer, now)
+
+    def note_taken(self, peer: PeerId, chunks: ChunkSet) -> None:
+        """``peer`` gets these chunks, all of which exist, elsewhere."""
+        self._availability.note_taken(peer, chunks)
+
+    def note_wanted(self, peer: PeerId, chunk: int) -> None:
+        """``peer`` asks this node for a chunk."""
+        self._availability.note_wanted(peer, chunk)
+
+    def note_withheld(self, chunk: int, parent: PeerId, now: float) -> None:
+        """``parent`` holds a chunk and will not push it."""
+        self._lateness.note_withheld(chunk, parent, now)
+        self._availability.note_withheld(parent, chunk)
+
+    def is_needed_by(self, peer: PeerId, chunk: int) -> bool:
+        """Whether ``peer`` may still need a chunk pushed to it, as far as this node knows."""
+        return self._availability.needs(peer, chunk)
+
+    def lose(self, peer: PeerId) -> None:
+        """Forget ``peer``; what it was to bring is urgent now."""
+        self._availability.lose(peer)
+        for chunk in [c for c, request in self._requests.items() if request.peer == peer]:
+            self._give_up(chunk, ChunkEvent.PEER_LOST)
+        self._lateness.lose(peer, self._states.requested)
+
+    # Requests
+
+    @property
+    def outstanding(self) -> int:
+        """Requests under way."""
+        return len(self._requests)
+
+    def request_for(self, chunk: int) -> Request | None:
+        """The request under way for a chunk."""
+        return self._requests.get(chunk)
+
+    def asked_peers(self) -> list[PeerId]:
+        """The peer of each request under way."""
+        return [request.peer for request in self._requests.values()]
+
+    def ask(self, chunk: int, peer: PeerId, now: float, deadline: float) -> None:
+        """A chunk is asked of ``peer``, and awaited until ``deadline``."""
+        self._states.advance(chunk, ChunkEvent.ASK)
+        self._requests[chunk] = Request(peer, now, deadline)
+
+    def extend_requests(self, peer: PeerId, deadline: float) -> None:
+        """``peer`` has just brought something: await the rest of it until ``deadline`` at
+        least."""
+        for request in self._requests.values():
+            if request.peer == peer:
+                request.extend(deadline)
+
+    def expire(self, now: float) -> dict[int, Request]:
+        """Give up requests that are past their deadline; returns them."""
+        overdue = {c: request for c, request in self._requests.items() if request.deadline <= now}
+        for chunk, request in overdue.items():
+            self._give_up(chunk, ChunkEvent.STALLED)
+            self._availability.note_undelivered(request.peer, chunk)
+        return overdue
+
+    def _give_up(self, chunk: int, event: ChunkEvent) -> None:
+        self._advance(chunk, event)
+        self._lateness.note_urgent(chunk)
+        self.failed = self.failed.including(chunk)
+
+    def accept(self, arrival: Arrival, now: float, *, pushed: bool) -> None:
+        """A chunk with the right digest came for the first time; ``pushed`` along a stripe."""
+        self._advance(arrival.chunk, ChunkEvent.DIGEST_OK)
+        seen = self._lateness.note_arrival(arrival.chunk)
+        if pushed:
+            self._pace.note_lag(now - seen.when if seen is not None else 0.0)
+        self._pace.note_arrival(now)
+        self._inquiries = 0
+        self.inquire_at = now + self._silence
+        self._availability.note_held(arrival.peer, ChunkSet(1 << arrival.chunk))
+
+    def reject(self, arrival: Arrival) -> None:
+        """A chunk with a wrong digest came."""
+        self._advance(arrival.chunk, ChunkEvent.DIGEST_BAD)
+
+    def _advance(self, chunk: int, event: ChunkEvent) -> None:
+        if self._states.advance(chunk, event) is not ChunkState.REQUESTED:
+            self._requests.pop(chunk, None)
+
+
+def superfluous(fetches: Iterable[Download]) -> list[Download]:
+    """Which of these to give up, so that `MAX_FETCHES` remain.
+
+    The newest stays, and of the others the one that will be whole first: a node slower than the
+    run publishes would otherwise give up every version for the next, and never have any.
+    """
+    ordered = sorted(fetches, key=lambda download: download.manifest.version)
+    if len(ordered) <= MAX_FETCHES:
+        return []
+    best = max(ordered[:-1], key=lambda download: download.share)
+    return [download for download in ordered[:-1] if download is not best]

@@ -1,0 +1,215 @@
+"""What can happen to a `ShardcastCore`, and what it can ask its driver to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from p2p.identity import PeerId
+from p2p.shardcast.chunkset import ChunkSet
+from p2p.shardcast.forest import Roster
+from p2p.shardcast.manifest import Equivocation, Index, Manifest
+from p2p.shardcast.messages import ChunkHeader, Message
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Our own policy is durable: hand it out, along ``roster`` (None: as the last one)."""
+
+    manifest: Manifest
+    index: Index
+    roster: Roster | None
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The disk holds these chunks of a policy; ``stored`` if it is whole and assembled."""
+
+    manifest: Manifest
+    index: Index
+    verified: ChunkSet
+    stored: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A control message from ``peer``; ``gossip`` if ``peer`` only wrote it and others passed
+    it on."""
+
+    peer: PeerId
+    message: Message
+    gossip: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkCame:
+    """A chunk from ``peer``."""
+
+    peer: PeerId
+    header: ChunkHeader
+    data: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkDiscarded:
+    """A chunk from ``peer`` that `ShardcastCore.wants` did not want: its ``size`` bytes were
+    thrown away."""
+
+    peer: PeerId
+    header: ChunkHeader
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSent:
+    """The chunk that was pushed to ``peer`` has left; the next one may be pushed."""
+
+    peer: PeerId
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerUp:
+    """There is a connection to ``peer``."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLost:
+    """``peer`` is disconnected, unreachable, or its bulk stream broke."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The policy asked for by `Finish` is durable and assembled."""
+
+    policy: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """The policy asked for by `Finish` is not what its manifest says: its trainer signed
+    nonsense."""
+
+    policy: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """The disk no longer holds this policy."""
+
+    policy: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Unwritable:
+    """The disk refused chunks. Nothing is fetched until `Writable`; what is held is served."""
+
+
+@dataclass(frozen=True, slots=True)
+class Writable:
+    """The disk takes data again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The core's `next_deadline` has come."""
+
+
+Event = (
+    Publish
+    | Resumed
+    | Heard
+    | ChunkCame
+    | ChunkDiscarded
+    | ChunkSent
+    | PeerUp
+    | PeerLost
+    | Stored
+    | Unusable
+    | Forgotten
+    | Unwritable
+    | Writable
+    | Tick
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a control message."""
+
+    peer: PeerId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """Put a message or a chunk on the bulk stream to ``peer``; report each chunk by
+    `ChunkSent`."""
+
+    peer: PeerId
+    item: Message | ChunkHeader
+
+
+@dataclass(frozen=True, slots=True)
+class Gossip:
+    """Tell every peer that listens to the run's announcements."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """A policy will be fetched: make room for it on disk."""
+
+    manifest: Manifest
+    index: Index
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Write down a verified chunk."""
+
+    policy: bytes
+    index: int
+    data: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Every chunk is verified: make the policy durable, assemble it, and report `Stored` or
+    `Unusable`."""
+
+    policy: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """A newer policy made this one pointless before it was whole: remove its chunks."""
+
+    policy: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Penalise:
+    """``peer`` lied or broke the protocol: drop its connection and lower its score."""
+
+    peer: PeerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """A trainer is convicted: nothing more from it is believed."""
+
+    evidence: Equivocation
+
+
+@dataclass(frozen=True, slots=True)
+class PassOn:
+    """The gossiped message was valid and new here: other peers should hear it."""
+
+
+Effect = PassOn | Send | Push | Gossip | Begin | Keep | Finish | Abandon | Penalise | Halt

@@ -1,0 +1,92 @@
+"""How fast the chunks of one version come, and so how long to wait before one is pulled.
+
+Theory of operation
+-------------------
+The forest pushes chunks that were never asked for, so there is no request to time. What tells
+that one is overdue is how the others come: a node that has lately had a chunk every 50 ms and
+hears that its neighbours hold one for a second has probably been left out. Three measures are
+kept: the time between chunks lately, the mean over the whole download, and how far behind its
+neighbours this node usually is.
+
+Waiting too short makes a chunk come twice, once pushed and once pulled; waiting too long leaves
+a stripe broken. All waits are multiples of the measured chunk time, so that the same constants
+serve 32 KiB chunks on a local network and 4 MiB chunks on a home line, and none is shorter than
+``stall`` (`ShardcastConfig.stall`, 0.5 s).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from p2p.shardcast.core.average import SmoothedAverage
+from p2p.wire import MIB
+
+SLOW_LINK: Final = 1 * MIB
+"""Bytes per second of a link that is slow and yet no fault: what the time of a chunk is guessed
+from before any has come. Example: a 4 MiB chunk is expected to take 4 s at first, a 64 KiB one
+62 ms."""
+_LATE: Final = 16
+"""Chunk times without a chunk after which what is missing is pulled: eight parents may each
+have one chunk under way and one waiting, all of which may come before the one that is missed.
+The prototype waited four; with several parents that pulled chunks which were already on their
+way. Example: with 50 ms a chunk, 0.8 s."""
+_SPARE: Final = 2
+"""Chunk times granted beyond one for each chunk that is still to come. Towards the end no more
+than those could have come first: with three left, five chunk times are waited instead of 16."""
+_LAST: Final = 8
+"""Chunks that are the last ones: one of each stripe. For them the usual lag is not waited for:
+the line is about to be idle, so there is room to pull what the slowest stripe has not
+brought."""
+_LONGEST: Final = 4
+"""Shortest waits beyond which a pause between two chunks says nothing about the line (2 s at
+the usual ``stall``): the origin was down, or had nothing to give. Without the cap one pause of
+a minute would be remembered as 15 s a chunk, and nothing would be pulled for minutes."""
+_LAGS: Final = 2
+"""Times the usual lag behind others after which a chunk is late. Neighbours stand at different
+depths of different stripes, and roots differ in strength, so a node may be behind by a constant
+amount for every chunk and miss none. Example: a node that usually gets chunks 1.5 s after its
+first neighbour pulls what is 3 s behind, not what is 0.5 s behind."""
+
+
+class Pace:
+    """What the arrivals of one version teach about waiting for the rest of it."""
+
+    __slots__ = ("_arrived", "_lag", "_lately", "_mean", "_stall", "_started", "progress")
+
+    def __init__(self, guess: float, now: float, stall: float) -> None:
+        self.progress = now
+        """When the last chunk came."""
+        self._stall = stall
+        self._lately = SmoothedAverage(guess)
+        self._lag = SmoothedAverage()
+        self._started, self._arrived, self._mean = now, 0, guess
+
+    @property
+    def chunk_time(self) -> float:
+        """Seconds between two chunks that come, lately."""
+        return self._lately.value
+
+    def note_arrival(self, now: float) -> None:
+        """A chunk came for the first time."""
+        self._lately.observe(min(now - self.progress, _LONGEST * self._stall))
+        self._arrived += 1
+        self._mean = (now - self._started) / self._arrived
+        self.progress = now
+
+    def note_lag(self, lag: float) -> None:
+        """A pushed chunk came ``lag`` seconds after another peer was known to hold it."""
+        self._lag.observe(lag)
+
+    def silence(self, left: int) -> float:
+        """Seconds without any chunk, of ``left`` to come, after which all of them are pulled.
+
+        The smaller of the two chunk times counts: a long pause at the end stretches the recent
+        one, and must not teach patience.
+        """
+        return max(self._stall, min(_LATE, left + _SPARE) * min(self._lately.value, self._mean))
+
+    def patience(self, left: int) -> float:
+        """Seconds for which others may hold a chunk before it is pulled, with ``left`` to
+        come."""
+        silence = self.silence(left)
+        return silence if left <= _LAST else max(silence, _LAGS * self._lag.value)

@@ -1,0 +1,82 @@
+"""Which peers are connected, which are gone, and with which this node never deals again."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from p2p.identity import PeerId
+
+MAX_REMEMBERED: Final = 4096
+"""Peers known to be gone, connected or banned: a roster's worth. The oldest is forgotten
+first."""
+
+
+def bound(memory: dict[Any, Any], most: int) -> None:
+    """Forget the oldest entry beyond ``most``."""
+    if len(memory) > most:
+        del memory[next(iter(memory))]
+
+
+class Peers:
+    """What a core knows of others' presence, from its driver and from what they send."""
+
+    def __init__(self) -> None:
+        self._connected: dict[PeerId, None] = {}
+        self._lost: dict[PeerId, None] = {}
+        self._banned: dict[PeerId, None] = {}
+        self._greeted: dict[PeerId, int] = {}
+        """Which version was the newest when a peer's `Hello` was answered."""
+
+    @property
+    def connected(self) -> tuple[PeerId, ...]:
+        """Peers with a connection."""
+        return tuple(self._connected)
+
+    def note_connected(self, peer: PeerId) -> None:
+        """There is a connection."""
+        self._lost.pop(peer, None)
+        self._connected[peer] = None
+        bound(self._connected, MAX_REMEMBERED)
+
+    def admit(self, peer: PeerId) -> bool:
+        """Whether to take what came from ``peer``: not if it is banned.
+
+        A peer that sends is connected, though its bulk stream may have broken a moment ago.
+        """
+        if peer in self._banned:
+            return False
+        if peer in self._lost:
+            self.note_connected(peer)
+        return True
+
+    def greet(self, peer: PeerId, newest: int) -> bool:
+        """Whether to tell ``peer`` of version ``newest`` for its `Hello`: once per connection.
+
+        A `Hello` has 8 bytes, the answer up to 180 KiB: a peer that repeats it all day would
+        make this node send 20,000 times what it sends itself.
+        """
+        if self._greeted.get(peer) == newest:
+            return False
+        self._greeted[peer] = newest
+        bound(self._greeted, MAX_REMEMBERED)
+        return True
+
+    def lose(self, peer: PeerId) -> None:
+        """``peer`` is gone."""
+        self._connected.pop(peer, None)
+        self._greeted.pop(peer, None)
+        self._lost[peer] = None
+        bound(self._lost, MAX_REMEMBERED)
+
+    def ban(self, peer: PeerId) -> None:
+        """Never deal with ``peer`` again."""
+        self._banned[peer] = None
+        bound(self._banned, MAX_REMEMBERED)
+
+    def is_banned(self, peer: PeerId) -> bool:
+        """Whether this node never deals with ``peer`` again."""
+        return peer in self._banned
+
+    def is_gone(self, peer: PeerId) -> bool:
+        """Whether it is of no use to send ``peer`` anything."""
+        return peer in self._lost or peer in self._banned

@@ -1,0 +1,140 @@
+"""What trainers have signed: their manifests, their rosters, and proofs that they contradicted
+them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from p2p.errors import BadMessage, ShoalError
+from p2p.identity import PeerId, Verify
+from p2p.shardcast.core.peers import bound
+from p2p.shardcast.forest import Roster, decode_roster_untrusted
+from p2p.shardcast.manifest import Equivocation, Manifest, decode_manifest_untrusted, digest_of
+from p2p.shardcast.messages import Evidence
+
+MAX_MANIFESTS: Final = 64
+"""Manifests remembered, newest versions first: two minutes of the fastest run, hours of a usual
+one. A longer memory would find older contradictions; the peers that were there have found
+those."""
+MAX_ROSTERS: Final = 3
+"""Rosters per origin: chunks of a version travel by the roster of its start, and versions
+overlap."""
+MAX_ORIGINS: Final = 8
+"""Trainers whose rosters are kept; a run names a handful."""
+
+
+class _Stranger(ShoalError):
+    """Its author is no trainer of this run, as far as this node knows: the signature is not
+    even verified."""
+
+
+class Statements:
+    """Signed statements, each judged once and not again."""
+
+    def __init__(self, run: bytes, may_publish: Callable[[PeerId], bool], verify: Verify) -> None:
+        self._run = run
+        self._may_publish = may_publish
+        self._verify = verify
+        self._judged: dict[bytes, Manifest] = {}
+        self._by_version: dict[int, Manifest] = {}
+        self._seen: dict[bytes, None] = {}
+        self._rosters: dict[PeerId, dict[int, Roster]] = {}
+        self._halted: dict[PeerId, Equivocation] = {}
+
+    def is_trusted(self, trainer: PeerId) -> bool:
+        """Whether ``trainer`` may publish and was never found to contradict itself."""
+        return trainer not in self._halted and self._may_publish(trainer)
+
+    @property
+    def halted(self) -> Mapping[PeerId, Equivocation]:
+        """Trainers that contradicted themselves, with the proof."""
+        return self._halted
+
+    def halt(self, evidence: Equivocation) -> None:
+        """Take no further statement of its trainer."""
+        self._halted[evidence.trainer] = evidence
+
+    def _is_signed(self, author: PeerId, domain: str, content: bytes, signature: bytes) -> bool:
+        """A `Verify` for trainers. Any peer can sign: a stranger costs no verification."""
+        if not self.is_trusted(author):
+            raise _Stranger
+        return self._verify(author, domain, content, signature)
+
+    def manifest_untrusted(self, data: bytes) -> Manifest | None:
+        """Decode and judge a manifest, once; None if its author is not trusted. Raise
+        `BadMessage`."""
+        name = digest_of(data)
+        manifest = self._judged.get(name)
+        if manifest is None:
+            try:
+                manifest = decode_manifest_untrusted(data, self._run, self._is_signed)
+            except _Stranger:
+                return None
+            self._judged[name] = manifest
+            bound(self._judged, MAX_MANIFESTS)
+        return manifest if self.is_trusted(manifest.trainer) else None
+
+    def record(self, manifest: Manifest) -> Equivocation | None:
+        """Remember a trusted manifest; returns proof if it contradicts an earlier one of its
+        trainer."""
+        first = self._by_version.setdefault(manifest.version, manifest)
+        before = self._by_version.get(manifest.body.previous_version)
+        after = next(
+            (m for m in self._by_version.values() if m.body.previous_version == manifest.version), None
+        )
+        if len(self._by_version) > MAX_MANIFESTS:
+            del self._by_version[min(self._by_version)]
+        pairs = [(first, manifest)]
+        pairs += [(before, manifest)] if before is not None else []
+        pairs += [(manifest, after)] if after is not None else []
+        for one, other in pairs:
+            evidence = Equivocation(one, other)
+            if evidence.is_proof:
+                return evidence
+        return None
+
+    def evidence_untrusted(self, message: Evidence) -> Equivocation | None:
+        """The proof in a message; None if its trainer is not trusted anyway. Raise `BadMessage`
+        if none."""
+        first, second = self.manifest_untrusted(message.first), self.manifest_untrusted(message.second)
+        if first is None or second is None:
+            return None
+        evidence = Equivocation(first, second)
+        if not evidence.is_proof:
+            raise BadMessage("evidence that proves nothing")
+        return evidence
+
+    def roster_untrusted(self, data: bytes) -> Roster | None:
+        """A roster that is trusted and new, remembered; else None. Raise `BadMessage`."""
+        name = digest_of(data)
+        if name in self._seen:
+            return None  # every bulk stream brings it once: it is judged the first time
+        try:
+            roster = decode_roster_untrusted(data, self._run, self._is_signed)
+        except _Stranger:
+            return None
+        self._seen[name] = None
+        bound(self._seen, MAX_MANIFESTS)
+        return roster if self.add_roster(roster) else None
+
+    def add_roster(self, roster: Roster) -> bool:
+        """Remember a roster if its origin is trusted and it is newer than those that are
+        here."""
+        if not self.is_trusted(roster.origin):
+            return False
+        epochs = self._rosters.setdefault(roster.origin, {})
+        if epochs and roster.epoch <= max(epochs):
+            return False
+        epochs[roster.epoch] = roster
+        if len(epochs) > MAX_ROSTERS:
+            del epochs[min(epochs)]
+        bound(self._rosters, MAX_ORIGINS)
+        return True
+
+    def roster(self, origin: PeerId, epoch: int | None = None) -> Roster | None:
+        """The roster of an epoch, or the newest, of ``origin``."""
+        epochs = self._rosters.get(origin)
+        if not epochs:
+            return None
+        return epochs.get(max(epochs) if epoch is None else epoch)

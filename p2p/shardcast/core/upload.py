@@ -1,0 +1,333 @@
+"""What this node sends in bulk: chunks that it relays along stripes, and chunks it is asked
+for.
+
+Theory of operation
+-------------------
+Each peer has one `SendQueue`; one chunk is under way on it and the rest wait as names. A chunk
+that comes along a stripe is queued for the children in that stripe at once, before it is on
+disk. If a child is gone, its children are served in its place.
+
+A child whose line is slower than its siblings' does not hold them up: what is more than its
+share of the waiting chunks is *withheld*, that is, not queued. The child hears of it
+(`Skipped`), fetches the chunk from any holder as fast as its own line goes, and passes it on to
+its own children: the stripe brings the duty to pass on, even where it does not bring the bytes.
+
+As a root, this node confirms every chunk to the origin and asks for more only while its
+children keep up (`RootCredit`): what a relay cannot pass on, another root should get.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from p2p.identity import PeerId
+from p2p.shardcast.chunkset import ChunkSet
+from p2p.shardcast.core import events as ev
+from p2p.shardcast.core.allowance import Allowance
+from p2p.shardcast.core.announcer import Announcer
+from p2p.shardcast.core.download import Download
+from p2p.shardcast.core.handout import CREDIT
+from p2p.shardcast.core.peers import Peers
+from p2p.shardcast.core.queue import SendQueue
+from p2p.shardcast.core.statements import Statements
+from p2p.shardcast.forest import Forest, build_forest
+from p2p.shardcast.messages import NO_STRIPE, ChunkHeader, Credit, Have, RosterNews, Skipped, news_of
+
+MAX_OWED: Final = 16
+"""Chunks that one peer may have asked for and not got. A node asks one holder for four at a
+time (`sources.WINDOW`): this is four times as much."""
+CHILD_BACKLOG: Final = 4
+"""Chunks that may wait for one child before further ones are withheld: twice what a child that
+keeps up has waiting. A slower child gets its share of it, at least one. Example: a stripe's
+children take 10 chunks a second in the mean and one takes 3. Its share of four places is 1.2,
+so while two chunks wait for it a third is withheld, and the child pulls that from a
+neighbour."""
+ROOT_BACKLOG: Final = 2
+"""Chunks of a hand-out that may wait for one root at the origin: one under way, one behind it.
+More would be given away before it is known which root is fast."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Deferred:
+    """A chunk to be passed on when it comes, and the parent whose place this node takes."""
+
+    parent: PeerId
+    header: ChunkHeader
+
+
+class _RootCredit:
+    """What the origin gave this node of one version, and how much more it may give."""
+
+    __slots__ = ("_confirmed", "_granted", "_received", "children")
+
+    def __init__(self) -> None:
+        self.children: tuple[PeerId, ...] = ()
+        """The peers to which the last of it was relayed."""
+        self._received = self._granted = 0
+        self._confirmed = (0, 0)
+
+    def note_received(self, children: tuple[PeerId, ...]) -> None:
+        """The origin gave one more chunk, which goes to ``children``."""
+        self._received += 1
+        self.children = children
+
+    def confirm(self, *, lags: bool) -> tuple[int, int] | None:
+        """(received, granted) to tell the origin, if that is news."""
+        granted = self._granted if lags else self._received + CREDIT
+        self._granted = max(self._granted, granted)
+        state = self._received, self._granted
+        if state == self._confirmed:
+            return None
+        self._confirmed = state
+        return state
+
+
+class Upload:
+    """Send queues, forwarding along stripes, and answers to what peers ask for."""
+
+    def __init__(
+        self,
+        local: PeerId,
+        statements: Statements,
+        downloads: Mapping[bytes, Download],
+        announcer: Announcer,
+        peers: Peers,
+    ) -> None:
+        self._local = local
+        self._statements = statements
+        self._downloads = downloads
+        self._announcer = announcer
+        self._peers = peers
+        self._queues: dict[PeerId, SendQueue] = {}
+        self._ready: dict[PeerId, None] = {}
+        """Peers whose queue may have something to start."""
+        self._deferred: dict[bytes, dict[int, _Deferred]] = {}
+        self._credits: dict[bytes, _RootCredit] = {}
+        self._allowances: dict[bytes, Allowance] = {}
+
+    def _forest(self, download: Download, epoch: int) -> Forest | None:
+        """The forest along which chunks under a roster's ``epoch`` travel, if it is known
+        here."""
+        roster = self._statements.roster(download.manifest.trainer, epoch)
+        return build_forest(roster, download.manifest.version) if roster is not None else None
+
+    # Along the stripes
+
+    def relay(self, download: Download, header: ChunkHeader, sender: PeerId, now: float) -> None:
+        """A chunk has come: pass it on, along the stripe that should have brought it if none
+        did."""
+        deferred = self._deferred.get(download.name, {}).pop(header.index, None)
+        if header.stripe == NO_STRIPE and deferred is not None:
+            header, sender = deferred.header, deferred.parent
+        self.forward(download, header, sender, now)
+
+    def take_over(self, parent: PeerId, download: Download, skipped: Skipped, now: float) -> None:
+        """``parent`` pushes no chunks of these to this node, which passes them on all the
+        same."""
+        forest = self._forest(download, skipped.epoch)
+        if forest is None or not forest.is_above(skipped.stripe, parent, self._local):
+            return
+        deferred = self._deferred.setdefault(download.name, {})
+        for chunk in ChunkSet.of_ranges(skipped.ranges):
+            header = ChunkHeader(skipped.policy, chunk, skipped.epoch, skipped.stripe)
+            if chunk in download.verified:
+                self.forward(download, header, parent, now)
+            else:
+                deferred[chunk] = _Deferred(parent, header)
+                download.note_withheld(chunk, parent, now)
+
+    def forward(self, download: Download, header: ChunkHeader, sender: PeerId, now: float) -> None:
+        """Queue a chunk that came along a stripe for this node's children in it."""
+        forest = self._forest(download, header.epoch) if header.stripe != NO_STRIPE else None
+        if forest is None or not forest.is_above(header.stripe, sender, self._local):
+            return
+        children = forest.children(header.stripe, self._local, self._peers.is_gone)
+        usual = self._usual_rate(children)
+        for child in children:
+            if child != sender:
+                self._offer(child, header, download, now, usual)
+        if sender == forest.roster.origin:
+            credit = self._credits.get(download.name)
+            if credit is None:
+                credit = self._credits[download.name] = _RootCredit()
+            credit.note_received(children)
+
+    def _usual_rate(self, children: tuple[PeerId, ...]) -> float:
+        """Chunks per second that a child's line carries in the mean."""
+        rates = [q.rate for child in children if (q := self._queues.get(child)) is not None and q.rate]
+        return sum(rates) / len(rates) if rates else 0.0
+
+    def _offer(
+        self,
+        child: PeerId,
+        header: ChunkHeader,
+        download: Download,
+        now: float,
+        usual: float = 0.0,
+    ) -> None:
+        """Queue a chunk for a child that needs it and keeps up; else leave it to fetch and
+        relay it."""
+        needed = download.is_needed_by(child, header.index)
+        queue = self._queue(child)
+        room = CHILD_BACKLOG * min(1.0, queue.rate / usual) if queue.rate and usual else CHILD_BACKLOG
+        if needed and queue.backlog < max(1.0, room):
+            self.push(child, header)
+        else:
+            self._withhold(child, header, download, now, needed=needed)
+
+    def _withhold(
+        self, child: PeerId, header: ChunkHeader, download: Download, now: float, *, needed: bool
+    ) -> None:
+        """A child that lacks the chunk, or has children itself, is told that it is not
+        pushed."""
+        forest = self._forest(download, header.epoch)
+        if forest is not None and (needed or forest.relays(header.stripe, child)):
+            self._announcer.note_withheld(child, header, now)
+
+    def confirm(self) -> Iterator[ev.Effect]:
+        """Confirm what origins gave this node to relay; ask for more unless the children
+        lag."""
+        for download in self._downloads.values() if self._credits else ():
+            credit = self._credits.get(download.name)
+            news = credit.confirm(lags=self._lag(credit.children)) if credit is not None else None
+            if news is not None:
+                yield ev.Send(download.manifest.trainer, Credit(download.name, *news))
+
+    def _lag(self, children: tuple[PeerId, ...]) -> bool:
+        """Whether more than half of the children that are there have `CREDIT` chunks waiting.
+
+        Half, since the slowest child must not slow the stripe (it is told to fetch elsewhere),
+        and a majority of slow children means that this node's own uplink is full.
+        """
+        queues = [queue for child in children if (queue := self._queues.get(child)) is not None]
+        return 2 * sum(queue.backlog >= CREDIT for queue in queues) > len(queues)
+
+    # For the asking
+
+    def may_answer(self, peer: PeerId, download: Download) -> bool:
+        """Count an `Ask` of ``peer``. False if it has asked for more than it can need."""
+        return self._allowance(download).take_answer(peer)
+
+    def answer(self, peer: PeerId, download: Download, *, wants_index: bool) -> Iterator[ev.Effect]:
+        """Tell what is here; bring the index on the bulk stream if it is wanted."""
+        index = download.index
+        if wants_index and index is not None and self._allowance(download).take_index(peer):
+            self._queue(peer).note_news(download.name)
+            yield ev.Push(peer, news_of(download.manifest, index))
+        yield from (ev.Send(peer, Have(download.name, part)) for part in download.verified.ranges())
+
+    def serve(self, peer: PeerId, download: Download, chunk: int) -> None:
+        """Queue a chunk that ``peer`` asked for, if it is here and ``peer`` is not owed too
+        many.
+
+        One that is queued for it already goes to the front instead: it must not be sent twice.
+        """
+        queue = self._queue(peer)
+        if queue.promote(download.name, chunk):
+            return
+        if chunk not in download.verified or queue.owed >= MAX_OWED:
+            return
+        if self._allowance(download).take_answer(peer):
+            download.note_wanted(peer, chunk)
+            self.push(peer, ChunkHeader(download.name, chunk))
+
+    def _allowance(self, download: Download) -> Allowance:
+        allowance = self._allowances.get(download.name)
+        if allowance is None:
+            allowance = self._allowances[download.name] = Allowance(download.count)
+        return allowance
+
+    # The queues
+
+    def _queue(self, peer: PeerId) -> SendQueue:
+        queue = self._queues.get(peer)
+        if queue is None:
+            queue = self._queues[peer] = SendQueue()
+        return queue
+
+    def push(self, peer: PeerId, header: ChunkHeader) -> None:
+        """Queue a chunk for ``peer``."""
+        self._queue(peer).push(header)
+        self._ready[peer] = None
+
+    def has_room(self, root: PeerId) -> bool:
+        """Whether a root can be given a further chunk of a hand-out."""
+        queue = self._queues.get(root)
+        return not self._peers.is_gone(root) and (queue is None or queue.backlog < ROOT_BACKLOG)
+
+    def note_left(self, peer: PeerId, now: float) -> ChunkHeader | None:
+        """The chunk under way to ``peer`` has left; returns it."""
+        queue = self._queues.get(peer)
+        header = queue.finish(now) if queue is not None else None
+        if header is not None:
+            self._ready[peer] = None
+        return header
+
+    def start(self, now: float) -> Iterator[ev.Effect]:
+        """Put the next chunk of every free queue under way, behind the news that explain it."""
+        ready, self._ready = self._ready, {}
+        for peer in ready:
+            queue = self._queues.get(peer)
+            header = self._next_chunk(peer, queue, now) if queue is not None else None
+            if queue is not None and header is not None:
+                yield from self._explain(peer, queue, header)
+                yield ev.Push(peer, header)
+
+    def _next_chunk(self, peer: PeerId, queue: SendQueue, now: float) -> ChunkHeader | None:
+        """Start the first chunk that ``peer`` still needs; drop those before it."""
+        while (header := queue.head) is not None:
+            download = self._downloads.get(header.policy)
+            if download is not None and self._is_wanted(peer, download, header.index):
+                queue.start(now)
+                return header
+            queue.drop()
+            if download is not None and header.stripe != NO_STRIPE:
+                self._withhold(peer, header, download, now, needed=False)
+        return None
+
+    def _is_wanted(self, peer: PeerId, download: Download, chunk: int) -> bool:
+        return chunk in download.verified and download.is_needed_by(peer, chunk)
+
+    def _explain(self, peer: PeerId, queue: SendQueue, header: ChunkHeader) -> Iterator[ev.Effect]:
+        download = self._downloads[header.policy]
+        forest = self._forest(download, header.epoch) if header.stripe != NO_STRIPE else None
+        if forest is not None and queue.note_news(forest.roster.name):
+            yield ev.Push(peer, RosterNews(forest.roster.encode()))
+        if queue.note_news(header.policy):
+            yield ev.Push(peer, news_of(download.manifest, download.index))
+
+    def lose(self, peer: PeerId, now: float) -> None:
+        """``peer`` is gone: serve its children in its place, with what it may not have
+        forwarded.
+
+        At the origin its chunks are given to other roots instead (`Origin.lose`).
+        """
+        for name in [n for n in self._credits if self._is_of(n, peer)]:
+            del self._credits[name]  # its next hand-out counts from the start
+        queue = self._queues.pop(peer, None)
+        for header in queue.unconfirmed() if queue is not None else ():
+            download = self._downloads.get(header.policy)
+            if download is not None and header.stripe != NO_STRIPE:
+                self._adopt_children(download, header, peer, now)
+
+    def _is_of(self, policy: bytes, trainer: PeerId) -> bool:
+        download = self._downloads.get(policy)
+        return download is not None and download.manifest.trainer == trainer
+
+    def _adopt_children(self, download: Download, header: ChunkHeader, peer: PeerId, now: float) -> None:
+        forest = self._forest(download, header.epoch)
+        is_origin = download.manifest.trainer == self._local
+        if forest is None or is_origin or not forest.is_above(header.stripe, self._local, peer):
+            return
+        for child in forest.children(header.stripe, peer, self._peers.is_gone):
+            if child != self._local:
+                self._offer(child, header, download, now)
+
+    def forget(self, policy: bytes) -> None:
+        """A version is no longer held."""
+        for table in (self._deferred, self._credits, self._allowances):
+            table.pop(policy, None)
+        for queue in self._queues.values():
+            queue.purge(policy)

@@ -1,0 +1,74 @@
+"""Whether the disk takes data: a node goes on without, and tries again."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import trio
+
+from p2p.errors import StorageError
+from p2p.wire import MIB
+from p2p.world import World
+
+FIRST_RETRY: Final = 5.0
+"""Seconds until the disk is tried again."""
+LONGEST_RETRY: Final = 300.0
+"""Seconds: what a disk that was mended is left idle for at most. 12 trials, 12 MiB, an hour
+meanwhile."""
+TRIAL_BYTES: Final = MIB
+"""What is written to see whether there is room: a file system that is full still takes a few
+bytes."""
+
+logger = logging.getLogger(__name__)
+
+
+class DiskHealth:
+    """Whether a disk takes data; one log line whenever that changes.
+
+    A disk is full for minutes (a log is rotated, its owner makes room) or for good (it is too
+    small, or has gone read-only). Either way a node that can read goes on: it serves what it
+    holds, and only what needs the disk waits. Pauses double, since a disk that refuses is often
+    one that is slow to say so.
+    """
+
+    def __init__(self, world: World, folder: str) -> None:
+        self._world = world
+        self._trial = f"{folder}/trial"
+        self._failed = trio.Event()
+        self._pause = FIRST_RETRY
+        self.refuses = False
+        """Whether the last write failed."""
+
+    def note_failure(self, error: StorageError) -> bool:
+        """A write failed. True if that is news."""
+        news, self.refuses = not self.refuses, True
+        if news:
+            logger.warning(
+                "disk.refuses reason=%s: policies are served, not fetched, until it takes data", error
+            )
+            self._failed.set()
+        return news
+
+    def note_success(self) -> None:
+        """Something large was written whole: the next failure is a new one."""
+        self._pause = FIRST_RETRY
+
+    async def wait_mended(self) -> None:
+        """Return when a write has failed, and one of `TRIAL_BYTES` has succeeded since."""
+        await self._failed.wait()
+        while self.refuses:
+            self.refuses = not await self._takes_data_later()
+        self._failed = trio.Event()
+        logger.warning("disk.takes_data: policies are fetched again")
+
+    async def _takes_data_later(self) -> bool:
+        await self._world.sleep(self._pause)
+        self._pause = min(2 * self._pause, LONGEST_RETRY)
+        try:
+            await self._world.disk.replace(self._trial, bytes(TRIAL_BYTES))
+            await self._world.disk.remove(self._trial)
+        except StorageError as error:
+            logger.debug("disk.still_refuses reason=%s", error)
+            return False
+        return True

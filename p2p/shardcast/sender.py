@@ -1,0 +1,107 @@
+"""One task and one bulk stream per peer: what the core pushes to it."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+from p2p.errors import LimitExceeded, PeerUnreachable, ProtocolNotSupported, StorageError, WrongPeer
+from p2p.host import Host
+from p2p.identity import PeerId
+from p2p.shardcast.core import events as ev
+from p2p.shardcast.messages import (
+    BULK_PROTOCOL_ID,
+    ChunkHeader,
+    Message,
+    encode_bulk_message,
+    encode_chunk_header,
+)
+from p2p.shardcast.store import PolicyStore
+from p2p.wire import KI, encode_varint, frame
+
+logger = logging.getLogger(__name__)
+
+MAX_WAITING: Final = 64
+"""Items that may wait: one chunk (the core gives no more) and answers to a peer that asks and
+asks."""
+_JOIN: Final = 64 * KI
+"""Chunks up to this size are sent with their header in one piece: copying them costs less than
+a packet and a wake-up for 47 bytes."""
+
+
+LOST: Final = (
+    PeerUnreachable,
+    WrongPeer,
+    ProtocolNotSupported,
+    LimitExceeded,
+    trio.BrokenResourceError,
+    trio.ClosedResourceError,
+)
+"""What ends a bulk stream: none of it is a bug, all of it means that this peer gets nothing for
+now."""
+
+
+class Sender:
+    """Sends pushed items in order, and reports each chunk that has left."""
+
+    def __init__(self, peer: PeerId, store: PolicyStore) -> None:
+        self.peer = peer
+        self.scope = trio.CancelScope()
+        self._store = store
+        self._items: deque[Message | ChunkHeader] = deque()
+        self._some = trio.Event()
+
+    def push_nowait(self, item: Message | ChunkHeader) -> None:
+        """Queue an item. A peer that lets `MAX_WAITING` of them pile up is given up."""
+        self._items.append(item)
+        self._some.set()
+        if len(self._items) > MAX_WAITING:
+            self.scope.cancel()
+
+    async def run(self, host: Host, report: Callable[[ev.Event], object]) -> bool:
+        """Send until the peer is lost; True then. Cancelled when the peer is dropped."""
+        with self.scope:
+            try:
+                async with await host.open_stream(self.peer, BULK_PROTOCOL_ID) as stream:
+                    while True:
+                        await self._send_waiting(stream, report)
+            except LOST as error:
+                logger.debug("bulk_ended peer=%r reason=%r", self.peer, error)
+        return True
+
+    async def _send_waiting(self, stream: trio.abc.SendStream, report: Callable[[ev.Event], object]) -> None:
+        while self._items:
+            item = self._items.popleft()
+            if not isinstance(item, ChunkHeader):
+                await stream.send_all(frame(encode_bulk_message(item)))
+                continue
+            data = await self._read(item)
+            if data is not None:
+                await _send_chunk(stream, encode_chunk_header(item), data)
+            report(ev.ChunkSent(self.peer, len(data or b"")))
+        self._some = trio.Event()
+        if not self._items:
+            await self._some.wait()
+
+    async def _read(self, chunk: ChunkHeader) -> bytes | None:
+        """Its bytes; None if they are no longer here, or cannot be read."""
+        try:
+            return await self._store.chunk(chunk.policy, chunk.index)
+        except StorageError as error:
+            logger.warning(
+                "chunk_unreadable policy=%s index=%d: %s", chunk.policy.hex()[:8], chunk.index, error
+            )
+            return None
+
+
+async def _send_chunk(stream: trio.abc.SendStream, header: bytes, data: bytes) -> None:
+    head = encode_varint(len(header) + len(data)) + header
+    if len(data) <= _JOIN:
+        await stream.send_all(head + data)
+    else:
+        await stream.send_all(head)
+        await stream.send_all(data)

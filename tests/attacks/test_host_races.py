@@ -1,0 +1,535 @@
+"""Issue 9, third look: races. What is closed, evicted, replaced or raised in the middle of something else.
+
+The schedules at the end are random and repeatable: five hosts connect, disconnect, dial each other at once,
+fill lanes, hold streams, reset, evict, break the protocol and go away, with limits so small that most of it
+happens while something else is torn down. Then every account of every host must be empty.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import random
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from p2p.connector import MAX_REPLACED, REPLACED_HALF_LIFE
+from p2p.errors import PeerUnreachable, ShoalError
+from p2p.host import PeerEvent, PeerState, Stream
+from p2p.identity import KeyPair, PeerId, ProtocolId
+from p2p.limits import ResourceLimits
+from p2p.machine import open_world
+from p2p.multiaddr import Multiaddr
+from p2p.swarm import SwarmConfig, SwarmHost, open_host
+from p2p.transport import budget as budget_module
+from p2p.transport.budget import MAX_OUTGOING, HostBudget
+from p2p.transport.connection import Connection, ConnectionConfig
+from p2p.transport.memory import PIPE_BYTES, MemoryNetwork
+from p2p.transport.yamux import Mux
+from p2p.transport.yamux_frames import MAX_CONTROL
+from p2p.world import World
+from sim.kernel.determinism import deterministic
+from tests.attacks.hostile_mux import DATA, PING, SYN, Hostile, Victim, frame, hello, open_victims
+
+HELD = ProtocolId("/test/held")
+NEWS = ProtocolId("/test/news")
+BUG = ProtocolId("/test/bug")
+QUIET = SwarmConfig(connection=ConnectionConfig(keepalive=float("inf")))
+NOWHERE = Multiaddr.parse("/memory/99999")
+TROUBLE = (ShoalError, trio.BrokenResourceError, trio.ClosedResourceError)
+
+
+@asynccontextmanager
+async def pair(**options: Any) -> AsyncIterator[tuple[SwarmHost, SwarmHost]]:
+    network = MemoryNetwork()
+    async with (
+        open_host(network=network, listen=("/memory/0",), config=QUIET, **options) as one,
+        open_host(network=network, listen=("/memory/0",), config=QUIET, **options) as other,
+    ):
+        yield one, other
+
+
+def connections_of(host: SwarmHost) -> list[Connection]:
+    return [one for each in host._connector._connections.values() for one in each]
+
+
+def crash(*_: object) -> None:
+    raise ValueError("our bug")
+
+
+# What a listener of ours raises.
+
+
+async def test_a_listener_that_raises_keeps_nothing_from_the_others() -> None:
+    """Before, the listeners behind it missed the event: gossip kept a peer that had gone in its mesh."""
+    async with pair() as (host, other):
+        heard: list[PeerState] = []
+        host.on_peer(crash)
+        host.on_peer(lambda event: heard.append(event.state))
+        await host.connect_addr(other.addrs[0])
+        await trio.testing.wait_all_tasks_blocked()
+        await other.disconnect(host.peer_id)
+        await trio.testing.wait_all_tasks_blocked()
+        assert heard == [PeerState.CONNECTED, PeerState.DISCONNECTED]
+        assert host.connected == ()
+
+
+async def test_a_listener_that_raises_lets_no_violation_go_unpunished() -> None:
+    """Before, what it raised at the disconnect came before the penalty, and instead of it."""
+    async with pair() as (host, other):
+        host.on_peer(lambda event: crash() if event.state is PeerState.DISCONNECTED else None)
+        for turn in range(2):
+            await other.connect_addr(host.addrs[0])
+            await trio.testing.wait_all_tasks_blocked()
+            (connection,) = connections_of(other)
+            connection.mux._queue.say(9, 0, 0, turn)
+            connection.flush()
+            await trio.testing.wait_all_tasks_blocked()
+        assert host._connector.is_refused(other.peer_id)
+
+
+async def test_a_listener_that_raises_is_loud_in_strict_mode() -> None:
+    with pytest.RaisesGroup(ValueError, flatten_subgroups=True, allow_unwrapped=True):
+        async with pair(strict=True) as (host, other):
+            host.on_peer(lambda event: crash() if event.state is PeerState.CONNECTED else None)
+            await host.connect_addr(other.addrs[0])
+            await trio.testing.wait_all_tasks_blocked()
+
+
+# Dials.
+
+
+async def test_a_dial_that_fails_while_the_peer_dials_us_is_no_failure(
+    autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, `connect` raised, and listeners heard UNREACHABLE of a peer that was connected."""
+    async with pair(strict=True) as (host, other):
+        received: list[bytes] = []
+        states: list[PeerState] = []
+        host.on_peer(lambda event: states.append(event.state))
+        other.set_message_handler(NEWS, lambda _, message: received.append(message))
+        host.add_addrs(other.peer_id, [NOWHERE])
+        network = host._network
+        dial = network.dial
+
+        async def slow(addr: Multiaddr) -> trio.abc.HalfCloseableStream:
+            if addr == NOWHERE:
+                await host.world.sleep(3)
+                raise PeerUnreachable("nobody is there")
+            return await dial(addr)
+
+        monkeypatch.setattr(network, "dial", slow)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(host.connect, other.peer_id)
+            assert host.send(other.peer_id, NEWS, b"hello")
+            await host.world.sleep(1)
+            await other.connect_addr(host.addrs[0])
+        await trio.testing.wait_all_tasks_blocked()
+        assert states == [PeerState.CONNECTED]
+        assert received == [b"hello"]
+
+
+async def test_a_dial_that_a_bug_ended_is_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, `connect` returned as if there were one."""
+    async with pair() as (host, other):
+        host.add_addrs(other.peer_id, other.addrs)
+
+        async def broken(addr: Multiaddr) -> trio.abc.HalfCloseableStream:
+            raise ValueError("our bug")
+
+        monkeypatch.setattr(host._network, "dial", broken)
+        with pytest.raises(PeerUnreachable):
+            await host.connect(other.peer_id)
+
+
+# Lanes.
+
+
+async def test_a_lane_has_no_task_while_nothing_waits() -> None:
+    """Before, each of two lanes to each idle peer kept a task and a deque: 12 KiB a connection."""
+    async with pair(strict=True) as (host, other):
+        received: list[bytes] = []
+        other.set_message_handler(NEWS, lambda _, message: received.append(message))
+        await host.connect_addr(other.addrs[0])
+        await trio.testing.wait_all_tasks_blocked()
+        assert host._nursery is not None
+        before = len(host._nursery.child_tasks)
+        for number in range(5):
+            assert host.send(other.peer_id, NEWS, b"%d" % number)
+            await trio.testing.wait_all_tasks_blocked()
+        assert len(host._nursery.child_tasks) == before
+        assert received == [b"%d" % number for number in range(5)]
+
+
+async def test_messages_that_wait_come_once_and_in_order_when_the_peer_returns() -> None:
+    """A full lane, the peer's newer connection, then the end of its old one: nothing comes twice."""
+    network, key = MemoryNetwork(), KeyPair(b"\x07" * 32)
+    received: list[int] = []
+    again: list[bytes] = []
+
+    async def never(stream: Stream) -> None:
+        await trio.sleep_forever()
+
+    async with (
+        open_host(network=network, listen=("/memory/0",), config=QUIET, strict=True) as host,
+        open_host(network=network, listen=(), config=QUIET, key=key) as ghost,
+        open_host(network=network, listen=(), config=QUIET, key=key) as restarted,
+    ):
+        ghost.set_handler(NEWS, never)
+        restarted.set_message_handler(NEWS, lambda _, message: again.append(message[:1]))
+        await ghost.connect_addr(host.addrs[0])
+        await trio.testing.wait_all_tasks_blocked()
+        while host.send(key.peer_id, NEWS, bytes([len(received)]) + bytes(99_999)):
+            received.append(len(received))
+            await trio.testing.wait_all_tasks_blocked()
+        waiting = sum(len(lane.waiting) for lane in host._outbox._lanes.values())
+        assert waiting > 0
+        await restarted.connect_addr(host.addrs[0])
+        await trio.testing.wait_all_tasks_blocked()
+        old, _ = connections_of(host)
+        lost = host.dropped_messages
+        old.abort()
+        await trio.testing.wait_all_tasks_blocked()
+        assert host.dropped_messages == lost + waiting
+        assert host._outbox._total == 0
+        assert host.send(key.peer_id, NEWS, b"z")
+        await trio.testing.wait_all_tasks_blocked()
+        assert again == [b"z"]
+
+
+# One identity, again and again.
+
+
+async def test_an_identity_that_comes_without_end_is_closed_before_anything_is_begun_for_it(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """Before, each of 300 connections a second was registered, identified and torn down again."""
+    network, key = MemoryNetwork(), KeyPair(b"\x09" * 32)
+    async with (
+        open_host(network=network, listen=("/memory/0",), config=QUIET, strict=True) as host,
+        open_world(key=key) as world,
+    ):
+        kept = []
+        mock_clock.rate = 1.0  # handshakes have a rate
+
+        async def come() -> None:
+            kept.append(await Hostile.dial(world, network, host.addrs[0], key))
+            await trio.testing.wait_all_tasks_blocked()
+
+        for _ in range(4 + 2 * int(MAX_REPLACED)):
+            await come()
+        before = connections_of(host)
+        for _ in range(20):
+            await come()
+        assert connections_of(host) == before  # the last four that were let in
+        mock_clock.jump(REPLACED_HALF_LIFE)
+        await come()
+        assert connections_of(host) != before
+
+
+# Bytes that no account counted.
+
+
+async def choke(victim: Victim, filler: int) -> None:
+    """Pings whose answers are not taken, then bytes of no stream that the reader had read with them."""
+    pings = frame(PING, SYN, 0, 1) * (2 * (PIPE_BYTES + 4 * 65_536) // 12)
+    with trio.move_on_after(0.5):
+        await victim.hostile.send(frame(DATA, 0, 999, bytes(4_000_000)))
+        await victim.hostile.send(pings)
+        await victim.hostile.send(frame(DATA, 0, 999, bytes(filler)))
+
+
+async def test_records_that_wait_for_a_choked_peer_are_counted(autojump_clock: trio.abc.Clock) -> None:
+    """Before, up to 512 KiB a connection were in no account: 300 MiB for 768 connections."""
+    budgets: list[HostBudget] = []
+
+    def make(world: World) -> HostBudget:
+        budgets.append(HostBudget(world.now))
+        return budgets[0]
+
+    async with open_victims(7, budget=make) as (victim,):
+        await choke(victim, 1_000_000)
+        await trio.testing.wait_all_tasks_blocked()
+        assert victim.connection.mux.is_choked
+        assert victim.connection.mux._queue.control_bytes < MAX_CONTROL + 8 * 1024
+        assert budgets[0].held > 0
+        assert budgets[0].outgoing > 0  # what is sealed, and not sent
+        victim.connection.abort()
+        await victim.connection.wait_closed()
+        assert budgets[0].held == budgets[0].outgoing == 0
+
+
+async def test_sealed_bytes_that_the_network_does_not_take_hold_others_back() -> None:
+    """Before, a peer that took nothing made us hold 256 KiB beside what it had queued: 192 MiB for 768."""
+    budgets: list[HostBudget] = []
+
+    def make(world: World) -> HostBudget:
+        budgets.append(HostBudget(world.now))
+        return budgets[0]
+
+    async with open_victims(7, budget=make) as (victim,), trio.open_nursery() as nursery:
+        streams = [hello(2 * number + 1) for number in range(8)]
+        await victim.hostile.send(b"".join(streams))
+        await trio.testing.wait_all_tasks_blocked()
+
+        async def answer(stream: Stream) -> None:
+            with contextlib.suppress(trio.BrokenResourceError):
+                await stream.send_all(bytes(256 * 1024))
+
+        for stream in victim.accepted:
+            nursery.start_soon(answer, stream)
+        await trio.testing.wait_all_tasks_blocked()
+        queued = victim.connection.mux._queue._queued
+        assert budgets[0].outgoing > queued + 200_000
+        assert budgets[0].outgoing_room(0) < MAX_OUTGOING
+        nursery.cancel_scope.cancel()
+
+
+def test_streams_that_peers_never_end_are_bounded_over_all_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before, 256 on each connection waited a minute for their ends: 86 MiB over 768."""
+    monkeypatch.setattr("p2p.transport.yamux.MAX_LINGERING", 1000)
+    budget = HostBudget(lambda: 0.0)
+    muxes = [Mux(dialer=False, budget=budget) for _ in range(10)]
+    for mux in muxes:
+        for number in range(250):
+            stream = 2 * number + 1
+            mux.receive_data(bytearray(hello(stream)))
+            mux.send_end(stream)
+            mux.stop_receiving(stream, unread=False)
+            mux.data_to_send()
+    assert budget.lingering <= 1000 + 10 * budget_module.LINGERING_SHARE
+    assert min(len(mux.stream_ids) for mux in muxes) >= budget_module.LINGERING_SHARE
+    for mux in muxes:
+        mux.abandon()
+    assert budget.lingering == 0
+
+
+async def test_a_connection_that_is_over_is_freed_at_once() -> None:
+    """Before, a cycle kept each dead connection for the collector: 18,000 objects after a flood."""
+    async with pair(strict=True) as (host, other):
+        await host.connect_addr(other.addrs[0])
+        await trio.testing.wait_all_tasks_blocked()
+        dead = [weakref.ref(one) for one in (*connections_of(host), *connections_of(other))]
+        gc.collect()
+        gc.disable()
+        try:
+            await host.disconnect(other.peer_id)
+            await trio.testing.wait_all_tasks_blocked()
+            for _ in range(3):
+                await trio.lowlevel.checkpoint()
+            assert [ref() for ref in dead] == [None, None]
+        finally:
+            gc.enable()
+
+
+# Everything at once.
+
+
+def accounts(host: SwarmHost) -> dict[str, object]:
+    """Whatever of a host's accounts is not empty."""
+    connector, budget, unread, outbox = host._connector, host.budget, host._connector._unread, host._outbox
+    table = {
+        "connections": (budget.connections, budget._of_peer, budget._inbound, connector._connections),
+        "places": (budget._hosts.of, budget._networks.of, connector._targets._open.of),
+        "handshakes": (budget.handshakes, connector._turns.waiting),
+        "served": (budget.served, budget._served, host._incoming_lanes),
+        "unfinished": (budget.unfinished, budget._unfinished),
+        "peers": (connector._usage, host._infos),
+        "dials": (connector._dials, connector._dial_slots.borrowed_tokens),
+        "unread": (unread.held, unread._holders),
+        "queued": (unread.outgoing, unread.lingering),
+        "windows": (unread._grants,),
+        "turns": (connector.turns._waiting, connector.turns._taken),
+        "lanes": (outbox._lanes, outbox._bytes, outbox._total),
+    }
+    return {name: values for name, values in table.items() if any(values)}
+
+
+class Chaos:
+    """Five hosts, and what is done to them."""
+
+    def __init__(self, seed: int, hosts: list[SwarmHost], *, buggy: bool) -> None:
+        self.rng = random.Random(seed)
+        self.hosts = hosts
+        self.buggy = buggy
+        self.events: dict[PeerId, list[PeerEvent]] = {host.peer_id: [] for host in hosts}
+
+    def set_up(self) -> None:
+        """Handlers, listeners, addresses."""
+        for host in self.hosts:
+            host.set_handler(HELD, partial(self.hold, host))
+            host.set_handler(BUG, partial(self.stumble, host))
+            host.set_message_handler(NEWS, self.hear)
+            if self.buggy:
+                host.on_peer(lambda event: self.maybe_crash(0.1))
+            host.on_peer(partial(self.note, host))
+            for other in self.hosts:
+                if other is not host:
+                    host.add_addrs(other.peer_id, other.addrs)
+
+    def note(self, host: SwarmHost, event: PeerEvent) -> None:
+        self.events[host.peer_id].append(event)
+        if event.state is PeerState.UNREACHABLE:
+            assert host._connector.live(event.peer) is None
+
+    def maybe_crash(self, chance: float) -> None:
+        if self.buggy and self.rng.random() < chance:
+            raise self.rng.choice([ValueError, KeyError, OSError])("our bug")
+
+    def hear(self, peer: PeerId, message: bytes) -> None:
+        self.maybe_crash(0.02)
+
+    async def stumble(self, host: SwarmHost, stream: Stream) -> None:
+        await host.world.sleep(self.rng.random())
+        self.maybe_crash(1.0)
+
+    async def hold(self, host: SwarmHost, stream: Stream) -> None:
+        while data := await stream.receive_some(self.rng.choice([None, 10, 5000])):
+            if self.rng.random() < 0.1:
+                await host.world.sleep(10 * self.rng.random())
+            if self.rng.random() < 0.5:
+                await stream.send_all(data)
+            self.maybe_crash(0.05)
+
+    async def talk(self, host: SwarmHost, other: SwarmHost) -> None:
+        async with await host.open_stream(other.peer_id, self.rng.choice([HELD, HELD, BUG])) as stream:
+            for _ in range(self.rng.randrange(20)):
+                match self.rng.randrange(8):
+                    case 0:
+                        await stream.send_eof()
+                    case 1 | 2:
+                        with trio.move_on_after(self.rng.random()):
+                            await stream.receive_some(self.rng.choice([None, 100]))
+                    case 3:
+                        await host.world.sleep(3 * self.rng.random())
+                    case _:
+                        await stream.send_all(bytes(self.rng.choice([1, 100, 70_000, 300_000])))
+
+    async def attempt(self, patience: float, work: Callable[..., Awaitable[object]], *args: object) -> None:
+        with trio.move_on_after(patience):
+            try:
+                await work(*args)
+            except* TROUBLE:
+                pass
+
+    async def strike(self, host: SwarmHost) -> None:
+        """Something that happens to one of its connections."""
+        found = connections_of(host)
+        if not found:
+            return
+        connection = self.rng.choice(found)
+        match self.rng.randrange(6):
+            case 0:
+                connection.close()
+            case 1:
+                connection.abort()
+            case 2:
+                connection.mux.go_away()
+            case 3:
+                await connection._raw.aclose()
+            case 4:
+                for stream in list(connection._streams.values()):
+                    stream.evict()
+            case _:
+                connection.mux._queue.say(9, 0, 0, 0)
+        connection.flush()
+
+    async def step(self, nursery: trio.Nursery) -> None:
+        host, other = self.rng.sample(self.hosts, 2)
+        patience = self.rng.choice([60.0, 0.0, 0.5, 2.0])
+        match self.rng.randrange(14):
+            case 0 | 1:
+                nursery.start_soon(self.attempt, patience, host.connect, other.peer_id)
+            case 2:  # both at once
+                nursery.start_soon(self.attempt, 60.0, host.connect, other.peer_id)
+                nursery.start_soon(self.attempt, 60.0, other.connect, host.peer_id)
+            case 3:
+                nursery.start_soon(self.attempt, 60.0, host.disconnect, other.peer_id)
+            case 4 | 5:
+                nursery.start_soon(self.attempt, patience, self.talk, host, other)
+            case 6 | 7:
+                for _ in range(self.rng.randrange(6)):
+                    host.send(other.peer_id, NEWS, bytes(self.rng.choice([0, 10, 3000, 500_000])))
+            case 8:
+                friends = self.rng.sample(self.hosts, self.rng.randrange(4))
+                host.protect(self.rng.choice("xy"), [friend.peer_id for friend in friends])
+            case 9 | 10:
+                await self.strike(host)
+            case 11:
+                host.penalise(other.peer_id, self.rng.choice([10.0, 60.0]), "chaos")
+            case 12:
+                await host.world.sleep(self.rng.choice([0.0, 0.001, 0.1, 1.0, 5.0]))
+            case _:
+                for _ in range(self.rng.randrange(20)):
+                    await trio.lowlevel.checkpoint()
+
+    async def end(self) -> None:
+        """All part; then nothing is left."""
+        world = self.hosts[0].world
+        for _ in range(3):
+            for host in self.hosts:
+                host.protect("x", [])
+                host.protect("y", [])
+                for peer in host.connected:
+                    await host.disconnect(peer)
+            await world.sleep(60)
+        await trio.testing.wait_all_tasks_blocked()
+
+    def check(self) -> None:
+        for host in self.hosts:
+            assert accounts(host) == {}
+            connected: set[PeerId] = set()
+            for event in self.events[host.peer_id]:
+                if event.state is PeerState.CONNECTED:
+                    assert event.peer not in connected
+                    connected.add(event.peer)
+                elif event.state is PeerState.DISCONNECTED:
+                    connected.remove(event.peer)
+            assert not connected
+
+
+async def _chaos(seed: int, steps: int, *, buggy: bool) -> None:
+    network, rng = MemoryNetwork(), random.Random(seed)
+    async with contextlib.AsyncExitStack() as stack:
+        hosts = [
+            await stack.enter_async_context(
+                open_host(
+                    network=network,
+                    listen=("/memory/0",),
+                    key=KeyPair(bytes([number + 1]) * 32),
+                    strict=not buggy,
+                    config=SwarmConfig(
+                        limits=ResourceLimits(
+                            connections=rng.choice([4, 6, 20]), handshakes=rng.choice([2, 4, 16])
+                        ),
+                        connection=ConnectionConfig(keepalive=20.0),
+                    ),
+                )
+            )
+            for number in range(5)
+        ]
+        chaos = Chaos(seed, hosts, buggy=buggy)
+        chaos.set_up()
+        async with trio.open_nursery() as nursery:
+            for _ in range(steps):
+                await chaos.step(nursery)
+            await hosts[0].world.sleep(1)
+            nursery.cancel_scope.cancel()
+        await chaos.end()
+        chaos.check()
+
+
+@pytest.mark.parametrize("buggy", [False, True], ids=["strict", "buggy"])
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_the_order_all_accounts_end_at_zero(seed: int, buggy: bool) -> None:
+    with deterministic(seed):
+        trio.run(partial(_chaos, seed, 100, buggy=buggy), clock=trio.testing.MockClock(autojump_threshold=0))

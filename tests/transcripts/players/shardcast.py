@@ -1,0 +1,323 @@
+"""A few SHARDCAST cores whose messages wait until the transcript has them delivered.
+
+Steps:
+
+- ``swarm origin ann bob ...``: an origin, and peers that its roster names;
+- ``publish v1 chunks=3``: the origin publishes a version;
+- ``deliver [COUNT]``: what is under way arrives, the oldest first, until nothing is (or COUNT did);
+- ``drop ann->bob``: what is under way there is lost, and the chunk counts as sent;
+- ``lose bob``: bob dies, and all others learn of it;
+- ``restart origin``: the origin comes back with what its disk held, and meets all others;
+- ``wait SECONDS``: time passes, and cores get the ticks that they asked for.
+
+A line without indent is an event at a node, the lines below it are the effects. Chunks are
+kept, and policies stored, at once and without a word; ticks and news of which nothing comes are
+left out. At the end of a step stands the state of each node that changed in it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from random import Random
+
+from p2p.identity import KeyPair, PeerId, verify
+from p2p.shardcast.chunkset import ChunkSet
+from p2p.shardcast.codec import encode_spans
+from p2p.shardcast.config import ShardcastConfig
+from p2p.shardcast.core import events as ev
+from p2p.shardcast.core.core import ShardcastCore
+from p2p.shardcast.core.statements import Statements
+from p2p.shardcast.forest import Roster, RosterEntry, build_forest
+from p2p.shardcast.manifest import (
+    NO_POLICY,
+    Encoding,
+    Index,
+    Manifest,
+    ManifestBody,
+    PolicyVersion,
+    digest_of,
+)
+from p2p.shardcast.messages import (
+    NO_STRIPE,
+    Ask,
+    Blame,
+    ChunkHeader,
+    Credit,
+    Have,
+    Hello,
+    Message,
+    PolicyNews,
+    RosterNews,
+    Skipped,
+    Taken,
+    Want,
+)
+from p2p.wire import KI
+from tests.transcripts import player
+
+RUN = b"transcript"
+SPAN = 32 * KI
+UPLOAD = 5e6
+Flight = tuple[str, str, Message | ChunkHeader | None]
+"""From, to, and what: None is a gossiped announcement, which waits in
+`ShardcastPlayer.gossip`."""
+
+
+class Machine:
+    """One node: its core, and the chunks on its disk."""
+
+    def __init__(self, name: str, trainer: PeerId) -> None:
+        self.name = name
+        self.key = KeyPair(digest_of(name.encode()))
+        self.trainer = trainer
+        self.chunks: dict[tuple[bytes, int], bytes] = {}
+        self.is_alive = True
+        self.boot()
+
+    def boot(self) -> None:
+        """A new life, with an empty memory."""
+        self.statements = Statements(RUN, self.trainer.__eq__, verify)
+        rng = Random(digest_of(self.name.encode()))
+        self.core = ShardcastCore(self.key.peer_id, ShardcastConfig(), self.statements, rng)
+
+
+@player("shardcast")
+class ShardcastPlayer:
+    """Plays `tests/transcripts/shardcast/*.txt`."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.machines: dict[str, Machine] = {}
+        self.names: dict[PeerId, str] = {}
+        self.versions: dict[bytes, tuple[Manifest, Index]] = {}
+        self.roster: Roster | None = None
+        self.flights: deque[Flight] = deque()
+        self.news: deque[tuple[str, str, Message]] = deque()
+        self.said: dict[str, str] = {}
+
+    def play(self, command: str, args: list[str]) -> Iterator[str]:
+        match command, args:
+            case "swarm", names:
+                yield from self.swarm(names)
+            case "publish", [version, count]:
+                yield from self.publish(int(version[1:]), int(count.removeprefix("chunks=")))
+            case "deliver", []:
+                yield from self.deliver(10_000)
+            case "deliver", [count]:
+                yield from self.deliver(int(count))
+            case "drop", [line]:
+                yield from self.drop(*line.split("->"))
+            case "lose", [name]:
+                yield from self.lose(name)
+            case "restart", [name]:
+                yield from self.restart(name)
+            case "wait", [seconds]:
+                yield from self.wait(float(seconds))
+            case _:
+                raise ValueError(f"no such step: {command} {args}")
+        yield from self.states()
+
+    # Steps
+
+    def swarm(self, names: list[str]) -> Iterator[str]:
+        trainer = KeyPair(digest_of(names[0].encode()))
+        for name in names:
+            machine = self.machines[name] = Machine(name, trainer.peer_id)
+            self.names[machine.key.peer_id] = name
+        entries = [RosterEntry(self.machines[name].key.peer_id, UPLOAD) for name in names[1:]]
+        self.roster = Roster.sign(trainer, RUN, 1, entries)
+        forest = build_forest(self.roster, PolicyVersion(1))
+        for number, root in enumerate(forest.roots):
+            children = forest.children(number, root, lambda _: False)
+            below = " ".join(self.names[child] for child in children)
+            yield f"stripe {number} of v1: {names[0]} -> {self.names[root]} -> {below}"
+
+    def publish(self, version: int, count: int) -> Iterator[str]:
+        origin = next(iter(self.machines.values()))
+        raw = Random(version).randbytes(SPAN * count)
+        encoded = encode_spans(raw, SPAN)
+        index = Index.of([chunk for chunk, _ in encoded])
+        before = max((m for m, _ in self.versions.values()), key=lambda m: m.version, default=None)
+        body = ManifestBody(
+            RUN,
+            PolicyVersion(version),
+            before.version if before is not None else NO_POLICY,
+            before.digest if before is not None else b"",
+            digest_of(raw),
+            len(raw),
+            0,
+            (Encoding.of(index),),
+        )
+        manifest = body.sign(origin.key)
+        self.versions[manifest.digest] = manifest, index
+        for chunk, (_, wire) in enumerate(encoded):
+            origin.chunks[manifest.digest, chunk] = wire
+        event = ev.Publish(manifest, index, self.roster)
+        yield from self.give(origin, event, f"v{version} is durable")
+
+    def deliver(self, count: int) -> Iterator[str]:
+        while count and (self.news or self.flights):
+            count -= 1
+            if self.news:
+                sender, receiver, message = self.news.popleft()
+                event = ev.Heard(self.peer(sender), message, gossip=True)
+                yield from self.hear(receiver, event, f"gossip of {sender}: {self.text(message)}")
+                continue
+            sender, receiver, item = self.flights.popleft()
+            if isinstance(item, ChunkHeader):
+                data = self.machines[sender].chunks[item.policy, item.index]
+                came = ev.ChunkCame(self.peer(sender), item, data)
+                yield from self.hear(receiver, came, f"{sender} brings {self.text(item)}")
+                sent = ev.ChunkSent(self.peer(receiver), len(data))
+                yield from self.hear(sender, sent, f"chunk {item.index} for {receiver} has left")
+            elif item is not None:
+                event = ev.Heard(self.peer(sender), item)
+                yield from self.hear(receiver, event, f"{sender} says {self.text(item)}")
+
+    def drop(self, sender: str, receiver: str) -> Iterator[str]:
+        lost = [item for one, other, item in self.flights if (one, other) == (sender, receiver)]
+        self.flights = deque(f for f in self.flights if f[:2] != (sender, receiver))
+        for item in lost:
+            yield f"lost between {sender} and {receiver}: {self.text(item)}"
+            if isinstance(item, ChunkHeader):
+                sent = ev.ChunkSent(self.peer(receiver), SPAN)
+                yield from self.hear(sender, sent, f"chunk {item.index} for {receiver} has left")
+
+    def lose(self, name: str) -> Iterator[str]:
+        self.machines[name].is_alive = False
+        self.flights = deque(f for f in self.flights if name not in f[:2])
+        self.said[name] = "dead"
+        for machine in self.others(name):
+            yield from self.give(machine, ev.PeerLost(self.peer(name)), f"{name} is lost")
+
+    def restart(self, name: str) -> Iterator[str]:
+        machine = self.machines[name]
+        machine.is_alive = True
+        machine.boot()
+        self.said.pop(name, None)
+        if self.roster is not None and self.roster.origin == machine.key.peer_id:
+            machine.statements.add_roster(self.roster)
+        for manifest, index in self.versions.values():
+            here = ChunkSet.of(c for c in range(len(index)) if (manifest.digest, c) in machine.chunks)
+            event = ev.Resumed(manifest, index, here, len(here) == len(index))
+            yield from self.give(machine, event, f"the disk holds {spans(here)} of v{manifest.version}")
+        for other in self.others(name):
+            yield from self.give(machine, ev.PeerUp(other.key.peer_id), f"{other.name} is connected")
+            yield from self.give(other, ev.PeerUp(machine.key.peer_id), f"{name} is connected")
+
+    def wait(self, seconds: float) -> Iterator[str]:
+        end = self.now + seconds
+        alive = [machine for machine in self.machines.values() if machine.is_alive]
+        while (due := min(machine.core.next_deadline for machine in alive)) <= end:
+            self.now = max(self.now, due)
+            for machine in alive:
+                if machine.core.next_deadline <= self.now:
+                    yield from self.give(machine, ev.Tick(), f"tick at {self.now:.2f} s")
+        self.now = end
+
+    # Events and effects
+
+    def peer(self, name: str) -> PeerId:
+        return self.machines[name].key.peer_id
+
+    def others(self, name: str) -> list[Machine]:
+        return [m for m in self.machines.values() if m.name != name and m.is_alive]
+
+    def hear(self, name: str, event: ev.Event, words: str) -> Iterator[str]:
+        if self.machines[name].is_alive:
+            yield from self.give(self.machines[name], event, words)
+
+    def give(self, machine: Machine, event: ev.Event, words: str) -> Iterator[str]:
+        """Let a core judge an event; gives it and what came of it, unless that is as usual
+        nothing."""
+        effects = machine.core.handle(event, self.now)
+        lines = [line for effect in effects for line in self.carry_out(machine, effect)]
+        if lines or not is_routine(event):
+            yield f"{machine.name}: {words}"
+            yield from (f"  {line}" for line in lines)
+
+    def carry_out(self, machine: Machine, effect: ev.Effect) -> Iterator[str]:
+        match effect:
+            case ev.Send(peer, item) | ev.Push(peer, item):
+                to = self.names[peer]
+                self.flights.append((machine.name, to, item))
+                yield f"-> {to}: {self.text(item)}"
+            case ev.Gossip(message):
+                self.news.extend((machine.name, o.name, message) for o in self.others(machine.name))
+                yield f"-> gossip: {self.text(message)}"
+            case ev.Keep(policy, chunk, data):
+                machine.chunks[policy, chunk] = data
+            case ev.Finish(policy):
+                yield f"v{self.version(policy)} is whole"
+                again = machine.core.handle(ev.Stored(policy), self.now)
+                yield from (line for effect in again for line in self.carry_out(machine, effect))
+            case ev.Penalise(peer, reason):
+                yield f"{self.names[peer]} is banned: {reason}"
+            case ev.Halt():
+                yield "the trainer is halted"
+            case ev.Abandon(policy):
+                yield f"v{self.version(policy)} is given up"
+            case ev.Begin() | ev.PassOn():
+                pass
+
+    # Words
+
+    def version(self, policy: bytes) -> int:
+        return self.versions[policy][0].version
+
+    def text(self, item: Message | ChunkHeader | None) -> str:
+        match item:
+            case ChunkHeader(policy, chunk, _, stripe):
+                way = "asked for" if stripe == NO_STRIPE else f"stripe {stripe}"
+                return f"chunk {chunk} of v{self.version(policy)}, {way}"
+            case PolicyNews(manifest, index):
+                version = next(m.version for m, _ in self.versions.values() if m.encode() == manifest)
+                return f"policy v{version}" + (" with index" if index else "")
+            case RosterNews():
+                return "roster"
+            case Hello(newest):
+                return f"hello, newest is v{newest}" if newest >= 0 else "hello, no version"
+            case Ask(policy, index):
+                return f"ask v{self.version(policy)}" + (" with index" if index else "")
+            case Have(policy, ranges):
+                return f"have {spans(ChunkSet.of_ranges(ranges))} of v{self.version(policy)}"
+            case Taken(policy, ranges):
+                return f"taken {spans(ChunkSet.of_ranges(ranges))} of v{self.version(policy)}"
+            case Skipped(policy, _, stripe, ranges):
+                chunks = spans(ChunkSet.of_ranges(ranges))
+                return f"skipped {chunks} of v{self.version(policy)}, stripe {stripe}"
+            case Want(policy, chunks):
+                return f"want {spans(ChunkSet.of(chunks))} of v{self.version(policy)}"
+            case Credit(policy, received, granted):
+                return f"credit for v{self.version(policy)}: got {received}, may be given {granted}"
+            case Blame(policy, peer):
+                return f"blame {self.names[peer]} for v{self.version(policy)}"
+        raise ValueError(f"no words for {item!r}")
+
+    def states(self) -> Iterator[str]:
+        """The state of each node that is another than when it was last told."""
+        for machine in self.machines.values():
+            downloads = machine.core.downloads if machine.is_alive else ()
+            parts = []
+            for download in downloads:
+                asked = {c: download.request_for(c) for c in range(download.count)}
+                waits = [f"{c} of {self.names[r.peer]}" for c, r in asked.items() if r is not None]
+                part = f"v{download.manifest.version} has {spans(download.verified)} of {download.count}"
+                parts.append(part + (f", asked {' and '.join(waits)}" if waits else ""))
+            state = "; ".join(parts)
+            if machine.is_alive and state and self.said.get(machine.name) != state:
+                self.said[machine.name] = state
+                yield f"= {machine.name}: {state}"
+
+
+def is_routine(event: ev.Event) -> bool:
+    """Whether nothing is expected to come of it: a tick, a chunk that left, news told a second
+    time."""
+    news = isinstance(event, ev.Heard) and isinstance(event.message, PolicyNews | RosterNews)
+    return news or isinstance(event, ev.Tick | ev.ChunkSent)
+
+
+def spans(chunks: ChunkSet) -> str:
+    """As in the repr of a `ChunkSet`."""
+    return repr(chunks).removeprefix("ChunkSet(").removesuffix(")").replace(" ", ",") or "nothing"
