@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from p2p.node.role import Role
 from p2p.shardcast import Shardcast
-from roles.inference import Inference
-from roles.trainer import Trainer
-from roles.validator import Validator
+from roles.inference.session import Inference
+from roles.trainer.session import Trainer
+from roles.validator.session import Validator
 from sim.fabric import Endpoint
 from sim.link import MBIT
 from sim.profiles import PREFILL_FLOPS, TRAINING_FLOPS, Machine
@@ -27,7 +27,7 @@ Figures = dict[str, float | int | str]
 VOLUNTEER: Final = "volunteer"
 JUDGE: Final = "validator"
 ACCEPTED: Final = "validator/accepted"
-"""Where validators keep what the trainer has not answered yet (`roles.validator`)."""
+"""Where validators keep what the trainer has not answered yet (`roles.validator.session`)."""
 PERCENTILES: Final = (50, 99, 100)
 STEP_FLOPS: Final = TRAINING_FLOPS + PREFILL_FLOPS
 """Flops per parameter and token of a step: forward, backward, and the pass for the old log-probs."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from roles.demo.status import SwarmStatus
 from roles.rl.recipe import Recipe
-from roles.summary import SwarmStatus
 from sim.disk import MAX_FILE
 from sim.kernel import run_simulation
 from sim.scenario import Scenario, load_scenario
