@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import pkgutil
 import sys
@@ -24,7 +25,9 @@ def main(argv: Sequence[str]) -> int:
         print(f"usage: python -m bench NAME [--json FILE] [...]\n\nbenches: {', '.join(names())}")
         return 0 if argv[:1] in (["-h"], ["--help"]) else 2
     module = importlib.import_module(f"bench.{argv[0].replace('-', '_')}")
-    code: int = module.run(list(argv[1:]))
+    people = sys.stderr if "-" in argv[1:] else sys.stdout  # ``--json -``: standard output is for the JSON
+    with contextlib.redirect_stdout(people):
+        code: int = module.run(list(argv[1:]))
     return code
 
 

@@ -20,11 +20,11 @@ from typing import Final
 import trio
 
 from bench.report import Ratio, Report
+from sim.lab.link_model.maxmin import broadcast_times
+from sim.lab.link_model.processes import open_lab
+from sim.lab.link_model.simulated import simulated_times
+from sim.lab.link_model.topologies import TOPOLOGIES, Topology
 from sim.lab.namespaces import CUBIC, reason_to_skip
-from sim.lab.real import open_lab
-from sim.lab.simulated import simulated_times
-from sim.lab.topologies import TOPOLOGIES, Topology
-from sim.maxmin import broadcast_times
 
 LAST: Final = "last machine"
 MACHINES: Final = "error of machines"
@@ -73,7 +73,7 @@ async def real_times(topology: Topology, congestion: str, runs: int) -> list[Tim
 def models_of(topology: Topology) -> dict[str, list[Times]]:
     """What the models say: one run, or one a seed."""
     exact = broadcast_times(topology.parents, topology.links, topology.chunks, topology.chunk_bytes)
-    root = topology.places[0].name
+    root = topology.members[0].name
     return {
         "simulated L1": [simulated_times(topology, level=1, seed=seed) for seed in SEEDS],
         JUDGED: [simulated_times(topology, level=2, seed=seed) for seed in SEEDS],

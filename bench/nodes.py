@@ -16,8 +16,8 @@ from typing import Final
 
 from bench.report import Report
 from sim.lab.namespaces import reason_to_skip
-from sim.runner import run_scenario
-from sim.scenario import Scenario, load_scenario
+from sim.run.runner import run_scenario
+from sim.run.scenario import Scenario, load_scenario
 
 SCENARIOS: Final = ("lab_broadcast", "lab_uneven", "lab_slow_relay")
 SHOWN: Final[Mapping[str, str]] = {

@@ -11,11 +11,13 @@ import json
 import os
 import platform
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+STANDARD_OUTPUT = Path("-")
 PACKAGES = ("shoal", "trio", "torch", "numpy", "zstandard", "pynacl", "cryptography", "blake3", "kademlia")
 
 
@@ -84,8 +86,14 @@ class Report:
         return json.dumps(table, indent=2)
 
     def write(self, path: Path | None) -> None:
-        """To a file for machines, if one was asked for."""
-        if path is not None:
+        """To a file for machines, if one was asked for; ``-`` is standard output.
+
+        Not to `sys.stdout`: where ``-`` was given, `bench.__main__` has put standard error there, so
+        that the tables for people do not come between the JSON.
+        """
+        if path == STANDARD_OUTPUT:
+            print(self.to_json(), file=sys.__stdout__, flush=True)
+        elif path is not None:
             path.write_text(self.to_json() + "\n", encoding="utf-8")
 
     def __str__(self) -> str:

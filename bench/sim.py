@@ -22,12 +22,12 @@ from typing import Any, Final
 import trio
 
 from bench.report import Report
-from sim.kernel import run_bare, run_simulation
-from sim.runner import run_scenario
-from sim.scenario import load_scenario
-from sim.simulation import Simulation
-from sim.tape import recording
-from sim.world import SimWorld
+from sim.kernel.simulation import Simulation
+from sim.kernel.virtual_time import run_bare, run_simulation
+from sim.node.world import SimWorld
+from sim.run.runner import run_scenario
+from sim.run.scenario import load_scenario
+from sim.run.tape import recording
 
 Figures = dict[str, float]
 
@@ -161,6 +161,5 @@ def run(arguments: Sequence[str]) -> int:
                 if name in runs[0]:
                     report.add(case, subject, name, "", [figures[name] for figures in runs])
             print(f"{case:15} {nodes:6} nodes  {rates[0]:10,.0f} events/s  {runs[0]['cpu']:7.1f} CPU s")
-    if options.json is not None:
-        options.json.write_text(report.to_json(), encoding="utf-8")
+    report.write(options.json)
     return 0

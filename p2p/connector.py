@@ -153,32 +153,6 @@ class Callbacks:
     """Whether, of that many streams to and from the peer, one is in use, beyond those that carry messages."""
 
 
-class _Begun(trio.abc.HalfCloseableStream):
-    """A raw stream of which the first bytes were read already, for the length of a handshake."""
-
-    def __init__(self, raw: trio.abc.HalfCloseableStream, first: bytes | bytearray) -> None:
-        self._raw = raw
-        self._first = first
-
-    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
-        if not self._first:
-            return await self._raw.receive_some(max_bytes)
-        first, self._first = self._first, b""
-        return first
-
-    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        await self._raw.send_all(data)
-
-    async def wait_send_all_might_not_block(self) -> None:
-        await self._raw.wait_send_all_might_not_block()
-
-    async def send_eof(self) -> None:
-        await self._raw.send_eof()
-
-    async def aclose(self) -> None:
-        await self._raw.aclose()
-
-
 class _Turns:
     """Who is next when incoming handshakes are more than the CPU time they may have.
 
@@ -433,16 +407,16 @@ class Connector:
         return ready
 
     async def _dial_place(self, peer: PeerId, addr: Multiaddr) -> _Ready:
-        with trio.fail_after(CONNECT_TIMEOUT):
+        with trio.fail_after(CONNECT_TIMEOUT) as patience:
             raw = await self._network.dial(addr)
-        try:
-            with trio.fail_after(HANDSHAKE_TIMEOUT):
+            patience.deadline += HANDSHAKE_TIMEOUT  # and what the connection left over
+            try:
                 secured = await secure(raw, self._static, self._world.entropy, dialer=True, expected=peer)
-        except BaseException as error:
-            if isinstance(error, WrongPeer):
-                self.book.forget(peer, addr)
-            await trio.aclose_forcefully(raw)
-            raise
+            except BaseException as error:
+                if isinstance(error, WrongPeer):
+                    self.book.forget(peer, addr)
+                await trio.aclose_forcefully(raw)
+                raise
         return _Ready(raw, secured)
 
     def _remember_unreachable(self, peer: PeerId) -> None:
@@ -471,7 +445,7 @@ class Connector:
             if self._offences.count(group_of(addr).host, self._world.now()) >= MAX_OFFENCES:
                 await trio.aclose_forcefully(raw)
                 continue
-            scope = trio.CancelScope()
+            scope = trio.move_on_after(HANDSHAKE_TIMEOUT)
             pending = PendingHandshake(group_of(addr), self._world.now(), scope.cancel)
             victim = self.budget.begin_handshake(pending)
             if victim is not None:
@@ -488,21 +462,21 @@ class Connector:
     ) -> None:
         adopted = False
         try:
-            with scope, trio.fail_after(HANDSHAKE_TIMEOUT):
+            with scope:
                 # A dialer speaks first. Until it does, a silent socket costs us a task and no cryptography.
                 first = await raw.receive_some(FIRST_READ)
                 pending.heard = bool(first)
                 await self._wait_turn(pending.group)
-                secured = await secure(_Begun(raw, first), self._static, self._world.entropy, dialer=False)
+                secured = await secure(raw, self._static, self._world.entropy, dialer=False, first=first)
                 await dawdle(self._world, "connector/slow greeting")
                 self.budget.end_handshake(pending)
                 adopted = self._adopt(raw, secured, dialer=False, addr=addr)
         except (RemoteProtocolError, ProtocolNotSupported, trio.BrokenResourceError) as error:
             logger.info("a handshake failed: %s", error)
-        except trio.TooSlowError:
-            logger.info("a handshake took longer than %s s", HANDSHAKE_TIMEOUT)
         finally:
             self.budget.end_handshake(pending)
+            if scope.cancelled_caught:
+                logger.debug("gave up a handshake: it took %s s, or made room", HANDSHAKE_TIMEOUT)
             if not adopted:
                 await trio.aclose_forcefully(raw)
 

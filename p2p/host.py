@@ -3,7 +3,7 @@
 Two ways to talk, for two needs. A *message* is fire-and-forget on one long-lived stream per peer and
 protocol: in order, never blocking, dropped (and counted) when the peer is gone or too slow. A *stream*
 is an ordered pipe with back-pressure, for requests and bulk. The production side is
-`p2p.swarm.SwarmHost` over any `Network`, the simulated one `sim.host.SimHost`; one suite,
+`p2p.swarm.SwarmHost` over any `Network`, the simulated one `sim.node.host.SimHost`; one suite,
 tests/conformance/test_hosts.py, holds them together.
 """
 

@@ -2,11 +2,11 @@
 
 Theory of operation
 -------------------
-Connections are dialled, accepted and carried by `p2p.connector`. Each incoming stream is served in a task of
-its own, behind the one broad `except` of the project. Messages travel on lanes (`p2p.outbox`): one
-long-lived stream per peer and protocol. With every new connection an identify exchange runs in the
-background, so that each side learns what the other speaks (streams of known protocols open without a
-round trip) and where it listens.
+Connections are dialled, accepted and carried by `p2p.connector`. Each incoming stream is served in a task
+that serves nothing else meanwhile (`p2p.servers`), behind the one broad `except` of the project. Messages
+travel on lanes (`p2p.outbox`): one long-lived stream per peer and protocol. With every new connection an
+identify exchange runs in the background, so that each side learns what the other speaks (streams of known
+protocols open without a round trip) and where it listens.
 
 Whoever breaks a protocol loses its connections and gets penalty points; who has too many is refused for a
 while (`p2p.peers`). Every task lives in the host's nursery: when the `open_host` block ends, connections
@@ -53,6 +53,7 @@ from p2p.multiaddr import Multiaddr
 from p2p.network import Listener, Network
 from p2p.outbox import Lane, Outbox
 from p2p.peers import VIOLATION
+from p2p.servers import Server
 from p2p.transport.connection import Connection, ConnectionConfig
 from p2p.transport.noise import StaticKey
 from p2p.transport.stream import MuxedStream
@@ -110,6 +111,7 @@ class SwarmHost:
         self._infos: dict[PeerId, identify.PeerInfo] = {}
         self._message_handlers: dict[ProtocolId, MessageHandler] = {}
         self._incoming_lanes: dict[tuple[PeerId, ProtocolId], ServedStream] = {}
+        self._idle_servers: list[Server] = []
         self._outbox = Outbox(self._start_lane)
         callbacks = Callbacks(
             serves=self._handlers.__contains__,
@@ -332,14 +334,15 @@ class SwarmHost:
         if self.world.buggify("swarm/serves too many"):
             stream.reset()
             return
-        scope = trio.CancelScope()
-        served = ServedStream(stream.peer, scope.cancel, stream.has_stalled, stream.protocol)
+        server = self._idle_servers.pop() if self._idle_servers else Server()
+        served = ServedStream(stream.peer, partial(server.abort, stream), stream.has_stalled, stream.protocol)
         victim = self._connector.budget.serve(served)
         if victim is not None:
             logger.info("%r has too many streams that are served: reset one", victim.peer)
             victim.abort()
         if victim is served:
             stream.reset()
+            self._idle_servers.append(server)
             return
         if stream.protocol != identify.PROTOCOL_ID:
             self._connector.used(stream.peer)
@@ -348,14 +351,17 @@ class SwarmHost:
             self._incoming_lanes[(stream.peer, stream.protocol)] = served
             if older is not None:
                 older.abort()
-        self._spawn(self._on_behalf, stream.peer, self._serve, stream, served, scope)
+        if not server.begin(stream, served):
+            self._spawn(server.run, self._serve, self._idle_servers)
 
-    async def _serve(self, stream: MuxedStream, served: ServedStream, scope: trio.CancelScope) -> None:
+    def _serve(self, stream: MuxedStream, served: ServedStream) -> Awaitable[None]:
+        return self._on_behalf(stream.peer, self._handle, stream, served)
+
+    async def _handle(self, stream: MuxedStream, served: ServedStream) -> None:
         stream.on_unfinished = partial(self._hold, served)
         try:
-            with scope:
-                async with stream:
-                    await self._handler_of(stream.protocol)(stream)
+            async with stream:
+                await self._handler_of(stream.protocol)(stream)
         finally:
             stream.on_unfinished = None
             self._connector.budget.served_to_end(served)

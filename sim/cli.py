@@ -26,6 +26,7 @@ from p2p.errors import ConfigError, ShoalError
 from p2p.node.usage import (
     FAILED,
     INTERRUPTED,
+    STANDARD_OUTPUT,
     WRONG_USAGE,
     check_target,
     did_you_mean,
@@ -34,24 +35,27 @@ from p2p.node.usage import (
     whole_number,
     write_text,
 )
-from sim.diff import Side, first_difference
 from sim.errors import SimulationError
-from sim.faults import Fault, plan_from_table, save_plan
+from sim.faults.plan import Fault, plan_from_table, save_plan
+from sim.faults.shrink import shrink
+from sim.kernel.simulation import SimOptions, Simulation
+from sim.kernel.trace import EVERYTHING
 from sim.lab.namespaces import LabUnavailable
-from sim.perfetto import write_perfetto
-from sim.report import report, sweep_report
-from sim.runner import Progress as Report, Result, check_scenario, run_scenario
-from sim.scenario import (
+from sim.run.diff import Side, first_difference
+from sim.run.observers import Progress as Report
+from sim.run.perfetto import write_perfetto
+from sim.run.report import report, sweep_report
+from sim.run.result import Result
+from sim.run.runner import check_scenario, run_scenario
+from sim.run.scenario import (
     Scenario,
     load_scenario,
     scenario_from_table,
     scenario_names,
     scenario_to_table,
 )
-from sim.shrink import shrink
-from sim.simulation import SimOptions, Simulation
-from sim.sweep import (
-    Run,
+from sim.run.sweep import (
+    SweepRun,
     changed,
     describe,
     grid,
@@ -61,18 +65,19 @@ from sim.sweep import (
     summarise,
     sweep,
 )
-from sim.trace import EVERYTHING
 
 EXIT_UNAVAILABLE: Final = 3
 """This machine has no level 3; the sentence says what is missing."""
 TARGETS: Final = ("json", "report", "save_plan", "out")
 """Options that name a file to write: checked before anything is played."""
 MAX_SEEDS: Final = 1_000_000
-"""Of one sweep: a week of seconds. More is a slip of the finger (1-20000000000), and would fill memory."""
+"""Of one sweep: a week of seconds. More is a slip of the finger (1-20000000000), and would fill
+memory."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0, 1 when an expectation or the simulation fails, 2 when the command makes no sense.
+    """Return 0, 1 when an expectation or the simulation fails, 2 when the command makes no
+    sense.
 
     3 when this machine has no level 3, 130 after Ctrl-C.
     """
@@ -80,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: list[str]) -> int:
-    console, complaints = Console(), Console(stderr=True)
+    complaints = Console(stderr=True)
     if arguments and arguments[0] not in COMMANDS and not arguments[0].startswith("-"):
         near = did_you_mean(arguments[0], COMMANDS)
         said = escape(f"there is no command {arguments[0]!r}; {near}")
@@ -92,9 +97,7 @@ def _main(arguments: list[str]) -> int:
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())  # where `python -m sim` finds workloads, the command `shoal` does, too
     try:
-        for name in TARGETS:
-            check_target(f"--{name.replace('_', '-')}", getattr(options, name, None))
-        return COMMANDS[options.command](options, console)
+        return COMMANDS[options.command](options, Console(stderr=_check_targets(options)))
     except ConfigError as error:
         complaints.print(f"[red]{escape(str(error))}[/red]", highlight=False, soft_wrap=True)
         return WRONG_USAGE
@@ -103,6 +106,20 @@ def _main(arguments: list[str]) -> int:
         return EXIT_UNAVAILABLE
     except (SimulationError, ShoalError, ExceptionGroup) as error:
         return _explain(error, complaints)
+
+
+def _check_targets(options: argparse.Namespace) -> bool:
+    """Check every file that is to be written; whether one of them is standard output (``-``).
+
+    Then what is for people goes to standard error. Raises `ConfigError`.
+    """
+    targets = {f"--{name.replace('_', '-')}": getattr(options, name, None) for name in TARGETS}
+    for option, path in targets.items():
+        check_target(option, path)
+    piped = [option for option, path in targets.items() if path == STANDARD_OUTPUT]
+    if len(piped) > 1:
+        raise ConfigError(f"{' and '.join(piped)} cannot both be -: standard output takes one of them")
+    return bool(piped)
 
 
 def _explain(error: Exception, complaints: Console) -> int:
@@ -120,7 +137,7 @@ def _explain(error: Exception, complaints: Console) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The whole grammar."""
+    """The commands and their options, as ``shoal sim --help`` shows them."""
     root = argparse.ArgumentParser(prog="shoal sim", description="The production code on virtual time.")
     commands = root.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="show the scenarios")
@@ -142,7 +159,9 @@ def parser() -> argparse.ArgumentParser:
 
     again = commands.add_parser("replay", help="run a saved plan of faults again")
     again.add_argument("file", type=Path)
-    again.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
+    again.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the result there; - is standard output"
+    )
 
     smaller = commands.add_parser("shrink", help="leave out of a failing plan what does not matter")
     smaller.add_argument("file", type=Path)
@@ -159,7 +178,9 @@ def _scenario_parser(commands: Any, name: str, text: str, *, seed: bool = True) 
     command.add_argument("--nodes", type=int, help="instead of the scenario's own number")
     command.add_argument("--duration", type=float, help="virtual seconds, instead of the scenario's own")
     command.add_argument("--level", type=int, choices=(0, 1, 2, 3), help="rung of the ladder of fidelity")
-    command.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
+    command.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the result there; - is standard output"
+    )
     metavar, text = ("KEY=VALUE", "a value") if seed else ("KEY=A,B", "values to try")
     command.add_argument(
         "--set", action="append", default=[], metavar=metavar, help=f"{text} of [parameters], repeatable"
@@ -170,7 +191,7 @@ def _scenario_parser(commands: Any, name: str, text: str, *, seed: bool = True) 
 
 
 def _changes(options: argparse.Namespace) -> dict[str, Any]:
-    """What the options change of a scenario, as `sim.sweep.changed` takes it."""
+    """What the options change of a scenario, as `sim.run.sweep.changed` takes it."""
     given = {"nodes": options.nodes, "level": options.level, "duration": options.duration}
     return {key: value for key, value in given.items() if value is not None}
 
@@ -187,7 +208,8 @@ def _one_change(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _scenario(options: argparse.Namespace, changes: Mapping[str, Any]) -> Scenario:
-    """The scenario as the options want it. Raises `ConfigError` for whatever can be known to be wrong."""
+    """The scenario as the options want it. Raises `ConfigError` for whatever can be known to be
+    wrong."""
     scenario = changed(load_scenario(options.scenario), changes)
     check_scenario(scenario)
     return scenario
@@ -240,13 +262,11 @@ def _baseline(path: Path) -> dict[str, Any]:
 
 
 def _save(path: Path, scenario: Scenario, seed: int, plan: Sequence[Fault], why: str) -> None:
-    """Write a plan with all that the run had, so that it plays the same when the scenario has changed."""
+    """Write a plan with all that the run had, so that it plays the same when the scenario has
+    changed."""
     settings = scenario_to_table(scenario)
     settings["faults"] = []
-    try:
-        save_plan(path, scenario.source, seed, scenario.nodes, plan, why, settings=settings)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
+    save_plan(path, scenario.source, seed, scenario.nodes, plan, why, settings=settings)
 
 
 def _write_result(options: argparse.Namespace, result: Result) -> None:
@@ -273,8 +293,9 @@ def show(result: Result, console: Console) -> None:
         return
     rate = result.events / max(result.cpu_seconds, 1e-9)
     console.print(
-        f"{result.nodes} nodes, {result.virtual_seconds:,.0f} virtual seconds in {result.cpu_seconds:.1f} CPU"
-        f" seconds, {result.events:,} events ({rate:,.0f}/s), trace {result.trace_hash}",
+        f"{result.nodes} nodes, {result.virtual_seconds:,.0f} virtual seconds"
+        f" in {result.cpu_seconds:.1f} CPU seconds, {result.events:,} events ({rate:,.0f}/s),"
+        f" trace {result.trace_hash}",
         highlight=False,
     )
 
@@ -297,7 +318,8 @@ def show_changes(before: dict[str, Any], result: Result, console: Console) -> No
 
 
 def run_sweep(options: argparse.Namespace, console: Console) -> int:
-    """Run many seeds and settings. Ctrl-C ends it within a second or two; what had ended is kept."""
+    """Run many seeds and settings. Ctrl-C ends it within a second or two; what had ended is
+    kept."""
     changes = _changes(options)
     scenario = changed(load_scenario(options.scenario), changes)
     seeds = _seeds(options.seeds)
@@ -305,7 +327,7 @@ def run_sweep(options: argparse.Namespace, console: Console) -> int:
     combinations = grid(settings)
     for combination in combinations:
         check_scenario(changed(scenario, combination))
-    runs: list[Run] = []
+    runs: list[SweepRun] = []
     total = len(seeds) * len(combinations)
     interrupted = False
     executor = open_executor(options.executor, options.jobs)
@@ -336,7 +358,8 @@ def _tell_sweep(
         if counts:
             console.print(_counts(title, counts))
     console.print(
-        f"{summary['runs']} runs, {len(summary['failed'])} failed, {summary['cpu_seconds']:.0f} CPU seconds, "
+        f"{summary['runs']} runs, {len(summary['failed'])} failed, "
+        f"{summary['cpu_seconds']:.0f} CPU seconds, "
         f"all traces {summary['trace_hash']}",
         highlight=False,
     )
@@ -407,7 +430,8 @@ def diff(options: argparse.Namespace, console: Console) -> int:
 
 
 def _load_plan(path: Path) -> tuple[Scenario, int, tuple[Fault, ...]]:
-    """A saved plan: the scenario that it was played in, the seed, the faults. Raises `ConfigError`."""
+    """A saved plan: the scenario that it was played in, the seed, the faults. Raises
+    `ConfigError`."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         plan = plan_from_table(content["faults"])
@@ -468,8 +492,12 @@ def trace(options: argparse.Namespace, console: Console) -> int:
     scenario = _scenario(options, _one_change(options))
     result = run_scenario(scenario, options.seed, options=keep, started=simulations.append)
     _write_result(options, result)
-    with options.out.open("w", encoding="utf-8") as out:
-        count = write_perfetto(simulations[0].trace.kept, out)
+    kept = simulations[0].trace.kept
+    if options.out == STANDARD_OUTPUT:
+        count = write_perfetto(kept, sys.stdout)
+    else:
+        with options.out.open("w", encoding="utf-8") as out:
+            count = write_perfetto(kept, out)
     console.print(f"{count:,} events in {options.out}; open it at https://ui.perfetto.dev", highlight=False)
     return 0
 

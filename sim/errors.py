@@ -8,19 +8,23 @@ class SimulationError(Exception):
 
 
 class SimDeadlock(SimulationError):
-    """Every task waits for something that nobody will do; the message names who waits where."""
+    """Every task waits, and no event is left that could wake one; the message names who waits
+    where."""
 
 
 class SimStuck(SimulationError):
-    """Virtual time stands still: a task spins on checkpoints, or events breed events at one instant."""
+    """Virtual time stands still: a task spins on checkpoints, or events breed events at one
+    instant."""
 
 
 class SimForbidden(SimulationError):
-    """A thread, a process or a real socket inside a simulation: it would not know virtual time."""
+    """A thread, a process or a real socket inside a simulation: it would not know virtual
+    time."""
 
 
 class NodeFailed(SimulationError):
-    """A simulated node raised; its name and the virtual time are in the message, the error is the cause."""
+    """A simulated node raised; its name and the virtual time are in the message, the error is
+    the cause."""
 
     def __init__(self, node: str, seconds: float, error: BaseException) -> None:
         super().__init__(f"node {node} failed at {seconds:.6f} s: {error!r}")

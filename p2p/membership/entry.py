@@ -69,8 +69,8 @@ class Entry:
     """Who named it to us; None if it came itself."""
     interval: float
     """Seconds between its heartbeats, as it says, within `events.MembershipConfig.pace`."""
-    since: float = field(init=False)
-    """First sight of the peer."""
+    since: float
+    """First sight of the peer, at most an interval early: a number that many entries share."""
     prefix: bytes | None = field(init=False)
     """The network that its addresses are in (`prefix.prefix_of`)."""
     peer: PeerId = field(init=False)
@@ -84,7 +84,6 @@ class Entry:
 
     def __post_init__(self) -> None:
         self.peer = self.signed.heartbeat.peer
-        self.since = self.seen
         self.prefix = prefix_of(self.signed.heartbeat.profile.addrs)
         self.hear(self.signed, self.seen)
 

@@ -51,7 +51,7 @@ class View:
     """
 
     __slots__ = (
-        "_capacity", "_config", "_directs", "_entries", "_graves", "_is_settled", "_local",
+        "_capacity", "_config", "_directs", "_entries", "_era", "_graves", "_is_settled", "_local",
         "_look_through_at", "_prefixes", "_pushes", "_rng", "_settled_at", "_sparse", "_turns", "_watched",
         "has_audience", "named",
     )  # fmt: skip
@@ -73,6 +73,8 @@ class View:
         self.has_audience = False
         """Whether peers beat to us that are no neighbours, because we are an officer of the run: they are
         kept beside the passive members."""
+        self._era = -math.inf
+        """When the last interval began in which a newcomer was met: what is noted as its first sight."""
         self._turns: list[Entry] = []
         """Whom `sample` is yet to name, before all have their turn again."""
         self._directs = 0
@@ -173,7 +175,9 @@ class View:
         key = key_of(peer)
         self._graves.pop(key, None)
         interval = self._config.paced(signed.heartbeat.interval)
-        entry = Entry(signed, now, None if source == peer else source, interval)
+        if now - self._era >= self._config.interval:
+            self._era = now
+        entry = Entry(signed, now, None if source == peer else source, interval, self._era)
         self._entries[key] = entry
         if entry.prefix is not None:
             self._prefixes[entry.prefix] += 1

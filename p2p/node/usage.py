@@ -1,8 +1,10 @@
-"""What every command line of ours does the same way: checked before it begins, ended in one place.
+"""What every command line of ours does the same way: checked before it begins, ended in one
+place.
 
-A command that computes for an hour and cannot write its result then has wasted the hour, so every path it
-will write to is checked first. A word that is not known is answered with the nearest one that is. Ctrl-C
-ends a command with exit code 130 and without a traceback, also when it is pressed again meanwhile.
+A command that computes for an hour and cannot write its result then has wasted the hour, so
+every path it will write to is checked first. A word that is not known is answered with the
+nearest one that is. Ctrl-C ends a command with exit code 130 and without a traceback, also when
+it is pressed again meanwhile.
 """
 
 from __future__ import annotations
@@ -22,14 +24,18 @@ from p2p.errors import ConfigError
 FAILED: Final = 1
 """Exit code: something went wrong, and the command line was right."""
 WRONG_USAGE: Final = 2
-"""Exit code: the command line, or a file that it names, is wrong; nothing was begun. argparse's, too."""
+"""Exit code: the command line, or a file that it names, is wrong; nothing was begun.
+argparse's, too."""
 INTERRUPTED: Final = 130
 """Exit code of Ctrl-C: 128 and the number of SIGINT, as shells have it."""
 CLOSENESS: Final = 0.5
-"""Of two words, by difflib's ratio, from which on one may be meant by the other: ``traner`` and ``trainer``
-have 0.92, ``nod`` and ``node`` 0.86, ``fly`` and ``sim`` 0."""
+"""Of two words, by difflib's ratio, from which on one may be meant by the other: ``traner`` and
+``trainer`` have 0.92, ``nod`` and ``node`` 0.86, ``fly`` and ``sim`` 0."""
+STANDARD_OUTPUT: Final = Path("-")
+"""What stands for standard output where a file may be named, as in most commands."""
 MAX_NAMED: Final = 40
-"""Known words that a sentence lists: all scenarios, commands and keys; not the 10,000 nodes of a swarm."""
+"""Known words that a sentence lists: all scenarios, commands and keys; not the 10,000 nodes of
+a swarm."""
 
 
 def did_you_mean(word: str, known: Iterable[str], what: str = "there are") -> str:
@@ -42,9 +48,16 @@ def did_you_mean(word: str, known: Iterable[str], what: str = "there are") -> st
     return f"{what}: {', '.join(names[:MAX_NAMED]) or 'none'}{rest}"
 
 
-def check_target(option: str, path: Path | None) -> None:
-    """Raise `ConfigError` unless a file can be written to ``path``; None is nothing to write."""
-    if path is None:
+def check_target(option: str, path: Path | None, *, text: bool = True) -> None:
+    """Raise `ConfigError` unless a file can be written to ``path``; None is nothing to write.
+
+    What is no text (``*.shoal`` documents, keys) has ``text=False``, and is never written to
+    standard output: without this check a file called ``-`` would lie in the working directory
+    afterwards.
+    """
+    if path == STANDARD_OUTPUT and not text:
+        raise ConfigError(f"{option} -: this is no text for standard output; name a file")
+    if path is None or path == STANDARD_OUTPUT:
         return
     if path.is_dir():
         raise ConfigError(f"{option} {path}: that is a folder; name a file in it")
@@ -56,8 +69,15 @@ def check_target(option: str, path: Path | None) -> None:
 
 
 def write_text(option: str, path: Path | None, text: str) -> None:
-    """Write ``text`` for a person who gave ``option``. Raises `ConfigError` when the disk refuses."""
+    """Write ``text`` for a person who gave ``option``; ``-`` is standard output.
+
+    Raises `ConfigError` when the disk refuses. Where ``-`` was given, what is for people goes
+    to standard error.
+    """
     if path is None:
+        return
+    if path == STANDARD_OUTPUT:
+        sys.stdout.write(text.rstrip("\n") + "\n")
         return
     try:
         path.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
@@ -92,11 +112,12 @@ def seconds(text: str) -> float:
 
 
 def interruptible(command: Callable[[], int]) -> int:
-    """Run a command of a person at a keyboard; its exit code, or 130 after Ctrl-C, however often pressed.
+    """Run a command of a person at a keyboard; its exit code, or 130 after Ctrl-C, however
+    often pressed.
 
-    Python turns a SIGINT into `KeyboardInterrupt` wherever the main thread is, also in the lines that
-    handle the first one: from the first on, further ones are ignored. What is cleaned up then is bounded
-    by those who clean up.
+    Python turns a SIGINT into `KeyboardInterrupt` wherever the main thread is, also in the
+    lines that handle the first one: from the first on, further ones are ignored. What is
+    cleaned up then is bounded by those who clean up.
     """
     try:
         try:
@@ -111,7 +132,8 @@ def interruptible(command: Callable[[], int]) -> int:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether ``error`` is a `KeyboardInterrupt`, or a group of which one is: trio wraps what it raises."""
+    """Whether ``error`` is a `KeyboardInterrupt`, or a group of which one is: trio wraps what
+    it raises."""
     if isinstance(error, BaseExceptionGroup):
         return any(is_interrupt(one) for one in error.exceptions)
     return isinstance(error, KeyboardInterrupt)

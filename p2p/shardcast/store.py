@@ -3,7 +3,7 @@ decode to.
 
 One file per policy holds the manifest, the index and, at fixed offsets, every wire chunk.
 Chunks gather in memory and are written in batches; when all are there the file is written out
-and fsynced *once*, before anybody is told that the version is whole. A small policy costs two
+and fsynced *once*, before any peer or role is told that the version is whole. A small policy costs two
 writes and one fsync in all, where a file and an fsync per chunk would cost more than moving the
 bytes. Nothing is lost by it: a file is believed only as far as its chunks hash right, so after
 a crash a torn file simply has fewer chunks.

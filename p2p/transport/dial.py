@@ -30,20 +30,46 @@ async def race(
         raise PeerUnreachable(f"no address of {peer} is known")
     won: list[tuple[D, Multiaddr]] = []
     errors: list[Exception] = []
+
+    async def try_addr(addr: Multiaddr) -> bool:
+        try:
+            won.append((await attempt(addr), addr))
+        except (PeerUnreachable, ProtocolNotSupported, RemoteProtocolError) as error:
+            errors.append(error)
+        except (trio.BrokenResourceError, trio.TooSlowError) as error:
+            errors.append(PeerUnreachable(f"{addr}: {error or 'too slow'}"))
+        else:
+            return True
+        return False
+
+    if len(addrs) > 1:
+        await _stagger(addrs, try_addr, won)
+    else:
+        await try_addr(addrs[0])
+    for late, _ in won[1:]:  # finished in the same tick
+        await trio.aclose_forcefully(late)
+    if won:
+        return won[0]
+    wrong = [error for error in errors if isinstance(error, WrongPeer)]
+    if wrong:
+        raise wrong[0]
+    reasons = "; ".join(str(error) for error in errors)
+    raise PeerUnreachable(f"{peer} cannot be reached: {reasons}")
+
+
+async def _stagger(
+    addrs: Sequence[Multiaddr],
+    try_addr: Callable[[Multiaddr], Awaitable[bool]],
+    won: list[tuple[D, Multiaddr]],
+) -> None:
+    """Try all until one has ``won``."""
     slots = trio.CapacityLimiter(AT_ONCE)
 
     async def try_one(addr: Multiaddr, failed: trio.Event) -> None:
-        try:
-            async with slots:
-                won.append((await attempt(addr), addr))
-        except (PeerUnreachable, ProtocolNotSupported, RemoteProtocolError) as error:
-            errors.append(error)
-            failed.set()
-        except (trio.BrokenResourceError, trio.TooSlowError) as error:
-            errors.append(PeerUnreachable(f"{addr}: {error or 'too slow'}"))
-            failed.set()
-        else:
-            nursery.cancel_scope.cancel()
+        async with slots:
+            if await try_addr(addr):
+                nursery.cancel_scope.cancel()
+        failed.set()
 
     try:
         async with trio.open_nursery() as nursery:
@@ -56,12 +82,3 @@ async def race(
         for late, _ in won:
             await trio.aclose_forcefully(late)
         raise
-    for late, _ in won[1:]:  # finished in the same tick
-        await trio.aclose_forcefully(late)
-    if won:
-        return won[0]
-    wrong = [error for error in errors if isinstance(error, WrongPeer)]
-    if wrong:
-        raise wrong[0]
-    reasons = "; ".join(str(error) for error in errors)
-    raise PeerUnreachable(f"{peer} cannot be reached: {reasons}")

@@ -44,8 +44,11 @@ async def secure(
     *,
     dialer: bool,
     expected: PeerId | None = None,
+    first: bytes | bytearray = b"",
 ) -> Secured:
-    """Shake hands on ``raw``. The caller sets the deadline, and closes ``raw`` on any error.
+    """Shake hands on ``raw``, of which ``first`` was read already.
+
+    The caller sets the deadline, and closes ``raw`` on any error.
 
     Raises `RemoteProtocolError` (`WrongPeer` among them), `ProtocolNotSupported` when the peer speaks no
     Noise or no yamux, `trio.BrokenResourceError` when it goes away.
@@ -56,7 +59,8 @@ async def secure(
     negotiation = Proposer([noise.PROTOCOL_ID]) if dialer else Chooser(noise.PROTOCOL_ID.__eq__)
     await _send(raw, negotiation.data_to_send() + handshake.data_to_send())
     while negotiation.chosen is None:
-        negotiation.receive_data(await _receive(raw))
+        negotiation.receive_data(first or await _receive(raw))
+        first = b""
         await _send(raw, negotiation.data_to_send())
         _check_listens(negotiation)
     handshake.receive_data(negotiation.leftover)

@@ -1,8 +1,8 @@
 """The whole recipe in one process, without a network: ``python -m roles.demo.alone --seed 0``.
 
-The sampler uses the policy of exactly `Recipe.lag` steps ago, as a swarm's does at worst. The exit
-status is 0 only if the learning gate is passed: a start that leaves room, and a rise that luck does not
-give.
+The sampler uses the policy of exactly `Recipe.lag` steps ago, as a swarm's does at worst. The
+exit status is 0 only if the learning gate is passed: a start that leaves room, and a rise that
+luck does not give.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from p2p.node.usage import STANDARD_OUTPUT, write_text
 from roles.engines.base import Evaluation, GroupTask, Sampling, StepReport, TrainingGroup
 from roles.engines.config import EngineConfig
 from roles.engines.tiny import sampler
@@ -36,7 +37,8 @@ from roles.rl.recipe import Recipe
 START_BELOW: Final = 0.55
 """Greedy reward above which a warm-up has left too little to learn."""
 RISE: Final = 0.35
-"""Least gain in greedy and in sampled reward. The smallest measured is above; controls show none."""
+"""Least gain in greedy and in sampled reward. The smallest measured is above; controls show
+none."""
 
 Advantages = list[list[float]]
 Progressed = Callable[[int, Evaluation | None], None]
@@ -70,7 +72,8 @@ class Gate:
 
 @dataclass(slots=True)
 class Course:
-    """What happened in one run: rewards by step, reports of every step, CPU seconds by activity."""
+    """What happened in one run: rewards by step, reports of every step, CPU seconds by
+    activity."""
 
     seed: int
     evaluations: dict[int, Evaluation] = field(default_factory=dict)
@@ -223,15 +226,16 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=Recipe().steps)
     parser.add_argument("--every", type=int, default=10, help="steps between evaluations")
-    parser.add_argument("--json", type=Path, help="write the course to this file")
+    parser.add_argument("--json", type=Path, help="write the course to this file; - is standard output")
     options = parser.parse_args()
     config = EngineConfig(seed=options.seed, recipe=Recipe(steps=options.steps))
     with progress_bar(f"seed {options.seed}", options.steps) as progressed:
         course = run(config, options.steps, options.every, progressed)
-    if options.json is not None:
-        options.json.write_text(json.dumps(course.summary(), indent=2))
+    write_text("--json", options.json, json.dumps(course.summary(), indent=2))
     spent = ", ".join(f"{name} {seconds:.0f}" for name, seconds in course.seconds.items())
-    Console().print(f"{course.gate}; CPU seconds: {spent}", soft_wrap=True)
+    Console(stderr=options.json == STANDARD_OUTPUT).print(
+        f"{course.gate}; CPU seconds: {spent}", soft_wrap=True
+    )
     return 0 if course.gate.passed else 1
 
 

@@ -26,6 +26,7 @@ from p2p.errors import ConfigError, StorageError
 from p2p.node.process import check_key_place, told_by_signals
 from p2p.node.usage import (
     FAILED,
+    STANDARD_OUTPUT,
     WRONG_USAGE,
     check_target,
     complain,
@@ -90,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _main(arguments: Sequence[str] | None) -> int:
     options = parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING)
-    console = Console(stderr=options.json is None and not sys.stdout.isatty())
+    console = Console(stderr=_is_piped(options.json))
     try:
         check_target("--json", options.json)
         check_machine()
@@ -122,6 +123,11 @@ def _main(arguments: Sequence[str] | None) -> int:
     elif options.data is None:
         shutil.rmtree(folder)
     return FAILED if failures else 0
+
+
+def _is_piped(target: Path | None) -> bool:
+    """Whether standard output is for the figures, or for another program: then people read standard error."""
+    return target == STANDARD_OUTPUT or (target is None and not sys.stdout.isatty())
 
 
 def check_machine() -> None:

@@ -39,8 +39,8 @@ def _main(argv: Sequence[str] | None) -> int:
     options = parser.parse_args(argv)
     try:
         if options.command == "create":
-            check_target("--out", options.out)
-            check_target("--key", options.key)
+            check_target("--out", options.out, text=False)
+            check_target("--key", options.key, text=False)
             check_key_place(options.key)
             run = _create(options.draft, options.key, options.out)
             print(_summary(run))  # noqa: T201 - this is the result

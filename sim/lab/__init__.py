@@ -1,7 +1,12 @@
-"""Level L3: real processes on real, shaped links.
+"""Level 3: real processes on real, shaped lines.
 
-Two things are done with them. The link model is judged: `topologies` says who is connected to whom and how
-well, `broadcast` is the program every machine runs, `simulated` runs it in a simulation (L1, L2), `real` as
-processes over TCP. And whole nodes play scenarios: `street` gives each process a machine, `theatre` plays a
-`sim.scenario.RealWorkload` there. `namespaces` makes machines and lines for both.
+- `namespaces` (read it first): machines and lines out of network namespaces and ``tc tbf``
+- `machines`: `Emulation`, machines that run one program each, started, heard and killed
+- `faults`: the faults that real processes and lines can have
+- `link_model`: a broadcast down a tree, simulated and real, by which the link model is judged
+
+How data flows: `sim.run.real` opens an `Emulation` and hands it to a workload's ``run_real``,
+which adds machines and starts programs on them; what they print comes back as JSON lines.
+
+A newcomer calls nothing here: ``python -m sim run NAME --level 3`` does.
 """

@@ -1,4 +1,4 @@
-"""Faults that real processes and lines can have: the kinds of `sim.faults` that level 3 knows."""
+"""Faults that real processes and lines can have: those kinds of a plan that level 3 knows."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from p2p.errors import ConfigError
-from sim.bends import Bends
-from sim.faults import Fault
-from sim.lab.street import House, Street
-from sim.link import LinkSpec
+from sim.faults.overlapping_faults import OverlappingChanges
+from sim.faults.plan import Fault
+from sim.lab.machines import Emulation, LabMachine
+from sim.net.link import LinkSpec
 
 Undo = Callable[[], Awaitable[None]]
-Act = Callable[["Director", House, Fault], Awaitable[Undo]]
+Act = Callable[["EmulationFaults", LabMachine, Fault], Awaitable[Undo]]
 
 
-class Director:
-    """Lets the faults of a plan happen on a street."""
+class EmulationFaults:
+    """Lets the faults of a plan happen on an emulation."""
 
-    def __init__(self, street: Street) -> None:
-        self._street = street
-        self.bent_lines: Bends[LinkSpec] = Bends()
+    def __init__(self, emulation: Emulation) -> None:
+        self._emulation = emulation
+        self.lines: OverlappingChanges[LinkSpec] = OverlappingChanges()
 
     async def play(self, fault: Fault) -> None:
         """One fault: wait for it, do it, undo it."""
-        await self._street.sleep_until(fault.at)
+        await self._emulation.sleep_until(fault.at)
         undone = [
-            await KINDS[fault.kind](self, house, fault)
-            for house in self._street.houses.values()
-            if any(fnmatchcase(house.name, word) for word in fault.who)
+            await KINDS[fault.kind](self, machine, fault)
+            for machine in self._emulation.machines.values()
+            if any(fnmatchcase(machine.name, word) for word in fault.who)
         ]
         if fault.seconds > 0:
-            await self._street.sleep_until(fault.at + fault.seconds)
+            await self._emulation.sleep_until(fault.at + fault.seconds)
             for undo in undone:
                 await undo()
 
 
-def play_faults(street: Street, plan: Sequence[Fault]) -> None:
-    """Let all faults happen at their times, in tasks of the street."""
-    director = Director(street)
+def play_faults(emulation: Emulation, plan: Sequence[Fault]) -> None:
+    """Let all faults happen at their times, in tasks of the emulation."""
+    faults = EmulationFaults(emulation)
     for fault in plan:
-        street.nursery.start_soon(director.play, fault)
+        emulation.nursery.start_soon(faults.play, fault)
 
 
 def check_faults(plan: Sequence[Fault]) -> None:
@@ -55,49 +55,51 @@ def check_faults(plan: Sequence[Fault]) -> None:
 
 
 def is_final(fault: Fault) -> bool:
-    """Whether whoever it hits is dead for the rest of the run."""
+    """Whether the nodes that it hits are dead for the rest of the run."""
     return fault.kind in ("kill", "wipe") and not fault.seconds
 
 
-async def _kill(director: Director, house: House, fault: Fault) -> Undo:
-    if house.alive:
-        await house.kill()
-    return house.restart
+async def _kill(faults: EmulationFaults, machine: LabMachine, fault: Fault) -> Undo:
+    if machine.alive:
+        await machine.kill()
+    return machine.restart
 
 
-async def _wipe(director: Director, house: House, fault: Fault) -> Undo:
-    await _kill(director, house, fault)
-    house.wipe()
-    return house.restart
+async def _wipe(faults: EmulationFaults, machine: LabMachine, fault: Fault) -> Undo:
+    await _kill(faults, machine, fault)
+    machine.wipe()
+    return machine.restart
 
 
-async def _pause(director: Director, house: House, fault: Fault) -> Undo:
-    house.pause()
+async def _pause(faults: EmulationFaults, machine: LabMachine, fault: Fault) -> Undo:
+    machine.pause()
 
     async def resume() -> None:
-        house.resume()
+        machine.resume()
 
     return resume
 
 
-async def _throttle(director: Director, house: House, fault: Fault) -> Undo:
-    return await _bend(
-        director, house, lambda link: replace(link, up=link.up * fault.value, down=link.down * fault.value)
+async def _throttle(faults: EmulationFaults, machine: LabMachine, fault: Fault) -> Undo:
+    return await _change_line(
+        faults, machine, lambda link: replace(link, up=link.up * fault.value, down=link.down * fault.value)
     )
 
 
-async def _drip(director: Director, house: House, fault: Fault) -> Undo:
-    return await _bend(director, house, lambda link: replace(link, up=fault.value))
+async def _drip(faults: EmulationFaults, machine: LabMachine, fault: Fault) -> Undo:
+    return await _change_line(faults, machine, lambda link: replace(link, up=fault.value))
 
 
-async def _bend(director: Director, house: House, change: Callable[[LinkSpec], LinkSpec]) -> Undo:
-    bends = director.bent_lines
-    await house.reshape(bends.bend(house.name, house.link, change))
+async def _change_line(
+    faults: EmulationFaults, machine: LabMachine, change: Callable[[LinkSpec], LinkSpec]
+) -> Undo:
+    lines = faults.lines
+    await machine.reshape(lines.begin(machine.name, machine.link, change))
 
-    async def unbend() -> None:
-        await house.reshape(bends.unbend(house.name, change))
+    async def restore() -> None:
+        await machine.reshape(lines.end(machine.name, change))
 
-    return unbend
+    return restore
 
 
 KINDS: Final[Mapping[str, Act]] = {

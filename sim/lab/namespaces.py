@@ -1,15 +1,17 @@
-"""Machines with shaped lines, out of network namespaces (L3). Needs Linux, root, iproute2 and util-linux.
+"""Machines with shaped lines, out of network namespaces (L3).
+
+They need Linux, root, iproute2 and util-linux.
 
 Theory of operation
 -------------------
-Every machine is a network namespace on one bridge, which has a namespace too. ``tc tbf`` shapes both ends
-of each veth pair: the machine's end is its uplink, the bridge's end its downlink (burst 32 KiB, a queue of
-100 ms). No namespace has a name and nothing is made in the caller's: a namespace and its links live as
-long as some process is in it, and every process here ends with its standard input. So nothing is left over
-however the caller ends, kill -9 included.
+Every machine is a network namespace on one bridge, which has a namespace too. ``tc tbf`` shapes
+both ends of each veth pair: the machine's end is its uplink, the bridge's end its downlink
+(burst 32 KiB, a queue of 100 ms). No namespace has a name and nothing is made in the caller's:
+a namespace and its links live as long as some process is in it, and every process here ends
+with its standard input. So nothing is left over however the caller ends, kill -9 included.
 
-This validates bandwidth. There is no added delay and no loss (that would need netem, which many kernels
-lack), so latency and loss of the model are not checked here.
+This validates bandwidth. There is no added delay and no loss (that would need netem, which many
+kernels lack), so latency and loss of the model are not checked here.
 """
 
 from __future__ import annotations
@@ -28,13 +30,14 @@ from typing import IO, Final
 import trio
 
 from sim.errors import SimulationError
-from sim.link import LinkSpec
+from sim.net.link import LinkSpec
 
 BURST: Final = "32kb"
 QUEUE: Final = 0.1
 """Seconds that a full queue in front of a line takes to empty; homes have 0.1 to 1."""
 CUBIC: Final = "cubic"
-"""TCP's congestion control almost everywhere; a name in net.ipv4.tcp_available_congestion_control."""
+"""TCP's congestion control almost everywhere; a name in
+net.ipv4.tcp_available_congestion_control."""
 MAX_MACHINES: Final = 250
 """Hosts of one /24; a machine with two cores is busy with twenty."""
 NETWORK: Final = "10.77.0.0/24"
@@ -42,7 +45,8 @@ NETWORK: Final = "10.77.0.0/24"
 MAX_LINE: Final = 4096
 TOOLS: Final = ("ip", "tc", "unshare", "nsenter")
 CAPABILITIES: Final = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
-"""What making and shaping links, and making namespaces, takes: bits of Linux's capability sets."""
+"""What making and shaping links, and making namespaces, takes: bits of Linux's capability
+sets."""
 
 _PROBE = (
     "ip link add b0 type bridge; ip link add v0 type veth peer name v1; tc qdisc add dev v0 root tbf "
@@ -55,7 +59,8 @@ class LabError(SimulationError):
 
 
 class LabUnavailable(LabError):
-    """This machine does not let us make shaped network namespaces; the message names what is missing."""
+    """This machine does not let us make shaped network namespaces; the message names what is
+    missing."""
 
 
 def reason_to_skip() -> str | None:
@@ -110,7 +115,8 @@ class Hub:
         return f"tc qdisc {verb} dev {device} root tbf rate {rate}kbit burst {BURST} latency {queue}ms"
 
     async def connect(self, pid: int, number: int, link: LinkSpec) -> None:
-        """Lay the line of machine ``number``, whose namespace process ``pid`` is in, and shape both ends.
+        """Lay the line of machine ``number``, whose namespace process ``pid`` is in, and shape
+        both ends.
 
         Raises `LabError`.
         """
@@ -138,7 +144,8 @@ class Hub:
         await within(pid, self._shape("change", "eth0", link.up))
 
     async def sent_bytes(self) -> dict[int, int]:
-        """Bytes that each machine's line has carried up so far, headers included. Raises `LabError`."""
+        """Bytes that each machine's line has carried up so far, headers included. Raises
+        `LabError`."""
         links = json.loads(await within(self._process.pid, "ip -s -j link show type veth"))
         return {int(link["ifname"][1:]): link["stats64"]["rx"]["bytes"] for link in links}
 
@@ -161,7 +168,8 @@ def address_of(number: int) -> str:
 
 
 async def within(pid: int, *commands: str) -> str:
-    """Run shell commands in the network namespace of process ``pid`` and return what they print.
+    """Run shell commands in the network namespace of process ``pid`` and return what they
+    print.
 
     Raises `LabError` at the first that fails.
     """
@@ -175,7 +183,8 @@ async def within(pid: int, *commands: str) -> str:
 
 
 async def wait_ready(echo: trio.Process) -> None:
-    """Return once a ``cat`` of `open_process` runs, which is in its namespace by then. Raises `LabError`."""
+    """Return once a ``cat`` of `open_process` runs, which is in its namespace by then. Raises
+    `LabError`."""
     assert echo.stdin is not None
     assert echo.stdout is not None
     try:
@@ -190,7 +199,8 @@ async def wait_ready(echo: trio.Process) -> None:
 async def open_process(
     command: Sequence[str], *, of: int | None = None, stderr: IO[bytes] | None = None
 ) -> AsyncIterator[trio.Process]:
-    """A process in a new network namespace, or in that ``of`` a process; killed at the end of the block."""
+    """A process in a new network namespace, or in that ``of`` a process; killed at the end of
+    the block."""
     entered = ["unshare", "--net"] if of is None else ["nsenter", "--target", str(of), "--net"]
     process = await trio.lowlevel.open_process(
         [*entered, *command],

@@ -1,1 +1,18 @@
-"""What scenarios run: the only part of the simulator that may import roles."""
+"""What the nodes of scenarios do: the only part of the simulator that may import roles.
+
+A scenario file names its workload as ``module:Class`` (`sim.run.scenario.Workload`). Begin with
+`churn`, the plainest one. By what they ask:
+
+- membership: `churn`, machines that come and go; `hostile`, members that attack
+- DHT: `dht`, records that must not be forged or lost
+- SHARDCAST: `policies`, real services, some nodes late, slow or lying (`participants`);
+  `spread`, one origin and many receivers, most of them behind NAT; `broadcast`, a flow for
+  10,000 nodes (L0)
+- whole nodes: `nodes`, on all four levels; `spine`, the demo's swarm; `soak`, weeks of churn
+- a large run: `intellect2`, the published broadcast and ours (L0); `volunteers`, the real roles
+  with the speeds of real machines (`profiles`)
+
+`supervision` is what starts a process again that its disk has failed. How data flows: ``run``
+adds nodes to the swarm, sleeps until the scenario's duration is over, and returns metrics by
+name, which the scenario's ``[[expect]]`` are judged by.
+"""

@@ -1,9 +1,10 @@
-"""How long does a policy take to reach everybody over these links, while some die on the way? (L0)
+"""How long does a policy take to reach every node, while some die on the way? (L0)
 
-The forest is the real one (`p2p.shardcast.forest`); what runs around it is a relay reduced to its
-flow: a chunk that arrives goes on to the children of its stripe, two under way to each, and the children of
-a dead relay are fed by whoever stands above it. Chunks have sizes and no bytes, so 62 GB fit. Nodes
-beyond the roster's limit hang on eight random members of it.
+The forest is the real one (`p2p.shardcast.forest.build_forest`); what runs around it is a relay
+reduced to its flow: a chunk that arrives goes on to the children of its stripe, two under way
+to each, and the children of a dead relay are fed by the next living relay above it. Chunks have
+sizes and no bytes, so 62 GB fit. Nodes beyond the roster's limit hang on eight random members
+of it.
 """
 
 from __future__ import annotations
@@ -19,17 +20,18 @@ from p2p.identity import PeerId
 from p2p.shardcast.forest import Forest, Roster, RosterEntry, build_forest
 from p2p.shardcast.manifest import PolicyVersion
 from sim.errors import SimulationError
-from sim.fabric import Fabric, Lane
-from sim.link import LinkSpec, drawn_link
-from sim.queue import SECOND, Owner
-from sim.scenario import Scenario
-from sim.simulation import Simulation
+from sim.kernel.queue import SECOND, Owner
+from sim.kernel.simulation import Simulation
+from sim.net.fabric import Direction, Fabric
+from sim.net.link import LinkSpec, drawn_link
+from sim.run.scenario import Scenario
 
 NOTICE = 2 * SECOND
-"""Until a relay's death is acted upon: a reset is seen at once, a silent death by the first stall."""
+"""Until a relay's death is acted upon: a reset is seen at once, a silent death by the first
+stall."""
 
 
-class _Feed(Lane):
+class _Feed(Direction):
     """Chunks of one stripe from one node to another."""
 
     __slots__ = ("giver", "queue", "taker", "under_way")
@@ -138,7 +140,8 @@ class Broadcast:
                     self._feed(number, self._by_peer[self._rng.choice(peers)], node)
 
     def _connect_two_tiers(self, relays: int, mbit: float) -> None:
-        """The reference's design: an origin, fixed relay servers, and clients spread over them."""
+        """The reference's design: an origin, fixed relay servers, and clients spread over
+        them."""
         for node in self._nodes[:relays]:
             node.endpoint.set_link(LinkSpec(up=mbit, down=mbit))
             self._feed(0, self._origin, node)
@@ -192,7 +195,7 @@ class Broadcast:
         self._queue.schedule(self._queue.now + NOTICE, self._queue.kernel, "adoption", self._adopt, node)
 
     def _adopt(self, dead: FlowNode) -> None:
-        """Whoever stands above feeds what the dead node fed."""
+        """The next living relay above feeds what the dead node fed."""
         peers, positions = self._forest.roster.peers, self._forest.roster.positions
         for stripe, feeds in dead.feeds.items():
             above = self._origin
@@ -211,7 +214,7 @@ class Broadcast:
             wanted = range(stripe, self._chunks, self._stripes)
             feed.queue.extend(chunk for chunk in wanted if giver.has[chunk] and not taker.has[chunk])
             self._pump(feed)
-        else:  # two in a row: the taker's own children hang on nobody until it is adopted too
+        else:  # two in a row: the taker's own children have no parent until it is adopted too
             for feed in taker.feeds.pop(stripe, []):
                 self._resume(stripe, giver, feed.taker)
 

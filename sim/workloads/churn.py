@@ -1,4 +1,7 @@
-"""Does everybody know who is alive, while machines come and go? Membership alone, over the simulated host."""
+"""Does every node know which others are alive, while machines come and go? (L1)
+
+Membership alone, over the simulated host.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,9 @@ import trio
 from p2p.errors import ConfigError
 from p2p.identity import PeerId
 from p2p.membership import Change, MemberEvent, Membership, MembershipConfig, open_membership
-from sim.churn import DAY, PRESETS, Churn as ChurnDriver, ChurnModel, Lognormal, Session, read_sessions
-from sim.scenario import Scenario, place_of
-from sim.swarm import SimNode, Swarm
+from sim.faults.churn import DAY, PRESETS, Churn, ChurnModel, Lognormal, Session, read_sessions
+from sim.node.swarm import SimNode, Swarm
+from sim.run.scenario import Scenario, place_of
 from sim.workloads.supervision import supervise
 
 GONE: Final = frozenset({Change.LEFT, Change.DIED, Change.FORGOTTEN})
@@ -30,7 +33,7 @@ BOOTSTRAP: Final = 3
 """Nodes that stay, and that newcomers dial."""
 
 
-class Churn:
+class MembershipChurn:
     """Nodes that join, heartbeat, die and return."""
 
     parameters: ClassVar[Sequence[str]] = (
@@ -71,7 +74,7 @@ class Churn:
         swarm.simulation.distributions["seconds until a death was known"] = self._watch.delays(DRAWN)
         return metrics
 
-    async def _arrive(self, swarm: Swarm, scenario: Scenario, churn: ChurnDriver) -> None:
+    async def _arrive(self, swarm: Swarm, scenario: Scenario, churn: Churn) -> None:
         """All nodes come, one after the other, and from then on live by the model."""
         zones = max(1, int(scenario.parameter("zones", 4)))
         spread = scenario.parameter("arrival", 30.0) / scenario.nodes
@@ -84,17 +87,15 @@ class Churn:
         for zone in range(zones):
             churn.add_zone(f"zone{zone}")
 
-    def _replay(
-        self, swarm: Swarm, scenario: Scenario, churn: ChurnDriver, sessions: Sequence[Session]
-    ) -> None:
+    def _replay(self, swarm: Swarm, scenario: Scenario, churn: Churn, sessions: Sequence[Session]) -> None:
         """A few nodes stay, the others do what the recording says."""
         for number in range(BOOTSTRAP):
             swarm.add(f"n{number}", self._live, link=scenario.link)
         recorded = {session.node: None for session in sessions}
         if len(recorded) != scenario.nodes - BOOTSTRAP or not recorded.keys().isdisjoint(swarm.nodes):
             raise ConfigError(
-                f"scenario {scenario.name}: {len(recorded)} machines were recorded, which with {BOOTSTRAP} "
-                f"that stay (n0 to n{BOOTSTRAP - 1}) must make {scenario.nodes} nodes"
+                f"scenario {scenario.name}: {len(recorded)} machines were recorded, "
+                f"which with {BOOTSTRAP} that stay (n0 to n{BOOTSTRAP - 1}) must make {scenario.nodes} nodes"
             )
         churn.replay(sessions, lambda name: swarm.add(name, self._live, link=scenario.link))
 
@@ -104,7 +105,7 @@ class Churn:
         swarm.simulation.plot("members known, mean over nodes", statistics.fmean(known) if known else 0)
         swarm.simulation.plot("bytes sent so far", sum(node.endpoint.sent for node in swarm.nodes.values()))
 
-    def _open_churn(self, swarm: Swarm, scenario: Scenario) -> ChurnDriver:
+    def _open_churn(self, swarm: Swarm, scenario: Scenario) -> Churn:
         preset = scenario.parameters.get("preset")
         if isinstance(preset, str):
             up, down = PRESETS[preset]
@@ -119,7 +120,7 @@ class Churn:
             day=scenario.parameter("day", DAY),
             day_swing=scenario.parameter("day_swing", 0.0),
         )
-        churn = ChurnDriver(swarm, model)
+        churn = Churn(swarm, model)
         swarm.on_death.append(self._note_death)
         swarm.on_return.append(self._note_return)
         return churn
@@ -139,7 +140,7 @@ class Churn:
     async def _run_process(self, node: SimNode) -> None:
         async with (
             node.open_host() as host,
-            open_membership(node.world, host, MembershipConfig(), may=_everybody) as membership,
+            open_membership(node.world, host, MembershipConfig(), may=_anyone) as membership,
         ):
             membership.on_change(lambda event: self._watch.changed(node.name, event, node.simulation.now))
             started = node.simulation.now
@@ -160,7 +161,7 @@ class Churn:
             del self._views[name], self._since[name]
             self._watch.blind(name)
 
-    def _measure(self, swarm: Swarm, churn: ChurnDriver, now: float) -> Mapping[str, float | int | str]:
+    def _measure(self, swarm: Swarm, churn: Churn, now: float) -> Mapping[str, float | int | str]:
         settled = {name for name, since in self._since.items() if now - since >= SETTLED}
         known = {swarm.nodes[name].peer_id: name for name in self._views if name in settled}
         alive = {node.peer_id for node in swarm.alive}
@@ -190,7 +191,7 @@ class Churn:
         }
 
 
-def _everybody(peer: PeerId) -> bool:
+def _anyone(peer: PeerId) -> bool:
     return True
 
 
@@ -202,7 +203,8 @@ class DeathWatch:
         self._views = views
         self._dying: dict[PeerId, tuple[float, dict[str, None]]] = {}
         self._delays: Counter[int] = Counter()
-        """Milliseconds from a death until one holder knew, and how often: there are hundreds of thousands."""
+        """Milliseconds from a death until one holder knew, and how often: there are hundreds of
+        thousands."""
 
     def changed(self, holder: str, event: MemberEvent, now: float) -> None:
         """``holder`` has learnt something."""
@@ -212,7 +214,7 @@ class DeathWatch:
             self._delays[round(1000 * (now - dying[0]))] += 1
 
     def blind(self, name: str) -> None:
-        """A node's process has ended: it holds nobody any more."""
+        """A node's process has ended: it holds no peer any more."""
         for _, waiting in self._dying.values():
             waiting.pop(name, None)
 
@@ -222,7 +224,7 @@ class DeathWatch:
         self._dying[peer] = (now, {holder: None for holder, view in self._views.items() if peer in view})
 
     def returned(self, peer: PeerId) -> None:
-        """The peer lives again: whoever has not noticed need not any more."""
+        """The peer lives again: holders that have not noticed need not any more."""
         self._dying.pop(peer, None)
 
     def metrics(self, now: float) -> dict[str, float | int | str]:
@@ -247,6 +249,7 @@ class DeathWatch:
         return 0.0
 
     def delays(self, most: int) -> list[float]:
-        """Seconds from a death until one holder knew, for each or, if they are more than ``most``, a part."""
+        """Seconds from a death until one holder knew, for each or, if they are more than
+        ``most``, a part."""
         every = 1 + self._delays.total() // most
         return [delay / 1000 for delay in islice(self._delays.elements(), 0, None, every)]

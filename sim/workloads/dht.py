@@ -1,10 +1,10 @@
 """Who reads what in a DHT whose nodes come, go and lie? (L1)
 
-Every node publishes a new edition of its own record each ``publish`` seconds until ``publish_until``, and
-between them reads the records of others. What comes back must have been said by its publisher, in that
-edition; nothing that a liar or a crash does may change this. When all is quiet, every honest node reads
-every other's record, and must find the newest edition. Who ever lied may be refused by its peers, and
-is not counted.
+Every node publishes a new edition of its own record each ``publish`` seconds until
+``publish_until``, and between them reads the records of others. What comes back must have been
+said by its publisher, in that edition; nothing that a liar or a crash does may change this.
+When all is quiet, every honest node reads every other's record, and must find the newest
+edition. Who ever lied may be refused by its peers, and is not counted.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import trio
 from p2p.dht import Dht, DhtConfig, open_dht
 from p2p.dht.record import Record
 from p2p.identity import PeerId
-from sim.scenario import Scenario
-from sim.swarm import SimNode, Swarm
+from sim.node.swarm import SimNode, Swarm
+from sim.run.scenario import Scenario
 
 NAMESPACE: Final = "edition"
 SEEDS: Final = 3
@@ -31,7 +31,8 @@ CONFIG: Final = DhtConfig(
 
 
 class Editions:
-    """A `sim.scenario.Workload`."""
+    """Nodes that publish editions of a record, read those of others, and are judged by what
+    they read."""
 
     parameters: ClassVar[Sequence[str]] = ("last_reading", "lifetime", "publish_until", "publish", "read")
 
@@ -45,7 +46,8 @@ class Editions:
         self._read = 0
 
     async def run(self, swarm: Swarm, scenario: Scenario) -> Mapping[str, float | int | str]:
-        """Publish and read until the duration is nearly over; then let everybody read everything."""
+        """Publish and read until the duration is nearly over; then let every node read every
+        record."""
         self._scenario = scenario
         swarm.on_death.append(self._died)
         for number in range(scenario.nodes):
@@ -123,7 +125,8 @@ class Editions:
             self._wrong.append(f"{node.name} read {record!r} at {node.simulation.now:.3f} s")
 
     async def _read_all(self, node: SimNode, honest: list[SimNode], answers: list[tuple[int, int]]) -> None:
-        """Add how many records of others ``node`` finds, and how many of these are the newest."""
+        """Add how many records of others ``node`` finds, and how many of these are the
+        newest."""
         dht = self._open[node.name]
         editions = {
             other.peer_id: await self._edition(node, dht, other) for other in honest if other is not node

@@ -1,11 +1,13 @@
-"""How does a policy spread over real SHARDCAST nodes, some of which are late, slow, lying or dead? (L1)
+"""How does a policy spread over real services, some late, slow, lying or dead? (L1)
 
-The origin publishes a version each ``interval``, from a task of its own life, so that it dies with it and
-goes on after a restart with the newest that is due. The roster is the workload's: everybody who has joined,
-with the upload he claims. Announcements go straight to all, since gossip is another scenario's question.
+The origin publishes a version each ``interval``, from a task of its own life, so that it dies
+with it and goes on after a restart with the newest that is due. The roster is the workload's:
+every node that has joined, with the upload that it claims. Announcements go straight to all,
+since gossip is another scenario's question.
 
-Who is late, slow or dishonest is in `sim.workloads.parts`; what a scenario's faults do comes on top. Whether
-a liar or a dripper gets its policy is not asked. Versions may be skipped: whoever holds a newer one has this.
+Who is late, slow or dishonest is in `sim.workloads.participants`; what a scenario's faults do
+comes on top. Whether a liar or a dripper gets its policy is not asked. Versions may be skipped:
+a node that holds a newer one has this.
 """
 
 from __future__ import annotations
@@ -30,10 +32,16 @@ from p2p.shardcast import (
     open_shardcast,
 )
 from p2p.shardcast.forest import Forest, Roster, build_forest
-from sim.link import MBIT
-from sim.scenario import Scenario
-from sim.swarm import SimNode, Swarm
-from sim.workloads.parts import ORIGIN, PART_PARAMETERS, Part, bent_host, cast_parts
+from sim.net.link import MBIT
+from sim.node.swarm import SimNode, Swarm
+from sim.run.scenario import Scenario
+from sim.workloads.participants import (
+    ORIGIN,
+    PARTICIPANT_PARAMETERS,
+    Participant,
+    dishonest_host,
+    draw_participants,
+)
 
 ANNOUNCE: Final = ProtocolId("/sim/announce/1.0.0")
 RUN: Final = b"simulated run"
@@ -48,7 +56,7 @@ class Policies:
     """One origin, many receivers that relay, and a few that should not be trusted to."""
 
     parameters: ClassVar[Sequence[str]] = (
-        *PART_PARAMETERS,
+        *PARTICIPANT_PARAMETERS,
         "policy_bytes",
         "chunk_bytes",
         "interval",
@@ -56,7 +64,7 @@ class Policies:
     )
 
     def __init__(self) -> None:
-        self._parts: dict[str, Part] = {}
+        self._participants: dict[str, Participant] = {}
         self._services: dict[str, Shardcast] = {}
         self._stats: list[ShardcastStats] = []
         self._published: dict[int, float] = {}
@@ -67,11 +75,11 @@ class Policies:
         """Publish, let it flow, and measure who got what when."""
         self._scenario = scenario
         self._size = int(scenario.parameter("policy_bytes", 2_000_000))
-        self._parts = cast_parts(scenario, swarm.rng("links"))
-        for name, part in self._parts.items():
-            swarm.add(name, self._live_origin if name == ORIGIN else self._live, link=part.link)
+        self._participants = draw_participants(scenario, swarm.rng("links"))
+        for name, participant in self._participants.items():
+            swarm.add(name, self._live_origin if name == ORIGIN else self._live, link=participant.link)
         swarm.every(1.0, lambda: self._plot(swarm))
-        late_at = max(part.joins for part in self._parts.values())
+        late_at = max(participant.joins for participant in self._participants.values())
         await swarm.sleep_until(late_at)
         self._sent_before = {name: node.endpoint.sent for name, node in swarm.nodes.items()}
         await swarm.sleep_until(scenario.duration)
@@ -88,8 +96,8 @@ class Policies:
     async def _live(
         self, node: SimNode, opened: Callable[[Shardcast], object] = lambda service: None
     ) -> None:
-        part = self._parts[node.name]
-        await node.world.sleep_until(part.joins)
+        participant = self._participants[node.name]
+        await node.world.sleep_until(participant.joins)
         origin = node.siblings[0]
         async with node.open_host() as host:
 
@@ -104,7 +112,7 @@ class Policies:
                     host.add_addrs(other.peer_id, [other.addr])
             async with open_shardcast(
                 node.world,
-                bent_host(host, node.world, part, self._chunk_bytes),
+                dishonest_host(host, node.world, participant, self._chunk_bytes),
                 ShardcastConfig(chunk_bytes=self._chunk_bytes),
                 run=RUN,
                 may_publish=lambda peer: peer == origin.peer_id,
@@ -139,7 +147,7 @@ class Policies:
 
     def _roster(self, origin: SimNode) -> Sequence[RosterEntry]:
         return [
-            RosterEntry(other.peer_id, self._parts[other.name].claim * MBIT / 8)
+            RosterEntry(other.peer_id, self._participants[other.name].claim * MBIT / 8)
             for other in self._joined(origin)
         ]
 
@@ -168,7 +176,7 @@ class Policies:
     # What came of it
 
     def _receivers(self, swarm: Swarm) -> list[SimNode]:
-        return [node for node in swarm.alive if node.name != ORIGIN and self._parts[node.name].honest]
+        return [node for node in swarm.alive if node.name != ORIGIN and self._participants[node.name].honest]
 
     def _plot(self, swarm: Swarm) -> None:
         newest = max(self._published, default=0)
@@ -180,11 +188,12 @@ class Policies:
         swarm.simulation.plot("bytes sent by the origin", swarm.nodes[ORIGIN].endpoint.sent)
 
     def _delays(self, receivers: Sequence[SimNode], version: int) -> list[float]:
-        """Seconds until each who was there had ``version`` or a newer one; infinite if never."""
+        """Seconds until each who was there had ``version`` or a newer one; infinite if
+        never."""
         published = self._published[version]
         delays = []
         for node in receivers:
-            if self._parts[node.name].joins <= published:
+            if self._participants[node.name].joins <= published:
                 came = (when for when, held in self._arrivals.get(node.name, ()) if held >= version)
                 delays.append(next(came, math.inf) - published)
         return sorted(delays)
@@ -224,9 +233,10 @@ class Policies:
         }
 
     def _bound(self, receivers: Sequence[SimNode]) -> float:
-        """Seconds in which nobody can bring one policy to all (Kumar and Ross, HotWeb 2006)."""
-        links = [self._parts[node.name].link for node in receivers]
-        origin = self._parts[ORIGIN].link.up
+        """The least seconds in which a policy can be brought to all (Kumar and Ross, HotWeb
+        2006)."""
+        links = [self._participants[node.name].link for node in receivers]
+        origin = self._participants[ORIGIN].link.up
         total = origin + sum(link.up for link in links)
         slowest = min((link.down for link in links), default=math.inf)
         return 8 * self._size / MBIT * max(1 / origin, 1 / slowest, len(links) / total)
@@ -254,11 +264,12 @@ class Policies:
         }
 
     def _late(self, receivers: Sequence[SimNode]) -> dict[str, float]:
-        """How long those who came late took to get the newest there was, and whom it cost what."""
-        late = [node for node in receivers if self._parts[node.name].joins > 0]
+        """How long those who came late took to get the newest there was, and whom it cost
+        what."""
+        late = [node for node in receivers if self._participants[node.name].joins > 0]
         if not late:
             return {}
-        joined = self._parts[late[0].name].joins
+        joined = self._participants[late[0].name].joins
         version = max((v for v, when in self._published.items() if when <= joined), default=0)
         delays = sorted(
             next((when for when, held in self._arrivals.get(node.name, ()) if held >= version), math.inf)
@@ -275,7 +286,8 @@ class Policies:
         }
 
     def _depth(self, swarm: Swarm) -> int:
-        """Hops from the origin to the farthest in the forest of the last roster (as it would be now)."""
+        """Hops from the origin to the farthest in the forest of the last roster (as it would be
+        now)."""
         origin = swarm.nodes[ORIGIN]
         roster = Roster.sign(origin.world.signer, RUN, 1, self._roster(origin))
         return depth_of(build_forest(roster, PolicyVersion(max(self._published, default=1))))

@@ -1,25 +1,29 @@
-"""Does any table grow without bound? Whole nodes that come and go for weeks, and a count of all they hold.
+"""Does any table grow without bound, while whole nodes come and go for weeks? (L1)
 
 Theory of operation
 -------------------
-Every node is `open_node` over a simulated host: membership, gossip, DHT, SHARDCAST, wiring. A tenth of them
-live for the whole run, the trainer among them; the others die and come back, on their disks or, now and
-then, as somebody new. The trainer publishes a small policy every few hours.
+Every node is `open_node` over a simulated host: membership, gossip, DHT, SHARDCAST, wiring. A
+tenth of them live for the whole run, the trainer among them; the others die and come back, on
+their disks or, now and then, with a new identity. The trainer publishes a small policy every
+few hours.
 
-Every ``sample`` hours the object graph of each living node is walked, from its services and its host along
-attributes and through containers, by type alone: no table has to be registered, so none is forgotten. A
-table is a dict, list, deque, set or bytearray, named by the attributes that lead to it (what lies below a
-container counts as one table, `_entries[]`). Its size is the sum of lengths over all nodes, by node.
+Every ``sample`` hours the object graph of each living node is walked, from its services and its
+host along attributes and through containers, by type alone: no table has to be registered, so
+none is forgotten. A table is a dict, list, deque, set or bytearray, named by the attributes
+that lead to it (what lies below a container counts as one table, `_entries[]`). Its size is the
+sum of lengths over all nodes, by node.
 
-A table grows if its largest size in the last quarter of the run is more than `TOLERANCE` times, and
-`LEAST` entries a node more than, its largest in the second quarter, and the third quarter lies between. The
-first quarter does not count: tables fill. What is bounded by a limit that a month does not reach (the
-address book's 10,000 peers) grows here too, if this swarm has so many peers; it has not.
+A table grows if its largest size in the last quarter of the run is more than `TOLERANCE` times,
+and `LEAST` entries a node more than, its largest in the second quarter, and the third quarter
+lies between. The first quarter does not count: tables fill. What is bounded by a limit that a
+month does not reach (the address book's 10,000 peers) grows here too, if this swarm has so many
+peers; it has not.
 
-Fewer beats than in production: a month of heartbeats every 5 s is 5 * 10^5 beats a node. ``interval`` (120 s,
-the longest there is) stands in for membership's 5 s and gossip's 1 s, an hour for the minute between looks
-into the DHT and at the run document. What is forgotten after a number of intervals lives 24 times longer
-here, and what is forgotten after seconds is forgotten after fewer beats: both kinds of bound are met.
+Fewer beats than in production: a month of heartbeats every 5 s is 5 * 10^5 beats a node.
+``interval`` (120 s, the longest there is) stands in for membership's 5 s and gossip's 1 s, an
+hour for the minute between looks into the DHT and at the run document. What is forgotten after
+a number of intervals lives 24 times longer here, and what is forgotten after seconds is
+forgotten after fewer beats: both kinds of bound are met.
 """
 
 from __future__ import annotations
@@ -38,18 +42,20 @@ from p2p.shardcast.manifest import PolicyVersion
 from roles.envs.base import environment_digest
 from roles.run import Run, Terms, sign_run
 from roles.run.file import Delivery, EnvironmentPin, Model
-from sim.connection import End
-from sim.scenario import Scenario
-from sim.swarm import SimNode, Swarm
+from sim.node.connection import End
+from sim.node.swarm import SimNode, Swarm
+from sim.run.scenario import Scenario
 from sim.workloads.policies import make_weights
 from sim.workloads.spine import STAMP_BITS
 
 HOUR: Final = 3600.0
 STAYING: Final = 0.1
-"""Share of the nodes that live for the whole run: growth that a restart would end shows in them."""
+"""Share of the nodes that live for the whole run: growth that a restart would end shows in
+them."""
 TOLERANCE: Final = 1.25
-"""The last quarter's largest size over the second's, up to which a table counts as bounded. Sizes of a
-swarm under churn vary by a tenth between quarters; a leak of one entry an hour is a factor of two."""
+"""The last quarter's largest size over the second's, up to which a table counts as bounded.
+Sizes of a swarm under churn vary by a tenth between quarters; a leak of one entry an hour is a
+factor of two."""
 LEAST: Final = 2.0
 """Entries a node, below which growth is noise: one more peer, one more topic."""
 LISTED: Final = 10
@@ -57,15 +63,15 @@ LISTED: Final = 10
 POLICY_BYTES: Final = 64 * 1024
 TABLES: Final = (dict, list, deque, set, bytearray)
 STOPS: Final = (
-    "sim.simulation",
-    "sim.queue",
-    "sim.fabric",
-    "sim.swarm",
-    "sim.world",
-    "sim.disk",
-    "sim.clock",
+    "sim.kernel.simulation",
+    "sim.kernel.queue",
+    "sim.net.fabric",
+    "sim.node.swarm",
+    "sim.node.world",
+    "sim.node.disk",
+    "sim.node.clock",
 )
-"""Modules whose objects the walk does not enter: the stage, which all nodes share."""
+"""Modules whose objects the walk does not enter: what all nodes share."""
 
 
 @dataclass(slots=True)
@@ -91,7 +97,7 @@ class Table:
 
 
 class Soak:
-    """A `sim.scenario.Workload`."""
+    """Whole nodes that come and go for the whole duration, and samples of their tables."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, Node] = {}
@@ -119,7 +125,8 @@ class Soak:
         return self._figures(swarm)
 
     async def _slot(self, swarm: Swarm, number: int, stays: bool) -> None:
-        """One place in the swarm: a machine, its deaths, and now and then another machine in its place."""
+        """One place in the swarm: a machine, its deaths, and now and then another machine in
+        its place."""
         name, generation, dice = f"n{number}", 0, swarm.rng(f"slot/{number}")
         await swarm.sleep(number)
         swarm.add(name, self._live, link=self._scenario.link)
@@ -219,7 +226,8 @@ class Soak:
 
 
 def walk(root: str, start: object, seen: set[int]) -> Iterator[tuple[str, int]]:
-    """Every table below ``start`` with its path and length; what ``seen`` holds is not entered again."""
+    """Every table below ``start`` with its path and length; what ``seen`` holds is not entered
+    again."""
     stack: list[tuple[str, object]] = [(root, start)]
     while stack:
         path, thing = stack.pop()
@@ -285,7 +293,8 @@ def _config(interval: float) -> NodeConfig:
             difficulty=STAMP_BITS,
             paths=1,
             alpha=1,
-            replicas=1,  # what a node holds for others is a third; whose records they are does not change
+            # A third of the records: what a node holds for others shrinks, not for whom.
+            replicas=1,
             quorum=1,
             refresh_interval=6 * HOUR,
             replicate_interval=6 * HOUR,

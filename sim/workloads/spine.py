@@ -1,8 +1,9 @@
-"""The whole spine in virtual time: the demo's cast, roles and configuration, with the fake engine.
+"""The demo's nodes, roles and configuration in virtual time, with the fake engine. (L1)
 
-One relay-only node that knows the run, a trainer, a validator, two honest inference nodes and one that
-cheats. One honest node is killed in the middle and started again on its disk; the run must go on, nothing
-accepted may be lost, no policy version may go back. The metrics have the names of the demo's JSON.
+One relay-only node that knows the run, a trainer, a validator, two honest inference nodes and
+one that cheats. One honest node is killed in the middle and started again on its disk; the run
+must go on, nothing accepted may be lost, no policy version may go back. The metrics have the
+names of the demo's JSON.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from roles.envs.base import environment_digest
 from roles.rl.recipe import Recipe
 from roles.run import Run, Terms, sign_run
 from roles.run.file import Delivery, EnvironmentPin, Model
-from sim.scenario import Scenario
-from sim.swarm import NodeMain, SimNode, Swarm
+from sim.node.swarm import NodeMain, SimNode, Swarm
+from sim.run.scenario import Scenario
 from sim.workloads.supervision import supervise
 
 CAST: Final[Mapping[str, str]] = {
@@ -42,7 +43,7 @@ LOOK: Final = 0.5
 
 
 class Spine:
-    """A `sim.scenario.Workload`."""
+    """The demo's nodes, one of which is killed and started again half-way."""
 
     parameters: ClassVar[Sequence[str]] = (
         "steps",
@@ -62,7 +63,7 @@ class Spine:
         self._swarm: Swarm | None = None
 
     async def run(self, swarm: Swarm, scenario: Scenario) -> Mapping[str, float | int | str]:
-        """Play until everybody holds the last policy, or the duration is over."""
+        """Play until all nodes hold the last policy, or the duration is over."""
         self._swarm = swarm
         cast = dict(self._cast)
         for number in range(3, scenario.nodes - len(cast) + 3):

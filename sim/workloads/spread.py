@@ -1,7 +1,7 @@
-"""Does every policy reach everybody, over real SHARDCAST nodes on simulated links? (L1)
+"""Does every policy reach every node, over real SHARDCAST nodes on simulated links? (L1)
 
-One origin publishes a version each ``interval``; announcements go straight to all, because gossip is another
-scenario's question. Faults come from the scenario.
+One origin publishes a version each ``interval``; announcements go straight to all, because
+gossip is another scenario's question. Faults come from the scenario.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from p2p.errors import PeerUnreachable
 from p2p.host import MAX_MESSAGE
 from p2p.identity import PeerId, ProtocolId
 from p2p.shardcast import PolicyVersion, RosterEntry, Shardcast, ShardcastConfig, open_shardcast
-from sim.host import SimHost
-from sim.link import behind_nat, drawn_link
-from sim.scenario import Scenario
-from sim.swarm import SimNode, Swarm
+from sim.net.link import behind_nat, drawn_link
+from sim.node.host import SimHost
+from sim.node.swarm import SimNode, Swarm
+from sim.run.scenario import Scenario
 
 ANNOUNCE = ProtocolId("/sim/announce/1.0.0")
 RUN = b"simulated run"
@@ -70,10 +70,10 @@ class Spread:
         return self._measure(swarm, versions)
 
     async def _live(self, node: SimNode) -> None:
-        everybody = [other for other in node.siblings if other is not node]
+        others = [other for other in node.siblings if other is not node]
         origin = node.siblings[0]
         async with node.open_host() as host:
-            for other in everybody:
+            for other in others:
                 host.add_addrs(other.peer_id, [other.addr])
 
             def announce(data: bytes) -> None:

@@ -1,7 +1,8 @@
-"""What a machine's service manager does: a process that its disk has failed is started again after a while.
+"""What a service manager does: it starts a process again that its disk has failed.
 
-A process that cannot write what it must ends (`StorageError`), because it could not keep its word any more:
-it neither answers from memory nor waits for room. Whatever else a process raises ends the simulation.
+A process that cannot write what it must ends (`StorageError`), because it could not keep its
+word any more: it neither answers from memory nor waits for room. Whatever else a process raises
+ends the simulation.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import logging
 from typing import Final
 
 from p2p.errors import StorageError
-from sim.swarm import NodeMain, SimNode
+from sim.node.swarm import NodeMain, SimNode
 
 logger = logging.getLogger(__name__)
 
@@ -19,7 +20,8 @@ RESTART_AFTER: Final = 5.0
 
 
 async def supervise(node: SimNode, process: NodeMain) -> None:
-    """Run ``process`` in the current life of ``node``, again and again as long as the disk ends it."""
+    """Run ``process`` in the current life of ``node``, again and again as long as the disk ends
+    it."""
     failed = True
     while failed:
         failed = False

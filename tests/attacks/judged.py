@@ -10,10 +10,10 @@ import trio
 
 from roles.protocol.messages import Commitment, Submission, content_digest
 from roles.run import run_of
-from sim.kernel import run_simulation
-from sim.scenario import Scenario, load_scenario
-from sim.simulation import Simulation
-from sim.swarm import open_swarm
+from sim.kernel.simulation import Simulation
+from sim.kernel.virtual_time import run_simulation
+from sim.node.swarm import open_swarm
+from sim.run.scenario import Scenario, load_scenario
 from sim.workloads import spine
 
 CAST = {"relay-1": "none", "trainer-1": "trainer", "validator-1": "validator"}

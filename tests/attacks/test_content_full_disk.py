@@ -10,11 +10,11 @@ import pytest
 
 from roles.demo.status import SwarmStatus
 from roles.rl.recipe import Recipe
-from sim.disk import MAX_FILE
-from sim.kernel import run_simulation
-from sim.scenario import Scenario, load_scenario
-from sim.simulation import Simulation
-from sim.swarm import SimNode, Swarm, open_swarm
+from sim.kernel.simulation import Simulation
+from sim.kernel.virtual_time import run_simulation
+from sim.node.disk import MAX_FILE
+from sim.node.swarm import SimNode, Swarm, open_swarm
+from sim.run.scenario import Scenario, load_scenario
 from sim.workloads import spine
 
 CAST = {

@@ -18,10 +18,10 @@ from p2p.errors import StorageError
 from p2p.identity import KeyPair, verify
 from p2p.ledger import Ledger, open_ledger
 from p2p.machine import RealWorld
-from sim.disk import DiskHandle, SimDisk
-from sim.kernel import run_simulation
-from sim.simulation import Simulation
-from sim.world import SimWorld
+from sim.kernel.simulation import Simulation
+from sim.kernel.virtual_time import run_simulation
+from sim.node.disk import DiskHandle, SimDisk
+from sim.node.world import SimWorld
 
 AUTHOR = KeyPair(b"a" * 32)
 SLOTS = 4096 + 80

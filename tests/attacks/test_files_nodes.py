@@ -13,7 +13,7 @@ import pytest
 from p2p.errors import ShoalError
 from roles.demo.status import SwarmStatus
 from sim.errors import NodeFailed
-from sim.swarm import NodeMain, SimNode, Swarm
+from sim.node.swarm import NodeMain, SimNode, Swarm
 from sim.workloads import spine
 from tests.simulation.test_roles_faults import CAST, Play, perform, validators
 

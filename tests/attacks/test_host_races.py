@@ -35,7 +35,7 @@ from p2p.transport.memory import PIPE_BYTES, MemoryNetwork
 from p2p.transport.yamux import Mux
 from p2p.transport.yamux_frames import MAX_CONTROL
 from p2p.world import World
-from sim.determinism import deterministic
+from sim.kernel.determinism import deterministic
 from tests.attacks.hostile_mux import DATA, PING, SYN, Hostile, Victim, frame, hello, open_victims
 
 HELD = ProtocolId("/test/held")

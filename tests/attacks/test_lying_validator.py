@@ -28,10 +28,10 @@ from roles.rl.recipe import Recipe
 from roles.trainer.buffer import GroupPool, PooledGroup
 from roles.trainer.session import Trainer, TrainerConfig, _Desk
 from roles.validator.session import Validator
-from sim.kernel import run_simulation
-from sim.scenario import Scenario, load_scenario
-from sim.simulation import Simulation
-from sim.swarm import open_swarm
+from sim.kernel.simulation import Simulation
+from sim.kernel.virtual_time import run_simulation
+from sim.node.swarm import open_swarm
+from sim.run.scenario import Scenario, load_scenario
 from sim.workloads.spine import Spine
 
 WORKER, STRANGER = KeyPair(b"w" * 32), KeyPair(b"s" * 32)

@@ -13,10 +13,10 @@ from p2p.identity import PeerId
 from p2p.membership import Membership, MembershipConfig, open_membership
 from p2p.membership.core import ANCHOR_BEATS, READDRESS_BEATS
 from p2p.membership.service import ANCHORS_PATH
-from sim.host import SimHost
-from sim.kernel import run_simulation
-from sim.simulation import Simulation
-from sim.swarm import SimNode, Swarm, open_swarm
+from sim.kernel.simulation import Simulation
+from sim.kernel.virtual_time import run_simulation
+from sim.node.host import SimHost
+from sim.node.swarm import SimNode, Swarm, open_swarm
 
 CONFIG = MembershipConfig(interval=1.0)
 

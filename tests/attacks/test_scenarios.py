@@ -10,8 +10,8 @@ import dataclasses
 
 import pytest
 
-from sim.runner import run_scenario
-from sim.scenario import load_scenario
+from sim.run.runner import run_scenario
+from sim.run.scenario import load_scenario
 from sim.workloads.soak import Table
 
 SMALL = {

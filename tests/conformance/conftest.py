@@ -23,9 +23,9 @@ from p2p.swarm import SwarmConfig, open_host
 from p2p.transport.connection import ConnectionConfig
 from p2p.transport.memory import MemoryNetwork
 from p2p.transport.tcp import TcpNetwork
-from sim.kernel import run_simulation
-from sim.simulation import Simulation
-from sim.swarm import SimNode, open_swarm
+from sim.kernel.simulation import Simulation
+from sim.kernel.virtual_time import run_simulation
+from sim.node.swarm import SimNode, open_swarm
 
 PATIENCE = 20.0
 """Seconds for one law; reached only when it fails."""

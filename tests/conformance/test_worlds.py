@@ -13,9 +13,9 @@ from p2p.errors import StorageError
 from p2p.identity import PeerId
 from p2p.machine import open_world
 from p2p.world import World
-from sim.kernel import run_simulation
-from sim.simulation import Simulation
-from sim.world import SimWorld
+from sim.kernel.simulation import Simulation
+from sim.kernel.virtual_time import run_simulation
+from sim.node.world import SimWorld
 
 Body = Callable[[World], Awaitable[Any]]
 TICK = 0.002

@@ -388,7 +388,7 @@ class Reads:
 """
 
 CHURN = """caption = "Mine?"
-workload = "sim.workloads.churn:Churn"
+workload = "sim.workloads.churn:MembershipChurn"
 nodes = 4
 duration = 40.0
 [parameters]

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 import trio
 
-import sim.kernel
-from sim.kernel import run_simulation
-from sim.simulation import Simulation
-from sim.world import SimWorld
+import sim.kernel.virtual_time
+from sim.kernel.simulation import Simulation
+from sim.kernel.virtual_time import run_simulation
+from sim.node.world import SimWorld
 
 TASKS = 1000
 """With 200 the order looked stable even without the first switch."""
@@ -41,6 +41,6 @@ def free(seed: int):
 
 if __name__ == "__main__":
     if sys.argv[1] == "free":
-        sim.kernel.deterministic = free
+        sim.kernel.virtual_time.deterministic = free
     outcome = run_simulation(main, seed=int(sys.argv[2]))
     sys.stdout.write(f"{outcome.value} {outcome.trace_hash}\n")

@@ -14,9 +14,9 @@ from dataclasses import replace
 from typing import Final
 
 from sim.errors import SimulationError
-from sim.runner import run_scenario
-from sim.scenario import Scenario, load_scenario
-from sim.tape import recording
+from sim.run.runner import run_scenario
+from sim.run.scenario import Scenario, load_scenario
+from sim.run.tape import recording
 from tests.simulation.storms import STORMS, load_storm
 
 SECONDS: Final = 60.0

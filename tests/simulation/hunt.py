@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Final
 from unittest.mock import patch
 
-import sim.queue
-import sim.runner
+import sim.kernel.queue
+import sim.run.simulated
 from p2p.errors import ShoalError
 from sim.errors import SimulationError
-from sim.faults import Fault, draw_plan, save_plan
-from sim.runner import run_scenario
-from sim.scenario import Scenario
-from sim.shrink import shrink
-from sim.sweep import describe
+from sim.faults.plan import Fault, draw_plan, save_plan
+from sim.faults.shrink import shrink
+from sim.run.runner import run_scenario
+from sim.run.scenario import Scenario
+from sim.run.sweep import describe
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.storms import FOLDER, STORMS, load_storm
 
@@ -55,13 +55,13 @@ def drawn_plan() -> Iterator[list[Fault]]:
         drawn.extend(draw_plan(*args, **keywords))
         return list(drawn)
 
-    with patch.object(sim.runner, "draw_plan", note):
+    with patch.object(sim.run.simulated, "draw_plan", note):
         yield drawn
 
 
 def play(scenario: Scenario, seed: int, bug: Bug = nullcontext) -> Find:
     """Run once, with a bug planted or not."""
-    with bug(), drawn_plan() as drawn, patch.object(sim.queue, "MAX_SAME_INSTANT", SAME_INSTANT):
+    with bug(), drawn_plan() as drawn, patch.object(sim.kernel.queue, "MAX_SAME_INSTANT", SAME_INSTANT):
         try:
             result = run_scenario(scenario, seed)
         except (SimulationError, ShoalError, ExceptionGroup) as error:

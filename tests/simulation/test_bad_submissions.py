@@ -25,10 +25,10 @@ from roles.protocol.messages import (
 )
 from roles.run import run_of
 from roles.validator.session import GAP, OTHER_POLICY, REPLAYED, WRONG_GROUPS
-from sim.kernel import run_simulation
-from sim.scenario import Scenario, load_scenario
-from sim.simulation import Simulation
-from sim.swarm import open_swarm
+from sim.kernel.simulation import Simulation
+from sim.kernel.virtual_time import run_simulation
+from sim.node.swarm import open_swarm
+from sim.run.scenario import Scenario, load_scenario
 from sim.workloads.spine import Spine
 
 

@@ -14,13 +14,14 @@ from typing import Final
 
 import pytest
 
-import sim.simulation
+import sim.kernel.simulation
 from p2p.identity import KeyPair
 from p2p.machine import RealWorld
 from p2p.world import dawdle, lateness
-from sim.faults import Fault
-from sim.runner import Result, run_scenario
-from sim.scenario import Scenario
+from sim.faults.plan import Fault
+from sim.run.result import Result
+from sim.run.runner import run_scenario
+from sim.run.scenario import Scenario
 from tests.simulation.hunt import with_plan
 from tests.simulation.storms import load_storm
 
@@ -67,8 +68,8 @@ def storms() -> Iterator[Scenario]:
 def results() -> list[Result]:
     """Runs in which every site is active and misbehaves half of the time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sim.simulation, "BUGGIFY_ACTIVE", 1.0)
-        patch.setattr(sim.simulation, "BUGGIFY_FIRES", 0.5)
+        patch.setattr(sim.kernel.simulation, "BUGGIFY_ACTIVE", 1.0)
+        patch.setattr(sim.kernel.simulation, "BUGGIFY_FIRES", 0.5)
         return [run_scenario(storm, seed) for storm in storms() for seed in SEEDS]
 
 

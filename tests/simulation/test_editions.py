@@ -23,10 +23,10 @@ from roles.run.file import AdmissionMode, AdmissionRules
 from roles.trainer import session as trainer_session
 from roles.trainer.session import Trainer
 from roles.validator import replay, session as validator_session
-from sim.scenario import Scenario
-from sim.swarm import Swarm
+from sim.node.swarm import Swarm
+from sim.node.world import EPOCH
+from sim.run.scenario import Scenario
 from sim.workloads import spine
-from sim.world import EPOCH
 from tests.simulation.test_roles_faults import CAST, Play, perform, two_validators
 
 __all__ = ["two_validators"]  # a fixture

@@ -12,11 +12,11 @@ import pytest
 import trio
 import trio.testing
 
-from sim import kernel
 from sim.errors import NodeFailed, SimDeadlock, SimForbidden, SimStuck
-from sim.kernel import run_simulation
-from sim.simulation import SimOptions, Simulation
-from sim.world import SimWorld
+from sim.kernel import virtual_time as kernel
+from sim.kernel.simulation import SimOptions, Simulation
+from sim.kernel.virtual_time import run_simulation
+from sim.node.world import SimWorld
 
 
 def with_world(body: Callable[[SimWorld], Awaitable[Any]], **options: Any) -> kernel.Outcome[Any]:

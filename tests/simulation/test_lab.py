@@ -15,13 +15,13 @@ import pytest
 import trio
 import trio.testing
 
-from sim.lab.broadcast import Broadcast
+from sim.lab.link_model.broadcast import TreeBroadcast
+from sim.lab.link_model.maxmin import broadcast_times
+from sim.lab.link_model.processes import open_lab
+from sim.lab.link_model.simulated import simulated_times
+from sim.lab.link_model.topologies import TOPOLOGIES, Topology, TreeMember
 from sim.lab.namespaces import LabError, reason_to_skip
-from sim.lab.real import open_lab
-from sim.lab.simulated import simulated_times
-from sim.lab.topologies import TOPOLOGIES, Place, Topology
-from sim.link import LinkSpec
-from sim.maxmin import broadcast_times
+from sim.net.link import LinkSpec
 
 RATE = 10.0
 ANY = ""
@@ -29,10 +29,10 @@ ANY = ""
 CHAIN = Topology(
     name="chain of 3",
     caption="One relay; small enough for a test suite.",
-    places=(
-        Place(name="root", parent=None, link=LinkSpec(up=RATE, down=RATE)),
-        Place(name="relay", parent="root", link=LinkSpec(up=RATE, down=RATE)),
-        Place(name="leaf", parent="relay", link=LinkSpec(up=RATE, down=RATE)),
+    members=(
+        TreeMember(name="root", parent=None, link=LinkSpec(up=RATE, down=RATE)),
+        TreeMember(name="relay", parent="root", link=LinkSpec(up=RATE, down=RATE)),
+        TreeMember(name="leaf", parent="relay", link=LinkSpec(up=RATE, down=RATE)),
     ),
     chunks=4,
 )
@@ -56,7 +56,7 @@ def test_the_same_seed_gives_the_same_times() -> None:
 
 
 def test_the_six_topologies_are_the_ones_they_are_called() -> None:
-    sizes = {topology.name: len(topology.places) for topology in TOPOLOGIES}
+    sizes = {topology.name: len(topology.members) for topology in TOPOLOGIES}
     assert sizes == {
         "one flow": 2, "star of 4": 5, "star, one slow": 5,
         "chain of 5": 5, "binary tree 15": 15, "mixed tree 13": 13,
@@ -65,18 +65,18 @@ def test_the_six_topologies_are_the_ones_they_are_called() -> None:
 
 @pytest.mark.parametrize("parents", [{}, {"a": None, "b": None}, {"a": "b", "b": None}])
 def test_a_topology_is_one_tree_with_parents_first(parents: dict[str, str | None]) -> None:
-    places = tuple(
-        Place(name=name, parent=parent, link=LinkSpec(up=1, down=1)) for name, parent in parents.items()
+    members = tuple(
+        TreeMember(name=name, parent=parent, link=LinkSpec(up=1, down=1)) for name, parent in parents.items()
     )
     with pytest.raises(ValueError, match=r"root|parent"):
-        Topology(name="odd", caption="", places=places)
+        Topology(name="odd", caption="", members=members)
 
 
 async def test_a_stream_that_ends_early_is_no_broadcast() -> None:
     here, there = trio.testing.memory_stream_pair()
     await there.send_all(bytes(100))
     await there.send_eof()
-    broadcast = Broadcast(1, 200, lambda: 0.0)
+    broadcast = TreeBroadcast(1, 200, lambda: 0.0)
     with pytest.raises(ExceptionGroup) as failure:
         await broadcast.run(here, [])
     assert failure.group_contains(trio.BrokenResourceError)
@@ -124,7 +124,7 @@ async def test_a_machine_that_dies_ends_the_run() -> None:
 
 ORPHANED = """
 import sys, trio
-from sim.lab.real import open_lab
+from sim.lab.link_model.processes import open_lab
 from tests.simulation.test_lab import ANY, CHAIN
 
 async def main():
@@ -143,7 +143,7 @@ def test_nothing_outlives_a_lab_whose_owner_is_killed() -> None:
         assert owner.stdout is not None
         machines = [os.pidfd_open(int(pid)) for pid in owner.stdout.readline().split()]
         owner.kill()
-    assert len(machines) == len(CHAIN.places)
+    assert len(machines) == len(CHAIN.members)
     for machine in machines:
         assert select.select([machine], [], [], 10)[0]  # a process that has ended is readable
         os.close(machine)
@@ -151,9 +151,9 @@ def test_nothing_outlives_a_lab_whose_owner_is_killed() -> None:
 
 @pytest.mark.usefixtures("shaped_links")
 async def test_an_impossible_line_is_reported_and_leaves_nothing_behind() -> None:
-    place = Place(name="root", parent=None, link=LinkSpec(up=math.inf, down=1))
+    member = TreeMember(name="root", parent=None, link=LinkSpec(up=math.inf, down=1))
     with pytest.raises(LabError, match="infinite"):
-        async with open_lab(Topology(name="odd", caption="", places=(place,))):
+        async with open_lab(Topology(name="odd", caption="", members=(member,))):
             raise AssertionError("there is no such line")
 
 

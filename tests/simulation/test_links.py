@@ -7,15 +7,15 @@ from collections.abc import Mapping
 
 import pytest
 
-from sim.lab.simulated import simulated_times
-from sim.lab.topologies import TOPOLOGIES, Topology
-from sim.maxmin import broadcast_times
+from sim.lab.link_model.maxmin import broadcast_times
+from sim.lab.link_model.simulated import simulated_times
+from sim.lab.link_model.topologies import TOPOLOGIES, Topology
 
 
 @pytest.fixture(autouse=True)
 def even_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Exact sharing is even; streams as uneven as TCP's are held against real links (bench links)."""
-    monkeypatch.setattr("sim.stream.WINDOW_PIECES", (4,))
+    monkeypatch.setattr("sim.net.stream.WINDOW_PIECES", (4,))
 
 
 def exact_times(topology: Topology) -> Mapping[str, float]:

@@ -17,17 +17,25 @@ import trio
 from p2p.errors import ConfigError
 from p2p.node.process import locked_folder
 from sim.cli import EXIT_UNAVAILABLE, main
-from sim.faults import Fault
-from sim.keys import KeyRing
+from sim.faults.plan import Fault
+from sim.kernel.keys import KeyRing
+from sim.lab.machines import (
+    FOLDER_PREFIX,
+    Emulation,
+    EmulationConfig,
+    LabMachine,
+    open_emulation,
+    sweep_leftovers,
+)
 from sim.lab.namespaces import CAPABILITIES, LabError, _missing_capabilities, reason_to_skip
-from sim.lab.play import MAX_NODES, check
-from sim.lab.street import FOLDER_PREFIX, House, Setting, Street, open_street, sweep_leftovers
-from sim.link import LinkSpec
-from sim.runner import Result, run_scenario
-from sim.scenario import DrawnFaults, Scenario, load_scenario
-from sim.workloads.nodes.cast import Cast
-from sim.workloads.nodes.real import toml_of
-from sim.workloads.nodes.tale import Tale, measure
+from sim.net.link import LinkSpec
+from sim.run.real import MAX_NODES, check
+from sim.run.result import Result
+from sim.run.runner import run_scenario
+from sim.run.scenario import DrawnFaults, Scenario, load_scenario
+from sim.workloads.nodes.deployment import Deployment
+from sim.workloads.nodes.metrics import HealthLog, measure
+from sim.workloads.nodes.processes import toml_of
 
 SMALL = replace(
     load_scenario("lab_broadcast"),
@@ -146,32 +154,32 @@ def test_missing_capabilities_are_named(lacking: tuple[str, ...]) -> None:
 
 
 def test_a_tale_goes_on_over_lives() -> None:
-    tale = Tale()
-    assert (tale.newest, tale.is_told) == (-1, False)
+    log = HealthLog()
+    assert (log.newest, log.is_told) == (-1, False)
     for arrivals, duplicates in (([[1, 10.0]], 3), ([[1, 99.0], [2, 20.0]], 4)):
-        tale.begin_life()
-        tale.hear({"shardcast": {"newest": 0, "duplicates": 1}, "roles": {}})
+        log.begin_life()
+        log.hear({"shardcast": {"newest": 0, "duplicates": 1}, "roles": {}})
         said = {"newest": len(arrivals), "duplicates": duplicates}
-        tale.hear({"shardcast": said, "roles": {"witness": {"arrivals": arrivals}}})
-    assert tale.arrivals == {1: 10.0, 2: 20.0}
-    assert tale.total("duplicates") == 7
-    assert tale.newest == 2
+        log.hear({"shardcast": said, "roles": {"witness": {"arrivals": arrivals}}})
+    assert log.arrivals == {1: 10.0, 2: 20.0}
+    assert log.total("duplicates") == 7
+    assert log.newest == 2
 
 
 def test_who_never_got_a_policy_is_counted() -> None:
-    cast = Cast(SMALL, 1, KeyRing(1, hashed=False))
-    tales = {name: Tale() for name in cast.parts}
-    tales["origin"].published = {1: 100.0}
-    tales["n1"].arrivals = {1: 103.0}
-    metrics = measure(cast, tales, ["origin", "n1", "n2"])
+    deployment = Deployment(SMALL, 1, KeyRing(1, hashed=False))
+    logs = {name: HealthLog() for name in deployment.participants}
+    logs["origin"].published = {1: 100.0}
+    logs["n1"].arrivals = {1: 103.0}
+    metrics = measure(deployment, logs, ["origin", "n1", "n2"])
     assert (metrics["seconds_50"], metrics["seconds_100"]) == (3.0, float("inf"))
     assert (metrics["arrived_share"], metrics["hold_newest"]) == (0.5, 0.0)
 
 
 def test_a_configuration_is_the_same_as_toml() -> None:
-    cast = Cast(SMALL, 1, KeyRing(1, hashed=False))
-    for name in cast.parts:
-        assert tomllib.loads(toml_of(cast.table(name))) == cast.table(name)
+    deployment = Deployment(SMALL, 1, KeyRing(1, hashed=False))
+    for name in deployment.participants:
+        assert tomllib.loads(toml_of(deployment.table(name))) == deployment.table(name)
 
 
 # Level 3
@@ -187,7 +195,7 @@ def shaped_lines() -> None:
 @pytest.mark.usefixtures("shaped_lines")
 def test_real_nodes_answer_the_same_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lines bind (nobody beats the bound), a killed process comes back, and nothing is left behind."""
-    monkeypatch.setattr("sim.lab.street.MEMORY", tmp_path)
+    monkeypatch.setattr("sim.lab.machines.MEMORY", tmp_path)
     interfaces = sorted(os.listdir("/sys/class/net"))
     real = play(KILLED, 3)
     assert real.metrics.keys() == play(KILLED, 1).metrics.keys()
@@ -203,8 +211,8 @@ def furnish(folder: Path) -> None:
     (folder / "furniture").write_text("a chair")
 
 
-async def one_house(street: Street) -> House:
-    return await street.add("home", LinkSpec(up=10, down=10), furnish)
+async def one_machine(emulation: Emulation) -> LabMachine:
+    return await emulation.add("home", LinkSpec(up=10, down=10), furnish)
 
 
 def said_by(program: str) -> list[str]:
@@ -214,9 +222,9 @@ def said_by(program: str) -> list[str]:
 @pytest.mark.usefixtures("shaped_lines")
 async def test_a_program_that_ends_unasked_is_reported_with_its_last_words() -> None:
     async def live() -> None:
-        async with open_street(Setting()) as street:
-            house = await one_house(street)
-            await house.start(said_by("import sys; sys.exit('no more bread')"), lambda report: None)
+        async with open_emulation(EmulationConfig()) as emulation:
+            machine = await one_machine(emulation)
+            await machine.start(said_by("import sys; sys.exit('no more bread')"), lambda report: None)
             with trio.fail_after(30):
                 await trio.sleep_forever()
 
@@ -230,34 +238,34 @@ async def test_a_house_is_wiped_and_its_program_started_again() -> None:
     reports, send = trio.open_memory_channel[dict](10)
     program = "import json, time; print(json.dumps({'pid': 1}), flush=True); time.sleep(1000)"
     with trio.fail_after(60):
-        async with open_street(Setting()) as street:
-            house = await one_house(street)
-            await house.start(said_by(program), reports.send_nowait)
+        async with open_emulation(EmulationConfig()) as emulation:
+            machine = await one_machine(emulation)
+            await machine.start(said_by(program), reports.send_nowait)
             await send.receive()
-            (house.folder / "junk").write_text("junk")
-            await house.kill()
-            assert not house.alive
-            house.wipe()
-            assert os.listdir(house.folder) == ["furniture"]
-            await house.restart()
+            (machine.folder / "junk").write_text("junk")
+            await machine.kill()
+            assert not machine.alive
+            machine.wipe()
+            assert os.listdir(machine.folder) == ["furniture"]
+            await machine.restart()
             await send.receive()
-            assert house.alive
-            folder = street.folder
+            assert machine.alive
+            folder = emulation.folder
     assert not folder.exists()
 
 
 OWNER = """
 import json, os, sys, trio
-from sim.lab.street import Setting, open_street
-from tests.simulation.test_nodes import one_house, said_by
+from sim.lab.machines import EmulationConfig, open_emulation
+from tests.simulation.test_nodes import one_machine, said_by
 
 PROGRAM = "import json, os, sys; print(json.dumps({'pid': os.getpid()}), flush=True); sys.stdin.read()"
 
 async def main():
-    async with open_street(Setting()) as street:
+    async with open_emulation(EmulationConfig()) as emulation:
         def hear(report):
-            print(json.dumps({**report, "folder": str(street.folder)}), flush=True)
-        await (await one_house(street)).start(said_by(PROGRAM), hear)
+            print(json.dumps({**report, "folder": str(emulation.folder)}), flush=True)
+        await (await one_machine(emulation)).start(said_by(PROGRAM), hear)
         await trio.sleep_forever()
 
 trio.run(main)
@@ -282,7 +290,7 @@ def test_nothing_outlives_a_street_whose_owner_is_killed() -> None:
 def test_leftovers_are_swept_and_streets_in_use_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sim.lab.street.MEMORY", tmp_path)
+    monkeypatch.setattr("sim.lab.machines.MEMORY", tmp_path)
     used, dead = tmp_path / f"{FOLDER_PREFIX}used", tmp_path / f"{FOLDER_PREFIX}dead"
     (dead / "n1").mkdir(parents=True)
     (dead / "n1" / "key").write_text("x")

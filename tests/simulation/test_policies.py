@@ -10,15 +10,16 @@ from random import Random
 import pytest
 
 from roles.engines.config import DeviceProfile
-from sim.link import MBIT
-from sim.profiles import DEVICES, MODELS, Machine, machine_named
-from sim.runner import Result, run_scenario
-from sim.scenario import load_scenario
-from sim.workloads.intellect2 import MAX_SPAN, Payload, digest_of
-from sim.workloads.parts import ORIGIN, cast_parts
+from sim.net.link import MBIT
+from sim.run.result import Result
+from sim.run.runner import run_scenario
+from sim.run.scenario import load_scenario
+from sim.workloads.intellect2.reference import FILE
+from sim.workloads.intellect2.shardcast import MAX_SPAN, Payload, digest_of
+from sim.workloads.intellect2.sites import generate
+from sim.workloads.participants import ORIGIN, draw_participants
 from sim.workloads.policies import percentile
-from sim.workloads.sites import generate
-from sim.workloads.static_tree import FILE
+from sim.workloads.profiles import DEVICES, MODELS, Machine, machine_named
 
 SMALL: Mapping[str, float] = {"policy_bytes": 600_000, "chunk_bytes": 32_768}
 
@@ -93,16 +94,19 @@ def test_parts_are_cast_by_number() -> None:
             "slow_relays": 1, "slow_up": 2.0, "late_share": 0.2, "late_at": 9.0,
         },
     )  # fmt: skip
-    parts = cast_parts(scenario, Random(1))
-    assert next(iter(parts)) == ORIGIN
-    best = max(part.claim for name, part in parts.items() if name != ORIGIN)
-    assert [name for name, part in parts.items() if part.lies] == ["n1"]
-    assert [name for name, part in parts.items() if part.drips < math.inf] == ["n2", "n3"]
-    assert parts["n1"].claim == parts["n2"].claim == best
-    assert parts["n4"].link.up == 2.0 < parts["n4"].claim
-    assert [name for name, part in parts.items() if part.joins] == ["n9", "n10"]
-    assert not parts["n3"].honest
-    assert parts["n4"].honest
+    participants = draw_participants(scenario, Random(1))
+    assert next(iter(participants)) == ORIGIN
+    best = max(participant.claim for name, participant in participants.items() if name != ORIGIN)
+    assert [name for name, participant in participants.items() if participant.lies] == ["n1"]
+    assert [name for name, participant in participants.items() if participant.drips < math.inf] == [
+        "n2",
+        "n3",
+    ]
+    assert participants["n1"].claim == participants["n2"].claim == best
+    assert participants["n4"].link.up == 2.0 < participants["n4"].claim
+    assert [name for name, participant in participants.items() if participant.joins] == ["n9", "n10"]
+    assert not participants["n3"].honest
+    assert participants["n4"].honest
 
 
 def test_percentiles_name_a_value_that_occurs() -> None:

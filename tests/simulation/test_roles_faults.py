@@ -25,10 +25,10 @@ from roles.run import Run, sign_run
 from roles.trainer.buffer import PooledGroup
 from roles.trainer.inbox import Intake
 from roles.trainer.session import Trainer
-from sim.kernel import run_simulation
-from sim.scenario import Scenario, load_scenario
-from sim.simulation import Simulation
-from sim.swarm import NodeMain, SimNode, Swarm, open_swarm
+from sim.kernel.simulation import Simulation
+from sim.kernel.virtual_time import run_simulation
+from sim.node.swarm import NodeMain, SimNode, Swarm, open_swarm
+from sim.run.scenario import Scenario, load_scenario
 from sim.workloads import spine
 from tests.simulation.test_bad_submissions import Forger
 

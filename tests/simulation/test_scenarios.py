@@ -11,11 +11,11 @@ import pytest
 
 from p2p.errors import ConfigError
 from sim.cli import main
-from sim.faults import KINDS, Fault
-from sim.report import report, sweep_report
-from sim.runner import run_scenario
-from sim.scenario import Scenario, load_scenario, scenario_from_table, scenario_names
-from sim.sweep import changed, grid, run_one, summarise
+from sim.faults.plan import KINDS, Fault
+from sim.run.report import report, sweep_report
+from sim.run.runner import run_scenario
+from sim.run.scenario import Scenario, load_scenario, scenario_from_table, scenario_names
+from sim.run.sweep import changed, grid, run_one, summarise
 
 
 @pytest.mark.parametrize("name", scenario_names())
@@ -110,7 +110,13 @@ def test_a_workload_says_on_which_levels_it_runs() -> None:
     ],
 )
 def test_what_is_wrong_in_a_scenario_is_named(change: dict, complaint: str) -> None:
-    table = {"caption": "?", "workload": "sim.workloads.churn:Churn", "nodes": 5, "duration": 30, **change}
+    table = {
+        "caption": "?",
+        "workload": "sim.workloads.churn:MembershipChurn",
+        "nodes": 5,
+        "duration": 30,
+        **change,
+    }
     with pytest.raises(ConfigError, match=complaint):
         run_scenario(scenario_from_table("test", table), 1)
     with pytest.raises(ConfigError, match=r"there are: .*churn"):
@@ -120,7 +126,7 @@ def test_what_is_wrong_in_a_scenario_is_named(change: dict, complaint: str) -> N
 def test_a_broken_expectation_fails_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(
-        'caption = "Mine?"\nworkload = "sim.workloads.churn:Churn"\nnodes = 5\nduration = 40.0\n'
+        'caption = "Mine?"\nworkload = "sim.workloads.churn:MembershipChurn"\nnodes = 5\nduration = 40.0\n'
         '[[expect]]\nmetric = "alive"\nat_least = 6\n[[expect]]\nmetric = "no_such"\nat_most = 1\n'
     )
     out = tmp_path / "out.json"
@@ -147,7 +153,7 @@ def test_commands_that_make_no_sense(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_saved_plan_is_replayed_and_shrunk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(
-        'caption = "Mine?"\nworkload = "sim.workloads.churn:Churn"\nnodes = 6\nduration = 60.0\n'
+        'caption = "Mine?"\nworkload = "sim.workloads.churn:MembershipChurn"\nnodes = 6\nduration = 60.0\n'
         "[parameters]\nlifetime = 1e9\narrival = 1.0\n"
         '[[expect]]\nmetric = "alive"\nat_least = 6\n'
     )

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from sim.runner import Result, run_scenario
-from sim.scenario import load_scenario
+from sim.run.result import Result
+from sim.run.runner import run_scenario
+from sim.run.scenario import load_scenario
 
 DEMO_KEYS = {
     "peers", "greedy_start", "greedy_end", "reward_start", "reward_end", "policies", "staleness_max",

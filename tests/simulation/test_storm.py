@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sim.faults import KINDS, plan_from_table
-from sim.runner import run_scenario
-from sim.scenario import load_scenario
+from sim.faults.plan import KINDS, plan_from_table
+from sim.run.runner import run_scenario
+from sim.run.scenario import load_scenario
 from tests.simulation.hunt import play, smallest, with_plan
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.storms import load_storm

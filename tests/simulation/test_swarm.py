@@ -14,14 +14,14 @@ from p2p.host import MAX_OUTBOX, PeerEvent, PeerState, Stream, request, serve_re
 from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr
 from sim.errors import NodeFailed
-from sim.fabric import IDLE_TIMEOUT
-from sim.host import SimHost
-from sim.kernel import run_simulation
-from sim.link import LinkSpec
-from sim.network import join_streams
-from sim.queue import SECOND
-from sim.simulation import Simulation
-from sim.swarm import SimNode, Swarm, open_swarm
+from sim.kernel.queue import SECOND
+from sim.kernel.simulation import Simulation
+from sim.kernel.virtual_time import run_simulation
+from sim.net.fabric import IDLE_TIMEOUT
+from sim.net.link import LinkSpec
+from sim.node.host import SimHost
+from sim.node.network import join_streams
+from sim.node.swarm import SimNode, Swarm, open_swarm
 
 ECHO = ProtocolId("/test/echo/1.0.0")
 NEWS = ProtocolId("/test/news/1.0.0")

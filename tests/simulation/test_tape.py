@@ -10,9 +10,9 @@ from unittest.mock import patch
 import pytest
 
 from p2p.shardcast.core.statements import Statements
-from sim import tape
-from sim.runner import run_scenario
-from sim.tape import CORES, Tape, recording
+from sim.run import tape
+from sim.run.runner import run_scenario
+from sim.run.tape import CORES, Tape, recording
 from tests.simulation.storms import load_storm
 
 SPINE = replace(load_storm("spine"), duration=15.0, expect=())

@@ -18,16 +18,17 @@ from p2p.errors import ConfigError
 from p2p.host import Stream
 from p2p.identity import ProtocolId
 from p2p.wire import FrameReader, frame
-from sim.kernel import run_simulation
-from sim.link import MBIT, PAYLOAD_SHARE, LinkSpec
-from sim.profiles import MODELS, machine_named
-from sim.runner import Result, run_scenario
-from sim.scenario import Scenario, load_scenario
-from sim.simulation import Simulation
-from sim.swarm import SimNode, open_swarm
-from sim.workloads.freight import Freight
-from sim.workloads.timesheet import DECODING, IDLE, WAITING, Timesheet
-from sim.workloads.volunteer_plan import deal_machines, plan_of
+from sim.kernel.simulation import Simulation
+from sim.kernel.virtual_time import run_simulation
+from sim.net.link import MBIT, PAYLOAD_SHARE, LinkSpec
+from sim.node.swarm import SimNode, open_swarm
+from sim.run.result import Result
+from sim.run.runner import run_scenario
+from sim.run.scenario import Scenario, load_scenario
+from sim.workloads.profiles import MODELS, machine_named
+from sim.workloads.volunteers.freight import Freight
+from sim.workloads.volunteers.plan import deal_machines, plan_of
+from sim.workloads.volunteers.timesheet import DECODING, IDLE, WAITING, Timesheet
 
 # An 8 B policy for a dozen volunteers on fast lines: steps of some minutes, 15 chunks.
 SMALL = {

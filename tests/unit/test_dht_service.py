@@ -19,11 +19,11 @@ from p2p.machine import open_world
 from p2p.multiaddr import Multiaddr
 from p2p.swarm import open_host
 from p2p.transport.memory import MemoryNetwork
-from sim.clock import Pace
-from sim.disk import DiskModel
-from sim.kernel import run_simulation
-from sim.simulation import Simulation
-from sim.swarm import SimNode, Swarm, open_swarm
+from sim.kernel.simulation import Simulation
+from sim.kernel.virtual_time import run_simulation
+from sim.node.clock import Pace
+from sim.node.disk import DiskModel
+from sim.node.swarm import SimNode, Swarm, open_swarm
 
 CONFIG = DhtConfig(difficulty=6, refresh_interval=60)
 

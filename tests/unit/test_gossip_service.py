@@ -16,9 +16,9 @@ from p2p.identity import PeerId
 from p2p.machine import open_world
 from p2p.swarm import open_host
 from p2p.transport.memory import MemoryNetwork
-from sim.kernel import run_simulation
-from sim.simulation import Simulation
-from sim.swarm import SimNode, Swarm, open_swarm
+from sim.kernel.simulation import Simulation
+from sim.kernel.virtual_time import run_simulation
+from sim.node.swarm import SimNode, Swarm, open_swarm
 
 TOPIC = "run/policy"
 

@@ -12,9 +12,9 @@ from p2p.identity import PeerId
 from p2p.membership import Change, MemberEvent, Membership, MembershipConfig, open_membership
 from p2p.membership.core import ADMISSION_BEATS
 from p2p.membership.service import SEQNO_PATH
-from sim.kernel import run_simulation
-from sim.simulation import Simulation
-from sim.swarm import SimNode, Swarm, open_swarm
+from sim.kernel.simulation import Simulation
+from sim.kernel.virtual_time import run_simulation
+from sim.node.swarm import SimNode, Swarm, open_swarm
 
 CONFIG = MembershipConfig(interval=1.0)
 

@@ -10,14 +10,14 @@ import trio
 from hypothesis import given, settings, strategies as st
 
 from p2p.errors import ConfigError, StorageError
-from sim.churn import DAY, Churn, ChurnModel, Lognormal, Session, Weibull, read_sessions
 from sim.errors import NodeFailed
-from sim.faults import Fault
-from sim.kernel import run_simulation
-from sim.runner import run_scenario
-from sim.scenario import load_scenario, place_of
-from sim.simulation import Simulation
-from sim.swarm import SimNode, open_swarm
+from sim.faults.churn import DAY, Churn, ChurnModel, Lognormal, Session, Weibull, read_sessions
+from sim.faults.plan import Fault
+from sim.kernel.simulation import Simulation
+from sim.kernel.virtual_time import run_simulation
+from sim.node.swarm import SimNode, open_swarm
+from sim.run.runner import run_scenario
+from sim.run.scenario import load_scenario, place_of
 from sim.workloads.supervision import RESTART_AFTER, supervise
 
 FOREVER = Lognormal(1e9, 0.1)

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from hypothesis import given, strategies as st
 
-from sim.disk import SimDisk
+from sim.node.disk import SimDisk
 
 
 def make_disk() -> SimDisk:

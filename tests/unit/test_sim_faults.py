@@ -15,15 +15,16 @@ from hypothesis import given, settings, strategies as st
 from p2p.errors import ConfigError
 from p2p.identity import ProtocolId
 from p2p.multiaddr import Multiaddr
-from sim.clock import Pace
 from sim.errors import NodeFailed
-from sim.faults import KINDS, Fault, apply_plan, draw_plan, plan_from_table, plan_to_json, save_plan
-from sim.kernel import run_simulation
-from sim.link import LinkSpec
-from sim.queue import SECOND
-from sim.shrink import shrink
-from sim.simulation import Simulation
-from sim.swarm import SimNode, Swarm, open_swarm
+from sim.faults.injector import ACTIONS, FaultInjector
+from sim.faults.plan import KINDS, Fault, draw_plan, plan_from_table, plan_to_json, save_plan
+from sim.faults.shrink import shrink
+from sim.kernel.queue import SECOND
+from sim.kernel.simulation import Simulation
+from sim.kernel.virtual_time import run_simulation
+from sim.net.link import LinkSpec
+from sim.node.clock import Pace
+from sim.node.swarm import SimNode, Swarm, open_swarm
 
 NAMES = [f"n{number}" for number in range(6)]
 
@@ -58,7 +59,7 @@ def play_plan(*plan: Fault, until: float, ask: Callable[[Swarm], object]) -> lis
             for name in NAMES:
                 swarm.add(name, idle)
             await swarm.sleep(1)
-            apply_plan(swarm, plan)
+            FaultInjector(swarm).apply(plan)
             seen = []
             for second in range(2, round(until)):
                 await swarm.sleep_until(second + 0.5)
@@ -70,6 +71,10 @@ def play_plan(*plan: Fault, until: float, ask: Callable[[Swarm], object]) -> lis
     return seen
 
 
+def test_each_kind_of_fault_has_an_action() -> None:
+    assert list(ACTIONS) == list(KINDS)
+
+
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_every_fault_is_witnessed_and_undone(kind: str) -> None:
     async def main(simulation: Simulation) -> None:
@@ -79,7 +84,7 @@ def test_every_fault_is_witnessed_and_undone(kind: str) -> None:
             await swarm.sleep(1)
             before = state_of(swarm)
             value = KINDS[kind].value[1] or 0.5
-            apply_plan(swarm, [Fault(at=2.0, kind=kind, who=("n1", "n2"), seconds=5.0, value=value)])
+            FaultInjector(swarm).apply([Fault(at=2.0, kind=kind, who=("n1", "n2"), seconds=5.0, value=value)])
             await swarm.sleep_until(4)
             if kind != "pause":
                 assert state_of(swarm) != before
@@ -151,7 +156,7 @@ def test_an_impostor_answers_on_the_raw_network_too() -> None:
 
         async with open_swarm(simulation) as swarm:
             nodes = [swarm.add(name, live) for name in NAMES[:3]]
-            apply_plan(swarm, [Fault(at=1, kind="impostor", who=("n1", "n2"), seconds=5)])
+            FaultInjector(swarm).apply([Fault(at=1, kind="impostor", who=("n1", "n2"), seconds=5)])
             answers = []
             for time in (0.5, 3, 10):
                 await swarm.sleep_until(time)
@@ -187,7 +192,7 @@ def hear_two_protocols(share: float) -> list[tuple[str, int]]:
         async with open_swarm(simulation) as swarm:
             swarm.add("n1", live)
             swarm.add("n2", live)
-            apply_plan(swarm, [Fault(at=0.5, kind="reorder", who=("n1",), seconds=8, value=share)])
+            FaultInjector(swarm).apply([Fault(at=0.5, kind="reorder", who=("n1",), seconds=8, value=share)])
             await swarm.sleep(20)
 
     run_simulation(main, seed=1, horizon=100)
@@ -226,7 +231,7 @@ def arrivals(*plan: Fault) -> list[float]:
         async with open_swarm(simulation) as swarm:
             for name in ("n1", "n2"):
                 swarm.add(name, live, link=LinkSpec(up=8.0, down=80.0))
-            apply_plan(swarm, plan)
+            FaultInjector(swarm).apply(plan)
             await swarm.sleep(300)
 
     run_simulation(main, seed=1, horizon=400)
@@ -280,7 +285,7 @@ def test_victims_can_be_patterns_shares_and_zones() -> None:
             await swarm.sleep(1)
             dead = []
             for when, who in enumerate((("n1*",), ("50%",), ("zone:z1",)), start=2):
-                apply_plan(swarm, [Fault(at=float(when), kind="kill", who=who, seconds=0.5)])
+                FaultInjector(swarm).apply([Fault(at=float(when), kind="kill", who=who, seconds=0.5)])
                 await swarm.sleep_until(when + 0.1)
                 dead.append([name for name, node in swarm.nodes.items() if not node.alive])
                 await swarm.sleep_until(when + 0.9)

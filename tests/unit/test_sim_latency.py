@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from random import Random
 
-from sim.fabric import Fabric
-from sim.latency import REGIONS, RegionLatency, draw_region
-from sim.queue import Owner
-from sim.runner import run_scenario
-from sim.scenario import load_scenario
-from sim.simulation import Simulation
+from sim.kernel.queue import Owner
+from sim.kernel.simulation import Simulation
+from sim.net.fabric import Fabric
+from sim.net.latency import REGIONS, RegionLatency, draw_region
+from sim.run.runner import run_scenario
+from sim.run.scenario import load_scenario
 
 
 def test_distances_are_symmetric_and_short_at_home() -> None:

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 from p2p.identity import KeyPair
-from sim import queue as queue_module
 from sim.errors import NodeFailed, SimStuck
-from sim.keys import KeyRing, derive, derived_rng
-from sim.queue import SECOND, EventQueue, Owner, nanoseconds
-from sim.trace import BLOCK_EVENTS, EVERYTHING, Trace, plain
+from sim.kernel import queue as queue_module
+from sim.kernel.keys import KeyRing, derive, derived_rng
+from sim.kernel.queue import SECOND, EventQueue, Owner, nanoseconds
+from sim.kernel.trace import BLOCK_EVENTS, EVERYTHING, Trace, plain
 
 
 def make_queue() -> EventQueue:

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 
-from sim import kernel
 from sim.errors import SimDeadlock, SimStuck
-from sim.kernel import run_simulation
-from sim.simulation import Simulation
-from sim.swarm import SimNode, open_swarm
+from sim.kernel import virtual_time as kernel
+from sim.kernel.simulation import Simulation
+from sim.kernel.virtual_time import run_simulation
+from sim.node.swarm import SimNode, open_swarm
 
 
 def play(cleanup: Callable[[SimNode], Awaitable[None]], *, fails: bool = False) -> None:

@@ -1,7 +1,8 @@
 """What whole nodes do in a scenario about policies: witness when they come, and publish them.
 
-Ordinary roles of ``python -m p2p.node``: the same code runs in a simulation and in a process. Times are wall
-clock times, which all processes of one machine, and all nodes of one simulation, share.
+Ordinary roles of ``python -m p2p.node``: the same code runs in a simulation and in a process.
+Times are wall clock times, which all processes of one machine, and all nodes of one simulation,
+share.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from p2p.shardcast import PolicyVersion
 from sim.workloads.policies import make_weights
 
 ZERO_PATH: Final = "publisher/zero"
-"""On the publisher's disk: the wall clock time of the scenario's second 0, for its next life."""
+"""On the publisher's disk: the wall clock time of the scenario's second 0, for its next
+life."""
 LEAD: Final = 2.0
-"""Seconds between knowing when the first policy goes out and its going out: time to tell who watches."""
+"""Seconds between knowing when the first policy goes out and its going out: time to tell who
+watches."""
 LOOK: Final = 0.5
-"""Seconds between looks at who is there: a member's upload comes with a heartbeat and is no event."""
+"""Seconds between looks at who is there: a member's upload comes with a heartbeat and is no
+event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +49,7 @@ class Witness:
 
     @classmethod
     def from_config(cls, table: Mapping[str, object]) -> Self:
-        """Raises `ConfigError`."""
+        """The role of a node with this table. Raises `ConfigError` naming the wrong key."""
         return cls(read_table(WitnessConfig, table, "role.witness").upload)
 
     async def run(self, node: Node) -> None:
@@ -84,8 +88,8 @@ class PublisherConfig:
     policy_bytes: int
 
 
-class Publisher:
-    """Publishes policies on a schedule that begins when everybody is there."""
+class ScheduledPublisher:
+    """Publishes policies on a schedule that begins when all witnesses are there."""
 
     name: ClassVar[str] = "publisher"
 
@@ -96,11 +100,12 @@ class Publisher:
 
     @classmethod
     def from_config(cls, table: Mapping[str, object]) -> Self:
-        """Raises `ConfigError`."""
+        """The role of a node with this table. Raises `ConfigError` naming the wrong key."""
         return cls(read_table(PublisherConfig, table, "role.publisher"))
 
     async def run(self, node: Node) -> None:
-        """Wait for everybody, publish, and stay. After a restart, go on with what is due."""
+        """Wait for all witnesses, publish, and stay. After a restart, go on with what is
+        due."""
         config = self._config
         self._zero = zero = await self._find_zero(node)
         for version in range(1, config.versions + 1):
@@ -117,7 +122,8 @@ class Publisher:
         await trio.sleep_forever()
 
     async def _find_zero(self, node: Node) -> float:
-        """Wall clock time of second 0: our start, or later if it takes longer until everybody is there."""
+        """Wall clock time of second 0: our start, or later if it takes longer until all
+        witnesses are there."""
         try:
             return float(await node.world.disk.read(ZERO_PATH))
         except FileNotFoundError:
@@ -134,5 +140,6 @@ class Publisher:
         )
 
     def health(self) -> dict[str, object]:
-        """``zero``: the wall clock time of second 0, once it is known; ``published``: as `Witness.health`."""
+        """``zero``: the wall clock time of second 0, once it is known; ``published``: as
+        `Witness.health`."""
         return {"zero": self._zero, "published": list(self._published.items())}

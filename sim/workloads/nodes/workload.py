@@ -1,10 +1,13 @@
-"""How does a policy spread over whole nodes: run file, membership, DHT, gossip, SHARDCAST? (L0 to L3)
+"""How does a policy spread over whole nodes? (L0 to L3)
 
-Everybody joins through the origin and the first receiver, as a command line would tell them; the origin
-publishes once it knows everybody, a version each ``interval``. Nothing is arranged behind the nodes' backs:
-the roster is what heartbeats say, announcements go by gossip. Parameters are those of `sim.workloads.parts`
-(without liars and drippers) and ``policy_bytes``, ``chunk_bytes``, ``versions``, ``interval``, ``first_at``;
-for real lines also ``queue`` (seconds) and ``congestion`` (a name), see `sim.lab.street.Setting`.
+Each has run file, membership, DHT, gossip and SHARDCAST, as production has.
+
+All nodes join through the origin and the first receiver, as a command line would tell them;
+the origin publishes once it knows them all, a version each ``interval``. Nothing is arranged
+behind the nodes' backs: the roster is what heartbeats say, announcements go by gossip.
+Parameters are those of `sim.workloads.participants` (without liars and drippers) and
+``policy_bytes``, ``chunk_bytes``, ``versions``, ``interval``, ``first_at``; for real lines also
+``queue`` (seconds) and ``congestion`` (a name), see `sim.lab.machines.EmulationConfig`.
 """
 
 from __future__ import annotations
@@ -18,27 +21,27 @@ from p2p.host import Host
 from p2p.node.node import Node, open_node, run_roles
 from p2p.node.plugins import load_roles
 from p2p.node.role import Role
-from sim.lab.street import Street
-from sim.link import PAYLOAD_SHARE
-from sim.scenario import Scenario
-from sim.simulation import Simulation
-from sim.swarm import SimNode, Swarm
-from sim.workloads.nodes.cast import Cast
-from sim.workloads.nodes.flow import Flow
-from sim.workloads.nodes.real import LINGER, Company
-from sim.workloads.nodes.tale import Tale, measure
-from sim.workloads.parts import PART_PARAMETERS
+from sim.kernel.simulation import Simulation
+from sim.lab.machines import Emulation
+from sim.net.link import PAYLOAD_SHARE
+from sim.node.swarm import SimNode, Swarm
+from sim.run.scenario import Scenario
+from sim.workloads.nodes.deployment import Deployment
+from sim.workloads.nodes.flow import PolicyFlow
+from sim.workloads.nodes.metrics import HealthLog, measure
+from sim.workloads.nodes.processes import LINGER, NodeProcesses
+from sim.workloads.participants import PARTICIPANT_PARAMETERS
 
 LOOK: Final = 0.5
 """Virtual seconds between looks at who holds what."""
 
 
-class Nodes:
-    """A `sim.scenario.Workload` for every level."""
+class WholeNodes:
+    """A `sim.run.scenario.Workload` for every level."""
 
     levels: ClassVar[Sequence[int]] = (0, 1, 2, 3)
     parameters: ClassVar[Sequence[str]] = (
-        *PART_PARAMETERS,
+        *PARTICIPANT_PARAMETERS,
         "policy_bytes",
         "versions",
         "first_at",
@@ -52,37 +55,40 @@ class Nodes:
         self._open: dict[str, list[tuple[Node, Sequence[Role]]]] = {}
 
     async def run(self, swarm: Swarm, scenario: Scenario) -> Mapping[str, float | int | str]:
-        """Play in a simulation until everybody holds the last policy, or the duration is over."""
+        """Play in a simulation until all hold the last policy, or the duration is
+        over."""
         self._scenario = scenario
-        self._cast = cast = Cast(scenario, swarm.simulation.seed, swarm.simulation.keys)
-        for name, part in cast.parts.items():
+        self._deployment = deployment = Deployment(scenario, swarm.simulation.seed, swarm.simulation.keys)
+        for name, participant in deployment.participants.items():
             self._open[name] = []
-            swarm.add(name, self._live, link=part.link)
+            swarm.add(name, self._live, link=participant.link)
         while swarm.simulation.now < scenario.duration and not self._is_over(swarm):
             await swarm.sleep(LOOK)
             self._plot(swarm)
         await swarm.sleep(LINGER)
-        return measure(cast, self._tales(swarm), [node.name for node in swarm.alive])
+        return measure(deployment, self._logs(swarm), [node.name for node in swarm.alive])
 
-    async def run_real(self, street: Street, scenario: Scenario) -> Mapping[str, float | int | str]:
+    async def run_real(self, emulation: Emulation, scenario: Scenario) -> Mapping[str, float | int | str]:
         """Play with real processes, to the same end."""
-        return await Company(street, scenario).play()
+        return await NodeProcesses(emulation, scenario).play()
 
     def run_bare(self, simulation: Simulation, scenario: Scenario) -> Mapping[str, float | int | str]:
         """Play as a flow over the real forest."""
-        return Flow(Cast(scenario, simulation.seed, simulation.keys)).run_bare(simulation, scenario)
+        return PolicyFlow(Deployment(scenario, simulation.seed, simulation.keys)).run_bare(
+            simulation, scenario
+        )
 
     # A node in a simulation
 
     async def _live(self, machine: SimNode) -> None:
-        cast, name = self._cast, machine.name
-        await machine.world.sleep_until(cast.part(name).joins)
-        config = cast.config(name)
-        roles = load_roles(cast.roles(name), config.role)
+        deployment, name = self._deployment, machine.name
+        await machine.world.sleep_until(deployment.participant(name).joins)
+        config = deployment.config(name)
+        roles = load_roles(deployment.roles(name), config.role)
         doors = [other.addr for other in machine.siblings[:2] if other is not machine]
         async with (
             self._open_host(machine) as host,
-            open_node(machine.world, host, config, document=cast.run.document, bootstrap=doors) as node,
+            open_node(machine.world, host, config, document=deployment.run.document, bootstrap=doors) as node,
         ):
             self._open[name].append((node, roles))
             await run_roles(node, roles)
@@ -96,22 +102,22 @@ class Nodes:
 
     def _holders(self, swarm: Swarm) -> list[str]:
         """Who lives and holds the last policy."""
-        last = self._cast.versions
+        last = self._deployment.versions
         lives = {node.name: self._open[node.name] for node in swarm.alive}
         return [name for name, nodes in lives.items() if nodes and nodes[-1][0].shardcast.newest >= last]
 
     def _is_over(self, swarm: Swarm) -> bool:
         now = swarm.simulation.now
-        return now >= self._cast.busy_until and len(self._holders(swarm)) == len(swarm.alive)
+        return now >= self._deployment.busy_until and len(self._holders(swarm)) == len(swarm.alive)
 
     def _plot(self, swarm: Swarm) -> None:
         swarm.simulation.plot("nodes that hold the last policy", len(self._holders(swarm)))
 
-    def _tales(self, swarm: Swarm) -> dict[str, Tale]:
-        tales = {name: Tale() for name in self._open}
+    def _logs(self, swarm: Swarm) -> dict[str, HealthLog]:
+        logs = {name: HealthLog() for name in self._open}
         for name, lives in self._open.items():
-            tales[name].line_bytes = round(swarm.nodes[name].endpoint.sent / PAYLOAD_SHARE)
+            logs[name].line_bytes = round(swarm.nodes[name].endpoint.sent / PAYLOAD_SHARE)
             for node, roles in lives:
-                tales[name].begin_life()
-                tales[name].hear(node.health(roles))
-        return tales
+                logs[name].begin_life()
+                logs[name].hear(node.health(roles))
+        return logs

@@ -35,7 +35,7 @@ from p2p.node.rundoc import PROTOCOL_ID as RUN
 from p2p.shardcast import messages as shardcast
 from p2p.shardcast.manifest import PROTOCOL_ID as SHARDCAST
 from p2p.wire import frame, pack
-from sim.workloads.hostile import say_alive
+from sim.workloads.hostile.heartbeats import say_alive
 from tests.attacks.kinds.registry import kind
 from tests.attacks.raw import Attack, RawPeer, minted, open_peer, pause, stamp_of
 

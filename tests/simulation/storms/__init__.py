@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from sim.errors import SimulationError
-from sim.scenario import Scenario, load_scenario
+from sim.run.scenario import Scenario, load_scenario
 
 FOLDER: Final = Path(__file__).parent
 STORMS: Final = ("dht", "gossip", "ledger", "membership", "policies", "spine", "transport")

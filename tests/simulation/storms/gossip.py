@@ -14,9 +14,9 @@ import trio
 from p2p.errors import PeerUnreachable, WrongPeer
 from p2p.gossip import GossipConfig, Validity, open_gossip
 from p2p.identity import PeerId
-from sim.host import SimHost
-from sim.scenario import Scenario
-from sim.swarm import SimNode, Swarm
+from sim.node.host import SimHost
+from sim.node.swarm import SimNode, Swarm
+from sim.run.scenario import Scenario
 from tests.simulation.storms import Broken
 
 TOPIC: Final = "storm"
@@ -28,7 +28,7 @@ SAY: Final = 6.0
 
 
 class GossipStorm:
-    """A `sim.scenario.Workload`."""
+    """A `sim.run.scenario.Workload`."""
 
     def __init__(self) -> None:
         self._said: dict[bytes, tuple[PeerId, float]] = {}

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from p2p.errors import StorageError
 from p2p.ledger import Ledger, open_ledger
-from sim.scenario import Scenario
-from sim.swarm import SimNode, Swarm
+from sim.node.swarm import SimNode, Swarm
+from sim.run.scenario import Scenario
 from tests.simulation.storms import Broken
 
 SEGMENT_BYTES = 2000
@@ -19,7 +19,7 @@ FSYNC = 0.05
 
 
 class LedgerStorm:
-    """A `sim.scenario.Workload`."""
+    """A `sim.run.scenario.Workload`."""
 
     def __init__(self) -> None:
         self._told: dict[str, list[bytes]] = {}

@@ -14,8 +14,8 @@ import trio
 
 from p2p.identity import PeerId
 from p2p.membership import Change, MemberEvent, Membership, MembershipConfig, open_membership
-from sim.scenario import Scenario
-from sim.swarm import SimNode, Swarm
+from sim.node.swarm import SimNode, Swarm
+from sim.run.scenario import Scenario
 from tests.simulation.storms import Broken
 
 BOOTSTRAP: Final = 3
@@ -24,7 +24,7 @@ SPEAK: Final = 7.0
 
 
 class MembershipStorm:
-    """A `sim.scenario.Workload`."""
+    """A `sim.run.scenario.Workload`."""
 
     def __init__(self) -> None:
         self._open: dict[str, Membership] = {}

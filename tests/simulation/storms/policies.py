@@ -17,9 +17,9 @@ import trio
 from p2p.errors import PeerUnreachable, StorageError, WrongPeer
 from p2p.identity import PeerId, ProtocolId
 from p2p.shardcast import PolicyVersion, RosterEntry, Shardcast, ShardcastConfig, open_shardcast
-from sim.host import SimHost
-from sim.scenario import Scenario
-from sim.swarm import SimNode, Swarm
+from sim.node.host import SimHost
+from sim.node.swarm import SimNode, Swarm
+from sim.run.scenario import Scenario
 from sim.workloads.spread import make_weights
 from tests.simulation.storms import Broken
 
@@ -41,7 +41,7 @@ def weights_of(version: int) -> bytes:
 
 
 class PoliciesStorm:
-    """A `sim.scenario.Workload`."""
+    """A `sim.run.scenario.Workload`."""
 
     def __init__(self) -> None:
         self._open: dict[str, Shardcast] = {}

@@ -17,8 +17,8 @@ from p2p.host import PeerEvent, PeerState, Stream, request, serve_requests
 from p2p.identity import PeerId, ProtocolId
 from p2p.swarm import SwarmHost, open_host
 from p2p.wire import FrameReader, pack, unpack_untrusted
-from sim.scenario import Scenario
-from sim.swarm import SimNode, Swarm
+from sim.node.swarm import SimNode, Swarm
+from sim.run.scenario import Scenario
 from tests.simulation.storms import Broken
 
 NOTE: Final = ProtocolId("/storm/note/1.0.0")
@@ -35,7 +35,7 @@ PATIENCE: Final = 15.0
 
 
 class TransportStorm:
-    """A `sim.scenario.Workload`."""
+    """A `sim.run.scenario.Workload`."""
 
     def __init__(self) -> None:
         self._open: dict[str, SwarmHost] = {}

@@ -1,0 +1,109 @@
+"""What a simulation asks of its process: the only file that touches trio's private names.
+
+trio shuffles each batch of runnable tasks with a generator that has no public seed, from an
+order that depends on memory addresses. Two private switches make both a function of the seed;
+pytest-trio and Hypothesis lean on the same two. A third private name, a task's cancel status,
+serves only when a run cannot end otherwise. tests/simulation/test_canary.py pins what is relied
+on, in a plain subprocess with 1,000 tasks: with 200 a run without the first switch still looked
+deterministic.
+"""
+
+from __future__ import annotations
+
+import gc
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final, NoReturn
+
+import trio
+from trio._core import _run
+
+from sim.errors import SimForbidden
+
+GC_THRESHOLDS: Final = (200_000, 50, 1000)
+"""Allocations before a round of the garbage collector's youngest generation, and rounds before
+one of the next. With Python's own (700, 10, 10) 5,000 nodes ran at half the speed: a simulation
+holds millions of objects that live long, and each round walks them for little. What these
+thresholds leave behind, the cycles of lives that have ended, is collected by
+`sim.node.swarm.COLLECT_AFTER`."""
+
+_DOORS: Final[tuple[tuple[object, str, str], ...]] = (
+    (trio.to_thread, "run_sync", "use World.run_blocking"),
+    (threading.Thread, "start", "use World.run_blocking"),
+    (subprocess.Popen, "__init__", "use World.open_worker, at L3"),
+    (socket.socket, "connect", "use Network.dial"),
+    (socket.socket, "connect_ex", "use Network.dial"),
+    (socket.socket, "bind", "use Network.listen"),
+)
+"""Ways to real time: (where, name, what to use instead). A real thread under a pending timer
+lets 3,600 virtual seconds pass in a millisecond."""
+
+
+@contextmanager
+def deterministic(seed: int) -> Iterator[None]:
+    """Make trio's scheduling a function of ``seed``, and keep the world out, for the length of
+    the block."""
+    before = _run._ALLOW_DETERMINISTIC_SCHEDULING
+    state = _run._r.getstate()
+    _run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
+    _run._r.seed(seed)
+    try:
+        with raised_gc_thresholds():
+            yield
+    finally:
+        _run._r.setstate(state)
+        _run._ALLOW_DETERMINISTIC_SCHEDULING = before  # type: ignore[misc]
+
+
+def lift_shields(task: trio.lowlevel.Task) -> None:
+    """Let ``task`` be cancelled wherever it waits: for what shields itself for ever."""
+    status: _run.CancelStatus | None = task._cancel_status
+    while status is not None:
+        if status._scope.shield:
+            status._scope.shield = False
+        status = status.parent
+
+
+@contextmanager
+def raised_gc_thresholds() -> Iterator[None]:
+    """Let the collector look less often for the length of the block."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(*GC_THRESHOLDS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+
+
+@contextmanager
+def closed_doors() -> Iterator[None]:
+    """Raise `SimForbidden` on threads, processes and real sockets. Enter it inside
+    `trio.run`."""
+    with ExitStack() as stack:
+        for place, name, remedy in _DOORS:
+            stack.enter_context(_closed(place, name, remedy))
+        yield
+
+
+@contextmanager
+def _closed(place: object, name: str, remedy: str) -> Iterator[None]:
+    inherited = name not in vars(place)
+    original = getattr(place, name)
+    setattr(place, name, _refusal(f"{getattr(place, '__name__', place)}.{name}", remedy))
+    try:
+        yield
+    finally:
+        if inherited:
+            delattr(place, name)
+        else:
+            setattr(place, name, original)
+
+
+def _refusal(what: str, remedy: str) -> Callable[..., Any]:
+    def refuse(*args: object, **kwargs: object) -> NoReturn:
+        raise SimForbidden(f"{what} inside a simulation: {remedy}")
+
+    return refuse

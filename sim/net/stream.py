@@ -1,0 +1,227 @@
+"""Byte streams over simulated wires, with the back-pressure real ones have.
+
+A stream may have four pieces under way, plus what fits into the latency of its path: without a
+window a slow receiver eats its sender's line, with one piece the line runs half empty
+(simulated and measured). A byte counts as under way until the receiving program has read it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final, NoReturn
+
+import trio
+
+from sim.net.fabric import Direction, Fabric, tampered
+from sim.net.link import SEGMENT
+
+WINDOW_PIECES: Final = (3, 4, 5)
+"""One of these for each stream: TCP's flows do not share a line evenly. Where uplinks are full
+all the time it matters: a tree of fifteen took 11 % (bbr) to 18 % (cubic) longer than with even
+shares. Windows that are all alike missed 12 % of that, these 6 % (docs/simulation-links.md)."""
+MAX_WINDOW: Final = 16 * 1024 * 1024
+"""Bytes under way on one stream at most, however long and fat the path: what our Yamux windows
+allow."""
+OVERHEAD: Final = 32
+"""Bytes that framing, multiplexing and encryption add to a segment or message."""
+_MARKER: Final = 12
+"""Bytes of a header that only opens, ends or resets a stream."""
+
+
+class _Parked:
+    """One task that waits for one condition."""
+
+    __slots__ = ("task",)
+
+    def __init__(self) -> None:
+        self.task: trio.lowlevel.Task | None = None
+
+    async def wait(self) -> None:
+        self.task = trio.lowlevel.current_task()
+
+        def abort(_: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
+            self.task = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+    def wake(self) -> None:
+        if self.task is not None:
+            task, self.task = self.task, None
+            trio.lowlevel.reschedule(task)
+
+
+class SimStream(trio.abc.HalfCloseableStream):
+    """One end of a stream. Passes trio's ``check_half_closeable_stream``."""
+
+    def __init__(self, fabric: Fabric, direction: Direction) -> None:
+        """``direction`` carries what this end sends. `join` the two ends before use."""
+        self._fabric = fabric
+        self._direction = direction
+        self._other: SimStream
+        self._window = window_of(direction)
+        self._under_way = 0
+        self._inbox: deque[bytes] = deque()
+        self._sender = _Parked()
+        self._receiver = _Parked()
+        self._sending = self._receiving = False
+        self._send_closed = self._closed = False
+        self._eof = self._broken = self._peer_closed = False
+
+    def join(self, other: SimStream) -> None:
+        """Make the two one stream."""
+        self._other = other
+        other._other = self
+
+    # Sending
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """Return when the last byte is under way."""
+        if self._sending:
+            raise trio.BusyResourceError("another task is sending")
+        self._sending = True
+        try:
+            await trio.lowlevel.checkpoint()
+            self._check_sendable()
+            if len(data) <= SEGMENT:
+                if len(data):
+                    await self._send_segment(bytes(data))
+                return
+            view = memoryview(data)
+            for start in range(0, len(view), SEGMENT):
+                await self._send_segment(bytes(view[start : start + SEGMENT]))
+        finally:
+            self._sending = False
+
+    async def _send_segment(self, segment: bytes) -> None:
+        while self._under_way >= self._window:
+            await self._sender.wait()
+            self._check_sendable()
+        if self._direction.src.lies:
+            segment = tampered(self._direction.src, segment)
+        self._under_way += len(segment)
+        self._fabric.transmit(
+            self._direction, len(segment) + OVERHEAD, "segment", self._other._take_segment, segment
+        )
+
+    def _check_sendable(self) -> None:
+        if self._closed or self._send_closed:
+            raise trio.ClosedResourceError
+        if self._broken or self._peer_closed:
+            raise trio.BrokenResourceError("the other side went away")
+
+    async def wait_send_all_might_not_block(self) -> None:
+        """Return when there is room for some bytes."""
+        if self._sending:
+            raise trio.BusyResourceError("another task is sending")
+        self._sending = True
+        try:
+            await trio.lowlevel.checkpoint()
+            self._check_sendable()
+            while self._under_way >= self._window:
+                await self._sender.wait()
+                self._check_sendable()
+        finally:
+            self._sending = False
+
+    async def send_eof(self) -> None:
+        """Say that nothing more will come; the other direction lives on."""
+        if self._sending:
+            raise trio.BusyResourceError("another task is sending")
+        await trio.lowlevel.checkpoint()
+        if self._closed:
+            raise trio.ClosedResourceError
+        if not self._send_closed:
+            self._check_sendable()
+            self._send_closed = True
+            self._mark(self._other._take_eof, "eof")
+
+    # Receiving
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """At least one byte, or nothing at the end."""
+        if max_bytes is not None and (not isinstance(max_bytes, int) or max_bytes < 1):
+            raise (ValueError if isinstance(max_bytes, int) else TypeError)(
+                "max_bytes must be an integer >= 1"
+            )
+        if self._receiving:
+            raise trio.BusyResourceError("another task is receiving")
+        self._receiving = True
+        try:
+            if self._inbox or self._eof or self._broken or self._closed:
+                await trio.lowlevel.checkpoint()
+            while not (self._inbox or self._eof or self._broken or self._closed):
+                await self._receiver.wait()
+        finally:
+            self._receiving = False
+        if self._closed:
+            raise trio.ClosedResourceError
+        if self._broken:
+            raise trio.BrokenResourceError("the other side went away")
+        return self._next_piece(max_bytes) if self._inbox else b""
+
+    def _next_piece(self, max_bytes: int | None) -> bytes:
+        piece = self._inbox.popleft()
+        if max_bytes is not None and len(piece) > max_bytes:
+            self._inbox.appendleft(piece[max_bytes:])
+            piece = piece[:max_bytes]
+        sender = self._other
+        sender._under_way -= len(piece)
+        sender._sender.wake()
+        return piece
+
+    # Ending
+
+    async def aclose(self) -> None:
+        """Close both directions; what was sent still arrives."""
+        if not self._closed:
+            self._closed = True
+            self._ended()
+            if not self._broken:
+                self._mark(self._other._take_close, "close")
+        await trio.lowlevel.checkpoint()
+
+    def reset(self) -> None:
+        """Abandon both directions at once; the other side sees `trio.BrokenResourceError`."""
+        if not self._closed:
+            self._closed = True
+            self._ended()
+            if not self._broken:
+                self._mark(self._other.break_off, "reset")
+
+    def _ended(self) -> None:
+        self._inbox.clear()
+        self._sender.wake()
+        self._receiver.wake()
+
+    def _mark(self, deliver: Callable[[], None], label: str) -> None:
+        self._fabric.transmit(self._direction, _MARKER, label, deliver)
+
+    # What the wire brings
+
+    def _take_segment(self, segment: bytes) -> None:
+        if not (self._closed or self._broken):
+            self._inbox.append(segment)
+            self._receiver.wake()
+
+    def _take_eof(self) -> None:
+        self._eof = True
+        self._receiver.wake()
+
+    def _take_close(self) -> None:
+        self._eof = self._peer_closed = True
+        self._receiver.wake()
+        self._sender.wake()
+
+    def break_off(self) -> None:
+        """The other side, or the wire, is gone."""
+        self._broken = True
+        self._ended()
+
+
+def window_of(direction: Direction) -> int:
+    """Bytes that may be under way: four pieces, and what the path itself holds."""
+    slowest = max(direction.src.up_cost, direction.dst.down_cost)
+    in_path = int(direction.latency / slowest) if slowest > 0 else MAX_WINDOW
+    return min(MAX_WINDOW, direction.src.rng.choice(WINDOW_PIECES) * SEGMENT + in_path)

@@ -1,0 +1,471 @@
+"""The simulated `Host` (L1): authenticated peers without handshakes, over simulated wires.
+
+Theory of operation
+-------------------
+One wire per pair of peers carries all their messages and streams, as one TCP connection does in
+production. First contact costs four round trips (TCP, Noise, Yamux, identify), a stream one
+more. A message is one heap event: it arrives as a plain call of its handler, in the name of the
+receiving node, with no task switch. Streams are served by one task each.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+import trio
+
+from p2p.errors import (
+    BadMessage,
+    ConfigError,
+    LocalProtocolError,
+    PeerUnreachable,
+    ProtocolNotSupported,
+    RemoteProtocolError,
+    ShoalError,
+    WrongPeer,
+)
+from p2p.host import (
+    MAX_MESSAGE,
+    MAX_OUTBOX,
+    AddrSource,
+    MessageHandler,
+    PeerEvent,
+    PeerState,
+    StreamHandler,
+    check_protocol,
+    check_unserved,
+    without,
+)
+from p2p.identity import PeerId, ProtocolId
+from p2p.multiaddr import Multiaddr
+from p2p.peers import VIOLATION, AddressBook, Scores
+from sim.net.fabric import DIAL_TIMEOUT, Endpoint, Fabric
+from sim.node.connection import End, Opening, SimHostStream
+from sim.node.network import memory_number
+from sim.node.world import SimWorld
+
+logger = logging.getLogger(__name__)
+
+DIAL_ROUND_TRIPS: Final = 4
+"""TCP 1, Noise 1.5, Yamux and identify the rest, each behind a multistream-select."""
+DIAL_BACKOFF: Final = 5.0
+"""Seconds after a failed dial in which messages to the peer are dropped at once, as in
+`p2p.swarm`."""
+
+
+@dataclass(slots=True, eq=False)
+class _PendingDial:
+    """A connection that is being made, and what waits for it."""
+
+    done: trio.Event = field(default_factory=trio.Event)
+    error: ShoalError | None = None
+    waiting: list[tuple[ProtocolId, bytes]] = field(default_factory=list)
+    waiting_bytes: int = 0
+
+
+class SimHost:
+    """One node's `Host` on the simulated network. Open it with `open_sim_host`."""
+
+    __slots__ = (
+        "_addrs", "_book", "_closed", "_dials", "_endpoint", "_ends", "_listeners",
+        "_message_handlers", "_nursery", "_peer_id", "_protected", "_queue", "_scores",
+        "_served", "_traffic", "_unreachable", "_world", "dropped", "fabric", "handlers",
+        "name",
+    )  # fmt: skip
+
+    def __init__(self, world: SimWorld, fabric: Fabric, endpoint: Endpoint, nursery: trio.Nursery) -> None:
+        self.fabric = fabric
+        self.name = world.name
+        self.handlers: dict[ProtocolId, StreamHandler] = {}
+        self.dropped = 0
+        """Messages dropped by full outboxes, or sent to no peer."""
+        self._world = world
+        self._queue = world.simulation.queue
+        self._endpoint = endpoint
+        self._nursery = nursery
+        self._peer_id = world.signer.peer_id
+        self._message_handlers: dict[ProtocolId, tuple[MessageHandler, int]] = {}
+        self._protected: dict[str, frozenset[PeerId]] = {}
+        self._listeners: tuple[Callable[[PeerEvent], None], ...] = ()
+        self._served: dict[SimHostStream, trio.CancelScope] = {}
+        self._ends: dict[PeerId, End] = {}
+        self._dials: dict[PeerId, _PendingDial] = {}
+        self._book = AddressBook()
+        self._scores = Scores()
+        self._unreachable: dict[PeerId, float] = {}
+        self._traffic: dict[PeerId, tuple[int, int]] = {}
+        self._addrs = (Multiaddr((("memory", str(endpoint.index)), ("p2p", str(self._peer_id)))),)
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"SimHost({self.name}, {len(self._ends)} peers)"
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Our own name."""
+        return self._peer_id
+
+    @property
+    def addrs(self) -> tuple[Multiaddr, ...]:
+        """``/memory/<n>/p2p/<id>``."""
+        return self._addrs
+
+    @property
+    def connected(self) -> tuple[PeerId, ...]:
+        """Peers with a live connection, oldest first."""
+        return tuple(self._ends)
+
+    def set_handler(self, protocol: ProtocolId, handler: StreamHandler) -> None:
+        """Serve incoming streams of ``protocol``. Raises `ValueError` if that is no protocol
+        id."""
+        check_protocol(protocol)
+        self.handlers[protocol] = handler
+
+    def set_message_handler(
+        self, protocol: ProtocolId, handler: MessageHandler, *, max_message: int = MAX_MESSAGE
+    ) -> None:
+        """Take incoming messages of ``protocol`` of at most ``max_message`` bytes."""
+        self._message_handlers[protocol] = (handler, max_message)
+
+    def on_peer(self, listener: Callable[[PeerEvent], None]) -> None:
+        """Call ``listener`` on every change in who is connected."""
+        self._listeners = (*self._listeners, listener)
+
+    @contextmanager
+    def serving(self, protocol: ProtocolId, handler: StreamHandler) -> Iterator[None]:
+        """Serve incoming streams of ``protocol`` for the length of the block."""
+        check_unserved(protocol, (*self.handlers, *self._message_handlers))
+        self.handlers[protocol] = handler
+        try:
+            yield
+        finally:
+            if self.handlers.get(protocol) is handler:
+                del self.handlers[protocol]
+            for stream, scope in list(self._served.items()):
+                if stream.protocol == protocol:
+                    scope.cancel()
+
+    @contextmanager
+    def receiving(
+        self, protocol: ProtocolId, handler: MessageHandler, *, max_message: int = MAX_MESSAGE
+    ) -> Iterator[None]:
+        """Take incoming messages of ``protocol`` for the length of the block."""
+        check_unserved(protocol, (*self.handlers, *self._message_handlers))
+        taker = self._message_handlers[protocol] = (handler, max_message)
+        try:
+            yield
+        finally:
+            if self._message_handlers.get(protocol) is taker:
+                del self._message_handlers[protocol]
+
+    @contextmanager
+    def watching(self, listener: Callable[[PeerEvent], None]) -> Iterator[None]:
+        """Call ``listener`` on every change in who is connected, for the length of the
+        block."""
+        self._listeners = (*self._listeners, listener)
+        try:
+            yield
+        finally:
+            self._listeners = without(self._listeners, listener)
+
+    def add_addrs(
+        self, peer: PeerId, addrs: Sequence[Multiaddr], source: AddrSource = AddrSource.OWNER
+    ) -> None:
+        """Remember where ``peer`` may be dialled."""
+        if self._book.add(peer, addrs, source):
+            self._unreachable.pop(peer, None)
+
+    def addrs_of(self, peer: PeerId) -> tuple[Multiaddr, ...]:
+        """Where ``peer`` was last said to be, each address ending in ``/p2p/`` and its id."""
+        return tuple(addr.with_peer(peer) for addr in self._book.of(peer))
+
+    def traffic(self, peer: PeerId) -> tuple[int, int]:
+        """Bytes sent to and received from ``peer``, over all connections."""
+        sent, received = self._traffic.get(peer, (0, 0))
+        end = self._ends.get(peer)
+        if end is not None:
+            sent += end.wire.directions[end.side].sent
+            received += end.wire.directions[1 - end.side].sent
+        return sent, received
+
+    # Connections
+
+    async def connect(self, peer: PeerId) -> None:
+        """Make sure there is a connection. Raises `PeerUnreachable`, `WrongPeer`."""
+        await trio.lowlevel.checkpoint()
+        if peer in self._ends:
+            return
+        dial = self._dials.get(peer) or self._dial(peer)
+        await dial.done.wait()
+        if dial.error is not None:
+            raise type(dial.error)(*dial.error.args)
+
+    async def connect_addr(self, addr: Multiaddr) -> PeerId:
+        """Dial an address that ends in ``/p2p/``. Raises `ConfigError` if it does not."""
+        peer = addr.peer_id
+        if peer is None:
+            raise ConfigError(f"{addr} must end in /p2p/ and the id of who is to answer")
+        self.add_addrs(peer, [addr])
+        await self.connect(peer)
+        return peer
+
+    def _dial(self, peer: PeerId) -> _PendingDial:
+        """Begin to connect; what becomes of it is decided when the round trips have passed."""
+        dial = self._dials[peer] = _PendingDial()
+        machines = [self._machine(addr) for addr in self._book.of(peer)]
+        delays = [self._delay(machine, peer) for machine in machines]
+        target = machines[delays.index(min(delays))] if delays else None
+        due = self._queue.now + min(delays, default=0)
+        self._queue.schedule(due, self._endpoint.owner, "dial", self._finish_dial, peer, dial, target)
+        return dial
+
+    def _machine(self, addr: Multiaddr) -> Endpoint | None:
+        number = memory_number(addr)
+        return self.fabric.at(number) if number is not None else None
+
+    def _delay(self, machine: Endpoint | None, peer: PeerId) -> int:
+        """How long it takes until it is known whether ``peer`` is at ``machine``."""
+        if machine is None or not self.fabric.reachable(self._endpoint, machine):
+            return DIAL_TIMEOUT
+        trips = DIAL_ROUND_TRIPS if machine.host is not None else 1
+        wrong = machine.host is None or machine.host.peer_id != peer
+        # Another peer's answer is no reason to stop waiting for the right one elsewhere.
+        return 2 * trips * self.fabric.latency_of(self._endpoint, machine) + (
+            DIAL_TIMEOUT // 2 if wrong else 0
+        )
+
+    def _finish_dial(self, peer: PeerId, dial: _PendingDial, machine: Endpoint | None) -> None:
+        if self._dials.get(peer) is not dial:
+            return
+        del self._dials[peer]
+        if peer not in self._ends:
+            dial.error = self._dial_error(peer, machine)
+            if dial.error is None:
+                assert machine is not None
+                assert isinstance(machine.host, SimHost)
+                self._join(machine.host)
+        dial.done.set()
+        end = self._ends.get(peer)
+        if end is not None:
+            for protocol, message in dial.waiting:
+                end.send(protocol, message)
+            return
+        self._remember_unreachable(peer)
+        if dial.waiting:
+            self.dropped += len(dial.waiting)
+            self._tell(PeerEvent(peer, PeerState.UNREACHABLE))
+
+    def _remember_unreachable(self, peer: PeerId) -> None:
+        now = self._world.now()
+        for other in [other for other, until in self._unreachable.items() if until <= now]:
+            del self._unreachable[other]
+        self._unreachable[peer] = now + DIAL_BACKOFF
+
+    def _dial_error(self, peer: PeerId, machine: Endpoint | None) -> ShoalError | None:
+        if peer == self._peer_id:
+            return PeerUnreachable("a node does not dial itself")
+        if machine is None or machine.host is None or not self.fabric.reachable(self._endpoint, machine):
+            return PeerUnreachable(f"{peer!r} does not answer at any of {len(self._book.of(peer))} addresses")
+        if machine.host.peer_id != peer:
+            return WrongPeer(f"{machine.host.peer_id!r} answered instead of {peer!r}")
+        if self.refuses(peer) or machine.host.refuses(self._peer_id):
+            return PeerUnreachable(f"{peer!r} and this node do not talk to each other")
+        return None
+
+    def _join(self, other: SimHost) -> None:
+        wire = self.fabric.connect(self._endpoint, other._endpoint)
+        near, far = End(self, other.peer_id, wire, 0), End(other, self._peer_id, wire, 1)
+        near.other, far.other = far, near
+        wire.on_broken = [near.lose, far.lose]
+        self.admit(near)
+        other.admit(far)
+        self._tell(PeerEvent(near.peer, PeerState.CONNECTED, dialled=True))
+        self._queue.schedule(self._queue.now, other._endpoint.owner, "accept", other.greet, far)
+
+    def admit(self, end: End) -> None:
+        """A connection is there. Identify has told each side what the other serves, and where
+        it listens."""
+        self._ends[end.peer] = end
+        end.spoken = (*end.spoken, *end.other.host.handlers)
+        self._unreachable.pop(end.peer, None)
+        if not end.direction.dst.spec.nat:
+            self.add_addrs(end.peer, end.other.host.addrs, AddrSource.HEARSAY)
+
+    def greet(self, end: End) -> None:
+        """Tell this node of a connection that another has made."""
+        if end.open:
+            self._tell(PeerEvent(end.peer, PeerState.CONNECTED))
+
+    async def disconnect(self, peer: PeerId) -> None:
+        """Close the connection, if there is one."""
+        await trio.lowlevel.checkpoint()
+        self._disconnect(peer)
+
+    def _disconnect(self, peer: PeerId) -> None:
+        end = self._ends.get(peer)
+        if end is not None:
+            self._drop(end)
+
+    def _drop(self, end: End) -> None:
+        end.close()
+        self.forget(end)
+
+    def forget(self, end: End) -> None:
+        """A connection is gone."""
+        if self._ends.get(end.peer) is end:
+            self._traffic[end.peer] = self.traffic(end.peer)
+            self.dropped += end.dropped
+            del self._ends[end.peer]
+            self._tell(PeerEvent(end.peer, PeerState.DISCONNECTED))
+
+    def _tell(self, event: PeerEvent) -> None:
+        for listener in self._listeners:
+            listener(event)
+
+    def close(self) -> None:
+        """End all connections; nothing is answered any more."""
+        self._closed = True
+        if self._endpoint.host is self:
+            self._endpoint.host = None
+        for end in list(self._ends.values()):
+            end.close()
+        self._ends.clear()
+        for dial in self._dials.values():
+            dial.error = PeerUnreachable("this host is closed")
+            dial.done.set()
+        self._dials.clear()
+
+    def crash(self) -> None:
+        """The process is gone: whatever its tasks still do on their way out reaches no peer."""
+        self._closed = True
+        for end in self._ends.values():
+            end.wire.on_broken[end.side] = end.shut
+        self._ends.clear()
+
+    # Messages and streams
+
+    def send(self, peer: PeerId, protocol: ProtocolId, message: bytes) -> bool:
+        """Queue a message. False if it was dropped at once."""
+        if len(message) > MAX_MESSAGE:
+            raise LocalProtocolError(f"a message of {len(message)} bytes is over the limit of {MAX_MESSAGE}")
+        end = self._ends.get(peer)
+        if end is not None:
+            return end.send(protocol, message)
+        now = self._world.now()
+        if (
+            self._closed
+            or peer == self._peer_id
+            or self.refuses(peer)
+            or self._unreachable.get(peer, now) > now
+        ):
+            self.dropped += 1
+            return False
+        dial = self._dials.get(peer) or self._dial(peer)
+        if dial.waiting_bytes + len(message) > MAX_OUTBOX:
+            self.dropped += 1
+            return False
+        dial.waiting.append((protocol, message))
+        dial.waiting_bytes += len(message)
+        return True
+
+    def take_message(self, end: End, protocol: ProtocolId, message: bytes) -> None:
+        """A message has arrived."""
+        sender = end.other.direction.src.name
+        self._queue.trace.record((self._queue.now, self.name, protocol, sender, zlib.crc32(message)))
+        taker = self._message_handlers.get(protocol)
+        if taker is None:
+            self.dropped += 1
+            return
+        handler, limit = taker
+        try:
+            if len(message) > limit:
+                raise BadMessage(f"a message of {len(message)} bytes is over the limit of {limit}")
+            handler(end.peer, message)
+        except RemoteProtocolError as error:
+            self.penalise(end.peer, VIOLATION, str(error))
+            self._drop(end)
+
+    async def open_stream(self, peer: PeerId, protocol: ProtocolId) -> SimHostStream:
+        """Connect if need be and open a stream. Raises `PeerUnreachable`,
+        `ProtocolNotSupported`."""
+        await self.connect(peer)
+        end = self._ends.get(peer)
+        if end is None:
+            raise PeerUnreachable(f"{peer!r} has just gone")
+        if protocol in end.spoken:
+            return end.open_stream(protocol, None)
+        opening = Opening()
+        stream = end.open_stream(protocol, opening)
+        try:
+            await opening.done.wait()
+        except trio.Cancelled:
+            stream.reset()
+            raise
+        if not end.open:
+            raise PeerUnreachable(f"the connection to {peer!r} was lost")
+        if not opening.accepted:
+            raise ProtocolNotSupported(f"{peer!r} does not speak {protocol}")
+        end.spoken = (*end.spoken, protocol)
+        return stream
+
+    def serve(self, stream: SimHostStream, handler: StreamHandler) -> None:
+        """Run ``handler`` on an incoming stream."""
+        self._nursery.start_soon(self._serve, stream, handler, name=f"{self.name}{stream.protocol}")
+
+    async def _serve(self, stream: SimHostStream, handler: StreamHandler) -> None:
+        scope = self._served[stream] = trio.CancelScope()
+        try:
+            with scope:
+                async with stream:
+                    await handler(stream)
+        except* RemoteProtocolError as errors:
+            self.penalise(stream.peer, VIOLATION, str(errors.exceptions[0]))
+            self._disconnect(stream.peer)
+        except* (trio.BrokenResourceError, PeerUnreachable, ProtocolNotSupported) as errors:
+            logger.debug("a stream of %r ended early: %s", stream.peer, errors.exceptions)
+        finally:
+            del self._served[stream]
+
+    # Whom not to talk to
+
+    def refuses(self, peer: PeerId) -> bool:
+        """Whether ``peer`` is banned or over the limit."""
+        return self._scores.is_refused(peer, self._world.now())
+
+    def protect(self, purpose: str, peers: Iterable[PeerId]) -> None:
+        """Keep connections to ``peers``: this host closes none for want of room."""
+        self._protected[purpose] = frozenset(peers)
+
+    def network_of(self, peer: PeerId) -> str:
+        """Simulated machines are in no networks that limits would know."""
+        return ""
+
+    def penalise(self, peer: PeerId, points: float, reason: str) -> None:
+        """Lower a peer's score; at the limit it is disconnected and refused for a while."""
+        logger.info("%r gets %s penalty points: %s", peer, points, reason)
+        if self._scores.penalise(peer, points, self._world.now()):
+            self._disconnect(peer)
+
+    def ban(self, peer: PeerId) -> None:
+        """Disconnect and refuse for as long as this host lives."""
+        self._scores.ban(peer)
+        self._disconnect(peer)
+
+
+@asynccontextmanager
+async def open_sim_host(world: SimWorld, fabric: Fabric) -> AsyncIterator[SimHost]:
+    """Run the host of ``world``'s node for the length of the block."""
+    endpoint = fabric.by_name[world.name]
+    async with trio.open_nursery() as nursery:
+        host = SimHost(world, fabric, endpoint, nursery)
+        endpoint.host = host
+        try:
+            yield host
+        finally:
+            host.close()
+            nursery.cancel_scope.cancel()

@@ -1,0 +1,117 @@
+"""Level 3: a scenario with real processes on shaped lines, of which nothing is left behind."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Mapping
+from typing import Final, Protocol, runtime_checkable
+
+import trio
+
+from p2p.errors import ConfigError, ShoalError
+from sim.errors import SimulationError
+from sim.faults.plan import plan_to_json
+from sim.kernel.simulation import SimOptions
+from sim.lab.faults import check_faults
+from sim.lab.machines import Emulation, EmulationConfig, open_emulation
+from sim.lab.namespaces import CUBIC, QUEUE, require_lab
+from sim.run.observers import Observers, Progress
+from sim.run.result import Result, plain_metrics
+from sim.run.scenario import Scenario, Workload
+
+MAX_NODES: Final = 20
+"""Processes that two cores can carry; more would measure the machine and not the lines."""
+MAX_LATENCY: Final = 0.001
+"""Seconds: what a bridge is anyway. More would need netem, which many kernels lack."""
+
+
+@runtime_checkable
+class RealWorkload(Protocol):
+    """A workload that also runs at level 3: processes on shaped lines."""
+
+    async def run_real(self, emulation: Emulation, scenario: Scenario) -> Mapping[str, float | int | str]:
+        """Play the scenario with real processes and return the metrics of the other levels."""
+        ...
+
+
+def play_real(
+    scenario: Scenario, workload: Workload, seed: int, options: SimOptions, observers: Observers
+) -> Result:
+    """Level 3. ``options`` are about simulations, and there is none.
+
+    Must not be called where trio runs. Raises `ConfigError` for what level 3 cannot do,
+    `LabUnavailable` where it may not, `LabError` if links or processes break.
+    """
+    assert isinstance(workload, RealWorkload), "it says that it runs at level 3"
+    if observers.started is not None:
+        raise ConfigError(f"scenario {scenario.name}: the real world of level 3 leaves no trace")
+    check(scenario)
+    config = EmulationConfig(
+        seed=seed,
+        congestion=str(scenario.parameters.get("congestion", CUBIC)),
+        queue=scenario.parameter("queue", QUEUE),
+    )
+    require_lab()
+    spent = _cpu_seconds_of_children()
+    try:
+        metrics, seconds = trio.run(_play, scenario, workload, config, observers.progress)
+    except BaseExceptionGroup as group:
+        raise _reason(group) from group
+    metrics = plain_metrics(metrics)
+    return Result(
+        scenario=scenario.name,
+        seed=seed,
+        level=scenario.level,
+        nodes=scenario.nodes,
+        trace_hash="",
+        events=0,
+        virtual_seconds=round(seconds, 3),
+        cpu_seconds=round(_cpu_seconds_of_children() - spent, 3),
+        metrics=metrics,
+        expectations=[expectation.judge(metrics) for expectation in scenario.expect],
+        faults=plan_to_json(scenario.faults),
+        witnessed={},
+        fired={},
+        series={},
+        distributions={},
+    )
+
+
+def _cpu_seconds_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+async def _play(
+    scenario: Scenario, workload: RealWorkload, config: EmulationConfig, progress: Progress | None
+) -> tuple[Mapping[str, float | int | str], float]:
+    async with open_emulation(config, progress) as emulation:
+        return await workload.run_real(emulation, scenario), emulation.now()
+
+
+def check(scenario: Scenario) -> None:
+    """Raises `ConfigError` naming the first thing of ``scenario`` that level 3 does not
+    have."""
+    link = scenario.link
+    lacks = {
+        f"more than {MAX_NODES} nodes": scenario.nodes > MAX_NODES,
+        f"latency (it must be at most {MAX_LATENCY} s)": scenario.latency > MAX_LATENCY or scenario.regions,
+        "jitter, loss or NAT": bool(link.jitter or link.loss or link.nat),
+        "faults drawn from the seed": scenario.draw is not None,
+    }
+    for what, wanted in lacks.items():
+        if wanted:
+            raise ConfigError(f"scenario {scenario.name}: level 3 has no {what}")
+    check_faults(scenario.faults)
+
+
+def _reason(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What to tell the caller: an interrupt first, then the first error with a sentence, else
+    all of it."""
+    for kind in (KeyboardInterrupt, ShoalError, SimulationError):
+        found: BaseException | None = group.subgroup(kind)
+        while isinstance(found, BaseExceptionGroup):
+            found = found.exceptions[0]
+        if found is not None:
+            return found
+    return group

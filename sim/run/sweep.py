@@ -1,0 +1,225 @@
+"""Many seeds and parameters at once: one process a run, through any executor.
+
+A caller that stops reading `sweep` half-way (Ctrl-C) ends it at once: what waits is cancelled,
+this machine's worker processes are terminated, and the runs that had ended were yielded
+already.
+
+A cluster's executor is named by import path (``dask.distributed:Client.get_executor`` style
+factories work as long as what they return has ``submit``); by default all cores of this machine
+are used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import logging
+import os
+import signal
+import statistics
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import product
+from multiprocessing import active_children, get_context
+from pathlib import Path
+from typing import Any, Final
+
+from p2p.errors import ConfigError, ShoalError
+from sim.errors import NodeFailed, SimulationError
+from sim.run.result import Result
+from sim.run.runner import run_scenario
+from sim.run.scenario import Scenario
+
+FIELDS: Final = ("nodes", "duration", "latency", "level")
+"""What ``--set`` changes of a scenario itself; every other key is one of its
+``[parameters]``."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepRun:
+    """One run of a sweep, and what came of it."""
+
+    seed: int
+    changes: Mapping[str, Any]
+    result: Result | None
+    error: str | None
+    """Why there is no result."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether it ended and met its expectations."""
+        return self.result is not None and self.result.ok
+
+
+def changed(scenario: Scenario, changes: Mapping[str, Any]) -> Scenario:
+    """The scenario with other fields (``nodes``, ``duration`` ...) or other ``parameters``."""
+    fields = {key: value for key, value in changes.items() if key in FIELDS}
+    others = {key: value for key, value in changes.items() if key not in fields}
+    return scenario.with_changes(**fields, parameters={**scenario.parameters, **others})
+
+
+def run_one(scenario: Scenario, seed: int, changes: Mapping[str, Any]) -> SweepRun:
+    """What a worker process does."""
+    try:
+        return SweepRun(seed, changes, run_scenario(changed(scenario, changes), seed), None)
+    except (SimulationError, ShoalError, ExceptionGroup) as error:
+        return SweepRun(seed, changes, None, describe(error))
+
+
+def describe(error: BaseException) -> str:
+    """The innermost reason, in one line; of a bug, with the file and line that raised it."""
+    *around, reason = _chain(error)
+    where = "".join(f"node {e.node} at {e.seconds:g} s: " for e in around if isinstance(e, NodeFailed))
+    origin = f" ({_origin(reason)})" if is_bug(reason) else ""
+    return f"{where}{type(reason).__name__}: {reason}{origin}"
+
+
+def innermost(error: BaseException) -> BaseException:
+    """What was raised first, without the groups and the node around it."""
+    return list(_chain(error))[-1]
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    yield error
+    if isinstance(error, BaseExceptionGroup):
+        yield from _chain(error.exceptions[0])
+    elif isinstance(error, NodeFailed):
+        yield from _chain(error.error)
+
+
+def is_bug(reason: BaseException) -> bool:
+    """Whether only a traceback helps: none of our own errors, whose text says it all."""
+    return not isinstance(reason, ShoalError | SimulationError)
+
+
+def _origin(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}" if frames else "?"
+
+
+def grid(settings: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Every combination of the values of each key."""
+    return [dict(zip(settings, values, strict=True)) for values in product(*settings.values())]
+
+
+def open_executor(path: str | None, jobs: int | None) -> Executor:
+    """This machine's cores, or whatever the callable ``module:name`` returns."""
+    if path is None:
+        # Spawned, not forked: a fork copies the parent's threads' locks as they happen to be.
+        return ProcessPoolExecutor(jobs or os.cpu_count(), get_context("spawn"), _hush)
+    module, _, name = path.partition(":")
+    try:
+        factory: Callable[[], Executor] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"no executor {path}: {error}") from error
+    return factory()
+
+
+def _hush() -> None:
+    """In a storm warnings are no news; Ctrl-C is for the parent, which then terminates this
+    process."""
+    logging.basicConfig(level=logging.ERROR)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def sweep(
+    scenario: Scenario, seeds: Sequence[int], settings: Mapping[str, Sequence[Any]], executor: Executor
+) -> Iterator[SweepRun]:
+    """Run every seed with every combination of settings; runs come as they end."""
+    strangers = active_children()
+    try:
+        with _interrupts_held():
+            runs = {
+                executor.submit(run_one, scenario, seed, changes): (seed, changes)
+                for changes in grid(settings)
+                for seed in seeds
+            }
+        for future in as_completed(runs):
+            yield _outcome(future, *runs[future])
+    except BaseException:
+        executor.shutdown(wait=False, cancel_futures=True)
+        for child in active_children():
+            if child not in strangers:
+                child.terminate()
+        raise
+    executor.shutdown()
+
+
+def _outcome(future: Future[SweepRun], seed: int, changes: Mapping[str, Any]) -> SweepRun:
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        return SweepRun(
+            seed, changes, None, "its process, or one beside it, was killed: out of memory? try --jobs"
+        )
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Workers that are started in the block do not hear the terminal's Ctrl-C, not even while
+    they import."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def summarise(runs: Sequence[SweepRun]) -> dict[str, Any]:
+    """Failures by seed, the spread of metrics, what was reached, what misbehaved, one hash of
+    all traces."""
+    rows: dict[str, Any] = {}
+    for run in sorted(runs, key=lambda run: (str(run.changes), run.seed)):
+        row = rows.setdefault(str(dict(run.changes)), {"changes": dict(run.changes), "runs": 0, "values": {}})
+        row["runs"] += 1
+        for name, value in (run.result.metrics if run.result is not None else {}).items():
+            if isinstance(value, int | float):
+                row["values"].setdefault(name, []).append(value)
+    for row in rows.values():
+        row["metrics"] = {name: _spread(values) for name, values in row.pop("values").items()}
+    results = [run.result for run in runs if run.result is not None]
+    return {
+        "runs": len(runs),
+        "failed": [
+            {"seed": run.seed, "changes": dict(run.changes), "why": _why(run)}
+            for run in sorted(runs, key=lambda run: run.seed)
+            if not run.ok
+        ],
+        "settings": list(rows.values()),
+        "witnessed": _totals(result.witnessed for result in results),
+        "fired": _totals(result.fired for result in results),
+        "trace_hash": _hash_of_all(runs),
+        "cpu_seconds": round(sum(result.cpu_seconds for result in results), 1),
+    }
+
+
+def _totals(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """The sum of each count, by name; those that stayed at 0 are kept."""
+    totals: dict[str, int] = {}
+    for count in counts:
+        for name, times in count.items():
+            totals[name] = totals.get(name, 0) + times
+    return dict(sorted(totals.items()))
+
+
+def _hash_of_all(runs: Sequence[SweepRun]) -> str:
+    """Equal for two sweeps in which every run had the same trace."""
+    traces = sorted(
+        (str(dict(run.changes)), run.seed, run.result.trace_hash) for run in runs if run.result is not None
+    )
+    return hashlib.blake2b(repr(traces).encode(), digest_size=16).hexdigest()
+
+
+def _why(run: SweepRun) -> str:
+    if run.result is None:
+        return run.error or "no result"
+    broken = [entry for entry in run.result.expectations if not entry["ok"]]
+    return "; ".join(f"{entry['name']} (is {entry['value']})" for entry in broken)
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return {"min": min(values), "median": statistics.median(values), "max": max(values)}

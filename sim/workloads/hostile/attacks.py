@@ -1,0 +1,319 @@
+"""What hostile members do to membership and gossip: four attacks. (L1)
+
+The course of each is that of `sim.workloads.hostile.workload`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from random import Random
+from typing import Any, Final, cast
+
+import trio
+
+from p2p.gossip import Gossip, GossipConfig, Validity, open_gossip
+from p2p.gossip.messages import PROTOCOL_ID as MESHSUB, Rpc, encode_rpc
+from p2p.host import AddrSource, Host, MessageHandler
+from p2p.identity import PeerId, ProtocolId
+from p2p.membership import Membership
+from p2p.membership.heartbeat import MAX_INTERVAL, MIN_INTERVAL, PROTOCOL_ID as HEARTBEAT, SignedHeartbeat
+from p2p.membership.messages import (
+    MAX_HEARTBEATS,
+    Accuse,
+    Beat,
+    Join,
+    Link,
+    Linked,
+    Message,
+    decode_message_untrusted,
+    encode_message,
+)
+from p2p.multiaddr import Multiaddr
+from sim.node.host import SimHost
+from sim.node.swarm import SimNode, Swarm
+from sim.workloads.hostile.heartbeats import say_alive
+from sim.workloads.hostile.workload import HONEST, HostileWorkload, Metrics
+
+TOPIC: Final = "policies"
+SUBSCRIBED_AFTER: Final = 4.0
+"""Seconds into the attack on gossip at which honest nodes hear the topic: ghosts are connected
+by then."""
+
+
+class Attacker:
+    """What a hostile member sends: it knows what its membership knew, and signs what it
+    likes."""
+
+    def __init__(self, node: SimNode, host: SimHost, membership: Membership) -> None:
+        self._node = node
+        self._host = host
+        self._membership = membership
+        self._numbers = count(int(node.world.wall() * 1000) + 2**20)
+
+    def alive(self, interval: float = 5.0) -> SignedHeartbeat:
+        """A new heartbeat of its own."""
+        wall, addrs = self._node.world.wall(), self._host.addrs
+        return say_alive(self._node.world.signer, next(self._numbers), wall, interval=interval, addrs=addrs)
+
+    def silence(self) -> None:
+        """End the honest membership of this node without the good-bye that its service would
+        say."""
+        self._membership._closed = True
+
+    def words(self) -> list[SignedHeartbeat]:
+        """The newest words it knows of every member."""
+        view = self._membership._core._view
+        entries = (view.get(member.peer) for member in self._membership.members())
+        return [entry.signed for entry in entries if entry is not None]
+
+    def send(self, peer: PeerId, message: Message) -> None:
+        """A message of membership, to any peer."""
+        self._host.send(peer, HEARTBEAT, encode_message(message))
+
+
+class AccuseFlood(HostileWorkload):
+    """Members accuse all others, as fast as their quotas let them, and choose their own
+    intervals.
+
+    A third of the hostile only accuse; a third beat with the shortest interval there is, stop,
+    and are accused by others; a third beat once with the longest, and stay silent. ``every``
+    seconds each accuser sends the newest words of up to 32 members that it has not accused with
+    these words yet to ``targets`` honest nodes.
+    """
+
+    async def be_hostile(self, node: SimNode, host: SimHost, membership: Membership) -> None:
+        """One of three lies, by number."""
+        attacker, rng = Attacker(node, host, membership), node.world.rng("accuse")
+        honest = [other.peer_id for other in node.siblings if other.name.startswith(HONEST)]
+        role = list(self.hostile).index(node.peer_id) % 3
+        if role == 0:
+            await self._accuse(node, attacker, honest, rng)
+        attacker.silence()
+        interval = MIN_INTERVAL if role == 1 else MAX_INTERVAL
+        while True:
+            for peer in rng.sample(honest, min(8, len(honest))):
+                attacker.send(peer, Beat(False, attacker.alive(interval)))
+            await node.world.sleep(2.0 if role == 1 else 10**6)
+
+    async def _accuse(self, node: SimNode, attacker: Attacker, honest: list[PeerId], rng: Random) -> None:
+        said: dict[PeerId, int] = {}
+        targets = int(self.scenario.parameter("targets", 3))
+        while True:
+            fresh = [signed for signed in attacker.words() if signed.seqno > said.get(signed.peer, -1)]
+            chosen = rng.sample(fresh, min(MAX_HEARTBEATS, len(fresh)))
+            said.update({signed.peer: signed.seqno for signed in chosen})
+            for peer in rng.sample(honest, min(targets, len(honest))) if chosen else ():
+                attacker.send(peer, Accuse(tuple(chosen)))
+            await node.world.sleep(self.scenario.parameter("every", 0.5))
+
+    def figures(self, swarm: Swarm) -> Metrics:
+        """How many honest nodes still list the silent, and count the honest among the dead."""
+        silent = list(self.hostile)[2::3]
+        names = self.honest_names(swarm)
+        listed = sum(peer in self.views[name] for name in names for peer in silent)
+        honest = [swarm.nodes[name].peer_id for name in names]
+        known = sum(peer in self.views[name] for name in names for peer in honest)
+        room = min(len(honest) - 1, self.configure().capacity)
+        return {
+            "silent_listed_share": round(listed / max(1, len(names) * len(silent)), 4),
+            "honest_coverage": round(known / max(1, len(names) * room), 4),
+        }
+
+
+class UrgentLinks(HostileWorkload):
+    """Members ask every honest node urgently to be their neighbour, say yes to all, and name no
+    other member.
+
+    ``every`` seconds each hostile member sends an urgent `Link` (every fifth time a `Join`) and
+    a heartbeat that says "we are neighbours" to every honest node.
+    """
+
+    async def be_hostile(self, node: SimNode, host: SimHost, membership: Membership) -> None:
+        """Every ``every`` seconds send each honest node a request and a heartbeat; accept all
+        requests."""
+        attacker = Attacker(node, host, membership)
+        attacker.silence()
+        host.set_message_handler(HEARTBEAT, lambda peer, data: self._accept(attacker, peer, data))
+        honest = [other.peer_id for other in node.siblings if other.name.startswith(HONEST)]
+        every = self.scenario.parameter("every", 1.0)
+        await node.world.sleep(node.world.rng("start").uniform(0, every))
+        for turn in count():
+            alive = attacker.alive()
+            for peer in honest:
+                attacker.send(peer, Link(True, alive) if turn % 5 else Join(alive))
+                attacker.send(peer, Beat(True, alive))
+            await node.world.sleep(every)
+
+    def _accept(self, attacker: Attacker, peer: PeerId, data: bytes) -> None:
+        if isinstance(decode_message_untrusted(data), Link | Join):
+            attacker.send(peer, Linked(True, attacker.alive()))
+
+
+class AddressFlush(HostileWorkload):
+    """Strangers with made-up addresses fill the address book; then every connection breaks at
+    once.
+
+    ``strangers`` a second identify themselves to every honest node. At level 1 there is no
+    identify, so its effect is made directly: the host is told of the address as of hearsay,
+    which is what the production host does. Hostile members send as many heartbeats of
+    identities that they have minted. At ``cut_at`` all connections of all honest nodes break;
+    who has lost the addresses of its fellows stays alone.
+    """
+
+    async def be_hostile(self, node: SimNode, host: SimHost, membership: Membership) -> None:
+        """Connect to all, as strangers do that identify themselves; name no other member."""
+        attacker = Attacker(node, host, membership)
+        attacker.silence()
+        honest = [other.peer_id for other in node.siblings if other.name.startswith(HONEST)]
+        while True:
+            for peer in honest:
+                attacker.send(peer, Beat(False, attacker.alive()))
+            await node.world.sleep(5.0)
+
+    async def run_attack(self, swarm: Swarm) -> None:
+        """Flush, cut, and wait for the swarm to mend."""
+        rng, rate = swarm.rng("strangers"), self.scenario.parameter("strangers", 250)
+        cut_at = self.scenario.parameter("cut_at", self.scenario.duration - 30.0)
+        while swarm.simulation.now < cut_at:
+            hosts = [self.hosts[name] for name in self.honest_names(swarm)]
+            for _ in range(int(rate)):
+                stranger = PeerId.from_public_key(rng.randbytes(32))
+                addr = Multiaddr((("memory", str(rng.randrange(10**6, 10**9))),))
+                for host in hosts:
+                    host.add_addrs(stranger, [addr], AddrSource.HEARSAY)
+            await swarm.sleep(1.0)
+        self._known = self._reachable(swarm)
+        for name in self.honest_names(swarm):
+            for peer in self.hosts[name].connected:
+                self.hosts[name]._disconnect(peer)
+        await swarm.sleep_until(self.scenario.duration)
+
+    def _reachable(self, swarm: Swarm) -> float:
+        """Share of the honest members known, over all honest nodes, for which there is an
+        address."""
+        pairs = found = 0
+        for name in self.honest_names(swarm):
+            for member in self.views[name].members():
+                if self.is_honest(member.peer):
+                    pairs += 1
+                    found += bool(self.hosts[name].addrs_of(member.peer))
+        return round(found / max(1, pairs), 4)
+
+    def figures(self, swarm: Swarm) -> Metrics:
+        """What was left before the cut, and who is alone after it."""
+        least = min(map(self.honest_neighbours, self.honest_names(swarm)))
+        return {"reachable_before_cut": self._known, "neighbours_after_cut_least": least}
+
+
+class _LateHost:
+    """A host that hands over the messages of some peers later, also when they have gone
+    meanwhile.
+
+    The production host does: RPCs that have come and wait for their turn are handled after the
+    disconnection. Here each waits for ``delay`` seconds.
+    """
+
+    def __init__(self, node: SimNode, host: SimHost, late: dict[PeerId, None], delay: float) -> None:
+        self._node = node
+        self._host = host
+        self._late = late
+        self._delay = delay
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._host, name)
+
+    def set_message_handler(self, protocol: ProtocolId, handler: MessageHandler, **options: Any) -> None:
+        """As the real host, with the delay."""
+
+        def take(peer: PeerId, data: bytes) -> None:
+            world = self._node.world
+            if peer in self._late:
+                world.call_at(world.now() + self._delay, lambda: handler(peer, data))
+            else:
+                handler(peer, data)
+
+        self._host.set_message_handler(protocol, take, **options)
+
+
+class GhostMesh(HostileWorkload):
+    """Peers graft into every mesh; half hang up with RPCs still buffered, half stay and forward
+    nothing.
+
+    They are there before the topic is: honest nodes hear it from a few seconds after the
+    beginning of the attack, and then every two seconds one of them publishes. A publication
+    counts as received within ``within`` seconds.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._gossips: dict[str, Gossip] = {}
+        self._published: dict[bytes, tuple[float, str]] = {}
+        self._heard: dict[bytes, dict[str, None]] = {}
+        self._dead_shares: list[float] = []
+
+    async def be_honest(self, node: SimNode, host: SimHost, membership: Membership) -> None:
+        """Hear the topic; publish now and then."""
+        late = cast(Host, _LateHost(node, host, self.hostile, self.scenario.parameter("buffered", 0.3)))
+        async with open_gossip(node.world, late, GossipConfig()) as gossip:
+            await self.attack.wait()
+            await node.world.sleep(SUBSCRIBED_AFTER)
+            self._gossips[node.name] = gossip
+            gossip.subscribe(TOPIC, lambda *_: Validity.ACCEPT, self._hear(node))
+            await trio.sleep_forever()
+
+    def _hear(self, node: SimNode) -> Callable[[PeerId, bytes], None]:
+        def hear(_: PeerId, data: bytes) -> None:
+            since, _name = self._published.get(data, (0.0, ""))
+            if node.simulation.now - since <= self.scenario.parameter("within", 2.0):
+                self._heard.setdefault(data, {})[node.name] = None
+
+        return hear
+
+    async def be_hostile(self, node: SimNode, host: SimHost, membership: Membership) -> None:
+        """Graft everywhere; go, or stay and keep silent."""
+        rng = node.world.rng("ghost")
+        leaves = list(self.hostile).index(node.peer_id) % 2 == 0
+        graft = encode_rpc(Rpc(subscriptions=[(TOPIC, True)], graft=[TOPIC]))
+        honest = [other.peer_id for other in node.siblings if other.name.startswith(HONEST)]
+        await node.world.sleep(rng.uniform(0, 1))
+        while True:
+            for peer in honest:
+                host.send(peer, MESHSUB, graft)
+            await node.world.sleep(1.0)
+            if leaves:
+                for peer in honest:
+                    host.send(peer, MESHSUB, graft)
+                await node.world.sleep(0.15)
+                for peer in honest:
+                    host._disconnect(peer)
+                await node.world.sleep(rng.uniform(5, 10))
+
+    async def run_attack(self, swarm: Swarm) -> None:
+        """Publish from one honest node after the other; look at the meshes."""
+        names, rng = self.honest_names(swarm), swarm.rng("publish")
+        await swarm.sleep(SUBSCRIBED_AFTER + 6.0)
+        number = 0
+        while swarm.simulation.now < self.scenario.duration - 5.0:
+            name, data = rng.choice(names), b"policy %d" % number
+            self._published[data] = swarm.simulation.now, name
+            self._gossips[name].publish(TOPIC, data)
+            for each in names:
+                mesh = self._gossips[each].topics[TOPIC]
+                connected = dict.fromkeys(self.hosts[each].connected)
+                gone = sum(peer not in connected for peer in mesh)
+                self._dead_shares.append(gone / max(1, len(mesh)))
+            number += 1
+            await swarm.sleep(2.0)
+        await swarm.sleep_until(self.scenario.duration)
+
+    def figures(self, swarm: Swarm) -> Metrics:
+        """Whom publications reached, and how much of the meshes was dead."""
+        others = len(self._gossips) - 1
+        shares = [len(self._heard.get(data, {})) / others for data in self._published]
+        return {
+            "published": len(shares),
+            "reached_least": round(min(shares, default=0.0), 4),
+            "reached_mean": round(sum(shares) / max(1, len(shares)), 4),
+            "dead_in_mesh_most": round(max(self._dead_shares, default=0.0), 4),
+        }

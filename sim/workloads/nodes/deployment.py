@@ -1,0 +1,105 @@
+"""Who takes part, with which line, key, configuration and run file: the same on every level.
+
+Keys follow from the seed, so rosters, and with them relay forests, are the same on every level
+too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from p2p.errors import ConfigError
+from p2p.identity import PeerId
+from p2p.node.config import NodeConfig
+from p2p.node.tables import read_table
+from roles.envs.base import environment_digest
+from roles.run import Run, Terms, sign_run
+from roles.run.file import Delivery, EnvironmentPin
+from sim.kernel.keys import KeyRing, derived_rng
+from sim.net.link import MBIT
+from sim.run.scenario import Scenario
+from sim.workloads.participants import ORIGIN, Participant, draw_participants
+
+WITNESS: Final = "sim.workloads.nodes.roles:Witness"
+PUBLISHER: Final = "sim.workloads.nodes.roles:ScheduledPublisher"
+HEARTBEAT: Final = 2.0
+"""Seconds between heartbeats: so few nodes can afford it, and all are known sooner."""
+STAMP_BITS: Final = 4
+"""A work stamp is real work, which virtual time cannot shorten: here it is symbolic."""
+FIRST_AT: Final = 10.0
+"""Second of the first publication: by then all have joined."""
+NEVER: Final = 2**32 - 1
+"""When the run file expires: clocks differ between levels."""
+
+
+class Deployment:
+    """The nodes of one scenario and seed."""
+
+    def __init__(self, scenario: Scenario, seed: int, keys: KeyRing) -> None:
+        """Raises `ConfigError` if the scenario wants nodes that are not whole and honest."""
+        self.participants = draw_participants(scenario, derived_rng(seed, "swarm", "links"))
+        if not all(participant.honest for participant in self.participants.values()):
+            raise ConfigError(f"scenario {scenario.name}: whole nodes neither lie nor drip; use Policies")
+        self.policy_bytes = int(scenario.parameter("policy_bytes", 4_000_000))
+        self.versions = int(scenario.parameter("versions", 1))
+        self._scenario = scenario
+        self._seed = seed
+        self._keys = keys
+        self.run = self._sign_run()
+
+    @property
+    def receivers(self) -> list[str]:
+        """All nodes but the origin."""
+        return [name for name in self.participants if name != ORIGIN]
+
+    @property
+    def busy_until(self) -> float:
+        """Second at which the last fault is over and all latecomers have come."""
+        faults = [fault.at + fault.seconds for fault in self._scenario.faults]
+        return max([participant.joins for participant in self.participants.values()] + faults)
+
+    def peer(self, name: str) -> PeerId:
+        """What a node is called among peers."""
+        return self._keys.signer(name).peer_id
+
+    def participant(self, name: str) -> Participant:
+        """How a node takes part."""
+        return self.participants[name]
+
+    def roles(self, name: str) -> tuple[str, ...]:
+        """What a node is told to do, as the command line wants it."""
+        return (PUBLISHER,) if name == ORIGIN else (WITNESS,)
+
+    def table(self, name: str) -> Mapping[str, Mapping[str, object]]:
+        """A node's configuration, as its TOML file has it."""
+        role: dict[str, object] = {"witness": {"upload": round(self.participants[name].claim * MBIT / 8)}}
+        if name == ORIGIN:
+            role = {"publisher": self._schedule()}
+        return {"membership": {"interval": HEARTBEAT}, "dht": {"difficulty": STAMP_BITS}, "role": role}
+
+    def config(self, name: str) -> NodeConfig:
+        """A node's configuration, read from its `table` as production reads its file."""
+        return read_table(NodeConfig, self.table(name), f"the configuration of {name}")
+
+    def _schedule(self) -> dict[str, object]:
+        return {
+            "seed": self._seed,
+            "receivers": sum(self.participants[name].joins == 0 for name in self.receivers),
+            "first_at": float(self._scenario.parameter("first_at", FIRST_AT)),
+            "interval": float(self._scenario.parameter("interval", 20.0)),
+            "versions": self.versions,
+            "policy_bytes": self.policy_bytes,
+        }
+
+    def _sign_run(self) -> Run:
+        origin = self.peer(ORIGIN)
+        terms = Terms(
+            name=self._scenario.name,
+            expiry=NEVER,
+            environments=(EnvironmentPin(name="sort", digest=environment_digest("sort")),),
+            trainers=(origin,),
+            validators=(origin,),
+            delivery=Delivery(chunk_bytes=int(self._scenario.parameter("chunk_bytes", 65_536))),
+        )
+        return sign_run(terms, self._keys.signer("owner"))

@@ -1,0 +1,150 @@
+"""The parts of SHARDCAST's core, each alone: what they wait for, count and forget."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from p2p.identity import KeyPair
+from p2p.shardcast.chunkset import ChunkSet
+from p2p.shardcast.core.allowance import MAX_INDEXES, SPARE_ANSWERS, Allowance
+from p2p.shardcast.core.availability import MAX_HOLDERS, Availability
+from p2p.shardcast.core.average import SmoothedAverage
+from p2p.shardcast.core.download import Request
+from p2p.shardcast.core.lateness import Lateness
+from p2p.shardcast.core.pace import Pace
+from p2p.shardcast.core.queue import SendQueue
+from p2p.shardcast.core.sources import Source
+from p2p.shardcast.manifest import digest_of
+from p2p.shardcast.messages import ChunkHeader
+
+ANN, BOB = (KeyPair(digest_of(name)).peer_id for name in (b"ann", b"bob"))
+POLICY = bytes(32)
+
+
+def test_an_average_is_where_its_paragraph_says() -> None:
+    average = SmoothedAverage(0.1)
+    seen = []
+    for _ in range(4):
+        average.observe(0.4)
+        seen.append(round(average.value, 3))
+    assert seen == [0.175, 0.231, 0.273, 0.305]
+
+
+def test_silence_grows_with_the_chunk_time_and_shrinks_towards_the_end() -> None:
+    pace = Pace(0.05, 0.0, 0.5)
+    assert pace.silence(100) == pytest.approx(16 * 0.05)
+    assert pace.silence(3) == 0.5, "five chunk times, but never less than the shortest wait"
+    assert Pace(1.0, 0.0, 0.5).silence(3) == pytest.approx(5.0)
+
+
+def test_a_long_pause_teaches_little() -> None:
+    pace = Pace(0.1, 0.0, 0.5)
+    for number in range(20):
+        pace.note_arrival(0.1 * (number + 1))
+    pace.note_arrival(62.0)  # the origin was gone for a minute
+    assert pace.chunk_time < 0.6
+
+
+def test_the_usual_lag_is_waited_for_but_not_by_the_last_chunks() -> None:
+    pace = Pace(0.01, 0.0, 0.5)
+    for _ in range(50):
+        pace.note_lag(1.5)
+    assert pace.patience(100) == pytest.approx(3.0, rel=0.01)
+    assert pace.patience(8) == 0.5
+
+
+def test_what_is_seen_becomes_late_and_what_is_withheld_is_urgent_at_once() -> None:
+    late = Lateness()
+    late.note_seen(1, ANN, 1.0)
+    late.note_seen(1, BOB, 2.0)
+    late.note_withheld(2, BOB, 1.5)
+    assert late.urgent == ChunkSet.of([2])
+    assert late.oldest == 1.0
+    assert late.mark_late(1.9, 1.0) == []
+    assert late.mark_late(2.0, 1.0) == []
+    assert late.urgent == ChunkSet.of([1, 2])
+    assert late.mark_late(2.5, 1.0) == [(2, BOB)], "its parent may be asked now"
+    assert late.oldest == math.inf
+
+
+def test_what_a_lost_peer_was_first_to_have_is_urgent_unless_asked_for() -> None:
+    late = Lateness()
+    for chunk in range(3):
+        late.note_seen(chunk, BOB if chunk else ANN, 1.0)
+    late.lose(BOB, ChunkSet.of([2]))
+    assert late.urgent == ChunkSet.of([1])
+    seen = late.note_arrival(1)
+    assert (seen and seen.peer, bool(late.urgent)) == (BOB, False)
+
+
+def test_a_holder_that_did_not_deliver_is_none_until_it_says_so_again() -> None:
+    others = Availability()
+    assert others.note_held(ANN, ChunkSet.of([1, 2])) == ChunkSet.of([1, 2])
+    assert others.note_held(ANN, ChunkSet.of([2, 3])) == ChunkSet.of([3])
+    others.note_undelivered(ANN, 2)
+    assert others.holders[ANN] == ChunkSet.of([1, 3])
+    assert others.needs(ANN, 2)
+    others.note_taken(ANN, ChunkSet.of([2]))
+    assert not others.needs(ANN, 2)
+    others.note_wanted(ANN, 2)
+    assert others.needs(ANN, 2)
+
+
+def test_beyond_enough_holders_a_have_list_only_spares_a_push() -> None:
+    others = Availability()
+    for number in range(MAX_HOLDERS):
+        others.note_held(KeyPair(digest_of(b"%d" % number)).peer_id, ChunkSet.of([0]))
+    assert not others.note_held(ANN, ChunkSet.of([0]))
+    assert ANN not in others.holders
+    assert not others.needs(ANN, 0)
+
+
+def test_a_queue_owes_what_was_asked_for_until_it_left_or_was_dropped() -> None:
+    queue = SendQueue()
+    asked, pushed = ChunkHeader(POLICY, 1), ChunkHeader(POLICY, 2, 1, 0)
+    for header in (asked, pushed, ChunkHeader(POLICY, 3), ChunkHeader(POLICY, 4)):
+        queue.push(header)
+    assert queue.owed == 3
+    assert queue.promote(POLICY, 4)
+    assert not queue.promote(POLICY, 9)
+    queue.start(0.0)
+    assert queue.head is None, "one chunk is under way at a time"
+    assert queue.finish(0.5) == ChunkHeader(POLICY, 4)
+    assert queue.owed == 2
+    assert queue.head == asked
+    queue.drop()
+    assert queue.owed == 1
+    queue.start(0.5)
+    assert list(queue.unconfirmed()) == [ChunkHeader(POLICY, 4), pushed, ChunkHeader(POLICY, 3)]
+    queue.purge(POLICY)
+    assert (queue.owed, queue.backlog) == (0, 1)
+
+
+def test_news_goes_ahead_once() -> None:
+    queue = SendQueue()
+    assert [queue.note_news(b"roster"), queue.note_news(b"roster")] == [True, False]
+
+
+def test_a_peer_gets_twice_the_version_and_a_few_indexes() -> None:
+    allowance = Allowance(10)
+    assert sum(allowance.take_answer(ANN) for _ in range(1000)) == 20 + SPARE_ANSWERS
+    assert allowance.take_answer(BOB)
+    assert sum(allowance.take_index(ANN) for _ in range(1000)) == MAX_INDEXES
+
+
+def test_a_source_is_tried_with_one_chunk_and_judged_by_what_it_brings() -> None:
+    source = Source(0.2)
+    assert source.room == 1
+    source.ask()
+    assert source.room == 0
+    source.release()
+    source.deliver(Request(ANN, 1.0, 2.0), 1.6)
+    assert source.chunk_time == pytest.approx(0.3)
+    assert source.room == 4
+    source.miss(Request(ANN, 2.0, 3.0), 3.0)
+    assert source.chunk_time == pytest.approx(1.0), "as long as it has taken so far"
+    for _ in range(20):
+        source.miss(Request(ANN, 2.0, 3.0), 3.0)
+    assert source.chunk_time == 60.0
