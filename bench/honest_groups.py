@@ -21,12 +21,12 @@ from rich.progress import track
 
 from bench.report import Report
 from proofs.checks import Evidence
+from roles.demo.alone import Alone
 from roles.engines.base import GroupTask, Sampling
 from roles.engines.config import EngineConfig
 from roles.engines.tiny import sampler, scorer
 from roles.engines.tiny.model import TinyModel
 from roles.envs.base import open_environment
-from roles.rl.alone import Alone
 
 BATCH: Final = 64
 """Groups drawn and replayed together: 1,024 completions."""

@@ -2,7 +2,7 @@
 
 ``python -m bench rl-controls [--json FILE] [--seeds 0 1 2] [--steps 60]``
 
-Every subject starts from the same warm-up. The recipe must pass the learning gate of `roles.rl.alone`; the
+Every subject starts from the same warm-up. The recipe must pass the learning gate of `roles.demo.alone`; the
 controls must not: advantages permuted over the completions of each step (the same budget, the same
 statistics, no information), and the warm-up's policy at the best of eight temperatures (no learning,
 but what sharper or flatter sampling gives). About 100 CPU seconds per seed.
@@ -19,9 +19,9 @@ from typing import Final
 from rich.console import Console
 
 from bench.report import Report
+from roles.demo.alone import Alone, Course, Gate, Progressed, progress_bar, run as run_alone
 from roles.engines.base import Evaluation
 from roles.engines.config import EngineConfig
-from roles.rl.alone import Alone, Course, Gate, Progressed, progress_bar, run as run_alone
 from roles.rl.recipe import Recipe
 
 TEMPERATURES: Final = (0.0, 0.1, 0.25, 0.5, 0.7, 0.85, 1.0, 1.25)

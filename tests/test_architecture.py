@@ -41,14 +41,14 @@ EXEMPT = {
     "p2p/node/toml.py": "reads the configuration file before there is a world",
     "p2p/node/usage.py": "what command lines share: paths, Ctrl-C, text out",
     "p2p/transport/tcp.py": "is the real Network",
-    "roles/demo.py": "starts and watches processes",
-    "roles/stage.py": "starts and watches processes",
+    "roles/demo/command.py": "starts and watches processes",
+    "roles/demo/processes.py": "starts and watches processes",
     "roles/engines/tiny/": "runs inside the worker process",
     "roles/envs/installed.py": "hashes installed packages before they are imported",
     "roles/engines/worker.py": "is the worker process",
     "roles/envs/ration.py": "limits a worker process to what it may spend",
-    "roles/frames.py": "the standard streams of a worker process",
-    "roles/rl/alone.py": "learning in one process, no node around it",
+    "roles/shared/worker_streams.py": "the standard streams of a worker process",
+    "roles/demo/alone.py": "learning in one process, no node around it",
     "roles/run/__main__.py": "a command line: paths in, text out",
 }
 

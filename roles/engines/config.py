@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from p2p.errors import ConfigError
-from roles.bounds import Bounds, check_bounds
 from roles.rl.recipe import Recipe, WarmUp
+from roles.shared.bounds import Bounds, check_bounds
 
 GIB: Final = 1024**3
 ROWS: Final = 256

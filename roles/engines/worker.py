@@ -2,10 +2,10 @@
 
 Theory of operation
 -------------------
-Frames come on standard input; each is answered by one on standard output, in order (`roles.frames`). The
-first configures the engine (threads and niceness before torch is imported), the others call its methods.
-When standard input ends, the process ends at once, even in the middle of a step: files are written
-atomically, so there is nothing to finish.
+Frames come on standard input; each is answered by one on standard output, in order
+(`roles.shared.worker_streams`). The first configures the engine (threads and niceness before
+torch is imported), the others call its methods. When standard input ends, the process ends at
+once, even in the middle of a step: files are written atomically, so there is nothing to finish.
 
 What a caller can cause (a file that is missing, a shape that does not fit) comes back as a `Failure`.
 Anything else is a bug: it ends the process with a traceback, and the node sees `WorkerDied`.
@@ -23,7 +23,7 @@ from proofs.checks import Evidence
 from roles.engines import codec
 from roles.engines.base import Evaluation, Group, GroupTask, Sampling, StepReport, TrainingGroup
 from roles.engines.config import EngineConfig, config_from_wire
-from roles.frames import serve_streams
+from roles.shared.worker_streams import serve_streams
 
 
 class LocalEngine(Protocol):

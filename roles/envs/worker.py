@@ -15,7 +15,7 @@ from roles.engines import codec
 from roles.envs.base import Environment, Ration, Task, open_environment
 from roles.envs.contained import EnvironmentFailed, reward_of, task_of
 from roles.envs.ration import begin_call, end_calls, limit_memory
-from roles.frames import serve_streams
+from roles.shared.worker_streams import serve_streams
 
 
 def serve(receive: Callable[[], bytes], send: Callable[[bytes], None]) -> None:

@@ -28,10 +28,10 @@ from p2p.node.admission import (
 from p2p.node.tables import read_table, write_table
 from p2p.wire import KI, MIB, fields_untrusted, pack, unpack_untrusted
 from proofs.checks import Limits, Shape
-from roles.bounds import check_bounds
 from roles.engines.config import ENGINES, SEEDS, EngineConfig, MachineLimits, ModelShape
 from roles.envs.base import NAME, environment_digest
 from roles.rl.recipe import Recipe
+from roles.shared.bounds import check_bounds
 
 DOMAIN: Final = "/shoal/run/1.0.0"
 FORMAT: Final = 1

@@ -18,11 +18,11 @@ from p2p.node.node import Node, open_node, run_roles
 from p2p.node.plugins import load_roles
 from p2p.node.role import Role
 from proofs.checks import Limits
+from roles.demo.status import SwarmStatus
 from roles.envs.base import environment_digest
 from roles.rl.recipe import Recipe
 from roles.run import Run, Terms, sign_run
 from roles.run.file import Delivery, EnvironmentPin, Model
-from roles.summary import SwarmStatus
 from sim.node.swarm import NodeMain, SimNode, Swarm
 from sim.run.scenario import Scenario
 from sim.workloads.supervision import supervise
@@ -33,7 +33,7 @@ CAST: Final[Mapping[str, str]] = {
     "validator-1": "validator",
     "inference-1": "inference",
     "inference-2": "inference",
-    "cheat-1": "roles.cheats:Cheat",
+    "cheat-1": "roles.demo.cheats:Cheat",
 }
 """The demo's; every further node of a larger scenario is an honest inference node."""
 STAMP_BITS: Final = 4

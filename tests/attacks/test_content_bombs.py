@@ -15,7 +15,7 @@ from p2p.shardcast.forest import decode_roster_untrusted
 from p2p.shardcast.manifest import PROTOCOL_ID, Chunk, decode_manifest_untrusted, digest_of
 from p2p.shardcast.messages import decode_bulk_untrusted, decode_message_untrusted
 from p2p.wire import KI, MIB, pack, unpack_untrusted
-from roles.messages import (
+from roles.protocol.messages import (
     ROLLOUT_PROTOCOL,
     Commitment,
     Submission,

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from p2p.errors import ShoalError
-from roles.summary import SwarmStatus
+from roles.demo.status import SwarmStatus
 from sim.errors import NodeFailed
 from sim.node.swarm import NodeMain, SimNode, Swarm
 from sim.workloads import spine

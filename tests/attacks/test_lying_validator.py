@@ -13,9 +13,9 @@ import trio
 from p2p.identity import KeyPair, PeerId, verify
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Verdict
-from roles.draws import validator_of
 from roles.engines.base import TrainingGroup
-from roles.messages import (
+from roles.protocol.assignment import validator_of
+from roles.protocol.messages import (
     Commitment,
     Receipt,
     SignedVerdict,
@@ -24,10 +24,10 @@ from roles.messages import (
     decode_groups_untrusted,
     encode_delivery,
 )
-from roles.pool import GroupPool, PooledGroup
 from roles.rl.recipe import Recipe
-from roles.trainer import Trainer, TrainerConfig, _Desk
-from roles.validator import Validator
+from roles.trainer.buffer import GroupPool, PooledGroup
+from roles.trainer.session import Trainer, TrainerConfig, _Desk
+from roles.validator.session import Validator
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
 from sim.node.swarm import open_swarm

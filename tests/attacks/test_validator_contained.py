@@ -11,17 +11,17 @@ import pytest
 from p2p.node.node import Node
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Verdict
-from roles import judging
-from roles.draws import validator_of
 from roles.engines.base import EngineError
 from roles.envs.base import Task
 from roles.envs.contained import EnvironmentFailed, reward_of, task_of
 from roles.envs.sort import SortEnvironment
-from roles.inference import Inference
-from roles.messages import TOO_LONG, Receipt, Submission, content_digest
-from roles.pool import GroupPool
-from roles.trainer import Trainer, TrainerConfig
-from roles.validator import ENVIRONMENT_FAILED
+from roles.inference.session import Inference
+from roles.protocol.assignment import validator_of
+from roles.protocol.messages import TOO_LONG, Receipt, Submission, content_digest
+from roles.trainer.buffer import GroupPool
+from roles.trainer.session import Trainer, TrainerConfig
+from roles.validator import replay
+from roles.validator.session import ENVIRONMENT_FAILED
 from tests.attacks.judged import play, trainer, validator
 from tests.attacks.test_lying_validator import JUDGES, WORKER, _DeskWithoutModel, delivery, make_desk
 
@@ -48,7 +48,7 @@ def test_a_submission_that_is_too_long_is_answered_for_good_and_leaves_no_gap(
 ) -> None:
     """Issue 10.10: it was asked again for ever, with an empty refusal, and locked its worker out."""
     if verdict is Verdict.INCONCLUSIVE:  # as if our own limit were lower than what the recipe allows
-        monkeypatch.setattr(judging, "MAX_SUBMISSION", 0)
+        monkeypatch.setattr(replay, "MAX_SUBMISSION", 0)
     health = play({"inference-1": "inference", "wordy-1": f"{__name__}:Wordy"}, 60.0, steps=5)
     wordy = health["wordy-1"]["roles"]["wordy"]
     assert trainer(health)["step"] == 5

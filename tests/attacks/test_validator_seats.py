@@ -14,10 +14,10 @@ from p2p.multiaddr import Multiaddr
 from p2p.node.node import Node
 from p2p.swarm import SwarmHost
 from p2p.wire import frame
-from roles.inference import Inference
-from roles.messages import ROLLOUT_PROTOCOL
+from roles.inference.session import Inference
+from roles.protocol.messages import ROLLOUT_PROTOCOL
 from roles.run import run_of
-from roles.seats import GRACE, Seats
+from roles.shared.seats import GRACE, Seats
 from tests.attacks.judged import accepted, forge, play, trainer, validator
 
 STREAMS = 8

@@ -15,16 +15,16 @@ from p2p.identity import KeyPair, PeerId
 from p2p.node.node import Node
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Verdict
-from roles.draws import draw_order
 from roles.engines.base import Completion, Group, GroupTask
 from roles.envs.base import open_environment
 from roles.envs.client import LocalEnvironment
-from roles.inference import Inference
-from roles.messages import ROLLOUT_PROTOCOL, Commitment, SignedVerdict, content_digest, encode_groups
-from roles.retry import ask
+from roles.inference.session import Inference
+from roles.protocol.assignment import draw_order
+from roles.protocol.messages import ROLLOUT_PROTOCOL, Commitment, SignedVerdict, content_digest, encode_groups
+from roles.protocol.request import ask
 from roles.run import run_of
-from roles.turns import PER_NODE, QUEUE, REJECTIONS, STRANGERS_SHARE, Turns
-from roles.validator import ENGINE_FAILED, GIVEN_UP, STALE, Validator, ValidatorConfig
+from roles.validator.fair_queue import PER_NODE, QUEUE, REJECTIONS, STRANGERS_SHARE, Turns
+from roles.validator.session import ENGINE_FAILED, GIVEN_UP, STALE, Validator, ValidatorConfig
 from tests.attacks.judged import accepted, forge, play, validator
 
 AT_ONCE = 8
@@ -275,7 +275,7 @@ def test_claims_of_old_work_displace_no_answer_that_must_be_given_again() -> Non
 
 def test_what_is_known_of_stale_policies_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """It grew with every verdict for as long as the validator ran."""
-    monkeypatch.setattr("roles.validator.KNOWN", 16)
+    monkeypatch.setattr("roles.validator.session.KNOWN", 16)
     stages: list[Any] = []
     health = play(
         {"inference-1": "inference", "inference-2": "inference"}, 60.0, steps=8, change=stages.append

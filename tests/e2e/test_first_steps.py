@@ -51,16 +51,16 @@ from p2p.node.rundoc import RunBook, RunConfig
 from p2p.shardcast import Shardcast
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Verdict
-from roles.demo import complaints, free_memory, main as demo_main
+from roles.demo.command import complaints, free_memory, main as demo_main
+from roles.demo.status import SwarmStatus
+from roles.demo.view import draw
 from roles.engines.base import TrainingGroup
-from roles.inference import MAX_REASONS, OTHER, Inference, InferenceConfig, InferenceCounts
-from roles.messages import Commitment, SignedVerdict
-from roles.pool import GroupPool, PooledGroup
+from roles.inference.session import MAX_REASONS, OTHER, Inference, InferenceConfig, InferenceCounts
+from roles.protocol.messages import Commitment, SignedVerdict
 from roles.run.__main__ import main as run_main
-from roles.scoreboard import draw
-from roles.summary import SwarmStatus
-from roles.trainer import Trainer, TrainerConfig
-from roles.validator import Validator, ValidatorConfig
+from roles.trainer.buffer import GroupPool, PooledGroup
+from roles.trainer.session import Trainer, TrainerConfig
+from roles.validator.session import Validator, ValidatorConfig
 from sim.cli import main as sim_main
 from tests.e2e.node_process import LOOPBACK, START_SECONDS, fail
 from tests.unit.test_run_file import RUN
@@ -562,7 +562,7 @@ def demo(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> tuple[
 
 @pytest.fixture
 def no_demo_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roles.demo.trio.run", lambda *_: pytest.fail("it began"))
+    monkeypatch.setattr("roles.demo.command.trio.run", lambda *_: pytest.fail("it began"))
 
 
 @pytest.mark.usefixtures("no_demo_begins")
@@ -604,15 +604,15 @@ def test_the_demo_says_what_the_machine_lacks(
         code, said = demo([], capsys)
         assert (code, "pip install 'shoal[torch]'" in said) == (2, True), said
     with monkeypatch.context() as patch:
-        patch.setattr("roles.demo.free_memory", lambda: 0.5e9)
+        patch.setattr("roles.demo.command.free_memory", lambda: 0.5e9)
         code, said = demo([], capsys)
         assert (code, "of free memory, and this machine has 500.0 MB: close" in said) == (2, True), said
     with monkeypatch.context() as patch:
-        patch.setattr("roles.demo.shutil.disk_usage", lambda _: SimpleNamespace(free=1e6))
+        patch.setattr("roles.demo.command.shutil.disk_usage", lambda _: SimpleNamespace(free=1e6))
         code, said = demo(["--data", str(tmp_path)], capsys)
         assert (code, "of disk, and" in said, "--data" in said) == (2, True, True), said
     with monkeypatch.context() as patch:
-        patch.setattr("roles.demo.resource", None)
+        patch.setattr("roles.demo.command.resource", None)
         code, said = demo([], capsys)
         assert (code, "WSL2" in said) == (2, True), said
     assert free_memory() > 0

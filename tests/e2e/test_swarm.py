@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from roles.demo import join_command
+from roles.demo.command import join_command
+from roles.demo.processes import CAST, Child, DemoPlan, Stage
+from roles.demo.status import Status
 from roles.rl.recipe import Recipe, WarmUp
-from roles.stage import CAST, Child, DemoPlan, Stage
-from roles.summary import Status
 
 SMALL = replace(
     Recipe(), warm_up=WarmUp(steps=80, ramp=20), steps=14, groups=8, group_size=8, minibatches=2, submission=4

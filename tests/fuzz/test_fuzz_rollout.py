@@ -1,4 +1,4 @@
-"""Whatever bytes come, the parsers of roles/messages.py raise `BadMessage` and nothing else."""
+"""Whatever bytes come, the parsers of roles/protocol/messages.py raise `BadMessage` and nothing else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from p2p.errors import BadMessage
 from p2p.identity import verify
 from p2p.wire import frame, pack
-from roles.messages import (
+from roles.protocol.messages import (
     decode_commitment_untrusted,
     decode_delivery_untrusted,
     decode_groups_untrusted,

@@ -14,8 +14,9 @@ from p2p.errors import PeerUnreachable
 from p2p.host import request
 from p2p.node.node import Node
 from roles.engines.base import Group
-from roles.inference import Inference
-from roles.messages import (
+from roles.inference.session import Inference
+from roles.protocol.assignment import REORDER_WINDOW
+from roles.protocol.messages import (
     ROLLOUT_PROTOCOL,
     Submission,
     content_digest,
@@ -23,8 +24,7 @@ from roles.messages import (
     encode_groups,
 )
 from roles.run import run_of
-from roles.slots import REORDER_WINDOW
-from roles.validator import GAP, OTHER_POLICY, REPLAYED, WRONG_GROUPS
+from roles.validator.session import GAP, OTHER_POLICY, REPLAYED, WRONG_GROUPS
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
 from sim.node.swarm import open_swarm

@@ -12,14 +12,17 @@ import trio
 from p2p.identity import Signer
 from p2p.node.rundoc import RunConfig
 from proofs.checks import Evidence, Judgement, Limits, Verdict
-from roles import draws, inference, judging, trainer, validator
-from roles.inference import Inference
-from roles.messages import SignedVerdict
+from roles.demo.status import SwarmStatus
+from roles.inference import session as inference_session
+from roles.inference.session import Inference
+from roles.protocol import assignment
+from roles.protocol.messages import SignedVerdict
 from roles.rl.recipe import Recipe
 from roles.run import Run, Terms, sign_run
 from roles.run.file import AdmissionMode, AdmissionRules
-from roles.summary import SwarmStatus
-from roles.trainer import Trainer
+from roles.trainer import session as trainer_session
+from roles.trainer.session import Trainer
+from roles.validator import replay, session as validator_session
 from sim.node.swarm import Swarm
 from sim.node.world import EPOCH
 from sim.run.scenario import Scenario
@@ -143,12 +146,12 @@ def test_work_is_not_blamed_when_its_only_judge_is_replaced(monkeypatch: pytest.
 
     monkeypatch.setattr(spine, "_write_run", write_run)
     # All of epoch 1 is judged by validator-1, as if it alone were named, and many places of each node.
-    plain = draws.validator_of
+    plain = assignment.validator_of
 
     def validator_of(run: Run, node: Any, version: Any) -> Any:
         return run.terms.validators[1] if len(run.terms.validators) == 2 else plain(run, node, version)
 
-    for module in (inference, trainer, validator):
+    for module in (inference_session, trainer_session, validator_session):
         monkeypatch.setattr(module, "validator_of", validator_of)
     play.spy(monkeypatch)
     health = perform(play, steps=400, groups=64)
@@ -239,7 +242,7 @@ def test_an_edition_that_changes_what_engines_are_made_of_stops_roles_until_a_re
 def test_limits_may_change_while_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Issue 10.9: verdicts follow the limits of the newest edition."""
     used: list[float] = []
-    plain = judging.judge
+    plain = replay.judge
 
     def judge(evidence: Evidence, limits: Limits) -> Judgement:
         used.append(limits.surprise)
@@ -248,7 +251,7 @@ def test_limits_may_change_while_the_run_goes_on(monkeypatch: pytest.MonkeyPatch
     def change(_: Swarm, terms: Terms) -> Terms:
         return replace(terms, limits=replace(terms.limits, surprise=11.0))
 
-    monkeypatch.setattr(judging, "judge", judge)
+    monkeypatch.setattr(replay, "judge", judge)
     play = Edited(CAST, change)
     play.seconds = 2
     play.spy(monkeypatch)

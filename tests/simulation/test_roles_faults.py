@@ -15,16 +15,16 @@ from p2p.identity import PeerId
 from p2p.node.node import Node
 from p2p.shardcast import Shardcast
 from p2p.shardcast.manifest import PolicyVersion
+from roles.demo.status import SwarmStatus
 from roles.engines.base import EngineError
 from roles.engines.fake import FakeEngine
-from roles.inference import Inference
-from roles.intake import Intake
-from roles.messages import Submission
-from roles.pool import PooledGroup
+from roles.inference.session import Inference
+from roles.protocol.messages import Submission
 from roles.rl.recipe import Recipe
 from roles.run import Run, sign_run
-from roles.summary import SwarmStatus
-from roles.trainer import Trainer
+from roles.trainer.buffer import PooledGroup
+from roles.trainer.inbox import Intake
+from roles.trainer.session import Trainer
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
 from sim.node.swarm import NodeMain, SimNode, Swarm, open_swarm

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from proofs.checks import Evidence, Limits, Verdict, judge, judge_pool
-from roles.cheats import MARGIN, Cheat, CheatConfig, CheatMode, must_fail
+from roles.demo.cheats import MARGIN, Cheat, CheatConfig, CheatMode, must_fail
+from roles.demo.processes import DEMO_LIMITS
 from roles.engines.base import EngineError, Group, GroupTask
-from roles.stage import DEMO_LIMITS
 from tests.unit.test_run_file import RUN
 
 CLEAN = Evidence(

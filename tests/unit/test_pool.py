@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from p2p.shardcast.manifest import PolicyVersion
 from roles.engines.base import TrainingGroup
-from roles.pool import GroupPool, PooledGroup
+from roles.trainer.buffer import GroupPool, PooledGroup
 
 
 def group(version: int, *rewards: float, source: bytes = b"s") -> PooledGroup:

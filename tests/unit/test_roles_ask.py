@@ -22,7 +22,8 @@ from p2p.machine import RealWorld
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Verdict
 from roles.engines.base import TrainingGroup
-from roles.messages import (
+from roles.inference.outbox import Outbox
+from roles.protocol.messages import (
     ROLLOUT_PROTOCOL,
     Commitment,
     Receipt,
@@ -33,11 +34,10 @@ from roles.messages import (
     encode_delivery,
     encode_receipt,
 )
-from roles.outbox import Outbox
-from roles.pool import GroupPool, PooledGroup
-from roles.retry import NONSENSE, ask
+from roles.protocol.request import NONSENSE, ask
 from roles.rl.recipe import Recipe
-from roles.trainer import Trainer, TrainerConfig
+from roles.trainer.buffer import GroupPool, PooledGroup
+from roles.trainer.session import Trainer, TrainerConfig
 
 WORKER, JUDGE = KeyPair(b"w" * 32), KeyPair(b"j" * 32)
 RUN_ID = b"r" * 32

@@ -6,7 +6,8 @@ from hypothesis import given, strategies as st
 
 from p2p.identity import KeyPair
 from p2p.shardcast.manifest import PolicyVersion
-from roles.slots import REORDER_WINDOW, Place, SlotBook
+from roles.protocol.assignment import REORDER_WINDOW
+from roles.validator.sequence import Place, SlotBook
 
 NODE = KeyPair(b"n" * 32).peer_id
 V1, V2 = PolicyVersion(1), PolicyVersion(2)

@@ -8,6 +8,7 @@ from random import Random
 import pytest
 import torch
 
+from roles.demo.alone import Alone
 from roles.engines.base import EngineError, GroupTask, Sampling, TrainingGroup
 from roles.engines.config import EngineConfig
 from roles.engines.tiny import sampler
@@ -15,7 +16,6 @@ from roles.engines.tiny.files import seal
 from roles.engines.tiny.learner import TinyLearner
 from roles.envs.sort import SortEnvironment
 from roles.rl.advantage import has_spread
-from roles.rl.alone import Alone
 from roles.rl.recipe import Recipe, WarmUp
 
 # A sixteenth of the recipe's work: enough to see it learn something.

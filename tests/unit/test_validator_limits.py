@@ -20,15 +20,16 @@ from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import KI
 from proofs.checks import Verdict
 from proofs.toploc import proof_size
-from roles.draws import validator_of
-from roles.messages import MAX_SUBMISSION, Commitment, SignedVerdict, max_submission
-from roles.records import MAX_REASONS, OTHER, Records
+from roles.protocol.assignment import REORDER_WINDOW, validator_of
+from roles.protocol.messages import MAX_SUBMISSION, Commitment, SignedVerdict, max_submission
 from roles.rl.recipe import Recipe
 from roles.run import Run, sign_run
-from roles.seats import Seats
-from roles.slots import MAX_MISPLACED, REORDER_WINDOW, Place, SlotBook
-from roles.trainer import TrainerConfig
-from roles.validator import GAP, VERDICT_KIND, Validator, ValidatorConfig
+from roles.shared.reasons import MAX_REASONS, OTHER
+from roles.shared.seats import Seats
+from roles.trainer.session import TrainerConfig
+from roles.validator.sequence import MAX_MISPLACED, Place, SlotBook
+from roles.validator.session import GAP, VERDICT_KIND, Validator, ValidatorConfig
+from roles.validator.stats import Records
 from tests.unit.test_run_file import OWNER, TERMS
 
 NODE = KeyPair(b"n" * 32).peer_id

@@ -187,7 +187,10 @@ class MemberList:
 
     def members(self) -> list[Member]:
         """All the living."""
-        return [Member(member.signed, member.seen) for member in self._members.values()]
+        return [
+            Member(member.peer, member.signed.heartbeat.profile, member.seen)
+            for member in self._members.values()
+        ]
 
     def update(
         self,
@@ -320,7 +323,7 @@ class MemberList:
         self._directs -= member.direct
         member.watch = None
         self._is_settled = False
-        return Member(member.signed, member.seen)
+        return Member(member.peer, member.signed.heartbeat.profile, member.seen)
 
     def add_tombstone(
         self, signed: SignedHeartbeat, now: float, *, may_be_partitioned: bool

@@ -27,7 +27,7 @@ Figures = dict[str, float | int | str]
 VOLUNTEER: Final = "volunteer"
 VALIDATOR: Final = "validator"
 ACCEPTED: Final = "validator/accepted"
-"""Where validators keep what the trainer has not answered yet (`roles.validator`)."""
+"""Where validators keep what the trainer has not answered yet (`roles.validator.session`)."""
 PERCENTILES: Final = (50, 99, 100)
 STEP_FLOPS: Final = TRAINING_FLOPS + PREFILL_FLOPS
 """Flops per parameter and token of a step: forward, backward, and the pass for the old

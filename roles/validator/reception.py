@@ -13,8 +13,8 @@ import trio
 from p2p.errors import BadMessage
 from p2p.host import Stream
 from p2p.wire import KI, Holds
-from roles.messages import MAX_HEAD, SubmissionHead, decode_head_untrusted
-from roles.seats import Seat
+from roles.protocol.messages import MAX_HEAD, SubmissionHead, decode_head_untrusted
+from roles.shared.seats import Seat
 
 HEAD_SECONDS: Final = 10.0
 """For the head to arrive: it fits into one packet. Who needs longer holds a stream and a kilobyte."""

@@ -37,11 +37,11 @@ from p2p.node.usage import (
     write_text,
 )
 from p2p.wire import MIB
+from roles.demo.processes import RUN_FILE, DemoPlan, Stage, StageError
+from roles.demo.status import SwarmStatus
+from roles.demo.view import draw, size
 from roles.engines.config import GIB, SEEDS
 from roles.rl.recipe import Recipe
-from roles.scoreboard import draw, size
-from roles.stage import RUN_FILE, DemoPlan, Stage, StageError
-from roles.summary import SwarmStatus
 
 try:
     import resource
@@ -315,7 +315,3 @@ def report(console: Console, figures: dict[str, Any], failures: list[str]) -> No
     )
     for failure in failures:
         console.print(f"[red]not as promised: {failure}[/red]", soft_wrap=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -11,9 +11,7 @@ import trio
 
 from p2p.errors import BadMessage
 from p2p.node.node import Node
-from roles.durable import Durable
-from roles.kept import discard
-from roles.messages import (
+from roles.protocol.messages import (
     MAX_RECEIPT,
     VERDICT_PROTOCOL,
     Receipt,
@@ -23,8 +21,10 @@ from roles.messages import (
     decode_receipt_untrusted,
     encode_delivery,
 )
-from roles.retry import NONSENSE, Backoff, ask
+from roles.protocol.request import NONSENSE, Backoff, ask
 from roles.run import run_of
+from roles.shared.checked_json import discard
+from roles.shared.durable import Durable
 
 logger = logging.getLogger(__name__)
 

@@ -2,14 +2,15 @@
 
 Theory of operation
 -------------------
-Of a submission the head is read first, which is small and signed. Cheap checks follow in the task of its
-stream: run, admission, judge, age, place, and whether it was judged before. Only then it gets a seat
-(`roles.seats`) for the content; what waits for a policy to come, or for its verdict, has none. Then it waits
-for the one scorer, whose turns go by node (`roles.turns`). While the disk makes one verdict durable the
-scorer works on the next. A verdict is in the ledger before anybody hears of it, and the ledger answers a
-peer that asks again. Accepted submissions stay on disk until the trainer has taken them; `roles.handover`
-lets a few wait for it, and when they do, judging stops, but for nodes whose work was rejected of late:
-back-pressure, not loss.
+Of a submission the head is read first, which is small and signed. Cheap checks follow in the
+task of its stream: run, admission, judge, age, place, and whether it was judged before. Only
+then it gets a seat (`roles.shared.seats`) for the content; what waits for a policy to come, or
+for its verdict, has none. Then it waits for the one scorer, whose turns go by node
+(`roles.validator.fair_queue`). While the disk makes one verdict durable the scorer works on the
+next. A verdict is in the ledger before anybody hears of it, and the ledger answers a peer that
+asks again. Accepted submissions stay on disk until the trainer has taken them;
+`roles.validator.delivery` lets a few wait for it, and when they do, judging stops, but for
+nodes whose work was rejected of late: back-pressure, not loss.
 
 `INCONCLUSIVE` means nobody's fault (the policy is not here or too old to matter, our engine failed): no
 ledger entry. It is as final as the others, though: the place in the draw order is taken, or the worker's
@@ -21,9 +22,10 @@ An environment is foreign code: what it raises makes its submission `INCONCLUSIV
 it once. A submission that is too long gets a verdict by its head: a refusal would leave a gap, and the worker
 would ask again for ever.
 
-What a peer can make this node hold is bounded: streams, seats, the queue, verdicts on work out of place, and
-what is counted about nodes and reasons. One validator judges all work of a node under one policy
-(`roles.draws.validator_of`): to two of them a node could sell one place twice, and neither sees gaps.
+What a peer can make this node hold is bounded: streams, seats, the queue, verdicts on work out
+of place, and what is counted about nodes and reasons. One validator judges all work of a node
+under one policy (`roles.protocol.assignment.validator_of`): to two of them a node could sell
+one place twice, and neither sees gaps.
 """
 
 from __future__ import annotations
@@ -50,16 +52,13 @@ from p2p.node.tables import read_table
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.world import World, dawdle, decode_off_loop
 from proofs.checks import Verdict
-from roles.draws import draw_order, validator_of
-from roles.durable import Durable
 from roles.engines.base import EngineError
 from roles.engines.client import open_engine
 from roles.engines.config import DeviceProfile, MachineLimits
 from roles.envs.client import open_environment_of
 from roles.envs.contained import EnvironmentFailed, Failures
-from roles.handover import Handover
-from roles.judging import Bench
-from roles.messages import (
+from roles.protocol.assignment import draw_order, validator_of
+from roles.protocol.messages import (
     DECODE_RATE,
     HASH_RATE,
     ROLLOUT_PROTOCOL,
@@ -72,14 +71,18 @@ from roles.messages import (
     decode_verdict_untrusted,
     encode_reply,
 )
-from roles.reception import receive_content, receive_head
-from roles.records import Records, because, tally
-from roles.retry import PATIENCE
+from roles.protocol.request import PATIENCE
 from roles.run import Run, run_of
-from roles.seats import STRANGERS, Seats
-from roles.slots import Place, SlotBook
-from roles.standing import AtRest, Standing
-from roles.turns import Turns
+from roles.shared.durable import Durable
+from roles.shared.reasons import because, tally
+from roles.shared.seats import STRANGERS, Seats
+from roles.shared.standing import AtRest, Standing
+from roles.validator.delivery import Handover
+from roles.validator.fair_queue import Turns
+from roles.validator.reception import receive_content, receive_head
+from roles.validator.replay import Bench
+from roles.validator.sequence import Place, SlotBook
+from roles.validator.stats import Records
 
 logger = logging.getLogger(__name__)
 
@@ -506,7 +509,7 @@ class Validator:
     def _may_judge(self, bench: Bench) -> bool:
         """Whether anything may be judged now: while the trainer takes nothing, what is likely to be rejected.
 
-        Should that be accepted after all, one more delivery waits than `roles.handover` means to.
+        Should that be accepted after all, one more delivery waits than `roles.validator.delivery` means to.
         """
         if bench.handover.has_room():
             return self._turns.has_work(bench.node.world.now())

@@ -12,10 +12,8 @@ from typing import Final
 
 from p2p.identity import PeerId
 from p2p.shardcast.manifest import PolicyVersion
+from roles.protocol.assignment import REORDER_WINDOW
 
-REORDER_WINDOW: Final = 8
-"""How many places a submission may be ahead of the lowest one that is missing: twice the four that an
-honest node has under way (`roles.inference`), for one retry each."""
 MAX_MISPLACED: Final = 16
 """Submissions out of place that one node gets verdicts for under one policy. Honest nodes send none, and a
 verdict stays in the ledger for ever."""

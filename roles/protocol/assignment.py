@@ -9,15 +9,20 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import Final
 
 from p2p.identity import PeerId
 from p2p.node.node import Node
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.sampling import draw_seed, task_seed
-from roles.engines.base import GroupTask
+from roles.engines.base import GroupTask, Sampling
 from roles.envs.base import Task
 from roles.envs.client import ContainedEnvironment
 from roles.run import Run
+
+REORDER_WINDOW: Final = 8
+"""How many places a submission may be ahead of the lowest one that is missing: twice the four that an
+honest node has under way (`roles.inference.session`), for one retry each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +74,9 @@ def validator_of(run: Run, node: PeerId, version: PolicyVersion) -> PeerId:
     place = b"".join((run.id, node.digest, int(version).to_bytes(8, "big")))
     number = int.from_bytes(hashlib.sha256(place).digest()[:8], "big")
     return run.terms.validators[number % len(run.terms.validators)]
+
+
+def run_sampling(run: Run) -> Sampling:
+    """Temperature, length and group size that the run prescribes."""
+    recipe = run.terms.recipe
+    return Sampling(recipe.temperature, recipe.max_new_tokens, recipe.group_size)

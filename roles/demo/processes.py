@@ -24,11 +24,11 @@ from p2p.identity import KeyPair
 from p2p.machine import load_or_create_key
 from p2p.wire import KI
 from proofs.checks import Limits
+from roles.demo.status import Status, SwarmStatus
 from roles.envs.base import environment_digest
 from roles.rl.recipe import Recipe
 from roles.run import Run, sign_run
 from roles.run.file import Delivery, EnvironmentPin, Model, Terms
-from roles.summary import Status, SwarmStatus
 
 CAST: Final[Mapping[str, str]] = {
     "relay-1": "none",
@@ -36,7 +36,7 @@ CAST: Final[Mapping[str, str]] = {
     "validator-1": "validator",
     "inference-1": "inference",
     "inference-2": "inference",
-    "cheat-1": "roles.cheats:Cheat",
+    "cheat-1": "roles.demo.cheats:Cheat",
 }
 """Who plays, by folder name; the first is the bootstrap peer of the others."""
 

@@ -16,9 +16,9 @@ from typing import Final
 
 from p2p.errors import BadMessage
 from p2p.world import World, dawdle
-from roles.kept import DamagedFile, discard, keep, recall
-from roles.messages import SignedVerdict, Submission, decode_delivery_untrusted, encode_delivery
-from roles.pool import PooledGroup
+from roles.protocol.messages import SignedVerdict, Submission, decode_delivery_untrusted, encode_delivery
+from roles.shared.checked_json import DamagedFile, discard, keep, recall
+from roles.trainer.buffer import PooledGroup
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from rich.console import Group as Lines
 from rich.table import Table
 from rich.text import Text
 
-from roles.summary import SwarmStatus
+from roles.demo.status import SwarmStatus
 
 CURVE: Final = 36
 """Newest evaluations that the curve shows: what is left of a line."""

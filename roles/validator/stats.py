@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from p2p.identity import PeerId
 from proofs.checks import Verdict
-from roles.messages import SignedVerdict
+from roles.protocol.messages import SignedVerdict
+from roles.shared.reasons import tally
 
 MAX_NODES: Final = 10_000
 """Nodes with a record of their own, as many peers as a host remembers: identities are cheap to mint. The one
@@ -16,12 +16,6 @@ judged longest ago goes first; its verdicts stay in the ledger and in the totals
 MAX_WORKERS: Final = 64
 """Nodes whose connections are kept for their work: more than one scorer can serve, and a sixteenth of all
 connections."""
-MAX_REASONS: Final = 32
-"""Reasons counted apart, twice as many as there are checks. Some quote what was sent, and so have no end."""
-SHOWN: Final = 4
-"""Reasons that a line for people names, the most frequent: more would not be read."""
-OTHER: Final = "other"
-"""What further reasons are counted as."""
 
 
 @dataclass(slots=True)
@@ -87,21 +81,3 @@ class Records:
             }
             for peer, record in self._nodes.items()
         }
-
-
-def tally(counts: dict[str, int], reason: str) -> None:
-    """Count a reason, as `OTHER` once there are `MAX_REASONS` different ones."""
-    key = reason if reason in counts or len(counts) < MAX_REASONS else OTHER
-    counts[key] = counts.get(key, 0) + 1
-
-
-def because(counts: Mapping[str, int]) -> str:
-    """`` (most frequent reason, next ...)``, fit for a terminal; empty if there is none."""
-    often = sorted(counts, key=lambda reason: (-counts[reason], reason))
-    shown = [printable(reason) for reason in often[:SHOWN]] + (["..."] if len(often) > SHOWN else [])
-    return f" ({', '.join(shown)})" if shown else ""
-
-
-def printable(text: str) -> str:
-    """A peer's words, fit for a terminal: a control character in them could rewrite its screen."""
-    return "".join(sign if sign.isprintable() else "?" for sign in text)

@@ -11,13 +11,11 @@ from p2p.ledger import Ledger
 from p2p.node.node import Node
 from p2p.world import dawdle
 from proofs.checks import Judgement, Reason, Verdict, check_shape, judge, judge_pool
-from roles.durable import Durable
 from roles.engines.base import Engine, Group, GroupTask
 from roles.envs.base import Task
 from roles.envs.client import ContainedEnvironment
-from roles.handover import Handover
-from roles.inference import run_sampling
-from roles.messages import (
+from roles.protocol.assignment import run_sampling
+from roles.protocol.messages import (
     MAX_REASON,
     MAX_SUBMISSION,
     TOO_LONG,
@@ -28,7 +26,9 @@ from roles.messages import (
     max_submission,
 )
 from roles.run import Run
-from roles.standing import Standing
+from roles.shared.durable import Durable
+from roles.shared.standing import Standing
+from roles.validator.delivery import Handover
 
 logger = logging.getLogger(__name__)
 

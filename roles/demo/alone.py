@@ -1,4 +1,4 @@
-"""The whole recipe in one process, without a network: ``python -m roles.rl.alone --seed 0``.
+"""The whole recipe in one process, without a network: ``python -m roles.demo.alone --seed 0``.
 
 The sampler uses the policy of exactly `Recipe.lag` steps ago, as a swarm's does at worst. The
 exit status is 0 only if the learning gate is passed: a start that leaves room, and a rise that
@@ -220,7 +220,9 @@ def progress_bar(title: str, steps: int) -> Iterator[Progressed]:
 
 def main() -> int:
     """Run the recipe and judge it; 1 if the gate is not passed."""
-    parser = argparse.ArgumentParser(prog="python -m roles.rl.alone", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m roles.demo.alone", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=Recipe().steps)
     parser.add_argument("--every", type=int, default=10, help="steps between evaluations")

@@ -6,7 +6,7 @@ Deliveries of validators go to disk, then into the pool; a delivery is answered 
 is the back-pressure of the whole swarm. A step takes the oldest groups that are fresh enough. After it,
 in this order: used groups, checkpoint and weights on disk, policy published, used submissions removed. A
 trainer that is killed anywhere goes on from its checkpoint, and learns from every group it has taken once
-(`roles.intake`); the version never goes back, and a version that was published is never published with
+(`roles.trainer.inbox`); the version never goes back, and a version that was published is never published with
 other weights (SHARDCAST keeps the manifest).
 """
 
@@ -33,16 +33,13 @@ from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from p2p.wire import FrameReader
 from p2p.world import dawdle, decode_off_loop
 from proofs.checks import Verdict, check_shape
-from roles.draws import draw_order, validator_of
-from roles.durable import Durable
 from roles.engines.base import Engine, EngineError, Group, StepReport, TrainingGroup
 from roles.engines.client import open_engine
 from roles.engines.config import DeviceProfile, MachineLimits
 from roles.envs.client import ContainedEnvironment, open_environment_of
 from roles.envs.contained import EnvironmentFailed, Failures
-from roles.intake import Intake
-from roles.kept import DamagedFile, keep, recall
-from roles.messages import (
+from roles.protocol.assignment import draw_order, validator_of
+from roles.protocol.messages import (
     DECODE_RATE,
     HASH_RATE,
     MAX_DELIVERY,
@@ -54,12 +51,15 @@ from roles.messages import (
     decode_groups_untrusted,
     encode_receipt,
 )
-from roles.pool import GroupPool, PooledGroup
-from roles.retry import PATIENCE
+from roles.protocol.request import PATIENCE
 from roles.rl.advantage import has_spread
 from roles.run import Run, run_of
-from roles.seats import Seats
-from roles.standing import Standing
+from roles.shared.checked_json import DamagedFile, keep, recall
+from roles.shared.durable import Durable
+from roles.shared.seats import Seats
+from roles.shared.standing import Standing
+from roles.trainer.buffer import GroupPool, PooledGroup
+from roles.trainer.inbox import Intake
 
 logger = logging.getLogger(__name__)
 

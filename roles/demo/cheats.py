@@ -1,4 +1,4 @@
-"""Dishonest inference nodes, to show that they are caught: ``--role roles.cheats:Cheat``.
+"""Dishonest inference nodes, to show that they are caught: ``--role roles.demo.cheats:Cheat``.
 
 They follow the protocol in everything but the work itself: tasks, seeds, slots and signatures are right,
 so only the proofs can tell. Modes: *greedy* answers with the most probable tokens (better paid than honest
@@ -25,7 +25,8 @@ from p2p.node.tables import read_table
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import MAX_LIMIT, Evidence, Limits, Verdict, judge, judge_pool
 from roles.engines.base import Engine, EngineError, Group, GroupTask, Sampling
-from roles.inference import Inference, InferenceConfig, run_sampling
+from roles.inference.session import Inference, InferenceConfig
+from roles.protocol.assignment import run_sampling
 from roles.run import Run
 
 MARGIN: Final = 2.0

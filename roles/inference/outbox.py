@@ -16,8 +16,8 @@ import trio
 from p2p.errors import BadMessage
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.world import World, dawdle
-from roles.kept import DamagedFile, discard, keep, recall
-from roles.messages import Submission, decode_submission_untrusted
+from roles.protocol.messages import Submission, decode_submission_untrusted
+from roles.shared.checked_json import DamagedFile, discard, keep, recall
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from p2p.errors import StorageError
 from p2p.world import World
-from roles.retry import Backoff
+from roles.protocol.request import Backoff
 
 T = TypeVar("T")
 

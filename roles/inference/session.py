@@ -7,7 +7,7 @@ before anything else happens to it. A task per submission then asks a validator 
 again across crashes of either side, until a signed one is here. `UNDER_WAY` submissions may be without
 verdict, those of earlier lives included: that is the back-pressure of the whole pipeline, from the trainer's
 pool to this engine. When one is stuck and the others pass it, nothing is drawn that the validator would take
-for a gap (`roles.slots`), until it has arrived or a new policy has come.
+for a gap (`roles.validator.sequence`), until it has arrived or a new policy has come.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from p2p.node.tables import read_table
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.world import dawdle
 from proofs.checks import Verdict
-from roles.draws import draw_order, validator_of
-from roles.durable import Durable
-from roles.engines.base import Engine, Group, GroupTask, Sampling
+from roles.engines.base import Engine, Group, GroupTask
 from roles.engines.client import open_engine
 from roles.engines.config import DeviceProfile, MachineLimits
 from roles.envs.client import ContainedEnvironment, open_environment_of
 from roles.envs.contained import EnvironmentFailed, Failures
-from roles.messages import (
+from roles.inference.outbox import Outbox
+from roles.protocol.assignment import REORDER_WINDOW, draw_order, run_sampling, validator_of
+from roles.protocol.messages import (
     MAX_REPLY,
     ROLLOUT_PROTOCOL,
     TOO_LONG,
@@ -48,12 +48,11 @@ from roles.messages import (
     decode_reply_untrusted,
     encode_groups,
 )
-from roles.outbox import Outbox
-from roles.records import because, printable
-from roles.retry import NONSENSE, Backoff, ask
+from roles.protocol.request import NONSENSE, Backoff, ask
 from roles.run import Run, run_of
-from roles.slots import REORDER_WINDOW
-from roles.standing import Standing
+from roles.shared.durable import Durable
+from roles.shared.reasons import because, printable
+from roles.shared.standing import Standing
 
 logger = logging.getLogger(__name__)
 
@@ -331,9 +330,3 @@ def _whom_to_ask(node: Node, place: Commitment) -> Iterator[PeerId]:
         yield others[turn % len(others)] if others else judge
         if turn % STUCK == STUCK - 1:
             node.book.hint(judge)  # it may judge by another edition
-
-
-def run_sampling(run: Run) -> Sampling:
-    """Temperature, length and group size that the run prescribes."""
-    recipe = run.terms.recipe
-    return Sampling(recipe.temperature, recipe.max_new_tokens, recipe.group_size)

@@ -1,7 +1,7 @@
 """Accepted groups that wait for the trainer: fresh enough, with something to learn, and not too many.
 
-Sans I/O: `roles.trainer` owns one. A group whose rewards are all equal teaches nothing under GRPO and is
-counted, not kept (DAPO's dynamic sampling, arXiv 2503.14476).
+Sans I/O: `roles.trainer.session` owns one. A group whose rewards are all equal teaches nothing
+under GRPO and is counted, not kept (DAPO's dynamic sampling, arXiv 2503.14476).
 """
 
 from __future__ import annotations

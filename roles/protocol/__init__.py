@@ -1,0 +1,5 @@
+"""What the roles say to each other.
+
+`messages` are the bytes; `assignment` says which work is whose, and who judges it; `request`
+asks until there is an answer.
+"""

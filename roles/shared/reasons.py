@@ -1,0 +1,31 @@
+"""Sentences of peers, counted apart and made fit for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+MAX_REASONS: Final = 32
+"""Reasons counted apart, twice as many as there are checks. Some quote what was sent, and so have no end."""
+SHOWN: Final = 4
+"""Reasons that a line for people names, the most frequent: more would not be read."""
+OTHER: Final = "other"
+"""What further reasons are counted as."""
+
+
+def tally(counts: dict[str, int], reason: str) -> None:
+    """Count a reason, as `OTHER` once there are `MAX_REASONS` different ones."""
+    key = reason if reason in counts or len(counts) < MAX_REASONS else OTHER
+    counts[key] = counts.get(key, 0) + 1
+
+
+def because(counts: Mapping[str, int]) -> str:
+    """`` (most frequent reason, next ...)``, fit for a terminal; empty if there is none."""
+    often = sorted(counts, key=lambda reason: (-counts[reason], reason))
+    shown = [printable(reason) for reason in often[:SHOWN]] + (["..."] if len(often) > SHOWN else [])
+    return f" ({', '.join(shown)})" if shown else ""
+
+
+def printable(text: str) -> str:
+    """A peer's words, fit for a terminal: a control character in them could rewrite its screen."""
+    return "".join(sign if sign.isprintable() else "?" for sign in text)
