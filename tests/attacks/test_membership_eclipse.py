@@ -130,10 +130,10 @@ def test_one_network_has_a_share_of_neighbours_and_of_the_view() -> None:
     assert sum(peer in bad for peer in members) <= 53
     assert sum(peer not in bad for peer in members) == 39
     swarm.run(5)
-    for enemy in enemies[:8]:  # whoever had no place is no news, though it comes again and again
+    for enemy in enemies[:8]:  # a peer without a place is no news, though it comes again and again
         words = swarm.words(enemy, 2, addrs=(of_one_network(enemies.index(enemy)),))
         swarm.drive(victim, Received(enemy, encode_message(Beat(False, words))))
-    assert not victim.core._rumours.has_news
+    assert not victim.core._dissemination.has_newcomers
 
 
 def test_a_full_view_is_not_flushed_by_those_that_come_last() -> None:

@@ -75,11 +75,11 @@ AGAIN: Final = 12.0
 """Intervals for which a peer that was granted an urgent request, or another of its network, is
 granted no other: a machine that restarts a minute later gets in at once."""
 GUEST_SEATS: Final = 4
-"""Seats beyond `SLACK` for those that ask urgently. Who has had one longest gives it up for the
-next, and no other is pushed out: none that come later, however many they are, have the place of
-a neighbour of longer standing, and yet a newcomer gets in while strangers hold all other seats.
-With four of them the newcomers of a crowd, two a second, stay for two seconds, in which their
-walks find them others."""
+"""Seats beyond `SLACK` for those that ask urgently. The guest of longest standing gives its
+seat up for the next, and no other is evicted: none that come later, however many they are, have
+the place of a neighbour of longer standing, and yet a newcomer gets in while strangers hold all
+other seats. With four of them the newcomers of a crowd, two a second, stay for two seconds, in
+which their walks find them others."""
 GUEST_INTERVALS: Final = 2.0
 """Intervals after which such a seat is given up though no peer asks for it: a newcomer has
 found others by then, and seven neighbours on average instead of 6.4 made a quiet swarm send a

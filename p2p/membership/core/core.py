@@ -92,9 +92,9 @@ WELCOME_DIGESTS: Final = 16
 rest."""
 
 ADMISSION_BEATS: Final = 12
-"""Heartbeats between two looks whether all members are still admitted. Who is not is neither
-heard nor listed from that moment; to look through a whole view each time took a fortieth of a
-node's time in a large swarm."""
+"""Heartbeats between two looks whether all members are still admitted. A peer that is not is
+neither heard nor listed from that moment; to look through a whole view each time took a
+fortieth of a node's time in a large swarm."""
 
 ANCHOR_BEATS: Final = 60
 """Heartbeats between two looks whether our anchors are those on disk: those that stay are worth
@@ -452,9 +452,9 @@ class MembershipCore:
         if evictee is not None:
             self._detector.forget(evictee)
         elif self._members.is_sparse() and self._quotas.may_announce(source, now):
-            # Not if another must go for it: of a network that has its share each member that comes
-            # is new, and evicts one that will be new again. With 70 of one network each of 70 nodes
-            # sent 1 KB/s of such announcements.
+            # Not if another must go for it: of a network that has its share each member that
+            # comes is new, and evicts one that will be new again. With 70 of one network each
+            # of 70 nodes sent 1 KB/s of such announcements.
             self._dissemination.announce(peer, source, now)
 
     def _update_member(

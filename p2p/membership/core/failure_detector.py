@@ -37,18 +37,21 @@ from p2p.membership.messages import Heartbeats, Suspect
 
 SUSPICION_GAP: Final = 1.0
 """Intervals between two suspicions of one peer that are passed on unchecked, and between two of
-its good-byes. Honest peers wait for two intervals of silence, and two of them that heard it
-last at different times are an interval apart; a liar has the words for the next lie when the
-last is refuted."""
+its good-byes.
+
+Honest nodes suspect after two intervals of silence, and two of them that heard the peer last at
+different times do so at most one interval apart. A liar is not bound to that: each refutation
+hands it the newer heartbeat that its next suspicion needs. So a second suspicion of one peer
+within an interval (5 s) is not flooded, but checked."""
 CHECK_TIMEOUT: Final = 0.5
 """Intervals within which the suspected peer must answer us when we check a suspicion: 2.5 s at
 5 s, a dial and two ways. It is added to the time until a death is known, at each node that
 checks."""
 MAX_PROBED: Final = 64
-"""Suspected peers of whose next words we tell the suspecting peers: our neighbours, and those
-that were lately."""
+"""Suspected peers whose next heartbeat we hand to the peers that suspect them: our neighbours,
+and peers that were neighbours lately."""
 MAX_REPORTERS: Final = 8
-"""Suspecting peers told, as many as there are neighbours."""
+"""Suspecting peers that get it, as many as there are neighbours."""
 OBSOLETE: Final = 3.0
 """Intervals for which we know a newer heartbeat than a suspicion: no honest peer lacks them so
 long."""

@@ -29,20 +29,28 @@ from p2p.identity import PeerId
 from p2p.membership.core.quotas import PeerQuotas, Quota
 
 TRUST: Final = 16.0
-"""Refuted suspicions after which suspicions are checked first. Some are honest: a machine that
-sleeps for a minute is suspected by its neighbours, and refutes them when it wakes up."""
+"""Refuted suspicions after which suspicions are checked first.
+
+Not every false suspicion is a lie: a machine that sleeps for a minute is suspected by its
+neighbours, and refutes them when it wakes up. So the first 16 are passed on as if true. After
+that a liar reaches only the nodes next to it: with 20 members that suspect all others
+(`accuse_flood`, 200 nodes) the swarm sends twice what it sends in quiet times, and no node has
+under three honest neighbours. The price is half an interval (`CHECK_TIMEOUT`) more until a real
+death is known, at each node that checks it."""
 TRUST_INTERVALS: Final = 2.0
-"""Intervals after which one of them is forgiven: so many a liar may send round for ever, 330
-bytes a second for each node at 5 s; and so many wake up in a swarm of 1,000 machines that sleep
-every three hours."""
+"""Intervals after which one of them is forgiven: at 5 s one in 10 s.
+
+It bounds from both sides. So many false suspicions a liar may send round for ever, which costs
+each node 330 bytes a second. And so many machines wake up in a swarm of 1,000 in which each
+sleeps every three hours: 1,000 in 10,800 s are one in 11 s, which must not use up the trust."""
 CHECKS: Final = 4.0
-"""Suspected peers that we ask ourselves at once because of one neighbour, and..."""
+"""Checks that one neighbour may cause at once: as many suspected peers are asked."""
 CHECK_INTERVALS: Final = 2.0
-"""...intervals until we ask one more: 46 bytes a second for each liar among the neighbours,
-with answers."""
+"""Intervals until the same neighbour may cause one more: 46 bytes a second for each liar among
+the neighbours, answers included."""
 FINAL_CHECKS: Final = 16.0
-"""The same, at once, of those that were suspected in quieter times and are about to be declared
-dead; and one more in each `CHECK_INTERVALS`."""
+"""Checks at once of members that were suspected while the node still trusted suspicions, and
+are about to be declared dead; and one more in each `CHECK_INTERVALS`."""
 UNCHECKED: Final = 32.0
 """Floods that a neighbour may start without our being able to check them: a zone of 200, if the
 other neighbours tell of the rest."""

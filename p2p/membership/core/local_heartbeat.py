@@ -95,8 +95,8 @@ class LocalHeartbeat:
 
     def refute(self, now: float) -> SignedHeartbeat:
         """A new heartbeat for our suspecting peers alone. Neighbours wait for the next that is
-        due: with a heartbeat to all of them for each suspicion, they and we sent
-        four times as much."""
+        due: with a heartbeat to all of them for each suspicion, they and we sent four times as
+        much."""
         self._newest = self._sign(leaving=False)
         self._last_beat, self.refute_at = now, math.inf
         return self._newest

@@ -25,10 +25,11 @@ from p2p.membership.core.prefix import prefix_of
 from p2p.membership.heartbeat import SignedHeartbeat
 
 PROBE: Final = 1.5
-"""Intervals after which a silent peer is asked itself. One heartbeat may come half an interval
-late."""
+"""Intervals after which a silent peer is asked itself: SWIM's ping. A heartbeat that comes half
+an interval late costs no message."""
 SUSPECT: Final = 2.0
-"""Intervals after which all members are asked: a second heartbeat is due now."""
+"""Intervals after which a suspicion is flooded: the second missing heartbeat is due now, and
+the peer has had half an interval to answer the probe."""
 CONFIRM: Final = 0.8
 """Intervals an suspected peer has to speak up. With `SUSPECT` this makes 2.8: at 5 s a death is
 known 14 s after the last heartbeat plus the time of the flood, within 15 s of the death."""
@@ -37,7 +38,7 @@ known 14 s after the last heartbeat plus the time of the flood, within 15 s of t
 class Liveness(Enum):
     """How far the judgement of a silent peer has come."""
 
-    ALIVE = "fresh"
+    ALIVE = "alive"
     PROBED = "probed"
     SUSPECTED = "suspected"
 
@@ -69,11 +70,11 @@ class MemberState:
     seen: float
     """First sight of its newest heartbeat."""
     introducer: PeerId | None
-    """Who named it to us; None if it came itself."""
+    """The peer that named it to us; None if it came itself."""
     interval: float
     """Seconds between its heartbeats, as it says, within `MembershipConfig.pace`."""
     since: float
-    """First sight of the peer, at most an interval early: a number that many entries share."""
+    """First sight of the peer, at most an interval early: a number that many members share."""
     prefix: bytes | None = field(init=False)
     """The network that its addresses are in (`prefix.prefix_of`)."""
     peer: PeerId = field(init=False)
