@@ -208,7 +208,7 @@ class Overlay:
             return None
         others = [other for other in self.active if other != peer][: self._upper]
         accepted = self._answer(peer, True, now)
-        if accepted is not None and self._floods.may_walk(peer, now):
+        if accepted is not None and self._floods.may_walk(peer, self._view.prefix(peer), now):
             for other in others:
                 self._send(other, ForwardJoin(self._config.hops, entry.signed))
         return accepted
@@ -326,7 +326,7 @@ class Overlay:
         accepted = self._accepts(peer, urgent, now)
         if accepted:
             self.add(peer, now)
-        elif not self._floods.may_refuse(now):
+        elif not self._floods.may_refuse(self._view.prefix(peer), now):
             return None
         self._send(peer, Linked(accepted, self._own()))
         return accepted
