@@ -167,7 +167,7 @@ def test_an_obsolete_accusation_costs_points() -> None:
 
 
 def test_identities_of_one_network_are_not_led_through_the_swarm_one_by_one() -> None:
-    """Issue 9.15: 200 stamped identities of one /24 that ask every node made 200 nodes send 3.6 times as much.
+    """Issue 9.15: 200 stamped identities of one /24 that ask all made 200 nodes send 3.6 times as much.
 
     Each asks every honest node once, as a newcomer asks its bootstrap. What the swarm sends for it is bounded
     by the network's share, not by the number of identities.
