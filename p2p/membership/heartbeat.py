@@ -1,8 +1,9 @@
 """The signed heartbeat: what a peer says of itself, in about 210 bytes.
 
-A heartbeat is a msgpack list followed by 64 bytes of signature over it, under the protocol id as domain.
-Its ``seqno`` only grows, restarts included; its ``expires`` keeps last month's heartbeat from being shown
-to a newcomer. Neither says whether the peer lives: that each receiver judges on its own monotonic clock.
+A heartbeat is a msgpack list followed by 64 bytes of signature over it, under the protocol id
+as domain. Its ``seqno`` only grows, restarts included; its ``expires`` keeps last month's
+heartbeat from being shown to a newcomer. Neither says whether the peer lives: that each
+receiver judges on its own monotonic clock.
 """
 
 from __future__ import annotations
@@ -36,20 +37,24 @@ MAX_POLICY: Final = 2**31 - 1
 MAX_SEQNO: Final = 2**63 - 1
 MIN_INTERVAL: Final = 0.05
 MAX_INTERVAL: Final = 120.0
-"""Seconds between heartbeats. Whoever beats slower could stay dead and listed for minutes."""
+"""Seconds between heartbeats. A peer that sends heartbeats more slowly could stay dead and
+listed for minutes."""
 NO_POLICY: Final = -1
 """The policy of a peer that holds none."""
 KEY_BYTES: Final = 8
-"""Bytes that name a peer in digests: the head of its public key. Finding a second key with the same head
-takes 2**63 tries, making two keys with the same takes 2**32; the second is not taken in (`View.is_taken`)."""
+"""Bytes that name a peer in digests: the head of its public key. Finding a second key with the
+same head takes 2**63 tries, making two keys with the same takes 2**32; the second is not taken
+in (`View.is_taken`)."""
 KEY: Final = slice(PEER_ID_BYTES - 32, PEER_ID_BYTES - 32 + KEY_BYTES)
 
 _FIELDS: Final = (bytes, int, int, int, bool, list, list, bytes, int, int, int, int, str)
 """The types of a heartbeat's fields; a stamp may follow."""
 _MEMO: Final = 2048
-"""Decoded heartbeats remembered: each arrives about eight times, once per neighbour; 2 MiB at most."""
+"""Decoded heartbeats remembered: each arrives about eight times, once per neighbour; 2 MiB at
+most."""
 _PEERS: Final = 4096
-"""Peers and their profiles remembered, so that all heartbeats that say the same share them; 4 MiB at most."""
+"""Peers and their profiles remembered, so that all heartbeats that say the same share them; 4
+MiB at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,19 +78,27 @@ class Profile:
     version: str = ""
     """Software version."""
     stamp: bytes = b""
-    """The nonce that proves work for this identity, which open runs ask for; empty where none is needed. Sent
-    only if there is one."""
+    """The nonce that proves work for this identity, which open runs ask for; empty where none
+    is needed. Sent only if there is one."""
 
     def __post_init__(self) -> None:
-        if len(self.roles) > MAX_ROLES or any(not 0 < len(role) <= MAX_NAME for role in self.roles):
-            raise ValueError(f"at most {MAX_ROLES} roles with names of 1 to {MAX_NAME} characters")
+        are_names_fit = all(0 < len(role) <= MAX_NAME for role in self.roles)
+        if len(self.roles) > MAX_ROLES or not are_names_fit:
+            raise ValueError(
+                f"at most {MAX_ROLES} roles with names of 1 to {MAX_NAME} characters",
+            )
         if len(self.stamp) > MAX_STAMP:
             raise ValueError(f"a stamp has at most {MAX_STAMP} bytes")
         if len(self.run) > MAX_RUN or len(self.version) > MAX_NAME:
-            raise ValueError(f"a run id has at most {MAX_RUN} bytes, a version {MAX_NAME} characters")
+            raise ValueError(
+                f"a run id has at most {MAX_RUN} bytes, a version {MAX_NAME} characters",
+            )
         if not NO_POLICY <= self.policy <= MAX_POLICY:
-            raise ValueError(f"a policy version is {NO_POLICY} to {MAX_POLICY}, not {self.policy}")
-        if not 0 <= self.upload < 2**53 or not 0 <= self.slots < 2**31 or not 0 <= self.load <= 1:
+            raise ValueError(
+                f"a policy version is {NO_POLICY} to {MAX_POLICY}, not {self.policy}",
+            )
+        is_free = 0 <= self.upload < 2**53 and 0 <= self.slots < 2**31
+        if not is_free or not 0 <= self.load <= 1:
             raise ValueError("upload and slots cannot be negative, and load is 0 to 1")
 
 
@@ -120,7 +133,8 @@ class Digest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SignedHeartbeat:
-    """A heartbeat with the bytes that were signed. Whether the signature is good, the core judges."""
+    """A heartbeat with the bytes that were signed. Whether the signature is good, the core
+    judges."""
 
     heartbeat: Heartbeat
     wire: bytes
@@ -170,7 +184,8 @@ def _peer(public_key: bytes) -> PeerId:
 
 
 def sign_heartbeat(heartbeat: Heartbeat, signer: Signer) -> SignedHeartbeat:
-    """Sign ``heartbeat``. Raise `ValueError` if its addresses are longer than a heartbeat may be."""
+    """Sign ``heartbeat``. Raise `ValueError` if its addresses are longer than a heartbeat may
+    be."""
     profile = heartbeat.profile
     addrs = _wire_addrs(profile.addrs)
     fields = [
@@ -201,7 +216,8 @@ def _wire_addrs(addrs: tuple[Multiaddr, ...]) -> tuple[bytes, ...]:
 
 
 def decode_heartbeat_untrusted(data: object) -> SignedHeartbeat:
-    """Raise `BadMessage`, and nothing else, whatever ``data`` is. The signature is *not* checked."""
+    """Raise `BadMessage`, and nothing else, whatever ``data`` is. The signature is *not*
+    checked."""
     if not isinstance(data, bytes) or not SIGNATURE_BYTES < len(data) <= MAX_HEARTBEAT:
         raise BadMessage(f"a heartbeat is {SIGNATURE_BYTES + 1} to {MAX_HEARTBEAT} bytes")
     return _decode(data)
@@ -235,7 +251,11 @@ def _decode(data: bytes) -> SignedHeartbeat:
 
 
 @functools.lru_cache(_PEERS)
-def _profile_untrusted(peer: PeerId, addrs: tuple[bytes, ...], said: tuple[Any, ...]) -> Profile:
+def _profile_untrusted(
+    peer: PeerId,
+    addrs: tuple[bytes, ...],
+    said: tuple[Any, ...],
+) -> Profile:
     roles, run, policy, upload, slots, load, version, *stamp = said
     return Profile(
         addrs=tuple(_addr_untrusted(addr, peer) for addr in addrs),

@@ -1,17 +1,18 @@
-"""Messages of ``/shoal/heartbeat/1.0.0``: msgpack lists that start with the number of their kind.
+"""Messages of ``/shoal/heartbeat/1.0.0``: msgpack lists that start with the number of their
+kind.
 
 | kind | message | fields | sent |
 |---|---|---|---|
-| 0 | `Beat` | linked, heartbeat, digests | every interval, to neighbours and to interested peers |
+| 0 | `Beat` | is neighbour, heartbeat, digests | each interval, to neighbours and others |
 | 1 | `Join` | heartbeat | by a newcomer, to its bootstrap |
 | 2 | `ForwardJoin` | hops, heartbeat | walks on behalf of a newcomer |
-| 3 | `Link` | urgent, heartbeat | asks to become neighbours |
-| 4 | `Linked` | accepted, heartbeat | answers `Link` and `Join` |
-| 5 | `Unlink` | | ends being neighbours; the sender lives on |
-| 6 | `News` | digests | of peers just learned of |
+| 3 | `Neighbor` | urgent, heartbeat | asks to become neighbours |
+| 4 | `NeighborReply` | accepted, heartbeat | answers `Neighbor` and `Join` |
+| 5 | `Disconnect` | | ends being neighbours; the sender lives on |
+| 6 | `Newcomers` | digests | of peers just learned of |
 | 7 | `Want` | keys | asks for the heartbeats behind digests |
-| 8 | `Give` | heartbeats | answers `Want`; also refutes an accusation, or says good-bye |
-| 9 | `Accuse` | heartbeats | "nothing newer has come": each accused peer's last signed words |
+| 8 | `Heartbeats` | heartbeats | answers `Want`; also refutes a suspicion, or says good-bye |
+| 9 | `Suspect` | heartbeats | "nothing newer came": the last heartbeat of each suspected peer |
 
 Digests and keys travel as one packed byte string each: 20 and 8 bytes an entry.
 """
@@ -43,17 +44,17 @@ __all__ = [
     "MAX_KEYS",
     "MAX_MEMBERSHIP_MESSAGE",
     "PROTOCOL_ID",
-    "Accuse",
     "Beat",
     "Digest",
+    "Disconnect",
     "ForwardJoin",
-    "Give",
+    "Heartbeats",
     "Join",
-    "Link",
-    "Linked",
     "Message",
-    "News",
-    "Unlink",
+    "Neighbor",
+    "NeighborReply",
+    "Newcomers",
+    "Suspect",
     "Want",
     "decode_message_untrusted",
     "encode_message",
@@ -71,13 +72,14 @@ MAX_MEMBERSHIP_MESSAGE: Final = 40 * KI
 """Bytes: `MAX_HEARTBEATS` of the longest kind, with their headers."""
 
 _MEMO: Final = 1024
-"""Decoded messages remembered. A flood brings the same bytes from every neighbour; in a simulation, where
-nodes share a process, so does every beat."""
+"""Decoded messages remembered. A flood brings the same bytes from every neighbour; in a
+simulation, where nodes share a process, so does every beat."""
 _MEMO_BYTES: Final = 1024
 """Longer messages are decoded each time: 4 MiB are remembered at most."""
 _DIGESTS: Final = 2048
-"""Digests remembered, so that all messages that name one heartbeat share its digest: 0.7 MiB at most. The
-messages remembered name 20 each, mostly the same ones; with digests of their own they took 3 MiB."""
+"""Digests remembered, so that all messages that name one heartbeat share its digest: 0.7 MiB at
+most. The messages remembered name 20 each, mostly the same ones; with digests of their own they
+took 3 MiB."""
 _DIGEST: Final = struct.Struct(f">{KEY_BYTES}sQi")
 
 
@@ -85,7 +87,7 @@ _DIGEST: Final = struct.Struct(f">{KEY_BYTES}sQi")
 class Beat:
     """The sender's own heartbeat, and digests of others'."""
 
-    linked: bool
+    is_neighbour: bool
     """Whether the sender counts the receiver among its neighbours."""
     heartbeat: SignedHeartbeat
     digests: tuple[Digest, ...] = ()
@@ -108,7 +110,7 @@ class ForwardJoin:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class Neighbor:
     """Be my neighbour."""
 
     urgent: bool
@@ -117,7 +119,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Linked:
+class NeighborReply:
     """We are neighbours now; or, not accepted, there is no room."""
 
     accepted: bool
@@ -125,12 +127,12 @@ class Linked:
 
 
 @dataclass(frozen=True, slots=True)
-class Unlink:
-    """We are no neighbours any more, and I shall beat to you no more; I live."""
+class Disconnect:
+    """We are no neighbours any more, and I shall send you no more heartbeats; I live."""
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class Newcomers:
     """Digests of peers that the sender has just learned of."""
 
     digests: tuple[Digest, ...]
@@ -144,49 +146,61 @@ class Want:
 
 
 @dataclass(frozen=True, slots=True)
-class Give:
+class Heartbeats:
     """Heartbeats of others."""
 
     heartbeats: tuple[SignedHeartbeat, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Accuse:
+class Suspect:
     """After these, nothing came: who knows better?"""
 
     heartbeats: tuple[SignedHeartbeat, ...]
 
 
-Message = Beat | Join | ForwardJoin | Link | Linked | Unlink | News | Want | Give | Accuse
+Message = (
+    Beat
+    | Join
+    | ForwardJoin
+    | Neighbor
+    | NeighborReply
+    | Disconnect
+    | Newcomers
+    | Want
+    | Heartbeats
+    | Suspect
+)
 
 
 def encode_message(message: Message) -> bytes:
     """The bytes of ``message``."""
     match message:
-        case Beat(linked, heartbeat, digests):
-            return pack([0, linked, heartbeat.wire, _pack_digests(digests)])
+        case Beat(is_neighbour, heartbeat, digests):
+            return pack([0, is_neighbour, heartbeat.wire, _pack_digests(digests)])
         case Join(heartbeat):
             return pack([1, heartbeat.wire])
         case ForwardJoin(hops, heartbeat):
             return pack([2, hops, heartbeat.wire])
-        case Link(urgent, heartbeat):
+        case Neighbor(urgent, heartbeat):
             return pack([3, urgent, heartbeat.wire])
-        case Linked(accepted, heartbeat):
+        case NeighborReply(accepted, heartbeat):
             return pack([4, accepted, heartbeat.wire])
-        case Unlink():
+        case Disconnect():
             return pack([5])
-        case News(digests):
+        case Newcomers(digests):
             return pack([6, _pack_digests(digests)])
         case Want(keys):
             return pack([7, b"".join(keys)])
-        case Give(heartbeats):
+        case Heartbeats(heartbeats):
             return pack([8, [heartbeat.wire for heartbeat in heartbeats]])
-        case Accuse(heartbeats):
+        case Suspect(heartbeats):
             return pack([9, [heartbeat.wire for heartbeat in heartbeats]])
 
 
 def decode_message_untrusted(data: bytes) -> Message:
-    """Raise `BadMessage`, and nothing else, whatever the bytes. Signatures are *not* checked."""
+    """Raise `BadMessage`, and nothing else, whatever the bytes. Signatures are *not*
+    checked."""
     if len(data) > MAX_MEMBERSHIP_MESSAGE:
         raise BadMessage(f"a membership message has at most {MAX_MEMBERSHIP_MESSAGE} bytes")
     return _decode(data) if len(data) > _MEMO_BYTES else _decode_again(data)
@@ -214,7 +228,8 @@ def _digests_untrusted(data: bytes) -> tuple[Digest, ...]:
     if len(data) % _DIGEST.size or len(data) > MAX_DIGESTS * _DIGEST.size:
         raise BadMessage(f"digests are at most {MAX_DIGESTS} times {_DIGEST.size} bytes")
     size = _DIGEST.size
-    return tuple([_digest_untrusted(data[start : start + size]) for start in range(0, len(data), size)])
+    starts = range(0, len(data), size)
+    return tuple([_digest_untrusted(data[start : start + size]) for start in starts])
 
 
 @functools.lru_cache(_DIGESTS)
@@ -247,17 +262,20 @@ def _forward_join_untrusted(hops: int, heartbeat: bytes) -> ForwardJoin:
 _KINDS: Final[dict[int, tuple[tuple[type, ...], Callable[..., Message]]]] = {
     0: (
         (bool, bytes, bytes),
-        lambda linked, heartbeat, digests: Beat(
-            linked, decode_heartbeat_untrusted(heartbeat), _digests_untrusted(digests)
+        lambda is_neighbour, heartbeat, digests: Beat(
+            is_neighbour, decode_heartbeat_untrusted(heartbeat), _digests_untrusted(digests)
         ),
     ),
     1: ((bytes,), lambda heartbeat: Join(decode_heartbeat_untrusted(heartbeat))),
     2: ((int, bytes), _forward_join_untrusted),
-    3: ((bool, bytes), lambda urgent, heartbeat: Link(urgent, decode_heartbeat_untrusted(heartbeat))),
-    4: ((bool, bytes), lambda accepted, heartbeat: Linked(accepted, decode_heartbeat_untrusted(heartbeat))),
-    5: ((), Unlink),
-    6: ((bytes,), lambda digests: News(_digests_untrusted(digests))),
+    3: ((bool, bytes), lambda urgent, wire: Neighbor(urgent, decode_heartbeat_untrusted(wire))),
+    4: (
+        (bool, bytes),
+        lambda accepted, wire: NeighborReply(accepted, decode_heartbeat_untrusted(wire)),
+    ),
+    5: ((), Disconnect),
+    6: ((bytes,), lambda digests: Newcomers(_digests_untrusted(digests))),
     7: ((bytes,), lambda keys: Want(_keys_untrusted(keys))),
-    8: ((list,), lambda items: Give(_heartbeats_untrusted(items))),
-    9: ((list,), lambda items: Accuse(_heartbeats_untrusted(items))),
+    8: ((list,), lambda items: Heartbeats(_heartbeats_untrusted(items))),
+    9: ((list,), lambda items: Suspect(_heartbeats_untrusted(items))),
 }

@@ -1,23 +1,24 @@
-"""The driver of `MembershipCore`: feeds it the host's events and the clock, carries out its effects."""
+"""The driver of `MembershipCore`: host events and deadlines in, effects carried out."""
 
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
 import trio
 
+from p2p.driver import Driver
 from p2p.errors import StorageError
 from p2p.host import AddrSource, Host, PeerEvent, PeerState
 from p2p.identity import PeerId
-from p2p.membership.core import MembershipCore
-from p2p.membership.events import (
+from p2p.membership.config import MembershipConfig
+from p2p.membership.core.active_view import ANCHORS
+from p2p.membership.core.core import MembershipCore
+from p2p.membership.core.events import (
     AddAddrs,
-    Anchors,
     Bootstrap,
     Changed,
     ClockOff,
@@ -28,21 +29,21 @@ from p2p.membership.events import (
     Leave,
     Member,
     MemberEvent,
-    MembershipConfig,
+    NeighboursChanged,
     Penalise,
     Received,
-    Reserve,
+    ReserveSeqnos,
+    SaveAnchors,
     Send,
     Tick,
     Unreachable,
-    Update,
+    UpdateProfile,
 )
+from p2p.membership.core.local_heartbeat import SEQNO_BLOCK
 from p2p.membership.heartbeat import MAX_SEQNO, PROTOCOL_ID, Profile
-from p2p.membership.overlay import ANCHORS
-from p2p.membership.voice import SEQNO_BLOCK
 from p2p.multiaddr import Multiaddr
 from p2p.wire import KI
-from p2p.world import Timer, World
+from p2p.world import World
 
 SEQNO_PATH: Final = "membership/seqno"
 """On the node's disk: the highest sequence number it may have used, in decimal."""
@@ -51,12 +52,12 @@ SEQNO_PATH: Final = "membership/seqno"
 ANCHORS_PATH: Final = "membership/anchors"
 """On the node's disk: where its neighbours of longest standing are, an address a line."""
 MAX_ANCHORS_FILE: Final = 4 * KI
-"""Bytes of that file: `overlay.ANCHORS` addresses of 512 at most, with room."""
+"""Bytes of that file: `active_view.ANCHORS` addresses of 512 at most, with room."""
 
 logger = logging.getLogger(__name__)
 
 
-class Me:
+class LocalProfile:
     """What this node says of itself in its heartbeats."""
 
     def __init__(self, changed: Callable[[Profile], None]) -> None:
@@ -71,8 +72,8 @@ class Me:
     def update(self, **fields: Any) -> None:
         """Change fields of `Profile` by name: roles, run, policy, upload, slots, load, version.
 
-        A change of roles, run or policy is told at once, the others with the next heartbeat. Raises
-        `ValueError` if a value is out of range, `TypeError` if there is no such field.
+        A change of roles, run or policy is told at once, the others with the next heartbeat.
+        Raises `ValueError` if a value is out of range, `TypeError` if there is no such field.
         """
         profile = replace(self._profile, **fields)
         if profile != self._profile:
@@ -84,8 +85,8 @@ class Membership:
     """Who is in the swarm. Open it with `open_membership`."""
 
     __slots__ = (
-        "_anchors", "_closed", "_core", "_host", "_linked", "_links_seen", "_listeners", "_timer",
-        "_timer_at", "_told_clock", "_world", "_write", "me",
+        "_anchors", "_core", "_driver", "_host", "_joined", "_listeners", "_told_clock",
+        "_world", "_write", "me",
     )  # fmt: skip
 
     def __init__(
@@ -96,22 +97,25 @@ class Membership:
         write: Callable[[str, bytes], None],
         anchors: tuple[Multiaddr, ...],
     ) -> None:
-        self.me: Final = Me(lambda profile: self._drive(Update(profile)))
+        self.me: Final = LocalProfile(lambda profile: self._driver.feed(UpdateProfile(profile)))
         self._world = world
         self._host = host
         self._core = core
+        self._driver: Driver[Event, Effect] = Driver(
+            world,
+            core,
+            self._carry_out,
+            self._on_deadline,
+        )
         self._write = write
         self._anchors = anchors
-        self._links_seen = 0
         self._told_clock = False
         self._listeners: list[Callable[[MemberEvent], None]] = []
-        self._linked = trio.Event()
-        self._timer: Timer | None = None
-        self._timer_at = math.inf
-        self._closed = False
+        self._joined = trio.Event()
 
     def members(self) -> list[Member]:
-        """Everybody we know to be alive and admitted, without ourselves, longest known first."""
+        """All members we know to be alive and admitted, without ourselves, longest known
+        first."""
         return self._core.members()
 
     def __contains__(self, peer: PeerId) -> bool:
@@ -120,7 +124,8 @@ class Membership:
 
     @property
     def size(self) -> int:
-        """How many `members` there are, with some not admitted any more: it costs nothing to ask."""
+        """How many `members` there are, with some not admitted any more: it costs nothing to
+        ask."""
         return self._core.size
 
     def find(self, role: str) -> list[Member]:
@@ -143,107 +148,103 @@ class Membership:
 
     @property
     def clock_off(self) -> ClockOff | None:
-        """By how much our wall clock differs from that of most peers, if so much that they refuse us."""
+        """By how much our wall clock differs from that of most peers, if so much that they
+        refuse us."""
         return self._core.clock_off
 
     def interest(self, peers: Sequence[PeerId], *, has_audience: bool = True) -> None:
         """Send our heartbeats directly to ``peers`` too, from now on; replaces the set before.
 
-        ``has_audience`` says whether others have such an interest in us, so that all of them are kept.
+        ``has_audience`` says whether others have such an interest in us, so that all of them
+        are kept.
         """
-        self._drive(Interest(tuple(peers), has_audience))
+        self._driver.feed(Interest(tuple(peers), has_audience))
 
     async def join(self, addrs: Sequence[Multiaddr]) -> None:
-        """Join the swarm through ``addrs``, each ending in ``/p2p/``; return with the first neighbour.
+        """Join the swarm through ``addrs``, each ending in ``/p2p/``; return with the first
+        neighbour.
 
-        It tries for as long as it takes, ever more slowly: the caller sets the deadline, and the
-        attempts go on behind its back. Returns at once if ``addrs`` names nobody but ourselves. The first
-        time it also asks the neighbours of longest standing of this node's last life.
+        It tries for as long as it takes, ever more slowly: the caller sets the deadline, and
+        the attempts go on behind its back. Returns at once if ``addrs`` names no peer but
+        ourselves. The first time it also asks the neighbours of longest standing of this node's
+        last life.
         """
         others = tuple(addr for addr in addrs if addr.peer_id not in (None, self._core.peer))
         anchors, self._anchors = self._anchors, ()
         if others or anchors:
-            self._drive(Bootstrap(others, anchors))
+            self._driver.feed(Bootstrap(others, anchors))
         if not others:
             return
-        while not self._core.is_linked:
-            await self._linked.wait()
+        while not self._core.has_neighbour:
+            await self._joined.wait()
 
-    def _open(self) -> None:
-        self._host.set_message_handler(PROTOCOL_ID, lambda peer, data: self._drive(Received(peer, data)))
-        self._host.on_peer(self._on_peer)
-        self._on_timer()
-
-    def _close(self) -> None:
-        self._drive(Leave())
-        self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+    @contextmanager
+    def _running(self, stamp: bytes) -> Iterator[None]:
+        """Take part for the length of the block; the last thing sent is a good-bye."""
+        host, feed = self._host, self._driver.feed
+        with (
+            self._driver.running(),
+            host.receiving(PROTOCOL_ID, lambda peer, data: feed(Received(peer, data))),
+            host.watching(self._on_peer),
+        ):
+            if stamp:
+                self.me.update(stamp=stamp)
+            self._on_deadline()
+            try:
+                yield
+            finally:
+                feed(Leave())
 
     def _on_peer(self, event: PeerEvent) -> None:
         if event.state is PeerState.DISCONNECTED:
-            self._drive(Disconnected(event.peer))
+            self._driver.feed(Disconnected(event.peer))
         elif event.state is PeerState.UNREACHABLE:
-            self._drive(Unreachable(event.peer))
+            self._driver.feed(Unreachable(event.peer))
 
-    def _on_timer(self) -> None:
-        self._timer, self._timer_at = None, math.inf
+    def _on_deadline(self) -> None:
         addrs = self._host.addrs
         if addrs != self.me.profile.addrs:
             self.me.update(addrs=addrs)
-        self._drive(Tick())
+        self._driver.feed(Tick())
         if self._told_clock is (self._core.clock_off is None):
             self._tell_clock()
 
     def _tell_clock(self) -> None:
-        """Once each time that our clock goes wrong: nothing else says why a node finds nobody."""
+        """Once each time that our clock goes wrong: nothing else says why a node finds no
+        peers."""
         off = self._core.clock_off
         self._told_clock = off is not None
         if off is not None:
             logger.warning("membership.clock %s", off)
             self._world.trace("membership.clock", seconds=round(off.seconds), peers=off.peers)
 
-    def _drive(self, event: Event) -> None:
-        if self._closed:
-            return
-        now = self._world.now()
-        for effect in self._core.handle(event, now):
-            if type(effect) is Send:  # nearly all are
-                self._host.send(effect.peer, PROTOCOL_ID, effect.data)
-            else:
-                self._carry_out(effect)
-        if self._core.links_changed != self._links_seen:
-            self._note_links()
-        deadline = self._core.next_deadline
-        if deadline < self._timer_at and not self._closed:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer_at = deadline
-            self._timer = self._world.call_at(max(deadline, now), self._on_timer)
-
-    def _note_links(self) -> None:
-        self._links_seen = self._core.links_changed
-        self._host.protect("neighbours", self._core.neighbours)
-        if self._core.is_linked:
-            self._linked.set()
-        elif self._linked.is_set():
-            self._linked = trio.Event()
-
     def _carry_out(self, effect: Effect) -> None:
+        if type(effect) is Send:  # nearly all are
+            self._host.send(effect.peer, PROTOCOL_ID, effect.data)
+            return
         match effect:
             case AddAddrs(peer, addrs, is_told):
                 source = AddrSource.OWNER if is_told else AddrSource.SIGNED
                 self._host.add_addrs(peer, addrs, source)
-            case Anchors(addrs):
+            case SaveAnchors(addrs):
                 self._write(ANCHORS_PATH, "\n".join(map(str, addrs)).encode())
             case Penalise(peer, points, reason):
                 self._host.penalise(peer, points, reason)
-            case Reserve(ceiling):
+            case ReserveSeqnos(ceiling):
                 self._write(SEQNO_PATH, str(ceiling).encode())
+            case NeighboursChanged(neighbours):
+                self._note_neighbours(neighbours)
             case Changed(event):
                 self._world.trace(f"member.{event.change.value}", peer=event.member.peer)
                 for listener in self._listeners:
                     listener(event)
+
+    def _note_neighbours(self, neighbours: tuple[PeerId, ...]) -> None:
+        self._host.protect("neighbours", neighbours)
+        if neighbours:
+            self._joined.set()
+        elif self._joined.is_set():
+            self._joined = trio.Event()
 
 
 def _everyone(_: PeerId) -> bool:
@@ -263,9 +264,9 @@ async def open_membership(
 ) -> AsyncIterator[Membership]:
     """Take part in the swarm for the length of the block, and say good-bye at its end.
 
-    ``may`` says who is admitted, by default every peer: others are neither listed nor passed on nor
-    listened to. ``stamp`` proves our own work, and ``is_stamped`` says whether another's is enough; without
-    it nobody needs one.
+    ``may`` says who is admitted, by default every peer: others are neither listed nor passed on
+    nor listened to. ``stamp`` proves our own work, and ``is_stamped`` says whether another's is
+    enough; without it no peer needs one.
     """
     config = config or MembershipConfig()
     first = max(await _read_ceiling(world) + 1, int(world.wall() * 1000))
@@ -287,18 +288,14 @@ async def open_membership(
             nursery.start_soon(_write, world, path, data)
 
         membership = Membership(world, host, core, write, anchors)
-        if stamp:
-            membership.me.update(stamp=stamp)
-        membership._open()
-        try:
+        with membership._running(stamp):
             yield membership
-        finally:
-            membership._close()
-            nursery.cancel_scope.cancel()
+        nursery.cancel_scope.cancel()
 
 
 async def _write(world: World, path: str, data: bytes) -> None:
-    """Write at leisure. A full disk is no reason to leave the swarm: what is lost is asked of peers."""
+    """Write at leisure. A full disk is no reason to leave the swarm: what is lost is asked of
+    peers."""
     try:
         await world.disk.replace(path, data)
     except StorageError as error:
@@ -306,7 +303,8 @@ async def _write(world: World, path: str, data: bytes) -> None:
 
 
 async def _read_anchors(world: World) -> tuple[Multiaddr, ...]:
-    """Where our neighbours of longest standing were. A file that makes no sense counts as lost."""
+    """Where our neighbours of longest standing were. A file that makes no sense counts as
+    lost."""
     try:
         data = await world.disk.read(ANCHORS_PATH, 0, MAX_ANCHORS_FILE)
         addrs = [Multiaddr.parse(line) for line in data.decode().splitlines()]
@@ -316,11 +314,13 @@ async def _read_anchors(world: World) -> tuple[Multiaddr, ...]:
 
 
 async def _read_ceiling(world: World) -> int:
-    """The highest number used before. A file that makes no sense counts as lost: peers will tell us.
+    """The highest number used before. A file that makes no sense counts as lost: peers will
+    tell us.
 
-    Nothing notices a flipped digit, and nothing needs to. One that makes the number higher leaves a gap in
-    the numbers, which no peer minds. One that makes it lower is outdone by the wall clock, from which the
-    first number comes: only a clock that was set back as well would repeat a number, and then peers tell us.
+    Nothing notices a flipped digit, and nothing needs to. One that makes the number higher
+    leaves a gap in the numbers, which no peer minds. One that makes it lower is outdone by the
+    wall clock, from which the first number comes: only a clock that was set back as well would
+    repeat a number, and then peers tell us.
     """
     try:
         text = await world.disk.read(SEQNO_PATH)

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from p2p.identity import PeerId
-from p2p.membership.events import Disconnected, Penalise
+from p2p.membership.core.events import Disconnected, Penalise
 from p2p.membership.heartbeat import Heartbeat, Profile, SignedHeartbeat, sign_heartbeat
 from p2p.membership.messages import (
-    Accuse,
     Beat,
-    Give,
-    Link,
-    Linked,
+    Heartbeats,
     Message,
+    Neighbor,
+    NeighborReply,
+    Suspect,
     decode_message_untrusted,
     encode_message,
 )
@@ -111,12 +111,12 @@ class HostileSwarm(MembershipSwarm):
         def answer(enemy: PeerId, sender: PeerId, message: Message) -> None:
             words = self.words(enemy, int(self.now * 1000), addrs=places.get(enemy, ()))
             match message:
-                case Link():
-                    self.tell(enemy, sender, Linked(True, words))
-                case Beat() | Linked(True):
+                case Neighbor():
+                    self.tell(enemy, sender, NeighborReply(True, words))
+                case Beat() | NeighborReply(True):
                     self.tell(enemy, sender, Beat(True, words))
-                case Accuse():
-                    self.tell(enemy, sender, Give((words,)))
+                case Suspect():
+                    self.tell(enemy, sender, Heartbeats((words,)))
 
         self.on_message = answer
 

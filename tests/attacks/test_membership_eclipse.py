@@ -10,9 +10,10 @@ from random import Random
 
 import pytest
 
-from p2p.membership.events import Bootstrap, MembershipConfig, Received, Send
-from p2p.membership.messages import Beat, Join, Link, encode_message
-from p2p.membership.view import View
+from p2p.membership.config import MembershipConfig
+from p2p.membership.core.events import Bootstrap, Received, Send
+from p2p.membership.core.member_list import MemberList
+from p2p.membership.messages import Beat, Join, Neighbor, encode_message
 from p2p.multiaddr import Multiaddr
 from tests.attacks.membership_enemies import HostileSwarm, watch
 from tests.unit.core_swarm import peer_named
@@ -37,9 +38,9 @@ def test_a_flood_of_requests_leaves_every_node_its_neighbours(kind: str) -> None
             for victim in rng.sample(honest, 3):
                 words = swarm.words(enemy, int(swarm.now * 1000))
                 message = {
-                    "urgent": Link(True, words),
+                    "urgent": Neighbor(True, words),
                     "join": Join(words),
-                    "link": Link(False, words),
+                    "link": Neighbor(False, words),
                     "beat": Beat(True, words),
                 }[kind]
                 swarm.tell(enemy, victim, message)
@@ -62,7 +63,7 @@ def test_one_node_alone_is_not_surrounded() -> None:
     for number, enemy in enumerate(enemies):
         swarm.call_at(
             swarm.now + number / 6,
-            lambda e=enemy: swarm.tell(e, victim, Link(True, swarm.words(e, int(swarm.now * 1000)))),
+            lambda e=enemy: swarm.tell(e, victim, Neighbor(True, swarm.words(e, int(swarm.now * 1000)))),
         )
     swarm.run(60)
     kept = before & set(swarm.nodes[victim].core.neighbours)
@@ -79,7 +80,7 @@ def test_the_lonely_still_find_neighbours_while_requests_flood_all() -> None:
     def ask() -> None:
         for enemy in enemies:
             for victim in rng.sample(honest, 2):
-                swarm.tell(enemy, victim, Link(True, swarm.words(enemy, int(swarm.now * 1000))))
+                swarm.tell(enemy, victim, Neighbor(True, swarm.words(enemy, int(swarm.now * 1000))))
 
     swarm.every(2.0, ask)
     swarm.run(30)
@@ -98,15 +99,15 @@ def test_neighbours_of_our_own_choice_stay_and_the_oldest_are_anchors() -> None:
     honest = list(swarm.nodes)
     swarm.run(120)
     victim = swarm.nodes[honest[7]]
-    anchors = victim.core._overlay.anchors
+    anchors = victim.core._active_view.anchors
     assert 1 <= len(anchors) <= 2
     for number in range(200):
         enemy = swarm.enlist(1)[0]
-        swarm.tell(enemy, victim.peer, Link(True, swarm.words(enemy, 1)))
+        swarm.tell(enemy, victim.peer, Neighbor(True, swarm.words(enemy, 1)))
         if number % 20 == 0:
             swarm.run(0.5)
     swarm.run(2)
-    assert victim.core._overlay.anchors == anchors
+    assert victim.core._active_view.anchors == anchors
     assert set(anchors) <= set(victim.core.neighbours)
 
 
@@ -139,7 +140,7 @@ def test_a_full_view_is_not_flushed_by_those_that_come_last() -> None:
     """Sybils without end, named by two neighbours or by themselves: they get an eighth in ten minutes."""
     config = MembershipConfig()
     swarm = HostileSwarm(0, config=config)
-    view = View(peer_named(0), config, Random(1))
+    view = MemberList(peer_named(0), config, Random(1))
     honest = [peer_named(number) for number in range(1, config.capacity + 1)]
     for number, peer in enumerate(honest):
         view.update(swarm.words(peer, 1), honest[number % 7], 0.0)
@@ -147,7 +148,7 @@ def test_a_full_view_is_not_flushed_by_those_that_come_last() -> None:
     for number in range(2000):
         enemy = peer_named(10_000 + number)
         view.update(swarm.words(enemy, 1), (honest[0], honest[1], enemy)[number % 3], 700.0 + number / 10)
-        surplus = view.surplus(active, enemy, 700.0 + number / 10)
+        surplus = view.evictee(active, enemy, 700.0 + number / 10)
         assert surplus is not None
         view.drop(surplus)
     members = [member.peer for member in view.members()]

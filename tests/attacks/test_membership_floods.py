@@ -10,17 +10,18 @@ from random import Random
 
 import pytest
 
-from p2p.membership.events import MembershipConfig, Penalise, Received, Tick
+from p2p.membership.config import MembershipConfig
+from p2p.membership.core.events import Penalise, Received, Tick
 from p2p.membership.heartbeat import KEY_BYTES
 from p2p.membership.messages import (
-    Accuse,
     Digest,
     ForwardJoin,
-    Give,
+    Heartbeats,
     Join,
-    Link,
     Message,
-    News,
+    Neighbor,
+    Newcomers,
+    Suspect,
     Want,
     decode_message_untrusted,
     encode_message,
@@ -45,9 +46,9 @@ def test_accusations_of_everybody_cost_little_and_kill_nobody(liars: int) -> Non
 
     def accuse() -> None:
         for liar in lying:
-            newest = [swarm.nodes[peer].core._voice.newest() for peer in rng.sample(honest, 32)]
+            newest = [swarm.nodes[peer].core._local.newest() for peer in rng.sample(honest, 32)]
             for victim in swarm.nodes[liar].core.neighbours:
-                swarm.tell(liar, victim, Accuse(tuple(newest)))
+                swarm.tell(liar, victim, Suspect(tuple(newest)))
 
     swarm.every(1.0, accuse)
     swarm.run(40)  # the first lies pass: once, 330 KB a node in a swarm of 200
@@ -73,11 +74,11 @@ def test_names_of_ghosts_are_not_told_to_all(kind: str) -> None:
             ghosts = tuple(
                 [swarm.words(peer_named(next(count)), 1, leaving=kind == "leave") for _ in range(16)]
             )
-            message: Message = Give(ghosts)
+            message: Message = Heartbeats(ghosts)
             if kind == "accuse":
-                message = Accuse(ghosts)
+                message = Suspect(ghosts)
             elif kind == "digests":
-                message = News(tuple([ghost.digest for ghost in ghosts]))
+                message = Newcomers(tuple([ghost.digest for ghost in ghosts]))
             elif kind == "walk":
                 message = ForwardJoin(8, ghosts[0])
             swarm.tell(liar, victim, message)
@@ -96,11 +97,11 @@ def test_an_interval_counts_for_no_more_than_twice_ours() -> None:
     for number, interval in ((1, 120.0), (2, 0.05)):
         enemy = peer_named(30_000 + number)
         swarm.nodes[enemy] = type(node)(enemy, None)
-        swarm.tell(enemy, node.peer, Link(False, swarm.words(enemy, 1, interval=interval)))
+        swarm.tell(enemy, node.peer, Neighbor(False, swarm.words(enemy, 1, interval=interval)))
     swarm.run(1)
-    slow, fast = (node.core._view.get(peer_named(30_000 + number)) for number in (1, 2))
+    slow, fast = (node.core._members.get(peer_named(30_000 + number)) for number in (1, 2))
     assert (slow.interval, fast.interval) == (10.0, 2.5)
-    assert node.core._view._due(slow) <= swarm.now + 1200  # before: four hours
+    assert node.core._members._due(slow) <= swarm.now + 1200  # before: four hours
 
 
 def test_accusing_a_peer_does_not_make_it_beat_to_all_its_neighbours() -> None:
@@ -108,10 +109,10 @@ def test_accusing_a_peer_does_not_make_it_beat_to_all_its_neighbours() -> None:
     swarm.run(60)
     victim = swarm.nodes[peer_named(4)]
     (enemy,) = swarm.enlist(1)
-    beats = victim.core._voice.beats
-    swarm.every(0.1, lambda: swarm.tell(enemy, victim.peer, Accuse((victim.core._voice.newest(),))))
+    beats = victim.core._local.beats
+    swarm.every(0.1, lambda: swarm.tell(enemy, victim.peer, Suspect((victim.core._local.newest(),))))
     swarm.run(60)
-    assert victim.core._voice.beats - beats <= 13  # before: 48
+    assert victim.core._local.beats - beats <= 13  # before: 48
 
 
 def test_what_is_asked_for_is_handed_out_within_a_quota() -> None:
@@ -135,7 +136,7 @@ def test_ghosts_do_not_keep_us_from_asking_for_the_living() -> None:
     now, asked = swarm.now, 0
     for second in range(60):
         ghosts = [Digest(peer_named(50_000 + 256 * second + n).public_key[:8], 1, -1) for n in range(256)]
-        effects = core.handle(Received(liar, encode_message(News(tuple(ghosts)))), now + second)
+        effects = core.handle(Received(liar, encode_message(Newcomers(tuple(ghosts)))), now + second)
         asked += sum(
             len(message.keys)
             for message in (decode_message_untrusted(each.data) for each in effects)
@@ -145,7 +146,7 @@ def test_ghosts_do_not_keep_us_from_asking_for_the_living() -> None:
             core.handle(Tick(), now + second)
     assert asked <= 64 + 64 + 60
     living = Digest(peer_named(99_999).public_key[:8], 1, -1)
-    effects = core.handle(Received(teller, encode_message(News((living,)))), now + 60)
+    effects = core.handle(Received(teller, encode_message(Newcomers((living,)))), now + 60)
     assert [decode_message_untrusted(each.data) for each in effects] == [Want((living.key,))]
 
 
@@ -157,10 +158,11 @@ def test_an_obsolete_accusation_costs_points() -> None:
     victim = swarm.nodes[
         strangers[0]
     ]  # a neighbour would be told of its newer words, and say still newer ones
-    old = victim.core._voice.newest()
-    swarm.drive(node, Received(victim.peer, encode_message(Give((swarm.words(victim.peer, old.seqno + 9),)))))
+    old = victim.core._local.newest()
+    newer = Heartbeats((swarm.words(victim.peer, old.seqno + 9),))
+    swarm.drive(node, Received(victim.peer, encode_message(newer)))
     liar = node.core.neighbours[0]
-    accusation = Received(liar, encode_message(Accuse((old,))))
+    accusation = Received(liar, encode_message(Suspect((old,))))
     soon, later = node.core.handle(accusation, swarm.now), node.core.handle(accusation, swarm.now + 20)
     assert [effect for effect in soon if isinstance(effect, Penalise)] == []
     assert [effect.peer for effect in later if isinstance(effect, Penalise)] == [liar]

@@ -11,8 +11,9 @@ import pytest
 
 from p2p.dht.stamp import check_stamp, make_stamp
 from p2p.identity import PeerId
-from p2p.membership.core import MembershipCore
-from p2p.membership.events import Interest, MembershipConfig, Received, Send, Tick, Update
+from p2p.membership.config import MembershipConfig
+from p2p.membership.core.core import MembershipCore
+from p2p.membership.core.events import Interest, Received, Send, Tick, UpdateProfile
 from p2p.membership.heartbeat import (
     Heartbeat,
     Profile,
@@ -21,13 +22,13 @@ from p2p.membership.heartbeat import (
     sign_heartbeat,
 )
 from p2p.membership.messages import (
-    Accuse,
     ForwardJoin,
-    Give,
+    Heartbeats,
     Join,
-    Link,
     Message,
-    News,
+    Neighbor,
+    Newcomers,
+    Suspect,
     Want,
     decode_message_untrusted,
     encode_message,
@@ -78,8 +79,8 @@ def test_sixty_minted_identities_are_no_members(stamp: bytes) -> None:
         peer = peer_named(number)
         stamp = stamp if not check_stamp(peer, stamp, BITS) else b""
         assert hear(core, peer, Join(words(peer, stamp=stamp))) == []
-        assert hear(core, peer, Link(True, words(peer, stamp=stamp))) == []
-        hear(core, peer_named(100), Give((words(peer, stamp=stamp),)))
+        assert hear(core, peer, Neighbor(True, words(peer, stamp=stamp))) == []
+        hear(core, peer_named(100), Heartbeats((words(peer, stamp=stamp),)))
     assert core.size == 0  # before: 60
     assert core.neighbours == ()
     assert core.counters["no stamp"] >= 120
@@ -88,21 +89,21 @@ def test_sixty_minted_identities_are_no_members(stamp: bytes) -> None:
 def test_a_stamp_is_a_place_and_of_one_peer_only() -> None:
     core = make_core()
     worker, thief = peer_named(2), peer_named(3)
-    hear(core, worker, Link(True, words(worker)))
-    hear(core, thief, Link(True, words(thief, stamp=make_stamp(worker, BITS))))
-    hear(core, NAMED, Link(True, words(NAMED, stamp=b"")))
+    hear(core, worker, Neighbor(True, words(worker)))
+    hear(core, thief, Neighbor(True, words(thief, stamp=make_stamp(worker, BITS))))
+    hear(core, NAMED, Neighbor(True, words(NAMED, stamp=b"")))
     assert set(core.neighbours) == {worker, NAMED}
 
 
-@pytest.mark.parametrize("kind", [Accuse, News, Want, ForwardJoin])
+@pytest.mark.parametrize("kind", [Suspect, Newcomers, Want, ForwardJoin])
 def test_who_has_shown_no_stamp_is_not_listened_to(kind: type[Message]) -> None:
     core = make_core()
     worker, minted = peer_named(2), peer_named(3)
-    hear(core, worker, Link(True, words(worker)))
+    hear(core, worker, Neighbor(True, words(worker)))
     other = words(peer_named(4))
     message: Message = {
-        Accuse: Accuse((words(worker),)),
-        News: News((other.digest,)),
+        Suspect: Suspect((words(worker),)),
+        Newcomers: Newcomers((other.digest,)),
         Want: Want((words(worker).digest.key,)),
         ForwardJoin: ForwardJoin(0, other),
     }[kind]
@@ -113,12 +114,13 @@ def test_who_has_shown_no_stamp_is_not_listened_to(kind: type[Message]) -> None:
 def test_it_is_checked_once_per_peer() -> None:
     asked: list[PeerId] = []
     core = make_core()
-    check = core._judge._is_stamped
+    check = core._verifier._is_stamped
     assert check is not None
-    core._judge._is_stamped = lambda peer, nonce: asked.append(peer) or check(peer, nonce)
+    core._verifier._is_stamped = lambda peer, nonce: asked.append(peer) or check(peer, nonce)
     worker = peer_named(2)
     for seqno in range(5, 50):
-        hear(core, worker, Link(True, words(worker, seqno)) if seqno == 5 else Give((words(worker, seqno),)))
+        signed = words(worker, seqno)
+        hear(core, worker, Neighbor(True, signed) if seqno == 5 else Heartbeats((signed,)))
     assert asked == [worker]
 
 
@@ -133,7 +135,7 @@ def test_it_travels_only_where_there_is_one() -> None:
 def test_we_show_ours() -> None:
     core = make_core()
     core.handle(Interest((NAMED,)), 1.0)
-    core.handle(Update(Profile(stamp=b"12345678")), 1.0)
+    core.handle(UpdateProfile(Profile(stamp=b"12345678")), 1.0)
     (effect,) = core.handle(Tick(), core.next_deadline)
     assert isinstance(effect, Send)
     assert decode_message_untrusted(effect.data).heartbeat.heartbeat.profile.stamp == b"12345678"

@@ -11,7 +11,7 @@ import trio
 from p2p.host import AddrSource
 from p2p.identity import PeerId
 from p2p.membership import Membership, MembershipConfig, open_membership
-from p2p.membership.core import ANCHOR_BEATS, READDRESS_BEATS
+from p2p.membership.core.core import ANCHOR_BEATS, READDRESS_BEATS
 from p2p.membership.service import ANCHORS_PATH
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation

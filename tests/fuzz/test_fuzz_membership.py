@@ -9,21 +9,22 @@ from hypothesis import given, settings, strategies as st
 
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair, verify
-from p2p.membership.core import MembershipCore
-from p2p.membership.events import MembershipConfig, Received, Tick
+from p2p.membership.config import MembershipConfig
+from p2p.membership.core.core import MembershipCore
+from p2p.membership.core.events import Received, Tick
 from p2p.membership.heartbeat import Heartbeat, Profile, decode_heartbeat_untrusted, sign_heartbeat
 from p2p.membership.messages import (
-    Accuse,
     Beat,
     Digest,
+    Disconnect,
     ForwardJoin,
-    Give,
+    Heartbeats,
     Join,
-    Link,
-    Linked,
     Message,
-    News,
-    Unlink,
+    Neighbor,
+    NeighborReply,
+    Newcomers,
+    Suspect,
     Want,
     decode_message_untrusted,
     encode_message,
@@ -41,13 +42,13 @@ HONEST: list[Message] = [
     Beat(True, OWN, (Digest(b"8 bytes.", 5, 2),)),
     Join(OWN),
     ForwardJoin(2, OWN),
-    Link(True, OWN),
-    Linked(True, OWN),
-    Unlink(),
-    News((OWN.digest,)),
+    Neighbor(True, OWN),
+    NeighborReply(True, OWN),
+    Disconnect(),
+    Newcomers((OWN.digest,)),
     Want((KEY.peer_id.public_key[:8], b"8 bytes.")),
-    Give((OWN,)),
-    Accuse((OWN,)),
+    Heartbeats((OWN,)),
+    Suspect((OWN,)),
 ]
 VALUES = st.recursive(
     st.none()

@@ -6,19 +6,19 @@ from random import Random
 from typing import Any
 
 from p2p.identity import PeerId
-from p2p.membership.core import MembershipCore
-from p2p.membership.events import (
+from p2p.membership.config import MembershipConfig
+from p2p.membership.core.core import MembershipCore
+from p2p.membership.core.events import (
     AddAddrs,
     Bootstrap,
     Changed,
     Disconnected,
-    MembershipConfig,
     Penalise,
     Received,
     Send,
     Tick,
     Unreachable,
-    Update,
+    UpdateProfile,
 )
 from p2p.membership.heartbeat import Profile
 from p2p.multiaddr import Multiaddr
@@ -94,7 +94,7 @@ class MembershipSwarm(CoreSwarm):
         self.nodes[peer] = node
 
         def begin() -> None:
-            self.drive(node, Update(profile))
+            self.drive(node, UpdateProfile(profile))
             self.drive(node, Tick())
             if bootstrap is not None and bootstrap != number:
                 self.drive(node, Bootstrap((addr_of(bootstrap),)))

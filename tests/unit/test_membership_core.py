@@ -8,34 +8,35 @@ from random import Random
 import pytest
 
 from p2p.identity import PeerId
-from p2p.membership.core import ADMISSION_BEATS, MembershipCore
-from p2p.membership.events import (
+from p2p.membership.config import MembershipConfig
+from p2p.membership.core.core import ADMISSION_BEATS, MembershipCore
+from p2p.membership.core.dissemination import SECOND_WAVE
+from p2p.membership.core.events import (
     Bootstrap,
     Change,
     Effect,
     Interest,
     Leave,
-    MembershipConfig,
     Received,
-    Reserve,
+    ReserveSeqnos,
     Send,
     Tick,
-    Update,
+    UpdateProfile,
 )
+from p2p.membership.core.local_heartbeat import SEQNO_BLOCK
+from p2p.membership.core.quotas import QUOTA_BURST, QUOTA_UNIT
 from p2p.membership.heartbeat import KEY_BYTES, Heartbeat, Profile, SignedHeartbeat, sign_heartbeat
 from p2p.membership.messages import (
-    Accuse,
     Beat,
-    Give,
-    Link,
+    Disconnect,
+    Heartbeats,
     Message,
-    News,
-    Unlink,
+    Neighbor,
+    Newcomers,
+    Suspect,
     decode_message_untrusted,
     encode_message,
 )
-from p2p.membership.rumours import QUOTA_BURST, QUOTA_UNIT, SECOND_WAVE
-from p2p.membership.voice import SEQNO_BLOCK
 from tests.unit.core_swarm import FakeSigner, Node, fake_verify, peer_named
 from tests.unit.membership_swarm import WALL, MembershipSwarm, addr_of
 
@@ -106,7 +107,7 @@ def test_a_new_policy_is_known_to_all_within_a_few_intervals() -> None:
     swarm = MembershipSwarm(40)
     swarm.run(6 * INTERVAL)
     teller = swarm.nodes[peer_named(7)]
-    swarm.drive(teller, Update(Profile(roles=("trainer",), policy=12)))
+    swarm.drive(teller, UpdateProfile(Profile(roles=("trainer",), policy=12)))
     swarm.run(4 * INTERVAL)
     for node in swarm.alive():
         if node is not teller:
@@ -146,8 +147,8 @@ def test_two_lost_heartbeats_are_no_death() -> None:
     swarm = MembershipSwarm(12, seed=4)
     swarm.run(6 * INTERVAL)
     sleeper = swarm.nodes[peer_named(5)]
-    last = sleeper.core._voice.seqno
-    while sleeper.core._voice.seqno == last:
+    last = sleeper.core._local.seqno
+    while sleeper.core._local.seqno == last:
         swarm.run(0.1)
     sleeper.alive = False
     swarm.run(2.7 * INTERVAL)  # two heartbeats missing, the third not due yet
@@ -302,7 +303,7 @@ def test_a_forged_heartbeat_is_dropped_counted_and_penalised() -> None:
     swarm.run(2 * INTERVAL)
     node = swarm.nodes[peer_named(1)]
     before = node.core.members()
-    tell(swarm, node, Give((heartbeat_of(peer_named(2), 2**60, signer=ENEMY),)))
+    tell(swarm, node, Heartbeats((heartbeat_of(peer_named(2), 2**60, signer=ENEMY),)))
     assert node.core.members() == before
     assert node.core.counters["forged"] == 1
     assert node.penalties[ENEMY] == 25
@@ -312,10 +313,10 @@ def test_a_replay_brings_nobody_back() -> None:
     swarm = MembershipSwarm(8)
     swarm.run(3 * INTERVAL)
     node, victim = swarm.nodes[peer_named(1)], swarm.nodes[peer_named(2)]
-    old = victim.core._voice.newest()
+    old = victim.core._local.newest()
     swarm.kill(victim.peer)
     swarm.run(20)
-    tell(swarm, node, Give((old,)))
+    tell(swarm, node, Heartbeats((old,)))
     assert victim.peer not in {member.peer for member in node.core.members()}
     assert not node.penalties  # third parties may be late
 
@@ -324,7 +325,7 @@ def test_replaying_oneself_is_counted_and_penalised() -> None:
     swarm = MembershipSwarm(3)
     swarm.run(INTERVAL)
     node = swarm.nodes[peer_named(1)]
-    tell(swarm, node, Link(False, heartbeat_of(ENEMY, 100)))
+    tell(swarm, node, Neighbor(False, heartbeat_of(ENEMY, 100)))
     tell(swarm, node, Beat(False, heartbeat_of(ENEMY, 99)))
     assert node.core.counters["replayed"] == 1
     assert node.penalties[ENEMY] == 1
@@ -340,10 +341,10 @@ def test_heartbeats_from_another_time_are_dropped(off: float, reason: str) -> No
     swarm.run(INTERVAL)
     node = swarm.nodes[peer_named(1)]
     signed = heartbeat_of(ENEMY, 7, expires=WALL + swarm.now + 1800 + off)
-    tell(swarm, node, Link(False, signed))
+    tell(swarm, node, Neighbor(False, signed))
     assert node.core.counters[reason] == 1
     assert ENEMY not in {member.peer for member in node.core.members()}
-    tell(swarm, node, Give((signed,)), source=peer_named(2))
+    tell(swarm, node, Heartbeats((signed,)), source=peer_named(2))
     assert peer_named(2) not in node.penalties  # its clock, not its fault
 
 
@@ -351,7 +352,7 @@ def test_anothers_heartbeat_is_no_introduction() -> None:
     swarm = MembershipSwarm(3)
     swarm.run(INTERVAL)
     node = swarm.nodes[peer_named(1)]
-    tell(swarm, node, Link(True, heartbeat_of(peer_named(77), 7)))
+    tell(swarm, node, Neighbor(True, heartbeat_of(peer_named(77), 7)))
     assert ENEMY not in node.core.neighbours
     assert peer_named(77) not in node.core.neighbours
     assert node.penalties[ENEMY] == 25
@@ -364,7 +365,7 @@ def test_an_accusation_cannot_kill_the_living() -> None:
     for _ in range(5):
         for node in swarm.alive():
             if node is not victim and victim.peer not in node.core.neighbours:
-                tell(swarm, node, Accuse((victim.core._voice.newest(),)))
+                tell(swarm, node, Suspect((victim.core._local.newest(),)))
         swarm.run(INTERVAL)
     assert len(swarm.knowing(victim.peer)) == 29
     assert all(changes(node, victim.peer) == [Change.JOINED] for node in swarm.alive() if node is not victim)
@@ -376,8 +377,8 @@ def test_a_look_alike_of_the_last_words_is_not_passed_on() -> None:
     victim = swarm.nodes[peer_named(3)]
     others = [each for each in swarm.alive()[1:] if each is not victim]
     node = next(each for each in others if victim.peer not in each.core.neighbours)
-    (seqno,) = {entry.signed.seqno for entry in [node.core._view.get(victim.peer)]}
-    tell(swarm, node, Accuse((heartbeat_of(victim.peer, seqno, signer=ENEMY),)))
+    (seqno,) = {entry.signed.seqno for entry in [node.core._members.get(victim.peer)]}
+    tell(swarm, node, Suspect((heartbeat_of(victim.peer, seqno, signer=ENEMY),)))
     swarm.run(2 * INTERVAL)
     assert not any(each.penalties for each in swarm.alive())
     assert len(swarm.knowing(victim.peer)) == 29
@@ -387,7 +388,7 @@ def linked_core(neighbours: int) -> MembershipCore:
     core = make_core(1000)
     core.handle(Tick(), 0.0)
     for number in range(2, 2 + neighbours):
-        link = encode_message(Link(True, heartbeat_of(peer_named(number), 1)))
+        link = encode_message(Neighbor(True, heartbeat_of(peer_named(number), 1)))
         core.handle(Received(peer_named(number), link), 0.0)
     assert len(core.neighbours) == neighbours
     while core.next_deadline < 1.0:
@@ -402,19 +403,19 @@ def sent(effects: list[Effect]) -> list[tuple[PeerId, Message]]:
 def test_a_refutation_goes_where_the_accusation_went() -> None:
     core = linked_core(3)
     first, second = heartbeat_of(ENEMY, 5), heartbeat_of(ENEMY, 6)
-    for message in (Accuse((first,)), Accuse((first,)), Give((second,)), Accuse((first,))):
+    for message in (Suspect((first,)), Suspect((first,)), Heartbeats((second,)), Suspect((first,))):
         core.handle(Received(peer_named(2), encode_message(message)), 1.0)
         told = sent(core.handle(Tick(), core.next_deadline)) if core.next_deadline < 2 else []
-        if message == Give((second,)):
-            refuted = [(peer, said) for peer, said in told if isinstance(said, Give)]
-            assert refuted == [(peer_named(3), Give((second,))), (peer_named(4), Give((second,)))]
-    answer = sent(core.handle(Received(peer_named(3), encode_message(Accuse((first,)))), 1.0))
-    assert answer == [(peer_named(3), Give((second,)))]
+        if message == Heartbeats((second,)):
+            refuted = [(peer, said) for peer, said in told if isinstance(said, Heartbeats)]
+            assert refuted == [(peer_named(3), Heartbeats((second,))), (peer_named(4), Heartbeats((second,)))]
+    answer = sent(core.handle(Received(peer_named(3), encode_message(Suspect((first,)))), 1.0))
+    assert answer == [(peer_named(3), Heartbeats((second,)))]
 
 
 def test_an_accusation_of_a_stranger_is_passed_on_once() -> None:
     core = linked_core(3)
-    accusation = Accuse((heartbeat_of(ENEMY, 5),))
+    accusation = Suspect((heartbeat_of(ENEMY, 5),))
     told = sent(core.handle(Received(peer_named(2), encode_message(accusation)), 1.0))
     told += sent(core.handle(Tick(), 1.0 + SECOND_WAVE))
     assert dict(told) == {peer_named(3): accusation, peer_named(4): accusation}
@@ -425,26 +426,26 @@ def test_an_accusation_of_a_stranger_is_passed_on_once() -> None:
 
 def test_nothing_said_before_an_accusation_is_a_sign_of_life() -> None:
     core = linked_core(3)
-    core.handle(Received(peer_named(2), encode_message(Accuse((heartbeat_of(ENEMY, 5),)))), 1.0)
+    core.handle(Received(peer_named(2), encode_message(Suspect((heartbeat_of(ENEMY, 5),)))), 1.0)
     for seqno in (4, 5, 6):
         words = heartbeat_of(ENEMY, seqno)
-        core.handle(Received(peer_named(3), encode_message(News((words.digest,)))), 1.1)
-        core.handle(Received(peer_named(3), encode_message(Give((words,)))), 1.2)
+        core.handle(Received(peer_named(3), encode_message(Newcomers((words.digest,)))), 1.1)
+        core.handle(Received(peer_named(3), encode_message(Heartbeats((words,)))), 1.2)
         known = [member.peer for member in core.members()]
         assert (ENEMY in known) == (seqno == 6)
 
 
 def test_who_is_accused_may_speak_for_itself_with_what_it_said_last() -> None:
     core = linked_core(3)
-    core.handle(Received(peer_named(2), encode_message(Accuse((heartbeat_of(ENEMY, 5),)))), 1.0)
-    core.handle(Received(ENEMY, encode_message(Link(False, heartbeat_of(ENEMY, 5)))), 1.1)
+    core.handle(Received(peer_named(2), encode_message(Suspect((heartbeat_of(ENEMY, 5),)))), 1.0)
+    core.handle(Received(ENEMY, encode_message(Neighbor(False, heartbeat_of(ENEMY, 5)))), 1.1)
     assert ENEMY in [member.peer for member in core.members()]
 
 
 def test_who_takes_us_for_a_neighbour_without_being_ours_is_told() -> None:
     core = linked_core(MembershipConfig().active)  # the other seats are for those it chooses itself
     beat = encode_message(Beat(True, heartbeat_of(ENEMY, 5)))
-    assert sent(core.handle(Received(ENEMY, beat), 1.0)) == [(ENEMY, Unlink())]
+    assert sent(core.handle(Received(ENEMY, beat), 1.0)) == [(ENEMY, Disconnect())]
     assert ENEMY not in core.neighbours
     core.handle(Received(peer_named(2), encode_message(Beat(False, heartbeat_of(peer_named(2), 2)))), 1.0)
     assert peer_named(2) not in core.neighbours
@@ -454,7 +455,7 @@ def test_an_accusation_without_words_of_the_accused_is_forgery() -> None:
     swarm = MembershipSwarm(5)
     swarm.run(3 * INTERVAL)
     node = swarm.nodes[peer_named(1)]
-    tell(swarm, node, Accuse((heartbeat_of(peer_named(2), 2**61, signer=ENEMY),)))
+    tell(swarm, node, Suspect((heartbeat_of(peer_named(2), 2**61, signer=ENEMY),)))
     assert node.penalties[ENEMY] == 25
     swarm.run(2 * INTERVAL)
     assert Change.DIED not in changes(node, peer_named(2))
@@ -464,7 +465,7 @@ def test_nobody_can_say_good_bye_for_another() -> None:
     swarm = MembershipSwarm(5)
     swarm.run(3 * INTERVAL)
     node = swarm.nodes[peer_named(1)]
-    tell(swarm, node, Give((heartbeat_of(peer_named(2), 2**61, signer=ENEMY, leaving=True),)))
+    tell(swarm, node, Heartbeats((heartbeat_of(peer_named(2), 2**61, signer=ENEMY, leaving=True),)))
     assert changes(node, peer_named(2)) == [Change.JOINED]
     assert node.core.counters["forged"] == 1
 
@@ -477,7 +478,7 @@ def test_the_unadmitted_are_neither_heard_nor_listed_nor_passed_on() -> None:
     assert swarm.knowing(ENEMY) == []
     assert stranger.core.members() == []
     node = swarm.nodes[peer_named(1)]
-    tell(swarm, node, Give((heartbeat_of(ENEMY, 9),)), source=peer_named(2))
+    tell(swarm, node, Heartbeats((heartbeat_of(ENEMY, 9),)), source=peer_named(2))
     assert swarm.knowing(ENEMY) == []
     assert not node.penalties
 
@@ -496,14 +497,14 @@ def test_of_two_peers_with_the_same_key_in_digests_the_second_is_not_taken_in() 
     second = PeerId.from_public_key(first.public_key[:KEY_BYTES] + bytes(24))
     core = linked_core(3)
     for peer in (first, second):
-        core.handle(Received(peer, encode_message(Link(True, heartbeat_of(peer, 5)))), 1.0)
+        core.handle(Received(peer, encode_message(Neighbor(True, heartbeat_of(peer, 5)))), 1.0)
     assert first in core
     assert second not in core
     assert core.counters["key taken"] == 1
-    core.handle(Received(second, encode_message(Give((heartbeat_of(second, 6, leaving=True),)))), 1.1)
-    core.handle(Received(first, encode_message(Give((heartbeat_of(first, 6, leaving=True),)))), 1.2)
+    core.handle(Received(second, encode_message(Heartbeats((heartbeat_of(second, 6, leaving=True),)))), 1.1)
+    core.handle(Received(first, encode_message(Heartbeats((heartbeat_of(first, 6, leaving=True),)))), 1.2)
     assert first not in core
-    core.handle(Received(second, encode_message(Link(True, heartbeat_of(second, 7)))), 1.3)
+    core.handle(Received(second, encode_message(Neighbor(True, heartbeat_of(second, 7)))), 1.3)
     assert second not in core  # the dead keep their keys, too: old words must not pass for another's
 
 
@@ -511,7 +512,7 @@ def test_a_flood_is_cut_off_and_penalised() -> None:
     swarm = MembershipSwarm(3)
     swarm.run(INTERVAL)
     node = swarm.nodes[peer_named(1)]
-    message = Give(tuple(heartbeat_of(peer_named(500 + index), 1) for index in range(32)))
+    message = Heartbeats(tuple(heartbeat_of(peer_named(500 + index), 1) for index in range(32)))
     size = len(encode_message(message))
     allowed = int(QUOTA_BURST / (1 + size / QUOTA_UNIT))
     for _ in range(allowed + 50):
@@ -536,7 +537,7 @@ def test_minted_identities_do_not_push_out_the_neighbours() -> None:
     before = set(node.core.neighbours)
     for start in range(0, 320, 32):
         minted = tuple(heartbeat_of(peer_named(1000 + start + index), 1) for index in range(32))
-        tell(swarm, node, Give(minted), source=peer_named(2))
+        tell(swarm, node, Heartbeats(minted), source=peer_named(2))
     assert set(node.core.neighbours) == before
     assert len(node.core.members()) <= 15 + 10
 
@@ -576,7 +577,7 @@ def test_sequence_numbers_stay_below_what_is_reserved() -> None:
     for _ in range(2 * SEQNO_BLOCK):
         now = max(now, core.next_deadline)
         for effect in core.handle(Tick(), now):
-            if isinstance(effect, Reserve):
+            if isinstance(effect, ReserveSeqnos):
                 ceiling = effect.ceiling
                 reserved += 1
             elif isinstance(effect, Send):
@@ -594,7 +595,7 @@ def test_policy_updates_cannot_make_a_node_babble() -> None:
     sent = 0
     for step in range(1000):
         now = step * 0.01
-        core.handle(Update(Profile(policy=step)), now)
+        core.handle(UpdateProfile(Profile(policy=step)), now)
         if core.next_deadline <= now:
             sent += sum(isinstance(effect, Send) for effect in core.handle(Tick(), now))
     assert sent <= 9  # 10 s at a quarter of an interval each

@@ -10,7 +10,7 @@ import trio
 
 from p2p.identity import PeerId
 from p2p.membership import Change, MemberEvent, Membership, MembershipConfig, open_membership
-from p2p.membership.core import ADMISSION_BEATS
+from p2p.membership.core.core import ADMISSION_BEATS
 from p2p.membership.service import SEQNO_PATH
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation

@@ -146,7 +146,7 @@ async def test_officers_of_a_later_epoch_get_heartbeats_themselves(
     async with swarm(tmp_path, worker, config=config) as nodes:
         await nodes[0].world.sleep(0.2)
         assert not any(event.is_set() for event in told.values())
-        audience = [node.membership._core._view.has_audience for node in nodes]
+        audience = [node.membership._core._members.has_audience for node in nodes]
         assert audience == [True, False]  # of the first epoch, the trainer is an officer
         later = replace(TERMS, epoch=2, validators=(late.peer_id, worker.peer_id))
         for node in nodes:
@@ -154,7 +154,7 @@ async def test_officers_of_a_later_epoch_get_heartbeats_themselves(
         with trio.fail_after(5):
             for event in told.values():
                 await event.wait()
-        assert all(node.membership._core._view.has_audience for node in nodes)
+        assert all(node.membership._core._members.has_audience for node in nodes)
 
 
 async def test_a_policy_reaches_every_node_and_its_heartbeat(tmp_path: Path) -> None:

@@ -21,12 +21,12 @@ from p2p.membership import Membership
 from p2p.membership.heartbeat import MAX_INTERVAL, MIN_INTERVAL, PROTOCOL_ID as HEARTBEAT, SignedHeartbeat
 from p2p.membership.messages import (
     MAX_HEARTBEATS,
-    Accuse,
     Beat,
     Join,
-    Link,
-    Linked,
     Message,
+    Neighbor,
+    NeighborReply,
+    Suspect,
     decode_message_untrusted,
     encode_message,
 )
@@ -60,11 +60,11 @@ class Attacker:
     def silence(self) -> None:
         """End the honest membership of this node without the good-bye that its service would
         say."""
-        self._membership._closed = True
+        self._membership._driver._is_running = False
 
     def words(self) -> list[SignedHeartbeat]:
         """The newest words it knows of every member."""
-        view = self._membership._core._view
+        view = self._membership._core._members
         entries = (view.get(member.peer) for member in self._membership.members())
         return [entry.signed for entry in entries if entry is not None]
 
@@ -105,7 +105,7 @@ class AccuseFlood(HostileWorkload):
             chosen = rng.sample(fresh, min(MAX_HEARTBEATS, len(fresh)))
             said.update({signed.peer: signed.seqno for signed in chosen})
             for peer in rng.sample(honest, min(targets, len(honest))) if chosen else ():
-                attacker.send(peer, Accuse(tuple(chosen)))
+                attacker.send(peer, Suspect(tuple(chosen)))
             await node.world.sleep(self.scenario.parameter("every", 0.5))
 
     def figures(self, swarm: Swarm) -> Metrics:
@@ -126,7 +126,7 @@ class UrgentLinks(HostileWorkload):
     """Members ask every honest node urgently to be their neighbour, say yes to all, and name no
     other member.
 
-    ``every`` seconds each hostile member sends an urgent `Link` (every fifth time a `Join`) and
+    ``every`` seconds each hostile member sends an urgent `Neighbor` (every fifth time a `Join`) and
     a heartbeat that says "we are neighbours" to every honest node.
     """
 
@@ -142,13 +142,13 @@ class UrgentLinks(HostileWorkload):
         for turn in count():
             alive = attacker.alive()
             for peer in honest:
-                attacker.send(peer, Link(True, alive) if turn % 5 else Join(alive))
+                attacker.send(peer, Neighbor(True, alive) if turn % 5 else Join(alive))
                 attacker.send(peer, Beat(True, alive))
             await node.world.sleep(every)
 
     def _accept(self, attacker: Attacker, peer: PeerId, data: bytes) -> None:
-        if isinstance(decode_message_untrusted(data), Link | Join):
-            attacker.send(peer, Linked(True, attacker.alive()))
+        if isinstance(decode_message_untrusted(data), Neighbor | Join):
+            attacker.send(peer, NeighborReply(True, attacker.alive()))
 
 
 class AddressFlush(HostileWorkload):

@@ -17,16 +17,16 @@ from p2p.dht.record import PROTOCOL_ID as KAD, Record, encode_addrs, record_key,
 from p2p.identity import KeyPair, PeerId
 from p2p.membership.heartbeat import PROTOCOL_ID as HEARTBEAT, SignedHeartbeat
 from p2p.membership.messages import (
-    Accuse,
     Beat,
     Digest,
+    Disconnect,
     ForwardJoin,
-    Give,
+    Heartbeats,
     Join,
-    Link,
     Message,
-    News,
-    Unlink,
+    Neighbor,
+    Newcomers,
+    Suspect,
     Want,
     encode_message,
 )
@@ -88,7 +88,7 @@ async def invented_members(attack: Attack) -> None:
     def say(peer: RawPeer, turn: int) -> list[Message]:
         if not turn:
             return [Beat(True, _alive(attack, peer.key))]
-        return [Give(tuple(_alive(attack, attack.key()) for _ in range(32)))]
+        return [Heartbeats(tuple(_alive(attack, attack.key()) for _ in range(32)))]
 
     await _members(attack, 4, say, rest=0.02)
 
@@ -100,12 +100,12 @@ async def invented_newcomers(attack: Attack) -> None:
 
 @kind("urgent requests to be a neighbour, from 32 members")
 async def urgent_links(attack: Attack) -> None:
-    await _members(attack, 32, lambda peer, _: [Link(True, _alive(attack, peer.key))], rest=0.2)
+    await _members(attack, 32, lambda peer, _: [Neighbor(True, _alive(attack, peer.key))], rest=0.2)
 
 
 @kind("joins and departures of 32 members by turns")
 async def join_and_leave(attack: Attack) -> None:
-    await _members(attack, 32, lambda peer, _: [Join(_alive(attack, peer.key)), Unlink()], rest=0.05)
+    await _members(attack, 32, lambda peer, _: [Join(_alive(attack, peer.key)), Disconnect()], rest=0.05)
 
 
 @kind("accusations of members that do not exist, with their own last words")
@@ -116,7 +116,7 @@ async def accusations(attack: Attack) -> None:
         if not turn:
             return [Beat(True, _alive(attack, peer.key))]
         chosen = attack.rng.sample(victims, 32)
-        return [Accuse(tuple(_alive(attack, each) for each in chosen))]
+        return [Suspect(tuple(_alive(attack, each) for each in chosen))]
 
     await _members(attack, 4, say, rest=0.02)
 
@@ -125,7 +125,7 @@ async def accusations(attack: Attack) -> None:
 async def hasty_members(attack: Attack) -> None:
     def say(peer: RawPeer, _: int) -> list[Message]:
         signed = _alive(attack, peer.key, 0.05)
-        return [Beat(True, signed), Accuse((signed,))]
+        return [Beat(True, signed), Suspect((signed,))]
 
     await _members(attack, 8, say, rest=0.05)
 
@@ -135,7 +135,7 @@ async def digest_flood(attack: Attack) -> None:
     def say(peer: RawPeer, _: int) -> list[Message]:
         keys = tuple(attack.rng.randbytes(8) for _ in range(64))
         digests = tuple(Digest(attack.rng.randbytes(8), 2**40, 1) for _ in range(200))
-        return [Beat(True, _alive(attack, peer.key)), News(digests), Want(keys)]
+        return [Beat(True, _alive(attack, peer.key)), Newcomers(digests), Want(keys)]
 
     await _members(attack, 4, say, rest=0.005)
 

@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 from p2p.identity import PeerId
-from p2p.membership.entry import Entry
-from p2p.membership.overlay import Overlay
-from p2p.membership.silence import Silence
-from p2p.membership.view import View
-from p2p.membership.voice import Voice
+from p2p.membership.core.active_view import ActiveView
+from p2p.membership.core.failure_detector import FailureDetector
+from p2p.membership.core.local_heartbeat import LocalHeartbeat
+from p2p.membership.core.member_list import MemberList
+from p2p.membership.core.member_state import MemberState
 
 
-def newest_of_nobody(view: View, peer: PeerId) -> int:
+def newest_is_unknown(members: MemberList, peer: PeerId) -> int:
     return -1
 
 
-def probe_for_ever(silence: Silence, entry: Entry, now: float) -> None:
-    entry.seen = now
-    silence.probe(entry)
+def probe_for_ever(detector: FailureDetector, member: MemberState, now: float) -> None:
+    member.seen = now
+    detector.probe(member)
 
 
-def mend_nothing(overlay: Overlay, now: float) -> None:
+def mend_nothing(active_view: ActiveView, now: float) -> None:
     """The other side of a partition stays there."""
 
 
-def start_from_one(voice: Voice, *args: object) -> None:
-    _init(voice, *args[:-1], 1)
+def start_from_one(local: LocalHeartbeat, *args: object) -> None:
+    _init(local, *args[:-1], 1)
 
 
-_init = Voice.__init__
+_init = LocalHeartbeat.__init__
 
 BUGS = {
-    "stale heartbeats are accepted": (1, View, "newest", newest_of_nobody),
-    "nobody is ever declared dead": (1, Silence, "_judge_silence", probe_for_ever),
-    "partitions are not mended": (17, Overlay, "_heal", mend_nothing),
-    "sequence numbers start again": (2, Voice, "__init__", start_from_one),
+    "stale heartbeats are accepted": (1, MemberList, "newest", newest_is_unknown),
+    "no member is ever declared dead": (1, FailureDetector, "_on_silence", probe_for_ever),
+    "partitions are not mended": (17, ActiveView, "_heal", mend_nothing),
+    "sequence numbers start again": (2, LocalHeartbeat, "__init__", start_from_one),
 }

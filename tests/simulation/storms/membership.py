@@ -71,7 +71,7 @@ class MembershipStorm:
 
     def _check_numbers(self) -> None:
         for name, membership in self._open.items():
-            number = membership._core._voice.seqno
+            number = membership._core._local.seqno
             if number < self._numbers.get(name, 0):
                 raise Broken(f"{name} uses sequence number {number} after {self._numbers[name]}")
             self._numbers[name] = number

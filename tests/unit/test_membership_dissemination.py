@@ -7,20 +7,19 @@ from random import Random
 import pytest
 
 from p2p.identity import PeerId
-from p2p.membership.events import MembershipConfig
-from p2p.membership.heartbeat import Heartbeat, Profile, SignedHeartbeat, key_of, sign_heartbeat
-from p2p.membership.messages import Digest
-from p2p.membership.pull import Pull
-from p2p.membership.rumours import (
+from p2p.membership.config import MembershipConfig
+from p2p.membership.core.dissemination import (
     FLUSH_DELAY,
     MEMORY,
-    MIN_QUOTAS,
-    NEWS_DELAY,
+    NEWCOMER_DELAY,
     SECOND_WAVE,
-    Quotas,
-    Rumours,
+    Dissemination,
 )
-from p2p.membership.view import View
+from p2p.membership.core.member_list import MemberList
+from p2p.membership.core.pull import Pull
+from p2p.membership.core.quotas import MIN_QUOTAS, PeerQuotas
+from p2p.membership.heartbeat import Heartbeat, Profile, SignedHeartbeat, key_of, sign_heartbeat
+from p2p.membership.messages import Digest
 from tests.unit.core_swarm import FakeSigner, peer_named
 
 
@@ -30,61 +29,61 @@ def words_of(number: int, seqno: int = 1) -> SignedHeartbeat:
     return sign_heartbeat(heartbeat, FakeSigner(peer))
 
 
-def told(rumours: Rumours, now: float, *neighbours: PeerId) -> list[PeerId]:
-    return [peer for peers, _ in rumours.take(now, neighbours) for peer in peers]
+def told(dissemination: Dissemination, now: float, *neighbours: PeerId) -> list[PeerId]:
+    return [peer for peers, _ in dissemination.take_floods(now, neighbours) for peer in peers]
 
 
 @pytest.mark.parametrize("pair", [(1, 2), (2, 7), (3, 9), (40, 4)])
 def test_one_end_of_each_link_goes_first(pair: tuple[int, int]) -> None:
     first = {}
     for here, there in (pair, pair[::-1]):
-        rumours = Rumours(peer_named(here))
-        rumours.spread(words_of(99), accused=True, source=peer_named(here), now=1.0)
-        first[here] = told(rumours, 1.0, peer_named(there)) == [peer_named(there)]
-        later = told(rumours, 1.0 + SECOND_WAVE, peer_named(there))
+        dissemination = Dissemination(peer_named(here))
+        dissemination.flood(words_of(99), suspected=True, source=peer_named(here), now=1.0)
+        first[here] = told(dissemination, 1.0, peer_named(there)) == [peer_named(there)]
+        later = told(dissemination, 1.0 + SECOND_WAVE, peer_named(there))
         assert later == ([] if first[here] else [peer_named(there)])
     assert sorted(first.values()) == [False, True]
 
 
 def test_the_second_wave_spares_whom_the_rumour_came_from_meanwhile() -> None:
     local, neighbours = peer_named(1), tuple(peer_named(number) for number in range(2, 12))
-    rumours = Rumours(local)
-    rumours.spread(words_of(99), accused=True, source=local, now=1.0)
-    at_once = told(rumours, 1.0, *neighbours)
+    dissemination = Dissemination(local)
+    dissemination.flood(words_of(99), suspected=True, source=local, now=1.0)
+    at_once = told(dissemination, 1.0, *neighbours)
     waiting = [peer for peer in neighbours if peer not in at_once]
     assert at_once
     assert len(waiting) > 1
-    assert rumours.is_old(peer_named(99), 1, accused=True, source=waiting[0])
-    assert told(rumours, 1.0 + SECOND_WAVE, *neighbours) == waiting[1:]
-    assert rumours.flush_at == float("inf")
+    assert dissemination.is_known(peer_named(99), 1, suspected=True, source=waiting[0])
+    assert told(dissemination, 1.0 + SECOND_WAVE, *neighbours) == waiting[1:]
+    assert dissemination.flush_at == float("inf")
 
 
 def test_the_rumours_of_a_disaster_are_gathered() -> None:
-    rumours = Rumours(peer_named(1))
+    dissemination = Dissemination(peer_named(1))
     neighbours = tuple(peer_named(number) for number in range(2, 12))
-    rumours.spread(words_of(50), accused=True, source=peer_named(2), now=1.0)
-    rumours.take(1.0, neighbours)
+    dissemination.flood(words_of(50), suspected=True, source=peer_named(2), now=1.0)
+    dissemination.take_floods(1.0, neighbours)
     for number in range(51, 60):
-        rumours.spread(words_of(number), accused=True, source=peer_named(2), now=1.05)
-    assert rumours.flush_at == 1.0 + FLUSH_DELAY
-    (_, of_first_wave), *_ = rumours.take(1.0 + FLUSH_DELAY, neighbours)[-1:]
+        dissemination.flood(words_of(number), suspected=True, source=peer_named(2), now=1.05)
+    assert dissemination.flush_at == 1.0 + FLUSH_DELAY
+    (_, of_first_wave), *_ = dissemination.take_floods(1.0 + FLUSH_DELAY, neighbours)[-1:]
     assert [rumour.signed.peer for rumour in of_first_wave] == [peer_named(n) for n in range(51, 60)]
 
 
 def test_a_rumour_is_not_remembered_for_ever() -> None:
-    rumours = Rumours(peer_named(1))
-    rumours.spread(words_of(50), accused=True, source=peer_named(2), now=0.0)
-    rumours.spread(words_of(51), accused=True, source=peer_named(2), now=MEMORY - 1)
-    assert rumours.is_old(peer_named(50), 1, accused=True, source=peer_named(3))
-    rumours.spread(words_of(52), accused=True, source=peer_named(2), now=2 * MEMORY + 1)
-    rumours.spread(words_of(53), accused=True, source=peer_named(2), now=4 * MEMORY)
-    assert not rumours.is_old(peer_named(50), 1, accused=True, source=peer_named(3))
-    assert rumours.is_old(peer_named(52), 1, accused=True, source=peer_named(3))
+    dissemination = Dissemination(peer_named(1))
+    dissemination.flood(words_of(50), suspected=True, source=peer_named(2), now=0.0)
+    dissemination.flood(words_of(51), suspected=True, source=peer_named(2), now=MEMORY - 1)
+    assert dissemination.is_known(peer_named(50), 1, suspected=True, source=peer_named(3))
+    dissemination.flood(words_of(52), suspected=True, source=peer_named(2), now=2 * MEMORY + 1)
+    dissemination.flood(words_of(53), suspected=True, source=peer_named(2), now=4 * MEMORY)
+    assert not dissemination.is_known(peer_named(50), 1, suspected=True, source=peer_named(3))
+    assert dissemination.is_known(peer_named(52), 1, suspected=True, source=peer_named(3))
 
 
 def test_one_free_seat_is_offered_to_one_stranger() -> None:
     config = MembershipConfig(passive=10)
-    view = View(peer_named(1), config, Random(1))
+    view = MemberList(peer_named(1), config, Random(1))
     for number in range(2, 2 + config.capacity - 1):
         view.update(words_of(number), peer_named(2), 0.0)
     pull = Pull(view, config)
@@ -97,28 +96,28 @@ def test_one_free_seat_is_offered_to_one_stranger() -> None:
 
 def test_news_cross_a_link_once_and_reach_everybody() -> None:
     local, neighbours = peer_named(1), tuple(peer_named(number) for number in range(2, 12))
-    rumours, newcomer = Rumours(local), words_of(99)
+    dissemination, newcomer = Dissemination(local), words_of(99)
     source, named_it, *_ = (peer for peer in neighbours if _goes_second(local, peer))
-    rumours.announce(newcomer.peer, source, 1.0)
-    first = rumours.take_news(1.0 + NEWS_DELAY, neighbours)
+    dissemination.announce(newcomer.peer, source, 1.0)
+    first = dissemination.take_newcomers(1.0 + NEWCOMER_DELAY, neighbours)
     at_once = [peer for peers, keys in first for peer in peers if keys == [newcomer.digest.key]]
     assert at_once == [peer for peer in neighbours if not _goes_second(local, peer)]
-    assert rumours.has_news
-    rumours.heard_of((newcomer.digest,), named_it)
-    later = rumours.take_news(1.0 + 2 * NEWS_DELAY, neighbours)
+    assert dissemination.has_newcomers
+    dissemination.neighbour_knows((newcomer.digest,), named_it)
+    later = dissemination.take_newcomers(1.0 + 2 * NEWCOMER_DELAY, neighbours)
     told_later = [peer for peers, _ in later for peer in peers]
     assert {*at_once, *told_later} == {*neighbours} - {source, named_it}
-    assert not rumours.has_news
-    assert rumours.flush_at == float("inf")
+    assert not dissemination.has_newcomers
+    assert dissemination.flush_at == float("inf")
 
 
 def _goes_second(local: PeerId, peer: PeerId) -> bool:
-    return peer not in Rumours(local)._goes_first([peer])
+    return peer not in Dissemination(local)._goes_first([peer])
 
 
 def test_a_quota_holds_to_the_token_after_a_year() -> None:
     year, peer = 365 * 86400.0, peer_named(2)
-    quotas = Quotas(200.0, 8.0)
+    quotas = PeerQuotas(200.0, 8.0)
     assert [quotas.take(peer, year) for _ in range(9)] == [True] * 8 + [False]
     assert quotas.take(peer, year + 1 / 200)
     assert not quotas.take(peer, year + 1 / 200)
@@ -130,7 +129,7 @@ def test_a_quota_holds_to_the_token_after_a_year() -> None:
 
 
 def test_idle_quotas_are_forgotten() -> None:
-    quotas = Quotas(1.0, 4.0)
+    quotas = PeerQuotas(1.0, 4.0)
     for number in range(1, 200):
         assert quotas.take(peer_named(number), 10.0 * number)
     assert len(quotas) <= MIN_QUOTAS

@@ -1,4 +1,4 @@
-"""What a node says of itself, when, and to whom."""
+"""This node's own heartbeat: what it says, when the next is due, and which peers get it."""
 
 from __future__ import annotations
 
@@ -7,27 +7,43 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from p2p.identity import PeerId, Signer
-from p2p.membership.events import MembershipConfig
+from p2p.membership.config import MembershipConfig
 from p2p.membership.heartbeat import Heartbeat, Profile, SignedHeartbeat, sign_heartbeat
 
 SEQNO_BLOCK: Final = 4096
 """Sequence numbers reserved on disk at a time: five hours at one heartbeat in 5 s."""
-EARLY: Final = 0.25
-"""Intervals that lie at least between two of our heartbeats, however many reasons there are for one."""
-SPARE: Final = 6.0
+MIN_GAP: Final = 0.25
+"""Intervals that lie at least between two of our heartbeats, however many reasons there are for
+one."""
+INTEREST_BACKOFF: Final = 6.0
 """Intervals for which an interested peer that could not be reached is spared."""
 MAX_INTEREST: Final = 4096
-"""Peers that get our heartbeats without being neighbours; at 5 s that is 150 KB/s, more than enough."""
-MAX_OWED: Final = 32
-"""Accusers answered in person with our next heartbeat; the others hear of it by rumour."""
+"""Peers that get our heartbeats without being neighbours; at 5 s that is 150 KB/s, more than
+enough."""
+MAX_SUSPECTERS: Final = 32
+"""Suspecting peers answered in person with our next heartbeat; the others hear of it by
+flood."""
 
 
-class Voice:
+class LocalHeartbeat:
     """Signs our heartbeats, counts them, and knows who is to hear the next one."""
 
     __slots__ = (
-        "_ceiling", "_config", "_interest", "_last_beat", "_newest", "_owed", "_profile", "_seqno",
-        "_signer", "_spared", "_wall", "answer_at", "beats", "next_beat", "peer",
+        "_backed_off",
+        "_ceiling",
+        "_config",
+        "_interest",
+        "_last_beat",
+        "_newest",
+        "_profile",
+        "_seqno",
+        "_signer",
+        "_suspecters",
+        "_wall",
+        "beats",
+        "next_beat",
+        "peer",
+        "refute_at",
     )  # fmt: skip
 
     def __init__(
@@ -36,8 +52,9 @@ class Voice:
         self.peer: Final = signer.peer_id
         self.next_beat = -math.inf
         """When the next heartbeat is due."""
-        self.answer_at = math.inf
-        """When the accusers that wait for a sign of life get it, if not with the next heartbeat."""
+        self.refute_at = math.inf
+        """When the suspecting peers that wait for a sign of life get it, if not with the next
+        heartbeat."""
         self.beats = 0
         """Heartbeats that were due so far."""
         self._signer = signer
@@ -49,8 +66,8 @@ class Voice:
         self._newest: SignedHeartbeat | None = None
         self._last_beat = -math.inf
         self._interest: dict[PeerId, None] = {}
-        self._spared: dict[PeerId, float] = {}
-        self._owed: dict[PeerId, None] = {}
+        self._backed_off: dict[PeerId, float] = {}
+        self._suspecters: dict[PeerId, None] = {}
 
     @property
     def seqno(self) -> int:
@@ -74,13 +91,14 @@ class Voice:
 
     def beat_soon(self, now: float) -> None:
         """There is a reason not to wait for the next interval."""
-        self.next_beat = min(self.next_beat, max(now, self._last_beat + EARLY * self._config.interval))
+        self.next_beat = min(self.next_beat, self._earliest(now))
 
-    def answer(self, now: float) -> SignedHeartbeat:
-        """A new heartbeat for our accusers alone. Neighbours wait for the next that is due: with a beat to
-        all of them for each accusation, accusations made them and us talk four times as much."""
+    def refute(self, now: float) -> SignedHeartbeat:
+        """A new heartbeat for our suspecting peers alone. Neighbours wait for the next that is
+        due: with a heartbeat to all of them for each suspicion, they and we sent
+        four times as much."""
         self._newest = self._sign(leaving=False)
-        self._last_beat, self.answer_at = now, math.inf
+        self._last_beat, self.refute_at = now, math.inf
         return self._newest
 
     def farewell(self) -> SignedHeartbeat:
@@ -88,14 +106,14 @@ class Voice:
         self.next_beat = math.inf
         return self._sign(leaving=True)
 
-    def describe(self, profile: Profile, now: float) -> None:
+    def set_profile(self, profile: Profile, now: float) -> None:
         """Say this of us from now on; soon, if others should hear of it."""
         before, self._profile = self._profile, profile
         if differs(before, profile):
             self.beat_soon(now)
 
-    def count_on_from(self, seqno: int, now: float) -> None:
-        """Others have newer words of ours than we: our disk or our clock was lost."""
+    def continue_from(self, seqno: int, now: float) -> None:
+        """Others have a newer heartbeat of ours than we: our disk or our clock was lost."""
         self._seqno = max(self._seqno, seqno)
         self.beat_soon(now)
 
@@ -106,32 +124,36 @@ class Voice:
         self._ceiling = self._seqno + SEQNO_BLOCK
         return self._ceiling
 
-    def interest(self, peers: Iterable[PeerId]) -> None:
-        """Beat to ``peers`` too; replaces the set before."""
+    def set_interest(self, peers: Iterable[PeerId]) -> None:
+        """Send heartbeats to ``peers`` too; replaces the set before."""
         self._interest = dict.fromkeys(list(peers)[:MAX_INTEREST])
-        self._spared.clear()
+        self._backed_off.clear()
 
-    def spare(self, peer: PeerId, now: float) -> None:
+    def back_off(self, peer: PeerId, now: float) -> None:
         """An interested peer cannot be reached: let it be for a while."""
         if peer in self._interest:
-            self._spared[peer] = now + SPARE * self._config.interval
+            self._backed_off[peer] = now + INTEREST_BACKOFF * self._config.interval
 
     def interested(self, now: float) -> list[PeerId]:
         """Who is to get our heartbeat now without being a neighbour."""
-        return [peer for peer in self._interest if self._spared.get(peer, now) <= now]
+        return [peer for peer in self._interest if self._backed_off.get(peer, now) <= now]
 
-    def owe(self, peer: PeerId, now: float) -> None:
+    def add_suspecter(self, peer: PeerId, now: float) -> None:
         """``peer`` waits for a sign of life."""
-        if len(self._owed) < MAX_OWED:
-            self._owed[peer] = None
-        self.answer_at = min(self.answer_at, max(now, self._last_beat + EARLY * self._config.interval))
+        if len(self._suspecters) < MAX_SUSPECTERS:
+            self._suspecters[peer] = None
+        self.refute_at = min(self.refute_at, self._earliest(now))
 
-    def take_owed(self) -> list[PeerId]:
+    def take_suspecters(self) -> list[PeerId]:
         """Who waits for a sign of life; they are told now."""
-        peers = list(self._owed)
-        self._owed.clear()
-        self.answer_at = math.inf
+        peers = list(self._suspecters)
+        self._suspecters.clear()
+        self.refute_at = math.inf
         return peers
+
+    def _earliest(self, now: float) -> float:
+        """When the next of our heartbeats may follow the last."""
+        return max(now, self._last_beat + MIN_GAP * self._config.interval)
 
     def _sign(self, *, leaving: bool) -> SignedHeartbeat:
         self._seqno += 1

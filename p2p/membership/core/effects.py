@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from p2p.identity import PeerId
-from p2p.membership.events import Change, Changed, Effect, Member, MemberEvent, Send
+from p2p.membership.core.events import Change, Changed, Effect, Member, MemberEvent, Send
 from p2p.membership.messages import Message, encode_message
 
 
-class Outbox:
+class EffectBuffer:
     """Effects, in order."""
 
     __slots__ = ("_effects",)

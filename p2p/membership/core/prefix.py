@@ -1,4 +1,4 @@
-"""Which network a peer is in: what a stranger cannot mint as it mints keys."""
+"""The network prefix of a peer: what a stranger cannot mint as it mints keys."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ IPV6_BYTES: Final = 6
 """A /48: what one site gets, however many addresses it fills it with."""
 
 _MEMO: Final = 4096
-"""Address lists remembered: those of as many peers as profiles are (`heartbeat`); 1 MiB at most."""
+"""Address lists remembered: those of as many peers as profiles are (`heartbeat`); 1 MiB at
+most."""
 
 
 @functools.lru_cache(_MEMO)
 def prefix_of(addrs: tuple[Multiaddr, ...]) -> bytes | None:
     """The network of the first public address among ``addrs``; None if there is none.
 
-    Loopback, private and memory addresses name no network: a laboratory, a home and a simulation are one
-    place each, and whoever is in them was let in. Names are not resolved for strangers, and do not count.
+    Loopback, private and memory addresses name no network: a laboratory, a home and a
+    simulation are one place each, and a peer that is in them was let in. Names are not resolved
+    for strangers, and do not count.
     """
     for addr in addrs:
         kind, value = addr.parts[0]

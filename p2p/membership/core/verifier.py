@@ -1,7 +1,8 @@
-"""Whether to believe a heartbeat, and whose fault it is if not.
+"""Whether to believe a heartbeat, and which peer is at fault if not.
 
-A forgery is the sender's fault, whoever it names: every honest node verifies before it passes on. A clock
-that lies, or an old heartbeat from a third party, is nobody's.
+A forgery is the fault of the peer that sent it, whichever peer it names: every honest node
+verifies before it passes on. A wrong clock, or an old heartbeat of a third party, is no fault
+of the sender.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from p2p.identity import SIGNATURE_BYTES, PeerId, Verify
-from p2p.membership.events import ClockOff, Penalise
+from p2p.membership.core.events import ClockOff, Penalise
 from p2p.membership.heartbeat import PROTOCOL_ID, SignedHeartbeat
 
 CLOCK_TOLERANCE: Final = 300.0
@@ -20,24 +21,26 @@ CLOCK_TOLERANCE: Final = 300.0
 FORGED_POINTS: Final = 25.0
 MALFORMED_POINTS: Final = 25.0
 ASKED_POINTS: Final = 5.0
-"""For a request to be neighbours beyond the quota (`floods.ASKS`), which no honest peer reaches: who asks
-every second is cut off within half a minute, and its seat is free."""
+"""For a request to be neighbours beyond the quota (`flood_quotas.ASKS`), which no honest peer
+reaches: who asks every second is cut off within half a minute, and its seat is free."""
 REPLAYED_POINTS: Final = 1.0
 FLOOD_POINTS: Final = 1.0
 OBSOLETE_POINTS: Final = 1.0
-"""Points of penalty: four forgeries are an enemy, a hundred replays or dropped messages a broken peer."""
+"""Points of penalty: four forgeries are an enemy, a hundred replays or dropped messages a
+broken peer."""
 MAX_STAMPED: Final = 8192
-"""Peers remembered that have shown their stamp: as many as connections are counted (`rumours.MAX_QUOTAS`)."""
+"""Peers remembered that have shown their stamp: as many as connections are counted
+(`dissemination.MAX_QUOTAS`)."""
 MAX_CLOCKS: Final = 64
 """Peers remembered whose clocks are not ours: enough for a median."""
 
 
-class Judge:
+class HeartbeatVerifier:
     """Checks heartbeats, counts what is dropped, penalises whose fault it is."""
 
     __slots__ = (
-        "_clocks", "_is_stamped", "_lifetime", "_penalise", "_stamped", "_verify", "_wall", "asks_stamps",
-        "counters", "may",
+        "_clocks", "_is_stamped", "_lifetime", "_penalise", "_stamped", "_verify", "_wall",
+        "asks_stamps", "counters", "may",
     )  # fmt: skip
 
     def __init__(
@@ -62,7 +65,8 @@ class Judge:
         self._stamped: dict[PeerId, None] = {}
         """Who has shown a stamp that will do, longest ago first."""
         self._clocks: dict[PeerId, float] = {}
-        """By how much our clock is ahead of that of peers whose own heartbeats we refused for it."""
+        """By how much our clock is ahead of that of peers whose own heartbeats we refused for
+        it."""
 
     def is_genuine(self, signed: SignedHeartbeat, source: PeerId) -> bool:
         """Whether to believe a heartbeat that ``source`` sent."""
@@ -99,13 +103,19 @@ class Judge:
         self._penalise(Penalise(peer, points, f"{reason}: {detail}" if detail else reason))
 
     def clock_off(self, believed: int) -> ClockOff | None:
-        """By how much our clock is wrong, if more peers say so than the ``believed``, who say it is not."""
+        """By how much our clock is wrong, if more peers say so than the ``believed``, who say
+        it is not."""
         if len(self._clocks) <= believed:
             return None
         return ClockOff(statistics.median(self._clocks.values()), len(self._clocks))
 
-    def _shows_stamp(self, signed: SignedHeartbeat, is_stamped: Callable[[PeerId, bytes], bool]) -> bool:
-        """Whether the stamp in a heartbeat will do. Costs a hash; its signature is verified after that."""
+    def _shows_stamp(
+        self,
+        signed: SignedHeartbeat,
+        is_stamped: Callable[[PeerId, bytes], bool],
+    ) -> bool:
+        """Whether the stamp in a heartbeat will do. Costs a hash; its signature is verified
+        after that."""
         if signed.peer in self._stamped:
             return True
         if not is_stamped(signed.peer, signed.heartbeat.profile.stamp):
@@ -116,7 +126,8 @@ class Judge:
         return True
 
     def _refuse_clock(self, signed: SignedHeartbeat, source: PeerId, ahead: float) -> None:
-        """A heartbeat is from another time. From a peer itself it tells of its clock, or of ours."""
+        """A heartbeat is from another time. From a peer itself it tells of its clock, or of
+        ours."""
         reason = "expired" if ahead < 0 else "far future"
         self.counters[reason] += 1
         if source != signed.peer:
@@ -124,5 +135,6 @@ class Judge:
         if ahead > 0:
             self._penalise(Penalise(source, REPLAYED_POINTS, reason))
         is_known = source in self._clocks
-        if (is_known or len(self._clocks) < MAX_CLOCKS) and (is_known or self.is_signed(signed)):
+        has_room = len(self._clocks) < MAX_CLOCKS
+        if is_known or (has_room and self.is_signed(signed)):
             self._clocks[source] = self._lifetime - ahead

@@ -1,0 +1,125 @@
+"""How a service drives its core: events in, effects carried out in order, one timer at the core's deadline.
+
+Theory of operation
+-------------------
+A core is a state machine: ``handle(event, now)`` returns effects, and ``next_deadline`` says when
+it wants to be told the time. A `Driver` is all that stands between one and the world. It calls
+`handle` for one event at a time: what an effect causes (a host that reports a lost peer while a
+message is being sent, a caller's callback that publishes) waits in a queue until the effects of
+the event before are all carried out. So a core is never entered while it runs, and its effects
+leave in the order in which it returned them.
+
+The timer is set when the deadline comes nearer and left alone when it moves away: most events move
+it a little, and to cancel a timer and set another costs a simulation as much as an event. A core
+that is told the time too early finds nothing due, and the timer is set again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Generic, Protocol, TypeVar
+
+from p2p.world import Timer, World
+
+Event = TypeVar("Event")
+EventIn = TypeVar("EventIn", contravariant=True)
+Effect = TypeVar("Effect")
+EffectOut = TypeVar("EffectOut", covariant=True)
+
+
+class Core(Protocol[EventIn, EffectOut]):
+    """A state machine without I/O."""
+
+    @property
+    def next_deadline(self) -> float:
+        """When it wants to be told the time; infinite if never."""
+        ...
+
+    def handle(self, event: EventIn, now: float, /) -> Sequence[EffectOut]:
+        """Advance by one event and return what to do about it."""
+        ...
+
+
+def _on_time() -> float:
+    return 0.0
+
+
+class Driver(Generic[Event, Effect]):
+    """Pumps one core for the length of the block `running`; before and after it, events are dropped."""
+
+    __slots__ = (
+        "_carry_out", "_core", "_is_handling", "_is_running", "_lateness", "_on_deadline", "_timer",
+        "_timer_at", "_waiting", "_world",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        world: World,
+        core: Core[Event, Effect],
+        carry_out: Callable[[Effect], None],
+        on_deadline: Callable[[], None],
+        lateness: Callable[[], float] = _on_time,
+    ) -> None:
+        """``on_deadline`` is called when the core wants to be told the time, and feeds its tick.
+
+        ``lateness`` is asked by how many seconds a deadline is missed on purpose: a `World.buggify` site.
+        """
+        self._world = world
+        self._core = core
+        self._carry_out = carry_out
+        self._on_deadline = on_deadline
+        self._lateness = lateness
+        self._waiting: deque[Event] = deque()
+        self._is_running = False
+        self._is_handling = False
+        self._timer: Timer | None = None
+        self._timer_at = math.inf
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Handle events for the length of the block."""
+        self._is_running = True
+        try:
+            yield
+        finally:
+            self._is_running = False
+            self._waiting.clear()
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def feed(self, event: Event) -> None:
+        """Let the core judge ``event`` and carry out what it asks, now, or behind the event under way.
+
+        Raises what the core raises: `BadMessage` where a peer is at fault. Events that waited behind such
+        a one are handled with the next that is fed.
+        """
+        if not self._is_running:
+            return
+        self._waiting.append(event)
+        if self._is_handling:
+            return
+        self._is_handling = True
+        try:
+            while self._waiting:
+                for effect in self._core.handle(self._waiting.popleft(), self._world.now()):
+                    self._carry_out(effect)
+        finally:
+            self._is_handling = False
+            self.set_timer()
+
+    def set_timer(self) -> None:
+        """Ask for a call at the core's deadline. `feed` does so by itself."""
+        due = self._core.next_deadline
+        if due < self._timer_at and self._is_running:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_at = due
+            when = max(due, self._world.now()) + self._lateness()
+            self._timer = self._world.call_at(when, self._ring)
+
+    def _ring(self) -> None:
+        self._timer, self._timer_at = None, math.inf
+        self._on_deadline()

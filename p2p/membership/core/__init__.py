@@ -1,0 +1,28 @@
+"""Membership's decisions: pure by contract, events and time in, effects out.
+
+Read `events` first, then `core`, which says which part answers for which event. Each part owns
+its own state.
+
+================== ================================================================ ==========
+file               what it decides                                                  per
+================== ================================================================ ==========
+`local_heartbeat`  what this node says of itself, when, and to which peers          node
+`verifier`         whether to believe a heartbeat; penalties; the wall clock        peer
+`member_list`      which members are kept, named to others, evicted; made of:       node
+  `member_state`   one member: newest heartbeat, how far its silence has come       peer
+  `prefix`         the network that a member's addresses are in                     peer
+`active_view`      which members are neighbours (HyParView)                         node
+`failure_detector` probe, suspect, confirm: who is dead (SWIM)                      peer
+`dissemination`    which statements are passed on, to which neighbours, and when    statement
+`pull`             which heartbeats to ask for, of those that digests name          node
+`flood_quotas`     how much one peer may make us pass on or answer                  peer
+  `quotas`         token buckets
+`effects`          where the parts put their effects
+================== ================================================================ ==========
+
+A suspected peer is declared dead by `failure_detector._confirm_death`. A heartbeat that comes
+goes through `core._accept`; the peer that it is of may be asked to be a neighbour in
+`active_view.fill`.
+
+Transcripts of all this, as text: `tests/transcripts/membership`.
+"""

@@ -1,0 +1,605 @@
+"""Which part answers for which event: the membership core as a state machine.
+
+Theory of operation
+-------------------
+Every node signs a heartbeat each ``interval`` and sends it to its neighbours (`active_view`)
+and to the peers that the node is interested in. With each heartbeat go digests (20 bytes: key,
+sequence number, policy) of the sender's neighbours and of a random sample of the members it
+knows. A receiver that reads of something new asks the sender for the signed heartbeat itself,
+within a budget (`pull`). So in a swarm of up to about 200 all nodes learn of all others within
+a few intervals; in a larger one each keeps a fresh random sample. Digests of newcomers do not
+wait for the next heartbeat: they are sent on within a second (`dissemination`).
+
+A failure is detected as in SWIM, from silence on our own monotonic clock (`member_state` has
+the times). A node that misses a neighbour's heartbeats first asks the neighbour itself; then it
+floods a *suspicion*, which carries the silent peer's last signed heartbeat. The flood ends at
+the suspected peer, which answers with a newer heartbeat, and at any node that has one. A
+suspicion that no node refutes is a death. So a lie cannot kill a living peer; it makes that
+peer speak once more. The sequence number plays the part of SWIM's incarnation: only the peer
+itself can raise it, since heartbeats are signed.
+
+Wall clocks appear in one place: a heartbeat whose expiry is long past, or absurdly far ahead,
+is dropped (`verifier`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from random import Random
+from typing import Final, assert_never
+
+from p2p.errors import BadMessage
+from p2p.identity import PeerId, Signer, Verify
+from p2p.membership.config import MembershipConfig
+from p2p.membership.core.active_view import ActiveView
+from p2p.membership.core.dissemination import Dissemination
+from p2p.membership.core.effects import EffectBuffer
+from p2p.membership.core.events import (
+    AddAddrs,
+    Bootstrap,
+    Change,
+    ClockOff,
+    Disconnected,
+    Effect,
+    Event,
+    Interest,
+    Leave,
+    Member,
+    NeighboursChanged,
+    Received,
+    ReserveSeqnos,
+    SaveAnchors,
+    Tick,
+    Unreachable,
+    UpdateProfile,
+)
+from p2p.membership.core.failure_detector import SUSPICION_GAP, FailureDetector
+from p2p.membership.core.flood_quotas import FloodQuotas
+from p2p.membership.core.local_heartbeat import LocalHeartbeat, differs
+from p2p.membership.core.member_list import MemberList
+from p2p.membership.core.member_state import PROBE, Liveness, MemberState
+from p2p.membership.core.pull import Pull
+from p2p.membership.core.quotas import QUOTA_BURST, QUOTA_RATE, QUOTA_UNIT, PeerQuotas
+from p2p.membership.core.verifier import (
+    ASKED_POINTS,
+    FLOOD_POINTS,
+    MALFORMED_POINTS,
+    REPLAYED_POINTS,
+    HeartbeatVerifier,
+)
+from p2p.membership.heartbeat import SignedHeartbeat, key_of
+from p2p.membership.messages import (
+    MAX_HEARTBEATS,
+    Beat,
+    Digest,
+    Disconnect,
+    ForwardJoin,
+    Heartbeats,
+    Join,
+    Message,
+    Neighbor,
+    NeighborReply,
+    Newcomers,
+    Suspect,
+    Want,
+    decode_message_untrusted,
+)
+from p2p.multiaddr import Multiaddr
+
+WELCOME_DIGESTS: Final = 16
+"""Digests for a newcomer, beside those of our neighbours: its next neighbours tell it the
+rest."""
+
+ADMISSION_BEATS: Final = 12
+"""Heartbeats between two looks whether all members are still admitted. Who is not is neither
+heard nor listed from that moment; to look through a whole view each time took a fortieth of a
+node's time in a large swarm."""
+
+ANCHOR_BEATS: Final = 60
+"""Heartbeats between two looks whether our anchors are those on disk: those that stay are worth
+writing."""
+
+CROWDED_BEATS: Final = 3
+"""Heartbeats of which one carries digests when the view is crowded: what they tell can wait as
+long (`pull.BATCH_INTERVALS`), and to look them up was a tenth of a node's time in a large
+swarm."""
+
+READDRESS_BEATS: Final = 12
+"""Of so many of a member's sequence numbers one makes the host remember its addresses again:
+strangers may have flushed them out of its book meanwhile. A neighbour's come back within a
+minute."""
+
+REFUTATION_WINDOW: Final = 2.0
+"""Intervals after a suspicion in which a sign of life is news for all: later the peer is dead
+for all (`CONFIRM`), and its return is a newcomer's."""
+
+
+_NEEDS_STAMP: Final = frozenset({Suspect, ForwardJoin, Newcomers, Disconnect, Want})
+"""Messages that do not introduce their sender: it must have shown its stamp before."""
+
+
+class MembershipCore:
+    """Heartbeats, neighbours and deaths of one node. Feed it `Event`s, carry out its
+    `Effect`s."""
+
+    def __init__(  # noqa: PLR0913 - what the world gives, each under its name
+        self,
+        signer: Signer,
+        config: MembershipConfig,
+        rng: Random,
+        *,
+        verify: Verify,
+        may: Callable[[PeerId], bool],
+        wall: Callable[[], float],
+        seqno: int,
+        is_stamped: Callable[[PeerId, bytes], bool] | None = None,
+    ) -> None:
+        """``seqno`` is the first number to use; `local_heartbeat.SEQNO_BLOCK` from there are
+        already reserved.
+
+        ``is_stamped`` says whether the stamp in a peer's heartbeat is worth its place; None
+        asks for none.
+        """
+        self.peer: Final = signer.peer_id
+        self._config = config
+        self._effects = effects = EffectBuffer()
+        self._verifier = verifier = HeartbeatVerifier(
+            verify, may, wall, config.lifetime, effects.put, is_stamped
+        )
+        self._local = local = LocalHeartbeat(signer, config, wall, seqno)
+        self._members = members = MemberList(self.peer, config, rng)
+        self._quotas = quotas = FloodQuotas(config.interval)
+        self._active_view = active_view = ActiveView(
+            members,
+            config,
+            rng,
+            effects.send,
+            local.newest,
+            quotas,
+        )
+        self._dissemination = dissemination = Dissemination(self.peer)
+        self._detector = FailureDetector(
+            effects, members, active_view, dissemination, verifier, local, quotas
+        )
+        self._pull = Pull(members, config)
+        self._message_quotas = PeerQuotas(QUOTA_RATE, QUOTA_BURST)
+        self._anchors: tuple[PeerId, ...] = ()
+        self._told_changes = 0
+        """`ActiveView.changes` when the driver was last told of our neighbours."""
+        self.next_deadline = -math.inf
+        """When to deliver the next `Tick`."""
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """What was dropped, by reason."""
+        return self._verifier.counters
+
+    @property
+    def neighbours(self) -> tuple[PeerId, ...]:
+        """The active view, longest first."""
+        return tuple(self._active_view.neighbours)
+
+    @property
+    def has_neighbour(self) -> bool:
+        """Whether we have a neighbour."""
+        return bool(self._active_view.neighbours)
+
+    @property
+    def clock_off(self) -> ClockOff | None:
+        """By how much our wall clock differs from the others', if it is ours that is wrong."""
+        return self._verifier.clock_off(len(self._members))
+
+    def __contains__(self, peer: PeerId) -> bool:
+        """Whether ``peer`` is one of the `members`."""
+        return peer in self._members and self._verifier.may(peer)
+
+    @property
+    def size(self) -> int:
+        """How many `members` there are."""
+        return len(self._members)
+
+    def members(self) -> list[Member]:
+        """All members known to live and admitted, without ourselves, longest known first."""
+        return [member for member in self._members.members() if self._verifier.may(member.peer)]
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Advance by one event and return what to do about it."""
+        match event:
+            case Received(peer, data):
+                self._on_received(peer, data, now)
+            case Disconnected(peer):
+                self._on_disconnected(peer, now)
+            case Unreachable(peer):
+                self._on_unreachable(peer, now)
+            case Bootstrap(addrs, anchors):
+                self._on_bootstrap(addrs, anchors, now)
+            case Interest(peers, has_audience):
+                self._local.set_interest(peers)
+                self._members.has_audience = has_audience
+            case UpdateProfile(profile):
+                self._local.set_profile(profile, now)
+            case Tick():
+                self._tick(now)
+            case Leave():
+                self._leave()
+            case _:
+                assert_never(event)
+        if self._dissemination.flush_at <= now:
+            self._flush(now)
+        self.next_deadline = self._soonest_deadline()
+        if self._active_view.changes != self._told_changes:
+            self._told_changes = self._active_view.changes
+            self._effects.put(NeighboursChanged(self.neighbours))
+        return self._effects.take()
+
+    def _soonest_deadline(self) -> float:
+        """Of all parts' deadlines the first; a loop takes half of the time of `min`."""
+        dissemination, local = self._dissemination, self._local
+        soonest = self._members.settle()
+        for when in (
+            local.next_beat,
+            local.refute_at,
+            dissemination.flush_at,
+            self._detector.checks_end,
+            self._active_view.next_deadline,
+        ):
+            if when < soonest:
+                soonest = when
+        return soonest
+
+    # Messages.
+
+    def _on_received(self, peer: PeerId, data: bytes, now: float) -> None:
+        if not self._verifier.may(peer):
+            self._verifier.counters["unadmitted"] += 1
+        elif not self._message_quotas.take(peer, now, 1 + len(data) / QUOTA_UNIT):
+            self._verifier.refuse("over quota", peer, FLOOD_POINTS)
+        else:
+            try:
+                message = decode_message_untrusted(data)
+            except BadMessage as error:
+                self._verifier.refuse("malformed", peer, MALFORMED_POINTS, str(error))
+            else:
+                verifier, needs_stamp = self._verifier, type(message) in _NEEDS_STAMP
+                if verifier.asks_stamps and needs_stamp and not verifier.has_stamp(peer):
+                    verifier.counters["no stamp"] += 1
+                else:
+                    self._dispatch(peer, message, now)
+
+    def _dispatch(self, peer: PeerId, message: Message, now: float) -> None:
+        match message:  # the most frequent first
+            case Newcomers(digests):
+                if self._dissemination.has_newcomers:
+                    self._dissemination.neighbour_knows(digests, peer)
+                self._on_digests(peer, digests, now)
+            case Beat() | Join() | Neighbor() | NeighborReply():
+                self._on_introduction(peer, message, now)
+            case Suspect(heartbeats):
+                for signed in heartbeats:
+                    self._detector.on_suspect(signed, peer, now)
+            case ForwardJoin(hops, signed):
+                is_news = self._accept(signed, peer, now, hold=not hops)
+                if is_news or signed.peer in self._members:
+                    self._active_view.on_forward_join(message, peer, now)
+            case Disconnect():
+                self._stop_expecting(peer, now)
+            case Want(keys):
+                self._on_want(peer, keys, now)
+            case Heartbeats(heartbeats):
+                for signed in heartbeats:
+                    self._accept(
+                        signed,
+                        peer,
+                        now,
+                        hold=self._pull.was_asked(key_of(signed.peer)),
+                    )
+                    self._pull.arrived(key_of(signed.peer))
+            case _:
+                assert_never(message)
+
+    def _on_introduction(
+        self, peer: PeerId, message: Beat | Join | Neighbor | NeighborReply, now: float
+    ) -> None:
+        """A message in which the sender speaks of itself."""
+        if message.heartbeat.heartbeat.peer != peer:
+            self._verifier.refuse(
+                "malformed",
+                peer,
+                MALFORMED_POINTS,
+                "it passed off another's heartbeat as its own",
+            )
+            return
+        kind, is_expected = type(message), False
+        if kind is Beat:
+            is_expected = self._members.expect(peer, now)
+        elif kind is not NeighborReply and not self._quotas.may_be_asked(peer, now):
+            self._verifier.refuse("asks too often", peer, ASKED_POINTS)
+            return
+        self._accept(message.heartbeat, peer, now, hold=True)
+        if self._members.get(peer) is None:
+            return
+        match message:
+            case Beat(is_neighbour, _, digests):
+                if not is_expected:
+                    self._members.expect(peer, now)
+                self._active_view.on_heartbeat(peer, is_neighbour, now)
+                self._on_digests(peer, digests, now)
+            case Join():
+                if self._active_view.on_join(peer, now) is not None:
+                    self._effects.send(peer, Newcomers(self._welcome_digests()))
+            case Neighbor(urgent):
+                if self._active_view.on_neighbor(peer, urgent, now) is False and urgent:
+                    # Others may have a seat.
+                    self._effects.send(peer, Newcomers(self._welcome_digests()))
+            case NeighborReply(accepted):
+                self._active_view.on_neighbor_reply(peer, accepted, now)
+
+    def _on_digests(self, peer: PeerId, digests: tuple[Digest, ...], now: float) -> None:
+        keys = self._pull.wanted(digests, peer, now)
+        if keys:
+            self._effects.send(peer, Want(keys))
+
+    def _on_want(self, peer: PeerId, keys: tuple[bytes, ...], now: float) -> None:
+        is_neighbour = peer in self._active_view.neighbours
+        if not self._quotas.may_answer(peer, len(keys), now, is_neighbour=is_neighbour):
+            self._verifier.counters["asked for too much"] += 1
+            return
+        heartbeats = []
+        for key in dict.fromkeys(keys):
+            member = self._members.by_key(key)
+            if key == key_of(self.peer):
+                heartbeats.append(self._local.newest())
+            elif member is not None and member.liveness is not Liveness.SUSPECTED:
+                heartbeats.append(member.signed)
+        for start in range(0, len(heartbeats), MAX_HEARTBEATS):
+            self._effects.send(
+                peer,
+                Heartbeats(tuple(heartbeats[start : start + MAX_HEARTBEATS])),
+            )
+
+    def _accept(
+        self,
+        signed: SignedHeartbeat,
+        source: PeerId,
+        now: float,
+        *,
+        hold: bool,
+    ) -> bool:
+        """Judge a heartbeat; return whether it is genuine news. ``hold`` keeps it in a full
+        view too."""
+        peer, seqno = signed.heartbeat.peer, signed.heartbeat.seqno
+        if peer == self.peer:
+            self._detector.on_own_heartbeat(signed, now)
+            return False
+        member, dissemination = self._members.get(peer), self._dissemination
+        held = member is not None
+        if seqno <= (self._members.newest(peer) if member is None else member.seqno):
+            self._on_stale(signed, source)
+            return False
+        if not held and self._members.has_key_of_another(peer):
+            self._verifier.counters["key taken"] += 1
+            return False
+        if source != peer and seqno <= dissemination.suspected_seqno(peer):
+            return False  # said before a silence of which we heard: no sign of life
+        if not (held or hold) and dissemination.is_known(
+            peer,
+            seqno,
+            suspected=False,
+            source=source,
+        ):
+            return False
+        if not self._verifier.is_genuine(signed, source):
+            return False
+        if signed.heartbeat.leaving:
+            return self._on_farewell(signed, source, held, now)
+        refutes = bool(dissemination.unrefuted) and self._refutes(signed, now)
+        if refutes:
+            self._quotas.count_refutation(now)
+        self._detector.on_sign_of_life(signed, now)
+        if member is not None:
+            self._update_member(member, signed, source, now)
+        elif hold or self._members.has_room():
+            self._add_member(signed, source, now)
+        if refutes:
+            self._dissemination.flood(signed, suspected=False, source=source, now=now)
+        return True
+
+    def _refutes(self, signed: SignedHeartbeat, now: float) -> bool:
+        """Whether its author was suspected a moment ago."""
+        interval = self._config.paced(signed.heartbeat.interval)
+        return self._dissemination.is_suspected(signed.peer, now - REFUTATION_WINDOW * interval)
+
+    def _on_farewell(
+        self,
+        signed: SignedHeartbeat,
+        source: PeerId,
+        held: bool,
+        now: float,
+    ) -> bool:
+        """A peer has left. Others are told, unless it says so all the time, or a neighbour of
+        too many."""
+        interval = self._config.paced(signed.heartbeat.interval)
+        was_gone = self._dissemination.was_suspected(
+            signed.peer,
+            now - SUSPICION_GAP * interval,
+        )
+        is_fit = source in self._active_view.neighbours or (held and source == signed.peer)
+        may_pass = is_fit and not was_gone and self._quotas.may_flood_unchecked(source, now)
+        if held or may_pass:
+            self._detector.declare_gone(signed, Change.LEFT, now)
+        if may_pass:
+            self._dissemination.flood(signed, suspected=False, source=source, now=now)
+        else:
+            self._verifier.counters["good-byes"] += 1
+        return True
+
+    def _on_stale(self, signed: SignedHeartbeat, source: PeerId) -> None:
+        """Old news are normal from others. From the peer itself it is a replay, or it lost its
+        numbers."""
+        known = self._members.get(signed.peer) or self._members.tombstone(signed.peer)
+        if source == signed.peer and known is not None and signed.seqno < known.signed.seqno:
+            self._verifier.refuse("replayed", source, REPLAYED_POINTS)
+            self._effects.send(source, Heartbeats((known.signed,)))
+
+    def _add_member(self, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
+        """A member that we did not know."""
+        peer, profile = signed.heartbeat.peer, signed.heartbeat.profile
+        self._members.admit(signed, source, now)
+        self._effects.put(AddAddrs(peer, profile.addrs))
+        self._effects.tell(Change.JOINED, Member(peer, profile, now))
+        evictee = self._members.evictee(self._active_view.neighbours, peer, now)
+        if evictee is not None:
+            self._detector.forget(evictee)
+        elif self._members.is_sparse() and self._quotas.may_announce(source, now):
+            # Not if another must go for it: of a network that has its share each member that comes
+            # is new, and evicts one that will be new again. With 70 of one network each of 70 nodes
+            # sent 1 KB/s of such announcements.
+            self._dissemination.announce(peer, source, now)
+
+    def _update_member(
+        self, member: MemberState, signed: SignedHeartbeat, source: PeerId, now: float
+    ) -> None:
+        """A newer heartbeat of a member."""
+        profile, peer = signed.heartbeat.profile, member.peer
+        known = member.signed.heartbeat.profile
+        self._members.renew(member, signed, now)
+        if known is not profile:
+            if known.addrs != profile.addrs or member.seqno % READDRESS_BEATS == 0:
+                self._effects.put(AddAddrs(peer, profile.addrs))
+            if differs(known, profile):
+                self._effects.tell(Change.CHANGED, Member(peer, profile, now))
+        elif member.seqno % READDRESS_BEATS == 0:
+            self._effects.put(AddAddrs(peer, profile.addrs))
+        overdue = member.direct_at < now - PROBE * member.interval
+        if source == peer and member.direct and overdue:
+            # It lives, but does not send us heartbeats. Only its own answer says so: what
+            # others bring may be words that it gave to suspecting peers before it died; with 20
+            # % liars every neighbour was brought some.
+            self._stop_expecting(peer, now)
+
+    # What the host, the node and the clock say.
+
+    def _on_disconnected(self, peer: PeerId, now: float) -> None:
+        member = self._members.get(peer)
+        if member is not None and member.direct:
+            self._detector.probe(member)
+        self._active_view.remove(peer, now)
+
+    def _on_unreachable(self, peer: PeerId, now: float) -> None:
+        self._local.back_off(peer, now)
+        self._detector.on_unreachable(peer, now)
+        self._active_view.on_unreachable(peer, now)
+
+    def _on_bootstrap(
+        self,
+        addrs: tuple[Multiaddr, ...],
+        anchors: tuple[Multiaddr, ...],
+        now: float,
+    ) -> None:
+        self._active_view.bootstrap(self._peers_at(addrs), self._peers_at(anchors), now)
+
+    def _peers_at(self, addrs: tuple[Multiaddr, ...]) -> tuple[PeerId, ...]:
+        """The peers at ``addrs``, which the host remembers."""
+        peers: dict[PeerId, None] = {}
+        for addr in addrs:
+            peer = addr.peer_id
+            if peer is not None and peer != self.peer:
+                peers[peer] = None
+                self._effects.put(AddAddrs(peer, (addr,), is_told=True))
+        return tuple(peers)
+
+    def _tick(self, now: float) -> None:
+        if self._local.next_beat <= now:
+            self._send_heartbeats(now)
+        if self._local.refute_at <= now:
+            self._refute_suspicions(now)
+        if self._detector.checks_end <= now:
+            self._detector.confirm_unanswered(now)
+        if self._members.settle() <= now:
+            self._detector.check_overdue(now)
+        if self._active_view.next_deadline <= now:
+            self._active_view.tick(now)
+
+    def _send_heartbeats(self, now: float) -> None:
+        """A sign of life to all who wait for one."""
+        signed = self._local.beat(now)
+        ceiling = self._local.reserve()
+        if ceiling is not None:
+            self._effects.put(ReserveSeqnos(ceiling))
+        if self._local.beats % ADMISSION_BEATS == 0:
+            for peer in self._members.unadmitted(self._verifier.may):
+                self._detector.forget(peer)
+                self._active_view.remove(peer, now)
+        if self._local.beats % ANCHOR_BEATS == ADMISSION_BEATS:
+            self._save_anchors()
+        neighbours = self._active_view.neighbours
+        self._effects.send_all(list(neighbours), Beat(True, signed, self._digests()))
+        others = [peer for peer in self._local.interested(now) if peer not in neighbours]
+        self._effects.send_all(others, Beat(False, signed))
+        self._effects.send_all(self._local.take_suspecters(), Heartbeats((signed,)))
+        self._active_view.fill(now)
+
+    def _refute_suspicions(self, now: float) -> None:
+        """A sign of life to those who asked for one. A neighbour hears that we are neighbours
+        still."""
+        signed, peers = self._local.refute(now), self._local.take_suspecters()
+        neighbours = self._active_view.neighbours
+        ours = [peer for peer in peers if peer in neighbours]
+        others = [peer for peer in peers if peer not in neighbours]
+        self._effects.send_all(ours, Beat(True, signed))
+        self._effects.send_all(others, Heartbeats((signed,)))
+
+    def _save_anchors(self) -> None:
+        """Have our anchors written down, if they are others than before."""
+        anchors = self._active_view.anchors
+        get = self._members.get
+        members = [member for peer in anchors if (member := get(peer)) is not None]
+        addrs = [member.signed.heartbeat.profile.addrs[:1] for member in members]
+        if anchors and anchors != self._anchors:
+            self._anchors = anchors
+            self._effects.put(SaveAnchors(tuple([addr for place in addrs for addr in place])))
+
+    def _flush(self, now: float) -> None:
+        """Pass on floods and news, to each neighbour what it may not know."""
+        neighbours = self._active_view.neighbours
+        for peers, floods in self._dissemination.take_floods(now, neighbours):
+            suspected = tuple([flood.signed for flood in floods if flood.suspected])
+            alive = tuple([flood.signed for flood in floods if not flood.suspected])
+            if suspected:
+                self._effects.send_all(peers, Suspect(suspected))
+            if alive:
+                self._effects.send_all(peers, Heartbeats(alive))
+        for peers, newcomers in self._dissemination.take_newcomers(now, neighbours):
+            members = map(self._members.by_key, newcomers)
+            digests = tuple([member.signed.digest for member in members if member is not None])
+            if digests:
+                self._effects.send_all(peers, Newcomers(digests))
+
+    def _leave(self) -> None:
+        """Say good-bye."""
+        farewell = Heartbeats((self._local.farewell(),))
+        self._effects.send_all(list(self._active_view.neighbours), farewell)
+
+    # Shared steps.
+
+    def _digests(self) -> tuple[Digest, ...]:
+        """What goes with a heartbeat; seldom any where the receiver knows enough, too."""
+        count = self._config.sample
+        if not self._members.is_crowded():
+            return _digests_of(self._members.sample(count, self._active_view.neighbours))
+        if self._local.beats % CROWDED_BEATS:
+            return ()
+        return _digests_of(self._members.sample(count, ()))
+
+    def _welcome_digests(self) -> tuple[Digest, ...]:
+        return _digests_of(self._members.sample(WELCOME_DIGESTS, self._active_view.neighbours))
+
+    def _stop_expecting(self, peer: PeerId, now: float) -> None:
+        """A peer lives, but sends us heartbeats no more."""
+        self._members.stop_expecting(peer)
+        self._active_view.remove(peer, now)
+
+
+def _digests_of(heartbeats: Iterable[SignedHeartbeat]) -> tuple[Digest, ...]:
+    return tuple([signed.digest for signed in heartbeats])

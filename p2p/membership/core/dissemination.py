@@ -1,0 +1,320 @@
+"""How suspicions, refutations, good-byes and newcomers reach all nodes: floods that end.
+
+Each statement about a peer has a rank: ``2 * seqno`` for "it lives", one more for "nothing came
+after that" and "it left". A node passes a statement on only when its rank is higher than any it
+has heard about that peer. So each flood ends, a refutation overtakes its suspicion, and no
+suspicion can be repeated without a newer heartbeat of the suspected peer. For example, with the
+newest heartbeat at 7: a suspicion (15) beats the heartbeat (14), the refutation is heartbeat 8
+(16), and the suspicion of 7 that a slow neighbour still brings (15) is dropped.
+
+Both ends of a link hear of a flood at about the same time, so it would cross most links twice.
+Therefore one end of each link passes it on at once, and the other only after `SECOND_WAVE`, and
+only if it has not had it from there by then: 3.6 copies a node at 6.2 neighbours (200 nodes).
+Newcomers are announced in the same way, by digest: what a neighbour has named meanwhile, it is
+not told.
+
+SWIM piggybacks such updates on its probes instead. Here a death must be known within 15 s at an
+interval of 5 s, and digests do travel with the heartbeats; only these four do not wait.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import filterfalse
+from typing import Final, TypeVar
+
+from p2p.identity import PeerId
+from p2p.membership.heartbeat import MAX_INTERVAL, SignedHeartbeat, key_of
+from p2p.membership.messages import MAX_HEARTBEATS, Digest
+
+T = TypeVar("T")
+
+FLUSH_DELAY: Final = 0.2
+"""Seconds between two messages of floods: the first goes out at once, those of a disaster are
+gathered."""
+SECOND_WAVE: Final = 0.2
+"""Seconds that one end of each link waits whether the other knows already; more than a message
+takes."""
+NEWCOMER_DELAY: Final = 0.75
+"""Seconds that news of newcomers are gathered for: they are many at once, and no node waits for
+them. The end of a link that does not go first waits once more, and then nearly always has
+nothing left to tell: with both ends telling each other, three of ten messages of a swarm under
+churn were news, and most of them stale."""
+MEMORY: Final = 1200.0
+"""Seconds for which a flood is remembered at least, so that it cannot be told again. No flood
+lasts for one; but a peer whom it missed may hold the dead for `MembershipConfig.stale`, tell a
+newcomer who holds it as long again, and must not find any peer by then who has forgotten."""
+MAX_NEWCOMERS: Final = 64
+"""Newcomers told of at once, as many as may be asked for at once."""
+MAX_FLOODS: Final = 4096
+"""Peers whose last flood is remembered, in each of two generations: a drop of 4,000 nodes at
+once still floods each only once."""
+_NEVER: Final = -1 << 1
+"""The rank of a peer of whom nothing was told."""
+_SUSPICION_MEMORY: Final = 2 * MAX_INTERVAL
+"""Seconds for which it is remembered when a peer was suspected: two intervals, as long as there
+are."""
+
+
+@dataclass(slots=True)
+class Flood:
+    """Something to pass on to all neighbours that do not know it yet."""
+
+    signed: SignedHeartbeat
+    suspected: bool
+    """Whether it is a suspicion; else it is a sign of life, or a good-bye."""
+    known_by: dict[PeerId, None] = field(default_factory=dict)
+
+
+class Dissemination:
+    """Which floods were heard, and which wait to be passed on."""
+
+    __slots__ = (
+        "_first",
+        "_first_at",
+        "_late_newcomers",
+        "_local",
+        "_newcomers",
+        "_newcomers_at",
+        "_passed_at",
+        "_ranks",
+        "_second",
+        "_second_at",
+        "flush_at",
+        "has_newcomers",
+        "unrefuted",
+    )
+
+    def __init__(self, local: PeerId) -> None:
+        self._local = local
+        self._passed_at = -math.inf
+        self._first_at = self._second_at = self._newcomers_at = math.inf
+        self.flush_at = math.inf
+        """When to pass on what waits."""
+        self._ranks = _FloodHistory()
+        self.unrefuted: Final = self._ranks.unrefuted
+        """Of whom the last flood was no sign of life, lately."""
+        self._first: dict[PeerId, Flood] = {}
+        self._second: dict[PeerId, Flood] = {}
+        self._newcomers: dict[bytes, tuple[PeerId, ...]] = {}
+        """Newcomers, by the keys of their digests, and which neighbours know of each."""
+        self._late_newcomers: dict[bytes, tuple[PeerId, ...]] = {}
+        """Those of whom the neighbours that are to tell us first have not told us yet."""
+        self.has_newcomers = False
+        """Whether newcomers wait to be named."""
+
+    def is_suspected(self, peer: PeerId, since: float) -> bool:
+        """Whether the last flood about ``peer`` was no sign of life, and came after
+        ``since``."""
+        return self._ranks.unrefuted_at(peer) > since
+
+    def was_suspected(self, peer: PeerId, since: float) -> bool:
+        """Whether a suspicion or a good-bye of ``peer`` was passed on after ``since``, refuted
+        or not."""
+        return self._ranks.suspected_at(peer) > since
+
+    def suspected_seqno(self, peer: PeerId) -> int:
+        """The sequence number after which, they say, nothing came from ``peer``; -1 if no peer
+        says so."""
+        rank = self._ranks.of(peer)
+        return rank >> 1 if rank & 1 else -1
+
+    def is_known(self, peer: PeerId, seqno: int, *, suspected: bool, source: PeerId) -> bool:
+        """Whether this was heard before; if it still waits here, ``source`` need not be
+        told."""
+        if 2 * seqno + suspected > self._ranks.of(peer):
+            return False
+        waiting = self._first.get(peer) or self._second.get(peer)
+        if waiting is not None and (waiting.signed.seqno, waiting.suspected) == (seqno, suspected):
+            waiting.known_by[source] = None
+        return True
+
+    def flood(
+        self,
+        signed: SignedHeartbeat,
+        *,
+        suspected: bool,
+        source: PeerId,
+        now: float,
+    ) -> None:
+        """Pass it on, as soon as may be, unless something as good was passed on before."""
+        peer, rank = signed.peer, 2 * signed.seqno + (suspected or signed.heartbeat.leaving)
+        if rank <= self._ranks.of(peer):
+            return
+        self._ranks.put(peer, rank, now)
+        self._second.pop(peer, None)
+        if len(self._first) >= MAX_FLOODS and peer not in self._first:
+            return  # they go out at 160 a second; so many do not come by honest means
+        self._first[peer] = Flood(signed, suspected, {source: None})
+        self._first_at = max(now, self._passed_at + FLUSH_DELAY)
+        self._arm()
+
+    def announce(self, peer: PeerId, source: PeerId, now: float) -> None:
+        """Tell the neighbours, by digest, that ``peer`` is new; all but ``source``, who told
+        us."""
+        if len(self._newcomers) < MAX_FLOODS:
+            self._newcomers[key_of(peer)] = (source,)
+            self.has_newcomers = True
+        self._newcomers_at = min(self._newcomers_at, now + NEWCOMER_DELAY)
+        self._arm()
+
+    def neighbour_knows(self, digests: Iterable[Digest], source: PeerId) -> None:
+        """``source`` knows of these: those that wait here it need not be told."""
+        for digest in digests:
+            key = digest[0]
+            for newcomers in (self._newcomers, self._late_newcomers):
+                if key in newcomers and source not in newcomers[key]:
+                    newcomers[key] = (*newcomers[key], source)
+
+    def take_floods(
+        self,
+        now: float,
+        neighbours: Iterable[PeerId],
+    ) -> list[tuple[list[PeerId], list[Flood]]]:
+        """What to pass on now, and to which of ``neighbours``: at most `MAX_HEARTBEATS` floods
+        a wave."""
+        taken: list[tuple[list[PeerId], list[Flood]]] = []
+        if self._first_at > now and self._second_at > now:
+            return taken  # there are news only
+        if self._second_at <= now:
+            later, self._second = _split(self._second)
+            self._second_at = now + FLUSH_DELAY if self._second else math.inf
+            taken += _told(neighbours, later)
+        if self._first_at <= now:
+            first, self._first = _split(self._first)
+            self._passed_at = now
+            self._first_at = now + FLUSH_DELAY if self._first else math.inf
+            at_once = self._goes_first(neighbours)
+            taken += _told(at_once, first)
+            for flood in first:
+                flood.known_by.update(dict.fromkeys(at_once))
+                if not all(map(flood.known_by.__contains__, neighbours)):
+                    self._second[flood.signed.peer] = flood
+                    self._second_at = min(self._second_at, now + SECOND_WAVE)
+        self._arm()
+        return taken
+
+    def _goes_first(self, neighbours: Iterable[PeerId]) -> list[PeerId]:
+        """Those for whom ours is the end of the link that does not wait: it is drawn, once for
+        each pair."""
+        local, parity = self._local, self._local[-1] & 1
+        return [peer for peer in neighbours if (local < peer) is (peer[-1] & 1 == parity)]
+
+    def take_newcomers(
+        self, now: float, neighbours: Iterable[PeerId]
+    ) -> list[tuple[list[PeerId], list[bytes]]]:
+        """The keys of the new peers to tell of now and to whom, oldest first, at most
+        `MAX_NEWCOMERS` a wave."""
+        if self._newcomers_at > now:
+            return []
+        late, waiting = self._late_newcomers, list(self._newcomers.items())
+        at_once = tuple(self._goes_first(neighbours))
+        # A new dict: an emptied one keeps its size.
+        self._newcomers = dict(waiting[MAX_NEWCOMERS:])
+        self._late_newcomers = {
+            key: (*known_by, *at_once)
+            for key, known_by in waiting[:MAX_NEWCOMERS]
+            if not all([peer in at_once or peer in known_by for peer in neighbours])
+        }
+        self.has_newcomers = bool(self._newcomers or self._late_newcomers)
+        self._newcomers_at = now + NEWCOMER_DELAY if self.has_newcomers else math.inf
+        self._arm()
+        groups: dict[tuple[bytes, ...], list[PeerId]] = {}
+        for peer in neighbours:
+            keys = [key for key, known_by in late.items() if peer not in known_by]
+            if peer in at_once:
+                keys += [key for key, known in waiting[:MAX_NEWCOMERS] if peer not in known]
+            if keys:
+                groups.setdefault(tuple(keys), []).append(peer)
+        return [(peers, list(keys)) for keys, peers in groups.items()]
+
+    def _arm(self) -> None:
+        self.flush_at = min(self._first_at, self._second_at, self._newcomers_at)
+
+
+class _FloodHistory:
+    """The rank of the last flood about each peer, remembered for one to two times `MEMORY`.
+
+    In two generations: with a time for each, a thousand ranks took three times as much memory.
+    """
+
+    __slots__ = ("_old", "_suspected", "_turned_at", "_young", "unrefuted")
+
+    def __init__(self) -> None:
+        self._young: dict[PeerId, int] = {}
+        self._old: dict[PeerId, int] = {}
+        self._turned_at = -math.inf
+        self.unrefuted: dict[PeerId, None] = {}
+        """Those of `_suspected` of whom no sign of life came since."""
+        self._suspected: dict[PeerId, float] = {}
+        """When a flood ran that asked for a peer, or said good-bye for it, longest ago
+        first."""
+
+    def of(self, peer: PeerId) -> int:
+        """The rank of the last flood about ``peer``."""
+        rank = self._young.get(peer)
+        return self._old.get(peer, _NEVER) if rank is None else rank
+
+    def unrefuted_at(self, peer: PeerId) -> float:
+        """When ``peer`` was suspected; minus infinity if that is long ago, or a sign of life
+        came since."""
+        return self._suspected.get(peer, -math.inf) if peer in self.unrefuted else -math.inf
+
+    def suspected_at(self, peer: PeerId) -> float:
+        """When ``peer`` was suspected or said good-bye, though a sign of life may have come
+        since."""
+        return self._suspected.get(peer, -math.inf)
+
+    def put(self, peer: PeerId, rank: int, now: float) -> None:
+        """A flood has come."""
+        if now - self._turned_at > MEMORY or len(self._young) >= MAX_FLOODS:
+            self._young, self._old, self._turned_at = {}, self._young, now
+        self._young[peer] = rank
+        suspected = self._suspected
+        while suspected:
+            oldest = next(iter(suspected))
+            if suspected[oldest] >= now - _SUSPICION_MEMORY and len(suspected) < MAX_FLOODS:
+                break
+            del suspected[oldest]
+            self.unrefuted.pop(oldest, None)
+        if rank & 1:
+            suspected.pop(peer, None)
+            suspected[peer] = now
+            self.unrefuted[peer] = None
+        else:
+            self.unrefuted.pop(peer, None)
+
+
+def _told(
+    neighbours: Iterable[PeerId],
+    floods: list[Flood],
+) -> list[tuple[list[PeerId], list[Flood]]]:
+    """Those of ``neighbours`` who do not know them yet, grouped by what they do not know."""
+    if len(floods) == 1:  # nearly always
+        peers = list(filterfalse(floods[0].known_by.__contains__, neighbours))
+        return [(peers, floods)] if peers else []
+    return _grouped(neighbours, floods, lambda flood, peer: peer not in flood.known_by)
+
+
+def _split(waiting: dict[PeerId, Flood]) -> tuple[list[Flood], dict[PeerId, Flood]]:
+    """The oldest, as many as fit a message, and the rest."""
+    floods = list(waiting.values())
+    if len(floods) <= MAX_HEARTBEATS:
+        return floods, {}
+    rest = floods[MAX_HEARTBEATS:]
+    return floods[:MAX_HEARTBEATS], {flood.signed.peer: flood for flood in rest}
+
+
+def _grouped(
+    neighbours: Iterable[PeerId], items: list[T], is_for: Callable[[T, PeerId], bool]
+) -> list[tuple[list[PeerId], list[T]]]:
+    """Neighbours for whom the same ``items`` are meant, and these: what is sent is encoded
+    once."""
+    groups: dict[tuple[int, ...], list[PeerId]] = {}
+    for peer in neighbours if items else ():
+        meant = tuple([number for number, item in enumerate(items) if is_for(item, peer)])
+        if meant:
+            groups.setdefault(meant, []).append(peer)
+    return [(peers, [items[number] for number in meant]) for meant, peers in groups.items()]

@@ -1,0 +1,302 @@
+"""From silence to death: probe, suspect, confirm, as in SWIM.
+
+The times are in `member_state`. The stages of a peer that sends us heartbeats itself:
+
+1. *alive*: its newest heartbeat came within 1.5 of its intervals;
+2. *probed*: we asked the peer itself, once (`probe`);
+3. *suspected*: we flooded a suspicion, or another node's suspicion reached us (`_suspect`);
+4. dead: no newer heartbeat came within 0.8 intervals more (`_confirm_death`).
+
+A suspicion carries the last signed heartbeat of the suspected peer. So a node that never heard
+of the peer can check it, and no node can repeat it once the peer has sent a newer one. A node
+that hears the peer directly does not pass the suspicion on, but probes the peer for the node
+that suspects it; a node that has a newer heartbeat answers with that; the peer itself refutes.
+
+Example, interval 5 s: the last heartbeat comes at 0 s. At 7.5 s the neighbour asks the peer, at
+10 s it floods the suspicion, at 14 s each node that lists the peer declares it dead.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from p2p.identity import PeerId
+from p2p.membership.core.active_view import ActiveView
+from p2p.membership.core.dissemination import Dissemination
+from p2p.membership.core.effects import EffectBuffer
+from p2p.membership.core.events import Change
+from p2p.membership.core.flood_quotas import FloodQuotas
+from p2p.membership.core.local_heartbeat import LocalHeartbeat
+from p2p.membership.core.member_list import MemberList
+from p2p.membership.core.member_state import Liveness, MemberState
+from p2p.membership.core.verifier import OBSOLETE_POINTS, HeartbeatVerifier
+from p2p.membership.heartbeat import SignedHeartbeat
+from p2p.membership.messages import Heartbeats, Suspect
+
+SUSPICION_GAP: Final = 1.0
+"""Intervals between two suspicions of one peer that are passed on unchecked, and between two of
+its good-byes. Honest peers wait for two intervals of silence, and two of them that heard it
+last at different times are an interval apart; a liar has the words for the next lie when the
+last is refuted."""
+CHECK_TIMEOUT: Final = 0.5
+"""Intervals within which the suspected peer must answer us when we check a suspicion: 2.5 s at
+5 s, a dial and two ways. It is added to the time until a death is known, at each node that
+checks."""
+MAX_PROBED: Final = 64
+"""Suspected peers of whose next words we tell the suspecting peers: our neighbours, and those
+that were lately."""
+MAX_REPORTERS: Final = 8
+"""Suspecting peers told, as many as there are neighbours."""
+OBSOLETE: Final = 3.0
+"""Intervals for which we know a newer heartbeat than a suspicion: no honest peer lacks them so
+long."""
+
+
+@dataclass(slots=True)
+class PendingCheck:
+    """A suspicion that waits for an answer of the suspected peer."""
+
+    signed: SignedHeartbeat
+    source: PeerId
+    until: float
+
+
+class FailureDetector:
+    """Suspicions, in and out; and deaths."""
+
+    __slots__ = (
+        "_active_view",
+        "_checks",
+        "_dissemination",
+        "_effects",
+        "_local",
+        "_members",
+        "_probed_at",
+        "_quotas",
+        "_reporters",
+        "_verifier",
+        "checks_end",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        effects: EffectBuffer,
+        members: MemberList,
+        active_view: ActiveView,
+        dissemination: Dissemination,
+        verifier: HeartbeatVerifier,
+        local: LocalHeartbeat,
+        quotas: FloodQuotas,
+    ) -> None:
+        self.checks_end = math.inf
+        """When to call `confirm_unanswered`."""
+        self._checks: dict[PeerId, PendingCheck] = {}
+        """By the suspected peer. The quotas of `FloodQuotas` bound them."""
+        self._reporters: dict[PeerId, dict[PeerId, None]] = {}
+        """Who suspects a peer that we hear ourselves, and is to know what it says next."""
+        self._probed_at: dict[PeerId, float] = {}
+        """When we asked a peer that we hear because it was suspected, longest ago first."""
+        self._quotas = quotas
+        self._effects = effects
+        self._members = members
+        self._active_view = active_view
+        self._dissemination = dissemination
+        self._verifier = verifier
+        self._local = local
+
+    def on_suspect(self, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
+        """``source`` says that nothing came after ``signed``."""
+        peer = signed.peer
+        if peer == self._local.peer:
+            self._refute(signed, source, now)
+            return
+        member = self._members.get(peer)
+        if member is not None and member.seqno > signed.seqno:
+            if member.seen < now - OBSOLETE * member.interval:
+                self._verifier.refuse("obsolete suspicion", source, OBSOLETE_POINTS)
+            self._effects.send(source, Heartbeats((member.signed,)))
+            return
+        if self._dissemination.is_known(peer, signed.seqno, suspected=True, source=source):
+            return
+        if member is None and self._members.newest(peer) >= signed.seqno:
+            return
+        if member is not None and member.seqno == signed.seqno:
+            signed = member.signed  # its signature was verified, that of a look-alike was not
+        elif not self._verifier.is_genuine(signed, source):
+            return
+        if member is None and source in self._active_view.neighbours:
+            self._on_unknown_suspected(signed, source, now)
+        elif member is None or source not in self._active_view.neighbours:
+            # Honest suspicions come from neighbours.
+            self._verifier.counters["suspicion by a stranger"] += 1
+        elif member.is_heard(now):
+            self._on_direct_suspected(member, source, now)
+        else:
+            self._on_indirect_suspected(member, signed, source, now)
+
+    def _on_unknown_suspected(
+        self,
+        signed: SignedHeartbeat,
+        source: PeerId,
+        now: float,
+    ) -> None:
+        if self._quotas.may_flood_unchecked(source, now):
+            self._dissemination.flood(signed, suspected=True, source=source, now=now)
+        else:
+            self._verifier.counters["strangers suspected"] += 1
+
+    def _on_direct_suspected(self, member: MemberState, source: PeerId, now: float) -> None:
+        """A peer is suspected that we hear ourselves: ask it, once an interval, and tell the
+        suspecting peer."""
+        reporters = self._reporters.get(member.peer)
+        if reporters is None:
+            if len(self._reporters) >= MAX_PROBED:
+                del self._reporters[next(iter(self._reporters))]
+            reporters = self._reporters[member.peer] = {}
+        if len(reporters) < MAX_REPORTERS:
+            reporters[source] = None
+        probed_at, expired = self._probed_at, now - member.interval
+        while probed_at and probed_at[next(iter(probed_at))] <= expired:
+            del probed_at[next(iter(probed_at))]
+        if member.peer not in probed_at and len(probed_at) < MAX_PROBED:
+            probed_at[member.peer] = now
+            self.probe(member)
+
+    def _on_indirect_suspected(
+        self, member: MemberState, signed: SignedHeartbeat, source: PeerId, now: float
+    ) -> None:
+        """A member that we do not hear ourselves is suspected: pass it on, or ask it first, or
+        let it be."""
+        since = now - SUSPICION_GAP * member.interval
+        was_suspected = self._dissemination.was_suspected(member.peer, since)
+        if self._quotas.trusts_suspicions(now) and not was_suspected:
+            self._members.record_heartbeat(member, signed, member.seen)
+            self._suspect(member, source, now)
+        elif member.peer not in self._checks and self._quotas.may_check(source, now):
+            self._members.record_heartbeat(member, signed, member.seen)
+            self._check(member, source, now)
+        else:
+            self._verifier.counters["suspicion not checked"] += 1
+
+    def _check(self, member: MemberState, source: PeerId, now: float) -> None:
+        """Ask the suspected peer ourselves, and go on from there when no answer has come."""
+        until = now + CHECK_TIMEOUT * member.interval
+        self._checks[member.peer] = PendingCheck(member.signed, source, until)
+        self.checks_end = min(self.checks_end, until)
+        self._effects.send(member.peer, Suspect((member.signed,)))
+
+    def on_sign_of_life(self, signed: SignedHeartbeat, now: float) -> None:
+        """A peer that was suspected, perhaps, has said something newer: tell those that asked
+        us for it."""
+        if not self._reporters and not self._checks:
+            return  # nearly always
+        reporters = self._reporters.pop(signed.peer, {})
+        check = self._checks.pop(signed.peer, None)
+        if check is not None:
+            self._quotas.count_refutation(now)
+            reporters = {**reporters, check.source: None}
+        others = [peer for peer in reporters if peer != self._local.peer]
+        self._effects.send_all(others, Heartbeats((signed,)))
+
+    def confirm_unanswered(self, now: float) -> None:
+        """Go on with the suspicions that we checked and that were not refuted."""
+        due = [peer for peer, check in self._checks.items() if check.until <= now]
+        for peer in due:
+            self._confirm_unanswered(self._checks.pop(peer), now)
+        ends = [check.until for check in self._checks.values()]
+        self.checks_end = min(ends, default=math.inf)
+
+    def _confirm_unanswered(self, check: PendingCheck, now: float) -> None:
+        member = self._members.get(check.signed.peer)
+        if member is not None and member.seqno == check.signed.seqno:
+            member.watched().was_asked = True
+            self._suspect(member, check.source, now)
+
+    def on_own_heartbeat(self, signed: SignedHeartbeat, now: float) -> None:
+        """Our own heartbeat comes back. If it is newer than ours, our disk was lost: count on
+        from there."""
+        if signed.seqno > self._local.seqno and self._verifier.is_signed(signed):
+            self._local.continue_from(signed.seqno, now)
+
+    def probe(self, member: MemberState) -> None:
+        """Ask the silent peer itself, once."""
+        if member.liveness is Liveness.ALIVE:
+            member.watched().liveness = Liveness.PROBED
+            self._members.reschedule(member)
+            self._effects.send(member.peer, Suspect((member.signed,)))
+
+    def on_unreachable(self, peer: PeerId, now: float) -> None:
+        """No address of ``peer`` answered: if it used to send us heartbeats, ask all
+        members."""
+        member = self._members.get(peer)
+        check = self._checks.pop(peer, None)
+        if check is not None:
+            self._confirm_unanswered(check, now)
+        elif member is not None and member.direct and member.liveness is not Liveness.SUSPECTED:
+            self._suspect(member, self._local.peer, now)
+
+    def check_overdue(self, now: float) -> None:
+        """Judge those whose silence has lasted."""
+        for member in self._members.overdue(now):
+            self._on_silence(member, now)
+            self._members.reschedule(member)
+
+    def declare_gone(self, signed: SignedHeartbeat, change: Change, now: float) -> None:
+        """The peer died or left: remember that, and find another neighbour."""
+        member = self._members.add_tombstone(
+            signed,
+            now,
+            may_be_partitioned=change is Change.DIED,
+        )
+        self._active_view.remove(signed.peer, now)
+        if member is not None:
+            self._effects.tell(change, member)
+
+    def forget(self, peer: PeerId) -> None:
+        """There is no room for the peer, no news of it, or it is not admitted."""
+        member = self._members.drop(peer)
+        if member is not None:
+            self._effects.tell(Change.FORGOTTEN, member)
+
+    def _on_silence(self, member: MemberState, now: float) -> None:
+        if not self._verifier.may(member.peer):
+            self.forget(member.peer)  # we do not listen to it: its silence says nothing
+            self._active_view.remove(member.peer, now)
+        elif member.liveness is Liveness.SUSPECTED:
+            self._confirm_death(member, now)
+        elif not member.direct:
+            self.forget(member.peer)
+        elif member.liveness is Liveness.ALIVE:
+            self.probe(member)
+        else:
+            self._suspect(member, self._local.peer, now)
+
+    def _confirm_death(self, member: MemberState, now: float) -> None:
+        """A suspicion was not refuted. Where many are false, no peer is declared dead whom we
+        have not asked."""
+        was_asked = member.watch is not None and member.watch.was_asked
+        if member.direct or was_asked or self._quotas.trusts_suspicions(now):
+            self.declare_gone(member.signed, Change.DIED, now)
+            return
+        self._members.record_heartbeat(
+            member,
+            member.signed,
+            member.seen,
+        )  # not suspected any more
+        if member.peer not in self._checks and self._quotas.may_check_before_death(now):
+            self._check(member, self._local.peer, now)
+
+    def _suspect(self, member: MemberState, source: PeerId, now: float) -> None:
+        self._members.suspect(member, now)
+        self._dissemination.flood(member.signed, suspected=True, source=source, now=now)
+
+    def _refute(self, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
+        """We are suspected: show our newest heartbeat, or make a newer one."""
+        newest = self._local.newest()
+        if signed.seqno < newest.seqno:
+            self._effects.send(source, Heartbeats((newest,)))
+        else:
+            self.on_own_heartbeat(signed, now)
+            self._local.add_suspecter(source, now)

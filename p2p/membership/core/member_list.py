@@ -1,0 +1,536 @@
+"""The members that a node knows, with their newest heartbeats, and tombstones of the dead.
+
+Theory of operation
+-------------------
+The list holds HyParView's passive view, the neighbours, and peers that send us heartbeats
+because they are interested in us. It is bounded, and peers are cheap to invent, so the rules of
+`evictee` say which member goes when it is full: the young displace each other, and of a few
+drawn at random the one goes whose network or introducer has most seats.
+
+A tombstone keeps a dead peer dead: without it an old heartbeat that another node still passes
+on would bring the peer back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from heapq import heappop, heappush, heapreplace
+from itertools import takewhile
+from random import Random
+from typing import Final
+
+from p2p.identity import PeerId
+from p2p.membership.config import MembershipConfig
+from p2p.membership.core.dissemination import MEMORY
+from p2p.membership.core.events import Member
+from p2p.membership.core.member_state import (
+    CONFIRM,
+    PROBE,
+    SUSPECT,
+    Liveness,
+    MemberState,
+    Tombstone,
+)
+from p2p.membership.core.prefix import prefix_of
+from p2p.membership.heartbeat import KEY, SignedHeartbeat, key_of
+
+STALE_CHECK: Final = 12.0
+"""Intervals between two looks for the stale among all those known through others: in a large
+swarm a peer always is, and a look each interval took an eighth of a node's time."""
+SPARSE: Final = 7 / 8
+"""Share of its capacity up to which a view tells the neighbours whom it has met. A fuller one
+is a random sample, in which every death makes room for one more: no news, and the digests with
+the heartbeats suffice."""
+CROWDED: Final = 63 / 64
+"""Share of its capacity from which a view is crowded."""
+YOUNG: Final = 120.0
+"""Intervals for which a member is young: as long as one that no peer hears of stays listed
+(`stale`). What has outlived them was named again meanwhile."""
+YOUNG_SHARE: Final = 1 / 8
+"""Share of a full view that the young may take from the old. Beyond it a newcomer takes the
+seat of another young one. Names cost a stranger nothing to tell, and pushed at random he fills
+a view of 205 in the time of a thousand; so he gets 26 seats in ten minutes. In a swarm of 1,000
+an honest view takes in 30 in that time."""
+PREFIX_SHARE: Final = 1 / 4
+"""Share of a view that one network may have (`prefix`), where `OTHERS` are known outside it."""
+OTHERS: Final = 16
+"""Members outside a network from which on it is not the only one there is."""
+SURPLUS_TRIES: Final = 8
+"""Random members of which the one goes whose network, or whose introducer, has most of those
+that may go."""
+MAX_TOMBSTONES: Final = 4096
+"""Dead peers remembered, 2 MiB at most."""
+
+
+class MemberList:
+    """The living and the dead. Bounded: passive and direct members, tombstones.
+
+    The few that send us heartbeats, or are suspected, wait on a heap for their judgement; a
+    newer heartbeat leaves them where they are until they come to its top. The many known
+    through others are looked through together, at most once in `STALE_CHECK` intervals.
+    """
+
+    __slots__ = (
+        "_capacity",
+        "_config",
+        "_directs",
+        "_era",
+        "_is_settled",
+        "_local",
+        "_members",
+        "_prefixes",
+        "_pushes",
+        "_rng",
+        "_settled_at",
+        "_sparse",
+        "_stale_check_at",
+        "_tombstones",
+        "_turns",
+        "_watched",
+        "by_key",
+        "has_audience",
+    )  # fmt: skip
+
+    def __init__(self, local: PeerId, config: MembershipConfig, rng: Random) -> None:
+        self._local = key_of(local)
+        self._config = config
+        self._capacity: Final = config.capacity
+        self._sparse: Final = SPARSE * config.capacity
+        self._rng = rng
+        self._members: dict[bytes, MemberState] = {}
+        """The living, by the keys that name them in digests."""
+        self.by_key: Final = self._members.get
+        """The living peer that the key of a digest means; asked thousands of times a second."""
+        self._tombstones: dict[bytes, Tombstone] = {}
+        """The dead, by key, longest dead first."""
+        self._prefixes: Counter[bytes] = Counter()
+        """How many of the living are in each network."""
+        self.has_audience = False
+        """Whether peers send us heartbeats that are no neighbours, because we are an officer of
+        the run: they are kept beside the passive members."""
+        self._era = -math.inf
+        """When the last interval began in which a newcomer was met: what is noted as its first
+        sight."""
+        self._turns: list[MemberState] = []
+        """Whom `sample` is yet to name, before all have their turn again."""
+        self._directs = 0
+        self._watched: list[tuple[float, int, MemberState]] = []
+        self._pushes = 0
+        self._stale_check_at = math.inf
+        self._is_settled = False
+        """Whether nothing that `settle` looks at has changed since it looked."""
+        self._settled_at = math.inf
+
+    def settle(self) -> float:
+        """When `overdue` may have something to say.
+
+        It may tidy the heap, so it is no property: who looks must not change what happens.
+        """
+        if self._is_settled:
+            return self._settled_at
+        self._settled_at = self._tidy()
+        self._is_settled = True
+        return self._settled_at
+
+    def _tidy(self) -> float:
+        """Let the heap begin with a peer who is due when it says; return when that is."""
+        watched = self._watched
+        while watched:
+            when, _, member = watched[0]
+            watch = member.watch
+            if watch is None or watch.waits_until != when:
+                heappop(watched)
+            elif not member.is_watched:
+                heappop(watched)
+                member.watch = None
+                self._stale_check_at = min(self._stale_check_at, self._due(member))
+            elif (due := watch.due) > when:
+                watch.waits_until = due
+                heapreplace(watched, (due, self._count_push(), member))
+            else:
+                return min(when, self._stale_check_at)
+        return self._stale_check_at
+
+    def __contains__(self, peer: PeerId) -> bool:
+        return self.get(peer) is not None
+
+    def unadmitted(self, may: Callable[[PeerId], bool]) -> list[PeerId]:
+        """The living that ``may`` refuses."""
+        return [member.peer for member in self._members.values() if not may(member.peer)]
+
+    def get(self, peer: PeerId) -> MemberState | None:
+        """The entry of a living peer."""
+        member = self._members.get(peer[KEY])
+        return member if member is not None and member.peer == peer else None
+
+    def tombstone(self, peer: PeerId) -> Tombstone | None:
+        """The tombstone of a dead one."""
+        tombstone = self._tombstones.get(peer[KEY])
+        return tombstone if tombstone is not None and tombstone.signed.peer == peer else None
+
+    def has_key_of_another(self, peer: PeerId) -> bool:
+        """Whether another peer, living or dead, has the key that would name this one."""
+        other = self._members.get(peer[KEY]) or self._tombstones.get(peer[KEY])
+        return other is not None and other.signed.peer != peer
+
+    def is_outdated(self, key: bytes, seqno: int) -> bool:
+        """Whether a digest means ourselves, or a heartbeat that a dead peer sent before."""
+        tombstone = self._tombstones.get(key)
+        return key == self._local or (tombstone is not None and seqno <= tombstone.signed.seqno)
+
+    def newest(self, peer: PeerId) -> int:
+        """The newest sequence number known of a living or dead peer; -1 if none is."""
+        known = self.get(peer) or self.tombstone(peer)
+        return known.signed.seqno if known else -1
+
+    def members(self) -> list[Member]:
+        """All the living."""
+        return [
+            Member(member.peer, member.signed.heartbeat.profile, member.seen)
+            for member in self._members.values()
+        ]
+
+    def update(
+        self,
+        signed: SignedHeartbeat,
+        source: PeerId,
+        now: float,
+    ) -> SignedHeartbeat | None:
+        """Take in a newer heartbeat that ``source`` sent; return the one before it, None for a
+        newcomer."""
+        member = self._members.get(signed.heartbeat.peer[KEY])
+        if member is None:
+            self.admit(signed, source, now)
+            return None
+        before = member.signed
+        self.renew(member, signed, now)
+        return before
+
+    def renew(self, member: MemberState, signed: SignedHeartbeat, now: float) -> None:
+        """A newer heartbeat of a member has come."""
+        policy = member.policy
+        self.record_heartbeat(member, signed, now)
+        self._schedule(member)
+        if member.policy != policy:
+            self._name_next(member)
+
+    def admit(self, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
+        """Take in a peer that is not known to live; ``source`` named it."""
+        peer = signed.heartbeat.peer
+        key = key_of(peer)
+        self._tombstones.pop(key, None)
+        interval = self._config.paced(signed.heartbeat.interval)
+        if now - self._era >= self._config.interval:
+            self._era = now
+        member = MemberState(
+            signed,
+            now,
+            None if source == peer else source,
+            interval,
+            self._era,
+        )
+        self._members[key] = member
+        if member.prefix is not None:
+            self._prefixes[member.prefix] += 1
+        self._schedule(member)
+        self._name_next(member)
+
+    def record_heartbeat(
+        self,
+        member: MemberState,
+        signed: SignedHeartbeat,
+        now: float,
+    ) -> None:
+        """A living peer's newest heartbeat has come."""
+        before, heartbeat = member.signed.heartbeat, signed.heartbeat
+        member.record_heartbeat(signed, now)
+        if heartbeat.interval != before.interval:
+            member.interval = self._config.paced(heartbeat.interval)
+        profile, known = heartbeat.profile, before.profile
+        if profile is not known and profile.addrs != known.addrs:
+            self._leave_prefix(member)
+            member.prefix = prefix_of(heartbeat.profile.addrs)
+            if member.prefix is not None:
+                self._prefixes[member.prefix] += 1
+
+    def prefix(self, peer: PeerId) -> bytes | None:
+        """The network of a living peer; None if it is in none, or not known."""
+        member = self.get(peer)
+        return None if member is None else member.prefix
+
+    def is_one_of_many(self, prefix: bytes | None) -> bool:
+        """Whether there are enough members outside this network to choose from."""
+        return prefix is not None and len(self._members) - self._prefixes[prefix] >= OTHERS
+
+    def expect(self, peer: PeerId, now: float) -> bool:
+        """A living peer sends us heartbeats itself, from now on; False if we do not know it."""
+        member = self.get(peer)
+        if member is None:
+            return False
+        watch = member.watched()
+        was_direct, watch.direct_at = watch.direct_at > -math.inf, now
+        if not was_direct:
+            self._directs += 1
+            watch.direct_since = now
+            self._schedule(member)
+        return True
+
+    def stop_expecting(self, peer: PeerId) -> None:
+        """A living peer does not sent us a heartbeat itself any more."""
+        member = self.get(peer)
+        if member is not None and member.direct:
+            self._directs -= 1
+            member.watched().direct_at = -math.inf
+            self._schedule(member)
+
+    def suspect(self, member: MemberState, now: float) -> None:
+        """A living peer must speak up, or it is dead."""
+        watch = member.watched()
+        watch.liveness, watch.suspected_at = Liveness.SUSPECTED, now
+        self._schedule(member)
+
+    def overdue(self, now: float) -> list[MemberState]:
+        """The living whose silence must be judged now."""
+        members = []
+        self._is_settled = False
+        while self._tidy() <= now and self._watched and self._watched[0][0] <= now:
+            member = heappop(self._watched)[2]
+            member.watched().waits_until = math.inf
+            members.append(member)
+        if self._stale_check_at <= now:
+            unwatched = [member for member in self._members.values() if not member.is_watched]
+            others = [(self._due(member), member) for member in unwatched]
+            members += [member for due, member in others if due <= now]
+            later = min((due for due, _ in others if due > now), default=math.inf)
+            self._stale_check_at = max(later, now + STALE_CHECK * self._config.interval)
+        return members
+
+    def reschedule(self, member: MemberState) -> None:
+        """The judgement of a peer has gone a step further; if it lives, there will be
+        another."""
+        if self._members.get(member.peer[KEY]) is member:
+            self._schedule(member)
+
+    def drop(self, peer: PeerId) -> Member | None:
+        """Forget a living peer altogether."""
+        member = self.get(peer)
+        if member is None:
+            return None
+        del self._members[peer[KEY]]
+        self._leave_prefix(member)
+        self._directs -= member.direct
+        member.watch = None
+        self._is_settled = False
+        return Member(member.peer, member.signed.heartbeat.profile, member.seen)
+
+    def add_tombstone(
+        self, signed: SignedHeartbeat, now: float, *, may_be_partitioned: bool
+    ) -> Member | None:
+        """Move a peer to the dead; returns whom we lost, None if we did not hold it."""
+        member = self.drop(signed.peer)
+        key, tombstones = key_of(signed.peer), self._tombstones
+        tombstones.pop(key, None)
+        while tombstones:
+            oldest = next(iter(tombstones))
+            if len(tombstones) < MAX_TOMBSTONES and tombstones[oldest].when >= now - MEMORY:
+                break
+            del tombstones[oldest]
+        tombstones[key] = Tombstone(signed, now, may_be_partitioned)
+        return member
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    @property
+    def room(self) -> int:
+        """How many more passive members fit without pushing one out; negative if it is
+        overfull."""
+        return self._capacity - len(self._members)
+
+    def has_room(self) -> bool:
+        """Whether another passive member fits without pushing one out."""
+        return len(self._members) < self._capacity
+
+    def is_sparse(self) -> bool:
+        """Whether the view holds so few that we may know all there are."""
+        return len(self._members) < self._sparse
+
+    def is_crowded(self) -> bool:
+        """Whether the view holds about as many as it may: it is a sample, and so are
+        others'."""
+        return len(self._members) > CROWDED * self._capacity
+
+    def evictee(
+        self,
+        neighbours: Mapping[PeerId, float],
+        keep: PeerId,
+        now: float,
+    ) -> PeerId | None:
+        """Who must go for the newcomer ``keep`` to stay, if the view, or its network's share,
+        is too full.
+
+        A network beyond its share changes only among itself. Of a full view a young member goes
+        if the young have their share, else any; and among a few drawn at random the one whose
+        network or whose introducer has most of those that might go: so that neither one
+        neighbour nor one address range, whatever it names, has more than it would by chance.
+        """
+        pool = self._of_crowded_prefix(keep) if self._prefixes else []
+        if not pool:
+            passive = len(self._members) - self._directs
+            config = self._config
+            is_full_house = passive > config.passive or self._directs > config.direct
+            if self.has_room() or (self.has_audience and not is_full_house):
+                return None
+            young = self._young(now)
+            all_of_them = self._members.values()
+            share = YOUNG_SHARE * config.capacity
+            pool = young if len(young) > share else list(all_of_them)
+        spares_direct = self.has_audience and self._directs <= self._config.direct
+        pool = [
+            member
+            for member in pool
+            if member.peer not in neighbours and member.peer != keep and not (spares_direct and member.direct)
+        ]
+        if not pool:
+            return keep
+        return self._most_crowded(pool).peer
+
+    def _most_crowded(self, pool: list[MemberState]) -> MemberState:
+        """Of a few of ``pool`` the one whose network or introducer has most of it."""
+        prefixes = Counter([member.prefix for member in pool if member.prefix is not None])
+        introducers = Counter([member.introducer for member in pool])
+        drawn = self._rng.sample(pool, min(SURPLUS_TRIES, len(pool)))
+
+        def crowd(member: MemberState) -> int:
+            return max(prefixes[member.prefix or b""], introducers[member.introducer])
+
+        return max(drawn, key=crowd)
+
+    def _of_crowded_prefix(self, peer: PeerId) -> list[MemberState]:
+        """The members in the network of ``peer``, if they are more than its share; else
+        none."""
+        prefix = self.prefix(peer)
+        if prefix is None or self._prefixes[prefix] <= PREFIX_SHARE * self._config.capacity:
+            return []
+        if not self.is_one_of_many(prefix):
+            return []
+        return [member for member in self._members.values() if member.prefix == prefix]
+
+    def _young(self, now: float) -> list[MemberState]:
+        """The members that were met last; a dict keeps them in the order in which they came."""
+        since = now - YOUNG * self._config.interval
+        newest_first = reversed(self._members.values())
+        return list(takewhile(lambda member: member.since > since, newest_first))
+
+    def _leave_prefix(self, member: MemberState) -> None:
+        if member.prefix is not None:
+            self._prefixes[member.prefix] -= 1
+            if not self._prefixes[member.prefix]:
+                del self._prefixes[member.prefix]
+
+    def sample(self, count: int, first: Iterable[PeerId]) -> list[SignedHeartbeat]:
+        """Heartbeats of ``first`` and of ``count`` others, none of them suspected.
+
+        Of the others those come first that were met last, or have a new policy, then all in
+        random order, and no peer twice before all had a turn: drawn anew each time, the last of
+        200 would be named a minute later.
+        """
+        known, turns = self._members, self._turns
+        chosen = {peer: member for peer in first if (member := self.get(peer)) is not None}
+        left = min(count, len(known))
+        while left:
+            if not turns:
+                turns.extend(known.values())
+                self._rng.shuffle(turns)
+            member = turns.pop()
+            if known.get(member.peer[KEY]) is member:
+                chosen[member.peer] = member
+                left -= 1
+        return [
+            member.signed
+            for member in chosen.values()
+            if (watch := member.watch) is None or watch.liveness is not Liveness.SUSPECTED
+        ]
+
+    def candidates(self, neighbours: Mapping[PeerId, float], now: float) -> Iterator[PeerId]:
+        """Members that could become neighbours, in random order, those of the neighbours'
+        networks last.
+
+        Drawn one by one, for one is nearly always enough: to shuffle all of them took 4 % of a
+        node's time.
+        """
+        if self._prefixes:
+            yield from self._by_network(neighbours, now)
+            return
+        members = list(self._members.values())
+        while members:
+            number = self._rng.randrange(len(members))
+            members[number], member = members[-1], members[number]
+            members.pop()
+            if member.peer not in neighbours and member.is_candidate(now):
+                yield member.peer
+
+    def _by_network(self, neighbours: Mapping[PeerId, float], now: float) -> list[PeerId]:
+        peers = [
+            member.peer
+            for member in self._members.values()
+            if member.peer not in neighbours and member.is_candidate(now)
+        ]
+        self._rng.shuffle(peers)
+        near = Counter([self.prefix(peer) for peer in neighbours])
+        del near[None]
+        peers.sort(key=lambda peer: near[self.prefix(peer)])
+        return peers
+
+    def maybe_partitioned(self, since: float) -> list[PeerId]:
+        """The dead, no older than ``since``, that may live beyond a partition."""
+        return [
+            dead.signed.peer
+            for dead in self._tombstones.values()
+            if dead.may_be_partitioned and dead.when >= since
+        ]
+
+    def _schedule(self, member: MemberState) -> None:
+        """Look at ``member_state`` when it is due, or earlier."""
+        due, watch = self._due(member), member.watch
+        if watch is not None and watch.waits_until == self._settled_at:
+            self._is_settled = False
+        if watch is None or not member.is_watched:
+            if due < self._stale_check_at:
+                self._stale_check_at = due
+                self._is_settled = False
+            return
+        watch.due = due
+        if due < watch.waits_until:
+            self._is_settled = False
+            watch.waits_until = due
+            heappush(self._watched, (due, self._count_push(), member))
+
+    def _name_next(self, member: MemberState) -> None:
+        if len(self._turns) <= 2 * len(self._members):
+            self._turns.append(member)
+
+    def _count_push(self) -> int:
+        """Among those due at once, who was scheduled first comes first."""
+        self._pushes += 1
+        return self._pushes
+
+    def _due(self, member: MemberState) -> float:
+        """When the judgement of a living peer goes on."""
+        interval, watch = member.interval, member.watch
+        if watch is None:
+            return member.seen + self._config.stale * interval
+        if watch.direct_at > -math.inf:
+            since = max(member.seen, watch.direct_since)
+            if watch.liveness is Liveness.ALIVE:
+                return since + PROBE * interval
+            if watch.liveness is Liveness.PROBED:
+                return since + SUSPECT * interval
+            end = since + self._config.expiry * interval
+        else:
+            end = member.seen + self._config.stale * interval
+        if watch.liveness is Liveness.SUSPECTED:
+            end = min(end, watch.suspected_at + CONFIRM * interval)
+        return end

@@ -1,0 +1,130 @@
+"""Which heartbeats to ask for, of all that digests name: a budget, the unknown first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Final
+
+from p2p.identity import PeerId
+from p2p.membership.config import MembershipConfig
+from p2p.membership.core.member_list import MemberList
+from p2p.membership.core.member_state import Liveness
+from p2p.membership.core.quotas import PeerQuotas, Quota
+from p2p.membership.messages import MAX_KEYS, Digest
+
+BURST_INTERVALS: Final = 16
+"""A newcomer may spend the budget of so many intervals at once: it has a whole view to fill."""
+REFRESH_AGE: Final = 60.0
+"""Intervals after which a member's heartbeat is fetched again though nothing in its digest
+changed: as long before it is `stale` (120), time for several neighbours to name it."""
+BATCH_INTERVALS: Final = 3.0
+"""Intervals between two requests that can wait, so that one message asks for several
+heartbeats: for what is old, and for `FEW_SEATS`."""
+UNKNOWN_AT_CAPACITY: Final = 1 / 4
+"""Unknown peers taken in per interval when the view is full: at 5 s, and if none dies, it is
+renewed within an hour."""
+FEW_SEATS: Final = 2
+"""Free seats that wait for a request at leisure: a large view with 1 % of them is as good a
+sample."""
+UNANSWERED: Final = 64.0
+"""Heartbeats that a peer may have named and not handed over, as many as one request asks for,
+before its digests are passed over. They are unsigned: who names ten thousand ghosts would spend
+our budget, and the names of the living would grow stale. An honest peer loses few between two
+messages: the dead."""
+UNANSWERED_PER_INTERVAL: Final = 1.0
+"""How many of them are forgiven in an interval."""
+MAX_ASKED: Final = 1024
+"""Keys asked for, remembered for an interval so that no other peer is asked for them too."""
+
+
+class Pull:
+    """Decides what to ask for, and remembers what was asked."""
+
+    __slots__ = (
+        "_asked",
+        "_batch_at",
+        "_budget",
+        "_interval",
+        "_members",
+        "_unanswered",
+        "_unknown",
+    )
+
+    def __init__(self, members: MemberList, config: MembershipConfig) -> None:
+        self._members = members
+        self._interval = config.interval
+        burst = BURST_INTERVALS * config.refresh
+        self._budget = Quota(config.refresh / config.interval, burst, burst, -math.inf)
+        self._asked: dict[bytes, tuple[float, PeerId]] = {}
+        """When, and whom, longest ago first."""
+        self._unanswered = PeerQuotas(UNANSWERED_PER_INTERVAL / config.interval, UNANSWERED)
+        self._batch_at = -math.inf
+        self._unknown = Quota(UNKNOWN_AT_CAPACITY / config.interval, 1, 1, -math.inf)
+
+    def was_asked(self, key: bytes) -> bool:
+        """Whether the heartbeat behind ``key`` was asked for and has not come."""
+        return key in self._asked
+
+    def arrived(self, key: bytes) -> None:
+        """It came."""
+        self._asked.pop(key, None)
+
+    def wanted(
+        self,
+        digests: Iterable[Digest],
+        source: PeerId,
+        now: float,
+    ) -> tuple[bytes, ...]:
+        """The keys to ask ``source``, the sender of ``digests``, for."""
+        asked, by_key = self._asked, self._members.by_key
+        if asked:
+            self._give_up(now)
+        if not self._unanswered.has(source, now):
+            return ()
+        is_batch = now >= self._batch_at
+        room = self._members.room - len(asked)  # who is on the way needs some of it
+        if room <= FEW_SEATS and not is_batch and not self._members.is_sparse():
+            room = 0
+        may_ask_unknown = is_batch and self._unknown.available(now) >= 1
+        keys: list[bytes] = []
+        for key, seqno, policy in digests:
+            member = by_key(key)
+            if member is None:
+                if (room <= 0 and not may_ask_unknown) or key in asked:
+                    continue
+                if self._members.is_outdated(key, seqno):
+                    continue
+                if room <= 0:
+                    may_ask_unknown = not self._unknown.take(1, now)
+                room -= 1
+            elif (
+                seqno <= member.seqno
+                or (
+                    policy == member.policy
+                    and (not is_batch or now - member.seen <= REFRESH_AGE * member.interval)
+                    and ((watch := member.watch) is None or watch.liveness is Liveness.ALIVE)
+                )
+                or key in asked
+                or (member.liveness is Liveness.ALIVE and not self._has_plenty(now))
+            ):
+                continue
+            is_full = len(keys) == MAX_KEYS or len(asked) == MAX_ASKED
+            if is_full or not self._budget.take(1, now):
+                break
+            keys.append(key)
+            asked[key] = now, source
+        if keys and is_batch:
+            self._batch_at = now + BATCH_INTERVALS * self._interval
+        return tuple(keys)
+
+    def _give_up(self, now: float) -> None:
+        """What was asked for an interval ago will not come."""
+        asked = self._asked
+        while asked and asked[oldest := next(iter(asked))][0] <= now - self._interval:
+            self._unanswered.charge(asked.pop(oldest)[1], now)
+
+    def _has_plenty(self, now: float) -> bool:
+        """Whether the budget is large enough for what is no news of the unknown or the
+        suspected peer."""
+        return self._budget.available(now) > self._budget.burst / 2
