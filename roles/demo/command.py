@@ -37,7 +37,7 @@ from p2p.node.usage import (
     write_text,
 )
 from p2p.wire import MIB
-from roles.demo.processes import RUN_FILE, DemoPlan, Stage, StageError
+from roles.demo.processes import RUN_FILE, DemoError, DemoNodes, DemoPlan
 from roles.demo.status import SwarmStatus
 from roles.demo.view import draw, size
 from roles.engines.config import GIB, SEEDS
@@ -105,7 +105,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     trouble: list[BaseException] = []
     try:
         figures = trio.run(partial(play, plan, console))
-    except* (StageError, StorageError, KeyboardInterrupt) as errors:
+    except* (DemoError, StorageError, KeyboardInterrupt) as errors:
         trouble.extend(leaves(errors))
     if trouble:
         ignore_interrupts()
@@ -207,7 +207,7 @@ async def play(plan: DemoPlan, console: Console) -> dict[str, Any]:
             told.append(True)
             nursery.cancel_scope.cancel()
 
-        stage = Stage(plan, nursery)
+        stage = DemoNodes(plan, nursery)
         with told_by_signals(end):
             try:
                 with _live(console) as live:
@@ -235,7 +235,7 @@ def cpu_seconds() -> float:
     return sum(use.ru_utime + use.ru_stime for use in usage)
 
 
-def _invite(console: Console, stage: Stage) -> None:
+def _invite(console: Console, stage: DemoNodes) -> None:
     console.print(f"join from another shell: {join_command(stage)}", soft_wrap=True, markup=False)
 
 
@@ -248,7 +248,7 @@ def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
             yield error
 
 
-def join_command(stage: Stage) -> str:
+def join_command(stage: DemoNodes) -> str:
     """What a second shell types to take part. Each demo is another run, for which a node has another folder.
 
     That is in the home folder, and not in the working directory: in a checkout ``git add .`` would take the

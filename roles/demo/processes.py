@@ -58,7 +58,7 @@ CHUNK_BYTES: Final = 32 * KI
 DEMO_LIMITS: Final = replace(Limits.fp32(), mantissa_mean=0.25, exponent_mismatches=3, end_probability=1e-12)
 
 
-class StageError(ShoalError):
+class DemoError(ShoalError):
     """The demo could not be played to its end; the logs of its nodes are kept."""
 
 
@@ -102,7 +102,7 @@ def write_run(plan: DemoPlan) -> Run:
     return run
 
 
-class Child:
+class NodeProcess:
     """One node process: what it said first, its newest status, its end."""
 
     def __init__(self, name: str, folder: Path) -> None:
@@ -146,12 +146,12 @@ class Child:
         self._heard = trio.Event()
 
     async def wait_greeting(self) -> Status:
-        """What it said first. Raises `StageError` if it says nothing."""
+        """What it said first. Raises `DemoError` if it says nothing."""
         with trio.move_on_after(START_SECONDS):
             while self.greeting is None:
                 await self._heard.wait()
             return self.greeting
-        raise StageError(f"{self.name} did not start within {START_SECONDS:.0f} s; see {self.folder / 'log'}")
+        raise DemoError(f"{self.name} did not start within {START_SECONDS:.0f} s; see {self.folder / 'log'}")
 
     async def wait_status(self, condition: Callable[[Status], bool]) -> Status:
         """The first status from now on for which ``condition`` holds."""
@@ -177,13 +177,13 @@ class Child:
             await self.process.wait()
 
 
-class Stage:
+class DemoNodes:
     """The cast at work, inside a nursery that ends with it."""
 
     def __init__(self, plan: DemoPlan, nursery: trio.Nursery) -> None:
         self.plan = plan
         self.run = write_run(plan)
-        self.children = {name: Child(name, plan.folder) for name in CAST}
+        self.children = {name: NodeProcess(name, plan.folder) for name in CAST}
         self._nursery = nursery
         self._stopping = False
         self._news = trio.Event()
@@ -197,7 +197,7 @@ class Stage:
         for name in others:
             await self.children[name].wait_greeting()
 
-    async def start_child(self, name: str) -> Child:
+    async def start_child(self, name: str) -> NodeProcess:
         """Start, or start again, one of the cast."""
         child = self.children[name]
         first = next(iter(CAST))
@@ -225,11 +225,11 @@ class Stage:
     def _hear(self) -> None:
         self._news.set()
 
-    async def _attend(self, child: Child, process: trio.Process) -> None:
+    async def _attend(self, child: NodeProcess, process: trio.Process) -> None:
         await child.listen(self._hear)
         code = await process.wait()
         if not self._stopping and code >= 0:  # a signal is somebody's will: the tests kill
-            raise StageError(f"{child.name} ended (exit status {code}); see {child.folder / 'log'}")
+            raise DemoError(f"{child.name} ended (exit status {code}); see {child.folder / 'log'}")
 
     @property
     def status(self) -> SwarmStatus:

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 _CURSOR: Final = "cursor"
 
 
-class Outbox:
+class SubmissionOutbox:
     """Pending submissions and the cursor of the draw order, below one folder of the node's disk."""
 
     def __init__(self, world: World, folder: str) -> None:
@@ -35,7 +35,7 @@ class Outbox:
         self._removed = trio.Event()
 
     @classmethod
-    async def open(cls, world: World, folder: str) -> Outbox:
+    async def open(cls, world: World, folder: str) -> SubmissionOutbox:
         """Read back what a previous life left."""
         outbox = cls(world, folder)
         for name in await world.disk.list(folder):

@@ -2,14 +2,15 @@
 
 Theory of operation
 -------------------
-A role is opened under one edition and meets others. A later one may take its node's name away, change what
-engines and submissions are made of, or not come in time, so that the last has expired. In each case the role
-rests: it begins no work, signs nothing, publishes nothing, and tells its peers to ask again; the node goes on
-relaying. `Standing.wait` is in front of every piece of work and `Standing.check` in front of every signature,
-because an edition may come while an engine works. The role goes on as soon as an edition allows it.
+A role is opened under one edition and meets others. A later one may take its node's name away,
+change what engines and submissions are made of, or not come in time, so that the last has
+expired. In each case the role rests: it begins no work, signs nothing, publishes nothing, and
+tells its peers to ask again; the node goes on relaying. `RoleStanding.wait` is in front of
+every piece of work and `RoleStanding.check` in front of every signature, because an edition may
+come while an engine works. The role goes on as soon as an edition allows it.
 
-What an edition may change under a role that works (officers, admission, limits) is read from `Standing.run`
-each time, never kept.
+What an edition may change under a role that works (officers, admission, limits) is read from
+`RoleStanding.run` each time, never kept.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class AtRest(ShoalError):
     """The role may not work now; the message says why."""
 
 
-class Standing:
+class RoleStanding:
     """What the run file says of one role of one node."""
 
     def __init__(self, node: Node, job: str, name: str = "") -> None:

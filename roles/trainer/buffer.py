@@ -15,7 +15,7 @@ from roles.rl.advantage import has_spread
 
 
 @dataclass(frozen=True, slots=True)
-class PooledGroup:
+class BufferedGroup:
     """A group, the policy that drew it and the submission it came in."""
 
     version: PolicyVersion
@@ -27,7 +27,7 @@ class PooledGroup:
 
 
 @dataclass(slots=True)
-class PoolCounts:
+class BufferCounts:
     """What became of the groups so far."""
 
     used: int = 0
@@ -38,14 +38,14 @@ class PoolCounts:
     """Used groups by how many steps behind they were."""
 
 
-class GroupPool:
+class GroupBuffer:
     """Groups by age. ``capacity`` is back-pressure, not loss: `has_room_behind` says when to take more."""
 
     def __init__(self, capacity: int, staleness: int) -> None:
         self._capacity = capacity
         self._staleness = staleness
-        self._groups: list[PooledGroup] = []
-        self.counts = PoolCounts()
+        self._groups: list[BufferedGroup] = []
+        self.counts = BufferCounts()
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -59,7 +59,7 @@ class GroupPool:
         """Submissions of which a group is still here, in order of arrival."""
         return dict.fromkeys(pooled.source for pooled in self._groups)
 
-    def add(self, groups: Iterable[PooledGroup]) -> None:
+    def add(self, groups: Iterable[BufferedGroup]) -> None:
         """Keep those with spread."""
         for pooled in groups:
             if has_spread(pooled.group.rewards):
@@ -73,7 +73,7 @@ class GroupPool:
         self.counts.stale += len(self._groups) - len(fresh)
         self._groups = fresh
 
-    def take(self, count: int, step: int) -> list[PooledGroup] | None:
+    def take(self, count: int, step: int) -> list[BufferedGroup] | None:
         """The ``count`` oldest groups, for the step that follows ``step``; None while there are fewer."""
         self.drop_stale(step)
         if len(self._groups) < count:

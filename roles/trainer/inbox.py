@@ -18,14 +18,14 @@ from p2p.errors import BadMessage
 from p2p.world import World, dawdle
 from roles.protocol.messages import SignedVerdict, Submission, decode_delivery_untrusted, encode_delivery
 from roles.shared.checked_json import DamagedFile, discard, keep, recall
-from roles.trainer.buffer import PooledGroup
+from roles.trainer.buffer import BufferedGroup
 
 logger = logging.getLogger(__name__)
 
 _USED: Final = "used.json"
 
 
-class Intake:
+class Inbox:
     """The deliveries below one folder of the node's disk."""
 
     def __init__(self, world: World, folder: str) -> None:
@@ -42,7 +42,7 @@ class Intake:
         await self._world.disk.replace(self._path(content.hex()), encode_delivery(verdict, submission))
         self._files[content] = None
 
-    async def mark_used(self, groups: Sequence[PooledGroup], step: int) -> None:
+    async def mark_used(self, groups: Sequence[BufferedGroup], step: int) -> None:
         """Say that ``groups`` go into ``step``, before its checkpoint is written."""
         self._used = {key: at for key, at in self._used.items() if key[0] in self._files}
         self._used |= {(group.source, group.number): step for group in groups}

@@ -58,7 +58,7 @@ REMEMBERED: Final = 1024
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting(Generic[T]):
+class _Queued(Generic[T]):
     version: PolicyVersion
     number: int
     item: T
@@ -68,13 +68,13 @@ class _Waiting(Generic[T]):
         return self.version, self.number
 
 
-class Turns(Generic[T]):
+class FairQueue(Generic[T]):
     """What waits for the scorer."""
 
     def __init__(self, has_worked: Callable[[PeerId], bool]) -> None:
         """``has_worked`` says of whom work was accepted."""
         self._has_worked = has_worked
-        self._waiting: dict[PeerId, list[_Waiting[T]]] = {}
+        self._waiting: dict[PeerId, list[_Queued[T]]] = {}
         self._numbers = itertools.count()
         self._debts = FadingCounts(DEBT_HALF_LIFE)
         self._rejections = FadingCounts(DEBT_HALF_LIFE)
@@ -134,7 +134,7 @@ class Turns(Generic[T]):
         if node not in self._waiting:
             line = self.is_proven(node, now)
             self._served[node] = max(self._served.get(node, 0.0), self._clock[line])
-        self._waiting.setdefault(node, []).append(_Waiting(version, next(self._numbers), item))
+        self._waiting.setdefault(node, []).append(_Queued(version, next(self._numbers), item))
         return True, gone
 
     def has_debtor(self, now: float) -> bool:
@@ -203,7 +203,7 @@ class Turns(Generic[T]):
         worst = max(ranks, key=ranks.__getitem__)
         return worst if worst != asker and ranks[worst] > own else None
 
-    def _take(self, node: PeerId, waiting: _Waiting[T]) -> T:
+    def _take(self, node: PeerId, waiting: _Queued[T]) -> T:
         held = self._waiting[node]
         held.remove(waiting)
         if not held:

@@ -19,7 +19,7 @@ MAX_MISPLACED: Final = 16
 verdict stays in the ledger for ever."""
 
 
-class Place(Enum):
+class PlaceState(Enum):
     """What the place of a submission says about it."""
 
     FRESH = "fresh"
@@ -46,7 +46,7 @@ class _Seen:
             self.lowest_missing += 1
 
 
-class SlotBook:
+class DrawSequences:
     """The places filled by every node, for the policy versions that are still accepted.
 
     Bounded: versions below the staleness bound are forgotten, a node's version holds at most
@@ -57,16 +57,16 @@ class SlotBook:
     def __init__(self) -> None:
         self._seen: dict[tuple[PolicyVersion, PeerId], _Seen] = {}
 
-    def judge(self, node: PeerId, version: PolicyVersion, index: int) -> Place:
+    def judge(self, node: PeerId, version: PolicyVersion, index: int) -> PlaceState:
         """What filling this place now would be."""
         seen = self._seen.get((version, node)) or _Seen()
         if index in seen.unsure:
-            return Place.FRESH
+            return PlaceState.FRESH
         if index < seen.lowest_missing or index in seen.beyond:
-            return Place.REPLAYED
+            return PlaceState.REPLAYED
         if index > seen.lowest_missing + REORDER_WINDOW:
-            return Place.GAP
-        return Place.FRESH
+            return PlaceState.GAP
+        return PlaceState.FRESH
 
     def succeed(self, node: PeerId, version: PolicyVersion, index: int) -> None:
         """Begin with ``index`` for a node that is not known under ``version``: another validator has judged
@@ -81,7 +81,7 @@ class SlotBook:
 
         A submission that is out of place takes none, but is counted.
         """
-        if self.judge(node, version, index) is not Place.FRESH:
+        if self.judge(node, version, index) is not PlaceState.FRESH:
             self.misplace(node, version)
             return
         seen = self._seen.setdefault((version, node), _Seen())
