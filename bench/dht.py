@@ -19,8 +19,8 @@ from typing import Final
 
 from bench.report import Report
 from p2p.dht.config import DhtConfig
-from p2p.dht.core import DhtCore
-from p2p.dht.events import (
+from p2p.dht.core.core import DhtCore
+from p2p.dht.core.events import (
     Effect,
     Event,
     Found,
@@ -38,6 +38,8 @@ from p2p.dht.events import (
     Tick,
     Written,
 )
+from p2p.dht.core.table import RoutingTable
+from p2p.dht.core.validation import ADDRESSES, RecordValidator
 from p2p.dht.messages import (
     Contact,
     FindNode,
@@ -51,9 +53,8 @@ from p2p.dht.messages import (
     decode_untrusted,
     encode,
 )
-from p2p.dht.record import ADDRESSES, Record, RecordJudge, sign_record
+from p2p.dht.record import Record, sign_record
 from p2p.dht.stamp import make_stamp
-from p2p.dht.table import ContactTable
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair, PeerId, verify
 from p2p.multiaddr import Multiaddr
@@ -169,8 +170,8 @@ class Swarm:
         addr = Multiaddr.tcp(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", 4001)
         nonce = make_stamp(key.peer_id, self.config.difficulty)
         own = Contact(key.peer_id, nonce, ())
-        judge = RecordJudge(verify, self.config.difficulty, {ADDRESSES.name: ADDRESSES})
-        table = ContactTable(own, self.config.bucket_size)
+        judge = RecordValidator(verify, self.config.difficulty, {ADDRESSES.name: ADDRESSES})
+        table = RoutingTable(own, self.config.bucket_size)
         core = DhtCore(own, key, judge, table, self.config, Random(self.rng.random()))
         node = Node(key, core, addr)
         self.nodes[node.peer] = node

@@ -76,10 +76,10 @@ memory."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0, 1 when an expectation or the simulation fails, 2 when the command makes no
-    sense.
+    """Play scenarios in the simulator: run, sweep, replay, compare.
 
-    3 when this machine has no level 3, 130 after Ctrl-C.
+    Returns 0, 1 when an expectation or the simulation fails, 2 when the command makes no sense, 3
+    when this machine has no level 3, 130 after Ctrl-C.
     """
     return interruptible(partial(_main, sys.argv[1:] if arguments is None else list(arguments)))
 

@@ -1,4 +1,4 @@
-"""The DHT's configuration."""
+"""The configuration of the DHT: Kademlia's k and alpha, disjoint paths, intervals."""
 
 from __future__ import annotations
 
@@ -13,35 +13,37 @@ class DhtConfig:
     """How hard lookups try, how many hold a record, and how often everything is refreshed."""
 
     difficulty: int = DIFFICULTY
-    """Leading zero bits of a work stamp. The same for everybody in a swarm."""
+    """Leading zero bits of a work stamp. The same for all nodes of a swarm."""
 
     bucket_size: int = 20
-    """Kademlia's k: contacts per bucket and per answer."""
+    """Kademlia's k: contacts per bucket and per reply."""
 
     alpha: int = 3
-    """Questions open at a time, per path of a lookup."""
+    """Requests open at a time, per path of a lookup."""
 
     paths: int = 2
-    """Disjoint paths of a lookup."""
+    """Disjoint paths of a lookup (S/Kademlia's d)."""
 
     replicas: int = 8
-    """Nodes that hold a record, per key: with half of them dead or lying, one key in 256 is lost, and an
-    important record has three."""
+    """Nodes that hold a record, per key: with half of them dead or lying, one key in 256 is
+    lost, and an important record has three."""
 
     quorum: int = 2
-    """Holders per path that must have returned records before a reading stops looking."""
+    """Holders per path that must have returned records before a get stops looking."""
 
     timeout: float = 10.0
-    """Seconds after which a reading or writing ends with what it has."""
+    """Seconds after which a get or put ends with what it has."""
 
     refresh_interval: float = 600.0
     """Seconds between lookups of ourselves, and the age at which a bucket is looked up."""
 
     republish_interval: float = 600.0
-    """Most seconds between two renewals of what we publish; a third of its lifetime, if that is less."""
+    """Most seconds between two times that a record is republished; a third of its lifetime, if
+    that is less."""
 
     replicate_interval: float = 3600.0
-    """Seconds after which a record that nobody has stored with us is handed to the nodes now nearest."""
+    """Seconds after which a record that no other node has stored here is replicated to the
+    nodes now nearest."""
 
     addr_lifetime: float = 3600.0
     """Seconds for which our own address record is good."""

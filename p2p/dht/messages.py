@@ -1,8 +1,8 @@
 """The messages of ``/shoal/kad/1.0.0`` (docs/protocols/kad.md).
 
-Every message is ``[kind, request id, sender's contact, ...]`` in msgpack, and travels as one message of
-`p2p.host.Host`, which proves who sent it. Contacts and records are opaque byte strings inside it, so
-that they are passed on unchanged and decoded once.
+Every message is ``[kind, request id, sender's contact, ...]`` in msgpack, and travels as one
+message of `p2p.host.Host`, which authenticates the sender. Contacts and records are opaque byte
+strings inside it, so that they are passed on unchanged and decoded once.
 """
 
 from __future__ import annotations
@@ -24,24 +24,27 @@ from p2p.multiaddr import Multiaddr
 from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
 
 MAX_CONTACTS: Final = 20
-"""Contacts in one answer: Kademlia's k."""
+"""Contacts in one reply: Kademlia's k."""
 MAX_RECORDS: Final = 64
-"""Records in one answer: every publisher that one key may have."""
+"""Records in one reply: every publisher that one key may have."""
 MAX_CONTACT: Final = KI
-"""Bytes of an encoded contact: id, nonce and four addresses; two thirds of it are never needed."""
+"""Bytes of an encoded contact: id, nonce and four addresses; two thirds of it are never
+needed."""
 MAX_VALUES_BYTES: Final = 64 * KI
-"""Bytes of records in one answer: all 64 publishers of a membership key at 1 KiB each."""
-MAX_DATAGRAM: Final = MAX_VALUES_BYTES + MAX_RECORD + (MAX_CONTACTS + 1) * (MAX_CONTACT + 3) + KI
-"""Bytes of a message: a full answer with the longest contacts."""
+"""Bytes of records in one reply: all 64 publishers of a membership key at 1 KiB each."""
+_MAX_CONTACTS_BYTES: Final = (MAX_CONTACTS + 1) * (MAX_CONTACT + 3)
+MAX_DATAGRAM: Final = MAX_VALUES_BYTES + MAX_RECORD + _MAX_CONTACTS_BYTES + KI
+"""Bytes of a message: a full reply with the longest contacts."""
 MAX_REQUEST_ID: Final = 2**32 - 1
 CONTACT_CACHE: Final = 4 * KI
-"""Decoded contacts that are remembered (about 2 MiB): a node meets the same few hundred again and again,
-and judging one costs two hashes and its addresses."""
+"""Decoded contacts that are remembered (about 2 MiB): a node meets the same few hundred again
+and again, and decoding one costs two hashes and its addresses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contact:
-    """A peer and its place in the DHT. The addresses are hints; whoever answers there proves the id."""
+    """A peer and its place in the DHT. The addresses are hints: the node that answers there
+    proves its PeerId."""
 
     peer: PeerId
     nonce: bytes
@@ -53,7 +56,7 @@ class Contact:
     work: int = field(init=False, repr=False, compare=False)
     """Leading zero bits of its stamp."""
     blob: bytes = field(init=False, repr=False, compare=False)
-    """The contact as it travels."""
+    """The encoded contact."""
 
     def __post_init__(self) -> None:
         if len(self.nonce) != NONCE_BYTES:
@@ -81,14 +84,15 @@ def _decode_contact(blob: bytes) -> Contact:
 
 
 def decode_contact_untrusted(blob: object) -> Contact:
-    """Raise `BadMessage`, and nothing else, whatever ``blob`` is. The stamp is not judged here."""
+    """Raise `BadMessage`, and nothing else, whatever ``blob`` is. The stamp is not checked
+    here."""
     if not isinstance(blob, bytes) or len(blob) > MAX_CONTACT:
         raise BadMessage(f"a contact is at most {MAX_CONTACT} bytes")
     return _decode_contact(blob)
 
 
-class Kind(IntEnum):
-    """The first field of a message. Answers are their question's kind plus 16."""
+class MessageKind(IntEnum):
+    """The first field of a message. A reply is its request's kind plus 16."""
 
     PING = 0
     FIND_NODE = 1
@@ -102,26 +106,27 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Are you there?"""
+    """Is the receiver there? Answered by `Pong`."""
 
 
 @dataclass(frozen=True, slots=True)
 class FindNode:
-    """Whom do you know nearest to ``target``?"""
+    """Which contacts are nearest to ``target``? Answered by `Nodes`."""
 
     target: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class FindValue:
-    """What do you hold under ``key``, and whom do you know nearest to it?"""
+    """Which records are held under ``key``, and which contacts are nearest to it? Answered by
+    `Values`."""
 
     key: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Hold ``record`` (encoded) under ``key``."""
+    """Hold ``record`` (encoded) under ``key``. Answered by `Stored`."""
 
     key: bytes
     record: bytes
@@ -129,19 +134,19 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Pong:
-    """I am here."""
+    """The sender is there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """The nearest contacts I know."""
+    """The nearest contacts of the sender's table."""
 
     contacts: tuple[Contact, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """The records I hold (encoded), and the nearest contacts I know."""
+    """The records that the sender holds (encoded), and the nearest contacts of its table."""
 
     records: tuple[bytes, ...]
     contacts: tuple[Contact, ...]
@@ -149,7 +154,7 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Whether I hold what you sent, or something newer."""
+    """Whether the sender holds that record, or a newer one."""
 
     held: bool
 
@@ -160,7 +165,7 @@ Reply = Pong | Nodes | Values | Stored
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A message: which exchange it belongs to, whose it claims to be, what it says."""
+    """A message: its request id, the contact it claims to be from, and its body."""
 
     request_id: int
     sender: Contact
@@ -176,27 +181,28 @@ def encode(request_id: int, sender: Contact, body: Request | Reply) -> bytes:
 def _body_fields(body: Request | Reply) -> tuple[object, ...]:
     match body:
         case Ping():
-            return (Kind.PING.value,)
+            return (MessageKind.PING.value,)
         case FindNode(target):
-            return (Kind.FIND_NODE.value, target)
+            return (MessageKind.FIND_NODE.value, target)
         case FindValue(key):
-            return (Kind.FIND_VALUE.value, key)
+            return (MessageKind.FIND_VALUE.value, key)
         case Store(key, record):
-            return (Kind.STORE.value, key, record)
+            return (MessageKind.STORE.value, key, record)
         case Pong():
-            return (Kind.PONG.value,)
+            return (MessageKind.PONG.value,)
         case Nodes(contacts):
-            return (Kind.NODES.value, [contact.blob for contact in contacts])
+            return (MessageKind.NODES.value, [contact.blob for contact in contacts])
         case Values(records, contacts):
-            return (Kind.VALUES.value, list(records), [contact.blob for contact in contacts])
+            blobs = [contact.blob for contact in contacts]
+            return (MessageKind.VALUES.value, list(records), blobs)
         case Stored(held):
-            return (Kind.STORED.value, held)
+            return (MessageKind.STORED.value, held)
 
 
 def decode_untrusted(data: bytes) -> Envelope:
     """Raise `BadMessage`, and nothing else, whatever the bytes."""
     if len(data) > MAX_DATAGRAM:
-        raise BadMessage(f"a DHT message of {len(data)} bytes is over the limit of {MAX_DATAGRAM}")
+        raise BadMessage(f"a DHT message has at most {MAX_DATAGRAM} bytes, not {len(data)}")
     fields = unpack_untrusted(data)
     if not isinstance(fields, list) or len(fields) < 3:
         raise BadMessage("a DHT message has at least 3 fields")
@@ -208,22 +214,22 @@ def decode_untrusted(data: bytes) -> Envelope:
 
 def _decode_body(kind: int, rest: list[Any]) -> Request | Reply:
     match kind:
-        case Kind.PING | Kind.PONG:
+        case MessageKind.PING | MessageKind.PONG:
             fields_untrusted(rest, what="ping")
-            return Ping() if kind == Kind.PING else Pong()
-        case Kind.FIND_NODE:
+            return Ping() if kind == MessageKind.PING else Pong()
+        case MessageKind.FIND_NODE:
             return FindNode(_key(*fields_untrusted(rest, bytes, what="FIND_NODE")))
-        case Kind.FIND_VALUE:
+        case MessageKind.FIND_VALUE:
             return FindValue(_key(*fields_untrusted(rest, bytes, what="FIND_VALUE")))
-        case Kind.STORE:
+        case MessageKind.STORE:
             key, record = fields_untrusted(rest, bytes, bytes, what="STORE")
             return Store(_key(key), record)
-        case Kind.NODES:
+        case MessageKind.NODES:
             return Nodes(_contacts(*fields_untrusted(rest, list, what="NODES")))
-        case Kind.VALUES:
+        case MessageKind.VALUES:
             records, contacts = fields_untrusted(rest, list, list, what="VALUES")
             return Values(_records(records), _contacts(contacts))
-        case Kind.STORED:
+        case MessageKind.STORED:
             return Stored(*fields_untrusted(rest, bool, what="STORED"))
         case _:
             raise BadMessage(f"DHT message kind {kind} is unknown")

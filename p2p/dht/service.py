@@ -1,8 +1,9 @@
-"""The DHT as a node uses it: `open_dht`, and a driver that does what the core says.
+"""The DHT as a node uses it: `open_dht`, and `Dht`, the driver of `DhtCore`.
 
-The driver is callbacks only: a message, a change of connections or the one timer gives the core an event,
-and the effects are carried out at once, since nothing a `Host` does with a message blocks. The only
-task keeps the sequence number on disk ahead of what will be signed; until it is, nothing is signed.
+The driver has callbacks only: a message, a change of connections or the one timer gives the
+core an event, and the effects are carried out at once, since nothing that a `Host` does with a
+message blocks. The only task keeps the sequence number on disk ahead of what will be signed;
+until it is, nothing is signed.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from typing import Final
 import trio
 
 from p2p.dht.config import DhtConfig
-from p2p.dht.core import DhtCore
-from p2p.dht.events import (
+from p2p.dht.core.core import DhtCore
+from p2p.dht.core.events import (
     Cancel,
     Event,
     Forget,
@@ -39,19 +40,16 @@ from p2p.dht.events import (
     Tick,
     Written,
 )
+from p2p.dht.core.publications import MAX_PUBLICATIONS
+from p2p.dht.core.validation import ADDRESSES, MAX_LIFETIME, Namespace, RecordValidator
 from p2p.dht.messages import MAX_DATAGRAM, Contact
-from p2p.dht.publications import MAX_PUBLICATIONS
 from p2p.dht.record import (
     ADDR_NAMESPACE,
-    ADDRESSES,
-    MAX_LIFETIME,
     MAX_NAME,
     MAX_NAMESPACE,
     MAX_VALUE,
     PROTOCOL_ID,
-    Namespace,
     Record,
-    RecordJudge,
     decode_addrs_untrusted,
 )
 from p2p.dht.stamp import check_stamp, make_stamp, stamp_cost
@@ -66,17 +64,19 @@ logger = logging.getLogger(__name__)
 STAMP_PATH: Final = "stamp"
 SEQNO_PATH: Final = "dht/seqno"
 SEQNO_RESERVE: Final = 3_600_000
-"""Sequence numbers written ahead of use: an hour of milliseconds, so one small write in half an hour."""
+"""Sequence numbers written ahead of use: an hour of milliseconds, so one small write in half an
+hour."""
 SEQNO_RETRY: Final = 60_000
 """Sequence numbers after which a write that failed is tried again: a minute of milliseconds."""
 MAX_OPERATIONS: Final = 16
-"""Readings and writings under way; more wait their turn. Each has at most 18 questions open."""
+"""Gets and puts under way; more wait their turn. Each has at most 18 requests open: 3 keys, 2
+paths, alpha 3."""
 
 Outcome = Joined | Found | Written
 
 
-class _Waiting:
-    """One caller and what it waits for."""
+class _Caller:
+    """A caller that waits for the outcome of its operation."""
 
     __slots__ = ("done", "outcome")
 
@@ -84,12 +84,22 @@ class _Waiting:
         self.done = trio.Event()
         self.outcome: Outcome | None = None
 
+    def wake(self, outcome: Outcome | None) -> None:
+        """The operation has ended; None if the DHT was closed before."""
+        self.outcome = outcome
+        self.done.set()
+
 
 class Dht:
     """A place in the DHT, open for the length of `open_dht`'s block."""
 
     def __init__(
-        self, world: World, host: Host, core: DhtCore, config: DhtConfig, namespaces: dict[str, Namespace]
+        self,
+        world: World,
+        host: Host,
+        core: DhtCore,
+        config: DhtConfig,
+        namespaces: dict[str, Namespace],
     ) -> None:
         self._world = world
         self._host = host
@@ -97,7 +107,7 @@ class Dht:
         self._config = config
         self._namespaces = namespaces
         self._tokens = count(1)
-        self._waiting: dict[int, _Waiting] = {}
+        self._waiting: dict[int, _Caller] = {}
         self._slots = trio.CapacityLimiter(MAX_OPERATIONS)
         self._events: deque[Event] = deque()
         self._busy = False
@@ -105,7 +115,7 @@ class Dht:
         self._timer: Timer | None = None
         self._timer_at = math.inf
         self._up: dict[PeerId, None] = {}
-        """Who is connected, as the host has told us."""
+        """The connected peers, as the host has told us."""
         self._addrs: tuple[Multiaddr, ...] = ()
         self._reserved = 0
         self._low = trio.Event()
@@ -116,12 +126,12 @@ class Dht:
 
     @property
     def contact(self) -> Contact:
-        """Our own place: peer, work stamp, addresses."""
+        """Our own contact: peer, work stamp, addresses."""
         return self._core.own
 
     @property
     def contacts(self) -> int:
-        """How many nodes the routing table holds."""
+        """How many contacts the routing table holds."""
         return self._core.contacts
 
     @property
@@ -130,10 +140,11 @@ class Dht:
         return self._core.records
 
     async def bootstrap(self, peers: Sequence[Multiaddr | PeerId]) -> int:
-        """Join through ``peers`` and return how many nodes we know then: 0 if none of them answered.
+        """Join through ``peers`` and return how many contacts the table holds then: 0 if none
+        of them answered.
 
-        They are remembered: while we are alone they are asked again and again, later now and then.
-        Raise `ValueError` if an address does not end in ``/p2p/``.
+        They are remembered: while we are alone they are asked again and again, later now and
+        then. Raise `ValueError` if an address does not end in ``/p2p/``.
         """
         known = [self._introduce(peer) for peer in peers]
         self._follow_addrs()
@@ -152,17 +163,26 @@ class Dht:
         return named
 
     async def put(self, namespace: str, name: bytes, value: bytes, lifetime: float) -> int:
-        """Publish a record for ``lifetime`` seconds, renewed while we are open.
+        """Publish a record for ``lifetime`` seconds, republished while the DHT is open.
 
-        Returns how many nodes took it. 0 copies is no error: it is published again when there is
-        somebody to take it. Raise `ValueError` if a part is too large, `LimitExceeded` beyond
+        Returns how many nodes took it. 0 copies is no error: it is republished when there is a
+        node to take it. Raise `ValueError` if a part is too large, `LimitExceeded` beyond
         `MAX_PUBLICATIONS` records.
         """
         self._check_put(namespace, name, value, lifetime)
         async with self._slots:
             self._follow_addrs()
             wall = await self._wait_reserved()
-            outcome = await self._ask(lambda token: Put(token, namespace, name, value, lifetime, wall))
+            outcome = await self._ask(
+                lambda token: Put(
+                    token,
+                    namespace,
+                    name,
+                    value,
+                    lifetime,
+                    wall,
+                )
+            )
         return outcome.copies if isinstance(outcome, Written) else 0
 
     def _check_put(self, namespace: str, name: bytes, value: bytes, lifetime: float) -> None:
@@ -176,11 +196,12 @@ class Dht:
             raise ValueError(f"a {namespace} record lives 1 to {longest:.0f} seconds")
 
     def forget(self, namespace: str, name: bytes) -> None:
-        """Stop renewing a record; it is gone when its lifetime is over."""
+        """Stop republishing a record; it expires when its lifetime is over."""
         self._give(Forget(namespace, name))
 
     async def get(self, namespace: str, name: bytes) -> list[Record]:
-        """The newest valid record of each publisher, ordered by publisher; empty if there is none.
+        """The newest valid record of each publisher, ordered by publisher; empty if there is
+        none.
 
         Takes at most `DhtConfig.timeout` seconds.
         """
@@ -189,7 +210,8 @@ class Dht:
         return list(outcome.records) if isinstance(outcome, Found) else []
 
     async def find_peer(self, peer: PeerId) -> tuple[Multiaddr, ...]:
-        """Where ``peer`` says it can be dialled, also told to the host; empty if nobody knows."""
+        """Where ``peer`` says it can be dialled, also told to the host; empty if no node
+        knows."""
         records = await self.get(ADDR_NAMESPACE, peer.digest)
         addrs = [
             addr
@@ -209,7 +231,7 @@ class Dht:
     async def _ask(self, event: Callable[[int], Event]) -> Outcome | None:
         """Start an operation and wait for its outcome; on cancellation the core is told."""
         token = next(self._tokens)
-        waiting = self._waiting[token] = _Waiting()
+        waiting = self._waiting[token] = _Caller()
         try:
             self._give(event(token))
             if self._open:
@@ -222,30 +244,59 @@ class Dht:
 
     # Driving the core.
 
-    def start(self) -> None:
-        """Tell the core where we can be dialled and who is connected already."""
+    @asynccontextmanager
+    async def _serving(self) -> AsyncIterator[None]:
+        """Take messages, watch connections and keep the sequence number on disk ahead, for the
+        length of the block."""
+        take = self._on_message
+        host = self._host
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keep_seqno)
+            with (
+                host.receiving(PROTOCOL_ID, take, max_message=MAX_DATAGRAM),
+                host.watching(self._on_peer),
+            ):
+                self._begin()
+                try:
+                    yield
+                finally:
+                    self._end()
+                    nursery.cancel_scope.cancel()
+
+    def _begin(self) -> None:
+        """Tell the core our addresses and which peers are connected already."""
         self._follow_addrs()
         for peer in self._host.connected:
             self._up[peer] = None
             self._give(PeerUp(peer))
 
-    def receive(self, peer: PeerId, data: bytes) -> None:
-        """Take one message (the host's message handler)."""
+    def _end(self) -> None:
+        """No event reaches the core any more. Callers that wait get no outcome, and later ones
+        do not wait."""
+        self._open = False
+        if self._timer is not None:
+            self._timer.cancel()
+        for waiting in self._waiting.values():
+            waiting.wake(None)
+        self._raised.set()
+
+    def _on_message(self, peer: PeerId, data: bytes) -> None:
         self._give(Received(peer, data, self._world.wall()))
 
-    def peer_changed(self, event: PeerEvent) -> None:
-        """Take one change in who is connected (the host's listener)."""
+    def _on_peer(self, event: PeerEvent) -> None:
         if event.state is PeerState.CONNECTED:
             self._up[event.peer] = None
             self._give(PeerUp(event.peer))
         else:
             self._up.pop(event.peer, None)
             unreachable = event.state is PeerState.UNREACHABLE
-            self._world.sometimes("dht/lookup met the dead", unreachable and bool(self._waiting))
+            met_the_dead = unreachable and bool(self._waiting)
+            self._world.sometimes("dht/lookup met the dead", met_the_dead)
             self._give(PeerDown(event.peer, unreachable=unreachable))
 
     def _give(self, event: Event) -> None:
-        """Hand events to the core one after another, also those that carrying out an effect causes."""
+        """Hand events to the core one after another, also those that carrying out an effect
+        causes."""
         if not self._open:
             return
         self._events.append(event)
@@ -266,7 +317,8 @@ class Dht:
                 if (dial or peer in self._up) and not self._world.buggify("dht/lost message"):
                     self._host.send(peer, PROTOCOL_ID, data)
             case Learn(peer, addrs):
-                self._host.add_addrs(peer, [addr.with_peer(peer) for addr in addrs], AddrSource.HEARSAY)
+                named = [addr.with_peer(peer) for addr in addrs]
+                self._host.add_addrs(peer, named, AddrSource.HEARSAY)
             case Penalise(peer, points, reason):
                 logger.info("dht.lie peer=%s reason=%s", peer, reason)
                 self._world.trace("dht.lie", peer=str(peer), reason=reason)
@@ -274,8 +326,7 @@ class Dht:
             case Joined(token) | Found(token) | Written(token):
                 waiting = self._waiting.get(token)
                 if waiting is not None:
-                    waiting.outcome = effect
-                    waiting.done.set()
+                    waiting.wake(effect)
 
     def _set_timer(self) -> None:
         due = self._core.next_deadline
@@ -290,11 +341,10 @@ class Dht:
     def _tick(self) -> None:
         self._timer = None
         self._timer_at = math.inf
-        if self._open:
-            self._follow_addrs()
-            wall = self._world.wall()
-            if self._is_reserved(wall):  # else `keep_seqno` sets the timer again
-                self._give(Tick(wall))
+        self._follow_addrs()
+        wall = self._world.wall()
+        if self._is_reserved(wall):  # else `_keep_seqno` sets the timer again
+            self._give(Tick(wall))
 
     def _follow_addrs(self) -> None:
         """Tell the core when the host can be dialled elsewhere."""
@@ -303,19 +353,12 @@ class Dht:
             self._addrs = addrs
             self._give(Moved(tuple(addr.transport for addr in addrs)))
 
-    def close(self) -> None:
-        """Stop. The host keeps our handlers; they do nothing any more."""
-        self._open = False
-        if self._timer is not None:
-            self._timer.cancel()
-        for waiting in self._waiting.values():
-            waiting.done.set()
-        self._raised.set()
-
-    # Sequence numbers: on disk first, so that no life of ours uses one again, whatever its clock says.
+    # Sequence numbers: on disk first, so that no later process of this node uses one again,
+    # whatever its clock says.
 
     def _is_reserved(self, wall: float) -> bool:
-        """Whether what is signed at ``wall`` gets numbers that are on disk. Has more written in good time."""
+        """Whether what is signed at ``wall`` gets numbers that are on disk. Has more written in
+        good time."""
         first = max(self._core.seqno, int(wall * 1000))
         if first + SEQNO_RESERVE // 2 > self._reserved:
             self._low.set()
@@ -327,10 +370,11 @@ class Dht:
             await self._raised.wait()
         return wall
 
-    async def keep_seqno(self) -> None:
+    async def _keep_seqno(self) -> None:
         """Keep the number on disk ahead of what will be signed.
 
-        A disk that takes nothing stops nobody: then only the clock keeps the next life from using one again.
+        A disk that takes nothing does not stop us: then only the clock keeps the next process
+        from using a number again.
         """
         while True:
             await self._low.wait()
@@ -360,15 +404,15 @@ async def _load_stamp(world: World, difficulty: int) -> bytes:
     try:
         await world.disk.replace(STAMP_PATH, nonce)
     except StorageError as error:
-        logger.warning("dht.stamp not saved, to be made again by the next life: %s", error)
+        logger.warning("dht.stamp not saved, to be made again by the next process: %s", error)
     return nonce
 
 
 async def _load_seqno(world: World) -> int:
     """The last reserved sequence number; 0 if none was, or the file is damaged.
 
-    A flipped digit is not noticed: a higher number leaves a gap, which no node minds, and a lower one is
-    outdone by the wall clock, unless that was set back too.
+    A flipped digit is not noticed: a higher number leaves a gap, which no node minds, and a
+    lower one is outdone by the wall clock, unless that was set back too.
     """
     try:
         text = await world.disk.read(SEQNO_PATH)
@@ -382,15 +426,19 @@ async def _load_seqno(world: World) -> int:
 
 @asynccontextmanager
 async def open_dht(
-    world: World, host: Host, config: DhtConfig | None = None, *, namespaces: Sequence[Namespace] = ()
+    world: World,
+    host: Host,
+    config: DhtConfig | None = None,
+    *,
+    namespaces: Sequence[Namespace] = (),
 ) -> AsyncIterator[Dht]:
     """Take part in the DHT for the length of the block.
 
-    ``namespaces`` describe what records may hold; addresses are built in. Raise `MissingDependency` if
-    the package kademlia is not installed.
+    ``namespaces`` describe what records may hold; addresses are built in. Raise
+    `MissingDependency` if the package kademlia is not installed.
     """
-    # Imported here: with kademlia comes asyncio, which whoever needs no DHT need not load.
-    from p2p.dht.table import ContactTable
+    # Imported here: with kademlia comes asyncio, which a node without a DHT need not load.
+    from p2p.dht.core.table import RoutingTable
 
     config = config or DhtConfig()
     if world.buggify("dht/asks one by one"):
@@ -398,17 +446,9 @@ async def open_dht(
     known = {namespace.name: namespace for namespace in (ADDRESSES, *namespaces)}
     own = Contact(world.signer.peer_id, await _load_stamp(world, config.difficulty), ())
     seqno = await _load_seqno(world)
-    judge = RecordJudge(world.verify, config.difficulty, known)
-    table = ContactTable(own, config.bucket_size)
-    core = DhtCore(own, world.signer, judge, table, config, world.rng("dht"), seqno)
+    validator = RecordValidator(world.verify, config.difficulty, known)
+    table = RoutingTable(own, config.bucket_size)
+    core = DhtCore(own, world.signer, validator, table, config, world.rng("dht"), seqno)
     dht = Dht(world, host, core, config, known)
-    host.set_message_handler(PROTOCOL_ID, dht.receive, max_message=MAX_DATAGRAM)
-    host.on_peer(dht.peer_changed)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(dht.keep_seqno)
-        dht.start()
-        try:
-            yield dht
-        finally:
-            dht.close()
-            nursery.cancel_scope.cancel()
+    async with dht._serving():
+        yield dht

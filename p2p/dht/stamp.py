@@ -1,11 +1,11 @@
-"""Work stamps: what a place in the DHT costs.
+"""Work stamps: proof of work that a place in the DHT costs (S/Kademlia's crypto puzzle).
 
-Keys cost 16 microseconds each to mint, so a DHT id that follows from the key alone is free: twenty ids
-nearer to a target than ten thousand honest nodes take three CPU seconds of minting. Here a node's id is
-``sha256(PeerId || nonce)[:20]``, and it counts only if a *second* hash of the same two begins with
-``difficulty`` zero bits. The id is known only once the work is done, so choosing where to sit costs the
-work of one stamp for every try. A stamp is no secret and is bound to nothing but the peer; it is made
-once and kept beside the key.
+Keys cost 16 microseconds each to mint, so a DHT id that follows from the key alone is free:
+twenty ids nearer to a target than ten thousand honest nodes take three CPU seconds of minting.
+Here a node's id is ``sha256(PeerId || nonce)[:20]``, and it counts only if a *second* hash of
+the same two begins with ``difficulty`` zero bits. The id is known only once the work is done,
+so choosing where to sit costs the work of one stamp for every try. A stamp is no secret and is
+bound to nothing but the peer; it is made once and kept beside the key.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from p2p.identity import PeerId
 ID_BYTES: Final = 20
 """Kademlia's 160 bits."""
 NONCE_BYTES: Final = 8
-"""2^64 tries: nobody runs out of nonces at any difficulty that a laptop can make."""
+"""2^64 tries: enough nonces at any difficulty that a laptop can make."""
 DIFFICULTY: Final = 20
 """Leading zero bits: a million hashes, half a second on one 2.5 GHz core."""
 MAX_DIFFICULTY: Final = 40
@@ -26,12 +26,13 @@ MAX_DIFFICULTY: Final = 40
 SECONDS_PER_TRY: Final = 0.5e-6
 """CPU seconds of one try, for `World.run_blocking`'s model of its cost."""
 
-# 26 bytes: with a PeerId's 38 they fill one block of SHA-256, which is then hashed once for all tries.
+# 26 bytes: with a PeerId's 38 they fill one block of SHA-256, which is then hashed once for all
+# tries.
 _WORK_DOMAIN: Final = b"shoal-kad-stamp:work:1.0.0"
 
 
 def dht_id(peer: PeerId, nonce: bytes) -> bytes:
-    """Where ``peer`` sits in the DHT with this stamp: 20 bytes."""
+    """The DHT id of ``peer`` with this stamp: 20 bytes."""
     return sha256(peer.digest + nonce).digest()[:ID_BYTES]
 
 
@@ -49,11 +50,12 @@ def check_stamp(peer: PeerId, nonce: bytes, difficulty: int) -> bool:
 def make_stamp(peer: PeerId, difficulty: int) -> bytes:
     """The first nonce worth ``difficulty`` bits: a pure function of both, for a worker thread.
 
-    Takes 2^difficulty hashes on average, and now and then five times that. Raise `ValueError` if
-    ``difficulty`` is not from 0 to `MAX_DIFFICULTY`.
+    Takes 2^difficulty hashes on average, and now and then five times that. Raise `ValueError`
+    if ``difficulty`` is not from 0 to `MAX_DIFFICULTY`.
     """
     if not 0 <= difficulty <= MAX_DIFFICULTY:
-        raise ValueError(f"a stamp's difficulty is 0 to {MAX_DIFFICULTY} bits, not {difficulty}")
+        most = MAX_DIFFICULTY
+        raise ValueError(f"a stamp's difficulty is 0 to {most} bits, not {difficulty}")
     # As bytes compare like big-endian numbers, "enough zero bits" is one comparison.
     limit = ((1 << (256 - difficulty)) - 1).to_bytes(32, "big")
     copy = sha256(_WORK_DOMAIN + peer.digest).copy

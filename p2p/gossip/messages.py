@@ -8,8 +8,9 @@ Each stream message is one `Rpc`, a protobuf:
     Control  ihave = 1 (topic = 1, ids = 2), iwant = 2 (ids = 1), graft = 3 (topic = 1),
              prune = 4 (topic = 1, peers = 2, backoff = 3)
 
-A message is signed over ``libp2p-pubsub:`` and the message without signature and key ("StrictSign"). Its
-id is the author followed by the sequence number. The key is left out: an Ed25519 PeerId holds it.
+A message is signed over ``libp2p-pubsub:`` and the message without signature and key
+("StrictSign"). Its id is the author followed by the sequence number. The key is left out: an
+Ed25519 PeerId holds it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from p2p.wire import KI
 PROTOCOL_ID: Final = ProtocolId("/meshsub/1.1.0")
 SIGNATURE_PREFIX: Final = b"libp2p-pubsub:"
 MAX_DATA: Final = 256 * KI
-"""Bytes of one message's data. Ours are announcements of a few hundred; four of the largest fit an RPC."""
+"""Bytes of one message's data. Ours are announcements of a few hundred; four of the largest fit
+an RPC."""
 MAX_RPC: Final = 1024 * KI
 """Bytes of one RPC: a host's largest message, and go-libp2p's default."""
 MAX_TOPIC: Final = 128
@@ -42,25 +44,28 @@ MAX_ID: Final = 64
 """Bytes of a message id; ours have 46."""
 SEQNO_BYTES: Final = 8
 MAX_SUBSCRIPTIONS: Final = 256
-"""Entries in one RPC: four times what we remember of a peer."""
+"""Subscriptions in one RPC: four times what we remember of a peer."""
 MAX_MESSAGES: Final = 256
-"""Messages in one RPC: 30 ms of signatures. We ask one peer for at most 128 at a time, so an honest answer
-has no more, and all implementations send what is new in an RPC of its own."""
+"""Messages in one RPC: 30 ms of signatures. We ask one peer for at most 128 at a time, so an
+honest answer has no more, and all implementations send what is new in an RPC of its own."""
 MAX_CONTROL: Final = 256
-"""Entries of each kind in one RPC: several times what a peer of 64 topics says in a heartbeat."""
+"""Control entries of each kind in one RPC: several times what a peer of 64 topics sends in a
+heartbeat."""
 MAX_IDS: Final = 5000
 """Message ids in all of one RPC; go-libp2p's limit for a heartbeat."""
 MAX_FIELDS: Final = 8 * KI
-"""Protobuf fields in all of one RPC, also of kinds that we do not know: 10 ms. All of 5,000 ids, 256 messages
-with six fields each, and 256 subscriptions make 7,560. Each count is taken while decoding: half a million
-entries of a MiB would take half a second to decode before they could be counted."""
+"""Protobuf fields in all of one RPC, also of kinds that we do not know: 10 ms. All of 5,000
+ids, 256 messages with six fields each, and 256 subscriptions make 7,560. Each count is taken
+while decoding: half a million entries of a MiB would take half a second to decode before they
+could be counted."""
 MAX_BACKOFF: Final = 3600
-"""Seconds a peer may ask us to stay away; longer is cut to this."""
+"""Seconds of backoff that a PRUNE may ask for; a longer one is cut to this."""
 
 
 @dataclass(frozen=True, slots=True)
 class PubsubMessage:
-    """Something published. Absent fields are None: what was signed must be rebuilt exactly."""
+    """One published message. Absent fields are None: the bytes that were signed must be rebuilt
+    exactly."""
 
     author: bytes
     seqno: bytes
@@ -71,23 +76,23 @@ class PubsubMessage:
 
     @property
     def id(self) -> bytes:
-        """What it is called in IHAVE and IWANT."""
+        """The message id in IHAVE and IWANT: author and sequence number."""
         return self.author + self.seqno
 
     def unsigned(self) -> bytes:
-        """The protobuf without signature and key."""
+        """The protobuf without signature and key, which is what is signed."""
         data = b"" if self.data is None else field(2, self.data)
         return field(1, self.author) + data + field(3, self.seqno) + field(4, self.topic)
 
     def wire(self) -> bytes:
-        """The protobuf."""
+        """The whole protobuf."""
         key = b"" if self.key is None else field(6, self.key)
         return self.unsigned() + field(5, self.signature) + key
 
 
 @dataclass(slots=True)
 class Rpc:
-    """Everything one peer tells another at a time."""
+    """All that one peer sends another at a time: subscriptions, messages, control."""
 
     subscriptions: list[tuple[str, bool]] = default(default_factory=list)
     """Topic, and whether the sender subscribes to it or leaves it."""
@@ -102,7 +107,7 @@ class Rpc:
 
 
 def sign_message(signer: Signer, topic: str, data: bytes, seqno: int) -> PubsubMessage:
-    """A message of ours."""
+    """A message by ``signer``, with the next number that it has not used yet."""
     number = seqno.to_bytes(SEQNO_BYTES, "big")
     message = PubsubMessage(signer.peer_id.digest, number, topic, data)
     signature = signer.sign_raw(SIGNATURE_PREFIX + message.unsigned())
@@ -110,7 +115,8 @@ def sign_message(signer: Signer, topic: str, data: bytes, seqno: int) -> PubsubM
 
 
 def author_of(message: PubsubMessage) -> PeerId | None:
-    """Who claims to have published it; None if its key is not Ed25519, or not the one it brings along."""
+    """The peer that claims to have published it; None if that key is not Ed25519, or not the
+    one that comes along."""
     try:
         author = PeerId(message.author)
     except ValueError:
@@ -120,7 +126,7 @@ def author_of(message: PubsubMessage) -> PeerId | None:
 
 
 def encode_rpc(rpc: Rpc) -> bytes:
-    """The bytes of ``rpc``."""
+    """The protobuf of ``rpc``; empty if nothing is in it."""
     out = bytearray()
     for topic, wanted in rpc.subscriptions:
         out += field(1, field(1, wanted) + field(2, topic))
@@ -141,7 +147,8 @@ def encode_rpc(rpc: Rpc) -> bytes:
 
 
 def decode_rpc_untrusted(data: bytes) -> Rpc:
-    """Raise `BadMessage`, and nothing else, whatever the bytes. Signatures are *not* checked."""
+    """Raise `BadMessage`, and nothing else, whatever the bytes. Signatures are *not*
+    checked."""
     if len(data) > MAX_RPC:
         raise BadMessage(f"an RPC has at most {MAX_RPC} bytes")
     rpc, budget = Rpc(), FieldBudget(MAX_FIELDS)
@@ -152,7 +159,8 @@ def decode_rpc_untrusted(data: bytes) -> Rpc:
             rpc.subscriptions.append(_subscription_untrusted(entry, budget))
         elif number == 2:
             _count(rpc.messages, MAX_MESSAGES)
-            rpc.messages.append(decode_message_untrusted(as_bytes_untrusted(value, "a message"), budget))
+            entry = as_bytes_untrusted(value, "a message")
+            rpc.messages.append(decode_message_untrusted(entry, budget))
         elif number == 3:
             _control_untrusted(as_bytes_untrusted(value, "control"), rpc, budget)
     rpc.fields = MAX_FIELDS - budget.left
@@ -160,7 +168,8 @@ def decode_rpc_untrusted(data: bytes) -> Rpc:
 
 
 def decode_message_untrusted(data: bytes, budget: FieldBudget | None = None) -> PubsubMessage:
-    """Raise `BadMessage`, and nothing else, whatever the bytes. The signature is *not* checked."""
+    """Raise `BadMessage`, and nothing else, whatever the bytes. The signature is *not*
+    checked."""
     fields: dict[int, int | bytes] = {}
     for number, value in fields_untrusted(data, budget):
         if 1 <= number <= 6:
@@ -197,7 +206,8 @@ def _count(entries: Sized, most: int) -> None:
 
 def _subscription_untrusted(data: bytes, budget: FieldBudget) -> tuple[str, bool]:
     fields = dict(fields_untrusted(data, budget))
-    return _topic_untrusted(fields.get(2, b"")), bool(as_int_untrusted(fields.get(1, 0), "subscribe"))
+    subscribed = as_int_untrusted(fields.get(1, 0), "subscribe")
+    return _topic_untrusted(fields.get(2, b"")), bool(subscribed)
 
 
 def _id_untrusted(value: int | bytes) -> bytes:
@@ -207,8 +217,14 @@ def _id_untrusted(value: int | bytes) -> bytes:
     return identity
 
 
-def _ids_untrusted(data: bytes, tag: int, rpc: Rpc, budget: FieldBudget) -> tuple[bytes, list[bytes]]:
-    """The topic in field 1, and the ids in fields ``tag``, of an IHAVE (or with tag 1, an IWANT)."""
+def _ids_untrusted(
+    data: bytes,
+    tag: int,
+    rpc: Rpc,
+    budget: FieldBudget,
+) -> tuple[bytes, list[bytes]]:
+    """The topic in field 1, and the ids in fields ``tag``, of an IHAVE (or with tag 1, an
+    IWANT)."""
     room = MAX_IDS - len(rpc.iwant) - sum(len(ids) for _, ids in rpc.ihave)
     topic = b""
     ids: list[bytes] = []
@@ -232,7 +248,7 @@ def _control_untrusted(data: bytes, rpc: Rpc, budget: FieldBudget) -> None:
             topic, ids = _ids_untrusted(body, 2, rpc, budget)
             rpc.ihave.append((_topic_untrusted(topic), ids))
         elif number == 2:
-            rpc.iwant += _ids_untrusted(body, 1, rpc, budget)[1]
+            rpc.iwant.extend(_ids_untrusted(body, 1, rpc, budget)[1])
         elif number == 3:
             _count(rpc.graft, MAX_CONTROL)
             rpc.graft.append(_topic_untrusted(dict(fields_untrusted(body, budget)).get(1, b"")))

@@ -1,21 +1,21 @@
-"""The driver of `GossipCore`: feeds it the host's events and the clock, carries out its effects."""
+"""The driver of `GossipCore`: the host's events in, its effects carried out."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 
 from p2p.errors import BadMessage
-from p2p.gossip.core import GossipCore
-from p2p.gossip.events import (
+from p2p.gossip.config import GossipConfig
+from p2p.gossip.core.core import GossipCore
+from p2p.gossip.core.events import (
     Connected,
     Deliver,
     Disconnected,
     Effect,
     Event,
-    GossipConfig,
     Penalise,
     Publish,
     Received,
@@ -33,9 +33,11 @@ from p2p.identity import PeerId
 from p2p.world import Timer, World, lateness
 
 Validator = Callable[[PeerId, bytes], Validity]
-"""Judges what a peer published, by author and data; must not block. `BadMessage` counts as `REJECT`."""
+"""Says whether a message is accepted, by its author and data. It is called on the event loop
+and must not block. If it raises `BadMessage`, that counts as `REJECT`."""
 Handler = Callable[[PeerId, bytes], None]
-"""Takes what was accepted, by author and data; must not block."""
+"""Takes an accepted message, by its author and data. It is called on the event loop and must
+not block."""
 
 
 logger = logging.getLogger(__name__)
@@ -56,25 +58,27 @@ class Gossip:
         self._core = core
         self._subscriptions: dict[str, _Subscription] = {}
         self._timer: Timer | None = None
-        self._closed = False
 
     def subscribe(self, topic: str, validate: Validator, deliver: Handler) -> None:
-        """Hear ``topic``; what ``validate`` accepts is delivered once, and passed on.
+        """Subscribe to ``topic``: what ``validate`` accepts is given to ``deliver`` once, and
+        forwarded.
 
-        A message may come again when it is older than the memory for ids (two minutes): validators say
-        `IGNORE` to old news. Raises `ValueError` if the topic's name is empty or longer than 128 bytes, or
-        if 64 topics are heard already.
+        A message can come again when its id has left the seen cache after two minutes, so a
+        validator answers `IGNORE` to a version that it has had. Raises `ValueError` if the
+        topic's name is empty or longer than 128 bytes, or if this node subscribes to 64 topics
+        already.
         """
         self._drive(Subscribe(topic))
         self._subscriptions[topic] = _Subscription(validate, deliver)
 
     def unsubscribe(self, topic: str) -> None:
-        """Hear ``topic`` no more."""
+        """Leave ``topic``; nothing if it was not subscribed to."""
         self._subscriptions.pop(topic, None)
         self._drive(Unsubscribe(topic))
 
     def publish(self, topic: str, data: bytes) -> None:
-        """Tell all who hear ``topic``; we ourselves are not told. Subscribing is not needed.
+        """Send ``data`` to the subscribers of ``topic``, but not to this node's own handler.
+        Subscribing is not needed.
 
         Raises `ValueError` if ``data`` is larger than 256 KiB or the topic's name too long.
         """
@@ -82,27 +86,31 @@ class Gossip:
 
     @property
     def topics(self) -> Mapping[str, tuple[PeerId, ...]]:
-        """The topics we hear, each with the peers of our mesh."""
+        """The topics that this node subscribes to, each with the peers of its mesh."""
         return self._core.topics
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """Messages by what became of them."""
+        """Messages and RPCs by what became of them."""
         return self._core.counters
 
-    def _open(self) -> None:
-        self._host.set_message_handler(
-            PROTOCOL_ID, lambda peer, data: self._drive(Received(peer, data)), max_message=MAX_RPC
-        )
-        self._host.on_peer(self._on_peer)
-        for peer in self._host.connected:
-            self._drive(Connected(peer))
-        self._on_timer()
+    @contextmanager
+    def _serving(self) -> Iterator[None]:
+        """Take messages, watch connections and keep the heartbeat for the length of the
+        block."""
+        host, take, watch = self._host, self._on_message, self._on_peer
+        with host.receiving(PROTOCOL_ID, take, max_message=MAX_RPC), host.watching(watch):
+            for peer in host.connected:
+                self._drive(Connected(peer))
+            self._on_timer()
+            try:
+                yield
+            finally:
+                if self._timer is not None:
+                    self._timer.cancel()
 
-    def _close(self) -> None:
-        self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+    def _on_message(self, peer: PeerId, data: bytes) -> None:
+        self._drive(Received(peer, data))
 
     def _on_peer(self, event: PeerEvent) -> None:
         if event.state is PeerState.CONNECTED:
@@ -112,16 +120,14 @@ class Gossip:
 
     def _on_timer(self) -> None:
         self._drive(Tick())
-        if not self._closed:
-            self._world.sometimes("gossip/heard it twice", self._core.counters["duplicate"] > 0)
-            due = max(self._core.next_deadline, self._world.now())
-            when = due + lateness(self._world, "gossip/late heartbeat")
-            self._timer = self._world.call_at(when, self._on_timer)
+        self._world.sometimes("gossip/heard it twice", self._core.counters["duplicate"] > 0)
+        due = max(self._core.next_deadline, self._world.now())
+        when = due + lateness(self._world, "gossip/late heartbeat")
+        self._timer = self._world.call_at(when, self._on_timer)
 
     def _drive(self, event: Event) -> None:
-        if not self._closed:
-            for effect in self._core.handle(event, self._world.now()):
-                self._carry_out(effect)
+        for effect in self._core.handle(event, self._world.now()):
+            self._carry_out(effect)
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
@@ -139,13 +145,13 @@ class Gossip:
                 self._host.penalise(peer, points, reason)
 
     def _validate(self, identity: bytes, topic: str, author: PeerId, data: bytes) -> None:
-        validity = Validity.IGNORE  # if the validator crashes, the core is not to wait for its answer
+        validity = Validity.IGNORE  # the answer if the validator crashes
         try:
-            validity = self._judge(topic, author, data)
+            validity = self._ask_validator(topic, author, data)
         finally:
             self._drive(Validated(identity, validity))
 
-    def _judge(self, topic: str, author: PeerId, data: bytes) -> Validity:
+    def _ask_validator(self, topic: str, author: PeerId, data: bytes) -> Validity:
         subscription = self._subscriptions.get(topic)
         if subscription is None:
             return Validity.IGNORE
@@ -157,8 +163,12 @@ class Gossip:
 
 
 @asynccontextmanager
-async def open_gossip(world: World, host: Host, config: GossipConfig | None = None) -> AsyncIterator[Gossip]:
-    """Publish and subscribe for the length of the block."""
+async def open_gossip(
+    world: World,
+    host: Host,
+    config: GossipConfig | None = None,
+) -> AsyncIterator[Gossip]:
+    """Publish and subscribe on ``host`` for the length of the block."""
     config = config or GossipConfig()
     if world.buggify("gossip/thin mesh"):
         config = replace(config, low=min(2, config.low), degree=config.low)
@@ -170,8 +180,5 @@ async def open_gossip(world: World, host: Host, config: GossipConfig | None = No
         seqno=int(world.wall() * 1e9),
     )
     gossip = Gossip(world, host, core)
-    gossip._open()
-    try:
+    with gossip._serving():
         yield gossip
-    finally:
-        gossip._close()

@@ -363,15 +363,17 @@ class MembershipCore:
 
     def _meet(self, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
         """A member that we did not know."""
-        peer = signed.heartbeat.peer
+        peer, profile = signed.heartbeat.peer, signed.heartbeat.profile
         self._view.admit(signed, source, now)
-        self._outbox.put(AddAddrs(peer, signed.heartbeat.profile.addrs))
-        if self._view.is_sparse() and self._floods.may_announce(source, now):
-            self._rumours.announce(peer, source, now)
-        self._outbox.tell(Change.JOINED, Member(signed, now))
+        self._outbox.put(AddAddrs(peer, profile.addrs))
+        self._outbox.tell(Change.JOINED, Member(peer, profile, now))
         surplus = self._view.surplus(self._overlay.active, peer, now)
         if surplus is not None:
             self._silence.forget(surplus)
+        elif self._view.is_sparse() and self._floods.may_announce(source, now):
+            # Not if another must go for it: of a network that has its share each that comes is new and pushes
+            # out one that will be new again. With 70 of one network each of 70 nodes sent 1 KB/s of news.
+            self._rumours.announce(peer, source, now)
 
     def _renew(self, entry: Entry, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
         """A newer heartbeat of a member."""
@@ -381,7 +383,7 @@ class MembershipCore:
             if known.addrs != profile.addrs or entry.seqno % READDRESS_BEATS == 0:
                 self._outbox.put(AddAddrs(peer, profile.addrs))
             if differs(known, profile):
-                self._outbox.tell(Change.CHANGED, Member(signed, now))
+                self._outbox.tell(Change.CHANGED, Member(peer, profile, now))
         elif entry.seqno % READDRESS_BEATS == 0:
             self._outbox.put(AddAddrs(peer, profile.addrs))
         if source == peer and entry.direct and entry.direct_at < now - PROBE * entry.interval:

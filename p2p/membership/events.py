@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from p2p.identity import PeerId
-from p2p.membership.heartbeat import MAX_INTERVAL, MIN_INTERVAL, Profile, SignedHeartbeat
+from p2p.membership.heartbeat import MAX_INTERVAL, MIN_INTERVAL, Profile
 from p2p.membership.messages import MAX_HOPS
 from p2p.multiaddr import Multiaddr
 
@@ -71,54 +71,51 @@ class MembershipConfig:
 class Member:
     """A peer that is alive, as its newest heartbeat tells."""
 
-    signed: SignedHeartbeat
+    peer: PeerId
+    profile: Profile
+    """What it says of itself: shared by all its heartbeats that say the same."""
     seen: float
     """When we first saw its newest heartbeat (as of `World.now`)."""
 
     @property
-    def peer(self) -> PeerId:
-        """Who it is."""
-        return self.signed.heartbeat.peer
-
-    @property
     def addrs(self) -> tuple[Multiaddr, ...]:
         """Where it can be dialled; each ends in ``/p2p/``."""
-        return self.signed.heartbeat.profile.addrs
+        return self.profile.addrs
 
     @property
     def roles(self) -> tuple[str, ...]:
         """Names of the roles it runs."""
-        return self.signed.heartbeat.profile.roles
+        return self.profile.roles
 
     @property
     def run(self) -> bytes:
         """Id of the run it takes part in."""
-        return self.signed.heartbeat.profile.run
+        return self.profile.run
 
     @property
     def policy(self) -> int:
         """Newest policy version it holds; -1 if none."""
-        return self.signed.heartbeat.profile.policy
+        return self.profile.policy
 
     @property
     def upload(self) -> int:
         """Measured upload in bytes per second."""
-        return self.signed.heartbeat.profile.upload
+        return self.profile.upload
 
     @property
     def slots(self) -> int:
         """How many more children or tasks it would take."""
-        return self.signed.heartbeat.profile.slots
+        return self.profile.slots
 
     @property
     def load(self) -> float:
         """Share of its capacity in use."""
-        return self.signed.heartbeat.profile.load
+        return self.profile.load
 
     @property
     def version(self) -> str:
         """Software version."""
-        return self.signed.heartbeat.profile.version
+        return self.profile.version
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,7 +149,9 @@ class View:
 
     def members(self) -> list[Member]:
         """All the living."""
-        return [Member(entry.signed, entry.seen) for entry in self._entries.values()]
+        return [
+            Member(entry.peer, entry.signed.heartbeat.profile, entry.seen) for entry in self._entries.values()
+        ]
 
     def update(self, signed: SignedHeartbeat, source: PeerId, now: float) -> SignedHeartbeat | None:
         """Take in a newer heartbeat that ``source`` sent; return the one before it, None for a newcomer."""
@@ -262,7 +264,7 @@ class View:
         self._directs -= entry.direct
         entry.watch = None
         self._is_settled = False
-        return Member(entry.signed, entry.seen)
+        return Member(entry.peer, entry.signed.heartbeat.profile, entry.seen)
 
     def bury(self, signed: SignedHeartbeat, now: float, *, healable: bool) -> Member | None:
         """Move a peer to the dead; returns whom we lost, None if we did not hold it."""

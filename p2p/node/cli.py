@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -25,7 +26,7 @@ from p2p.node.node import open_node, run_roles
 from p2p.node.plugins import (
     NO_ROLE,
     NODE_COMMAND,
-    command_names,
+    command_summaries,
     load_command,
     load_roles,
     open_run_untrusted,
@@ -79,9 +80,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """``shoal COMMAND ...``: the node, or a command of the entry point group ``shoal.commands``."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     if not arguments or arguments[0] in {"-h", "--help"}:
-        names = ", ".join(command_names())
-        _say(f"usage: shoal COMMAND ...\n\nCommands: {names}. Each explains itself with --help.")
+        _say(_commands_help())
         return 0 if arguments else WRONG_USAGE
+    if arguments[0] == "--version":
+        _say(f"shoal {version('shoal')}")
+        return 0
     if arguments[0] == NODE_COMMAND:
         return node_main(arguments[1:])
     try:
@@ -90,6 +93,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         complain(error)
         return WRONG_USAGE
     return command(arguments[1:])
+
+
+def _commands_help() -> str:
+    """What ``shoal --help`` prints: a line for each command that is installed."""
+    lines = [f"  {name:10} {summary}" for name, summary in command_summaries()]
+    head = "usage: shoal COMMAND ... | --version\n\nStrangers train one model together, peer to peer.\n"
+    return "\n".join([head, *lines, "", "Each explains itself: shoal COMMAND --help."])
 
 
 def node_main(argv: Sequence[str] | None = None) -> int:

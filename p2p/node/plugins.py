@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Final, cast
@@ -22,7 +23,7 @@ NO_ROLE: Final = "none"
 """A node that only relays. Relaying is what every node does, so this is no role but the absence of one."""
 
 Command = Callable[[Sequence[str]], int]
-"""Takes the arguments behind its name, returns the exit code."""
+"""Takes the arguments behind its name, returns the exit code. The first line of its docstring is its help."""
 
 
 def load_role(name: str, tables: Mapping[str, Mapping[str, object]]) -> Role:
@@ -61,6 +62,21 @@ def load_command(name: str) -> Command:
 def command_names() -> list[str]:
     """Every command of ``shoal``: ``node``, and what is installed."""
     return sorted({NODE_COMMAND, *_points(COMMANDS)})
+
+
+def command_summaries() -> list[tuple[str, str]]:
+    """Every command with the first line of its docstring; one that cannot be loaded says so instead."""
+    found = []
+    for name in command_names():
+        if name == NODE_COMMAND:
+            summary = "Run a node: relay policies, and work in the roles that it is given."
+        else:
+            try:
+                summary = (inspect.getdoc(load_command(name)) or "").partition("\n")[0]
+            except ConfigError as error:
+                summary = f"({error})"
+        found.append((name, summary))
+    return found
 
 
 def open_run_untrusted(document: bytes, verify: Verify, pin: SignedRun | None = None, /) -> SignedRun:

@@ -9,17 +9,17 @@ version), `forest` (which peer forwards what to which), `messages`, `config`.
 Decisions, pure by contract: the folder `core`, whose `__init__` is a map of its own. It is one
 state machine, `ShardcastCore.handle(event, now) -> effects`.
 
-Drivers, ordinary trio code: `service` (feeds the core and carries out its effects), `bulk` and
-`sender` (chunks on streams, in and out), `store` and `disk` (policies on disk), `publisher` (a
-trainer's file becomes a version).
+Drivers, ordinary trio code: `service` (feeds the core and carries out its effects), `receiver`
+and `sender` (chunks on streams, in and out; `bulk` reads frames), `store` and `disk` (policies on
+disk), `publisher` (a trainer's file becomes a version).
 
 How a chunk flows
 -----------------
 ::
 
     trainer:  publisher -> store -> Publish -> core -> Push -> sender ==> bulk stream
-    relay:    bulk -> service.read_bulk -> ChunkCame -> core -> Push -> sender ==> its children
-                                                             -> Keep -> store
+    relay:    bulk stream ==> receiver -> ChunkCame -> core -> Push -> sender ==> its children
+                                                            -> Keep -> store
     all here: core -> Finish -> store (fsync, assemble) -> Stored -> core; wait_policy returns
 
 What a newcomer calls

@@ -1,5 +1,4 @@
-"""Frames of bulk streams, head first: what a frame holds is known before room is made for its
-bytes.
+"""Frames of bulk streams, head first: their kind is known before room is made for their bytes.
 
 A frame may have 4 MiB, and any peer may open a bulk stream and begin one. So a chunk's header
 is read before its bytes, and a chunk that is not wanted is thrown away as it comes; a peer has

@@ -1,9 +1,9 @@
 """The driver of SHARDCAST: streams, disk and clock around the core.
 
 Control messages go through `Host.send`. Each peer that is sent chunks has one task and one
-long-lived bulk stream, which report to the core when a chunk has really left; a stream that is
-read here takes its next frame only when the disk has room for the last. One task makes policies
-durable and assembles them, in the order in which they became whole.
+long-lived bulk stream (`sender`), which report to the core when a chunk has really left; a stream
+that is read here (`receiver`) takes its next frame only when the disk has room for the last. One
+task makes policies durable and assembles them, in the order in which they became whole.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from typing import Final
 import trio
 
 from p2p.errors import BadMessage, StorageError
-from p2p.host import Host, PeerEvent, PeerState, Stream
+from p2p.host import Host, PeerEvent, PeerState
 from p2p.identity import PeerId
-from p2p.shardcast.bulk import MAX_UNBROKEN, BulkReader, FrameBudget
 from p2p.shardcast.config import ShardcastConfig, ShardcastStats
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.core import ShardcastCore
@@ -28,22 +27,17 @@ from p2p.shardcast.disk import DiskHealth
 from p2p.shardcast.forest import RosterEntry
 from p2p.shardcast.manifest import NO_POLICY, PROTOCOL_ID, Equivocation, Manifest, PolicyVersion
 from p2p.shardcast.messages import (
-    BULK_OVERHEAD,
     BULK_PROTOCOL_ID,
-    CHUNK_KIND,
-    MAX_BULK,
-    MAX_BULK_MESSAGE,
     MAX_CONTROL,
-    MESSAGE_KIND,
     Evidence,
     PolicyNews,
     RosterNews,
     Want,
-    decode_chunk_header_untrusted,
     decode_message_untrusted,
     encode_message,
 )
 from p2p.shardcast.publisher import PolicyPublisher
+from p2p.shardcast.receiver import Receiver
 from p2p.shardcast.sender import Sender
 from p2p.shardcast.store import PolicyStore
 from p2p.world import Timer, World, dawdle, lateness
@@ -74,9 +68,7 @@ class Shardcast:
         self._store = store
         self._publisher = publisher
         self._senders: dict[PeerId, Sender] = {}
-        self._readers: dict[PeerId, trio.CancelScope] = {}
-        """The one bulk stream that is read of each peer."""
-        self._budget = FrameBudget()
+        self._receiver = Receiver(world, core, self.handle, self._chunk_taken)
         self._disk = DiskHealth(world, store.folder)
         self._unfinished: list[ev.Finish] = []
         """Whole policies that the disk would not take: to be finished when it does."""
@@ -85,7 +77,7 @@ class Shardcast:
         self._changed = trio.Event()
         self._timer: Timer | None = None
         self._timer_at = math.inf
-        # One entry per policy that is fetched or dropped, and the core fetches two at a time.
+        # One job per policy that is fetched or dropped, and the core fetches two at a time.
         self._jobs, self._jobs_out = trio.open_memory_channel[ev.Finish | ev.Abandon](math.inf)
 
     def __repr__(self) -> str:
@@ -100,8 +92,7 @@ class Shardcast:
 
     @property
     def fetching(self) -> tuple[PolicyVersion, float] | None:
-        """The newest version that is on its way and the share of its chunks that is here, if
-        there is one."""
+        """The newest version on its way, if there is one, and the share of it that is here."""
         coming = [download for download in self._core.downloads if not download.stored]
         newest = max(coming, key=lambda download: download.manifest.version, default=None)
         return (newest.manifest.version, newest.share) if newest is not None else None
@@ -212,8 +203,7 @@ class Shardcast:
     # What the host and the disk report
 
     def handle(self, event: ev.Event) -> list[ev.Effect]:
-        """Let the core judge ``event`` and do what it asks. Raises `BadMessage` when a peer is
-        at fault."""
+        """Let the core judge ``event``, do what it asks. `BadMessage` is the peer's fault."""
         if self._nursery.cancel_scope.cancel_called:
             return []  # gossip outlives this service, and goes on to bring announcements
         effects = self._core.handle(event, self._world.now())
@@ -272,78 +262,17 @@ class Shardcast:
         """A `MessageHandler`."""
         self.handle(ev.Heard(peer, decode_message_untrusted(data)))
 
-    async def read_bulk(self, stream: Stream) -> None:
-        """A `StreamHandler`: take chunks as fast as the disk does, on one stream per peer: the
-        newest."""
-        before = self._readers.pop(stream.peer, None)
-        if before is not None:
-            before.cancel()
-        self._readers[stream.peer] = scope = trio.CancelScope()
-        try:
-            with scope:
-                reader = BulkReader(stream)
-                while (length := await reader.begin()) is not None:
-                    if not await self._read_frame(stream.peer, reader, length):
-                        break
-                else:
-                    return
-        finally:
-            if self._readers.get(stream.peer) is scope:
-                del self._readers[stream.peer]
-        stream.reset()
-
-    async def _read_frame(self, peer: PeerId, reader: BulkReader, length: int) -> bool:
-        """Take one frame. False if the stream is of no more use. Raises `BadMessage`."""
-        if reader.unbroken >= MAX_UNBROKEN:
-            await reader.pause()
-        kind = (await reader.take(1))[0] if length else None
-        if kind == MESSAGE_KIND and length <= MAX_BULK_MESSAGE:
-            message = await self._read_body(reader, length - 1, trusted=False)
-            if message is not None:
-                self.handle(ev.Heard(peer, decode_message_untrusted(message)))
-            return message is not None
-        if kind != CHUNK_KIND or not BULK_OVERHEAD < length <= MAX_BULK:
-            raise BadMessage(f"a bulk frame of {length} bytes that is no chunk and no message")
-        header = decode_chunk_header_untrusted(bytes((kind,)) + await reader.take(BULK_OVERHEAD - 1))
-        size = length - BULK_OVERHEAD
-        wanted = self._core.wants(peer, header)
-        if wanted is None:
-            await reader.skip(size)
-            self.handle(ev.ChunkDiscarded(peer, header, size))
-            return True
-        # A chunk of the wrong size has the wrong digest: its bytes need not be seen.
-        data = (
-            await self._read_body(reader, size, trusted=self._core.expects(peer, header))
-            if wanted == size
-            else b""
-        )
-        if data is None:
-            return False
-        await dawdle(self._world, "shardcast/slow reader")
-        self.handle(ev.ChunkCame(peer, header, data))
-        self._world.sometimes("shardcast/chunk came twice", self.stats.duplicates > 0)
-        if self._store.is_full(header.policy) or self._world.buggify("shardcast/early flush"):
-            await self._flush(header.policy)
-        return wanted == size
-
-    async def _read_body(self, reader: BulkReader, size: int, *, trusted: bool) -> bytes | None:
-        """The rest of a frame; None if it was given up for others."""
-        if reader.has(size):
-            return await reader.take(size)
-        scope = trio.CancelScope()
-        with self._budget.frame(trusted=trusted, give_up=scope.cancel) as hold, scope:
-            return await reader.take(size, hold)
-        return None
-
-    async def _flush(self, policy: bytes) -> None:
+    async def _chunk_taken(self, policy: bytes) -> None:
+        """Write chunks down before more of them are read, if many wait in memory."""
+        if not (self._store.is_full(policy) or self._world.buggify("shardcast/early flush")):
+            return
         try:
             await self._store.flush(policy)
         except StorageError as error:
             self._disk_refused(error)
 
     def _disk_refused(self, error: StorageError) -> None:
-        """Go on without the disk: serve what is held, fetch nothing until `_mend_disk` says
-        so."""
+        """Serve what is held, and fetch nothing until `_mend_disk` has found room."""
         self.stats.note_disk(refuses=True)
         self._disk.note_failure(error)
         self.handle(ev.Unwritable())
@@ -426,13 +355,12 @@ class Shardcast:
 
     @contextmanager
     def meeting_the_swarm(self) -> Iterator[None]:
-        """Work and hear peers for the length of the block. Entered once, by
-        `open_shardcast`."""
+        """Work and hear peers for the length of the block. Entered by `open_shardcast`."""
         self._nursery.start_soon(self._do_jobs)
         self._nursery.start_soon(self._mend_disk)
         with (
             self._host.receiving(PROTOCOL_ID, self.on_message, max_message=MAX_CONTROL),
-            self._host.serving(BULK_PROTOCOL_ID, self.read_bulk),
+            self._host.serving(BULK_PROTOCOL_ID, self._receiver.read_bulk),
             self._host.watching(self.on_peer),
         ):
             for peer in self._host.connected:

@@ -63,7 +63,7 @@ from p2p.transport.yamux_frames import (
     StreamReset,
     WentAway,
 )
-from p2p.transport.yamux_queue import SendQueue
+from p2p.transport.yamux_queue import MuxQueue
 
 STREAM_WORK: Final = 32
 """Frames that cost as much as a new stream with its negotiation, its task and its end: 80 to 400 µs against 2
@@ -97,7 +97,7 @@ class Mux:
         self._incoming = 0
         self._unacked = 0
         self._budget = budget or HostBudget(lambda: 0.0)
-        self._queue = SendQueue(record, self._budget)
+        self._queue = MuxQueue(record, self._budget)
         self._closed: list[int] = []
         self._header = bytearray()
         self._left = 0  # payload bytes of the current frame still to come

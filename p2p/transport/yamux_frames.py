@@ -104,7 +104,7 @@ Event = StreamOpened | DataReceived | EndReceived | StreamReset | PongReceived |
 
 
 class MuxStream:
-    """What the machine knows of one stream: plain fields, changed by `Mux` and `SendQueue` only."""
+    """What the machine knows of one stream: plain fields, changed by `Mux` and `MuxQueue` only."""
 
     __slots__ = (
         "abandoned",

@@ -14,7 +14,7 @@ from p2p.transport.budget import MAX_OUTGOING, HostBudget
 from p2p.transport.yamux_frames import DATA, FIN, HEADER, MAX_CONNECTION_QUEUE, MAX_QUEUED, SMALL, MuxStream
 
 
-class SendQueue:
+class MuxQueue:
     """The outgoing half of a `p2p.transport.yamux.Mux`."""
 
     def __init__(self, record: int, budget: HostBudget) -> None:

@@ -81,9 +81,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Play the demo; 0 if the swarm learnt and every cheat was caught, 1 if not, 2 if it cannot be played.
+    """Let a swarm of real processes learn here, a cheat among them.
 
-    130 on Ctrl-C.
+    Returns 0 if the swarm learnt and every cheat was caught, 1 if not, 2 if it cannot be played,
+    130 after Ctrl-C.
     """
     return interruptible(partial(_main, arguments))
 

@@ -22,7 +22,10 @@ from roles.run.file import MAX_RUN, Run, decode_run_untrusted, sign_run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; 0, or with one sentence on standard error 1, or 2 if it makes no sense."""
+    """Write, sign and show run files.
+
+    Returns 0, or with one sentence on standard error 1, or 2 if the command makes no sense.
+    """
     return interruptible(partial(_main, argv))
 
 

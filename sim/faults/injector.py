@@ -24,7 +24,7 @@ from sim.faults.plan import Fault, share_of
 from sim.kernel.queue import SECOND
 from sim.net.link import LinkSpec
 from sim.net.relink import relink
-from sim.node.clock import Pace
+from sim.node.clock import ClockModel
 from sim.node.disk import DiskModel
 from sim.node.swarm import Swarm
 
@@ -202,22 +202,26 @@ def _jitter(injector: FaultInjector, fault: Fault) -> Undo:
     return _change_links(injector, fault, jitter=lambda jitter: fault.value)
 
 
-def _change_clocks(injector: FaultInjector, fault: Fault, change: Change[Pace]) -> Undo:
+def _change_clocks(injector: FaultInjector, fault: Fault, change: Change[ClockModel]) -> Undo:
     clocks = {name: injector.swarm.nodes[name].clock for name in fault.who}
-    paces = {name: clock.pace for name, clock in clocks.items()}
-    return _change(injector.overlapping.clocks, paces, change, lambda name, pace: clocks[name].set_pace(pace))
+    models = {name: clock.model for name, clock in clocks.items()}
+    return _change(
+        injector.overlapping.clocks, models, change, lambda name, model: clocks[name].set_model(model)
+    )
 
 
 def _skew(injector: FaultInjector, fault: Fault) -> Undo:
-    return _change_clocks(injector, fault, lambda pace: replace(pace, skew=pace.skew + fault.value))
+    return _change_clocks(injector, fault, lambda model: replace(model, skew=model.skew + fault.value))
 
 
 def _drift(injector: FaultInjector, fault: Fault) -> Undo:
-    return _change_clocks(injector, fault, lambda pace: replace(pace, rate=pace.rate * fault.value))
+    return _change_clocks(injector, fault, lambda model: replace(model, rate=model.rate * fault.value))
 
 
 def _slow_cpu(injector: FaultInjector, fault: Fault) -> Undo:
-    return _change_clocks(injector, fault, lambda pace: replace(pace, slowness=pace.slowness * fault.value))
+    return _change_clocks(
+        injector, fault, lambda model: replace(model, slowness=model.slowness * fault.value)
+    )
 
 
 def _change_disks(injector: FaultInjector, fault: Fault, change: Change[DiskModel]) -> Undo:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from sim.net.link import LinkSpec
-from sim.node.clock import Pace
+from sim.node.clock import ClockModel
 from sim.node.disk import DiskModel
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ class OverlappingFaults:
     def __init__(self) -> None:
         self.links: OverlappingChanges[LinkSpec] = OverlappingChanges()
         self.disks: OverlappingChanges[DiskModel] = OverlappingChanges()
-        self.clocks: OverlappingChanges[Pace] = OverlappingChanges()
+        self.clocks: OverlappingChanges[ClockModel] = OverlappingChanges()
         self.messages: OverlappingChanges[MessageFaults] = OverlappingChanges()
         self.clogs: OverlappingChanges[float] = OverlappingChanges()
         """Seconds of delay from one machine to another, by ``"one>other"``."""

@@ -9,7 +9,7 @@ from sim.kernel.queue import EventQueue, nanoseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class ClockModel:
     """How fast a machine's clocks run, and its work goes. The default is a machine without
     faults."""
 
@@ -26,10 +26,10 @@ class Pace:
 class MachineClock:
     """The clocks of one machine. A restart of its process does not set them right."""
 
-    __slots__ = ("_local", "_queue", "_since", "is_true", "pace")
+    __slots__ = ("_local", "_queue", "_since", "is_true", "model")
 
     def __init__(self, queue: EventQueue) -> None:
-        self.pace = Pace()
+        self.model = ClockModel()
         self.is_true = True
         """Whether the monotonic clock shows, and has always shown, virtual time."""
         self._queue: Final = queue
@@ -37,27 +37,27 @@ class MachineClock:
         self._local = 0.0
 
     def __repr__(self) -> str:
-        return f"MachineClock({self.now():.6f} s, {self.pace})"
+        return f"MachineClock({self.now():.6f} s, {self.model})"
 
     def now(self) -> float:
         """Monotonic seconds, as the machine counts them."""
         if self.is_true:
             return self._queue.now / 1e9
-        return self._local + (self._queue.now - self._since) / 1e9 * self.pace.rate
+        return self._local + (self._queue.now - self._since) / 1e9 * self.model.rate
 
     def due(self, deadline: float) -> int:
         """The first nanosecond of virtual time at which `now` is at least ``deadline``."""
         if self.is_true:
             return nanoseconds(deadline)
-        return self._since + nanoseconds((deadline - self._local) / self.pace.rate) + 1
+        return self._since + nanoseconds((deadline - self._local) / self.model.rate) + 1
 
-    def set_pace(self, pace: Pace) -> None:
+    def set_model(self, model: ClockModel) -> None:
         """Run like this from now on. What sleeps already wakes as it was going to."""
-        if pace.rate != self.pace.rate:
+        if model.rate != self.model.rate:
             self._local, self._since = self.now(), self._queue.now
             self.is_true = False
-        self.pace = pace
+        self.model = model
 
     def change(self, **fields: float) -> None:
-        """Set some fields of the pace."""
-        self.set_pace(replace(self.pace, **fields))
+        """Set some fields of the model."""
+        self.set_model(replace(self.model, **fields))

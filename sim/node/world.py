@@ -67,7 +67,7 @@ class SimWorld:
 
     def wall(self) -> float:
         """Seconds since 1970, as this node believes."""
-        return EPOCH + self.now() + self.clock.pace.skew
+        return EPOCH + self.now() + self.clock.model.skew
 
     async def sleep(self, seconds: float) -> None:
         """Return after ``seconds``."""
@@ -122,7 +122,7 @@ class SimWorld:
         await trio.lowlevel.checkpoint_if_cancelled()
         result = outcome.capture(function, *args)
         task = trio.lowlevel.current_task()
-        due = self._queue.now + nanoseconds(max(0.0, cost * self.clock.pace.slowness))
+        due = self._queue.now + nanoseconds(max(0.0, cost * self.clock.model.slowness))
         self._blocking[task] = self._queue.schedule(due, self.owner, "blocking", self._unblock, task)
         if not self.owner.alive:
             self.release_blocking()

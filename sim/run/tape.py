@@ -44,8 +44,8 @@ CORES: Final[Mapping[str, str]] = {
 """Every message machine, by where its driver looks for it."""
 PARTS: Final = (
     "p2p.shardcast.service:Statements",
-    "p2p.dht.service:RecordJudge",
-    "p2p.dht.table:ContactTable",
+    "p2p.dht.service:RecordValidator",
+    "p2p.dht.core.table:RoutingTable",
 )
 """What drivers make for their cores. The rest of what a core is given does not change."""
 

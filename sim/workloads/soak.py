@@ -15,9 +15,13 @@ sum of lengths over all nodes, by node.
 
 A table grows if its largest size in the last quarter of the run is more than `TOLERANCE` times,
 and `LEAST` entries a node more than, its largest in the second quarter, and the third quarter
-lies between. The first quarter does not count: tables fill. What is bounded by a limit that a
-month does not reach (the address book's 10,000 peers) grows here too, if this swarm has so many
-peers; it has not.
+lies between. The first quarter does not count: tables fill. A table whose
+type bounds it (`BoundedDict`, a deque with a length) cannot grow for ever, but may take longer than
+a month to fill: it remembers every peer that was ever met, say, up to 4,096, and this swarm meets
+some 600. Such tables are listed as filling, with their limits, and do not fail the scenario. A
+limit that stands only in the code around a plain dictionary does not count.
+
+`_traffic` of the simulated host is left out: the simulator's own tally, which no real node has.
 
 Fewer beats than in production: a month of heartbeats every 5 s is 5 * 10^5 beats a node.
 ``interval`` (120 s, the longest there is) stands in for membership's 5 s and gossip's 1 s, an
@@ -29,12 +33,13 @@ forgotten after fewer beats: both kinds of bound are met.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import trio
 
+from p2p.bounded import BoundedDict
 from p2p.membership.heartbeat import MAX_INTERVAL
 from p2p.node.config import NodeConfig
 from p2p.node.node import Node, open_node
@@ -61,6 +66,8 @@ LEAST: Final = 2.0
 LISTED: Final = 10
 """Tables that the metrics name."""
 POLICY_BYTES: Final = 64 * 1024
+TALLY: Final = "_traffic"
+"""The simulated host's bytes by peer, for the figures of scenarios."""
 TABLES: Final = (dict, list, deque, set, bytearray)
 STOPS: Final = (
     "sim.kernel.simulation",
@@ -79,6 +86,12 @@ class Table:
     """The sizes of one table over the run: entries a node, for each sample."""
 
     sizes: list[float] = field(default_factory=list)
+    limit: int | None = 0
+    """The most entries that its type lets it have; None if one of its kind lets it have any number."""
+
+    def hold(self, limit: int | None) -> None:
+        """One such table of one node was seen, with this limit."""
+        self.limit = None if limit is None or self.limit is None else max(self.limit, limit)
 
     def most(self, quarter: int) -> float:
         """The largest size in a quarter of the run, counted from 0."""
@@ -91,7 +104,10 @@ class Table:
         return max(self.most(0), self.most(1)), max(self.most(2), self.most(3))
 
     def grows(self, least: float) -> bool:
-        """Whether it is still growing at the end, by more than ``least`` entries a node."""
+        """Whether it is still growing at the end, by more than ``least`` entries a node.
+
+        One that its type bounds grows too, until it is full: see `Table.limit`.
+        """
         second, third, last = self.most(1), self.most(2), self.most(3)
         return last > TOLERANCE * second and last - second > least and second <= third <= last
 
@@ -179,6 +195,7 @@ class Soak:
 
     def _sample(self, swarm: Swarm) -> None:
         totals: dict[str, int] = {}
+        limits: dict[str, list[int | None]] = {}
         seen: set[int] = set()
         for name, node in self._nodes.items():
             roots = {
@@ -190,18 +207,23 @@ class Soak:
                 "shardcast": node.shardcast,
             }
             for root, service in roots.items():
-                for path, size in walk(root, service, seen):
-                    totals[path] = totals.get(path, 0) + size
+                for path, table in walk(root, service, seen):
+                    totals[path] = totals.get(path, 0) + len(table)
+                    limits.setdefault(path, []).append(limit_of(table))
         living = max(1, len(self._nodes))
         for path in totals.keys() | self._tables.keys():
-            table = self._tables.setdefault(path, Table([0.0] * self._samples))
-            table.sizes.append(totals.get(path, 0) / living)
+            sizes = self._tables.setdefault(path, Table([0.0] * self._samples))
+            sizes.sizes.append(totals.get(path, 0) / living)
+            for limit in limits.get(path, ()):
+                sizes.hold(limit)
         self._samples += 1
         swarm.simulation.plot("entries in all tables, a node", sum(totals.values()) / living)
 
     def _figures(self, swarm: Swarm) -> dict[str, float | int | str]:
         least = self._scenario.parameter("least", LEAST)
         growing = sorted(path for path, table in self._tables.items() if table.grows(least))
+        filling = [path for path in growing if self._tables[path].limit is not None]
+        growing = [path for path in growing if self._tables[path].limit is None]
         largest = sorted(self._tables.items(), key=lambda item: (-max(item[1].halves), item[0]))[:LISTED]
         listed = {
             f"table_{place}": f"{path}: {table.halves[0]:.1f}, then {table.halves[1]:.1f}"
@@ -215,6 +237,10 @@ class Soak:
                 for path in growing
             )
             or "none",
+            "filling": "; ".join(
+                f"{path} ({self._tables[path].most(3):.1f} of {self._tables[path].limit})" for path in filling
+            )
+            or "none",
             "samples": self._samples,
             "deaths": self._lives,
             "identities": self._identities,
@@ -225,8 +251,15 @@ class Soak:
         }
 
 
-def walk(root: str, start: object, seen: set[int]) -> Iterator[tuple[str, int]]:
-    """Every table below ``start`` with its path and length; what ``seen`` holds is not entered
+def limit_of(table: Collection[object]) -> int | None:
+    """The most entries that the type of ``table`` lets it have, or None."""
+    if isinstance(table, BoundedDict):
+        return table.limit
+    return table.maxlen if isinstance(table, deque) else None
+
+
+def walk(root: str, start: object, seen: set[int]) -> Iterator[tuple[str, Collection[object]]]:
+    """Every table below ``start`` with its path; what ``seen`` holds is not entered
     again."""
     stack: list[tuple[str, object]] = [(root, start)]
     while stack:
@@ -235,7 +268,7 @@ def walk(root: str, start: object, seen: set[int]) -> Iterator[tuple[str, int]]:
             continue
         if isinstance(thing, TABLES):
             seen.add(id(thing))
-            yield path, len(thing)
+            yield path, thing
             inside: Any = thing.values() if isinstance(thing, dict) else () if _is_flat(thing) else thing
             stack += [(f"{path}[]", item) for item in inside if _is_worth_a_look(item)]
         elif isinstance(thing, tuple):
@@ -264,7 +297,7 @@ def _attributes(thing: object) -> Iterator[tuple[str, object]]:
     far = "other" if isinstance(thing, End) else ""  # leads into the peer's host: its tables are the peer's
     for kind in type(thing).__mro__:
         for name in getattr(kind, "__slots__", ()):
-            if name != far and hasattr(thing, name):
+            if name not in (far, TALLY) and hasattr(thing, name):
                 yield name, getattr(thing, name)
     yield from getattr(thing, "__dict__", {}).items()
 

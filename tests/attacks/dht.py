@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.dht import WALL, Node, Swarm
-from p2p.dht.events import Effect, Moved, Received, Send
+from p2p.dht.core.events import Effect, Moved, Received, Send
 from p2p.dht.messages import Contact, Envelope, Reply, Request, decode_untrusted, encode
 from p2p.dht.record import Record, record_key, sign_record
 from p2p.dht.stamp import make_stamp

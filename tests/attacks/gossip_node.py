@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from p2p.gossip import core as core_module
-from p2p.gossip.core import GossipCore
-from p2p.gossip.events import (
+from p2p.gossip.config import GossipConfig
+from p2p.gossip.core import core as core_module
+from p2p.gossip.core.core import GossipCore
+from p2p.gossip.core.events import (
     Connected,
     Deliver,
     Disconnected,
-    GossipConfig,
     Penalise,
     Received,
     Send,

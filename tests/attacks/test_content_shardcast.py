@@ -206,7 +206,7 @@ async def besieged(tmp_path: Path, streams: list[Drip]) -> AsyncIterator[Member]
     with trio.fail_after(30):
         async with Town(tmp_path).member(0) as member, trio.open_nursery() as nursery:
             for stream in streams:
-                nursery.start_soon(member.shardcast.read_bulk, stream)
+                nursery.start_soon(member.shardcast._receiver.read_bulk, stream)
             for stream in streams:
                 await stream.waits.wait()
             yield member
@@ -219,14 +219,14 @@ async def test_chunks_nobody_wants_are_not_kept_while_they_come(tmp_path: Path) 
     head = encode_varint(MAX_BULK) + header
     streams = [Drip(peer, head, 60) for peer in PEERS[:40]]
     async with besieged(tmp_path, streams) as member:
-        assert member.shardcast._budget.held == 0
+        assert member.shardcast._receiver.budget.held == 0
 
 
 async def test_unfinished_messages_share_one_budget(tmp_path: Path) -> None:
     head = encode_varint(MAX_BULK_MESSAGE) + b"\1"
     streams = [Drip(peer, head, 40) for peer in PEERS[:40]]  # 2.5 MiB each, 100 in all
     async with besieged(tmp_path, streams) as member:
-        assert MAX_UNFINISHED - 3 * MIB < member.shardcast._budget.held <= MAX_UNFINISHED
+        assert MAX_UNFINISHED - 3 * MIB < member.shardcast._receiver.budget.held <= MAX_UNFINISHED
         assert sum(stream.was_reset for stream in streams) == 15
 
 
@@ -234,7 +234,7 @@ async def test_a_peer_has_one_bulk_stream(tmp_path: Path) -> None:
     head = encode_varint(MAX_BULK_MESSAGE) + b"\1"
     streams = [Drip(STRANGER.peer_id, head, 20) for _ in range(50)]
     async with besieged(tmp_path, streams) as member:
-        assert member.shardcast._budget.held < 2 * MIB
+        assert member.shardcast._receiver.budget.held < 2 * MIB
         assert sum(stream.was_reset for stream in streams) == 49
 
 
@@ -242,7 +242,7 @@ async def test_a_thousand_short_messages_at_a_time_do_not_hold_the_loop(tmp_path
     messages = frame(encode_bulk_message(Hello(5))) * 3000
     async with Town(tmp_path).member(0) as member, trio.open_nursery() as nursery:
         stream = Drip(STRANGER.peer_id, messages, 0)
-        nursery.start_soon(member.shardcast.read_bulk, stream)
+        nursery.start_soon(member.shardcast._receiver.read_bulk, stream)
         turns = 0
         while not stream.waits.is_set():
             await trio.lowlevel.checkpoint()

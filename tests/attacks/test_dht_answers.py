@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from bench.dht import WALL, Node, Swarm
-from p2p.dht.answers import ALL_BURST, ALL_RATE, BURST_BYTES, RATE_BYTES
 from p2p.dht.config import DhtConfig
-from p2p.dht.events import Join, Received, Written
+from p2p.dht.core.events import Join, Received, Written
+from p2p.dht.core.publications import MAX_PUBLICATIONS
+from p2p.dht.core.responder import ALL_BURST, ALL_RATE, BURST_BYTES, RATE_BYTES
+from p2p.dht.core.store import MAX_PUBLISHERS
 from p2p.dht.messages import Contact, FindNode, FindValue, Nodes, Ping, Pong, Store, Stored, encode
-from p2p.dht.publications import MAX_PUBLICATIONS
-from p2p.dht.store import MAX_PUBLISHERS
 from p2p.wire import KI
 from tests.attacks.dht import DIFFICULTY, contact, key_pair, place, sent, signed, tell
 
@@ -85,12 +85,12 @@ def test_newcomers_and_contacts_are_answered_while_the_greedy_ask() -> None:
 def test_who_mints_names_to_have_its_allowance_forgotten_still_finds_the_pot_empty() -> None:
     """4,096 metered peers are remembered; beyond them the longest silent would start afresh."""
     node, key = holder()
-    meter = node.core._answers.meter
+    meter = node.core._responder.quotas
     for number in range(5000):
         peer = key_pair(number, 9).peer_id
-        if meter.allows(peer, 100.0, known=False):
-            meter.charge(peer, 64 * KI, 100.0, known=False)
-    assert len(meter._left) <= 4096
+        if meter.admit(peer, 100.0, known=False):
+            meter.charge_answer(peer, 64 * KI, 100.0, known=False)
+    assert len(meter._peers) <= 4096
     assert served(node, contact(key_pair(1)), FindValue(key), 100.0)[1] == 0
     assert served(node, contact(key_pair(1)), FindNode(bytes(20)), 102.0)[1] > 0
 
@@ -101,7 +101,7 @@ def test_a_swarm_of_six_takes_thirty_records_of_each_under_three_keys() -> None:
     swarm.join_all()
     unanswered = [0]
     for node in swarm.nodes.values():
-        node.core._answers.meter.allows = _noted(node.core._answers.meter.allows, unanswered)  # type: ignore[method-assign]
+        node.core._responder.quotas.admit = _noted(node.core._responder.quotas.admit, unanswered)  # type: ignore[method-assign]
     nodes = list(swarm.nodes.values())
     for index in range(MAX_PUBLICATIONS - 2):
         for node in nodes:
@@ -125,7 +125,7 @@ def test_forty_join_through_one_seed_in_two_seconds() -> None:
     (seed,) = swarm.nodes.values()
     swarm.run(1)
     unanswered = [0]
-    seed.core._answers.meter.allows = _noted(seed.core._answers.meter.allows, unanswered)  # type: ignore[method-assign]
+    seed.core._responder.quotas.admit = _noted(seed.core._responder.quotas.admit, unanswered)  # type: ignore[method-assign]
     for index in range(40):
         node = swarm.add()
         swarm.at(

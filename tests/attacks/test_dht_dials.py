@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bench.dht import WALL, Node, Swarm
 from p2p.dht.config import DhtConfig
-from p2p.dht.events import Effect, Get, Join, Learn, Moved, PeerUp, Send, Tick
-from p2p.dht.lookup import CREDIT
+from p2p.dht.core.events import Effect, Get, Join, Learn, Moved, PeerUp, Send, Tick
+from p2p.dht.core.lookup import CREDIT
 from p2p.dht.messages import (
     Contact,
     FindNode,

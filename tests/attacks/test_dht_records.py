@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from bench.dht import WALL, Node, Swarm
 from p2p.dht.config import DhtConfig
-from p2p.dht.events import Effect, Get, Moved, Penalise, Tick
+from p2p.dht.core.events import Effect, Get, Moved, Penalise, Tick
+from p2p.dht.core.operations import MAX_FOUND, MAX_VALIDATED, GetOperation
+from p2p.dht.core.store import MAX_HELD, MAX_PER_PUBLISHER, MAX_PUBLISHERS, RecordStore, StoreResult
+from p2p.dht.core.validation import RecordValidator
 from p2p.dht.messages import Contact, FindNode, FindValue, Nodes, Ping, Pong, Store, Stored, Values
-from p2p.dht.operations import MAX_FOUND, MAX_JUDGED, Reading
-from p2p.dht.record import MAX_VALUE, RecordJudge
-from p2p.dht.store import MAX_HELD, MAX_PER_PUBLISHER, MAX_PUBLISHERS, Holding, RecordStore
+from p2p.dht.record import MAX_VALUE
 from p2p.identity import KeyPair, PeerId
 from tests.attacks.dht import DIFFICULTY, contact, key_pair, place, sent, signed, tell
 
@@ -39,7 +40,7 @@ def test_names_near_a_node_do_not_push_out_what_it_holds_for_others() -> None:
     bare = signed(key_pair(1), b"honest")
     honest = [replace(bare, publisher=key_pair(number, 1).peer_id) for number in range(1000)]
     for number, record in enumerate(honest):
-        assert store.put(_far(number), record, b"blob", WALL, 0.0) is Holding.NEW
+        assert store.put(_far(number), record, b"blob", WALL, 0.0) is StoreResult.NEW
     for each in range(300):
         attacker = replace(bare, publisher=key_pair(each, 2).peer_id)
         for number in range(MAX_PER_PUBLISHER):
@@ -48,7 +49,7 @@ def test_names_near_a_node_do_not_push_out_what_it_holds_for_others() -> None:
     kept = sum(bool(store.get(_far(number))) for number in range(1000))
     assert kept == 1000
     late = replace(bare, publisher=key_pair(1, 3).peer_id)
-    assert store.put(_far(5000), late, b"blob", WALL, 0.0) is Holding.NEW
+    assert store.put(_far(5000), late, b"blob", WALL, 0.0) is StoreResult.NEW
 
 
 def _far(number: int) -> bytes:
@@ -115,8 +116,8 @@ def test_a_holder_with_many_editions_of_one_publisher_is_a_liar() -> None:
 
 def test_a_reading_returns_a_bounded_number_of_publishers() -> None:
     """Before: 64 of each of 120 answers, under three keys: 23,040 records, 34 MB."""
-    reading = Reading(1, "test", b"name")
-    judge = RecordJudge(lambda *_: True, 0, {})
+    reading = GetOperation(1, "test", b"name")
+    validator = RecordValidator(lambda *_: True, 0, {})
     key = place(signed(key_pair(1), b"name"))
     bare = signed(key_pair(1), b"name")
     for answer in range(20):
@@ -124,9 +125,9 @@ def test_a_reading_returns_a_bounded_number_of_publishers() -> None:
             replace(bare, publisher=key_pair(64 * answer + number, 4).peer_id).encode()
             for number in range(64)
         ]
-        assert reading.take_untrusted(key, blobs, judge, WALL)
+        assert reading.take_untrusted(key, blobs, validator, WALL)
     assert len(reading.records) == MAX_FOUND
-    assert len(reading.judged) <= MAX_JUDGED
+    assert len(reading.validated) <= MAX_VALIDATED
 
 
 def test_handing_on_stored_records_is_slow_and_steady() -> None:

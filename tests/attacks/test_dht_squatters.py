@@ -8,11 +8,12 @@ from typing import cast
 
 from bench.dht import WALL, Node, Swarm
 from p2p.dht.config import DhtConfig
-from p2p.dht.core import DhtCore
-from p2p.dht.events import Put
+from p2p.dht.core.core import DhtCore
+from p2p.dht.core.events import Put
+from p2p.dht.core.store import MAX_PER_PREFIX, MAX_PUBLISHERS
+from p2p.dht.core.validation import Namespace, PublisherKind
 from p2p.dht.messages import Store, Stored
-from p2p.dht.record import Namespace, PublisherKind, Record
-from p2p.dht.store import MAX_PER_PREFIX, MAX_PUBLISHERS
+from p2p.dht.record import Record
 from p2p.identity import KeyPair, PeerId
 from p2p.multiaddr import Multiaddr
 from p2p.node.rundoc import RunBook
@@ -39,7 +40,7 @@ def town(size: int, namespace: Namespace = RUN_RECORDS) -> Swarm:
 
 
 def describe(core: DhtCore, namespace: Namespace) -> None:
-    core._judge.namespaces[namespace.name] = namespace
+    core._validator.namespaces[namespace.name] = namespace
 
 
 def squat(swarm: Swarm, squatters: list[KeyPair], host: str = "10.66.0.{}") -> int:

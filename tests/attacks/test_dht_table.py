@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.dht import WALL, Node, Swarm
-from p2p.dht.events import Get, Moved, Received
+from p2p.dht.core.events import Get, Moved, Received
 from p2p.dht.messages import FindNode, Nodes, Ping, Pong, decode_untrusted, encode
 from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from p2p.gossip import mesh
-from p2p.gossip.events import Disconnected, GossipConfig, Publish, Received
-from p2p.gossip.manners import FIELD_COST, NEWCOMER, RPC_COST
+from p2p.gossip.config import GossipConfig
+from p2p.gossip.core import mesh
+from p2p.gossip.core.events import Disconnected, Publish, Received
+from p2p.gossip.core.quotas import FIELD_COST, NEWCOMER, RPC_COST
 from p2p.gossip.messages import MAX_FIELDS, MAX_RPC, Rpc, encode_rpc
 from p2p.identity import PeerId
 from p2p.wire import KI, MIB
@@ -122,7 +123,7 @@ def test_an_answer_fits_one_rpc() -> None:
     ids = []
     for _ in range(5000):
         victim.do(Publish(TOPIC, b""))
-    ids = victim.core._cache.ids(TOPIC)
+    ids = victim.core._cache.gossip_ids(TOPIC)
     victim.hear(ENEMY, Rpc(iwant=ids[:5000]))
     assert 0 < victim.sent[ENEMY] < MAX_RPC
 
@@ -155,7 +156,7 @@ def test_a_graft_of_a_topic_that_we_do_not_hear_leaves_nothing_and_is_not_answer
     victim.hear(ENEMY, Rpc(graft=["elsewhere"], prune=[("elsewhere", 60)]))
     assert victim.sent[ENEMY] == before
     assert victim.core._mesh._backoff == {}
-    assert "elsewhere" not in victim.core._mesh._hearers
+    assert "elsewhere" not in victim.core._mesh._subscribers
 
 
 def test_an_admitted_author_that_says_too_much_stops_itself_and_no_forwarder() -> None:

@@ -6,17 +6,17 @@ from random import Random
 
 import pytest
 
-from p2p.gossip.events import (
+from p2p.gossip.config import GossipConfig
+from p2p.gossip.core.events import (
     Connected,
     Disconnected,
-    GossipConfig,
     Publish,
     Received,
     Subscribe,
     Tick,
     Unsubscribe,
 )
-from p2p.gossip.mesh import MAX_FLOOD, OPPORTUNISM
+from p2p.gossip.core.mesh import MAX_FLOOD_PUBLISH, OPPORTUNISTIC_GRAFT_HEARTBEATS
 from p2p.gossip.messages import Rpc, encode_rpc
 from p2p.identity import PeerId
 from tests.attacks.gossip_node import TOPIC, Victim, said
@@ -106,7 +106,7 @@ def test_peers_that_bring_news_take_the_seats_of_those_that_bring_none() -> None
         victim.hear(ghost, JOIN)
     victim.meet(*HONEST)
     dice = Random(1)
-    for number in range(5 * OPPORTUNISM):
+    for number in range(5 * OPPORTUNISTIC_GRAFT_HEARTBEATS):
         victim.later(1)
         if number % 10 == 0:
             news = said(AUTHOR, b"news %d" % number, seqno=number)
@@ -122,7 +122,7 @@ def test_peers_that_bring_news_take_the_seats_of_those_that_bring_none() -> None
 
 def test_a_publication_reaches_those_we_dialled_before_a_crowd_of_strangers() -> None:
     victim = Victim()
-    crowd = [peer_named(20_000 + number) for number in range(4 * MAX_FLOOD)]
+    crowd = [peer_named(20_000 + number) for number in range(4 * MAX_FLOOD_PUBLISH)]
     victim.meet(*crowd)
     for stranger in crowd:
         victim.hear(stranger, JOIN)
@@ -131,7 +131,7 @@ def test_a_publication_reaches_those_we_dialled_before_a_crowd_of_strangers() ->
         victim.hear(peer, Rpc(subscriptions=[(TOPIC, True)]))
     victim.do(Publish(TOPIC, b"news"))
     assert reached(victim, b"news", HONEST) == 6
-    assert reached(victim, b"news", crowd) <= MAX_FLOOD
+    assert reached(victim, b"news", crowd) <= MAX_FLOOD_PUBLISH
 
 
 def test_a_swarm_with_a_crowd_of_silent_grafters_hears_everything() -> None:

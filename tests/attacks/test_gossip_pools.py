@@ -1,4 +1,4 @@
-"""Issue 9.25: what strangers fill is theirs: promises, seen ids, kept messages, demerits."""
+"""Issue 9.25: what strangers fill is theirs: promises, seen ids, kept messages, penalties."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from random import Random
 
 import pytest
 
-from p2p.gossip import cache, manners
-from p2p.gossip.cache import MAX_CACHE_BYTES, MAX_SEEN, MESSAGE_COST, MessageCache, SeenCache
-from p2p.gossip.events import GossipConfig, Validity
-from p2p.gossip.manners import MAX_PROMISES, Manners
+from p2p.gossip.config import GossipConfig
+from p2p.gossip.core import message_cache, peer_scores, seen as seen_module
+from p2p.gossip.core.events import Validity
+from p2p.gossip.core.message_cache import MAX_CACHE_BYTES, MESSAGE_COST, MessageCache
+from p2p.gossip.core.peer_scores import PeerScores
+from p2p.gossip.core.promises import MAX_PROMISES, Promises
+from p2p.gossip.core.seen import MAX_SEEN, SeenCache
 from p2p.gossip.messages import MAX_DATA, Rpc
 from p2p.identity import PeerId
 from p2p.node.wiring import judge_announcement
@@ -41,7 +44,7 @@ def test_strangers_that_promise_thousands_of_ids_keep_no_room_from_others(count:
             victim.hear(stranger, Rpc(ihave=[(TOPIC, ids)]))
         assert asked(victim, FRIEND, [said(AUTHOR, seqno=second).id])
         victim.later(1)
-    assert victim.core._manners._promises <= MAX_PROMISES
+    assert len(victim.core._promises) <= MAX_PROMISES
 
 
 def test_strangers_that_promise_an_id_do_not_keep_us_from_asking_for_it() -> None:
@@ -60,16 +63,16 @@ def test_strangers_that_promise_an_id_do_not_keep_us_from_asking_for_it() -> Non
 
 
 def test_promises_of_a_peer_that_left_are_forgotten() -> None:
-    table = Manners(GossipConfig())
+    table = Promises(GossipConfig())
     for peer in STRANGERS[:3]:
-        table.connected(peer, 0.0)
-        assert table.ask(b"id", peer, 0.0)
-        assert table.ask(peer.digest, peer, 0.0)
+        table.connected(peer)
+        assert table.ask(b"id", peer, 0.0, proven=False)
+        assert table.ask(peer.digest, peer, 0.0, proven=False)
     for peer in STRANGERS[:3]:
         table.disconnected(peer)
-    assert table._promises == 0
-    assert table._asks == {}
-    assert table.broken_promises(1e9) == []
+    assert len(table) == 0
+    assert table._requests == {}
+    assert table.heartbeat(1e9) == []
 
 
 def test_messages_that_are_no_news_do_not_flush_what_was_seen() -> None:
@@ -84,12 +87,14 @@ def test_messages_that_are_no_news_do_not_flush_what_was_seen() -> None:
         victim.later(0.02)
     victim.hear(FRIEND, Rpc(messages=[news]))
     assert victim.delivered == [b"news"]
-    assert victim.core._seen.noise_of(STRANGERS[0]) < 1000
+    assert victim.core._seen.unaccepted_from(STRANGERS[0]) < 1000
     assert victim.points[FRIEND] == 0
 
 
-def test_noise_pushes_out_the_noise_of_the_loudest_and_never_news(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "MAX_SEEN", 2000)
+def test_noise_evicts_the_noise_of_the_loudest_and_never_news(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(seen_module, "MAX_SEEN", 2000)
     seen = SeenCache(120.0)
     for number in range(500):
         seen.accept(b"news %d" % number, 0.0)
@@ -106,7 +111,7 @@ def test_noise_pushes_out_the_noise_of_the_loudest_and_never_news(monkeypatch: p
     assert b"news 2999" in seen
     seen.expire(200.0)
     assert len(seen) == 0
-    assert not seen._noise
+    assert not seen._unaccepted
 
 
 def test_ignored_messages_of_an_honest_forwarder_cost_it_nothing_but_its_quota() -> None:
@@ -126,7 +131,7 @@ def test_one_author_does_not_fill_the_cache() -> None:
         kept.put(said(AUTHOR, bytes(MAX_DATA), seqno=number))
     honest = said(FRIEND, bytes(MAX_DATA))
     kept.put(honest)
-    assert honest.id in kept.ids(TOPIC)
+    assert honest.id in kept.gossip_ids(TOPIC)
     for _ in range(5):
         kept.shift()
     assert kept._bytes == 0
@@ -141,17 +146,17 @@ def test_messages_without_data_are_not_kept_without_a_limit() -> None:
     assert len(kept._messages) == MAX_CACHE_BYTES // MESSAGE_COST
 
 
-def _empty(author: int, number: int) -> cache.PubsubMessage:
-    return cache.PubsubMessage(b"%036d" % author, number.to_bytes(8, "big"), TOPIC, None)
+def _empty(author: int, number: int) -> message_cache.PubsubMessage:
+    return message_cache.PubsubMessage(b"%036d" % author, number.to_bytes(8, "big"), TOPIC, None)
 
 
-def test_minted_names_wash_off_no_demerits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manners, "MAX_BLAMED", 32)
-    table = Manners(GossipConfig())
-    table.blame(FRIEND, 50.0)
+def test_minted_names_wash_off_no_penalties(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_scores, "MAX_PENALISED", 32)
+    table = PeerScores()
+    table.penalise(FRIEND, 50.0)
     for number in range(1000):
-        table.blame(peer_named(20_000 + number), 2.0)
-    assert not table.is_credible(FRIEND)
+        table.penalise(peer_named(20_000 + number), 2.0)
+    assert not table.may_gossip(FRIEND)
 
 
 async def test_what_can_never_be_valid_is_rejected_and_what_others_may_believe_is_ignored(

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from p2p.gossip import GossipConfig, Validity, open_gossip
-from p2p.gossip.events import Connected, Received
-from p2p.gossip.manners import FLOOD_BURSTS
+from p2p.gossip.core.events import Connected, Received
+from p2p.gossip.core.quotas import FLOOD_BURSTS
 from p2p.gossip.messages import Rpc, encode_rpc, sign_message
 from p2p.host import MAX_OUTBOX
 from p2p.identity import KeyPair, PeerId

@@ -10,8 +10,8 @@ from random import Random
 
 import pytest
 
-from p2p.membership.events import Bootstrap, MembershipConfig, Send
-from p2p.membership.messages import Beat, Join, Link
+from p2p.membership.events import Bootstrap, MembershipConfig, Received, Send
+from p2p.membership.messages import Beat, Join, Link, encode_message
 from p2p.membership.view import View
 from p2p.multiaddr import Multiaddr
 from tests.attacks.membership_enemies import HostileSwarm, watch
@@ -128,6 +128,11 @@ def test_one_network_has_a_share_of_neighbours_and_of_the_view() -> None:
     members = [member.peer for member in victim.core.members()]
     assert sum(peer in bad for peer in members) <= 53
     assert sum(peer not in bad for peer in members) == 39
+    swarm.run(5)
+    for enemy in enemies[:8]:  # whoever had no place is no news, though it comes again and again
+        words = swarm.words(enemy, 2, addrs=(of_one_network(enemies.index(enemy)),))
+        swarm.drive(victim, Received(enemy, encode_message(Beat(False, words))))
+    assert not victim.core._rumours.has_news
 
 
 def test_a_full_view_is_not_flushed_by_those_that_come_last() -> None:

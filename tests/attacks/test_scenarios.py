@@ -7,12 +7,14 @@ The form in which they are judged (200 nodes, ten virtual minutes) is `python -m
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 
 import pytest
 
+from p2p.bounded import BoundedDict
 from sim.run.runner import run_scenario
 from sim.run.scenario import load_scenario
-from sim.workloads.soak import Table
+from sim.workloads.soak import Table, limit_of
 
 SMALL = {
     "accuse_flood": (30, 80.0, {}),
@@ -45,3 +47,17 @@ def test_a_leak_of_one_entry_a_sample_is_found_and_a_full_table_is_none() -> Non
     assert late.grows(2.0)
     assert not full.grows(2.0)
     assert not noise.grows(2.0)
+
+
+def test_a_table_is_bounded_by_its_type_or_not_at_all() -> None:
+    bounded, plain = BoundedDict[int, int](4096), dict[int, int]()
+    assert limit_of(bounded) == 4096
+    assert limit_of(deque(maxlen=16)) == 16
+    assert limit_of(plain) is None
+    assert limit_of(deque()) is None
+    table = Table()
+    table.hold(limit_of(bounded))
+    assert table.limit == 4096
+    table.hold(limit_of(plain))
+    table.hold(limit_of(bounded))
+    assert table.limit is None  # one node's is not bounded

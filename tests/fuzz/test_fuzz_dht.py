@@ -7,7 +7,7 @@ import contextlib
 from hypothesis import example, given, settings, strategies as st
 
 from bench.dht import WALL, Swarm
-from p2p.dht.events import Penalise, Received
+from p2p.dht.core.events import Penalise, Received
 from p2p.dht.messages import (
     FindNode,
     FindValue,

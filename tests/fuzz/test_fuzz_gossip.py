@@ -8,12 +8,12 @@ from random import Random
 from hypothesis import given, settings, strategies as st
 
 from p2p.errors import BadMessage
-from p2p.gossip.core import GossipCore
-from p2p.gossip.events import (
+from p2p.gossip.config import GossipConfig
+from p2p.gossip.core.core import GossipCore
+from p2p.gossip.core.events import (
     Connected,
     Disconnected,
     Event,
-    GossipConfig,
     Publish,
     Received,
     Send,
@@ -125,8 +125,9 @@ def test_peers_that_are_gone_leave_nothing_that_holds_them(events: list[tuple[Ev
         assert all(set(mesh) <= set(core._mesh.connected_peers()) for mesh in core.topics.values())
     for peer in PEERS:
         core.handle(Disconnected(peer), now)
-    mesh, manners = core._mesh, core._manners
+    mesh, promises = core._mesh, core._promises
     assert not any(core.topics.values())
-    assert (mesh._hearers, mesh._dialled, manners._accounts, manners._asks) == ({}, {}, {}, {})
-    assert manners._promises == 0
+    assert (mesh._subscribers, mesh._outbound) == ({}, {})
+    assert (promises._of, promises._requests, len(promises)) == ({}, {}, 0)
+    assert (core._quotas._accounts, core._scores._first_deliveries) == ({}, {})
     assert core._pending == {}

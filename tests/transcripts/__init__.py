@@ -102,6 +102,13 @@ def play(text: str, performer: Player) -> str:
     return "\n".join(str(part) for part in parts) + "\n"
 
 
+def changes(before: dict[str, str], after: dict[str, str]) -> Iterator[str]:
+    """The lines of state that differ, for players that show what a step has changed."""
+    for name in dict.fromkeys((*before, *after)):
+        if before.get(name) != after.get(name):
+            yield f"  {name}: {after.get(name, 'gone')}"
+
+
 def transcripts() -> list[Path]:
     """Every transcript whose player is registered."""
     load_players()

@@ -6,8 +6,8 @@ from random import Random
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from p2p.dht.calls import ATTEMPTS, MAX_TIMEOUT, MIN_TIMEOUT, Calls, Lateness, RoundTrips
-from p2p.dht.lookup import MAX_ASKED, Lookup, LookupShape
+from p2p.dht.core.calls import ATTEMPTS, MAX_TIMEOUT, MIN_TIMEOUT, Calls, Lateness, RoundTrips
+from p2p.dht.core.lookup import MAX_ASKED, Lookup, LookupShape
 from p2p.dht.messages import Contact
 from p2p.identity import PeerId
 
@@ -129,7 +129,7 @@ def peer(number: int) -> PeerId:
 
 def test_an_unanswered_call_becomes_later_and_later() -> None:
     calls: Calls[str] = Calls(Random(1))
-    calls.open(peer(1), "why", lambda request_id: b"%d" % request_id, 0.0, warm=True)
+    calls.open(peer(1), "why", lambda request_id: b"%d" % request_id, 0.0, connected=True)
     seen = []
     while calls.next_deadline < math.inf:
         now = calls.next_deadline
@@ -142,7 +142,7 @@ def test_an_unanswered_call_becomes_later_and_later() -> None:
 
 def test_only_the_one_asked_can_answer_and_only_once() -> None:
     calls: Calls[str] = Calls(Random(1))
-    call = calls.open(peer(1), "why", lambda _: b"", 0.0, warm=True)
+    call = calls.open(peer(1), "why", lambda _: b"", 0.0, connected=True)
     assert calls.settle(call.request_id, peer(2), 0.1) is None
     assert calls.settle(call.request_id + 1, peer(1), 0.1) is None
     assert calls.settle(call.request_id, peer(1), 0.1) is call
@@ -156,7 +156,7 @@ def test_request_ids_wrap_and_do_not_collide() -> None:
             return 2**32 - 1
 
     calls: Calls[str] = Calls(Last())
-    ids = [calls.open(peer(1), "", lambda _: b"", 0.0, warm=True).request_id for _ in range(3)]
+    ids = [calls.open(peer(1), "", lambda _: b"", 0.0, connected=True).request_id for _ in range(3)]
     assert ids == [2**32 - 1, 0, 1]
 
 
@@ -164,10 +164,10 @@ def test_a_dial_is_given_time_and_not_measured() -> None:
     trips = RoundTrips()
     for _ in range(50):
         trips.measure(0.1)
-    assert trips.timeout(warm=True) == MIN_TIMEOUT
-    assert trips.timeout(warm=False) == pytest.approx(0.5, abs=0.05)
+    assert trips.timeout(connected=True) == MIN_TIMEOUT
+    assert trips.timeout(connected=False) == pytest.approx(0.5, abs=0.05)
     calls: Calls[str] = Calls(Random(1))
-    call = calls.open(peer(1), "", lambda _: b"", 0.0, warm=False)
+    call = calls.open(peer(1), "", lambda _: b"", 0.0, connected=False)
     calls.settle(call.request_id, peer(1), 0.9)
     assert calls.round_trips.mean == 0
 
@@ -177,12 +177,12 @@ def test_time_limits_stay_sane(samples: list[float]) -> None:
     trips = RoundTrips()
     for sample in samples:
         trips.measure(sample)
-    assert MIN_TIMEOUT <= trips.timeout(warm=True) <= trips.timeout(warm=False) <= MAX_TIMEOUT
+    assert MIN_TIMEOUT <= trips.timeout(connected=True) <= trips.timeout(connected=False) <= MAX_TIMEOUT
 
 
 def test_failing_a_peer_returns_its_calls_only() -> None:
     calls: Calls[str] = Calls(Random(1))
-    calls.open(peer(1), "one", lambda _: b"", 0.0, warm=True)
-    calls.open(peer(2), "two", lambda _: b"", 0.0, warm=True)
+    calls.open(peer(1), "one", lambda _: b"", 0.0, connected=True)
+    calls.open(peer(2), "two", lambda _: b"", 0.0, connected=True)
     assert [call.purpose for call in calls.fail(peer(1))] == ["one"]
     assert len(calls) == 1

@@ -5,24 +5,26 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from p2p.dht.record import (
+from p2p.dht.core.store import MAX_PER_PREFIX, MAX_PER_PUBLISHER, MAX_PUBLISHERS, RecordStore, StoreResult
+from p2p.dht.core.validation import (
     ADDRESSES,
     CLOCK_TOLERANCE,
     MAX_LIFETIME,
+    SALTS,
+    RecordPriority,
+    RecordValidator,
+    RecordValidity,
+)
+from p2p.dht.record import (
     MAX_RECORD,
     MAX_VALUE,
-    SALTS,
-    Judgement,
     Record,
-    RecordJudge,
-    Standing,
     decode_record_untrusted,
     encode_addrs,
     record_key,
     sign_record,
 )
 from p2p.dht.stamp import check_stamp, make_stamp
-from p2p.dht.store import MAX_PER_PREFIX, MAX_PER_PUBLISHER, MAX_PUBLISHERS, Holding, RecordStore
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair, PeerId, verify
 from p2p.multiaddr import Multiaddr
@@ -31,7 +33,7 @@ WALL = 1_800_000_000.0
 BITS = 4
 KEY = KeyPair(bytes(32))
 NONCE = make_stamp(KEY.peer_id, BITS)
-JUDGE = RecordJudge(verify, BITS, {ADDRESSES.name: ADDRESSES})
+VALIDATOR = RecordValidator(verify, BITS, {ADDRESSES.name: ADDRESSES})
 
 
 def record(
@@ -64,16 +66,16 @@ def test_a_record_survives_the_wire(namespace: str, name: bytes, seqno: int, val
     blob = sent.encode()
     assert len(blob) <= MAX_RECORD
     assert decode_record_untrusted(blob) == sent
-    assert JUDGE.judge(sent, place(sent), WALL) is Judgement.VALID
+    assert VALIDATOR.validate(sent, place(sent), WALL) is RecordValidity.VALID
 
 
 def test_it_belongs_under_its_salted_keys_only() -> None:
     good = record()
-    keys = JUDGE.keys(good.namespace, good.name)
+    keys = VALIDATOR.keys(good.namespace, good.name)
     assert len(dict.fromkeys(keys)) == SALTS
-    assert all(JUDGE.judge(good, key, WALL) is Judgement.VALID for key in keys)
-    assert JUDGE.judge(good, bytes(20), WALL) is Judgement.FORGED
-    assert JUDGE.judge(good, record_key("run", good.name, SALTS), WALL) is Judgement.FORGED
+    assert all(VALIDATOR.validate(good, key, WALL) is RecordValidity.VALID for key in keys)
+    assert VALIDATOR.validate(good, bytes(20), WALL) is RecordValidity.FORGED
+    assert VALIDATOR.validate(good, record_key("run", good.name, SALTS), WALL) is RecordValidity.FORGED
 
 
 @pytest.mark.parametrize(
@@ -88,37 +90,37 @@ def test_it_belongs_under_its_salted_keys_only() -> None:
 )
 def test_whatever_is_changed_makes_a_forgery(change: dict[str, object]) -> None:
     forged = replace(record(), **change)  # type: ignore[arg-type]
-    assert JUDGE.judge(forged, place(forged), WALL) is Judgement.FORGED
+    assert VALIDATOR.validate(forged, place(forged), WALL) is RecordValidity.FORGED
 
 
 def test_a_publisher_without_a_stamp_says_nothing() -> None:
-    strict = RecordJudge(verify, 16, {})
+    strict = RecordValidator(verify, 16, {})
     assert not check_stamp(KEY.peer_id, NONCE, 16)
-    assert strict.judge(record(), place(record()), WALL) is Judgement.FORGED
+    assert strict.validate(record(), place(record()), WALL) is RecordValidity.FORGED
 
 
 @pytest.mark.parametrize(
     ("age", "expected"),
     [
-        (-MAX_LIFETIME + 600, Judgement.VALID),
-        (-MAX_LIFETIME - CLOCK_TOLERANCE + 599, Judgement.STALE),
-        (600 + CLOCK_TOLERANCE - 1, Judgement.VALID),
-        (600 + CLOCK_TOLERANCE, Judgement.STALE),
+        (-MAX_LIFETIME + 600, RecordValidity.VALID),
+        (-MAX_LIFETIME - CLOCK_TOLERANCE + 599, RecordValidity.STALE),
+        (600 + CLOCK_TOLERANCE - 1, RecordValidity.VALID),
+        (600 + CLOCK_TOLERANCE, RecordValidity.STALE),
     ],
 )
-def test_time_is_judged_with_five_minutes_of_tolerance(age: float, expected: Judgement) -> None:
-    assert JUDGE.judge(record(), place(record()), WALL + age) is expected
+def test_time_is_judged_with_five_minutes_of_tolerance(age: float, expected: RecordValidity) -> None:
+    assert VALIDATOR.validate(record(), place(record()), WALL + age) is expected
 
 
 def test_an_address_record_is_by_and_about_its_publisher() -> None:
     value = encode_addrs((Multiaddr.tcp("10.0.0.1", 4001),))
     own = record(namespace="addr", name=KEY.peer_id.digest, value=value)
-    assert JUDGE.judge(own, place(own), WALL) is Judgement.VALID
-    assert JUDGE.keys("addr", own.name) == (place(own),)
+    assert VALIDATOR.validate(own, place(own), WALL) is RecordValidity.VALID
+    assert VALIDATOR.keys("addr", own.name) == (place(own),)
     about_another = record(namespace="addr", name=b"x" * 38, value=value)
-    assert JUDGE.judge(about_another, place(about_another), WALL) is Judgement.REFUSED
+    assert VALIDATOR.validate(about_another, place(about_another), WALL) is RecordValidity.REFUSED
     no_address = record(namespace="addr", name=KEY.peer_id.digest, value=b"no address")
-    assert JUDGE.judge(no_address, place(no_address), WALL) is Judgement.REFUSED
+    assert VALIDATOR.validate(no_address, place(no_address), WALL) is RecordValidity.REFUSED
 
 
 @pytest.mark.parametrize(
@@ -134,16 +136,16 @@ def test_fields_out_of_bounds_do_not_decode(change: dict[str, object]) -> None:
 # The store.
 
 
-def keep(store: RecordStore, each: Record, now: float = 0.0, key: bytes | None = None) -> Holding:
+def keep(store: RecordStore, each: Record, now: float = 0.0, key: bytes | None = None) -> StoreResult:
     return store.put(key or place(each), each, each.encode(), WALL, now)
 
 
 def test_the_newest_sequence_number_wins() -> None:
     store = RecordStore(0)
-    assert keep(store, record(seqno=2)) is Holding.NEW
-    assert keep(store, record(seqno=1, value=b"replayed")) is Holding.OLDER
-    assert keep(store, record(seqno=2)) is Holding.KNOWN
-    assert keep(store, record(seqno=3, value=b"new")) is Holding.NEW
+    assert keep(store, record(seqno=2)) is StoreResult.NEW
+    assert keep(store, record(seqno=1, value=b"replayed")) is StoreResult.OLDER
+    assert keep(store, record(seqno=2)) is StoreResult.KNOWN
+    assert keep(store, record(seqno=3, value=b"new")) is StoreResult.NEW
     assert [each.value for each in store.get(place(record()))] == [b"new"]
     assert len(store) == 1
 
@@ -164,14 +166,14 @@ def publishers(store: RecordStore) -> list[PeerId]:
 def test_many_publishers_share_a_key_up_to_a_limit() -> None:
     store = RecordStore(0, secret=b"ours")
     everybody = crowd(MAX_PUBLISHERS + 36)
-    assert [keep(store, each) for each in everybody[:MAX_PUBLISHERS]] == [Holding.NEW] * MAX_PUBLISHERS
+    assert [keep(store, each) for each in everybody[:MAX_PUBLISHERS]] == [StoreResult.NEW] * MAX_PUBLISHERS
     later = [keep(store, each) for each in everybody[MAX_PUBLISHERS:]]
-    assert set(later) == {Holding.NEW, Holding.FULL}, "a fair sample of all, not the first to come"
+    assert set(later) == {StoreResult.NEW, StoreResult.FULL}, "a fair sample of all, not the first to come"
     assert len(store.get(place(record()))) == MAX_PUBLISHERS
     kept = dict.fromkeys(publishers(store))
     for each in everybody:
         renewal = keep(store, replace(each, seqno=9))
-        assert renewal is (Holding.NEW if each.publisher in kept else Holding.FULL)
+        assert renewal is (StoreResult.NEW if each.publisher in kept else StoreResult.FULL)
     assert publishers(store) == sorted(kept)
 
 
@@ -188,7 +190,7 @@ def test_which_publishers_it_keeps_is_each_nodes_own_secret_and_not_a_matter_of_
 
 def test_one_prefix_gets_a_quarter_of_a_key_and_the_reserved_give_way_to_nobody() -> None:
     store = RecordStore(0, secret=b"ours")
-    near, far = Standing(groups=("81.2.3.0/24",)), Standing(groups=("93.4.5.0/24",))
+    near, far = RecordPriority(groups=("81.2.3.0/24",)), RecordPriority(groups=("93.4.5.0/24",))
     for each in crowd(200):
         store.put(place(each), each, each.encode(), WALL, 0.0, near)
     assert len(store.get(place(record()))) == MAX_PER_PREFIX
@@ -196,8 +198,8 @@ def test_one_prefix_gets_a_quarter_of_a_key_and_the_reserved_give_way_to_nobody(
         store.put(place(each), each, each.encode(), WALL, 0.0, far)
     assert len(store.get(place(record()))) == 2 * MAX_PER_PREFIX
     officer = crowd(1, tens=3)[0]
-    reserved = Standing(reserved=True, groups=near.groups)
-    assert store.put(place(officer), officer, officer.encode(), WALL, 0.0, reserved) is Holding.NEW
+    reserved = RecordPriority(reserved=True, groups=near.groups)
+    assert store.put(place(officer), officer, officer.encode(), WALL, 0.0, reserved) is StoreResult.NEW
     for each in crowd(300, tens=4):
         keep(store, each)
     assert officer.publisher in publishers(store)
@@ -206,7 +208,7 @@ def test_one_prefix_gets_a_quarter_of_a_key_and_the_reserved_give_way_to_nobody(
 
 def test_who_moves_into_a_crowded_prefix_may_lose_its_place() -> None:
     store = RecordStore(0, secret=b"ours")
-    near = Standing(groups=("81.2.3.0/24",))
+    near = RecordPriority(groups=("81.2.3.0/24",))
     for each in crowd(200):
         store.put(place(each), each, each.encode(), WALL, 0.0, near)
     outcomes = []
@@ -214,9 +216,9 @@ def test_who_moves_into_a_crowded_prefix_may_lose_its_place() -> None:
         keep(store, each)
         newer = replace(each, seqno=2)
         outcomes.append(store.put(place(each), newer, newer.encode(), WALL, 0.0, near))
-        crowded = sum(near == held.standing for held in store._keys[place(each)].values())
+        crowded = sum(near == held.priority for held in store._keys[place(each)].values())
         assert crowded <= MAX_PER_PREFIX
-    assert Holding.FULL in outcomes
+    assert StoreResult.FULL in outcomes
 
 
 def test_a_full_node_takes_from_those_who_have_most() -> None:
@@ -230,7 +232,7 @@ def test_a_full_node_takes_from_those_who_have_most() -> None:
     modest = crowd(100, tens=2)
     assert {
         keep(store, each, key=b"\xff" * 18 + number.to_bytes(2, "big")) for number, each in enumerate(modest)
-    } == {Holding.NEW}
+    } == {StoreResult.NEW}
     assert len(store) == 4 * MAX_PER_PUBLISHER
     counts = [len(keys) for keys in store._by_publisher.values()]
     assert sum(counts) == len(store)
@@ -240,9 +242,9 @@ def test_a_full_node_takes_from_those_who_have_most() -> None:
 def test_one_publisher_gets_so_much_and_no_more() -> None:
     store = RecordStore(0)
     own = [record(name=b"%d" % each) for each in range(MAX_PER_PUBLISHER + 1)]
-    assert keep(store, own[0]) is Holding.NEW
+    assert keep(store, own[0]) is StoreResult.NEW
     results = [keep(store, each) for each in own[1:]]
-    assert results == [Holding.NEW] * (MAX_PER_PUBLISHER - 1) + [Holding.FULL]
+    assert results == [StoreResult.NEW] * (MAX_PER_PUBLISHER - 1) + [StoreResult.FULL]
 
 
 def test_a_full_node_drops_what_lies_farthest() -> None:

@@ -21,7 +21,7 @@ from p2p.swarm import open_host
 from p2p.transport.memory import MemoryNetwork
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
-from sim.node.clock import Pace
+from sim.node.clock import ClockModel
 from sim.node.disk import DiskModel
 from sim.node.swarm import SimNode, Swarm, open_swarm
 
@@ -169,7 +169,7 @@ def test_a_crash_during_the_first_write_and_a_clock_set_back_take_nothing_from_t
         node = town.swarm.add("late", live_on_a_slow_disk)
         await say(b"before")
         town.swarm.kill("late")
-        node.clock.set_pace(Pace(skew=-600))
+        node.clock.set_model(ClockModel(skew=-600))
         town.swarm.restart("late")
         await say(b"after")
 
@@ -272,7 +272,7 @@ def test_a_cancelled_reading_leaves_nothing_behind() -> None:
             await dhts[1].get("run", b"name")
         assert scope.cancelled_caught
         assert dhts[1]._waiting == {}
-        assert dhts[1]._core._asker._waiting == {}
+        assert dhts[1]._core._requester._waiting == {}
         assert await dhts[1].put("run", b"name", b"value", 60) > 0
 
     in_town(main)

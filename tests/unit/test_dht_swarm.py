@@ -8,10 +8,11 @@ import pytest
 
 from bench.dht import WALL, Case, Node, Swarm, measure
 from p2p.dht.config import DhtConfig
-from p2p.dht.events import Forget, Get, Join, Moved, PeerDown, Penalise, Received, Send, Tick
+from p2p.dht.core.events import Forget, Get, Join, Moved, PeerDown, Penalise, Received, Send, Tick
+from p2p.dht.core.publications import MAX_PUBLICATIONS
+from p2p.dht.core.validation import CLOCK_TOLERANCE
 from p2p.dht.messages import Contact, FindNode, Nodes, Ping, Pong, Store, Stored, decode_untrusted, encode
-from p2p.dht.publications import MAX_PUBLICATIONS
-from p2p.dht.record import CLOCK_TOLERANCE, Record, record_key, sign_record
+from p2p.dht.record import Record, record_key, sign_record
 from p2p.errors import LimitExceeded
 
 

@@ -9,8 +9,8 @@ from random import Random
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from p2p.dht.core.table import RoutingTable
 from p2p.dht.messages import Contact
-from p2p.dht.table import ContactTable
 from p2p.errors import MissingDependency
 from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr
@@ -22,16 +22,16 @@ def contact(rng: Random) -> Contact:
     return Contact(PeerId.from_public_key(rng.randbytes(32)), rng.randbytes(8), ADDRS)
 
 
-def table_with(count: int, seed: int, ksize: int = 20) -> tuple[ContactTable, list[Contact]]:
+def table_with(count: int, seed: int, ksize: int = 20) -> tuple[RoutingTable, list[Contact]]:
     rng = Random(seed)
-    table = ContactTable(contact(rng), ksize)
+    table = RoutingTable(contact(rng), ksize)
     heard = [contact(rng) for _ in range(count)]
     for each in heard:
         table.add(each)
     return table, heard
 
 
-def held(table: ContactTable) -> list[Contact]:
+def held(table: RoutingTable) -> list[Contact]:
     return [node.contact for bucket in table.buckets for node in bucket.nodes.values()]
 
 
@@ -91,7 +91,7 @@ def test_a_full_bucket_names_whom_to_ping_and_the_silent_make_room() -> None:
 
 def test_a_peer_has_one_place_and_its_newest_addresses() -> None:
     rng = Random(9)
-    table = ContactTable(contact(rng), 20)
+    table = RoutingTable(contact(rng), 20)
     first = contact(rng)
     table.add(first)
     table.add(Contact(first.peer, first.nonce, (Multiaddr.tcp("10.9.9.9", 2),)))
@@ -128,9 +128,9 @@ def test_without_kademlia_the_operator_reads_the_remedy(monkeypatch: pytest.Monk
     for name in [name for name in sys.modules if name.split(".")[0] == "kademlia"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "kademlia", None)
-    monkeypatch.delitem(sys.modules, "p2p.dht.table")
+    monkeypatch.delitem(sys.modules, "p2p.dht.core.table")
     with pytest.raises(MissingDependency, match="pip install kademlia"):
-        importlib.import_module("p2p.dht.table")
+        importlib.import_module("p2p.dht.core.table")
 
 
 def python(code: str) -> str:
@@ -139,7 +139,7 @@ def python(code: str) -> str:
 
 
 def test_the_package_imports_without_warnings_and_without_its_wire() -> None:
-    code = "import sys, p2p.dht.table; print('kademlia' in sys.modules, 'rpcudp' in sys.modules)"
+    code = "import sys, p2p.dht.core.table; print('kademlia' in sys.modules, 'rpcudp' in sys.modules)"
     assert python(code) == "True False"
 
 

@@ -8,19 +8,12 @@ from typing import Any
 
 import pytest
 
-from p2p.gossip.cache import (
-    MAX_CACHE_BYTES,
-    MAX_RETRANSMISSIONS,
-    MESSAGE_COST,
-    MessageCache,
-    SeenCache,
-)
-from p2p.gossip.core import MAX_PENDING, GossipCore
-from p2p.gossip.events import (
+from p2p.gossip.config import GossipConfig
+from p2p.gossip.core.core import MAX_PENDING, GossipCore
+from p2p.gossip.core.events import (
     Connected,
     Deliver,
     Disconnected,
-    GossipConfig,
     Penalise,
     Publish,
     Received,
@@ -32,8 +25,10 @@ from p2p.gossip.events import (
     Validated,
     Validity,
 )
-from p2p.gossip.manners import MAX_ASKED
-from p2p.gossip.mesh import FLOOD_BYTES, MAX_FLOOD, MAX_TOPICS_OF_PEER
+from p2p.gossip.core.mesh import FLOOD_PUBLISH_BYTES, MAX_FLOOD_PUBLISH, MAX_TOPICS_OF_PEER
+from p2p.gossip.core.message_cache import MAX_CACHE_BYTES, MAX_RETRANSMISSIONS, MESSAGE_COST, MessageCache
+from p2p.gossip.core.promises import MAX_ASKED
+from p2p.gossip.core.seen import SeenCache
 from p2p.gossip.messages import (
     MAX_DATA,
     PubsubMessage,
@@ -416,15 +411,15 @@ def test_outsiders_are_told_ids_for_three_intervals() -> None:
 
 def test_fanout_reaches_hearers_of_a_topic_that_we_do_not_hear() -> None:
     lone = Lone()
-    for number in range(1, MAX_FLOOD + 20):
+    for number in range(1, MAX_FLOOD_PUBLISH + 20):
         lone.do(Connected(peer_named(number)))
         lone.hear(peer_named(number), Rpc(subscriptions=[("elsewhere", True)]))
     first = {each.peer for each in lone.do(Publish("elsewhere", b"1")) if isinstance(each, Send)}
-    assert len(first) == MAX_FLOOD
+    assert len(first) == MAX_FLOOD_PUBLISH
     second = {each.peer for each in lone.do(Publish("elsewhere", b"2")) if isinstance(each, Send)}
     assert len(second & first) >= GossipConfig().degree
     large = {each.peer for each in lone.do(Publish("elsewhere", bytes(MAX_DATA))) if isinstance(each, Send)}
-    assert len(large) == GossipConfig().degree + FLOOD_BYTES // (MAX_DATA + MESSAGE_COST)
+    assert len(large) == GossipConfig().degree + FLOOD_PUBLISH_BYTES // (MAX_DATA + MESSAGE_COST)
     assert "elsewhere" not in lone.core.topics
 
 
@@ -477,7 +472,7 @@ def test_subscriptions_of_one_peer_are_bounded() -> None:
         lone.hear(ENEMY, Rpc(subscriptions=topics))
     assert lone.core.counters["too many topics"] == 400 - (MAX_TOPICS_OF_PEER - 1)
     lone.do(Disconnected(ENEMY))
-    assert list(lone.core._mesh._hearers) == [TOPIC]
+    assert list(lone.core._mesh._subscribers) == [TOPIC]
 
 
 def test_waiting_validations_are_bounded() -> None:
@@ -502,21 +497,21 @@ def test_what_is_too_long_is_refused_at_home() -> None:
 def test_ids_are_forgotten_in_time() -> None:
     seen = SeenCache(10.0)
     seen.add(b"a", ENEMY, 0.0)
-    seen.condemn(b"a")
+    seen.reject(b"a")
     seen.accept(b"b", 0.0)
     seen.add(b"c", ENEMY, 5.0)
     seen.add(b"d", FRIEND, 5.0)
     seen.accept(b"d", 5.0)
-    assert seen.is_lie(b"a")
+    assert seen.is_rejected(b"a")
     seen.expire(10.0)
     assert b"a" not in seen
     assert b"b" not in seen
-    assert not seen.is_lie(b"a")
+    assert not seen.is_rejected(b"a")
     assert b"c" in seen
     assert b"d" in seen
     assert len(seen) == 2
-    assert seen.noise_of(ENEMY) == 1
-    assert seen.noise_of(FRIEND) == 0
+    assert seen.unaccepted_from(ENEMY) == 1
+    assert seen.unaccepted_from(FRIEND) == 0
 
 
 def test_kept_messages_are_bounded_and_leave_with_their_window() -> None:
@@ -528,16 +523,16 @@ def test_kept_messages_are_bounded_and_leave_with_their_window() -> None:
     ]
     for message in messages:
         cache.put(message)
-    assert len(cache.ids(TOPIC)) == many - 4
+    assert len(cache.gossip_ids(TOPIC)) == many - 4
     for _ in range(3):
         cache.shift()
-    assert cache.ids(TOPIC) == []
-    assert cache.take(messages[0].id, FRIEND) == messages[0]
+    assert cache.gossip_ids(TOPIC) == []
+    assert cache.get_for_peer(messages[0].id, FRIEND) == messages[0]
     cache.shift()
     cache.shift()
-    assert cache.take(messages[0].id, FRIEND) is None
+    assert cache.get_for_peer(messages[0].id, FRIEND) is None
     cache.put(messages[-1])
-    assert cache.ids(TOPIC) == [messages[-1].id]
+    assert cache.gossip_ids(TOPIC) == [messages[-1].id]
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_same_seed_same_trace() -> None:
 
 def test_those_that_a_node_dialled_are_known_to_its_mesh() -> None:
     async def body(stage: Stage) -> None:
-        dialled = stage.services["n0"]._core._mesh._dialled
+        dialled = stage.services["n0"]._core._mesh._outbound
         assert set(dialled) == {stage.swarm.nodes[name].peer_id for name in ("n1", "n3")}
 
     play(body)
@@ -157,6 +157,6 @@ async def test_a_real_host_tells_who_was_dialled(tmp_path: Path) -> None:
     ):
         await dialer.connect_addr(listener.addrs[0])
         await trio.testing.wait_all_tasks_blocked()
-        assert list(chosen._core._mesh._dialled) == [listener.peer_id]
+        assert list(chosen._core._mesh._outbound) == [listener.peer_id]
         assert visited._core._mesh.is_connected(dialer.peer_id)
-        assert not visited._core._mesh._dialled
+        assert not visited._core._mesh._outbound

@@ -12,7 +12,14 @@ from p2p.errors import BadMessage, ConfigError
 from p2p.identity import verify
 from p2p.node import plugins
 from p2p.node.node import Node
-from p2p.node.plugins import command_names, load_command, load_role, load_roles, open_run_untrusted
+from p2p.node.plugins import (
+    command_names,
+    command_summaries,
+    load_command,
+    load_role,
+    load_roles,
+    open_run_untrusted,
+)
 from tests.unit.test_run_file import RUN
 
 
@@ -107,3 +114,8 @@ def test_without_a_reader_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -
     install(monkeypatch)
     with pytest.raises(ConfigError, match="no reader of run files is installed; install Shoal"):
         open_run_untrusted(RUN.document, verify)
+
+
+def test_a_command_that_cannot_be_loaded_says_so_in_the_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, (plugins.COMMANDS, "torn", "no_such_module:main"))
+    assert dict(command_summaries())["torn"].startswith("(the command 'torn' cannot be loaded")

@@ -12,8 +12,8 @@ from p2p.shardcast.core.allowance import MAX_INDEXES, SPARE_ANSWERS, Allowance
 from p2p.shardcast.core.availability import MAX_HOLDERS, Availability
 from p2p.shardcast.core.average import SmoothedAverage
 from p2p.shardcast.core.download import Request
-from p2p.shardcast.core.lateness import Lateness
-from p2p.shardcast.core.pace import Pace
+from p2p.shardcast.core.lateness import LateChunks
+from p2p.shardcast.core.pace import ChunkPace
 from p2p.shardcast.core.queue import SendQueue
 from p2p.shardcast.core.sources import Source
 from p2p.shardcast.manifest import digest_of
@@ -33,14 +33,14 @@ def test_an_average_is_where_its_paragraph_says() -> None:
 
 
 def test_silence_grows_with_the_chunk_time_and_shrinks_towards_the_end() -> None:
-    pace = Pace(0.05, 0.0, 0.5)
+    pace = ChunkPace(0.05, 0.0, 0.5)
     assert pace.silence(100) == pytest.approx(16 * 0.05)
     assert pace.silence(3) == 0.5, "five chunk times, but never less than the shortest wait"
-    assert Pace(1.0, 0.0, 0.5).silence(3) == pytest.approx(5.0)
+    assert ChunkPace(1.0, 0.0, 0.5).silence(3) == pytest.approx(5.0)
 
 
 def test_a_long_pause_teaches_little() -> None:
-    pace = Pace(0.1, 0.0, 0.5)
+    pace = ChunkPace(0.1, 0.0, 0.5)
     for number in range(20):
         pace.note_arrival(0.1 * (number + 1))
     pace.note_arrival(62.0)  # the origin was gone for a minute
@@ -48,7 +48,7 @@ def test_a_long_pause_teaches_little() -> None:
 
 
 def test_the_usual_lag_is_waited_for_but_not_by_the_last_chunks() -> None:
-    pace = Pace(0.01, 0.0, 0.5)
+    pace = ChunkPace(0.01, 0.0, 0.5)
     for _ in range(50):
         pace.note_lag(1.5)
     assert pace.patience(100) == pytest.approx(3.0, rel=0.01)
@@ -56,7 +56,7 @@ def test_the_usual_lag_is_waited_for_but_not_by_the_last_chunks() -> None:
 
 
 def test_what_is_seen_becomes_late_and_what_is_withheld_is_urgent_at_once() -> None:
-    late = Lateness()
+    late = LateChunks()
     late.note_seen(1, ANN, 1.0)
     late.note_seen(1, BOB, 2.0)
     late.note_withheld(2, BOB, 1.5)
@@ -70,7 +70,7 @@ def test_what_is_seen_becomes_late_and_what_is_withheld_is_urgent_at_once() -> N
 
 
 def test_what_a_lost_peer_was_first_to_have_is_urgent_unless_asked_for() -> None:
-    late = Lateness()
+    late = LateChunks()
     for chunk in range(3):
         late.note_seen(chunk, BOB if chunk else ANN, 1.0)
     late.lose(BOB, ChunkSet.of([2]))

@@ -23,7 +23,7 @@ from sim.kernel.queue import SECOND
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
 from sim.net.link import LinkSpec
-from sim.node.clock import Pace
+from sim.node.clock import ClockModel
 from sim.node.swarm import SimNode, Swarm, open_swarm
 
 NAMES = [f"n{number}" for number in range(6)]
@@ -43,7 +43,7 @@ def state_of(swarm: Swarm) -> list[object]:
             node.endpoint.lies,
             node.endpoint.repeats,
             node.endpoint.lags,
-            node.clock.pace,
+            node.clock.model,
             node.disk.model,
             [node.disk.read_now(path, 0, None) for path in node.disk.paths()],
         )
@@ -98,18 +98,22 @@ def test_every_fault_is_witnessed_and_undone(kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "value", "wrong"),
-    [("skew", 60.0, Pace(skew=60.0)), ("drift", 1.1, Pace(rate=1.1)), ("slow_cpu", 8.0, Pace(slowness=8.0))],
+    [
+        ("skew", 60.0, ClockModel(skew=60.0)),
+        ("drift", 1.1, ClockModel(rate=1.1)),
+        ("slow_cpu", 8.0, ClockModel(slowness=8.0)),
+    ],
 )
-def test_a_restart_does_not_set_a_machine_right(kind: str, value: float, wrong: Pace) -> None:
+def test_a_restart_does_not_set_a_machine_right(kind: str, value: float, wrong: ClockModel) -> None:
     seen = play_plan(
         Fault(at=2, kind=kind, who=("n1",), seconds=6, value=value),
         Fault(at=4, kind="kill", who=("n1",), seconds=1),
         until=10,
-        ask=lambda swarm: (swarm.nodes["n1"].life, swarm.nodes["n1"].world.clock.pace),
+        ask=lambda swarm: (swarm.nodes["n1"].life, swarm.nodes["n1"].world.clock.model),
     )
     assert seen[0] == (0, wrong)
     assert seen[3] == (1, wrong)
-    assert seen[-1] == (1, Pace())
+    assert seen[-1] == (1, ClockModel())
 
 
 def test_a_clock_that_has_drifted_goes_on_from_where_it_is() -> None:
@@ -125,9 +129,9 @@ def test_a_clock_that_has_drifted_goes_on_from_where_it_is() -> None:
 @pytest.mark.parametrize(
     ("kind", "values", "state", "expected"),
     [
-        ("drift", (2.0, 3.0), lambda node: node.clock.pace.rate, [2.0, 6.0, 3.0, 1.0]),
-        ("skew", (60.0, -20.0), lambda node: node.clock.pace.skew, [60.0, 40.0, -20.0, 0.0]),
-        ("slow_cpu", (2.0, 5.0), lambda node: node.clock.pace.slowness, [2.0, 10.0, 5.0, 1.0]),
+        ("drift", (2.0, 3.0), lambda node: node.clock.model.rate, [2.0, 6.0, 3.0, 1.0]),
+        ("skew", (60.0, -20.0), lambda node: node.clock.model.skew, [60.0, 40.0, -20.0, 0.0]),
+        ("slow_cpu", (2.0, 5.0), lambda node: node.clock.model.slowness, [2.0, 10.0, 5.0, 1.0]),
         ("liar", (0.9, 0.4), lambda node: node.endpoint.lies, [0.9, 0.9, 0.4, 0.0]),
         ("equivocator", (0.2, 0.4), lambda node: node.endpoint.repeats, [0.2, 0.4, 0.4, 0.0]),
         ("throttle", (0.5, 0.1), lambda node: node.endpoint.spec.up / LinkSpec().up, [0.5, 0.05, 0.1, 1.0]),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
-from p2p.shardcast.core.peers import bound
 
 MAX_INDEXES: Final = 16
 """Times that one peer gets a version's index, 2.5 MiB at most, for asking: once per life of a
@@ -28,8 +28,8 @@ class Allowance:
 
     def __init__(self, count: int) -> None:
         self._most = 2 * count + SPARE_ANSWERS
-        self._answers: dict[PeerId, int] = {}
-        self._indexes: dict[PeerId, int] = {}
+        self._answers: BoundedDict[PeerId, int] = BoundedDict(MAX_ASKERS)
+        self._indexes: BoundedDict[PeerId, int] = BoundedDict(MAX_ASKERS)
 
     def take_answer(self, peer: PeerId) -> bool:
         """Count a chunk or a have-list that ``peer`` asks for. False beyond twice the
@@ -43,5 +43,4 @@ class Allowance:
 
 def _count(counts: dict[PeerId, int], peer: PeerId) -> int:
     counts[peer] = counts.get(peer, 0) + 1
-    bound(counts, MAX_ASKERS)
     return counts[peer]

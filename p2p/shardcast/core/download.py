@@ -16,8 +16,8 @@ from p2p.identity import PeerId
 from p2p.shardcast.chunkset import EMPTY, ChunkSet
 from p2p.shardcast.core.availability import Availability
 from p2p.shardcast.core.chunks import ChunkEvent, ChunkState, ChunkStates
-from p2p.shardcast.core.lateness import Lateness
-from p2p.shardcast.core.pace import SLOW_LINK, Pace
+from p2p.shardcast.core.lateness import LateChunks
+from p2p.shardcast.core.pace import SLOW_LINK, ChunkPace
 from p2p.shardcast.manifest import Index, Manifest
 
 MAX_FETCHES: Final = 2
@@ -74,8 +74,8 @@ class Download:
         """Whether to ask the origin for what no other peer is known to have."""
         self._states = ChunkStates(self.count)
         self._availability = Availability()
-        self._lateness = Lateness()
-        self._pace = Pace(self.wire_per_chunk / SLOW_LINK, now, stall)
+        self._lateness = LateChunks()
+        self._pace = ChunkPace(self.wire_per_chunk / SLOW_LINK, now, stall)
         self._requests: dict[int, Request] = {}
         self._inquiries = 0
         """How often other peers were asked what they have since the last chunk came."""

@@ -18,11 +18,11 @@ class Sighting:
     peer: PeerId
 
 
-class Lateness:
+class LateChunks:
     """The missing chunks of one version: seen at others, withheld by a parent, or urgent.
 
     A chunk that a neighbour has is *seen*: the forest will probably push it soon. It becomes
-    urgent when it has been seen for `Pace.patience`, when the peer that was first to have it is
+    urgent when it has been seen for `ChunkPace.patience`, when the peer that was first to have it is
     lost, when a request for it failed, or at once when a parent says that it will not push it.
 
     In the last case the parent does hold the chunk, but it has mostly more to send than its

@@ -48,7 +48,7 @@ amount for every chunk and miss none. Example: a node that usually gets chunks 1
 first neighbour pulls what is 3 s behind, not what is 0.5 s behind."""
 
 
-class Pace:
+class ChunkPace:
     """What the arrivals of one version teach about waiting for the rest of it."""
 
     __slots__ = ("_arrived", "_lag", "_lately", "_mean", "_stall", "_started", "progress")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
+from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
 
 MAX_REMEMBERED: Final = 4096
@@ -11,20 +12,14 @@ MAX_REMEMBERED: Final = 4096
 first."""
 
 
-def bound(memory: dict[Any, Any], most: int) -> None:
-    """Forget the oldest entry beyond ``most``."""
-    if len(memory) > most:
-        del memory[next(iter(memory))]
-
-
 class Peers:
     """What a core knows of others' presence, from its driver and from what they send."""
 
     def __init__(self) -> None:
-        self._connected: dict[PeerId, None] = {}
-        self._lost: dict[PeerId, None] = {}
-        self._banned: dict[PeerId, None] = {}
-        self._greeted: dict[PeerId, int] = {}
+        self._connected: BoundedDict[PeerId, None] = BoundedDict(MAX_REMEMBERED)
+        self._lost: BoundedDict[PeerId, None] = BoundedDict(MAX_REMEMBERED)
+        self._banned: BoundedDict[PeerId, None] = BoundedDict(MAX_REMEMBERED)
+        self._greeted: BoundedDict[PeerId, int] = BoundedDict(MAX_REMEMBERED)
         """Which version was the newest when a peer's `Hello` was answered."""
 
     @property
@@ -36,7 +31,6 @@ class Peers:
         """There is a connection."""
         self._lost.pop(peer, None)
         self._connected[peer] = None
-        bound(self._connected, MAX_REMEMBERED)
 
     def admit(self, peer: PeerId) -> bool:
         """Whether to take what came from ``peer``: not if it is banned.
@@ -58,7 +52,6 @@ class Peers:
         if self._greeted.get(peer) == newest:
             return False
         self._greeted[peer] = newest
-        bound(self._greeted, MAX_REMEMBERED)
         return True
 
     def lose(self, peer: PeerId) -> None:
@@ -66,12 +59,10 @@ class Peers:
         self._connected.pop(peer, None)
         self._greeted.pop(peer, None)
         self._lost[peer] = None
-        bound(self._lost, MAX_REMEMBERED)
 
     def ban(self, peer: PeerId) -> None:
         """Never deal with ``peer`` again."""
         self._banned[peer] = None
-        bound(self._banned, MAX_REMEMBERED)
 
     def is_banned(self, peer: PeerId) -> bool:
         """Whether this node never deals with ``peer`` again."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
-from p2p.shardcast.core.peers import bound
 from p2p.shardcast.messages import Ask, Have, Skipped, Taken, Want
 
 _MAX_NAMES: Final = 256
@@ -20,14 +20,13 @@ class PendingNames:
     """What to make of a version's name for which there is no `Download`."""
 
     def __init__(self) -> None:
-        self._over: dict[bytes, None] = {}
-        self._asked_about: dict[bytes, None] = {}
-        self._early: dict[bytes, dict[PeerId, None]] = {}
+        self._over: BoundedDict[bytes, None] = BoundedDict(_MAX_NAMES)
+        self._asked_about: BoundedDict[bytes, None] = BoundedDict(_MAX_NAMES)
+        self._early: BoundedDict[bytes, BoundedDict[PeerId, None]] = BoundedDict(_MAX_EARLY)
 
     def close(self, name: bytes) -> None:
         """This version is over: it is not fetched (again)."""
         self._over[name] = None
-        bound(self._over, _MAX_NAMES)
 
     def is_over(self, name: bytes) -> bool:
         """Whether it is."""
@@ -44,12 +43,10 @@ class PendingNames:
         if name in self._over:
             return False
         if isinstance(message, Ask):
-            waiting = self._early.setdefault(name, {})
-            waiting[peer] = None
-            bound(waiting, _MAX_EARLY)
-            bound(self._early, _MAX_EARLY)
+            if name not in self._early:
+                self._early[name] = BoundedDict(_MAX_EARLY)
+            self._early[name][peer] = None
         elif isinstance(message, Have) and name not in self._asked_about:
             self._asked_about[name] = None
-            bound(self._asked_about, _MAX_NAMES)
             return True
         return False

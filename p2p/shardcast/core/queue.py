@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
+from p2p.bounded import BoundedDict
 from p2p.shardcast.core.average import SmoothedAverage
-from p2p.shardcast.core.peers import bound
 from p2p.shardcast.messages import NO_STRIPE, ChunkHeader
 
 _RECENT: Final = 4
@@ -40,7 +40,7 @@ class SendQueue:
         self._waiting: deque[ChunkHeader] = deque()
         self._current: ChunkHeader | None = None
         self._recent: deque[ChunkHeader] = deque(maxlen=_RECENT)
-        self._news: dict[bytes, None] = {}
+        self._news: BoundedDict[bytes, None] = BoundedDict(_MAX_NEWS)
         self._started = 0.0
         """When the chunk under way was pushed."""
         self._time = SmoothedAverage()
@@ -89,7 +89,6 @@ class SendQueue:
         if news in self._news:
             return False
         self._news[news] = None
-        bound(self._news, _MAX_NEWS)
         return True
 
     def promote(self, policy: bytes, chunk: int) -> bool:

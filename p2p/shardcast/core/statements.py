@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from p2p.bounded import BoundedDict
 from p2p.errors import BadMessage, ShoalError
 from p2p.identity import PeerId, Verify
-from p2p.shardcast.core.peers import bound
 from p2p.shardcast.forest import Roster, decode_roster_untrusted
 from p2p.shardcast.manifest import Equivocation, Manifest, decode_manifest_untrusted, digest_of
 from p2p.shardcast.messages import Evidence
@@ -36,10 +36,10 @@ class Statements:
         self._run = run
         self._may_publish = may_publish
         self._verify = verify
-        self._judged: dict[bytes, Manifest] = {}
+        self._judged: BoundedDict[bytes, Manifest] = BoundedDict(MAX_MANIFESTS)
         self._by_version: dict[int, Manifest] = {}
-        self._seen: dict[bytes, None] = {}
-        self._rosters: dict[PeerId, dict[int, Roster]] = {}
+        self._seen: BoundedDict[bytes, None] = BoundedDict(MAX_MANIFESTS)
+        self._rosters: BoundedDict[PeerId, dict[int, Roster]] = BoundedDict(MAX_ORIGINS)
         self._halted: dict[PeerId, Equivocation] = {}
 
     def is_trusted(self, trainer: PeerId) -> bool:
@@ -72,7 +72,6 @@ class Statements:
             except _Stranger:
                 return None
             self._judged[name] = manifest
-            bound(self._judged, MAX_MANIFESTS)
         return manifest if self.is_trusted(manifest.trainer) else None
 
     def record(self, manifest: Manifest) -> Equivocation | None:
@@ -115,7 +114,6 @@ class Statements:
         except _Stranger:
             return None
         self._seen[name] = None
-        bound(self._seen, MAX_MANIFESTS)
         return roster if self.add_roster(roster) else None
 
     def add_roster(self, roster: Roster) -> bool:
@@ -123,13 +121,13 @@ class Statements:
         here."""
         if not self.is_trusted(roster.origin):
             return False
-        epochs = self._rosters.setdefault(roster.origin, {})
+        epochs = self._rosters.get(roster.origin, {})
         if epochs and roster.epoch <= max(epochs):
             return False
+        self._rosters[roster.origin] = epochs
         epochs[roster.epoch] = roster
         if len(epochs) > MAX_ROSTERS:
             del epochs[min(epochs)]
-        bound(self._rosters, MAX_ORIGINS)
         return True
 
     def roster(self, origin: PeerId, epoch: int | None = None) -> Roster | None:

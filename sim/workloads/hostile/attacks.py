@@ -6,6 +6,7 @@ The course of each is that of `sim.workloads.hostile.workload`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from itertools import count
 from random import Random
 from typing import Any, Final, cast
@@ -223,7 +224,9 @@ class _LateHost:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._host, name)
 
-    def set_message_handler(self, protocol: ProtocolId, handler: MessageHandler, **options: Any) -> None:
+    def receiving(
+        self, protocol: ProtocolId, handler: MessageHandler, **options: Any
+    ) -> AbstractContextManager[None]:
         """As the real host, with the delay."""
 
         def take(peer: PeerId, data: bytes) -> None:
@@ -233,7 +236,7 @@ class _LateHost:
             else:
                 handler(peer, data)
 
-        self._host.set_message_handler(protocol, take, **options)
+        return self._host.receiving(protocol, take, **options)
 
 
 class GhostMesh(HostileWorkload):

@@ -5,28 +5,29 @@ from __future__ import annotations
 from dataclasses import replace
 
 from p2p.dht import service
-from p2p.dht.operations import Reading
-from p2p.dht.record import Judgement, Record, RecordJudge
+from p2p.dht.core.operations import GetOperation
+from p2p.dht.core.validation import RecordValidator, RecordValidity
+from p2p.dht.record import Record
 from p2p.world import World
 
 
-def trust_everybody(judge: RecordJudge, record: Record, key: bytes, wall: float) -> Judgement:
-    return _judge(replace(judge, verify=lambda *_: True), record, key, wall)
+def trust_everybody(validator: RecordValidator, record: Record, key: bytes, wall: float) -> RecordValidity:
+    return _validate(replace(validator, verify=lambda *_: True), record, key, wall)
 
 
-def keep_the_last(reading: Reading, record: Record) -> None:
-    if (record.namespace, record.name) == (reading.namespace, reading.name):
-        reading.records[record.publisher] = record
+def keep_the_last(operation: GetOperation, record: Record) -> None:
+    if (record.namespace, record.name) == (operation.namespace, operation.name):
+        operation.records[record.publisher] = record
 
 
 async def start_from_the_clock(world: World) -> int:
     return 0
 
 
-_judge = RecordJudge.judge
+_validate = RecordValidator.validate
 
 BUGS = {
-    "signatures of records are not checked": (87, RecordJudge, "judge", trust_everybody),
-    "the last answer wins, not the newest": (5, Reading, "take", keep_the_last),
+    "signatures of records are not checked": (87, RecordValidator, "validate", trust_everybody),
+    "the last answer wins, not the newest": (5, GetOperation, "take", keep_the_last),
     "numbers of records start again": (52, service, "_load_seqno", start_from_the_clock),
 }

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from p2p.gossip.cache import SeenCache
-from p2p.gossip.core import GossipCore
-from p2p.gossip.events import Connected, Effect, Event
-from p2p.identity import PeerId
+from p2p.gossip.core.core import GossipCore
+from p2p.gossip.core.events import Connected, Effect, Event
+from p2p.gossip.core.seen import SeenCache
 
 
 def see_nothing(seen: SeenCache, identity: bytes) -> bool:
@@ -25,11 +24,6 @@ def greet_nobody(core: GossipCore, event: Event, now: float) -> list[Effect]:
         _handle(core, event, now)
         return []
     return _handle(core, event, now)
-
-
-def graft_nobody(core: GossipCore, peer: PeerId, topic: str, now: float) -> None:
-    core._mesh.back_off(topic, peer, now, core._config.backoff)
-    core._to(peer).prune.append((topic, round(core._config.backoff)))
 
 
 _init = GossipCore.__init__

@@ -1,18 +1,21 @@
-"""The routing table: the package kademlia's, corrected, and without its clock and its event loop.
+"""`RoutingTable`: the package kademlia's, corrected, and without its clock and its event loop.
 
-The only file that imports ``kademlia``, and imported only when a DHT is opened (the package brings
-asyncio along and reads the clock). What is overridden, and why:
+The only file that imports ``kademlia``, and imported only when a DHT is opened (the package
+brings asyncio along and reads the clock). What is overridden, and why:
 
 - Buckets read `time.monotonic` on every touch: here time is an argument.
-- A full bucket starts an asyncio task to ping its oldest node: here `add` returns whom to ping.
-- `find_neighbors` takes the first k nodes in bucket order, 30 % of them wrong: here the k nearest.
-- `get_bucket_for` misplaces an id on a border, and a bucket's upper end lies one beyond the id space.
+- A full bucket starts an asyncio task to ping its oldest node: here `add` returns the contact
+  to ping.
+- `find_neighbors` takes the first k nodes in bucket order, 30 % of them wrong: here the k
+  nearest.
+- `get_bucket_for` misplaces an id on a border, and a bucket's upper end lies one beyond the id
+  space.
 - The shared prefix is taken from bit strings of all nodes: here from the bucket's range.
-- Those who wait for a place are five times as many as have one: here as many, which is enough for a
-  bucket whose nodes all die at once.
+- The replacement cache of a bucket is five times its size: here it is as large as the bucket,
+  which is enough when all of its nodes die at once.
 
-And one address prefix has few places (`PER_BUCKET`, `PER_TABLE`): keys and stamps are cheap to one who
-means to surround us, addresses in many networks are not.
+And one address prefix has few places (`PER_BUCKET`, `PER_TABLE`): keys and stamps are cheap for
+an attacker that means to surround us, addresses in many networks are not.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from p2p.dht.diversity import is_public, prefixes
+from p2p.dht.core.diversity import is_public, prefixes
 from p2p.dht.stamp import ID_BYTES
 from p2p.errors import MissingDependency
 
@@ -33,10 +36,10 @@ if TYPE_CHECKING:
     from p2p.multiaddr import Multiaddr
 
 try:
-    from kademlia.node import Node
-    from kademlia.routing import KBucket, RoutingTable
+    from kademlia import node as kademlia_node, routing
 except ImportError as error:
-    raise MissingDependency("the DHT needs the package kademlia: pip install kademlia") from error
+    needed = "the DHT needs the package kademlia: pip install kademlia"
+    raise MissingDependency(needed) from error
 
 _ID_BITS: Final = 8 * ID_BYTES
 _SPLIT_DEPTH: Final = 5
@@ -44,16 +47,18 @@ _SPLIT_DEPTH: Final = 5
 
 
 PER_BUCKET: Final = 2
-"""Contacts of one address prefix in one bucket: a tenth of it, as in go-libp2p-kad-dht's filter."""
+"""Contacts of one address prefix in one bucket: a tenth of it, as in go-libp2p-kad-dht's
+filter."""
 PER_TABLE: Final = 10
 """Contacts of one address prefix in all: half a bucket of some 200 contacts at 10,000 nodes."""
 MAX_TABLED: Final = 256
-"""Bytes of a contact in the table: four IPv6 addresses take 139. We hand out twenty at a time, and contacts
-of 1 KiB, four long names, would make each answer ten times as long as an honest one."""
+"""Bytes of a contact in the table: four IPv6 addresses take 139. We hand out twenty at a time,
+and contacts of 1 KiB, four long names, would make each answer ten times as long as an honest
+one."""
 
 
-class ContactNode(Node):  # type: ignore[misc]
-    """A contact as the package sees it, and the address prefixes that it counts against."""
+class ContactNode(kademlia_node.Node):  # type: ignore[misc]
+    """A contact as the package wants it, and the address prefixes that it counts against."""
 
     def __init__(self, contact: Contact, groups: tuple[str, ...] = ()) -> None:
         super().__init__(contact.id)
@@ -61,23 +66,28 @@ class ContactNode(Node):  # type: ignore[misc]
         self.groups = groups
 
 
-class ContactBucket(KBucket):  # type: ignore[misc]
-    """A bucket whose time is told to it. Nodes are in order of when they were last heard."""
+class KBucket(routing.KBucket):  # type: ignore[misc]
+    """A bucket that is told the time. Its nodes are in order of when each was heard last."""
 
     def __init__(self, low: int, high: int, ksize: int, looked_up: float) -> None:
         super().__init__(low, high, ksize, replacementNodeFactor=1)
         self.looked_up = looked_up
+        """When an id in its range was looked up last."""
 
     def touch_last_updated(self) -> None:
-        """The package's clock: not read. `ContactTable.touch` keeps the time."""
+        """The package reads its clock here; `touch` keeps the time instead."""
 
-    def split(self) -> tuple[ContactBucket, ContactBucket]:
-        """Two halves, each with its nodes and those who wait for a place among them."""
+    def touch(self, now: float) -> None:
+        """An id in its range was looked up."""
+        self.looked_up = now
+
+    def split(self) -> tuple[KBucket, KBucket]:
+        """Two halves, each with its nodes and its replacement cache."""
         low, high = self.range
         middle = (low + high) // 2
         halves = (
-            ContactBucket(low, middle, self.ksize, self.looked_up),
-            ContactBucket(middle + 1, high, self.ksize, self.looked_up),
+            KBucket(low, middle, self.ksize, self.looked_up),
+            KBucket(middle + 1, high, self.ksize, self.looked_up),
         )
         for place, node in self.nodes.items():
             halves[node.long_id > middle].nodes[place] = node
@@ -86,43 +96,47 @@ class ContactBucket(KBucket):  # type: ignore[misc]
         return halves
 
     def depth(self) -> int:
-        """How many leading bits all ids of this bucket share."""
+        """How many leading bits all ids of this bucket share: 0 for the bucket of the whole id
+        space."""
         low, high = self.range
         return int(_ID_BITS - (high - low).bit_length())
 
 
-class ContactTable(RoutingTable):  # type: ignore[misc]
-    """Whom we know, denser near ourselves: O(k log n) of n nodes.
+class RoutingTable(routing.RoutingTable):  # type: ignore[misc]
+    """The contacts of this node, denser near its own id: O(k log n) of n nodes.
 
-    One place per peer: who comes back with another stamp moves. Who has a place keeps it until `remove`.
+    A peer has one place: if it comes back with another stamp, it moves. It keeps its place
+    until `remove`.
     """
 
-    buckets: list[ContactBucket]
+    buckets: list[KBucket]
 
     def __init__(self, own: Contact, ksize: int) -> None:
         self._by_peer: dict[PeerId, ContactNode] = {}
         self._by_number: dict[int, ContactNode] = {}
-        self._crowds: dict[str, int] = {}
+        self._group_sizes: dict[str, int] = {}
         self.among_public = False
-        """Whether we are on the public internet ourselves."""
+        """Whether this node has a public address itself."""
         super().__init__(None, ksize, ContactNode(own))
 
     def flush(self) -> None:
-        """Forget everybody."""
+        """Forget all contacts; the package calls this at birth."""
         self._by_peer = {}
         self._by_number = {}
-        self._crowds = {}
-        self.buckets = [ContactBucket(0, (1 << _ID_BITS) - 1, self.ksize, -math.inf)]
+        self._group_sizes = {}
+        self.buckets = [KBucket(0, (1 << _ID_BITS) - 1, self.ksize, -math.inf)]
 
     def __len__(self) -> int:
         return len(self._by_peer)
 
-    def live_at(self, addrs: Sequence[Multiaddr]) -> None:
-        """Note where we are: on the public internet, those without a public address are one crowd."""
+    def move(self, addrs: Sequence[Multiaddr]) -> None:
+        """Note our own addresses: for a node on the public internet, peers without a public
+        address are one group."""
         self.among_public = is_public(addrs)
 
     def split_bucket(self, index: int) -> None:
-        """Replace a bucket by its halves; who waits in a half that has room now gets a place."""
+        """Replace a bucket by its halves; replacements in a half that has room now get a
+        place."""
         super().split_bucket(index)
         for bucket in self.buckets[index : index + 2]:
             self._promote(bucket)
@@ -141,14 +155,16 @@ class ContactTable(RoutingTable):  # type: ignore[misc]
                 low = middle + 1
         return low
 
-    def _bucket(self, number: int) -> ContactBucket:
+    def _bucket(self, number: int) -> KBucket:
         return self.buckets[self._index(number)]
 
     def would_take(self, contact: Contact) -> bool:
-        """Whether a visitor is worth a question: there is a place for it, near us or where we know few.
+        """Whether a peer that has asked us something is worth a ping: there is a place for it,
+        near our id or where we know few.
 
-        Elsewhere those whom our own lookups ask anyway fill the table. With a question to each visitor that
-        has a place, a reading soon after a swarm of 200 has met cost 103 messages, not 76.
+        Elsewhere the contacts that our own lookups ask fill the table anyway. With a ping to
+        each peer that there is a place for, a get soon after a swarm of 200 had met cost 103
+        messages, not 76.
         """
         if self._is_own(contact) or not contact.addrs or len(contact.blob) > MAX_TABLED:
             return False
@@ -157,8 +173,8 @@ class ContactTable(RoutingTable):  # type: ignore[misc]
         return wanted and self._is_spread(self._node(contact), bucket)
 
     def add(self, contact: Contact) -> Contact | None:
-        """Note that ``contact`` was heard just now. If its bucket is full, return who should be pinged:
-        the node unheard for longest, which makes room if it stays silent.
+        """Note that ``contact`` answered just now. If its bucket is full, return the contact to
+        ping: the one not heard for longest, which makes room if it does not answer.
         """
         known = self._by_peer.get(contact.peer)
         if known is not None and known.contact is contact:
@@ -174,7 +190,8 @@ class ContactTable(RoutingTable):  # type: ignore[misc]
         return self._enter(contact)
 
     def _change(self, known: ContactNode, contact: Contact) -> None:
-        """A node says other addresses than before. Where its new ones are too many, it loses its place."""
+        """A node has other addresses than before. If their prefix has all its places, the node
+        loses its own."""
         bucket = self._bucket(contact.number)
         self._take_out(bucket, known)
         node = self._node(contact)
@@ -196,12 +213,13 @@ class ContactTable(RoutingTable):  # type: ignore[misc]
         if len(bucket) < self.ksize:
             self._put_in(bucket, node)
             return None
-        bucket.add_node(node)  # it waits for a place
+        bucket.add_node(node)  # into the replacement cache
         oldest: ContactNode = bucket.head()
         return oldest.contact
 
     def remove(self, contact: Contact) -> None:
-        """Forget a node that does not answer; the newest of those that wait for a place takes its."""
+        """Forget a node that does not answer; the newest of the replacements takes its
+        place."""
         bucket = self._bucket(contact.number)
         bucket.replacement_nodes.pop(contact.id, None)
         known = bucket.nodes.get(contact.id)
@@ -210,42 +228,44 @@ class ContactTable(RoutingTable):  # type: ignore[misc]
             self._promote(bucket)
 
     def _is_own(self, contact: Contact) -> bool:
-        return bool(contact.number == self.node.long_id or contact.peer == self.node.contact.peer)
+        own = self.node
+        return bool(contact.number == own.long_id or contact.peer == own.contact.peer)
 
     def _node(self, contact: Contact) -> ContactNode:
         return ContactNode(contact, prefixes(contact.addrs, among_public=self.among_public))
 
-    def _may_split(self, bucket: ContactBucket) -> bool:
+    def _may_split(self, bucket: KBucket) -> bool:
         return bool(bucket.has_in_range(self.node)) or bucket.depth() % _SPLIT_DEPTH != 0
 
-    def _is_spread(self, node: ContactNode, bucket: ContactBucket) -> bool:
+    def _is_spread(self, node: ContactNode, bucket: KBucket) -> bool:
         """Whether no prefix of ``node`` has all the places that one prefix may have."""
         for group in node.groups:
-            if self._crowds.get(group, 0) >= PER_TABLE:
+            if self._group_sizes.get(group, 0) >= PER_TABLE:
                 return False
             if sum(group in other.groups for other in bucket.nodes.values()) >= PER_BUCKET:
                 return False
         return True
 
-    def _put_in(self, bucket: ContactBucket, node: ContactNode) -> None:
+    def _put_in(self, bucket: KBucket, node: ContactNode) -> None:
         bucket.replacement_nodes.pop(node.id, None)
         bucket.nodes[node.id] = node
         self._by_peer[node.contact.peer] = node
         self._by_number[node.long_id] = node
         for group in node.groups:
-            self._crowds[group] = self._crowds.get(group, 0) + 1
+            self._group_sizes[group] = self._group_sizes.get(group, 0) + 1
 
-    def _take_out(self, bucket: ContactBucket, node: ContactNode) -> None:
+    def _take_out(self, bucket: KBucket, node: ContactNode) -> None:
         del bucket.nodes[node.id]
         del self._by_peer[node.contact.peer]
         del self._by_number[node.long_id]
         for group in node.groups:
-            left = self._crowds.pop(group) - 1
+            left = self._group_sizes.pop(group) - 1
             if left:
-                self._crowds[group] = left
+                self._group_sizes[group] = left
 
-    def _promote(self, bucket: ContactBucket) -> None:
-        """Give free places to those who wait, the newest first, one place per peer and few per prefix."""
+    def _promote(self, bucket: KBucket) -> None:
+        """Give free places to replacements, the newest first, one place per peer and few per
+        prefix."""
         for node in list(reversed(bucket.replacement_nodes.values())):
             if len(bucket) >= self.ksize:
                 return
@@ -253,7 +273,7 @@ class ContactTable(RoutingTable):  # type: ignore[misc]
                 self._put_in(bucket, node)
 
     def contact_of(self, peer: PeerId) -> Contact | None:
-        """What we know of ``peer``."""
+        """The contact of ``peer`` in the table; None if it has no place."""
         node = self._by_peer.get(peer)
         return None if node is None else node.contact
 
@@ -269,12 +289,14 @@ class ContactTable(RoutingTable):  # type: ignore[misc]
         """The package's name for `closest`."""
         peer = None if exclude is None else exclude.contact.peer
         near = self.closest(node.long_id, (k or self.ksize) + 1, peer)
-        return [ContactNode(contact) for contact in near if contact.number != node.long_id][: k or self.ksize]
+        others = [contact for contact in near if contact.number != node.long_id]
+        return [ContactNode(contact) for contact in others[: k or self.ksize]]
 
     def touch(self, target: int, now: float) -> None:
         """Note that ``target`` was looked up, which refreshes its bucket."""
-        self.buckets[self._index(target)].looked_up = now
+        self._bucket(target).touch(now)
 
     def stale_targets(self, before: float, rng: Random) -> list[int]:
         """One random id in each bucket where nothing was looked up since ``before``."""
-        return [rng.randint(*bucket.range) for bucket in self.buckets if bucket.looked_up < before]
+        stale = [bucket for bucket in self.buckets if bucket.looked_up < before]
+        return [rng.randint(*bucket.range) for bucket in stale]

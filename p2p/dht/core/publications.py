@@ -1,7 +1,8 @@
-"""What this node itself has published, and when it has to say it again.
+"""The records that this node publishes, and when each has to be republished.
 
-Each renewal is signed anew with a higher sequence number and a later expiry. Sequence numbers are wall
-milliseconds, and at least one more than the last, so they grow over restarts and over clocks set back.
+Each republished record is signed anew with a higher sequence number and a later expiry.
+Sequence numbers are wall milliseconds, and at least one more than the last, so they grow over
+restarts and over clocks set back.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from p2p.errors import LimitExceeded
 from p2p.identity import Signer
 
 MAX_PUBLICATIONS: Final = 32
-"""Records that one node keeps alive; under three keys, what others hold for it (`MAX_PER_PUBLISHER`)."""
-RENEWALS: Final = 3
-"""Renewals in a lifetime: two may fail before the record is gone."""
+"""Records that one node publishes; under three keys, all that others hold for it
+(`MAX_PER_PUBLISHER`)."""
+REPUBLISHED: Final = 3
+"""Times that a record is republished in its lifetime: two may fail before the record is
+gone."""
 
 
 @dataclass(slots=True)
@@ -28,9 +31,18 @@ class _Publication:
     lifetime: float
     due: float = -math.inf
 
+    def renew_at(self, when: float) -> None:
+        """It was just signed; the next time is ``when``."""
+        self.due = when
+
+    def hasten(self, when: float) -> None:
+        """Republish at ``when``, if that is sooner than planned."""
+        self.due = min(self.due, when)
+
 
 class Publications:
-    """The records we keep alive. ``interval`` is the most seconds between two renewals."""
+    """What this node publishes. ``interval`` is the most seconds between two times; a third of
+    the lifetime if that is less."""
 
     def __init__(self, signer: Signer, nonce: bytes, interval: float, seqno: int) -> None:
         self._signer = signer
@@ -38,17 +50,26 @@ class Publications:
         self._interval = interval
         self._kept: dict[tuple[str, bytes], _Publication] = {}
         self.seqno = seqno
+        """The highest sequence number signed."""
 
     @property
     def next_deadline(self) -> float:
-        """When the next renewal is due."""
+        """When the next record is due."""
         return min((kept.due for kept in self._kept.values()), default=math.inf)
 
-    def add(self, namespace: str, name: bytes, value: bytes, lifetime: float, *, own: bool = False) -> None:
+    def add(
+        self,
+        namespace: str,
+        name: bytes,
+        value: bytes,
+        lifetime: float,
+        *,
+        own: bool = False,
+    ) -> None:
         """Publish from now on, in place of what was published under this name.
 
-        Raise `LimitExceeded`, but not for what we say of ourselves (``own``): there is one such record, and
-        our addresses change when no caller is there to be told.
+        Raise `LimitExceeded` beyond `MAX_PUBLICATIONS`, but not for our own address record
+        (``own``): there is one, and our addresses change when no caller is there to be told.
         """
         place = (namespace, name)
         if not own and place not in self._kept and len(self._kept) >= MAX_PUBLICATIONS:
@@ -56,13 +77,14 @@ class Publications:
         self._kept[place] = _Publication(namespace, name, value, lifetime)
 
     def forget(self, namespace: str, name: bytes) -> None:
-        """Let it expire."""
+        """Republish no more; the record expires by itself."""
         self._kept.pop((namespace, name), None)
 
     def sign(self, namespace: str, name: bytes, wall: float, now: float) -> Record:
-        """The next edition of one publication; the one after it is due before a third of its life is over."""
+        """The record with the next sequence number; it is due again before a third of its
+        lifetime is over."""
         kept = self._kept[(namespace, name)]
-        kept.due = now + min(self._interval, kept.lifetime / RENEWALS)
+        kept.renew_at(now + min(self._interval, kept.lifetime / REPUBLISHED))
         self.seqno = max(self.seqno + 1, int(wall * 1000))
         unsigned = Record(
             namespace,
@@ -77,16 +99,16 @@ class Publications:
         return sign_record(unsigned, self._signer)
 
     def due(self, now: float) -> list[tuple[str, bytes]]:
-        """Namespace and name of everything to be renewed."""
+        """Namespace and name of each record to be republished."""
         return [place for place, kept in self._kept.items() if kept.due <= now]
 
     def retry(self, namespace: str, name: bytes, when: float) -> None:
-        """Nobody took it: publish again at ``when``, if that is sooner than planned."""
+        """No node took it: republish at ``when``, if that is sooner than planned."""
         kept = self._kept.get((namespace, name))
         if kept is not None:
-            kept.due = min(kept.due, when)
+            kept.hasten(when)
 
-    def renew_all(self, now: float) -> None:
-        """The swarm has changed (we have just joined it): publish everything again."""
+    def republish_all(self, now: float) -> None:
+        """We have just joined a swarm that holds nothing of ours: republish everything."""
         for kept in self._kept.values():
-            kept.due = min(kept.due, now)
+            kept.hasten(now)

@@ -1,4 +1,4 @@
-"""What goes into and what comes out of `p2p.dht.core.DhtCore`."""
+"""What goes into `p2p.dht.core.core.DhtCore` (events) and what comes out of it (effects)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from p2p.multiaddr import Multiaddr
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A peer, proven by the host, has sent a message. ``wall`` is our clock, which judges records."""
+    """``peer``, which the host has authenticated, has sent a message. ``wall`` is our wall
+    clock, by which records are validated."""
 
     peer: PeerId
     data: bytes
@@ -27,14 +28,14 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class PeerUp:
-    """There is a connection to a peer."""
+    """There is a connection to ``peer``."""
 
     peer: PeerId
 
 
 @dataclass(frozen=True, slots=True)
 class PeerDown:
-    """The connection to a peer is gone; with ``unreachable``, none could be made."""
+    """The connection to ``peer`` is gone; with ``unreachable``, none could be made."""
 
     peer: PeerId
     unreachable: bool
@@ -42,14 +43,14 @@ class PeerDown:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """We can be dialled at other addresses than before."""
+    """This node can be dialled at other addresses than before."""
 
     addrs: tuple[Multiaddr, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Enter the swarm through these peers, and come back to them when alone. Ends in `Joined`."""
+    """Enter the swarm through these peers, and ask them again when alone. Ends in `Joined`."""
 
     token: int
     peers: tuple[PeerId, ...]
@@ -66,7 +67,7 @@ class Get:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Publish now and renew until `Forget`. Ends in `Written`."""
+    """Publish now and republish until `Forget`. Ends in `Written`."""
 
     token: int
     namespace: str
@@ -78,7 +79,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Stop renewing a record."""
+    """Stop republishing a record."""
 
     namespace: str
     name: bytes
@@ -86,28 +87,31 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Nobody waits for this operation any more."""
+    """The caller of this operation has gone: it ends without an effect."""
 
     token: int
 
 
-Event = Received | Tick | PeerUp | PeerDown | Moved | Join | Get | Put | Forget | Cancel
+Command = Join | Get | Put | Forget | Cancel
+Event = Received | Tick | PeerUp | PeerDown | Moved | Command
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Queue a message to a peer."""
+    """Send ``data`` to ``peer``."""
 
     peer: PeerId
     data: bytes
     dial: bool = True
-    """Whether it is worth a connection. What a stranger has caused is not: it may have gone, and have said
-    before that it can be dialled at a third party's address."""
+    """Whether to dial if there is no connection. What a stranger has caused is not worth a
+    dial: the stranger may have gone, and have claimed before that it can be dialled at a third
+    party's address."""
 
 
 @dataclass(frozen=True, slots=True)
 class Learn:
-    """Remember where a peer is said to be; a `Send` to it follows."""
+    """Tell the host the addresses that other peers, or its own contact, name for ``peer``; a
+    `Send` to it follows."""
 
     peer: PeerId
     addrs: tuple[Multiaddr, ...]
@@ -115,7 +119,7 @@ class Learn:
 
 @dataclass(frozen=True, slots=True)
 class Penalise:
-    """A peer has lied or sent garbage."""
+    """Tell the host that ``peer`` has lied or sent garbage; ``points`` are the host's."""
 
     peer: PeerId
     points: float
@@ -124,7 +128,7 @@ class Penalise:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A `Join` has ended; ``contacts`` is how many nodes we know now."""
+    """A `Join` has ended; ``contacts`` is how many contacts the table holds now."""
 
     token: int
     contacts: int
@@ -140,7 +144,8 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A `Put` has ended; ``copies`` is how many other nodes hold the record, over all its keys."""
+    """A `Put` has ended; ``copies`` is how many other nodes hold the record, over all its
+    keys."""
 
     token: int
     copies: int

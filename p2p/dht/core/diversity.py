@@ -1,8 +1,12 @@
-"""How many places one address prefix may have, so that one machine with many names is not a crowd.
+"""Address prefixes, so that one machine with many names gets few places.
 
-A contact's addresses are its own word, and which address a connection really came from is the host's
-secret. So this stops the attacker who has many keys and tells the truth about where they are, as one who
-wants to be dialled must; an attacker who invents prefixes holds contacts that fail when they are dialled.
+go-libp2p calls this peer diversity. A contact's addresses are its own claim, and which address
+a connection really came from only the host knows. So this stops an attacker that has many keys
+and tells the truth about where they are, as one that wants to be dialled must; an attacker that
+invents prefixes holds contacts that fail when they are dialled.
+
+Two nodes at 81.2.3.4 and 81.2.3.250 count against one group, ``81.2.3.0/24``, and a third in it
+finds both of the places taken that a bucket has for it (`p2p.dht.core.table.PER_BUCKET`).
 """
 
 from __future__ import annotations
@@ -15,13 +19,15 @@ from typing import Final
 from p2p.multiaddr import Multiaddr
 
 IPV4_PREFIX: Final = 24
-"""Bits: what one customer rents at once. go-libp2p-kad-dht and Bitcoin Core group by /16 to /24."""
+"""Bits: what one customer rents at once. go-libp2p-kad-dht and Bitcoin Core group by /16 to
+/24."""
 IPV6_PREFIX: Final = 48
 """Bits: what a provider gives one site."""
 PRIVATE: Final = "private"
-"""The group of all addresses that mean nothing outside their own network, for a node that is outside."""
+"""The group of all addresses that are valid in their own network only, for a node that is
+outside of it."""
 NAMED: Final = "dns"
-"""The group of all that name no IP address: a name costs nothing, and is not resolved for a stranger."""
+"""The group of all DNS names: a name costs nothing, and is not resolved for a stranger."""
 _MEMO: Final = 4096
 """Addresses whose group is remembered; 1 MiB at most."""
 
@@ -50,9 +56,10 @@ def is_public(addrs: Iterable[Multiaddr]) -> bool:
 def prefixes(addrs: Iterable[Multiaddr], *, among_public: bool) -> tuple[str, ...]:
     """The groups that ``addrs`` count against, each once.
 
-    Public prefixes if there are any. Loopback, private and memory addresses count as one group for a node
-    that is itself on the public internet (``among_public``), which cannot dial them, and not at all for
-    others: a laboratory, a home network and every test live in one private prefix.
+    Public prefixes if there are any. Loopback, private and memory addresses count as one group
+    for a node that is itself on the public internet (``among_public``), which cannot dial them,
+    and not at all for others: a laboratory, a home network and every test live in one private
+    prefix.
     """
     groups = dict.fromkeys(_group(addr) for addr in addrs)
     public = tuple(group for group in groups if group not in {PRIVATE, NAMED})

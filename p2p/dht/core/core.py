@@ -1,19 +1,23 @@
-"""The DHT of one node as a state machine: events and time in, effects out.
+"""`DhtCore`: the DHT of one node as a state machine, events and time in, effects out.
 
 Theory of operation
 -------------------
-Every message carries its sender's contact. Who has answered us enters the routing table; who has asked us
-something is pinged first. A *reading* runs one value lookup per salted key and ends with the newest valid
-record of each publisher; a *writing* runs one node lookup per key and then stores at the nearest nodes; a
-*joining* asks seeds who is near us and looks ourselves up (`p2p.dht.asker`). What strangers say is judged
-before it changes anything: a contact needs a work stamp, a record a signature and the right key. A peer
-caught lying loses its place in the lookup and in the table, and the host hears of it; so the worst that
-liars achieve is to hide a record for a while. Each question costs the asker a part of what it may have of
-us (`p2p.dht.answers`); what is beyond gets no answer, and no blame.
+Every message carries its sender's contact. A peer that has answered us enters the routing
+table; one that has asked us something is pinged first. Three operations have callers
+(`operations`): a *get* runs one value lookup per salted key and ends with the newest valid
+record of each publisher; a *put* runs one node lookup per key and then stores at the nearest
+nodes; a *join* asks seeds for the nodes near our id and looks ourselves up. `requester` runs
+them.
 
-Who is asked three times in vain leaves the table (`p2p.dht.neighbours` says when that is certain), is not
-asked on hearsay for a minute, and is remembered among the last lost: at each refresh the lost and the seeds
-are asked again, so that the two sides of a partition find each other when it has healed.
+What peers say is checked before it changes anything: a contact needs a work stamp, a record a
+signature and the right key. A peer caught lying loses its place in the lookup and in the table,
+and the host hears of it (`Penalise`); so the worst that liars achieve is to hide a record for a
+while. Requests are metered (`responder`): a peer over its quota gets no answer and no penalty.
+
+A contact that leaves three requests unanswered leaves the table (`neighbours` says when that is
+certain), is not asked for a minute when others name it, and is remembered among the last lost:
+at each refresh the lost contacts and the seeds are asked again, so that the two sides of a
+partition find each other when it has healed.
 """
 
 from __future__ import annotations
@@ -21,11 +25,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final, assert_never
 
-from p2p.dht.answers import Answers, Meter
-from p2p.dht.asker import Asker, Hooks
-from p2p.dht.calls import Calls
 from p2p.dht.config import DhtConfig
-from p2p.dht.events import (
+from p2p.dht.core.calls import Calls
+from p2p.dht.core.events import (
     Cancel,
     Effect,
     Event,
@@ -41,6 +43,13 @@ from p2p.dht.events import (
     Send,
     Tick,
 )
+from p2p.dht.core.neighbours import Neighbours
+from p2p.dht.core.operations import Purpose
+from p2p.dht.core.publications import Publications
+from p2p.dht.core.requester import Reports, Requester
+from p2p.dht.core.responder import AnswerQuotas, Responder
+from p2p.dht.core.store import RecordStore
+from p2p.dht.core.validation import RecordPriority, RecordValidator
 from p2p.dht.messages import (
     Contact,
     Envelope,
@@ -52,45 +61,44 @@ from p2p.dht.messages import (
     decode_untrusted,
     encode,
 )
-from p2p.dht.neighbours import Neighbours
-from p2p.dht.operations import Purpose
-from p2p.dht.publications import Publications
-from p2p.dht.record import ADDR_NAMESPACE, MAX_ADDRS, Record, RecordJudge, Standing, encode_addrs
+from p2p.dht.record import ADDR_NAMESPACE, MAX_ADDRS, Record, encode_addrs
 from p2p.dht.stamp import ID_BYTES
-from p2p.dht.store import RecordStore
 from p2p.errors import BadMessage
 from p2p.identity import PeerId, Signer
 
 if TYPE_CHECKING:
     from random import Random
 
-    from p2p.dht.table import ContactTable
+    from p2p.dht.core.table import RoutingTable
 
 SECRET_BYTES: Final = 16
-"""Of what ranks the publishers under a full key on this node alone."""
+"""Of the secret by which this node alone ranks the publishers under a full key."""
 GARBAGE_POINTS: Final = 10.0
-"""What a forgery or an unreadable message costs its sender's score."""
+"""Points of penalty with the host for a forgery or an unreadable message."""
 FIRST_REJOIN: Final = 5.0
-"""Seconds until a node that knows nobody asks its seeds again, doubled each time."""
+"""Seconds until a node with an empty table asks its seeds again, doubled each time: 5, 10, 20,
+40, 60, 60 ..."""
 LAST_REJOIN: Final = 60.0
+"""Seconds at most between two such joins."""
 REPUBLISH_RETRY: Final = 30.0
-"""Seconds until a record that nobody took is published again."""
+"""Seconds until a record that no node took is published again."""
 REPLICATED_AT_ONCE: Final = 64
-"""Records handed on per step; the rest wait for the next."""
+"""Records replicated per step; the rest wait for the next."""
 REPLICATION_STEP: Final = 10.0
-"""Seconds between steps: 64 records at 8 nodes are 70 KB/s at the very worst, and all that a node can hold
-takes 43 minutes, less than the hour after which it is due again."""
+"""Seconds between steps: 64 records at 8 nodes are 70 KB/s at the very worst, and all that a
+node can hold takes 43 minutes, less than the hour after which it is due again."""
 
 
 class DhtCore:
-    """One node. Give it events, do what the effects say, and tick it at `next_deadline`."""
+    """One node. Give it `Event`s, carry out its `Effect`s, and give it a `Tick` at
+    `next_deadline`."""
 
     def __init__(
         self,
         own: Contact,
         signer: Signer,
-        judge: RecordJudge,
-        table: ContactTable,
+        validator: RecordValidator,
+        table: RoutingTable,
         config: DhtConfig,
         rng: Random,
         seqno: int = 0,
@@ -102,12 +110,19 @@ class DhtCore:
         self._effects: list[Effect] = []
         self._neighbours = Neighbours(own, table, config.difficulty)
         self._store = RecordStore(own.number, secret=rng.randbytes(SECRET_BYTES))
-        self._judge = judge
-        self._answers = Answers(table, self._store, judge, Meter())
+        self._validator = validator
+        self._responder = Responder(table, self._store, validator, AnswerQuotas())
         self._publications = Publications(signer, own.nonce, config.republish_interval, seqno)
-        hooks = Hooks(self._effects.append, self._keep, self._written, self._joined)
+        reports = Reports(self._effects.append, self._keep, self._on_put_end, self._on_join_end)
         calls: Calls[Purpose] = Calls(rng)
-        self._asker = Asker(self._neighbours, self._store, judge, config, calls, hooks)
+        self._requester = Requester(
+            self._neighbours,
+            self._store,
+            validator,
+            config,
+            calls,
+            reports,
+        )
         self._refresh_due = math.inf
         self._replicate_due = math.inf
         self._rejoin_due = math.inf
@@ -116,17 +131,17 @@ class DhtCore:
 
     @property
     def contacts(self) -> int:
-        """How many nodes we know."""
+        """How many contacts the routing table holds."""
         return len(self._neighbours.table)
 
     @property
     def records(self) -> int:
-        """How many records we hold for others."""
+        """How many records we hold for the swarm."""
         return len(self._store)
 
     @property
     def own(self) -> Contact:
-        """Our own place and addresses."""
+        """Our own contact: stamp and addresses."""
         return self._neighbours.own
 
     @property
@@ -135,14 +150,14 @@ class DhtCore:
         return self._publications.seqno
 
     def contact_of(self, peer: PeerId) -> Contact | None:
-        """What the routing table knows of ``peer``."""
+        """The contact of ``peer`` in the routing table, if it has a place there."""
         return self._neighbours.table.contact_of(peer)
 
     @property
     def next_deadline(self) -> float:
         """When to deliver the next `Tick`."""
         return min(
-            self._asker.next_deadline,
+            self._requester.next_deadline,
             self._store.next_deadline,
             self._publications.next_deadline,
             self._refresh_due,
@@ -151,7 +166,8 @@ class DhtCore:
         )
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Advance by one event and return what to do about it. Raise `LimitExceeded` for a `Put` too many."""
+        """Advance by one event and return what to do about it. Raise `LimitExceeded` for a
+        `Put` beyond `MAX_PUBLICATIONS`."""
         self._now = now
         match event:
             case Received(peer, data, wall):
@@ -161,25 +177,25 @@ class DhtCore:
                 self._wall = wall
                 self._tick()
             case PeerUp(peer):
-                self._peer_up(peer)
+                self._on_peer_up(peer)
             case PeerDown(peer, unreachable):
                 self._neighbours.disconnected(peer)
                 if unreachable:
                     self._neighbours.unreachable(peer, now)
-                    self._asker.unreachable(peer, now)
+                    self._requester.unreachable(peer, now)
             case Moved(addrs):
                 self._move(Contact(self.own.peer, self.own.nonce, addrs[:MAX_ADDRS]))
             case Join(token, peers):
                 self._neighbours.remember_seeds(peers)
-                self._asker.join(token, peers, now)
+                self._requester.join(token, peers, now)
             case Get(token, namespace, name):
-                self._asker.read(token, namespace, name, now)
+                self._requester.get(token, namespace, name, now)
             case Put():
                 self._put(event)
             case Forget(namespace, name):
                 self._publications.forget(namespace, name)
             case Cancel(token):
-                self._asker.cancel(token)
+                self._requester.cancel(token)
             case _:
                 assert_never(event)
         effects = self._effects.copy()
@@ -189,9 +205,10 @@ class DhtCore:
     # Messages.
 
     def _receive(self, peer: PeerId, data: bytes) -> None:
-        """Judge one message; a peer that lies pays for it, and whatever we have asked it has failed."""
-        if self._answers.meter.is_flooding(peer, self._now) and not self._asker.waits_for(peer):
-            return  # decoding costs more than sending
+        """Take one message. A peer that lies is penalised, and all calls to it have failed."""
+        flooding = self._responder.quotas.is_flooding(peer, self._now)
+        if flooding and not self._requester.waits_for(peer):
+            return  # undecoded: decoding costs more than sending
         try:
             envelope = decode_untrusted(data)
             sender = envelope.sender
@@ -202,55 +219,59 @@ class DhtCore:
         except BadMessage as error:
             self._effects.append(Penalise(peer, GARBAGE_POINTS, str(error)))
             self._neighbours.unreachable(peer, self._now)
-            self._asker.unreachable(peer, self._now)
+            self._requester.unreachable(peer, self._now)
 
     def _take(self, envelope: Envelope) -> None:
         sender, body = envelope.sender, envelope.body
+        quotas = self._responder.quotas
         self._neighbours.connected(sender.peer)
         if isinstance(body, Ping | FindNode | FindValue | Store):
-            reply = self._answers.answer(sender, body, self._wall, self._now)
+            reply = self._responder.answer(sender, body, self._wall, self._now)
             if reply is not None:
                 self._reply(envelope, reply)
-                self._visit(sender)
-        elif self._asker.answered(envelope.request_id, sender, body, self._wall, self._now):
-            self._hear(sender)
+                self._on_request(sender)
+        elif self._requester.answered(envelope.request_id, sender, body, self._wall, self._now):
+            self._on_reply(sender)
         else:
-            self._answers.meter.count(sender.peer, self._now)  # too late, or never asked
+            quotas.charge_message(sender.peer, self._now)  # too late, or never asked
 
     def _reply(self, envelope: Envelope, reply: Reply) -> None:
         peer = envelope.sender.peer
         data = encode(envelope.request_id, self.own, reply)
-        self._answers.charge(peer, len(data), self._now)
+        self._responder.charge(peer, len(data), self._now)
         self._effects.append(Send(peer, data, dial=False))
 
-    def _visit(self, sender: Contact) -> None:
-        """A peer has asked us something: if it is not in the table, see whether it answers, too."""
-        if self._neighbours.visited(sender, self._now):
-            self._asker.verify(sender.peer, self._now)
+    def _on_request(self, sender: Contact) -> None:
+        """A peer has asked us something: if it is not in the table, see whether it answers,
+        too."""
+        if self._neighbours.on_request(sender, self._now):
+            self._requester.verify(sender.peer, self._now)
 
-    def _hear(self, sender: Contact) -> None:
-        """A peer has answered us. If its bucket is full, see whether the node longest unheard still does."""
-        oldest = self._neighbours.heard(sender)
-        if oldest is not None and self._neighbours.is_worth_a_ping(oldest.peer, self._now):
-            self._asker.probe(oldest, self._now)
+    def _on_reply(self, sender: Contact) -> None:
+        """A peer has answered us. If its bucket is full, ping the contact that was not heard
+        for longest."""
+        oldest = self._neighbours.on_reply(sender)
+        if oldest is not None and self._neighbours.claim_ping(oldest.peer, self._now):
+            self._requester.ping(oldest, self._now)
         if self._refresh_due == math.inf:
             self._refresh_due = self._now + self._jitter(self._config.refresh_interval)
             self._replicate_due = self._now + self._jitter(self._config.replicate_interval)
 
     def _jitter(self, interval: float) -> float:
-        """So that nodes started together do not act together."""
+        """``interval`` times 0.8 to 1.2, so that nodes started together do not act together."""
         return interval * self._rng.uniform(0.8, 1.2)
 
-    def _peer_up(self, peer: PeerId) -> None:
-        """Somebody connected, maybe for other reasons. While we know few, ask whether it is one of us.
+    def _on_peer_up(self, peer: PeerId) -> None:
+        """A peer connected, maybe for another service. While we have few contacts, see if it is
+        a DHT node.
 
-        That is all it gets us to do: whom it knows, and may name in order that we dial them, we ask when
-        we look for something ourselves.
+        Nothing more is asked of it now: the contacts that it might name, so that we dial them,
+        are asked for by lookups of our own.
         """
         self._neighbours.connected(peer)
         few = self.contacts < self._config.bucket_size and self.contact_of(peer) is None
-        if few and self._neighbours.is_worth_a_ping(peer, self._now):
-            self._asker.verify(peer, self._now)
+        if few and self._neighbours.claim_ping(peer, self._now):
+            self._requester.verify(peer, self._now)
 
     # Publishing.
 
@@ -258,29 +279,34 @@ class DhtCore:
         self._wall = put.wall
         self._publications.add(put.namespace, put.name, put.value, put.lifetime)
         record = self._publications.sign(put.namespace, put.name, put.wall, self._now)
-        self._asker.write(put.token, record, self._now)
+        self._requester.put(put.token, record, self._now)
 
     def _move(self, own: Contact) -> None:
         self._neighbours.move(own)
         name = own.peer.digest
         if own.addrs:
             value = encode_addrs(own.addrs)
-            self._publications.add(ADDR_NAMESPACE, name, value, self._config.addr_lifetime, own=True)
+            lifetime = self._config.addr_lifetime
+            self._publications.add(ADDR_NAMESPACE, name, value, lifetime, own=True)
         else:
             self._publications.forget(ADDR_NAMESPACE, name)
 
     def _keep(self, key: bytes, record: Record, blob: bytes) -> None:
-        self._store.put(key, record, blob, self._wall, self._now, Standing(reserved=True))
+        """Hold a record of our own, whatever others do: we are among the nearest nodes."""
+        reserved = RecordPriority(reserved=True)
+        self._store.put(key, record, blob, self._wall, self._now, reserved)
 
-    def _written(self, record: Record, copies: int) -> None:
+    def _on_put_end(self, record: Record, copies: int) -> None:
+        """A record was stored; if no node took it, republish it soon."""
         if not copies:
             when = self._now + REPUBLISH_RETRY
             self._publications.retry(record.namespace, record.name, when)
 
     # Time.
 
-    def _joined(self) -> None:
-        """We have looked ourselves up: say again what we publish, and meet the rest of the id space."""
+    def _on_join_end(self) -> None:
+        """We have looked ourselves up: republish if we were alone, and refresh the buckets of
+        the id space."""
         if not self.contacts:
             self._alone = True
             self._rejoin_due = self._now + self._rejoin_wait
@@ -288,34 +314,35 @@ class DhtCore:
             return
         if self._alone:
             self._alone = False
-            self._publications.renew_all(self._now)
+            self._publications.republish_all(self._now)
         self._rejoin_due = math.inf
         self._rejoin_wait = FIRST_REJOIN
         before = self._now - self._config.refresh_interval
         for target in self._neighbours.table.stale_targets(before, self._rng):
-            self._asker.refresh(target.to_bytes(ID_BYTES, "big"), self._now)
+            self._requester.refresh(target.to_bytes(ID_BYTES, "big"), self._now)
 
     def _tick(self) -> None:
         now = self._now
-        self._asker.expire(now)
+        self._requester.expire(now)
         self._store.expire(now)
         for namespace, name in self._publications.due(now):
             record = self._publications.sign(namespace, name, self._wall, now)
-            self._asker.write(None, record, now)
+            self._requester.put(None, record, now)
         if self._rejoin_due <= now:
             self._rejoin_due = math.inf
-            self._asker.join(None, self._neighbours.forgotten(), now)
+            self._requester.join(None, self._neighbours.rejoin_candidates(), now)
         if self._refresh_due <= now:
             self._refresh_due = now + self._jitter(self._config.refresh_interval)
-            self._asker.join(None, self._neighbours.forgotten(), now)
+            self._requester.join(None, self._neighbours.rejoin_candidates(), now)
         if self._replicate_due <= now:
             self._replicate()
 
     def _replicate(self) -> None:
-        """Hand on a few keys that nobody has refreshed; the nodes that take them need not do it again."""
+        """Replicate a few keys that no other node has stored here lately; the nodes that take
+        them need not do so again."""
         before = self._now - self._config.replicate_interval
         keys = self._store.unrefreshed(before, REPLICATED_AT_ONCE)
         for key in keys:
-            self._asker.replicate(key, self._now)
+            self._requester.replicate(key, self._now)
         wait = REPLICATION_STEP if keys else self._config.replicate_interval / 8
         self._replicate_due = self._now + self._jitter(wait)

@@ -1,0 +1,88 @@
+"""A dictionary that evicts its oldest entry, and a token bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class BoundedDict(dict[K, V]):
+    """A dictionary of at most ``limit`` entries; a new key evicts the oldest one.
+
+    Entries enter in two ways. ``table[key] = value`` leaves a known key where it stands, so age
+    counts from the first assignment. `renew` makes the entry the newest, so age counts from the
+    last use. With a limit of 2, after a, b, and a again, a third key evicts a in the first case
+    and b in the second. `update` and `setdefault`, which would get around the limit, raise
+    `TypeError`. Lookups are those of `dict`, at their full speed.
+    """
+
+    __slots__ = ("limit",)
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit = limit
+
+    def __setitem__(self, key: K, value: V) -> None:
+        dict.__setitem__(self, key, value)
+        if len(self) > self.limit:
+            del self[next(iter(self))]
+
+    def renew(self, key: K, value: V) -> None:
+        """Set ``key`` and make it the newest entry."""
+        self.pop(key, None)
+        dict.__setitem__(self, key, value)
+        if len(self) > self.limit:
+            del self[next(iter(self))]
+
+    def keep(self, wanted: Callable[[V], bool]) -> None:
+        """Drop every entry whose value is not ``wanted``; the others keep their order."""
+        for key in [key for key, value in self.items() if not wanted(value)]:
+            del self[key]
+
+    def update(self, *args: object, **kwargs: object) -> NoReturn:
+        """Refused: it would not evict."""
+        raise TypeError("a BoundedDict takes one entry at a time")
+
+    def setdefault(self, *args: object) -> NoReturn:
+        """Refused: it would not evict."""
+        raise TypeError("a BoundedDict takes one entry at a time")
+
+
+class TokenBucket:
+    """An allowance that time refills: up to ``capacity`` at once, the caller's rate for long.
+
+    The rate is an argument of `refill`, not a field, since a caller may lower it while many
+    share it. A bucket may go into debt: `take` never refuses, and the caller asks for the
+    ``level`` before it works and charges afterwards what the work did cost. With a capacity of
+    200 and a rate of 20 a second, a peer that takes 230 at once waits 1.5 s for a positive
+    level.
+    """
+
+    __slots__ = ("_capacity", "_filled_at", "level")
+
+    def __init__(self, capacity: float, now: float, level: float | None = None) -> None:
+        """A full bucket, or one that begins at ``level``."""
+        self._capacity = capacity
+        self._filled_at = now
+        self.level = capacity if level is None else level
+
+    def refill(self, now: float, rate: float) -> float:
+        """Add what ``rate`` brought since the last call; returns that amount before the cap.
+
+        A clock that stands still or runs backwards adds nothing.
+        """
+        elapsed = now - self._filled_at
+        self._filled_at = now
+        if elapsed <= 0:
+            return 0.0
+        gain = elapsed * rate
+        level = self.level + gain
+        self.level = level if level < self._capacity else self._capacity
+        return gain
+
+    def take(self, amount: float) -> None:
+        """Charge ``amount``, also into debt."""
+        self.level -= amount

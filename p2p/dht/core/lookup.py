@@ -1,0 +1,303 @@
+"""`Lookup`: finds the nodes nearest to a target by S/Kademlia's disjoint paths, without time.
+
+Theory of operation
+-------------------
+A lookup keeps a *shortlist* per path: the contacts that path was told of, nearest first. A path
+has up to ``alpha`` requests open; when one is settled it asks the nearest contact not yet
+asked. There are no rounds, so a path never waits for the slowest of a batch. A contact is asked
+once in the whole lookup, by the path that claims it, and its reply feeds that path only. A liar
+can thus lead one path astray, not all of them.
+
+A path looks at the ``width`` nearest contacts that are not known to be dead. It is done when
+all of them have been asked and have answered, or, looking for values, when enough of those it
+asked had some. A contact that is late gives its slot away at once; later still it no longer
+holds up the end. Its reply counts whenever it comes.
+
+Dialling on a third party's word
+---------------------------------
+A contact never met (`is_met`) is asked on the credit of the peers that named it. Each of them
+has a small credit in this lookup (`CREDIT`). Asking one of its contacts takes 1; if that
+contact answers, 2 come back. A liar that names twenty strangers' addresses makes us dial four
+of them. An honest peer a third of whose contacts is dead is hardly held up: after three were
+asked its credit is 4 - 3 + 2 x 2 = 5. Some peers are not believed at all
+(`is_believed`: inbound ones, see `neighbours`). A contact beyond all credit waits, and is
+passed over like the dead.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from itertools import islice
+from typing import Final
+
+from p2p.dht.messages import Contact
+from p2p.identity import PeerId
+
+MAX_ASKED: Final = 120
+"""Contacts that one lookup asks. An honest lookup at 10,000 nodes asks 20 to 50; liars that
+name ever nearer contacts are cut off here."""
+MAX_SHORTLISTED: Final = 1000
+"""Contacts that one lookup remembers: twenty from each of fifty replies."""
+CREDIT: Final = 4
+"""Contacts never met that one peer may name, and that we ask, before one of them has
+answered."""
+MAX_NAMED_BY: Final = 4
+"""Peers remembered as having named one contact: with half of them liars, one contact in 16 is
+held up."""
+
+
+class ContactState(Enum):
+    """What has become of one contact in a lookup."""
+
+    NEW = auto()
+    ASKED = auto()
+    LATE = auto()
+    """Asked, and its slot given to another contact; the end still waits for it."""
+    LOST = auto()
+    """Asked, and no longer waited for."""
+    ANSWERED = auto()
+    FAILED = auto()
+
+
+_OPEN: Final = (ContactState.NEW, ContactState.ASKED, ContactState.LATE)
+_GONE: Final = (ContactState.LOST, ContactState.FAILED)
+_UNLIKELY: Final = (ContactState.LATE, *_GONE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookupShape:
+    """How hard a lookup tries."""
+
+    alpha: int
+    """Requests open at a time, per path."""
+    paths: int
+    """Disjoint paths."""
+    width: int
+    """How many of the nearest contacts must have answered at the end."""
+    quorum: int = 0
+    """Replies with values that end a path early; 0 if none does."""
+
+
+class _Path:
+    """One path. Contacts are named by their distance to the target, which is unique."""
+
+    __slots__ = ("_listed", "found", "in_flight", "shortlist")
+
+    def __init__(self) -> None:
+        self.shortlist: list[int] = []
+        """Nearest first."""
+        self.in_flight = 0
+        """Requests open."""
+        self.found = 0
+        """Contacts that had values."""
+        self._listed: dict[int, None] = {}
+
+    def add(self, distance: int) -> None:
+        """Put a contact on the shortlist once."""
+        if distance not in self._listed:
+            self._listed[distance] = None
+            insort(self.shortlist, distance)
+
+    def take_slot(self) -> None:
+        """A request is open."""
+        self.in_flight += 1
+
+    def free_slot(self) -> None:
+        """A request is settled, or late."""
+        self.in_flight -= 1
+
+    def count_found(self, found: bool) -> None:
+        """A contact has answered, with values if ``found``."""
+        self.found += found
+
+
+class Lookup:
+    """One lookup. `ask` says which contacts to ask now; `answered`, `late`, `lost` and `failed`
+    report on them."""
+
+    def __init__(
+        self,
+        target: bytes,
+        seeds: Sequence[Contact],
+        shape: LookupShape,
+        is_met: Callable[[PeerId], bool] = lambda _: False,
+        is_believed: Callable[[PeerId], bool] = lambda _: True,
+    ) -> None:
+        self.target = target
+        self._number = int.from_bytes(target, "big")
+        self._shape = shape
+        self._is_met = is_met
+        self._is_believed = is_believed
+        self._contacts: dict[int, Contact] = {}
+        self._states: dict[int, ContactState] = {}
+        self._owner: dict[int, _Path] = {}
+        self._paths = [_Path() for _ in range(shape.paths)]
+        self._asked = 0
+        self._named_by: dict[int, list[PeerId]] = {}
+        """The peers that have named a contact never met."""
+        self._asked_for: dict[int, PeerId] = {}
+        """The peer on whose credit such a contact was asked."""
+        self._credit: dict[PeerId, int] = {}
+        self.offer(sorted(seeds, key=lambda contact: contact.number ^ self._number))
+
+    def _add(self, path: _Path, contacts: Iterable[Contact], source: PeerId | None) -> None:
+        for contact in contacts:
+            distance = contact.number ^ self._number
+            if distance not in self._states:
+                if len(self._states) >= MAX_SHORTLISTED:
+                    return
+                self._states[distance] = ContactState.NEW
+                self._contacts[distance] = contact
+                if source is not None and not self._is_met(contact.peer):
+                    self._named_by[distance] = []
+                    self._note_named(distance, source)
+            elif distance in self._named_by:
+                self._note_named(distance, source)
+            path.add(distance)
+
+    def _note_named(self, distance: int, source: PeerId | None) -> None:
+        """A contact never met was named, once more, by ``source``; None if we knew it
+        ourselves."""
+        sources = self._named_by[distance]
+        if source is None:
+            del self._named_by[distance]
+            return
+        new = len(sources) < MAX_NAMED_BY and source not in sources
+        if new and self._is_believed(source):
+            sources.append(source)
+
+    def offer(self, contacts: Sequence[Contact], source: PeerId | None = None) -> None:
+        """More contacts to start from: of our own knowledge, or named by ``source``. The paths
+        get them in turn."""
+        for index, contact in enumerate(contacts):
+            self._add(self._paths[index % len(self._paths)], (contact,), source)
+
+    def _backer(self, distance: int) -> PeerId | None:
+        """A peer that named the contact and has credit left."""
+        named_by = self._named_by[distance]
+        creditable = (peer for peer in named_by if self._credit.get(peer, CREDIT) > 0)
+        return next(creditable, None)
+
+    def _is_held(self, distance: int) -> bool:
+        """Whether a contact must not be asked now, since all peers that named it have used up
+        their credit."""
+        if distance not in self._named_by or self._states[distance] is not ContactState.NEW:
+            return False
+        return self._backer(distance) is None
+
+    def _nearest(self, path: _Path, passed_over: tuple[ContactState, ...]) -> Iterator[int]:
+        """The ``width`` nearest contacts of a path, less those held up or in a state of
+        ``passed_over``."""
+        states, held = self._states, self._is_held
+        alive = (
+            distance
+            for distance in path.shortlist
+            if states[distance] not in passed_over and not held(distance)
+        )
+        return islice(alive, self._shape.width)
+
+    def _is_done(self, path: _Path) -> bool:
+        if self._is_found(path):
+            return True
+        if self._asked >= MAX_ASKED:
+            return path.in_flight == 0
+        nearest = self._nearest(path, _GONE)
+        return not any(self._states[distance] in _OPEN for distance in nearest)
+
+    def _is_found(self, path: _Path) -> bool:
+        """Enough holders on this path; or one, if other paths, which claimed the rest first,
+        have found enough."""
+        quorum = self._shape.quorum
+        if not quorum or not path.found:
+            return False
+        found = sum(each.found for each in self._paths)
+        return path.found >= quorum or found >= quorum * len(self._paths)
+
+    @property
+    def found_everywhere(self) -> bool:
+        """Whether every path has found values somewhere."""
+        return all(path.found for path in self._paths)
+
+    @property
+    def done(self) -> bool:
+        """Whether no path has anything left to ask or to wait for."""
+        return all(self._is_done(path) for path in self._paths)
+
+    def ask(self) -> list[Contact]:
+        """Claim the contacts to ask now, each for one path, the paths taking turns."""
+        claimed: list[Contact] = []
+        turns = [path for path in self._paths if not self._is_done(path)]
+        while turns:
+            turns = [path for path in turns if self._claim(path, claimed)]
+        return claimed
+
+    def _claim(self, path: _Path, claimed: list[Contact]) -> bool:
+        if path.in_flight >= self._shape.alpha or self._asked >= MAX_ASKED:
+            return False
+        for distance in self._nearest(path, _UNLIKELY):
+            if self._states[distance] is ContactState.NEW:
+                self._states[distance] = ContactState.ASKED
+                self._owner[distance] = path
+                path.take_slot()
+                self._asked += 1
+                if distance in self._named_by:
+                    self._take_credit(distance)
+                claimed.append(self._contacts[distance])
+                return True
+        return False
+
+    def _take_credit(self, distance: int) -> None:
+        backer = self._backer(distance)
+        assert backer is not None  # else `_is_held` had passed it over
+        self._asked_for[distance] = backer
+        self._credit[backer] = self._credit.get(backer, CREDIT) - 1
+
+    def _settle(self, contact: Contact, state: ContactState) -> _Path | None:
+        """Move an asked contact on; return its path, or None if it is not waited for any
+        more."""
+        distance = contact.number ^ self._number
+        was = self._states.get(distance, ContactState.NEW)
+        if was in (ContactState.NEW, ContactState.ANSWERED, ContactState.FAILED):
+            return None
+        path = self._owner[distance]
+        if was is ContactState.ASKED:
+            path.free_slot()
+        self._states[distance] = state
+        return path
+
+    def answered(
+        self,
+        contact: Contact,
+        closer: Iterable[Contact],
+        *,
+        found: bool = False,
+    ) -> None:
+        """``contact`` named ``closer``; ``found`` if it had values, too."""
+        path = self._settle(contact, ContactState.ANSWERED)
+        if path is not None:
+            path.count_found(found)
+            backer = self._asked_for.pop(contact.number ^ self._number, None)
+            if backer is not None:
+                self._credit[backer] += 2  # what it had cost, and one more
+            self._add(path, closer, contact.peer)
+
+    def late(self, contact: Contact) -> None:
+        """``contact`` has not answered in the usual time: ask another as well."""
+        self._settle(contact, ContactState.LATE)
+
+    def lost(self, contact: Contact) -> None:
+        """``contact`` has not answered for so long that the end need not wait for it."""
+        self._settle(contact, ContactState.LOST)
+
+    def failed(self, contact: Contact) -> None:
+        """``contact`` is dead, or a liar."""
+        self._settle(contact, ContactState.FAILED)
+
+    def closest(self, count: int) -> list[Contact]:
+        """The nearest contacts that have answered, nearest first."""
+        states = self._states.items()
+        answered = (distance for distance, state in states if state is ContactState.ANSWERED)
+        return [self._contacts[distance] for distance in sorted(answered)[:count]]

@@ -1,0 +1,508 @@
+"""The asking half of a DHT node: runs gets, puts and joins through lookups and calls.
+
+Theory of operation
+-------------------
+`get`, `put`, `join`, `refresh`, `replicate` and `ping` begin something. Each begins searches,
+one per key; a search asks the contacts that its lookup names, by calls that are sent again when
+they are late. `answered` and `expire` bring every call to an end: they look up its purpose,
+tell the lookup, and `_pump` asks the next contacts. When a lookup is done, `_finish` does what
+its operation wants with the nearest contacts, and the last lookup ends the operation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from typing import Final
+
+from p2p.dht.config import DhtConfig
+from p2p.dht.core.calls import Call, Calls, Lateness
+from p2p.dht.core.events import Effect, Found, Joined, Learn, Send, Written
+from p2p.dht.core.lookup import Lookup, LookupShape
+from p2p.dht.core.neighbours import Neighbours
+from p2p.dht.core.operations import (
+    Awaited,
+    GetOperation,
+    JoinOperation,
+    LookupPurpose,
+    Operation,
+    PingPurpose,
+    Purpose,
+    PutOperation,
+    RefreshOperation,
+    ReplicateOperation,
+    Search,
+    SeedPurpose,
+    StorePurpose,
+)
+from p2p.dht.core.store import RecordStore
+from p2p.dht.core.validation import RecordValidator
+from p2p.dht.messages import (
+    MAX_CONTACTS,
+    Contact,
+    FindNode,
+    FindValue,
+    Nodes,
+    Ping,
+    Pong,
+    Reply,
+    Request,
+    Store,
+    Stored,
+    Values,
+    encode,
+)
+from p2p.dht.record import Record
+from p2p.errors import BadMessage
+from p2p.identity import PeerId
+
+MAX_SEEDS_ASKED: Final = 16
+"""Seeds of one join that are asked, the first of those given."""
+MAX_VERIFYING: Final = 64
+"""Inbound peers that are being pinged at a time. A silent one is given up after a second or two
+and not pinged again for a minute, so it takes 2,000 stamped names that all stay silent to keep
+honest newcomers waiting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """What a `Requester` calls to report."""
+
+    emit: Callable[[Effect], None]
+    """Hand an effect to the driver."""
+    keep: Callable[[bytes, Record, bytes], None]
+    """Hold a record of our own: key, record, its encoding. We are among the nearest nodes
+    ourselves."""
+    written: Callable[[Record, int], None]
+    """A put has ended with so many copies."""
+    joined: Callable[[], None]
+    """A join has ended: we have looked ourselves up."""
+
+
+class Requester:
+    """Runs operations. All effects and endings go to its `Reports`."""
+
+    def __init__(
+        self,
+        neighbours: Neighbours,
+        store: RecordStore,
+        validator: RecordValidator,
+        config: DhtConfig,
+        calls: Calls[Purpose],
+        reports: Reports,
+    ) -> None:
+        self._neighbours = neighbours
+        self._store = store
+        self._validator = validator
+        self._config = config
+        self._calls = calls
+        self._reports = reports
+        self._verifying = 0
+        self._waiting: dict[int, Awaited] = {}
+        """Operations for which a caller waits, by token."""
+        self._deadlines: list[tuple[float, int]] = []
+        # A get looks at twice the replicas: the nodes nearest to a key have changed since the
+        # put. A put looks a little beyond the replicas, so that spares are known; a join wants
+        # to know its whole bucket.
+        alpha, paths, replicas = config.alpha, config.paths, config.replicas
+        self._get_shape = LookupShape(
+            alpha=alpha,
+            paths=paths,
+            width=2 * replicas,
+            quorum=config.quorum,
+        )
+        self._put_shape = LookupShape(alpha=alpha, paths=paths, width=replicas + alpha)
+        self._join_shape = LookupShape(alpha=alpha, paths=paths, width=config.bucket_size)
+
+    @property
+    def next_deadline(self) -> float:
+        """When `expire` has something to do."""
+        due = self._deadlines[0][0] if self._deadlines else math.inf
+        return min(due, self._calls.next_deadline)
+
+    # What begins.
+
+    def get(self, token: int, namespace: str, name: bytes, now: float) -> None:
+        """Read all records of a name, beginning with those that we hold ourselves."""
+        operation = GetOperation(token, namespace, name)
+        keys = self._validator.keys(namespace, name)
+        for key in keys:
+            for record in filter(self._validator.is_admitted, self._store.get(key)):
+                operation.take(record)
+        self._wait_for(token, operation, now)
+        operation.start(len(keys))
+        for key in keys:
+            self._search(key, operation, self._get_shape, now)
+
+    def put(self, token: int | None, record: Record, now: float) -> None:
+        """Store a record at the nearest nodes of each of its keys."""
+        operation = PutOperation(token, record, record.encode())
+        if token is not None:
+            self._wait_for(token, operation, now)
+        keys = self._validator.keys(record.namespace, record.name)
+        operation.start(len(keys))
+        for key in keys:
+            self._search(key, operation, self._put_shape, now)
+
+    def join(self, token: int | None, peers: Iterable[PeerId], now: float) -> None:
+        """Ask ``peers`` for the contacts near us, then look ourselves up."""
+        operation = JoinOperation(token)
+        if token is not None:
+            self._wait_for(token, operation, now)
+        own = self._neighbours.own
+        seeds = [peer for peer in peers if peer != own.peer][:MAX_SEEDS_ASKED]
+        operation.start(len(seeds))
+        for peer in seeds:
+            self._call(peer, FindNode(own.id), SeedPurpose(operation), now)
+        if not seeds:
+            self._look_up_ourselves(operation, None, (), now)
+
+    def refresh(self, target: bytes, now: float) -> None:
+        """Learn the contacts around ``target``."""
+        self._search(target, RefreshOperation(), self._put_shape, now)
+
+    def replicate(self, key: bytes, now: float) -> None:
+        """Hand what we hold under ``key`` to the nodes now nearest to it."""
+        self._search(key, ReplicateOperation(key), self._put_shape, now)
+
+    def ping(self, contact: Contact, now: float) -> None:
+        """Find out whether ``contact`` is alive."""
+        self._call_contact(contact, Ping(), PingPurpose(contact), now)
+
+    def verify(self, peer: PeerId, now: float) -> None:
+        """Find out whether ``peer``, which has asked us or connected to us, is a DHT node that
+        answers."""
+        if self._verifying < MAX_VERIFYING and not self._calls.waits_for(peer):
+            self._verifying += 1
+            self._neighbours.note_inbound(peer, now)
+            self._call(peer, Ping(), PingPurpose(None), now)
+
+    def waits_for(self, peer: PeerId) -> bool:
+        """Whether a call to ``peer`` is open."""
+        return self._calls.waits_for(peer)
+
+    def cancel(self, token: int) -> None:
+        """The caller of this operation has gone; its lookups end by themselves."""
+        self._waiting.pop(token, None)
+
+    def _wait_for(self, token: int, operation: Awaited, now: float) -> None:
+        self._waiting[token] = operation
+        heappush(self._deadlines, (now + self._config.timeout, token))
+
+    # Calls.
+
+    def _call(self, peer: PeerId, request: Request, purpose: Purpose, now: float) -> None:
+        connected = self._neighbours.is_connected(peer)
+        own = self._neighbours.own
+        call = self._calls.open(
+            peer,
+            purpose,
+            lambda request_id: encode(request_id, own, request),
+            now,
+            connected=connected,
+        )
+        self._send(call)
+
+    def _send(self, call: Call[Purpose]) -> None:
+        """Send a request, or send it again. An inbound peer is pinged over its own connection:
+        what a stranger has caused is not worth a dial."""
+        to_inbound = isinstance(call.purpose, PingPurpose) and call.purpose.contact is None
+        self._reports.emit(Send(call.peer, call.data, dial=not to_inbound))
+
+    def _call_contact(
+        self,
+        contact: Contact,
+        request: Request,
+        purpose: Purpose,
+        now: float,
+    ) -> None:
+        if contact.addrs and not self._neighbours.is_connected(contact.peer):
+            self._reports.emit(Learn(contact.peer, contact.addrs))
+        self._call(contact.peer, request, purpose, now)
+
+    def _search(
+        self,
+        target: bytes,
+        operation: Operation,
+        shape: LookupShape,
+        now: float,
+    ) -> None:
+        """Begin a lookup at the nearest contacts of the table."""
+        near = self._neighbours.nearest(target, self._config.bucket_size)
+        seeds = self._neighbours.eligible(near, now)
+        search = Search(self._lookup(target, seeds, shape, now), operation)
+        self._neighbours.table.touch(int.from_bytes(target, "big"), now)
+        self._pump(search, now)
+
+    def _lookup(
+        self,
+        target: bytes,
+        seeds: Sequence[Contact],
+        shape: LookupShape,
+        now: float,
+    ) -> Lookup:
+        neighbours = self._neighbours
+        return Lookup(
+            target,
+            seeds,
+            shape,
+            neighbours.is_met,
+            lambda peer: not neighbours.is_recent_inbound(peer, now),
+        )
+
+    def _pump(self, search: Search, now: float) -> None:
+        """Ask the contacts that the lookup names next; finish the search when the lookup is
+        done."""
+        if search.finished:
+            return
+        values = isinstance(search.operation, GetOperation)
+        request = FindValue(search.key) if values else FindNode(search.key)
+        for contact in search.lookup.ask():
+            self._call_contact(contact, request, LookupPurpose(search, contact), now)
+        if search.lookup.done:
+            search.finish()
+            self._finish(search, now)
+
+    # Answers.
+
+    def answered(
+        self,
+        request_id: int,
+        sender: Contact,
+        reply: Reply,
+        wall: float,
+        now: float,
+    ) -> bool:
+        """Take a reply; False if the sender was not asked, or the call was given up since.
+        Raise `BadMessage` if the reply is a lie; its call has failed then.
+        """
+        call = self._calls.settle(request_id, sender.peer, now)
+        if call is None:
+            return False
+        try:
+            self._progress(call, sender, reply, wall, now)
+        except BadMessage:
+            self._failed(call, now)
+            raise
+        return True
+
+    def _progress(
+        self,
+        call: Call[Purpose],
+        sender: Contact,
+        reply: Reply,
+        wall: float,
+        now: float,
+    ) -> None:
+        match call.purpose, reply:
+            case (LookupPurpose(contact=contact), _) if contact.id != sender.id:
+                self._failed(call, now)  # it was named with a stamp that it does not use
+            case LookupPurpose(search, contact), Values(blobs, near):
+                self._values_came(search, contact, blobs, near, wall, now)
+            case LookupPurpose(search, contact), Nodes(near):
+                self._nodes_came(search, contact, near, now)
+            case SeedPurpose(operation), Nodes(near):
+                self._neighbours.check(near)
+                operation.end_seed()
+                eligible = self._neighbours.eligible(near, now)
+                self._look_up_ourselves(operation, sender, eligible, now)
+            case StorePurpose() as store, Stored(held):
+                self._stored(store, held, now)
+            case PingPurpose(contact), Pong():
+                self._verifying -= contact is None
+            case _:
+                raise _wrong_kind(reply)
+
+    def _values_came(
+        self,
+        search: Search,
+        contact: Contact,
+        blobs: Sequence[bytes],
+        near: Sequence[Contact],
+        wall: float,
+        now: float,
+    ) -> None:
+        if not isinstance(search.operation, GetOperation):
+            raise _wrong_kind(Values((), ()))
+        self._neighbours.check(near)
+        operation = search.operation
+        found = operation.take_untrusted(search.key, blobs, self._validator, wall)
+        search.lookup.answered(contact, self._neighbours.eligible(near, now), found=found)
+        if found:
+            self._note_found(operation, search, now)
+        self._pump(search, now)
+
+    def _nodes_came(
+        self,
+        search: Search,
+        contact: Contact,
+        near: Sequence[Contact],
+        now: float,
+    ) -> None:
+        if isinstance(search.operation, GetOperation):
+            raise _wrong_kind(Nodes(()))
+        self._neighbours.check(near)
+        search.lookup.answered(contact, self._neighbours.eligible(near, now))
+        self._pump(search, now)
+
+    def expire(self, now: float) -> None:
+        """Send again what is late, give up what is too late, end what has taken too long."""
+        for call, lateness in self._calls.expire(now):
+            if lateness is Lateness.FAILED:
+                self._failed(call, now, certain=self._neighbours.is_connected(call.peer))
+                continue
+            self._send(call)
+            if isinstance(call.purpose, LookupPurpose):
+                search, contact = call.purpose.search, call.purpose.contact
+                note = search.lookup.late if lateness is Lateness.LATE else search.lookup.lost
+                note(contact)
+                self._pump(search, now)
+        while self._deadlines and self._deadlines[0][0] <= now:
+            operation = self._waiting.get(heappop(self._deadlines)[1])
+            if operation is not None:
+                self._end(operation)
+
+    def unreachable(self, peer: PeerId, now: float) -> None:
+        """``peer`` cannot be reached, or has lied: every call to it has failed."""
+        for call in self._calls.fail(peer):
+            self._failed(call, now)
+
+    def _failed(self, call: Call[Purpose], now: float, *, certain: bool = True) -> None:
+        """A call will not be answered. ``certain``: the peer has had the request, or cannot be
+        reached."""
+        note = self._neighbours.failed if certain else self._neighbours.timed_out
+        match call.purpose:
+            case LookupPurpose(search, contact):
+                note(contact, now)
+                search.lookup.failed(contact)
+                self._pump(search, now)
+            case StorePurpose(contact=contact) as store:
+                note(contact, now)
+                self._stored(store, False, now)
+            case PingPurpose(None):
+                self._verifying -= 1
+            case PingPurpose(Contact() as contact):
+                note(contact, now)
+            case SeedPurpose(operation):
+                operation.end_seed()
+                self._look_up_ourselves(operation, None, (), now)
+
+    # What ends.
+
+    def _finish(self, search: Search, now: float) -> None:
+        match search.operation:
+            case GetOperation() as operation:
+                if operation.end_search():
+                    self._end(operation)
+            case PutOperation() as operation:
+                self._store_nearest(search, operation, now)
+                operation.end_search()
+                self._end_if_stored(operation)
+            case JoinOperation() as operation:
+                self._end(operation)
+            case ReplicateOperation(key):
+                self._replicate_to_nearest(search, key, now)
+            case RefreshOperation():
+                pass
+
+    def _note_found(self, operation: GetOperation, search: Search, now: float) -> None:
+        """A key has yielded records; maybe that is enough.
+
+        Once most keys have, and one of them on every path, the rest get the time of one more
+        reply: keys whose holders are dead or lying do not hold up the get, and a newer record
+        there still has its chance. Of three keys, two must have yielded. If round trips take 80
+        ms and vary little, the third gets the least timeout of 0.2 s, where three attempts at a
+        dead holder would take seven times that.
+        """
+        operation.found[search.key] = search.lookup.found_everywhere
+        most = 2 * len(operation.found) > self._validator.salts(operation.namespace)
+        if most and any(operation.found.values()) and operation.settle():
+            patience = self._calls.round_trips.timeout(connected=True)
+            heappush(self._deadlines, (now + patience, operation.token))
+
+    def _look_up_ourselves(
+        self,
+        operation: JoinOperation,
+        seed: Contact | None,
+        near: Sequence[Contact],
+        now: float,
+    ) -> None:
+        """A seed has answered with ``near``, or failed (None): look up our own id from there.
+        When the last seed has failed, the lookup begins at what the table holds, and ends at
+        once if that is empty."""
+        if operation.search is None and (seed is not None or not operation.asked):
+            own = self._neighbours.own.id
+            known = self._neighbours.nearest(own, MAX_CONTACTS)
+            lookup = self._lookup(own, known, self._join_shape, now)
+            operation.begin_search(Search(lookup, operation))
+        if operation.search is not None:
+            if seed is not None:
+                operation.search.lookup.offer((seed,))
+                operation.search.lookup.offer(near, seed.peer)
+            self._pump(operation.search, now)
+
+    def _store_nearest(self, search: Search, operation: PutOperation, now: float) -> None:
+        """Store at the nearest; the next nearest are spares. We hold a copy ourselves if we are
+        one of them."""
+        replicas = self._config.replicas
+        near = search.lookup.closest(2 * replicas)
+        spares = near[replicas:]
+        for contact in near[:replicas]:
+            purpose = StorePurpose(operation, search.key, contact, spares)
+            self._store_at(purpose, operation.blob, now)
+        if len(near) < replicas or self._is_nearer(search.key, near[replicas - 1]):
+            self._reports.keep(search.key, operation.record, operation.blob)
+
+    def _is_nearer(self, key: bytes, contact: Contact) -> bool:
+        number = int.from_bytes(key, "big")
+        return self._neighbours.own.number ^ number < contact.number ^ number
+
+    def _store_at(self, purpose: StorePurpose, blob: bytes, now: float) -> None:
+        if purpose.operation is not None:
+            purpose.operation.begin_store()
+        self._call_contact(purpose.contact, Store(purpose.key, blob), purpose, now)
+
+    def _stored(self, purpose: StorePurpose, held: bool, now: float) -> None:
+        """A node has answered a STORE, or will not; if it holds nothing, a spare is asked."""
+        operation = purpose.operation
+        if operation is None:
+            return
+        operation.end_store(held)
+        if not held and purpose.spares:
+            spare = replace(purpose, contact=purpose.spares.pop(0))
+            self._store_at(spare, operation.blob, now)
+        self._end_if_stored(operation)
+
+    def _replicate_to_nearest(self, search: Search, key: bytes, now: float) -> None:
+        self._store.note_refreshed(key, now)
+        for contact in search.lookup.closest(self._config.replicas):
+            for blob in self._store.blobs(key):
+                self._store_at(StorePurpose(None, key, contact, []), blob, now)
+
+    def _end_if_stored(self, operation: PutOperation) -> None:
+        if operation.is_done:
+            self._reports.written(operation.record, operation.copies)
+            self._end(operation)
+
+    def _end(self, operation: Awaited) -> None:
+        """Report the outcome, to the caller as well if it still waits."""
+        token = operation.token
+        waited = token is not None and self._waiting.pop(token, None) is not None
+        match operation:
+            case GetOperation(token=token, records=records) if waited:
+                ordered = tuple(records[publisher] for publisher in sorted(records))
+                self._reports.emit(Found(token, ordered))
+            case PutOperation(token=int(token), copies=copies) if waited:
+                self._reports.emit(Written(token, copies))
+            case JoinOperation(token=token):
+                if token is not None and waited:
+                    self._reports.emit(Joined(token, len(self._neighbours.table)))
+                self._reports.joined()
+            case _:
+                pass
+
+
+def _wrong_kind(reply: Reply) -> BadMessage:
+    return BadMessage(f"{type(reply).__name__} is no answer to what was asked")

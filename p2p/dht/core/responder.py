@@ -1,0 +1,187 @@
+"""The answering half of a DHT node, and how much each peer gets of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from p2p.bounded import BoundedDict, TokenBucket
+from p2p.dht.core.store import RecordStore, StoreResult
+from p2p.dht.core.validation import RecordValidator, RecordValidity
+from p2p.dht.messages import (
+    MAX_CONTACTS,
+    Contact,
+    FindNode,
+    FindValue,
+    Nodes,
+    Ping,
+    Pong,
+    Reply,
+    Request,
+    Store,
+    Stored,
+    Values,
+)
+from p2p.dht.record import decode_record_untrusted
+from p2p.errors import BadMessage
+from p2p.identity import PeerId
+from p2p.wire import KI, MIB
+
+if TYPE_CHECKING:
+    from p2p.dht.core.table import RoutingTable
+
+BURST: Final = 200.0
+"""Requests a peer may make at once: it publishes thirty records under three keys, or joins."""
+RATE: Final = 20.0
+"""Requests a second after that; a lookup asks each node once. Costs us 2 to 4 ms of each
+second."""
+BURST_BYTES: Final = 512.0 * KI
+"""Bytes of answers a peer may have at once. One that joins a swarm so small that every lookup
+asks us, and publishes thirty records under three keys there, asks for 130 lists of twenty
+contacts of 110 bytes and 90 receipts: 330 KB. A full run key is another 16 to 64 KiB."""
+RATE_BYTES: Final = 8.0 * KI
+"""Bytes a second after that: the same node's renewals, every ten minutes, need 0.5 KB/s.
+Without this limit, 20 questions a second for a key of 64 records took 1,277 KB/s of our
+upload."""
+ALL_BURST: Final = 4.0 * MIB
+"""Bytes of answers that all peers outside our table have together at once: 1,900 lists of
+contacts, when a thousand nodes join in a minute. Peers in our table have as much again, so
+strangers starve none of them."""
+ALL_RATE: Final = 256.0 * KI
+"""Bytes a second after that: a quarter of a slow home's upload of 8 Mbit/s."""
+SCARCE_BYTES: Final = 64.0 * KI
+"""What a peer may have had while less than half of the shared bucket is left: one lookup or
+two, so that newcomers are still answered when many greedy peers ask. Each of these would need a
+new stamp, half a CPU second, for every 64 KiB: one core takes half of the rate, not all of
+it."""
+LEAST_CHARGE: Final = 512.0
+"""Bytes that any answer counts for at least: validating a record to be stored costs 0.1 ms. 512
+answers a second from each shared bucket are 5 % of a core."""
+MAX_METERED: Final = 4096
+"""Peers whose requests are counted; the longest silent are forgotten, by then with full
+buckets. An attacker that mints names to be forgotten still finds the shared bucket of all
+strangers as it has left it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _PeerBuckets:
+    """What one peer has left."""
+
+    requests: TokenBucket
+    answer_bytes: TokenBucket
+
+
+class AnswerQuotas:
+    """How many requests each peer may make, and how many bytes of answers it and all peers of a
+    kind may have.
+
+    There are two kinds of peers: those in our routing table, and strangers. A peer in the table
+    has answered us, holds one of few places and is of use to us, so it draws on another shared
+    bucket than strangers do. Bytes are charged when the answer is made, so the last answer may
+    put a bucket into debt.
+    """
+
+    def __init__(self) -> None:
+        self._peers: BoundedDict[PeerId, _PeerBuckets] = BoundedDict(MAX_METERED)
+        self._shared = {known: TokenBucket(ALL_BURST, 0.0) for known in (True, False)}
+
+    def _refilled(self, peer: PeerId, now: float) -> _PeerBuckets:
+        buckets = self._peers.get(peer)
+        if buckets is None:
+            buckets = _PeerBuckets(TokenBucket(BURST, now), TokenBucket(BURST_BYTES, now))
+        buckets.requests.refill(now, RATE)
+        buckets.answer_bytes.refill(now, RATE_BYTES)
+        self._peers.renew(peer, buckets)
+        return buckets
+
+    def admit(self, peer: PeerId, now: float, *, known: bool) -> bool:
+        """Charge one request; whether to answer it. ``known``: the peer is in our routing
+        table."""
+        buckets = self._refilled(peer, now)
+        if buckets.requests.level < 1:
+            return False
+        buckets.requests.take(1)
+        shared = self._shared[known]
+        shared.refill(now, ALL_RATE)
+        needed = 0.0 if shared.level > ALL_BURST / 2 else BURST_BYTES - SCARCE_BYTES
+        return shared.level > 0 and buckets.answer_bytes.level > needed
+
+    def charge_message(self, peer: PeerId, now: float) -> None:
+        """Charge a message that asks for nothing."""
+        self._refilled(peer, now).requests.take(1)
+
+    def charge_answer(self, peer: PeerId, size: int, now: float, *, known: bool) -> None:
+        """Charge an answer of ``size`` bytes."""
+        cost = max(float(size), LEAST_CHARGE)
+        self._refilled(peer, now).answer_bytes.take(cost)
+        self._shared[known].take(cost)
+
+    def is_flooding(self, peer: PeerId, now: float) -> bool:
+        """Whether ``peer`` has sent so much that its messages are dropped undecoded."""
+        buckets = self._peers.get(peer)
+        if buckets is None or buckets.requests.level >= 1:
+            return False
+        return self._refilled(peer, now).requests.level < 1
+
+
+@dataclass(frozen=True, slots=True)
+class Responder:
+    """Answers requests from the routing table and the record store."""
+
+    table: RoutingTable
+    store: RecordStore
+    validator: RecordValidator
+    quotas: AnswerQuotas
+
+    def answer(
+        self,
+        sender: Contact,
+        request: Request,
+        wall: float,
+        now: float,
+    ) -> Reply | None:
+        """The reply, or None if the peer is over its quota. Raise `BadMessage` if it stores a
+        forgery."""
+        if not self.quotas.admit(sender.peer, now, known=self._knows(sender.peer)):
+            return None
+        match request:
+            case Ping():
+                return Pong()
+            case FindNode(target):
+                return Nodes(self._nearest(target, sender))
+            case FindValue(key):
+                return Values(self.store.blobs(key), self._nearest(key, sender))
+            case Store(key, blob):
+                return Stored(self._hold(key, blob, sender.peer, wall, now))
+
+    def charge(self, peer: PeerId, size: int, now: float) -> None:
+        """Charge an answer of ``size`` encoded bytes to ``peer``."""
+        self.quotas.charge_answer(peer, size, now, known=self._knows(peer))
+
+    def _knows(self, peer: PeerId) -> bool:
+        return self.table.contact_of(peer) is not None
+
+    def _nearest(self, target: bytes, sender: Contact) -> tuple[Contact, ...]:
+        number = int.from_bytes(target, "big")
+        return tuple(self.table.closest(number, MAX_CONTACTS, sender.peer))
+
+    def _hold(self, key: bytes, blob: bytes, sender: PeerId, wall: float, now: float) -> bool:
+        """Whether we hold this record, or a newer one, from now on. Raise `BadMessage` if it is
+        forged.
+
+        A record by another publisher than its sender is taken only from peers in our table. A
+        node that replicates has looked the key up before, and was verified then if there was a
+        place for it. A stranger that brings the records of a hundred publishers, each with a
+        stamp of its own, would otherwise fill the store.
+        """
+        record = decode_record_untrusted(blob)
+        if not self.store.holds(key, blob, record.publisher):
+            if record.publisher != sender and not self._knows(sender):
+                return False
+            validity = self.validator.validate(record, key, wall)
+            if validity is RecordValidity.FORGED:
+                raise BadMessage("a DHT record is forged")
+            if validity is not RecordValidity.VALID:
+                return False
+        priority = self.validator.priority(record, among_public=self.table.among_public)
+        return self.store.put(key, record, blob, wall, now, priority) is not StoreResult.FULL

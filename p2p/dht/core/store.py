@@ -1,0 +1,290 @@
+"""`RecordStore`: the records that one node holds for others, and which it refuses to hold.
+
+A full key
+----------
+Places under a key are few, and they must not go to the publishers that come first: 64 names,
+half a minute of work for their stamps, would hold a key for as long as they renew their
+records. So of all publishers that come to a full key, a node keeps the 64 that a keyed hash,
+with a secret of its own, ranks lowest. That is a fair sample, another one on each of the 24
+nodes that hold a name, and the same for an attacker as for a member. 64 squatters take half of
+the places from 64 members and hide none; to hold all places of one node against n members takes
+about 64 (n + 1) stamps. One address prefix gets a quarter of the places, and a reserved record
+(of an officer of a run that this node takes part in) is kept whatever others do.
+
+A full node
+-----------
+Room is made at the cost of the publisher with the most records, since names are chosen for
+free, and nothing more is taken of a publisher that has as many as the others. When all have
+one, a publisher's first record evicts the keys farthest from the node, which other nodes are
+nearer to.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+from hashlib import blake2b
+from heapq import heapify, heappop, heappush
+from typing import Final
+
+from p2p.dht.core.validation import CLOCK_TOLERANCE, RecordPriority
+from p2p.dht.messages import MAX_RECORDS, MAX_VALUES_BYTES
+from p2p.dht.record import Record
+from p2p.identity import PeerId
+
+MAX_PUBLISHERS: Final = MAX_RECORDS
+"""Records under one key: they fit into one answer. A larger membership is found hop by hop from
+these."""
+MAX_PER_PREFIX: Final = 16
+"""Records under one key whose publishers say that they are in one address prefix: a quarter of
+the places, so that an attacker needs four networks to fill the key, and a laboratory of sixteen
+machines behind one address fits."""
+MAX_PER_PUBLISHER: Final = 96
+"""Records of one publisher on one node: all that it publishes, 32 under three keys, in a swarm
+so small that every node holds everything."""
+MAX_HELD: Final = 16 * 1024
+"""Records of one node: 24 MiB at their largest."""
+EVICTED_AT_ONCE: Final = MAX_HELD // 16
+"""Records dropped at once when the node is full: all keys are sorted by distance once for 1,024
+records, not for each."""
+
+
+NO_PRIORITY: Final = RecordPriority()
+"""That of a valid record in a namespace without rules."""
+
+
+class StoreResult(Enum):
+    """What became of a record that was to be stored."""
+
+    NEW = "new"
+    KNOWN = "known"
+    """This record was held already."""
+    OLDER = "older"
+    """A newer one of this publisher is held."""
+    FULL = "full"
+    """There is no place for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredRecord:
+    record: Record
+    blob: bytes
+    drop_at: float
+    priority: RecordPriority
+
+
+class RecordStore:
+    """Records by key and publisher. The caller validates them first; ``now`` is monotonic
+    time."""
+
+    def __init__(self, own: int, limit: int = MAX_HELD, secret: bytes = b"") -> None:
+        """``own``: our DHT id as a number. ``secret``: the key of the hash that ranks
+        publishers."""
+        self._own = own
+        self._limit = limit
+        self._secret = secret
+        self._keys: dict[bytes, dict[PeerId, _StoredRecord]] = {}
+        self._by_publisher: dict[PeerId, dict[bytes, None]] = {}
+        self._by_count: list[dict[PeerId, None]] = [{} for _ in range(MAX_PER_PUBLISHER + 1)]
+        """Publishers by how many records of theirs are held."""
+        self._expiry: list[tuple[float, bytes, PeerId]] = []
+        self._refreshed: dict[bytes, float] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def next_deadline(self) -> float:
+        """When the next record may have to be dropped."""
+        return self._expiry[0][0] if self._expiry else math.inf
+
+    def holds(self, key: bytes, blob: bytes, publisher: PeerId) -> bool:
+        """Whether exactly this encoded record is held, and therefore was validated."""
+        held = self._keys.get(key, {}).get(publisher)
+        return held is not None and held.blob == blob
+
+    def put(
+        self,
+        key: bytes,
+        record: Record,
+        blob: bytes,
+        wall: float,
+        now: float,
+        priority: RecordPriority = NO_PRIORITY,
+    ) -> StoreResult:
+        """Hold a valid record until it expires."""
+        publisher = record.publisher
+        held = self._keys.get(key, {}).get(publisher)
+        if held is not None and held.record.rank >= record.rank:
+            same = held.blob == blob
+            if same:
+                self._refreshed[key] = now
+            return StoreResult.KNOWN if same else StoreResult.OLDER
+        evicted = self._evicted(key, publisher, priority)
+        if evicted is None or (held is None and not self._has_room(key, publisher)):
+            return StoreResult.FULL
+        for peer in evicted:
+            self._drop(key, peer)
+        if held is None:
+            self._count_in(key, publisher)
+        drop_at = now + record.expires - wall + CLOCK_TOLERANCE
+        stored = _StoredRecord(record, blob, drop_at, priority)
+        self._keys.setdefault(key, {})[publisher] = stored
+        self._refreshed[key] = now
+        heappush(self._expiry, (drop_at, key, publisher))
+        if len(self._expiry) > 2 * self._count + EVICTED_AT_ONCE:
+            self._compact()
+        return StoreResult.NEW
+
+    def _evicted(
+        self,
+        key: bytes,
+        publisher: PeerId,
+        priority: RecordPriority,
+    ) -> list[PeerId] | None:
+        """The publishers whose records ``publisher`` pushes out under ``key``; None if its own
+        has no place there.
+
+        The publisher with the highest rank is pushed out: first in each address prefix of
+        ``publisher`` that is full, else under the key as a whole. If the newcomer's own rank is
+        higher still, it has no place.
+        """
+        under_key = self._keys.get(key, {})
+        others = [(peer, held.priority) for peer, held in under_key.items()]
+        others = [(peer, theirs) for peer, theirs in others if peer != publisher]
+        evicted: dict[PeerId, None] = {}
+        unreserved = [(peer, theirs) for peer, theirs in others if not theirs.reserved]
+        for group in () if priority.reserved else priority.groups:
+            crowd = [peer for peer, theirs in unreserved if group in theirs.groups]
+            if len(crowd) >= MAX_PER_PREFIX:
+                evicted[max(crowd, key=self._rank)] = None
+        if not evicted and len(others) >= MAX_PUBLISHERS:
+            crowd = [peer for peer, _ in unreserved]
+            if not crowd:
+                return None
+            evicted[max(crowd, key=self._rank)] = None
+        rank = b"" if priority.reserved else self._rank(publisher)
+        return None if any(self._rank(peer) < rank for peer in evicted) else list(evicted)
+
+    def _rank(self, publisher: PeerId) -> bytes:
+        """The rank of a publisher on this node. It is a secret, so that no name can be minted
+        that ranks low."""
+        return blake2b(publisher.digest, digest_size=8, key=self._secret).digest()
+
+    def _compact(self) -> None:
+        """Forget the old expiries of records that were renewed, so that renewing often costs no
+        memory."""
+        self._expiry = [
+            (held.drop_at, key, publisher)
+            for key, publishers in self._keys.items()
+            for publisher, held in publishers.items()
+        ]
+        heapify(self._expiry)
+
+    def _has_room(self, key: bytes, publisher: PeerId) -> bool:
+        share = len(self._by_publisher.get(publisher, ())) + 1
+        if share > MAX_PER_PUBLISHER:
+            return False
+        if self._count < self._limit or self._take_from_most(share):
+            return True
+        return share == 1 and self._make_room(key)
+
+    def _take_from_most(self, share: int) -> bool:
+        """Drop the farthest record of a publisher that has more than ``share`` here, if there
+        is one."""
+        for count in range(MAX_PER_PUBLISHER, share, -1):
+            if self._by_count[count]:
+                most = next(iter(self._by_count[count]))
+                self._drop(max(self._by_publisher[most], key=self._distance), most)
+                return True
+        return False
+
+    def _count_in(self, key: bytes, publisher: PeerId) -> None:
+        self._count += 1
+        keys = self._by_publisher.setdefault(publisher, {})
+        self._by_count[len(keys)].pop(publisher, None)
+        keys[key] = None
+        self._by_count[len(keys)][publisher] = None
+
+    def _distance(self, key: bytes) -> int:
+        return int.from_bytes(key, "big") ^ self._own
+
+    def _make_room(self, key: bytes) -> bool:
+        """Drop the farthest keys, unless ``key`` would be among them."""
+        farthest = sorted(self._keys, key=self._distance, reverse=True)
+        goal = self._count - max(1, min(EVICTED_AT_ONCE, self._limit // 16))
+        distance = self._distance(key)
+        for candidate in farthest:
+            if self._count <= goal or self._distance(candidate) <= distance:
+                break
+            for publisher in list(self._keys[candidate]):
+                self._drop(candidate, publisher)
+        return self._count < self._limit
+
+    def _drop(self, key: bytes, publisher: PeerId) -> None:
+        del self._keys[key][publisher]
+        self._count -= 1
+        keys = self._by_publisher[publisher]
+        del self._by_count[len(keys)][publisher]
+        del keys[key]
+        if keys:
+            self._by_count[len(keys)][publisher] = None
+        else:
+            del self._by_publisher[publisher]
+        if not self._keys[key]:
+            del self._keys[key]
+            self._refreshed.pop(key, None)
+
+    def get(self, key: bytes) -> list[Record]:
+        """All records under ``key``."""
+        return [held.record for held in self._keys.get(key, {}).values()]
+
+    def blobs(self, key: bytes) -> tuple[bytes, ...]:
+        """Every encoded record under ``key`` that fits into one answer: the reserved ones, then
+        the shortest first, so that long records push out only themselves.
+        """
+        ordered = sorted(
+            self._keys.get(key, {}).values(),
+            key=lambda held: (
+                not held.priority.reserved,
+                len(held.blob),
+                held.record.publisher,
+            ),
+        )
+        room = MAX_VALUES_BYTES
+        taken: list[bytes] = []
+        for held in ordered:
+            room -= len(held.blob)
+            if room < 0:
+                break
+            taken.append(held.blob)
+        return tuple(taken)
+
+    def expire(self, now: float) -> None:
+        """Drop the records that have expired."""
+        while self._expiry and self._expiry[0][0] <= now:
+            _, key, publisher = heappop(self._expiry)
+            held = self._keys.get(key, {}).get(publisher)
+            if held is not None and held.drop_at <= now:
+                self._drop(key, publisher)
+
+    def unrefreshed(self, before: float, limit: int) -> list[bytes]:
+        """Keys of up to ``limit`` records (one key may have more) that have not been stored
+        here since ``before``. They count as refreshed only once something is stored again, or
+        `note_refreshed` says so.
+        """
+        stale: list[bytes] = []
+        for key, at in self._refreshed.items():
+            if at < before:
+                stale.append(key)
+                limit -= len(self._keys[key])
+                if limit <= 0:
+                    break
+        return stale
+
+    def note_refreshed(self, key: bytes, now: float) -> None:
+        """We have replicated the records under ``key`` ourselves."""
+        if key in self._refreshed:
+            self._refreshed[key] = now

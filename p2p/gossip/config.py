@@ -1,0 +1,58 @@
+"""The configuration of gossip: gossipsub v1.1's parameters and defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from p2p.wire import KI, MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GossipConfig:
+    """Mesh degrees, times in seconds, and what one peer may cost. Each field names its
+    parameter of the specification."""
+
+    interval: float = 1.0
+    """Seconds between two heartbeats, in which meshes are maintained and ids gossiped."""
+    degree: int = 6
+    """Mesh peers aimed at in each topic (D)."""
+    low: int = 4
+    """A mesh of fewer is topped up to ``degree`` (D_lo)."""
+    high: int = 12
+    """A mesh of more is cut back to ``degree`` (D_hi)."""
+    outbound: int = 2
+    """Mesh peers that are to be outbound, that is dialled by us; as many of the ``high`` places
+    are closed to inbound peers (D_out)."""
+    lazy: int = 6
+    """Peers outside the mesh that get an IHAVE in each heartbeat (D_lazy), or a quarter of them
+    if that is more (the gossip factor of 0.25)."""
+    history: int = 5
+    """Heartbeats for which a message can be asked for (mcache_len)."""
+    history_gossip: int = 3
+    """Of these, how many newest are advertised by IHAVE (mcache_gossip)."""
+    fanout: float = 60.0
+    """Seconds for which the fanout of a topic is kept after the last publication
+    (fanout_ttl)."""
+    seen: float = 120.0
+    """Seconds for which a message id is known as seen (seen_ttl)."""
+    backoff: float = 60.0
+    """Seconds after a PRUNE before a GRAFT may be tried again (prune_backoff)."""
+    promise: float = 3.0
+    """Seconds in which a message must come that was asked for by IWANT
+    (iwant_followup_time)."""
+    rate: float = 256.0 * KI
+    """Units a second that one peer may cost us for long (`p2p.gossip.core.quotas`)."""
+    burst: float = 4.0 * MIB
+    """Units at once: a host's whole outbox."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.low <= self.degree <= self.high <= 64:
+            raise ValueError("the degrees must be 0 < low <= degree <= high <= 64")
+        if not 0 <= self.outbound <= self.degree / 2:
+            raise ValueError("outbound is 0 to half the degree")
+        if not 0 < self.history_gossip <= self.history <= 64 or self.lazy < 0:
+            raise ValueError("history_gossip is 1 to history, that at most 64, lazy at least 0")
+        if self.interval <= 0 or self.seen < self.interval * self.history:
+            raise ValueError("seen must outlast the history, or old messages come back")
+        if self.rate <= 0 or self.burst < MIB:
+            raise ValueError("rate must be positive, and burst hold the largest RPC (1 MiB)")

@@ -1,0 +1,463 @@
+"""`GossipCore`: libp2p's gossipsub v1.1 as a state machine, events and time in, effects out.
+
+Theory of operation
+-------------------
+For each topic that the node subscribes to, a few peers form its mesh (`mesh`) and get each new
+message at once; other subscribers are told ids in each heartbeat and ask for what they miss
+(`message_cache`). A message is forwarded only after its signature was checked here and its
+content was accepted by the node (`Validate`, then `Validated`).
+
+A peer that sends what no honest peer sends is penalised: forged or rejected messages, malformed
+RPCs, GRAFT during a backoff, floods, and broken promises, that is ids of messages that then do
+not come (`promises`). The host keeps the score that disconnects; the penalties here decay, keep
+such a peer out of the mesh, and in the end make us ignore its IHAVE and IWANT (`peer_scores`).
+What a peer may cost us in a second is bounded before anything is decoded (`quotas`).
+
+A host may read what a peer sent a moment after its connection has ended. Such an RPC must not
+leave anything here: nothing would remove it again, and the mesh would fill with peers that are
+gone. So the core knows which peers are connected and drops the RPCs of others. Hosts tell of a
+connection before its first message.
+
+What is left out of v1.1: peer exchange in PRUNE (addresses come from membership), and the score
+function with its dozens of parameters, of which `peer_scores` keeps two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from random import Random
+from typing import Final, assert_never
+
+from p2p.errors import BadMessage
+from p2p.gossip.config import GossipConfig
+from p2p.gossip.core.events import (
+    Connected,
+    Deliver,
+    Disconnected,
+    Effect,
+    Event,
+    Penalise,
+    Publish,
+    Received,
+    Send,
+    Subscribe,
+    Tick,
+    Unsubscribe,
+    Validate,
+    Validated,
+    Validity,
+)
+from p2p.gossip.core.mesh import MAX_TOPICS_OF_PEER, Mesh
+from p2p.gossip.core.message_cache import MessageCache, size_of
+from p2p.gossip.core.peer_scores import (
+    BROKEN_PROMISE_POINTS,
+    FLOOD_POINTS,
+    FORGED_POINTS,
+    GRAFT_POINTS,
+    MALFORMED_POINTS,
+    REJECTED_POINTS,
+    PeerScores,
+)
+from p2p.gossip.core.promises import Promises
+from p2p.gossip.core.quotas import FIELD_COST, IGNORED_COST, VERIFY_COST, PeerQuotas
+from p2p.gossip.core.seen import SeenCache
+from p2p.gossip.messages import (
+    MAX_DATA,
+    MAX_IDS,
+    MAX_MESSAGES,
+    MAX_RPC,
+    MAX_TOPIC,
+    SIGNATURE_PREFIX,
+    PubsubMessage,
+    Rpc,
+    author_of,
+    decode_rpc_untrusted,
+    encode_rpc,
+    sign_message,
+)
+from p2p.identity import FOREIGN, PeerId, Signer, Verify
+
+MAX_PENDING: Final = 1024
+"""Messages that wait for their validator. Beyond it new ones are dropped before they count as
+seen, so that they can come again."""
+PENDING_TIMEOUT: Final = 10.0
+"""Seconds after which the validator of a message is taken to have crashed. Without it 1,024
+crashes would fill `MAX_PENDING` and the node would take no message any more."""
+MAX_ANSWER: Final = MAX_RPC // 2
+"""Bytes of messages in one answer to IWANT: the host's outbox holds eight of them."""
+STALL: Final = 3.0
+"""Seconds that `Tick` is late from which this process is taken to have been stopped, or its
+machine asleep."""
+STALL_GRACE: Final = 10.0
+"""Seconds after a stall in which no flood and no broken promise is penalised: what peers sent
+meanwhile comes at once, and the messages that they advertised are gone from their caches."""
+MAX_IHAVE: Final = 1000
+"""Ids advertised to one peer in a heartbeat and topic: the newest."""
+
+
+@dataclass(frozen=True, slots=True)
+class _PendingMessage:
+    """A message that its validator is looking at, and the peer that brought it."""
+
+    message: PubsubMessage
+    author: PeerId
+    source: PeerId
+    since: float
+
+
+class GossipCore:
+    """Publish and subscribe for one node. Give it `Event`s, carry out its `Effect`s."""
+
+    def __init__(
+        self, signer: Signer, config: GossipConfig, rng: Random, *, verify: Verify, seqno: int
+    ) -> None:
+        """``seqno`` must be higher than any used before under this key; nanoseconds since 1970
+        do."""
+        self.counters: Counter[str] = Counter()
+        """Messages and RPCs by what became of them."""
+        self._signer = signer
+        self._config = config
+        self._rng = rng
+        self._verify = verify
+        self._seqno = seqno
+        self._mesh = Mesh(config, rng)
+        self._scores = PeerScores()
+        self._quotas = PeerQuotas(config)
+        self._promises = Promises(config)
+        self._seen = SeenCache(config.seen)
+        self._cache = MessageCache(config.history, config.history_gossip)
+        self._pending: dict[bytes, _PendingMessage] = {}
+        self._out: dict[PeerId, Rpc] = {}
+        self._effects: list[Effect] = []
+        self._next_heartbeat = -math.inf
+        self._grace_until = -math.inf
+
+    @property
+    def next_deadline(self) -> float:
+        """When to deliver the next `Tick`."""
+        return self._next_heartbeat
+
+    @property
+    def topics(self) -> dict[str, tuple[PeerId, ...]]:
+        """The topics that the node subscribes to, each with its mesh."""
+        return {topic: tuple(mesh) for topic, mesh in self._mesh.meshes.items()}
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Advance by one event and return what to do about it. Raises `ValueError` if a topic
+        or data of the node's own is too long."""
+        if -math.inf < self._next_heartbeat < now - STALL:
+            self._grace_until = now + STALL_GRACE
+        match event:
+            case Received(peer, data):
+                self._on_rpc(peer, data, now)
+            case Connected(peer, dialled):
+                self._on_connected(peer, dialled, now)
+            case Disconnected(peer):
+                self._mesh.disconnected(peer)
+                self._scores.disconnected(peer)
+                self._promises.disconnected(peer)
+                self._quotas.disconnected(peer)
+            case Subscribe(topic):
+                self._subscribe(topic, now)
+            case Unsubscribe(topic):
+                self._unsubscribe(topic, now)
+            case Publish(topic, data):
+                self._publish(topic, data, now)
+            case Validated(identity, validity):
+                self._on_validated(identity, validity, now)
+            case Tick():
+                self._heartbeat(now)
+            case _:
+                assert_never(event)
+        return self._take_effects()
+
+    # What the node wants.
+
+    def _subscribe(self, topic: str, now: float) -> None:
+        _check_topic(topic)
+        if topic in self._mesh.meshes:
+            return
+        if len(self._mesh.meshes) >= MAX_TOPICS_OF_PEER:
+            most = MAX_TOPICS_OF_PEER
+            raise ValueError(f"a node hears at most {most} topics: peers remember no more")
+        self._announce_subscription(topic, True)
+        for peer in self._mesh.join(topic, now, self._scores.may_mesh):
+            self._rpc_to(peer).graft.append(topic)
+
+    def _unsubscribe(self, topic: str, now: float) -> None:
+        if topic not in self._mesh.meshes:
+            return
+        for peer in self._mesh.leave(topic, now):
+            self._rpc_to(peer).prune.append((topic, round(self._config.backoff)))
+        self._announce_subscription(topic, False)
+
+    def _announce_subscription(self, topic: str, subscribed: bool) -> None:
+        for peer in self._mesh.connected_peers():
+            self._rpc_to(peer).subscriptions.append((topic, subscribed))
+
+    def _publish(self, topic: str, data: bytes, now: float) -> None:
+        _check_topic(topic)
+        if len(data) > MAX_DATA:
+            raise ValueError(f"a message carries at most {MAX_DATA} bytes, not {len(data)}")
+        self._seqno += 1
+        message = sign_message(self._signer, topic, data, self._seqno)
+        self._seen.accept(message.id, now)
+        self._cache.put(message)
+        scores = self._scores
+        for peer in self._mesh.publish_recipients(
+            topic, size_of(message), now, scores.may_mesh, scores.first_deliveries
+        ):
+            self._rpc_to(peer).messages.append(message)
+        self.counters["published"] += 1
+
+    def _on_validated(self, identity: bytes, validity: Validity, now: float) -> None:
+        pending = self._pending.pop(identity, None)
+        if pending is None:
+            return
+        message, source = pending.message, pending.source
+        if validity is Validity.ACCEPT:
+            self._forward(pending, now)
+        elif validity is Validity.IGNORE:
+            self._quotas.charge(source, IGNORED_COST)
+        else:
+            self._seen.reject(message.id)
+            self._penalise(source, REJECTED_POINTS, "rejected")
+        self.counters[validity.value] += 1
+
+    def _forward(self, pending: _PendingMessage, now: float) -> None:
+        """Deliver an accepted message here, and send it to the mesh but for its author and the
+        peer it came from."""
+        message, author, source = pending.message, pending.author, pending.source
+        self._seen.accept(message.id, now)
+        self._cache.put(message)
+        self._scores.delivered_first(source)
+        self._quotas.charge_author(author, size_of(message), now)
+        self._effects.append(Deliver(message.topic, author, message.data or b""))
+        for peer in self._mesh.meshes.get(message.topic, {}):
+            if peer not in (source, author):
+                self._rpc_to(peer).messages.append(message)
+
+    # What peers send.
+
+    def _on_connected(self, peer: PeerId, dialled: bool, now: float) -> None:
+        self._mesh.connected(peer, dialled)
+        self._scores.connected(peer)
+        self._promises.connected(peer)
+        self._quotas.connected(peer, now)
+        ours = [(topic, True) for topic in self._mesh.meshes]
+        self._rpc_to(peer).subscriptions.extend(ours)
+
+    def _on_rpc(self, peer: PeerId, data: bytes, now: float) -> None:
+        if not self._mesh.is_connected(peer):
+            self.counters["not connected"] += 1
+            return
+        if not self._quotas.admit(peer, len(data), now):
+            self._on_over_quota(peer, now)
+            return
+        try:
+            rpc = decode_rpc_untrusted(data)
+        except BadMessage as error:
+            self._penalise(peer, MALFORMED_POINTS, "malformed", str(error))
+            return
+        self._quotas.charge(peer, rpc.fields * FIELD_COST)
+        for topic, subscribed in rpc.subscriptions:
+            if not self._mesh.set_subscribed(peer, topic, subscribed):
+                self.counters["too many topics"] += 1
+        for message in rpc.messages:
+            if not self._on_message(peer, message, now):
+                return
+            self._promises.fulfilled(message.id)
+        for topic in dict.fromkeys(rpc.graft):
+            self._on_graft(peer, topic, now)
+        for topic, backoff in rpc.prune:
+            self._mesh.prune(topic, peer, now, max(backoff, self._config.backoff))
+        self._on_ihave(peer, rpc, now)
+        self._on_iwant(peer, rpc.iwant)
+
+    def _on_over_quota(self, peer: PeerId, now: float) -> None:
+        """An RPC was dropped undecoded. Only a peer that goes on and on is penalised."""
+        self.counters["over quota"] += 1
+        if self._quotas.take_flood(peer) and now >= self._grace_until:
+            self._penalise(peer, FLOOD_POINTS, "flood")
+
+    def _on_message(self, peer: PeerId, message: PubsubMessage, now: float) -> bool:
+        """Take a message; False if it is forged, and the rest of its RPC not worth reading."""
+        identity = message.id
+        if message.topic not in self._mesh.meshes:
+            self.counters["not ours"] += 1
+        elif identity in self._seen:
+            self.counters["duplicate"] += 1
+            if self._seen.is_rejected(identity):
+                self._penalise(peer, REJECTED_POINTS, "rejected")
+        elif message.author == self._signer.peer_id.digest:
+            self.counters["echo"] += 1  # published before this process was restarted
+        elif len(self._pending) >= MAX_PENDING:
+            self.counters["too many pending"] += 1
+        else:
+            return self._check_signature(peer, message, now)
+        return True
+
+    def _check_signature(self, peer: PeerId, message: PubsubMessage, now: float) -> bool:
+        """Hand a message to its validator if the signature is good; False if it is forged.
+
+        Only a message with a good signature counts as seen, so that a forgery cannot block the
+        message that it imitates. The first forgery ends an RPC: its sender did not check what
+        follows either, or can send it again.
+        """
+        author = author_of(message)
+        if author is None:
+            self.counters["foreign key"] += 1
+            return True
+        if self._quotas.is_overdrawn(peer):
+            self.counters["unverified"] += 1
+            return True
+        self._quotas.charge(peer, VERIFY_COST)
+        signed = SIGNATURE_PREFIX + message.unsigned()
+        if not self._verify(author, FOREIGN, signed, message.signature):
+            self._penalise(peer, FORGED_POINTS, "forged")
+            return False
+        self._seen.add(message.id, peer, now)
+        if not self._quotas.admit_author(author, now):
+            self.counters["author over quota"] += 1
+            return True
+        self._pending[message.id] = _PendingMessage(message, author, peer, now)
+        self._effects.append(Validate(message.id, message.topic, author, message.data or b""))
+        return True
+
+    def _on_graft(self, peer: PeerId, topic: str, now: float) -> None:
+        """A peer has added us to its mesh: add it to ours, or answer with PRUNE."""
+        mesh = self._mesh.meshes.get(topic)
+        if mesh is None or peer in mesh:
+            return
+        backoff = self._config.backoff
+        if self._mesh.is_backed_off(topic, peer, now):
+            self._penalise(peer, GRAFT_POINTS, "graft in backoff")
+        elif (
+            self._scores.may_mesh(peer)
+            and self._mesh.has_place_for(topic, peer)
+            and self._mesh.set_subscribed(peer, topic, True)
+        ):
+            self._mesh.graft(topic, peer)
+            return
+        self._mesh.add_backoff(topic, peer, now, backoff)
+        self._rpc_to(peer).prune.append((topic, round(backoff)))
+
+    def _on_ihave(self, peer: PeerId, rpc: Rpc, now: float) -> None:
+        """A peer advertises ids: ask for those that we have not seen, in random order within
+        its limit."""
+        if not rpc.ihave or not self._scores.may_gossip(peer):
+            return
+        allowed = self._promises.may_ask(peer)
+        if allowed <= 0:
+            return
+        promises, proven = self._promises, self._scores.has_delivered(peer)
+        wanted = dict.fromkeys(
+            identity
+            for topic, ids in rpc.ihave
+            if topic in self._mesh.meshes
+            for identity in ids
+            if identity not in self._seen
+            if promises.should_ask(identity, peer, now, proven=proven)
+        )
+        chosen = self._rng.sample(list(wanted), min(allowed, len(wanted)))
+        asked = [each for each in chosen if promises.ask(each, peer, now, proven=proven)]
+        self._rpc_to(peer).iwant.extend(asked)
+
+    def _on_iwant(self, peer: PeerId, ids: list[bytes]) -> None:
+        """Send the messages that a peer asks for, at the cost of its quota: an id of 48 bytes
+        may ask for 256 KiB."""
+        size = 0
+        for identity in ids if self._scores.may_gossip(peer) else ():
+            if self._quotas.is_overdrawn(peer):
+                self.counters["answers over quota"] += 1
+                return
+            message = self._cache.get_for_peer(identity, peer)
+            if message is not None:
+                size += size_of(message)
+                answer = self._rpc_to(peer).messages
+                if size > MAX_ANSWER or len(answer) >= MAX_MESSAGES:
+                    return
+                self._quotas.charge(peer, size_of(message))
+                answer.append(message)
+
+    # The heartbeat.
+
+    def _heartbeat(self, now: float) -> None:
+        if now < self._next_heartbeat:
+            return
+        self._next_heartbeat = now + self._config.interval
+        for peer in self._promises.heartbeat(now):
+            if now >= self._grace_until:
+                self._penalise(peer, BROKEN_PROMISE_POINTS, "broken promise")
+        for peer in self._quotas.heartbeat():
+            if now >= self._grace_until:
+                self._penalise(peer, FLOOD_POINTS, "flood")
+        self._scores.heartbeat()
+        self._seen.expire(now)
+        self._forget_pending(now)
+        self._mesh.heartbeat(now)
+        for topic in self._mesh.meshes:
+            self._maintain(topic, now)
+        self._emit_gossip()
+        self._cache.shift()
+
+    def _maintain(self, topic: str, now: float) -> None:
+        scores = self._scores
+        grafted, pruned = self._mesh.maintain(
+            topic, now, scores.may_mesh, scores.score, scores.first_deliveries
+        )
+        for peer in grafted:
+            self._rpc_to(peer).graft.append(topic)
+        for peer in pruned:
+            self._rpc_to(peer).prune.append((topic, round(self._config.backoff)))
+
+    def _forget_pending(self, now: float) -> None:
+        since = now - PENDING_TIMEOUT
+        late = [each for each, pending in self._pending.items() if pending.since <= since]
+        for identity in late:
+            del self._pending[identity]
+
+    def _emit_gossip(self) -> None:
+        """Send IHAVE to some peers outside the mesh."""
+        advertised: Counter[PeerId] = Counter()
+        for topic in [*self._mesh.meshes, *self._mesh.fanout_topics()]:
+            ids = self._cache.gossip_ids(topic)[-MAX_IHAVE:]
+            if not ids:
+                continue
+            for peer in self._mesh.gossip_recipients(topic, self._scores.may_mesh):
+                if advertised[peer] + len(ids) <= MAX_IDS:
+                    advertised[peer] += len(ids)
+                    self._rpc_to(peer).ihave.append((topic, ids))
+
+    # Shared steps.
+
+    def _rpc_to(self, peer: PeerId) -> Rpc:
+        """The RPC that ``peer`` will be sent at the end of this event; nothing is sent if it
+        stays empty."""
+        rpc = self._out.get(peer)
+        if rpc is None:
+            rpc = self._out[peer] = Rpc()
+        return rpc
+
+    def _take_effects(self) -> list[Effect]:
+        for peer, rpc in self._out.items():
+            data = encode_rpc(rpc)
+            if data:
+                self._effects.append(Send(peer, data))
+        self._out = {}
+        effects, self._effects = self._effects, []
+        return effects
+
+    def _penalise(self, peer: PeerId, points: float, reason: str, detail: str = "") -> None:
+        """Lower the score here and with the host."""
+        self.counters[reason] += 1
+        self._scores.penalise(peer, points)
+        said = f"{reason}: {detail}" if detail else reason
+        self._effects.append(Penalise(peer, points, said))
+
+
+def _check_topic(topic: str) -> None:
+    if not 0 < len(topic.encode()) <= MAX_TOPIC:
+        raise ValueError(f"a topic has 1 to {MAX_TOPIC} bytes")

@@ -1,0 +1,132 @@
+"""What goes into `GossipCore` (events) and what comes out of it (effects)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from p2p.identity import PeerId
+
+
+class Validity(Enum):
+    """What a validator says of a message."""
+
+    ACCEPT = "accept"
+    """Good: deliver it and pass it on."""
+    IGNORE = "ignore"
+    """Not wanted here, though other nodes may want it (an old version, an author not known
+    yet): drop it. The peer that sent it pays for our work out of its quota, and is not
+    penalised."""
+    REJECT = "reject"
+    """No honest peer passes this on, whatever else it knows (malformed, a false signature in
+    the data): drop it and penalise the peer that did. Never for what a peer with other state
+    than ours may take for good."""
+
+
+# Events: what the core is told.
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """An encoded RPC came from ``peer``, which the host has authenticated."""
+
+    peer: PeerId
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """There is a connection to ``peer``. The host says so before its first message."""
+
+    peer: PeerId
+    dialled: bool = False
+    """Whether we dialled it: an *outbound* peer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The connection to ``peer`` ended. What it sent may still be read after this."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    """The node subscribes to ``topic``."""
+
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unsubscribe:
+    """The node leaves ``topic``."""
+
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Sign ``data`` and send it to the subscribers of ``topic``."""
+
+    topic: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Validated:
+    """The node's answer about on the message of an earlier `Validate`."""
+
+    id: bytes
+    validity: Validity
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """`GossipCore.next_deadline` has come: time for a heartbeat."""
+
+
+Command = Subscribe | Unsubscribe | Publish | Validated
+Event = Received | Connected | Disconnected | Command | Tick
+
+
+# Effects: what the driver is to do.
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send ``data``, an encoded RPC, to ``peer``, which is connected."""
+
+    peer: PeerId
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Validate:
+    """Let the topic's validator look at a message whose signature is good. It is neither
+    delivered nor forwarded before `Validated` says so."""
+
+    id: bytes
+    topic: str
+    author: PeerId
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Hand an accepted message to the topic's subscriber on this node."""
+
+    topic: str
+    author: PeerId
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Penalise:
+    """Tell the host that ``peer`` did what no honest peer does; ``points`` are the host's."""
+
+    peer: PeerId
+    points: float
+    reason: str
+
+
+Effect = Send | Validate | Deliver | Penalise

@@ -1,0 +1,349 @@
+"""The mesh of each topic: with which peers full messages are exchanged, and which get only ids.
+
+Of the connected peers that subscribe to a topic, about ``degree`` are its *mesh*: they get
+every message at once. The others get ids by IHAVE now and then and ask by IWANT for what they
+miss. For a topic that we only publish to, a few of its subscribers are kept as *fanout*. A peer
+that was pruned is not grafted again before its backoff ends.
+
+Strangers who want to own a mesh
+--------------------------------
+An attacker connects a dozen times, grafts at once and passes nothing on. Four things keep a
+node informed, and its own messages spread:
+
+1. Inbound peers hold at most ``high - outbound`` places of a mesh. The others are for
+   *outbound* peers, which we dialled: an attacker has to bring that about first. Each heartbeat
+   grafts outbound peers until there are ``outbound`` (D_out).
+2. IHAVE from outside the mesh brings what the mesh withholds, and the peer that brings a
+   message first is credited with it (`PeerScores.first_deliveries`).
+3. Each minute up to two peers outside the mesh with more first deliveries than the mesh's
+   median are grafted (opportunistic grafting), and a mesh that is cut back keeps those with
+   most (D_score).
+4. Our own messages go to all subscribers, not to the mesh alone (flood publishing).
+
+With 48 such strangers grafted before the first honest peer, the three honest peers that the
+node dialled always have at least two places of the twelve (tests/attacks/test_gossip_mesh.py).
+Only connected peers are in any table: an RPC that is read after its connection has ended is
+dropped by `GossipCore`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from random import Random
+from typing import Final
+
+from p2p.bounded import BoundedDict
+from p2p.gossip.config import GossipConfig
+from p2p.identity import PeerId
+from p2p.wire import KI, MIB
+
+MAX_TOPICS_OF_PEER: Final = 64
+"""Topics that we remember one peer to subscribe to; a run has about five."""
+MAX_FANOUT: Final = 64
+"""Topics that we publish to without subscribing."""
+MAX_FLOOD_PUBLISH: Final = 64
+"""Peers that get a message of our own at once; a node has about twenty that subscribe to its
+topics. Those of the mesh, outbound peers and those with most first deliveries come first."""
+FLOOD_PUBLISH_BYTES: Final = MIB
+"""Bytes of copies of one message beyond those for the mesh: 64 of an announcement (17 KiB), 4
+of the largest message (256 KiB). A publisher's upload is needed for its policies."""
+MAX_BACKOFFS: Final = 16 * KI
+"""Backoffs remembered: of five topics and 3,000 peers. They outlive a connection, or a new
+connection would end them. The oldest goes first; forgetting one too early costs a GRAFT and a
+PRUNE."""
+KEPT_FOR_SCORE: Final = 4
+"""Peers that stay for their score when a mesh is cut back (D_score); the others by chance, so
+that a peer with a high score cannot choose the whole mesh."""
+OPPORTUNISTIC_GRAFT_HEARTBEATS: Final = 60
+"""Heartbeats between two opportunistic grafts, as in gossipsub."""
+OPPORTUNISTIC_GRAFT_PEERS: Final = 2
+"""Peers grafted at a time by it, as in gossipsub."""
+BACKOFF_SLACK: Final = 2.0
+"""Heartbeats that we wait longer than a backoff says. The end that is pruned begins to count a
+moment after the other; without slack an honest GRAFT arrives too early and is penalised."""
+
+Peers = dict[PeerId, None]
+Predicate = Callable[[PeerId], bool]
+Measure = Callable[[PeerId], float]
+Worth = Callable[[PeerId], tuple[float, float]]
+
+
+class Mesh:
+    """The subscribers, meshes, fanouts and backoffs of one node.
+
+    ``may_mesh`` and ``deliveries`` in the signatures are `PeerScores.may_mesh` and
+    `PeerScores.first_deliveries`.
+    """
+
+    def __init__(self, config: GossipConfig, rng: Random) -> None:
+        self.meshes: dict[str, Peers] = {}
+        """For each topic that this node subscribes to, its mesh."""
+        self._config = config
+        self._rng = rng
+        self._topics_of: dict[PeerId, dict[str, None]] = {}
+        self._subscribers: dict[str, Peers] = {}
+        self._fanout: dict[str, tuple[Peers, float]] = {}
+        self._outbound: Peers = {}
+        self._heartbeats = 0
+        self._backoff: BoundedDict[tuple[str, PeerId], float] = BoundedDict(MAX_BACKOFFS)
+
+    # Connections and subscriptions.
+
+    def connected(self, peer: PeerId, dialled: bool) -> None:
+        """``peer`` connected; it will say to what it subscribes. ``dialled``: it is
+        outbound."""
+        self._topics_of.setdefault(peer, {})
+        if dialled:
+            self._outbound[peer] = None
+
+    def disconnected(self, peer: PeerId) -> None:
+        """``peer`` is removed from every table but the backoffs."""
+        for topic in self._topics_of.pop(peer, {}):
+            self._remove_subscriber(topic, peer)
+        self._outbound.pop(peer, None)
+
+    def is_connected(self, peer: PeerId) -> bool:
+        """Whether there is a connection to ``peer``."""
+        return peer in self._topics_of
+
+    def connected_peers(self) -> list[PeerId]:
+        """All connected peers, whatever they subscribe to."""
+        return list(self._topics_of)
+
+    def set_subscribed(self, peer: PeerId, topic: str, subscribed: bool) -> bool:
+        """A connected peer subscribes to ``topic`` or leaves it; False if it subscribes to more
+        than `MAX_TOPICS_OF_PEER`, which is not remembered."""
+        topics = self._topics_of[peer]
+        if not subscribed:
+            topics.pop(topic, None)
+            self._remove_subscriber(topic, peer)
+        elif topic not in topics:
+            if len(topics) >= MAX_TOPICS_OF_PEER:
+                return False
+            topics[topic] = None
+            self._subscribers.setdefault(topic, {})[peer] = None
+        return True
+
+    def subscribers(self, topic: str) -> Peers:
+        """The connected peers that subscribe to ``topic``."""
+        return self._subscribers.get(topic, {})
+
+    # Our own subscriptions.
+
+    def join(self, topic: str, now: float, may_mesh: Predicate) -> list[PeerId]:
+        """Form a mesh for ``topic``, from its fanout first; returns the peers to send GRAFT."""
+        self.meshes[topic] = {}
+        fanout, _ = self._fanout.pop(topic, ({}, 0.0))
+        known = self.subscribers(topic)
+        kept = [peer for peer in fanout if peer in known and may_mesh(peer)]
+        first = [peer for peer in kept if self._may_graft(topic, peer, now)]
+        self.meshes[topic].update(dict.fromkeys(first))
+        return first + self._top_up(topic, now, may_mesh)
+
+    def leave(self, topic: str, now: float) -> list[PeerId]:
+        """Give up the mesh of ``topic``; returns the peers to send PRUNE."""
+        peers = list(self.meshes.pop(topic, {}))
+        for peer in peers:
+            self.add_backoff(topic, peer, now, self._config.backoff)
+        return peers
+
+    # GRAFT and PRUNE of peers.
+
+    def has_place_for(self, topic: str, peer: PeerId) -> bool:
+        """Whether a peer that sent GRAFT may join the mesh; ``outbound`` places are closed to
+        inbound peers."""
+        config, mesh = self._config, self.meshes[topic]
+        if peer in self._outbound:
+            return len(mesh) < config.high
+        return len(mesh) - self._count_outbound(mesh) < config.high - config.outbound
+
+    def graft(self, topic: str, peer: PeerId) -> None:
+        """Add a peer to the mesh that has added us to its own."""
+        self.meshes[topic][peer] = None
+
+    def prune(self, topic: str, peer: PeerId, now: float, backoff: float) -> None:
+        """Remove a peer from the mesh, whichever side said so."""
+        if topic in self.meshes:
+            self.meshes[topic].pop(peer, None)
+            self.add_backoff(topic, peer, now, backoff)
+
+    def add_backoff(self, topic: str, peer: PeerId, now: float, backoff: float) -> None:
+        """No GRAFT between us and ``peer`` for ``backoff`` seconds; a longer backoff stands."""
+        key = (topic, peer)
+        self._backoff[key] = max(self._backoff.get(key, now), now + backoff)
+
+    def is_backed_off(self, topic: str, peer: PeerId, now: float) -> bool:
+        """Whether a GRAFT by this peer comes too early."""
+        return self._backoff.get((topic, peer), -math.inf) > now
+
+    def _may_graft(self, topic: str, peer: PeerId, now: float) -> bool:
+        """Whether a GRAFT of ours does not come too early for the peer (`BACKOFF_SLACK`)."""
+        return not self.is_backed_off(topic, peer, now - BACKOFF_SLACK * self._config.interval)
+
+    # Which peers get what.
+
+    def publish_recipients(
+        self, topic: str, size: int, now: float, may_mesh: Predicate, deliveries: Measure
+    ) -> list[PeerId]:
+        """The peers that get a message of our own of ``size`` bytes: the mesh, or the fanout,
+        and then all other subscribers within `MAX_FLOOD_PUBLISH` and `FLOOD_PUBLISH_BYTES`."""
+        if topic in self.meshes:
+            peers = self.meshes[topic]
+        else:
+            peers = self._fill_fanout(topic, now, may_mesh)
+        room = min(MAX_FLOOD_PUBLISH - len(peers), FLOOD_PUBLISH_BYTES // max(1, size))
+        others = self._sample(topic, peers, len(self.subscribers(topic)), may_mesh)
+        others.sort(key=lambda peer: (peer in self._outbound, deliveries(peer)), reverse=True)
+        return [*peers, *others[: max(0, room)]]
+
+    def _fill_fanout(self, topic: str, now: float, may_mesh: Predicate) -> Peers:
+        """The fanout of a topic that we do not subscribe to, filled up to ``degree`` and kept
+        for another ``fanout`` seconds."""
+        known, _ = self._fanout.get(topic, ({}, 0.0))
+        subscribers = self.subscribers(topic)
+        peers = {peer: None for peer in known if peer in subscribers and may_mesh(peer)}
+        missing = self._config.degree - len(peers)
+        peers.update(dict.fromkeys(self._sample(topic, peers, missing, may_mesh)))
+        if topic in self._fanout or len(self._fanout) < MAX_FANOUT:
+            self._fanout[topic] = (peers, now + self._config.fanout)
+        return peers
+
+    def gossip_recipients(self, topic: str, may_mesh: Predicate) -> list[PeerId]:
+        """Random peers outside the mesh that get an IHAVE in this heartbeat: D_lazy, or a
+        quarter if that is more."""
+        mesh = self.meshes.get(topic) or self._fanout.get(topic, ({}, 0.0))[0]
+        outside = len(self.subscribers(topic)) - len(mesh)
+        return self._sample(topic, mesh, max(self._config.lazy, outside // 4), may_mesh)
+
+    def fanout_topics(self) -> list[str]:
+        """Topics that we publish to without subscribing."""
+        return list(self._fanout)
+
+    # The heartbeat: `heartbeat` once, then `maintain` for each topic.
+
+    def heartbeat(self, now: float) -> None:
+        """An interval has passed: forget old fanouts and ended backoffs."""
+        self._heartbeats += 1
+        self._fanout = {topic: kept for topic, kept in self._fanout.items() if kept[1] > now}
+        ended = now - BACKOFF_SLACK * self._config.interval
+        self._backoff.keep(lambda until: until > ended)
+
+    def maintain(
+        self,
+        topic: str,
+        now: float,
+        may_mesh: Predicate,
+        score: Measure,
+        deliveries: Measure,
+    ) -> tuple[list[PeerId], list[PeerId]]:
+        """Keep the mesh of a topic in its bounds; returns the peers to send GRAFT and those to
+        send PRUNE."""
+        config, mesh = self._config, self.meshes[topic]
+        pruned = [peer for peer in mesh if not may_mesh(peer)]
+        if len(mesh) - len(pruned) > config.high:
+            staying = [peer for peer in mesh if peer not in pruned]
+            pruned += self._excess(staying, lambda peer: (score(peer), deliveries(peer)))
+        for peer in pruned:
+            self.prune(topic, peer, now, config.backoff)
+        grafted = self._top_up(topic, now, may_mesh) if len(mesh) < config.low else []
+        grafted += self._graft_outbound(topic, now, may_mesh)
+        if self._heartbeats % OPPORTUNISTIC_GRAFT_HEARTBEATS == 0:
+            grafted += self._graft_opportunistically(topic, now, may_mesh, deliveries)
+        return grafted, pruned
+
+    def _top_up(self, topic: str, now: float, may_mesh: Predicate) -> list[PeerId]:
+        """Graft up to ``degree``."""
+        missing = self._config.degree - len(self.meshes[topic])
+        return self._graft_some(topic, missing, now, may_mesh)
+
+    def _graft_outbound(self, topic: str, now: float, may_mesh: Predicate) -> list[PeerId]:
+        """Graft the outbound peers that the mesh lacks (D_out)."""
+        missing = self._config.outbound - self._count_outbound(self.meshes[topic])
+        if missing <= 0:
+            return []
+        outbound = self._outbound
+        return self._graft_some(topic, missing, now, lambda p: p in outbound and may_mesh(p))
+
+    def _graft_opportunistically(
+        self, topic: str, now: float, may_mesh: Predicate, deliveries: Measure
+    ) -> list[PeerId]:
+        """Graft peers with more first deliveries than the mesh's median.
+
+        gossipsub does so only when the median score of the mesh is below a threshold. Here the
+        median itself is the threshold: a mesh of silent peers has the median 0, and any peer
+        that has delivered one message from outside it by IWANT is better. In a good mesh no
+        peer outside gets ahead, since it hears of messages later.
+        """
+        earned = sorted(deliveries(peer) for peer in self.meshes[topic])
+        if not earned:
+            return []
+        median = earned[len(earned) // 2]
+        better = [peer for peer in self.subscribers(topic) if deliveries(peer) > median]
+        better = sorted(better, key=deliveries, reverse=True)[: self._config.high]
+        return self._graft_some(
+            topic,
+            OPPORTUNISTIC_GRAFT_PEERS,
+            now,
+            lambda peer: peer in better and may_mesh(peer),
+        )
+
+    def _graft_some(
+        self,
+        topic: str,
+        count: int,
+        now: float,
+        may_mesh: Predicate,
+    ) -> list[PeerId]:
+        """Graft at most ``count`` random subscribers whose backoff is over."""
+        mesh = self.meshes[topic]
+        chosen = self._sample(
+            topic,
+            mesh,
+            count,
+            lambda peer: may_mesh(peer) and self._may_graft(topic, peer, now),
+        )
+        mesh.update(dict.fromkeys(chosen))
+        return chosen
+
+    def _excess(self, peers: list[PeerId], worth: Worth) -> list[PeerId]:
+        """The peers to prune from a mesh that is too large: all but the best few, some by
+        chance, and enough outbound ones.
+
+        Of 13 peers with ``degree`` 6 and ``outbound`` 2: the best 4 stay, then 2 of the others
+        by chance. If no more than one of these 6 is outbound, the last inbound one of them
+        gives its place to an outbound one.
+        """
+        config = self._config
+        self._rng.shuffle(peers)
+        best = sorted(peers, key=worth, reverse=True)[:KEPT_FOR_SCORE]
+        order = best + [peer for peer in peers if peer not in best]
+        kept, rest = order[: config.degree], order[config.degree :]
+        missing = config.outbound - self._count_outbound(kept)
+        rescued = [peer for peer in rest if peer in self._outbound][: max(0, missing)]
+        inbound = [peer for peer in reversed(kept) if peer not in self._outbound]
+        return [peer for peer in rest if peer not in rescued] + inbound[: len(rescued)]
+
+    def _count_outbound(self, peers: Iterable[PeerId]) -> int:
+        return sum(peer in self._outbound for peer in peers)
+
+    def _sample(
+        self,
+        topic: str,
+        without: Iterable[PeerId],
+        count: int,
+        accepts: Predicate,
+    ) -> list[PeerId]:
+        """At most ``count`` random subscribers of a topic that are not in ``without``."""
+        not_these = dict.fromkeys(without)
+        others = (peer for peer in self.subscribers(topic) if peer not in not_these)
+        peers = [peer for peer in others if accepts(peer)]
+        return self._rng.sample(peers, min(max(count, 0), len(peers)))
+
+    def _remove_subscriber(self, topic: str, peer: PeerId) -> None:
+        subscribers = self._subscribers.get(topic)
+        if subscribers is not None:
+            subscribers.pop(peer, None)
+            if not subscribers:
+                del self._subscribers[topic]
+        self.meshes.get(topic, {}).pop(peer, None)

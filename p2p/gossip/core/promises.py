@@ -1,0 +1,135 @@
+"""Which peers have promised which messages: an IHAVE that we answered by IWANT is a promise.
+
+A message that does not come within ``promise`` seconds is a broken promise, which costs its
+peer a penalty (gossipsub v1.1, "spam protection measures"). Which peers to ask is a decision
+under attack: a peer that advertises ids and sends nothing must not keep us from asking others.
+
+- One that has delivered messages first before (`PeerScores.first_deliveries`) is given an
+  interval to answer before the next peer is asked for the same id.
+- The promise of any other peer is worth nothing, so up to `MAX_ASKED_OF` of those are asked at
+  once. Before, the first peer to advertise an id was asked and no other for 3 s, which is as
+  long as honest peers advertise it: an attacker that advertised first withheld the message.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from p2p.gossip.config import GossipConfig
+from p2p.identity import PeerId
+
+MAX_ASKED: Final = 128
+"""Ids asked of one peer in an interval: far more than a run publishes, and half of what one RPC
+holds (256 messages)."""
+MAX_PROMISES: Final = 8192
+"""Ids asked for that did not come yet, over all peers. 16 peers that never answer fill it, with
+128 ids in each of 4 intervals (a promise lasts 3 s). From then on each new promise pushes out
+the oldest of the peer that has most, so that those 16 cannot shut out a seventeenth."""
+MAX_ASKED_OF: Final = 8
+"""Peers without first deliveries that are asked for one id; those with some are asked
+besides."""
+
+
+class _OpenIwant:
+    """The peers that owe us one message, and until when no other is asked."""
+
+    __slots__ = ("exclusive_until", "peers")
+
+    def __init__(self) -> None:
+        self.peers: list[PeerId] = []
+        self.exclusive_until = -math.inf
+
+    def add(self, peer: PeerId) -> None:
+        """``peer`` owes it too."""
+        self.peers.append(peer)
+
+    def reserve(self, until: float) -> None:
+        """Ask no other peer before ``until``."""
+        self.exclusive_until = until
+
+
+class Promises:
+    """The open promises of the connected peers, by peer and by message."""
+
+    def __init__(self, config: GossipConfig) -> None:
+        self._config = config
+        self._of: dict[PeerId, dict[bytes, float]] = {}
+        """For each connected peer, the ids it owes and when each is due."""
+        self._requests: dict[bytes, _OpenIwant] = {}
+        self._asked: dict[PeerId, int] = {}
+        """Ids asked of each peer in this interval. Reconnecting does not clear it."""
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def connected(self, peer: PeerId) -> None:
+        """``peer`` may be asked from now on."""
+        self._of.setdefault(peer, {})
+
+    def disconnected(self, peer: PeerId) -> None:
+        """The promises of a peer that left are void."""
+        for identity in list(self._of.get(peer, ())):
+            self._drop(identity, peer)
+        self._of.pop(peer, None)
+
+    def may_ask(self, peer: PeerId) -> int:
+        """How many more ids ``peer`` may be asked for in this interval."""
+        return MAX_ASKED - self._asked.get(peer, 0)
+
+    def should_ask(self, identity: bytes, peer: PeerId, now: float, *, proven: bool) -> bool:
+        """Whether to ask ``peer``, which advertises this id, although others were asked.
+        ``proven``: it has delivered messages first before."""
+        request = self._requests.get(identity)
+        if request is None:
+            return True
+        if peer in request.peers or now < request.exclusive_until:
+            return False
+        return len(request.peers) < MAX_ASKED_OF or proven
+
+    def ask(self, identity: bytes, peer: PeerId, now: float, *, proven: bool) -> bool:
+        """Note that ``peer`` is asked for this id; False, and nothing noted, if all promises
+        are taken and ``peer`` itself has most of them."""
+        if self._count >= MAX_PROMISES:
+            most = max(self._of, key=lambda each: len(self._of[each]))
+            if most == peer:
+                return False
+            self._drop(next(iter(self._of[most])), most)
+        self._asked[peer] = self._asked.get(peer, 0) + 1
+        self._of[peer][identity] = now + self._config.promise
+        self._count += 1
+        request = self._requests.get(identity)
+        if request is None:
+            request = self._requests[identity] = _OpenIwant()
+        request.add(peer)
+        if proven:
+            request.reserve(now + self._config.interval)
+        return True
+
+    def fulfilled(self, identity: bytes) -> None:
+        """The message came, from whichever peer: all promises of it are kept."""
+        request = self._requests.get(identity)
+        for peer in list(request.peers) if request is not None else ():
+            self._drop(identity, peer)
+
+    def heartbeat(self, now: float) -> list[PeerId]:
+        """An interval has passed: every peer may be asked again. Returns the peers whose
+        messages did not come in time, each once, however many they owe."""
+        self._asked = {}
+        broken = []
+        for peer, owed in self._of.items():
+            late = [identity for identity, due in owed.items() if due <= now]
+            for identity in late:
+                self._drop(identity, peer)
+            if late:
+                broken.append(peer)
+        return broken
+
+    def _drop(self, identity: bytes, peer: PeerId) -> None:
+        del self._of[peer][identity]
+        self._count -= 1
+        request = self._requests[identity]
+        request.peers.remove(peer)
+        if not request.peers:
+            del self._requests[identity]

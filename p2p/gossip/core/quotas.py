@@ -1,0 +1,204 @@
+"""What each peer may cost us in bandwidth and CPU time, counted before decoding.
+
+Units
+-----
+Each connected peer has a token bucket of *units*. One unit is a byte that it sends, or 50 ns of
+our time on the slower of the machines that were measured: an RPC costs `RPC_COST` besides its
+bytes, each protobuf field in it `FIELD_COST`, a signature to verify `VERIFY_COST`, a message
+that the validator ignored `IGNORED_COST`, a message that we send on IWANT its bytes. The bucket
+fills by ``rate`` a second up to ``burst``; while it is empty the peer's RPCs are dropped
+undecoded.
+
+With the defaults (256 Ki a second, 4 Mi at once) one peer takes at most 13 ms of each second,
+1.3 % of a core, and 0.2 s at once; a newcomer 0.05 s at once. For long it may send 2,000 empty
+RPCs, have 128 signatures verified, or be answered 256 KiB, in each second.
+
+Many peers together
+-------------------
+A thousand peers that each stay at their quota would still take every core. When more than
+`CROWD` peers were over quota in the last interval, all peers share what 16 may spend: 4 MiB a
+second, 21 % of a core, however many they are. An honest peer that sends a few KiB a second
+lives for ten minutes on its burst alone, and is not one of them.
+
+When dropping is not enough
+---------------------------
+Dropping an RPC costs about a microsecond here, and besides that what the host's reading of it
+costs. So a peer that goes on is penalised: for each 8 MiB (`FLOOD_BURSTS`) dropped beyond what
+the bucket could have paid for, and for each `PATIENCE` intervals in a row in which something
+was dropped. The fourth penalty within a minute disconnects: after 262,000 empty RPCs, 3 s at
+98,000 a second, or after a minute or two of a little too much.
+
+No honest peer is penalised for what waited while *our* process was stopped (SIGSTOP, a laptop's
+lid): at most the peer's outbox of 4 MiB and what lies in windows and kernels, which a burst and
+the 8 MiB cover, with the price of each RPC. And for some seconds after our own clock has jumped
+no flood is penalised at all (`GossipCore.handle`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from p2p.bounded import BoundedDict, TokenBucket
+from p2p.gossip.config import GossipConfig
+from p2p.identity import PeerId
+from p2p.wire import KI, MIB
+
+RPC_COST: Final = 128
+"""Units of an RPC besides its bytes: 6 µs to decode, carry out and answer an empty one."""
+FIELD_COST: Final = 32
+"""Units of each protobuf field: 1.6 µs to decode, check and look up an id, a topic or a part of
+a message."""
+VERIFY_COST: Final = 2 * KI
+"""Units of a signature: 60 to 120 µs."""
+IGNORED_COST: Final = 16 * KI
+"""Units of a message that the validator ignores: 16 a second for long, 64 at once by a
+newcomer.
+
+An ignored message is no offence: an honest node forwards what it accepted, and may know an
+author that we do not know yet (a later epoch of the run file), or be a version behind. If it
+were rejected instead, honest nodes would penalise each other. But a stranger can sign messages
+by the million that we ignore. So the peer that brings one pays: more than an honest peer needs
+(a policy or two a minute by authors that we do not know), and too few to fill a table. A
+trainer whose run file we lack, with two policies and two rosters a minute, spends 1 Ki units a
+second of its 256 Ki."""
+NEWCOMER: Final = MIB
+"""Units that a peer has when it connects: names cost nothing, so a new one is not worth a
+burst."""
+FLOOD_BURSTS: Final = 2.0
+"""Bursts dropped over quota from which it is a flood, and not what waited for a stopped
+process."""
+PATIENCE: Final = 15
+"""Intervals in a row over quota from which it is no accident. A burst of 4 MiB and 15 s of the
+rate of 256 KiB/s are 8 MiB, as much as `FLOOD_BURSTS` allows at once."""
+CROWD: Final = 16
+"""Peers that may be over quota at a time before all share: more than a mesh has, and 21 % of a
+core (16 times 1.3 %)."""
+AUTHOR_SHARE: Final = 0.5
+"""What one author may publish, as a part of what a peer may send. Honest peers forward all that
+they accept of an author: without a limit on the author they would be over quota for its
+sake."""
+MAX_AUTHORS: Final = 1024
+"""Authors with a bucket, those whose messages were accepted: as many as a run admits to a
+topic."""
+MAX_DEPARTED: Final = 1024
+"""Accounts kept of peers that left. One that comes back finds its own bucket, so that
+reconnecting fills none, until 1,024 others have left."""
+
+
+class _Account(TokenBucket):
+    """The bucket of one peer, and what was dropped because it was empty."""
+
+    __slots__ = ("_dropped", "_intervals_over", "_over")
+
+    def __init__(self, burst: float, now: float) -> None:
+        super().__init__(burst, now, min(burst, NEWCOMER))
+        self._dropped = 0.0
+        self._over = False
+        self._intervals_over = 0
+
+    def pay(self, cost: float, now: float, rate: float) -> bool:
+        """Take ``cost`` and return True, or count it as dropped if the bucket is empty. What
+        was dropped is forgiven as fast as the bucket fills."""
+        gain = self.refill(now, rate)
+        if self._dropped:
+            self._dropped = max(0.0, self._dropped - gain)
+        if self.level > 0:
+            self.level -= cost
+            return True
+        self._dropped += cost
+        self._over = True
+        return False
+
+    def take_flood(self, limit: float) -> bool:
+        """Whether ``limit`` was dropped; counting begins again then."""
+        if self._dropped < limit:
+            return False
+        self._dropped = 0.0
+        return True
+
+    def end_interval(self) -> tuple[bool, bool]:
+        """Whether the peer was over quota in this interval, and whether in each of the last
+        `PATIENCE`; counting begins again then."""
+        was_over, self._over = self._over, False
+        self._intervals_over = self._intervals_over + 1 if was_over else 0
+        persistent = self._intervals_over >= PATIENCE
+        if persistent:
+            self._intervals_over = 0
+        return was_over, persistent
+
+
+class PeerQuotas:
+    """The buckets of connected peers, of peers that left, and of authors."""
+
+    def __init__(self, config: GossipConfig) -> None:
+        self._config = config
+        self._accounts: dict[PeerId, _Account] = {}
+        self._departed: BoundedDict[PeerId, _Account] = BoundedDict(MAX_DEPARTED)
+        self._authors: BoundedDict[PeerId, TokenBucket] = BoundedDict(MAX_AUTHORS)
+        self._rate = config.rate
+
+    def connected(self, peer: PeerId, now: float) -> None:
+        """Open an account, or go on with that of the last connection."""
+        if peer not in self._accounts:
+            known = self._departed.pop(peer, None)
+            if known is None:
+                known = _Account(self._config.burst, now)
+            self._accounts[peer] = known
+
+    def disconnected(self, peer: PeerId) -> None:
+        """Keep the account of a peer that left for its return."""
+        account = self._accounts.pop(peer, None)
+        if account is not None:
+            self._departed[peer] = account
+
+    def admit(self, peer: PeerId, size: int, now: float) -> bool:
+        """Pay for an RPC of ``size`` bytes; False if the bucket is empty and it must be
+        dropped."""
+        return self._accounts[peer].pay(RPC_COST + size, now, self._rate)
+
+    def charge(self, peer: PeerId, units: float) -> None:
+        """Take what was spent on ``peer`` already, also into debt."""
+        account = self._accounts.get(peer)
+        if account is not None:
+            account.take(units)
+
+    def is_overdrawn(self, peer: PeerId) -> bool:
+        """Whether nothing more is to be done for ``peer`` in this RPC."""
+        account = self._accounts.get(peer)
+        return account is None or account.level <= 0
+
+    def take_flood(self, peer: PeerId) -> bool:
+        """Whether so much was dropped that ``peer`` is to be penalised; counting begins
+        again."""
+        return self._accounts[peer].take_flood(FLOOD_BURSTS * self._config.burst)
+
+    def heartbeat(self) -> list[PeerId]:
+        """An interval has passed. Returns the peers over quota in each of the last `PATIENCE`
+        intervals, to be penalised, and sets the rate of the next interval: lower for all if the
+        peers over quota are a crowd."""
+        persistent, crowd = [], 0
+        for peer, account in self._accounts.items():
+            was_over, has_persisted = account.end_interval()
+            crowd += was_over
+            if has_persisted:
+                persistent.append(peer)
+        self._rate = self._config.rate * min(1.0, CROWD / max(1, crowd))
+        return persistent
+
+    def admit_author(self, author: PeerId, now: float) -> bool:
+        """Whether the quota of ``author`` allows for another message, by whichever peer. Only
+        what was accepted counts against an author: the messages of one that the topic does not
+        admit count against the peers that bring them."""
+        bucket = self._authors.get(author)
+        if bucket is None:
+            return True
+        bucket.refill(now, AUTHOR_SHARE * self._config.rate)
+        return bucket.level > 0
+
+    def charge_author(self, author: PeerId, size: int, now: float) -> None:
+        """A message of ``size`` bytes by ``author`` was accepted."""
+        bucket = self._authors.get(author)
+        if bucket is None:
+            bucket = TokenBucket(AUTHOR_SHARE * self._config.burst, now)
+            self._authors[author] = bucket
+        bucket.take(RPC_COST + VERIFY_COST + size)

@@ -1,0 +1,110 @@
+"""Which message ids were seen before (gossipsub's seen cache), bounded against strangers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from p2p.identity import PeerId
+
+MAX_SEEN: Final = 64 * 1024
+"""Ids: 500 messages a second for 2 minutes, 10 MiB."""
+EVICTED_AT_ONCE: Final = 256
+"""Unaccepted ids dropped when there is no room. The peer that holds most of them is found by a
+walk over all senders; with 256 at a time that walk is paid for once in so many ids. One RPC
+brings at most 256 messages."""
+
+
+class SeenCache:
+    """Ids that need no second look, and whether the message behind one was rejected.
+
+    Ids are of two kinds. *Accepted* are those of messages that the validator accepted, and our
+    own. *Unaccepted* are all others: not validated yet, ignored, or rejected; each is counted
+    against the peer that sent it first.
+
+    The two kinds are evicted differently. A stranger can sign any number of messages that no
+    validator accepts. With one table in order of time, 66,000 of them pushed out every accepted
+    id, and old messages were delivered a second time. So room is made at the cost of the peer
+    with most unaccepted ids, and an accepted id goes only when all ids are accepted: then the
+    oldest.
+    """
+
+    def __init__(self, ttl: float) -> None:
+        """``ttl``: seconds for which an id is remembered."""
+        self._ttl = ttl
+        self._accepted: dict[bytes, float] = {}
+        self._unaccepted: dict[PeerId, dict[bytes, float]] = {}
+        self._sender: dict[bytes, PeerId] = {}
+        self._rejected: dict[bytes, None] = {}
+
+    def __contains__(self, identity: bytes) -> bool:
+        return identity in self._accepted or identity in self._sender
+
+    def __len__(self) -> int:
+        return len(self._accepted) + len(self._sender)
+
+    def unaccepted_from(self, peer: PeerId) -> int:
+        """How many unaccepted ids count against ``peer``."""
+        return len(self._unaccepted.get(peer, ()))
+
+    def add(self, identity: bytes, peer: PeerId, now: float) -> None:
+        """``peer`` sent this message; it is unaccepted until `accept`."""
+        self._make_room()
+        self._unaccepted.setdefault(peer, {})[identity] = now + self._ttl
+        self._sender[identity] = peer
+
+    def accept(self, identity: bytes, now: float) -> None:
+        """The validator accepted this message, or we published it."""
+        self._drop_unaccepted(identity)
+        self._make_room()
+        self._accepted[identity] = now + self._ttl
+
+    def reject(self, identity: bytes) -> None:
+        """The validator rejected this message: each peer that sends it again is penalised
+        too."""
+        if identity in self._sender:
+            self._rejected[identity] = None
+
+    def is_rejected(self, identity: bytes) -> bool:
+        """Whether the validator rejected this message."""
+        return identity in self._rejected
+
+    def expire(self, now: float) -> None:
+        """Forget the ids whose time is over. Called once in each heartbeat."""
+        for identity in _expired(self._accepted, now):
+            del self._accepted[identity]
+        for expiries in list(self._unaccepted.values()):
+            for identity in _expired(expiries, now):
+                self._drop_unaccepted(identity)
+
+    def _make_room(self) -> None:
+        if len(self) < MAX_SEEN:
+            return
+        if not self._unaccepted:
+            del self._accepted[next(iter(self._accepted))]
+            return
+        largest = max(self._unaccepted.values(), key=len)
+        for identity in list(largest)[:EVICTED_AT_ONCE]:
+            self._drop_unaccepted(identity)
+
+    def _drop_unaccepted(self, identity: bytes) -> None:
+        sender = self._sender.pop(identity, None)
+        if sender is None:
+            return
+        ids = self._unaccepted[sender]
+        del ids[identity]
+        if not ids:
+            del self._unaccepted[sender]
+        self._rejected.pop(identity, None)
+
+
+def _expired(expiries: dict[bytes, float], now: float) -> list[bytes]:
+    """The expired ids of a table that is in order of expiry."""
+
+    def take() -> Iterator[bytes]:
+        for identity, end in expiries.items():
+            if end > now:
+                return
+            yield identity
+
+    return list(take())

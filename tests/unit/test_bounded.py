@@ -1,0 +1,72 @@
+"""The dictionary that evicts its oldest entry, and the token bucket."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, strategies as st
+
+from p2p.bounded import BoundedDict, TokenBucket
+
+
+def test_a_new_key_evicts_the_oldest() -> None:
+    table: BoundedDict[str, int] = BoundedDict(2)
+    for number, key in enumerate("abac"):
+        table[key] = number
+    assert table == {"b": 1, "c": 3}
+
+
+def test_a_renewed_key_is_the_newest() -> None:
+    table: BoundedDict[str, int] = BoundedDict(2)
+    for number, key in enumerate("abac"):
+        table.renew(key, number)
+    assert table == {"a": 2, "c": 3}
+
+
+def test_keep_drops_the_rest_and_holds_the_order() -> None:
+    table: BoundedDict[int, int] = BoundedDict(5)
+    for number in (3, 1, 4, 2):
+        table[number] = number * 10
+    table.keep(lambda value: value >= 20)
+    assert list(table.items()) == [(3, 30), (4, 40), (2, 20)]
+
+
+def test_there_is_no_way_around_the_limit() -> None:
+    table: BoundedDict[str, int] = BoundedDict(1)
+    with pytest.raises(TypeError):
+        table.update({"a": 1, "b": 2})
+    with pytest.raises(TypeError):
+        table.setdefault("a", 1)
+    assert table == {}
+
+
+@given(
+    st.integers(1, 5),
+    st.lists(st.tuples(st.booleans(), st.integers(0, 9))),
+)
+def test_the_limit_holds_and_the_last_key_is_there(limit: int, steps: list[tuple[bool, int]]) -> None:
+    table: BoundedDict[int, int] = BoundedDict(limit)
+    for renewed, key in steps:
+        if renewed:
+            table.renew(key, key)
+        else:
+            table[key] = key
+        assert key in table
+        assert len(table) <= limit
+
+
+def test_a_bucket_fills_by_its_rate_up_to_its_capacity() -> None:
+    bucket = TokenBucket(200.0, now=10.0)
+    bucket.take(230.0)
+    assert bucket.level == -30.0
+    assert bucket.refill(11.5, 20.0) == 30.0
+    assert bucket.level == 0.0
+    assert bucket.refill(100.0, 20.0) == 88.5 * 20
+    assert bucket.level == 200.0
+
+
+def test_a_bucket_may_begin_lower_and_a_clock_set_back_fills_nothing() -> None:
+    bucket = TokenBucket(200.0, now=10.0, level=5.0)
+    assert bucket.refill(9.0, 20.0) == 0.0
+    assert bucket.level == 5.0
+    assert bucket.refill(10.0, 20.0) == 20.0
+    assert bucket.level == 25.0
