@@ -40,7 +40,9 @@ from p2p.wire import MIB
 from roles.demo.processes import RUN_FILE, DemoError, DemoNodes, DemoPlan
 from roles.demo.status import SwarmStatus
 from roles.demo.view import draw, size
+from roles.engines.base import Evaluation
 from roles.engines.config import GIB, SEEDS
+from roles.rl.gate import LearningGate
 from roles.rl.recipe import Recipe
 
 try:
@@ -48,11 +50,6 @@ try:
 except ImportError:
     resource = None  # type: ignore[assignment]  # `check_machine` says what to do
 
-GAIN: Final = 0.35
-"""By how much held-out reward must rise, greedy and sampled (``bench rl-controls``: no control does), in the
-default number of steps. With fewer nothing is promised: ten steps gain 0.15, or nothing."""
-START: Final = 0.55
-"""Below which it must start: what the warm-up alone can do."""
 MAX_STEPS: Final = 100_000
 """A day and a half at one step a second."""
 MEMORY: Final = 2 * GIB
@@ -283,12 +280,9 @@ def _live(console: Console) -> Iterator[Any]:
 
 def complaints(figures: dict[str, Any], *, promised: bool = True) -> Iterator[str]:
     """What went otherwise than promised; a gain is ``promised`` for the default number of steps and more."""
-    for kind in ("greedy", "reward"):
-        start, end = figures[f"{kind}_start"], figures[f"{kind}_end"]
-        if start >= START:
-            yield f"{kind} started at {start:.3f}, not below {START}: the warm-up learnt too much"
-        if promised and end - start < GAIN:
-            yield f"{kind} rose by {end - start:.3f}, not by {GAIN}"
+    start = Evaluation(figures["greedy_start"], figures["reward_start"])
+    end = Evaluation(figures["greedy_end"], figures["reward_end"])
+    yield from LearningGate(start, end).failures(promised=promised)
     if figures["cheater_accepted"]:
         yield f"{figures['cheater_accepted']} submissions of the cheater were accepted"
     if figures["honest_rejected"]:

@@ -106,5 +106,5 @@ class SubmissionOutbox:
 
 
 def _name(submission: Submission) -> str:
-    place = submission.commitment
-    return f"{place.version:010d}-{place.index:010d}"
+    commitment = submission.commitment
+    return f"{commitment.version:010d}-{commitment.index:010d}"

@@ -71,8 +71,8 @@ def validator_of(run: Run, node: PeerId, version: PolicyVersion) -> PeerId:
 
     Derived, so that a node cannot choose its judge; another policy, perhaps another judge.
     """
-    place = b"".join((run.id, node.digest, int(version).to_bytes(8, "big")))
-    number = int.from_bytes(hashlib.sha256(place).digest()[:8], "big")
+    drawn = b"".join((run.id, node.digest, int(version).to_bytes(8, "big")))
+    number = int.from_bytes(hashlib.sha256(drawn).digest()[:8], "big")
     return run.terms.validators[number % len(run.terms.validators)]
 
 

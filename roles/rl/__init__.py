@@ -1,1 +1,1 @@
-"""The learning recipe: numbers, losses, advantages."""
+"""The learning recipe: its numbers, losses and advantages, and the gate that says whether a run learned."""

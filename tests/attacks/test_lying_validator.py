@@ -51,8 +51,8 @@ class LyingSession(ValidatorSession):
         groups = decode_groups_untrusted(submission.content)
         # With spread, or no step would take the group anyway.
         rewards = tuple(self.reward * (i % 2) for group in groups for i, _ in enumerate(group.completions))
-        me, place = self.node.host.peer_id, submission.commitment
-        lie = SignedVerdict(me, place, Verdict.ACCEPTED, "fine", 0.0, 0.0, rewards)
+        me, commitment = self.node.host.peer_id, submission.commitment
+        lie = SignedVerdict(me, commitment, Verdict.ACCEPTED, "fine", 0.0, 0.0, rewards)
         return lie.signed(self.node.world.signer)
 
 
@@ -101,9 +101,11 @@ def test_no_group_is_learnt_from_with_rewards_that_its_tokens_do_not_earn(valida
 
 
 def delivery(judge: KeyPair, worker: KeyPair = WORKER, index: int = 0, content: bytes = b"1") -> bytes:
-    place = Commitment(RUN_ID, worker.peer_id, PolicyVersion(1), bytes(32), index, content_digest(content))
-    work = Submission.sign(place, content, worker)
-    verdict = SignedVerdict(judge.peer_id, place, Verdict.ACCEPTED, "", 0.0, 0.0, ())
+    commitment = Commitment(
+        RUN_ID, worker.peer_id, PolicyVersion(1), bytes(32), index, content_digest(content)
+    )
+    work = Submission.sign(commitment, content, worker)
+    verdict = SignedVerdict(judge.peer_id, commitment, Verdict.ACCEPTED, "", 0.0, 0.0, ())
     return encode_delivery(verdict.signed(judge), work)
 
 

@@ -49,8 +49,8 @@ class WordySession(InferenceSession):
         if honest.commitment.index:
             return honest
         content = honest.content + bytes(HUGE)
-        place = replace(honest.commitment, content=content_digest(content))
-        return Submission.sign(place, content, self.node.world.signer)
+        claim = replace(honest.commitment, content=content_digest(content))
+        return Submission.sign(claim, content, self.node.world.signer)
 
 
 @pytest.mark.parametrize("verdict", [Verdict.REJECTED, Verdict.INCONCLUSIVE])

@@ -18,6 +18,7 @@ from proofs.checks import Verdict
 from roles.engines.base import Completion, Group, GroupTask
 from roles.envs.base import open_environment
 from roles.envs.client import LocalEnvironment
+from roles.envs.sort import VOCABULARY
 from roles.inference.role import Inference
 from roles.protocol.assignment import draw_order
 from roles.protocol.messages import ROLLOUT_PROTOCOL, Commitment, SignedVerdict, content_digest, encode_groups
@@ -92,7 +93,7 @@ class WellFormed(Flooder):
     def groups(self, node: Node, tasks: Sequence[GroupTask]) -> tuple[Group, ...]:
         recipe, rng = run_of(node).terms.recipe, random.Random(tasks[0].group)
         end = self._environment.end_token
-        others = [token for token in range(len(self._environment.vocabulary)) if token != end]
+        others = [token for token in range(len(VOCABULARY)) if token != end]
         groups = []
         for task in tasks:
             completions = tuple(
@@ -259,8 +260,8 @@ def test_claims_of_old_work_displace_no_answer_that_must_be_given_again() -> Non
     """1,024 of them, a kilobyte each: who then asked again about work that was given up was a replayer."""
     key = KeyPair(b"v" * 32)
 
-    def sign(place: Commitment, verdict: Verdict, reason: str) -> SignedVerdict:
-        return SignedVerdict(key.peer_id, place, verdict, reason, 0.0, 0.0, ()).signed(key)
+    def sign(commitment: Commitment, verdict: Verdict, reason: str) -> SignedVerdict:
+        return SignedVerdict(key.peer_id, commitment, verdict, reason, 0.0, 0.0, ()).signed(key)
 
     world = SimpleNamespace(sometimes=lambda *_: None)
     node: Any = SimpleNamespace(world=world)

@@ -223,8 +223,8 @@ def test_a_worker_says_what_it_made_and_why_it_was_rejected() -> None:
 
 
 def verdict_of(verdict: Verdict, reason: str) -> SignedVerdict:
-    place = Commitment(bytes(32), KeyPair(b"w" * 32).peer_id, PolicyVersion(0), bytes(32), 0, bytes(32))
-    return SignedVerdict(KeyPair(b"v" * 32).peer_id, place, verdict, reason, 0.0, 0.0, ())
+    commitment = Commitment(bytes(32), KeyPair(b"w" * 32).peer_id, PolicyVersion(0), bytes(32), 0, bytes(32))
+    return SignedVerdict(KeyPair(b"v" * 32).peer_id, commitment, verdict, reason, 0.0, 0.0, ())
 
 
 def test_a_validator_says_what_it_judged_and_why_it_rejected() -> None:

@@ -92,8 +92,10 @@ async def test_whatever_a_peer_does_the_question_is_asked_again(
 
 def submission(index: int = 0, signer: KeyPair = WORKER) -> Submission:
     content = bytes([index])
-    place = Commitment(RUN_ID, signer.peer_id, PolicyVersion(1), bytes(32), index, content_digest(content))
-    return Submission.sign(place, content, signer)
+    commitment = Commitment(
+        RUN_ID, signer.peer_id, PolicyVersion(1), bytes(32), index, content_digest(content)
+    )
+    return Submission.sign(commitment, content, signer)
 
 
 def delivery(index: int = 0) -> bytes:

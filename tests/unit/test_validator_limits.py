@@ -39,8 +39,8 @@ V1, V2 = PolicyVersion(1), PolicyVersion(2)
 
 def verdict(kind: Verdict, reason: str = "", node: bytes = b"n") -> SignedVerdict:
     peer = KeyPair(node * 32).peer_id
-    place = Commitment(bytes(32), peer, V1, bytes(32), 0, bytes(32))
-    return SignedVerdict(peer, place, kind, reason, 0.0, 0.0, ())
+    commitment = Commitment(bytes(32), peer, V1, bytes(32), 0, bytes(32))
+    return SignedVerdict(peer, commitment, kind, reason, 0.0, 0.0, ())
 
 
 def test_places_far_ahead_are_not_kept_and_not_counted_as_left_out() -> None:
@@ -77,8 +77,8 @@ async def test_after_a_restart_a_place_that_was_nobodys_fault_is_no_gap(tmp_path
     places.append((1000, Verdict.REJECTED, GAP))
     async with open_world(tmp_path, key=judge) as world, open_ledger(world, "ledger") as ledger:
         for index, kind, reason in places:
-            place = Commitment(bytes(32), NODE, V1, bytes(32), index, bytes(32))
-            judged = SignedVerdict(judge.peer_id, place, kind, reason, 0.0, 0.0, ()).signed(judge)
+            commitment = Commitment(bytes(32), NODE, V1, bytes(32), index, bytes(32))
+            judged = SignedVerdict(judge.peer_id, commitment, kind, reason, 0.0, 0.0, ()).signed(judge)
             await ledger.append(VERDICT_KIND, judged.to_bytes())
         node, nothing = cast(Node, SimpleNamespace(world=world)), cast(Any, None)
         session = ValidatorSession(node, nothing, nothing, ledger, nothing, ValidatorStats())
