@@ -1,1 +1,2 @@
-"""Jobs of a node: trainer, inference, validator, and what they need: engines, environments, recipe, run."""
+"""Jobs of a node: trainer, inference, validator, and what they need: engines, environments,
+recipe, run."""

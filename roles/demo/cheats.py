@@ -1,14 +1,15 @@
 """Dishonest inference nodes, to show that they are caught: ``--role roles.demo.cheats:Cheat``.
 
-They follow the protocol in everything but the work itself: tasks, seeds, slots and signatures are right,
-so only the proofs can tell. Modes: *greedy* answers with the most probable tokens (better paid than honest
-sampling); *stale* runs older weights than it claims (saves every download).
+They follow the protocol in everything but the work itself: tasks, seeds, slots and signatures
+are right, so only the proofs can tell. Modes: *greedy* answers with the most probable tokens
+(better paid than honest sampling); *stale* runs older weights than it claims (saves every
+download).
 
-Late in a run the policy is so sure that such work is often just what honest work would have been: a greedy
-submission then differs from the seeded draw in 1 token of 1,000, which is within the tolerance of the run,
-and is rightly accepted. That is no cheat, and a show of cheats that are caught must not hand it in. So each
-submission is replayed first as a validator would, and held against the run's own limits; where it might
-pass, another way to cheat is tried.
+Late in a run the policy is so sure that such work is often just what honest work would have
+been: a greedy submission then differs from the seeded draw in 1 token of 1,000, which is within
+the tolerance of the run, and is rightly accepted. That is no cheat, and a show of cheats that
+are caught must not hand it in. So each submission is replayed first as a validator would, and
+held against the run's own limits; where it might pass, another way to cheat is tried.
 """
 
 from __future__ import annotations
@@ -34,12 +35,13 @@ from roles.protocol.assignment import run_sampling
 from roles.run import Run
 
 MARGIN: Final = 2.0
-"""By how much the evidence must exceed each limit: the validator's own replay may differ from ours by honest
-noise, which the limits leave room for once (`proofs.checks.Limits`), so that twice them is past doubt."""
+"""By how much the evidence must exceed each limit: the validator's own replay may differ from
+ours by honest noise, which the limits leave room for once (`proofs.checks.Limits`), so that
+twice them is past doubt."""
 HEATS: Final = (4.0, 16.0, 64.0)
-"""Temperatures of the last resort. A token that a policy draws with probability 1 - 1e-6 at temperature 1
-it draws, among 50 tokens, with 0.63 at 4 and with 0.06 at 16: of the 1,000 tokens of a submission hundreds
-are not those that the seeds give."""
+"""Temperatures of the last resort. A token that a policy draws with probability 1 - 1e-6 at
+temperature 1 it draws, among 50 tokens, with 0.63 at 4 and with 0.06 at 16: of the 1,000 tokens
+of a submission hundreds are not those that the seeds give."""
 
 
 class CheatMode(Enum):
@@ -124,7 +126,8 @@ class CheatSession(InferenceSession):
         raise EngineError("no way to cheat was found that the run's limits must reject")
 
     def _pin_older(self, pins: ExitStack) -> PolicyVersion | None:
-        """The newest policy here that is older than the one claimed; None unless both are here."""
+        """The newest policy here that is older than the one claimed; None unless both are
+        here."""
         shardcast = self.node.shardcast
         older = next((held for held in shardcast.held if held < self.loaded), None)
         if older is None or not shardcast.holds(self.loaded):
@@ -136,7 +139,8 @@ class CheatSession(InferenceSession):
     def _ways(
         self, older: PolicyVersion | None, tasks: Sequence[GroupTask], honest: Sampling
     ) -> Iterator[tuple[PolicyVersion, Sequence[GroupTask], Sampling]]:
-        """Weights, tasks and sampling: first this turn's own way, then the other, then what cannot pass."""
+        """Weights, tasks and sampling: first this turn's own way, then the other, then what
+        cannot pass."""
         greedy = (self.loaded, tasks, replace(honest, temperature=0.0))
         stale = () if older is None else ((older, tasks, honest),)
         yield from (*stale, greedy) if self.is_stale_turn else (greedy, *stale)
@@ -157,7 +161,8 @@ def _other_seed(seed: bytes) -> bytes:
 
 
 def must_fail(pool: Sequence[Evidence], limits: Limits) -> bool:
-    """Whether limits `MARGIN` times as wide would reject this submission, as a validator judges it."""
+    """Whether limits `MARGIN` times as wide would reject this submission, as a validator judges
+    it."""
     wide = _widened(limits)
     verdicts = [judge(evidence, wide).verdict for evidence in pool]
     verdicts.append(judge_pool(pool, wide).verdict)

@@ -1,9 +1,9 @@
 """The demo's swarm: real processes on loopback, started, watched, killed and started again.
 
-A relay-only node that knows the run, one trainer, two honest inference nodes, one that cheats, one
-validator. Every process but the first gets one bootstrap address and nothing else; the run comes from the
-peer behind it. Their data is in ``DIR/<role>-<n>/{key,store,ledger,log}``; each ends when its parent does,
-however that dies: its standard input ends.
+A relay-only node that knows the run, one trainer, two honest inference nodes, one that cheats,
+one validator. Every process but the first gets one bootstrap address and nothing else; the run
+comes from the peer behind it. Their data is in ``DIR/<role>-<n>/{key,store,ledger,log}``; each
+ends when its parent does, however that dies: its standard input ends.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ RUN_FILE: Final = "run.shoal"
 START_SECONDS: Final = 60.0
 """How long a process may take to say its address on a busy machine."""
 FINISH_SECONDS: Final = 60.0
-"""How long after the last step everybody may take to hold the last policy."""
+"""How long after the last step all nodes may take to hold the last policy."""
 STOP_SECONDS: Final = 1.5
 """How long a process may take to end before it is killed: Ctrl-C promises under 3 s for all."""
 CHUNK_BYTES: Final = 32 * KI
 """So small that a policy of 420 kB has a forest to flow through."""
 
-# Calibrated on the demo's own policy: 4,000 honest groups have a mantissa mean of at most 0.047 and one
-# exponent mismatch; weights one step old at the lowest rate have a mean of 1.2 in the median group, and eight
-# groups are judged at a time. And 120,000 honest answers end with a token of probability 1e-6 once in eight
-# runs, while the seeded draw already decides.
+# Calibrated on the demo's own policy: 4,000 honest groups have a mantissa mean of at most 0.047
+# and one exponent mismatch; weights one step old at the lowest rate have a mean of 1.2 in the
+# median group, and eight groups are judged at a time. And 120,000 honest answers end with a
+# token of probability 1e-6 once in eight runs, while the seeded draw already decides.
 DEMO_LIMITS: Final = replace(Limits.fp32(), mantissa_mean=0.25, exponent_mismatches=3, end_probability=1e-12)
 
 
@@ -80,7 +80,8 @@ class DemoPlan:
 
 
 def write_run(plan: DemoPlan) -> Run:
-    """Make every node's key, and the run file that names trainer and validator; returns the run."""
+    """Make every node's key, and the run file that names trainer and validator; returns the
+    run."""
     keys = {name: load_or_create_key(plan.folder / name / "key") for name in CAST}
     terms = Terms(
         name=f"demo-{plan.seed}",
@@ -189,7 +190,7 @@ class DemoNodes:
         self._news = trio.Event()
 
     async def start(self) -> None:
-        """Start everybody: first the bootstrap peer, then the rest."""
+        """Start all: first the bootstrap peer, then the rest."""
         first, *others = CAST
         await self.start_child(first)
         for name in others:
@@ -217,7 +218,7 @@ class DemoNodes:
 
     @property
     def bootstrap(self) -> str:
-        """The one address that everybody gets."""
+        """The one address that every node gets."""
         greeting = self.children[next(iter(CAST))].greeting
         assert greeting is not None
         return str(greeting["addrs"][0])
@@ -228,18 +229,18 @@ class DemoNodes:
     async def _attend(self, child: NodeProcess, process: trio.Process) -> None:
         await child.listen(self._hear)
         code = await process.wait()
-        if not self._stopping and code >= 0:  # a signal is somebody's will: the tests kill
+        if not self._stopping and code >= 0:  # a signal is a person's will, or a test's
             raise DemoError(f"{child.name} ended (exit status {code}); see {child.folder / 'log'}")
 
     @property
     def status(self) -> SwarmStatus:
-        """The newest status of everybody who has one."""
+        """The newest status of every node that has one."""
         nodes = {name: child.status for name, child in self.children.items() if child.status is not None}
         recipe = self.plan.recipe
         return SwarmStatus(nodes, recipe.submission * recipe.group_size)
 
     async def wait_done(self, show: Callable[[SwarmStatus], None]) -> SwarmStatus:
-        """Until the trainer has all its steps and everybody holds its last policy."""
+        """Until the trainer has all its steps and every node holds its last policy."""
         while not self.status.trainer.get("done"):
             await self.wait_news()
             show(self.status)
@@ -255,7 +256,7 @@ class DemoNodes:
         await self._news.wait()
 
     async def stop(self) -> None:
-        """End everybody."""
+        """End all nodes."""
         self._stopping = True
         async with trio.open_nursery() as nursery:
             for child in self.children.values():

@@ -1,8 +1,9 @@
-"""The inference role: draws the tasks that are its own, proves what it sampled, submits it for a verdict.
+"""The inference role: draws the tasks that are its own, proves what it sampled, submits it for
+a verdict.
 
-Read `session` first: from the newest policy to a signed verdict. `outbox` keeps each submission on disk from
-before it is sent until then; `stats` counts for people; `config` is the owner's table; `role` is what a node
-opens.
+Read `session` first: from the newest policy to a signed verdict. `outbox` keeps each submission
+on disk from before it is sent until then; `stats` counts for people; `config` is the owner's
+table; `role` is what a node opens.
 """
 
 from roles.inference.config import InferenceConfig

@@ -1,8 +1,10 @@
-"""Submissions that no validator has receipted yet: on disk from before they are sent until they are.
+"""Submissions that no validator has receipted yet: on disk from before they are sent until they
+are.
 
-A node that is killed sends them again after its restart, and goes on where it was in the draw order. A
-submission whose file has changed is not sent: nobody could check its signature. A lost cursor costs work done
-twice, at most that of one policy: what is drawn at a place is the same again, and so is the answer to it.
+A node that is killed sends them again after its restart, and goes on where it was in the draw
+order. A submission whose file has changed is not sent: no validator could check its signature.
+A lost cursor costs work done twice, at most that of one policy: what is drawn at a place is the
+same again, and so is the answer to it.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ _CURSOR: Final = "cursor"
 
 
 class SubmissionOutbox:
-    """Pending submissions and the cursor of the draw order, below one folder of the node's disk."""
+    """Pending submissions and the cursor of the draw order, below one folder of the node's
+    disk."""
 
     def __init__(self, world: World, folder: str) -> None:
         self._world = world
@@ -54,7 +57,9 @@ class SubmissionOutbox:
             await discard(disk, path, error)
             return
         if submission.commitment.node != self._world.signer.peer_id:
-            logger.warning("outbox_foreign %s: it was made under another key, nobody takes it now", name)
+            logger.warning(
+                "outbox_foreign %s: it was made under another key, no validator takes it now", name
+            )
             return
         self._pending[name] = submission
         self._advance(submission.commitment.version, submission.commitment.index + 1)
@@ -78,7 +83,8 @@ class SubmissionOutbox:
         return self._next[1] if self._next[0] == version else 0
 
     def lead(self, version: PolicyVersion) -> int:
-        """How many places the next one under ``version`` is ahead of the oldest that is still pending."""
+        """How many places the next one under ``version`` is ahead of the oldest that is still
+        pending."""
         places = [sent.commitment.index for sent in self if sent.commitment.version == version]
         return self.next_index(version) - min(places) if places else 0
 
@@ -87,7 +93,8 @@ class SubmissionOutbox:
         await self._removed.wait()
 
     async def add(self, submission: Submission) -> None:
-        """Keep it, durably, and move the cursor behind it. Raises `StorageError`; may be repeated."""
+        """Keep it, durably, and move the cursor behind it. Raises `StorageError`; may be
+        repeated."""
         name = _name(submission)
         await self._world.disk.replace(f"{self._folder}/{name}", submission.to_bytes())
         self._pending[name] = submission

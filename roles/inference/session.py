@@ -1,13 +1,15 @@
-"""An inference node at work: draw derived tasks under the newest policy, prove, submit, wait for the verdict.
+"""An inference node at work: draw derived tasks under the newest policy, prove, submit, wait
+for the verdict.
 
 Theory of operation
 -------------------
-One loop loads the newest whole policy and generates; every finished submission is signed and put on disk
-before anything else happens to it. A task per submission then asks a validator for a verdict, again and
-again across crashes of either side, until a signed one is here. `UNDER_WAY` submissions may be without
-verdict, those of earlier lives included: that is the back-pressure of the whole pipeline, from the trainer's
-pool to this engine. When one is stuck and the others pass it, nothing is drawn that the validator would take
-for a gap (`roles.validator.sequence`), until it has arrived or a new policy has come.
+One loop loads the newest whole policy and generates; every finished submission is signed and
+put on disk before anything else happens to it. A task per submission then asks a validator for
+a verdict, again and again across crashes of either side, until a signed one is here.
+`UNDER_WAY` submissions may be without verdict, those of earlier lives included: that is the
+back-pressure of the whole pipeline, from the trainer's pool to this engine. When one is stuck
+and the others pass it, nothing is drawn that the validator would take for a gap
+(`roles.validator.sequence`), until it has arrived or a new policy has come.
 """
 
 from __future__ import annotations
@@ -53,9 +55,11 @@ from roles.shared.standing import RoleStanding
 logger = logging.getLogger(__name__)
 
 STUCK: Final = 4
-"""Pairs of attempts in vain, 15 s and more, after which a validator is asked for a newer run file."""
+"""Pairs of attempts in vain, 15 s and more, after which a validator is asked for a newer run
+file."""
 UNDER_WAY: Final = 4
-"""Submissions without a verdict: enough to hide a round trip and a queue, few enough not to go stale."""
+"""Submissions without a verdict: enough to hide a round trip and a queue, few enough not to go
+stale."""
 
 
 class InferenceSession:
@@ -101,7 +105,8 @@ class InferenceSession:
             for submission in outbox:
                 await room.acquire()
                 nursery.start_soon(self._deliver, submission, room)
-            # The order of draws under a policy is on disk, so a restart must not come back to an older one.
+            # The order of draws under a policy is on disk, so a restart must not come back to
+            # an older one.
             await node.shardcast.wait_policy(outbox.newest)
             while True:
                 await room.acquire()
@@ -221,9 +226,11 @@ async def _wait_any(*waits: Callable[[], Awaitable[object]]) -> None:
 
 
 def _whom_to_ask(node: Node, commitment: Commitment) -> Iterator[PeerId]:
-    """The judge of this work, and between times the others: they say when it is too old to be judged.
+    """The judge of this work, and between times the others: they say when it is too old to be
+    judged.
 
-    Each is one of the newest edition of the run file, whatever came since the one before was asked.
+    Each is one of the newest edition of the run file, whatever came since the one before was
+    asked.
     """
     for turn in itertools.count():
         run = run_of(node)

@@ -11,8 +11,9 @@ from roles.protocol.messages import SignedVerdict
 from roles.shared.reasons import because, printable
 
 MAX_REASONS: Final = 16
-"""Different reasons for rejection that are counted, a validator's words; `proofs.checks.Reason` has 17 and a
-node that is rejected for more than a few has another problem. Those beyond count as `OTHER`."""
+"""Different reasons for rejection that are counted, a validator's words; `proofs.checks.Reason`
+has 17 and a node that is rejected for more than a few has another problem. Those beyond count
+as `OTHER`."""
 OTHER: Final = "other reasons"
 
 

@@ -1,1 +1,2 @@
-"""The learning recipe: its numbers, losses and advantages, and the gate that says whether a run learned."""
+"""The learning recipe: its numbers, losses and advantages, and the gate that says whether a run
+learned."""

@@ -1,6 +1,8 @@
-"""The learning gate: whether held-out reward rose by more than luck gives, from a start that left room.
+"""The learning gate: whether held-out reward rose by more than luck gives, from a start that
+left room.
 
-The demo, the recipe in one process and the bench of controls ask the same question, and get the answer here.
+The demo, the recipe in one process and the bench of controls ask the same question, and get the
+answer here.
 """
 
 from __future__ import annotations
@@ -12,12 +14,13 @@ from typing import Final
 from roles.engines.base import Evaluation
 
 RISE: Final = 0.35
-"""By how much held-out reward must rise, greedy and sampled, in the default number of steps. Every measured
-run of the recipe rises by more; its controls (``bench rl-controls``: permuted advantages, the best of eight
-temperatures) do not. With fewer steps nothing is promised: ten gain 0.15, or nothing."""
+"""By how much held-out reward must rise, greedy and sampled, in the default number of steps.
+Every measured run of the recipe rises by more; its controls (``bench rl-controls``: permuted
+advantages, the best of eight temperatures) do not. With fewer steps nothing is promised: ten
+gain 0.15, or nothing."""
 START_BELOW: Final = 0.55
-"""Below which held-out reward must start: what the warm-up alone can do. Above it too little is left to learn
-for a rise of `RISE`."""
+"""Below which held-out reward must start: what the warm-up alone can do. Above it too little is
+left to learn for a rise of `RISE`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,8 @@ class LearningGate:
         return self.end.greedy - self.start.greedy, self.end.sampled - self.start.sampled
 
     def failures(self, *, promised: bool = True) -> Iterator[str]:
-        """What is not as it must be; a rise is ``promised`` for the default number of steps and more."""
+        """What is not as it must be; a rise is ``promised`` for the default number of steps and
+        more."""
         starts = self.start.greedy, self.start.sampled
         for kind, start, rise in zip(("greedy", "reward"), starts, self.rises, strict=True):
             if start >= START_BELOW:

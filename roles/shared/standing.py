@@ -1,4 +1,5 @@
-"""Whether a role may work: what the newest edition of the run file says of its node, while it runs.
+"""Whether a role may work: what the newest edition of the run file says of its node, while it
+runs.
 
 Theory of operation
 -------------------
@@ -33,7 +34,8 @@ class RoleStanding:
     """What the run file says of one role of one node."""
 
     def __init__(self, node: Node, job: str, name: str = "") -> None:
-        """``job``: what `Run.check_job` calls the work; ``name`` is the role's own, if it is another."""
+        """``job``: what `Run.check_job` calls the work; ``name`` is the role's own, if it is
+        another."""
         self._node = node
         self._job = job
         self._name = name or job
@@ -80,8 +82,8 @@ class RoleStanding:
             await self._node.book.wait_change()
 
     async def watch(self) -> None:
-        """Tell the operator and the swarm, in one sentence and one heartbeat, when the role rests, and when
-        it goes on. Works until cancelled."""
+        """Tell the operator and the swarm, in one sentence and one heartbeat, when the role
+        rests, and when it goes on. Works until cancelled."""
         said = ""
         while True:
             why_not = self.why_not

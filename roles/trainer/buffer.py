@@ -1,4 +1,5 @@
-"""Accepted groups that wait for the trainer: fresh enough, with something to learn, and not too many.
+"""Accepted groups that wait for the trainer: fresh enough, with something to learn, and not too
+many.
 
 Sans I/O: `roles.trainer.session` owns one. A group whose rewards are all equal teaches nothing
 under GRPO and is counted, not kept (DAPO's dynamic sampling, arXiv 2503.14476).
@@ -39,7 +40,8 @@ class BufferCounts:
 
 
 class GroupBuffer:
-    """Groups by age. ``capacity`` is back-pressure, not loss: `has_room_behind` says when to take more."""
+    """Groups by age. ``capacity`` is back-pressure, not loss: `has_room_behind` says when to
+    take more."""
 
     def __init__(self, capacity: int, staleness: int) -> None:
         self._capacity = capacity
@@ -51,7 +53,8 @@ class GroupBuffer:
         return len(self._groups)
 
     def has_room_behind(self, coming: int) -> bool:
-        """Whether another submission may come in behind the ``coming`` groups that are being taken in."""
+        """Whether another submission may come in behind the ``coming`` groups that are being
+        taken in."""
         return len(self._groups) + coming < self._capacity
 
     @property
@@ -74,7 +77,8 @@ class GroupBuffer:
         self._groups = fresh
 
     def take(self, count: int, step: int) -> list[BufferedGroup] | None:
-        """The ``count`` oldest groups, for the step that follows ``step``; None while there are fewer."""
+        """The ``count`` oldest groups, for the step that follows ``step``; None while there are
+        fewer."""
         self.drop_stale(step)
         if len(self._groups) < count:
             return None

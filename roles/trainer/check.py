@@ -48,7 +48,8 @@ class DeliveryCheck:
         return bool(self._standing.why_not)
 
     def turn_down(self, peer: PeerId, reason: str) -> tuple[Receipt, str]:
-        """What a peer is told that is not the judge. An edition that says it is may be on its way here."""
+        """What a peer is told that is not the judge. An edition that says it is may be on its
+        way here."""
         if self.is_at_rest:
             return Receipt.LATER, "the trainer rests"
         if self._node.book.hint(peer):
@@ -56,7 +57,8 @@ class DeliveryCheck:
         return Receipt.UNWANTED, reason
 
     def why_unwanted(self, peer: PeerId, verdict: SignedVerdict) -> str:
-        """Why a delivery of ``peer`` is no use, however much room there is; empty if it may be."""
+        """Why a delivery of ``peer`` is no use, however much room there is; empty if it may
+        be."""
         commitment = verdict.commitment
         if verdict.validator != peer:
             return "a verdict comes from the validator that signed it"
@@ -70,8 +72,8 @@ class DeliveryCheck:
     async def groups(self, verdict: SignedVerdict, submission: Submission) -> list[BufferedGroup]:
         """The groups of an accepted submission, with rewards computed here.
 
-        Raises `RemoteProtocolError` if they are not what this run learns from: a validator's own fault; and
-        `EnvironmentFailed`, which is neither's.
+        Raises `RemoteProtocolError` if they are not what this run learns from: a validator's
+        own fault; and `EnvironmentFailed`, which is neither's.
         """
         commitment = verdict.commitment
         groups = await decode_off_loop(

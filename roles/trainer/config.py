@@ -18,7 +18,8 @@ class TrainerConfig:
     """Niceness of the engine's process."""
 
     pool_steps: float = 1.5
-    """Optimiser steps' worth of groups that may wait: more grows stale, less leaves the engine idle."""
+    """Optimiser steps' worth of groups that may wait: more grows stale, less leaves the engine
+    idle."""
 
     evaluate_every: int = 10
     """Steps between evaluations on the held-out tasks (0: only at the start and the end)."""

@@ -1,6 +1,7 @@
 """How the learning goes, for people: rewards on the held-out tasks, by step, kept on disk.
 
-None of it decides anything: a disk that refuses the file, or an evaluation that fails, stops no learning.
+None of it decides anything: a disk that refuses the file, or an evaluation that fails, stops no
+learning.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ class LearningCurve:
         learnt.staleness_max = max(learnt.staleness_max, staleness_max)
 
     async def evaluate(self, engine: Engine, step: int) -> None:
-        """Look at the held-out tasks, if it is time for it: at the start, now and then, at the end."""
+        """Look at the held-out tasks, if it is time for it: at the start, now and then, at the
+        end."""
         learnt, every = self.learnt, self._every
         known = bool(learnt.curve) and learnt.curve[-1][0] == step
         if known or (0 < step < self._steps and (every == 0 or step % every)):

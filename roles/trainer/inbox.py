@@ -1,11 +1,13 @@
-"""What the trainer has received and not yet learnt from, on disk; and which groups of it were learnt from.
+"""What the trainer has received and not yet learnt from, on disk; and which groups of it were
+learnt from.
 
 Theory of operation
 -------------------
-A delivery is a file before it is answered, and stays until no group of it can be used. Groups of one
-delivery may be used in different steps, so a second file says which group went into which step. It is
-written *before* the checkpoint of that step: after a crash, what it says of later steps than the checkpoint's
-never happened, and everything else is neither lost nor learnt from twice.
+A delivery is a file before it is answered, and stays until no group of it can be used. Groups
+of one delivery may be used in different steps, so a second file says which group went into
+which step. It is written *before* the checkpoint of that step: after a crash, what it says of
+later steps than the checkpoint's never happened, and everything else is neither lost nor learnt
+from twice.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ class Inbox:
         await keep(self._world.disk, self._path(_USED), rows)
 
     async def restore(self, step: int) -> AsyncIterator[tuple[SignedVerdict, Submission, frozenset[int]]]:
-        """What an earlier life left, each with the groups that went into ``step`` or an earlier one."""
+        """What an earlier life left, each with the groups that went into ``step`` or an earlier
+        one."""
         disk = self._world.disk
         names = [name for name in await disk.list(self._folder) if name != _USED]
         is_known = await self._recall_used(step, bool(names))
@@ -69,7 +72,8 @@ class Inbox:
                 yield *delivery, frozenset(number for source, number in self._used if source == content)
 
     async def _recall_used(self, step: int, has_deliveries: bool) -> bool:
-        """Read which groups were learnt from by ``step``; False if that is lost: any may have been."""
+        """Read which groups were learnt from by ``step``; False if that is lost: any may have
+        been."""
         try:
             rows = await recall(self._world.disk, self._path(_USED))
         except DamagedFile as error:
@@ -85,7 +89,8 @@ class Inbox:
         return not reason
 
     async def forget_all_but(self, needed: dict[bytes, None]) -> None:
-        """Remove the deliveries of which no group can be used any more. Raises `StorageError`."""
+        """Remove the deliveries of which no group can be used any more. Raises
+        `StorageError`."""
         for content in [content for content in self._files if content not in needed]:
             await dawdle(self._world, "intake/slow removal")
             await self._world.disk.remove(self._path(content.hex()))

@@ -56,7 +56,8 @@ logger = logging.getLogger(__name__)
 DELIVERY_SECONDS: Final = 90.0
 """How long a delivery may take to arrive: the largest at 1 Mbit/s, and some."""
 RECEIPT_KIND: Final = "receipt"
-"""Kind of our ledger entries; the body is the content digest of the submission that was taken."""
+"""Kind of our ledger entries; the body is the content digest of the submission that was
+taken."""
 PLACE_TAKEN: Final = "another submission was taken for this place in the draw order"
 
 DrawPlace = tuple[PeerId, PolicyVersion, int]
@@ -91,7 +92,8 @@ class Intake:
         self._arrived = trio.Event()
         self._consumed = trio.Event()
         self._taken: dict[bytes, None] = {}
-        """Content digests of all submissions taken so far (their receipts are in the ledger)."""
+        """Content digests of all submissions taken so far (their receipts are in the
+        ledger)."""
         self._taking: dict[bytes, None] = {}
         """Those that are being written to disk now."""
         self._filled: dict[DrawPlace, None] = {}
@@ -129,7 +131,8 @@ class Intake:
             self._put([group for group in groups if group.number not in used])
 
     async def wait_groups(self, count: int) -> list[BufferedGroup]:
-        """The ``count`` oldest groups that are fresh enough for the next step, once there are so many."""
+        """The ``count`` oldest groups that are fresh enough for the next step, once there are
+        so many."""
         while (groups := self.buffer.take(count, self._step)) is None:
             self._make_room()
             self._arrived = trio.Event()
@@ -138,7 +141,8 @@ class Intake:
         return groups
 
     async def mark_used(self, groups: list[BufferedGroup], step: int) -> None:
-        """The engine has learnt from ``groups`` and is at ``step`` now: on disk when this returns."""
+        """The engine has learnt from ``groups`` and is at ``step`` now: on disk when this
+        returns."""
         self._step = step
         await self._durable.insist(partial(self._inbox.mark_used, groups, step))
 
@@ -159,7 +163,8 @@ class Intake:
     # What validators call.
 
     async def serve(self, stream: Stream) -> None:
-        """A `StreamHandler`: answer the deliveries of a validator. Of other peers not a byte is read."""
+        """A `StreamHandler`: answer the deliveries of a validator. Of other peers not a byte is
+        read."""
         if not self._node.may(stream.peer, Capability.VALIDATE):
             reason = f"{stream.peer} is no validator of this run"
             await send_frame(stream, encode_receipt(*self._check.turn_down(stream.peer, reason)))

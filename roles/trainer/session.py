@@ -1,4 +1,5 @@
-"""A trainer at work: collect accepted rollouts, learn, publish. Asynchronous GRPO, as INTELLECT-2 ran it.
+"""A trainer at work: collect accepted rollouts, learn, publish. Asynchronous GRPO, as
+INTELLECT-2 ran it.
 
 Theory of operation
 -------------------
@@ -34,9 +35,11 @@ logger = logging.getLogger(__name__)
 
 CHECKPOINT: Final = "trainer/checkpoint"
 WEIGHTS: Final = "trainer/weights"
-"""Folder of one safetensors file per version: SHARDCAST serves from it and wants it unchanged."""
+"""Folder of one safetensors file per version: SHARDCAST serves from it and wants it
+unchanged."""
 KEPT_WEIGHTS: Final = 8
-"""Versions whose files are kept: more than SHARDCAST keeps, and than may be pinned at a time."""
+"""Versions whose files are kept: more than SHARDCAST keeps, and than may be pinned at a
+time."""
 
 
 class TrainerSession:
@@ -89,7 +92,8 @@ class TrainerSession:
                 await trio.sleep_forever()
 
     async def _resume(self) -> int:
-        """Continue where the checkpoint is, or warm up; publish what it holds. Returns the step."""
+        """Continue where the checkpoint is, or warm up; publish what it holds. Returns the
+        step."""
         await self.intake.recall_receipts()
         step = await self.open_learner()
         await self.curve.restore(step)
@@ -101,7 +105,8 @@ class TrainerSession:
         return step
 
     async def open_learner(self) -> int:
-        """Continue from the newest sound checkpoint, or from the published policy if that is newer."""
+        """Continue from the newest sound checkpoint, or from the published policy if that is
+        newer."""
         published = self.node.shardcast.newest
         try:
             step = await self.engine.open(CHECKPOINT)
@@ -111,8 +116,9 @@ class TrainerSession:
             logger.warning("trainer_checkpoint_damaged %s", error)
             step = int(NO_POLICY)
         if step > published + 1:
-            # A manifest names the one before it. Published without that, this version would be another than
-            # the one that is out, and the trainer convicted of equivocation: the run would be over.
+            # A manifest names the one before it. Published without that, this version would be
+            # another than the one that is out, and the trainer convicted of equivocation: the
+            # run would be over.
             raise StorageError(
                 f"the checkpoint is of step {step}, but policies {published + 1} to {step - 1} are gone from "
                 "store/: restore that folder from a copy, or begin a new run with a new --data"
@@ -128,7 +134,8 @@ class TrainerSession:
         return step
 
     async def publish(self, step: int) -> None:
-        """Make the weights of ``step`` the newest policy, and remove those that are no longer needed."""
+        """Make the weights of ``step`` the newest policy, and remove those that are no longer
+        needed."""
         node, version = self.node, PolicyVersion(step)
         if node.shardcast.newest < version:
             await self._durable.insist(partial(node.shardcast.publish, version, _weights(step)))

@@ -1,6 +1,7 @@
 """The validator: replays submissions, signs verdicts, delivers accepted work to the trainer.
 
-Read `session` first: a submission's way from its stream to its verdict. On that way lie, in this order:
+Read `session` first: a submission's way from its stream to its verdict. On that way lie, in
+this order:
 
 * `reception` reads its head, then its content; `limits` bounds how many at a time;
 * `verdicts` finds the verdict again of a place that was judged before;

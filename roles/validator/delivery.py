@@ -1,4 +1,5 @@
-"""From validator to trainer: accepted submissions, on disk until the trainer says that it has them."""
+"""From validator to trainer: accepted submissions, on disk until the trainer says that it has
+them."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ WAITING: Final = 4
 
 
 class Deliveries:
-    """Deliveries under way. Bounded: `has_room` holds the validator while the trainer is full."""
+    """Deliveries under way. Bounded: `has_room` holds the validator while the trainer is
+    full."""
 
     def __init__(self, node: Node, folder: str, nursery: trio.Nursery, on_room: Callable[[], None]) -> None:
         """``on_room`` is called when another delivery may begin."""
@@ -62,7 +64,8 @@ class Deliveries:
         return self._under_way < WAITING + beyond
 
     async def keep(self, verdict: SignedVerdict, submission: Submission) -> None:
-        """Put a delivery on disk, before its verdict is known to anybody. Raises `StorageError`."""
+        """Put a delivery on disk, before its verdict is known to anybody. Raises
+        `StorageError`."""
         await self._node.world.disk.replace(self._path(verdict), encode_delivery(verdict, submission))
 
     def expect(self) -> None:

@@ -1,7 +1,9 @@
-"""Judging one submission: its policy and tasks, its shapes, the model's replay, and the signed verdict.
+"""Judging one submission: its policy and tasks, its shapes, the model's replay, and the signed
+verdict.
 
-Cheap checks come first, and the first violation decides: a submission with wrong groups costs no replay. The
-rewards of accepted work are recomputed here; a worker's own figures are never looked at.
+Cheap checks come first, and the first violation decides: a submission with wrong groups costs
+no replay. The rewards of accepted work are recomputed here; a worker's own figures are never
+looked at.
 """
 
 from __future__ import annotations
@@ -59,11 +61,13 @@ class Replayer:
         return max_submission(recipe.submission, recipe.group_size, recipe.max_new_tokens)
 
     def too_long(self, length: int) -> tuple[Verdict, str]:
-        """What is said of a submission of ``length`` bytes, of which only the beginning was read.
+        """What is said of a submission of ``length`` bytes, of which only the beginning was
+        read.
 
-        Its place is taken either way: a gap would lock the worker out. Where the recipe allows no
-        submission this long, it is no honest worker's. Where only our own limit is lower than what the
-        recipe allows, the run's owner is to blame, who must lower ``submission`` in the recipe.
+        Its place is taken either way: a gap would lock the worker out. Where the recipe allows
+        no submission this long, it is no honest worker's. Where only our own limit is lower
+        than what the recipe allows, the run's owner is to blame, who must lower ``submission``
+        in the recipe.
         """
         reason = f"{TOO_LONG}: {length} bytes, over the limit of {self.max_submission}"
         is_recipes = self.max_submission < MAX_SUBMISSION

@@ -12,15 +12,16 @@ asks again. Accepted submissions stay on disk until the trainer has taken them;
 `roles.validator.delivery` lets a few wait for it, and when they do, judging stops, but for
 nodes whose work was rejected of late: back-pressure, not loss.
 
-`INCONCLUSIVE` means nobody's fault (the policy is not here or too old to matter, our engine failed): no
-ledger entry. It is as final as the others, though: the place in the draw order is taken, or the worker's
-next ones would be ahead of a place that never comes, and whoever asks again is told the same. After a restart
-nothing tells such a place from one whose submission is on its way: it may be filled, and is no gap. A
-*refusal* is no verdict at all: the worker keeps the submission and asks again.
+`INCONCLUSIVE` blames no worker (the policy is not here or too old to matter, our engine
+failed): no ledger entry. It is as final as the others, though: the place in the draw order is
+taken, or the worker's next ones would be ahead of a place that never comes, and a worker that
+asks again is told the same. After a restart nothing tells such a place from one whose
+submission is on its way: it may be filled, and is no gap. A *refusal* is no verdict at all: the
+worker keeps the submission and asks again.
 
-An environment is foreign code: what it raises makes its submission `INCONCLUSIVE`, and the operator hears of
-it once. A submission that is too long gets a verdict by its head: a refusal would leave a gap, and the worker
-would ask again for ever.
+An environment is foreign code: what it raises makes its submission `INCONCLUSIVE`, and the
+operator hears of it once. A submission that is too long gets a verdict by its head: a refusal
+would leave a gap, and the worker would ask again for ever.
 
 What a peer can make this node hold is bounded: streams, seats, the queue, verdicts on work out
 of place, and what is counted about nodes and reasons. One validator judges all work of a node
@@ -130,7 +131,8 @@ class ValidatorSession:
         """Submissions that wait for their policy."""
         self._failures = Failures()
         self._succeeds_until = -math.inf
-        """Until when nodes may come whose earlier places, under the same policy, another validator judged."""
+        """Until when nodes may come whose earlier places, under the same policy, another
+        validator judged."""
 
     @property
     def loaded(self) -> PolicyVersion:
@@ -176,8 +178,9 @@ class ValidatorSession:
                     await self._judge_next(deliveries, nursery)
 
     async def _watch_succession(self) -> None:
-        """Be lenient to work that comes from another validator's hands: after each edition that names others
-        than the one before, and, as this cannot be known, at the start under a later edition than the first.
+        """Be lenient to work that comes from another validator's hands: after each edition that
+        names others than the one before, and, as this cannot be known, at the start under a
+        later edition than the first.
         """
         run = self.run
         if run.epoch > 1:
@@ -340,7 +343,8 @@ class ValidatorSession:
         return None
 
     async def _wait_policy(self, commitment: Commitment) -> None:
-        """Return when the policy is here, or will not be waited for any longer; nothing is read meanwhile."""
+        """Return when the policy is here, or will not be waited for any longer; nothing is read
+        meanwhile."""
         if self.node.shardcast.newest >= commitment.version:
             return
         author, now = commitment.node, self._world.now()
@@ -357,7 +361,8 @@ class ValidatorSession:
         return self._refuse("at rest", self._standing.why_not or "not judged yet", retry=True)
 
     def _refuse(self, kind: str, sentence: str = "", *, retry: bool = False) -> Refusal:
-        """A refusal, counted by its kind: sentences name peers and runs, of which there is no end."""
+        """A refusal, counted by its kind: sentences name peers and runs, of which there is no
+        end."""
         self._stats.refuse(kind)
         logger.info("refused: %s", sentence or kind)
         return Refusal(sentence or kind, retry)
@@ -384,7 +389,8 @@ class ValidatorSession:
     # The scorer: one submission at a time, in the queue's order.
 
     async def _judge_next(self, deliveries: Deliveries, nursery: trio.Nursery) -> None:
-        """Take the submission whose turn it is through the scorer, the ledger, and towards the trainer."""
+        """Take the submission whose turn it is through the scorer, the ledger, and towards the
+        trainer."""
         world = self._world
         await self._recording.acquire()
         await self._standing.wait()
@@ -427,7 +433,8 @@ class ValidatorSession:
             timer.cancel()
 
     def _may_judge(self, deliveries: Deliveries) -> bool:
-        """Whether anything may be judged now: while the trainer takes nothing, what is likely to be rejected.
+        """Whether anything may be judged now: while the trainer takes nothing, what is likely
+        to be rejected.
 
         Should that be accepted after all, one more delivery waits than `Deliveries` means to.
         """
@@ -440,7 +447,8 @@ class ValidatorSession:
         self._work.set()
 
     async def _decide(self, job: Job) -> SignedVerdict:
-        """The verdict on the submission whose turn it is; its place is taken, whatever it says."""
+        """The verdict on the submission whose turn it is; its place is taken, whatever it
+        says."""
         commitment = job.submission.commitment
         if self._is_stale(commitment.version):
             return self._give_up(commitment, STALE)
@@ -473,7 +481,8 @@ class ValidatorSession:
                 self._failures.tell(error, "submissions on which it fails are judged inconclusive")
                 return self._give_up(commitment, ENVIRONMENT_FAILED)
             except (EngineError, StorageError) as error:
-                # Foreign tokens went in; that they have the right shape is no promise that no sum overflows.
+                # Foreign tokens went in; that they have the right shape is no promise that no
+                # sum overflows.
                 author, version, index = commitment.node.short, commitment.version, commitment.index
                 logger.error("engine_failed %s v%d/%d: %s", author, version, index, error)
                 return self._give_up(commitment, ENGINE_FAILED)
@@ -486,7 +495,8 @@ class ValidatorSession:
         return self._misplaced(commitment) or await self._replayer.judge(submission, weights)
 
     def _misplaced(self, commitment: Commitment) -> SignedVerdict | None:
-        """The verdict on a submission that fills a place twice, or leaves places out; None if it does not."""
+        """The verdict on a submission that fills a place twice, or leaves places out; None if
+        it does not."""
         state = self._sequences.judge(commitment.node, commitment.version, commitment.index)
         if state is PlaceState.FRESH:
             return None
@@ -497,7 +507,8 @@ class ValidatorSession:
         """Make a verdict durable, then known, then send what it accepts on its way."""
         commitment, durable = job.submission.commitment, self._durable
         if verdict.verdict is Verdict.ACCEPTED:
-            # Before the ledger: a worker that finds the verdict there must find the submission, too.
+            # Before the ledger: a worker that finds the verdict there must find the submission,
+            # too.
             await durable.insist(partial(deliveries.keep, verdict, job.submission))
         await dawdle(self._world, "validator/slow record")
         entry = await durable.insist(partial(self._ledger.append, VERDICT_KIND, verdict.to_bytes()))

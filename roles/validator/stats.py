@@ -15,11 +15,12 @@ from roles.protocol.messages import SignedVerdict
 from roles.shared.reasons import because, tally
 
 MAX_NODES: Final = 10_000
-"""Nodes with a record of their own, as many peers as a host remembers: identities are cheap to mint. The one
-judged longest ago goes first; its verdicts stay in the ledger and in the totals."""
+"""Nodes with a record of their own, as many peers as a host remembers: identities are cheap to
+mint. The one judged longest ago goes first; its verdicts stay in the ledger and in the
+totals."""
 MAX_WORKERS: Final = 64
-"""Nodes whose connections are kept for their work: more than one scorer can serve, and a sixteenth of all
-connections."""
+"""Nodes whose connections are kept for their work: more than one scorer can serve, and a
+sixteenth of all connections."""
 
 
 @dataclass(slots=True)
@@ -97,7 +98,8 @@ class ValidatorStats:
         self.refused: dict[str, int] = {}
         """Submissions refused, by the kind of refusal."""
         self.left_out = 0
-        """Places in draw orders that were never filled, under policies that are stale by now."""
+        """Places in draw orders that were never filled, under policies that are stale by
+        now."""
 
     def refuse(self, kind: str) -> None:
         """A worker was told to ask again, or that it may not ask."""

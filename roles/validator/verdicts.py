@@ -1,4 +1,5 @@
-"""Which verdict a place in the draw order has, or is about to get: a worker that asks again is told the same.
+"""Which verdict a place in the draw order has, or is about to get: a worker that asks again is
+told the same.
 
 A place is under way (a `Job` in the queue or at the scorer), judged (its verdict is an entry of
 the ledger), or given up (`INCONCLUSIVE`, which leaves no entry and is remembered here alone).
@@ -22,7 +23,8 @@ class Job:
 
     submission: Submission
     length: int
-    """Bytes of the message it came in; of one that is too long nothing but the head was read."""
+    """Bytes of the message it came in; of one that is too long nothing but the head was
+    read."""
     done: trio.Event = field(default_factory=trio.Event)
     verdict: SignedVerdict | None = None
     """None once it is ``done``: there is none yet, and the worker is to ask again."""
@@ -34,7 +36,8 @@ class Job:
 
 
 class VerdictIndex:
-    """Where the verdict on a place is, by the whole of its commitment: no two nodes or places share one."""
+    """Where the verdict on a place is, by the whole of its commitment: no two nodes or places
+    share one."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, Job | int] = {}
@@ -42,15 +45,16 @@ class VerdictIndex:
         self._recorded: deque[tuple[PolicyVersion, bytes]] = deque()
         """What of ``_known`` has a ledger entry, oldest first."""
         self._given_up: dict[bytes, SignedVerdict] = {}
-        """The last `INCONCLUSIVE` verdicts: places that are taken, and a worker that asks again must be told
-        the same. Not that a policy is stale: it stays so, and 1,024 claims of old work would displace the
-        others, whose authors would then be rejected for a replay."""
+        """The last `INCONCLUSIVE` verdicts: places that are taken, and a worker that asks again
+        must be told the same. Not that a policy is stale: it stays so, and 1,024 claims of old
+        work would displace the others, whose authors would then be rejected for a replay."""
 
     def __len__(self) -> int:
         return len(self._known)
 
     def find(self, commitment: Commitment) -> Job | int | SignedVerdict | None:
-        """The job, the ledger entry's number, or the verdict; None if this place was not asked about."""
+        """The job, the ledger entry's number, or the verdict; None if this place was not asked
+        about."""
         key = _key(commitment)
         return self._given_up.get(key) or self._known.get(key)
 
