@@ -1,5 +1,7 @@
-"""The figures of a whole swarm, from what its nodes say of themselves, for the demo and for
-simulations."""
+"""The figures of a whole swarm, from what its nodes say of themselves.
+
+For the demo and for simulations.
+"""
 
 from __future__ import annotations
 

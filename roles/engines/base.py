@@ -1,5 +1,6 @@
-"""What an engine is to a role: prompts and seeds in, tokens, proofs, evidence and new weights
-out.
+"""What an engine is to a role.
+
+Prompts and seeds in; tokens, proofs, evidence and new weights out.
 
 An engine runs in a worker process of its own (`roles.engines.client`); these types are what
 crosses the border. Groups are the unit everywhere: one task, drawn from (run, policy, node,

@@ -1,5 +1,7 @@
-"""The configuration of an engine: model shape, recipe, environment, and the machine it runs
-on."""
+"""The configuration of an engine.
+
+Model shape, recipe, environment, and the machine it runs on.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What an environment is: a source of tasks and a checker of answers, versioned by the hash of
-its files.
+"""What an environment is: a source of tasks and a checker of answers.
+
+It is versioned by the hash of its files.
 
 Tasks are functions of a seed that no node chooses (run, policy, node and group are hashed into
 it), so a worker cannot pick easy ones and a validator can recompute them. Nothing here imports

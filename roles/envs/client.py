@@ -1,5 +1,6 @@
-"""An environment as a role sees it: ``async with open_environment_of(world, run, machine) as
-environment``.
+"""An environment as a role sees it.
+
+``async with open_environment_of(world, run, machine) as environment``.
 
 Theory of operation
 -------------------

@@ -1,5 +1,6 @@
-"""Digests of installed code, taken without importing it: what a run pins is compared before it
-can run.
+"""Digests of installed code, taken without importing it.
+
+What a run pins is compared before it can run.
 
 The one file of the roles that looks at this machine's Python installation.
 """

@@ -1,5 +1,6 @@
-"""What a process may spend on a call of an environment: time and memory. For worker processes
-only.
+"""What a process may spend on a call of an environment: time and memory.
+
+For worker processes only.
 
 Signals do it, because nothing else stops code that does not return: a thread cannot be ended,
 and an exception can be caught by the very loop that hangs.

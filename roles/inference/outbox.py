@@ -1,5 +1,4 @@
-"""Submissions that no validator has receipted yet: on disk from before they are sent until they
-are.
+"""Submissions without a verdict, on disk from before they are sent until they have one.
 
 A node that is killed sends them again after its restart, and goes on where it was in the draw
 order. A submission whose file has changed is not sent: no validator could check its signature.

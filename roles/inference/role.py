@@ -1,5 +1,7 @@
-"""The inference role as a node opens it: configuration and health. Its work is an
-`InferenceSession`."""
+"""The inference role as a node opens it: configuration and health.
+
+Its work is an `InferenceSession`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""An inference node at work: draw derived tasks under the newest policy, prove, submit, wait
-for the verdict.
+"""An inference node at work: draw, prove, submit, wait for the verdict.
 
 Theory of operation
 -------------------

@@ -1,2 +1,1 @@
-"""The learning recipe: its numbers, losses and advantages, and the gate that says whether a run
-learned."""
+"""The learning recipe: numbers, losses, advantages, and the gate that a run must pass."""

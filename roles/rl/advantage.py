@@ -1,5 +1,7 @@
-"""Group-relative advantages, and which groups teach anything. The trainer computes them, never
-the worker."""
+"""Group-relative advantages, and which groups teach anything.
+
+The trainer computes them, never the worker.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The learning gate: whether held-out reward rose by more than luck gives, from a start that
-left room.
+"""The learning gate: whether held-out reward rose by more than luck gives.
 
 The demo, the recipe in one process and the bench of controls ask the same question, and get the
 answer here.

@@ -1,5 +1,4 @@
-"""``shoal run create DRAFT --key FILE --out FILE`` signs a run; ``shoal run show FILE`` looks
-into one."""
+"""``shoal run create DRAFT --key FILE --out FILE`` signs a run; ``shoal run show FILE`` looks into one."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""What the owner of a run writes: a TOML draft, with everything left out that has a good
-default."""
+"""What the owner of a run writes: a TOML draft.
+
+Everything that has a good default may be left out.
+"""
 
 from __future__ import annotations
 

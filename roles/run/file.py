@@ -1,5 +1,6 @@
-"""The run file: what is trained, how, by whose word. One signed document that every node of a
-run holds.
+"""The run file: what is trained, how, by whose word.
+
+One signed document that every node of a run holds.
 
 The owner writes a draft (TOML), signs it with a key that stays offline (``python -m roles.run
 create``) and hands the document to the first node. Every other node gets it from a peer, checks

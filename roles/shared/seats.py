@@ -1,5 +1,6 @@
-"""How many streams a service reads at a time: of one peer, of one network, of strangers, and of
-all together.
+"""How many streams a service reads at a time.
+
+Of one peer, of one network, of strangers, and of all together.
 
 Theory of operation
 -------------------

@@ -1,5 +1,4 @@
-"""Whether a role may work: what the newest edition of the run file says of its node, while it
-runs.
+"""Whether a role may work now, by the newest edition of the run file.
 
 Theory of operation
 -------------------

@@ -1,5 +1,6 @@
-"""Accepted groups that wait for the trainer: fresh enough, with something to learn, and not too
-many.
+"""Accepted groups that wait for the trainer's next step.
+
+They are fresh enough, have something to learn, and are not too many.
 
 Sans I/O: `roles.trainer.session` owns one. A group whose rewards are all equal teaches nothing
 under GRPO and is counted, not kept (DAPO's dynamic sampling, arXiv 2503.14476).

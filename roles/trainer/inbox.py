@@ -1,5 +1,4 @@
-"""What the trainer has received and not yet learnt from, on disk; and which groups of it were
-learnt from.
+"""Deliveries on the trainer's disk, and which of their groups were learnt from.
 
 Theory of operation
 -------------------

@@ -1,4 +1,7 @@
-"""The trainer as a node opens it: configuration and health. Its work is a `TrainerSession`."""
+"""The trainer as a node opens it: configuration and health.
+
+Its work is a `TrainerSession`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""A trainer at work: collect accepted rollouts, learn, publish. Asynchronous GRPO, as
-INTELLECT-2 ran it.
+"""A trainer at work: collect accepted rollouts, learn, publish.
+
+Asynchronous GRPO, as INTELLECT-2 ran it.
 
 Theory of operation
 -------------------

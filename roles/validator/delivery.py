@@ -1,5 +1,4 @@
-"""From validator to trainer: accepted submissions, on disk until the trainer says that it has
-them."""
+"""Accepted submissions on their way to the trainer, on disk until it has them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Reading a submission in two parts: the head, which is small and signed, and the content,
-which is neither.
+"""Reading a submission in two parts: the head, then the content.
+
+The head is small and signed, the content is neither.
 
 The head says whose work it is, what place it has and how long it is, so everything that can be
 known without the content is known before memory is lent for it. Both parts are one frame on the

@@ -1,5 +1,4 @@
-"""Judging one submission: its policy and tasks, its shapes, the model's replay, and the signed
-verdict.
+"""Judging one submission: tasks, shapes, the model's replay, and the signed verdict.
 
 Cheap checks come first, and the first violation decides: a submission with wrong groups costs
 no replay. The rewards of accepted work are recomputed here; a worker's own figures are never

@@ -1,5 +1,7 @@
-"""The validator as a node opens it: configuration and health. Its work is a
-`ValidatorSession`."""
+"""The validator as a node opens it: configuration and health.
+
+Its work is a `ValidatorSession`.
+"""
 
 from __future__ import annotations
 

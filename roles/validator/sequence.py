@@ -1,5 +1,4 @@
-"""Which submissions of whom have been seen: each place in the draw order once, in order, none
-left out.
+"""Which places in the draw order each node has filled: once each, in order, none left out.
 
 A worker that may skip places sells best of n; one that may fill a place twice sells replays.
 Submissions of one node travel at the same time, so a few may overtake each other; further ahead

@@ -1,5 +1,4 @@
-"""Which verdict a place in the draw order has, or is about to get: a worker that asks again is
-told the same.
+"""The verdict of each place: a worker that asks again is told the same.
 
 A place is under way (a `Job` in the queue or at the scorer), judged (its verdict is an entry of
 the ledger), or given up (`INCONCLUSIVE`, which leaves no entry and is remembered here alone).
