@@ -369,7 +369,7 @@ class ValidatorSession:
 
     def _give_up(self, commitment: Commitment, reason: str) -> SignedVerdict:
         """A verdict that blames no worker."""
-        self._world.sometimes("validator/blames nobody", True)
+        self._world.sometimes("validator/blames no worker", True)
         self._stats.give_up(reason)
         verdict = self._replayer.sign(commitment, Verdict.INCONCLUSIVE, reason)
         if reason != STALE:
