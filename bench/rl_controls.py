@@ -2,7 +2,7 @@
 
 ``python -m bench rl-controls [--json FILE] [--seeds 0 1 2] [--steps 60]``
 
-Every subject starts from the same warm-up. The recipe must pass the learning gate of `roles.demo.alone`; the
+Every subject starts from the same warm-up. The recipe must pass the learning gate (`roles.rl.gate`); the
 controls must not: advantages permuted over the completions of each step (the same budget, the same
 statistics, no information), and the warm-up's policy at the best of eight temperatures (no learning,
 but what sharper or flatter sampling gives). About 100 CPU seconds per seed.
@@ -19,9 +19,10 @@ from typing import Final
 from rich.console import Console
 
 from bench.report import Report
-from roles.demo.alone import Alone, Course, Gate, Progressed, progress_bar, run as run_alone
+from roles.demo.alone import Alone, Course, Progressed, progress_bar, run as run_alone
 from roles.engines.base import Evaluation
 from roles.engines.config import EngineConfig
+from roles.rl.gate import LearningGate
 from roles.rl.recipe import Recipe
 
 TEMPERATURES: Final = (0.0, 0.1, 0.25, 0.5, 0.7, 0.85, 1.0, 1.25)
@@ -35,7 +36,7 @@ TEMPERATURE: Final = "best temperature"
 class Result:
     seed: int
     subject: str
-    gate: Gate
+    gate: LearningGate
     course: Course | None = None
 
     @property
@@ -74,7 +75,7 @@ def measure(seed: int, steps: int) -> list[Result]:
     return results
 
 
-def best_temperature(config: EngineConfig, progressed: Progressed) -> Gate:
+def best_temperature(config: EngineConfig, progressed: Progressed) -> LearningGate:
     """The warm-up's policy, before and after choosing the temperature that suits it best."""
     alone = Alone(config)
     alone.warm_up()
@@ -82,7 +83,7 @@ def best_temperature(config: EngineConfig, progressed: Progressed) -> Gate:
     for count, temperature in enumerate(TEMPERATURES, 1):
         best = max(best, alone.learner.reward_at(temperature))
         progressed(count, None)
-    return Gate(alone.course.evaluations[0], Evaluation(best, best))
+    return LearningGate(alone.course.evaluations[0], Evaluation(best, best))
 
 
 def report(results: list[Result]) -> Report:

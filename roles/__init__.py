@@ -1,1 +1,12 @@
-"""Jobs of a node: trainer, inference, validator, and what they need: engines, environments, recipe, run."""
+"""Jobs of a node, and what they need.
+
+A submission's way through the folders: `roles.inference` draws and submits it,
+`roles.validator` replays it and signs a verdict, `roles.trainer` learns from it and publishes
+the next policy. Each of the three has a `role` (what a node opens: configuration and health), a
+`session` (its work for one run; read this first), and beside them what the session owns.
+
+`roles.protocol` is what they say to each other, `roles.shared` what each of them uses.
+`roles.run` is the signed run file, `roles.rl` the learning recipe. `roles.engines` samples,
+scores and trains, in a worker process; `roles.envs` has the tasks and checks the answers.
+`roles.demo` is a whole swarm on one machine.
+"""

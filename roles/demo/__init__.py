@@ -1,8 +1,9 @@
 """A whole swarm on one machine, for show: ``shoal demo``, ``python -m roles.demo``.
 
-`command` reads the command line and judges the outcome. `processes` starts a node of each role and hears what
-they say of themselves; `status` sums that up; `view` draws it. `cheats` are the nodes that must be caught.
-`alone` is the same learning in one process, without nodes: ``python -m roles.demo.alone``.
+`command` reads the command line and judges the outcome. `processes` starts a node of each role
+and hears what they say of themselves; `status` sums that up; `view` draws it. `cheats` are the
+nodes that must be caught. `alone` is the same learning in one process, without nodes: ``python
+-m roles.demo.alone``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Play the demo; see `roles.demo.command.main`. What it needs is imported now, and not by simulations."""
+    """Play the demo; see `roles.demo.command.main`. What it needs is imported now, and not by
+    simulations."""
     from roles.demo import command
 
     return command.main(arguments)

@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Final
 
 import torch
 from rich.console import Console
@@ -32,42 +31,11 @@ from roles.engines.tiny.learner import TinyLearner
 from roles.engines.tiny.model import TinyModel
 from roles.envs.base import open_environment
 from roles.rl.advantage import group_advantages, has_spread
+from roles.rl.gate import LearningGate
 from roles.rl.recipe import Recipe
-
-START_BELOW: Final = 0.55
-"""Greedy reward above which a warm-up has left too little to learn."""
-RISE: Final = 0.35
-"""Least gain in greedy and in sampled reward. The smallest measured is above; controls show
-none."""
 
 Advantages = list[list[float]]
 Progressed = Callable[[int, Evaluation | None], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Gate:
-    """Whether a run has learned."""
-
-    start: Evaluation
-    end: Evaluation
-
-    @property
-    def passed(self) -> bool:
-        """Both rises at least `RISE`, from a start below `START_BELOW`."""
-        return self.start.greedy < START_BELOW and min(self.rises) >= RISE
-
-    @property
-    def rises(self) -> tuple[float, float]:
-        """Of greedy and of sampled reward."""
-        return self.end.greedy - self.start.greedy, self.end.sampled - self.start.sampled
-
-    def __str__(self) -> str:
-        start, end, (greedy, sampled) = self.start, self.end, self.rises
-        return (
-            f"{'learned' if self.passed else 'did not learn'}:"
-            f" greedy {start.greedy:.3f} to {end.greedy:.3f} ({greedy:+.3f}),"
-            f" sampled {start.sampled:.3f} to {end.sampled:.3f} ({sampled:+.3f})"
-        )
 
 
 @dataclass(slots=True)
@@ -83,9 +51,9 @@ class Course:
     tasks: int = 0
 
     @property
-    def gate(self) -> Gate:
+    def gate(self) -> LearningGate:
         """First evaluation against last."""
-        return Gate(self.evaluations[min(self.evaluations)], self.evaluations[max(self.evaluations)])
+        return LearningGate(self.evaluations[min(self.evaluations)], self.evaluations[max(self.evaluations)])
 
     def summary(self) -> dict[str, object]:
         """For JSON."""

@@ -1,14 +1,15 @@
 """Dishonest inference nodes, to show that they are caught: ``--role roles.demo.cheats:Cheat``.
 
-They follow the protocol in everything but the work itself: tasks, seeds, slots and signatures are right,
-so only the proofs can tell. Modes: *greedy* answers with the most probable tokens (better paid than honest
-sampling); *stale* runs older weights than it claims (saves every download).
+They follow the protocol in everything but the work itself: tasks, seeds, slots and signatures
+are right, so only the proofs can tell. Modes: *greedy* answers with the most probable tokens
+(better paid than honest sampling); *stale* runs older weights than it claims (saves every
+download).
 
-Late in a run the policy is so sure that such work is often just what honest work would have been: a greedy
-submission then differs from the seeded draw in 1 token of 1,000, which is within the tolerance of the run,
-and is rightly accepted. That is no cheat, and a show of cheats that are caught must not hand it in. So each
-submission is replayed first as a validator would, and held against the run's own limits; where it might
-pass, another way to cheat is tried.
+Late in a run the policy is so sure that such work is often just what honest work would have
+been: a greedy submission then differs from the seeded draw in 1 token of 1,000, which is within
+the tolerance of the run, and is rightly accepted. That is no cheat, and a show of cheats that
+are caught must not hand it in. So each submission is replayed first as a validator would, and
+held against the run's own limits; where it might pass, another way to cheat is tried.
 """
 
 from __future__ import annotations
@@ -22,20 +23,25 @@ from typing import ClassVar, Final, Self
 
 from p2p.node.node import Node
 from p2p.node.tables import read_table
-from p2p.shardcast.manifest import PolicyVersion
+from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from proofs.checks import MAX_LIMIT, Evidence, Limits, Verdict, judge, judge_pool
 from roles.engines.base import Engine, EngineError, Group, GroupTask, Sampling
-from roles.inference.session import Inference, InferenceConfig
+from roles.envs.client import ContainedEnvironment
+from roles.inference.config import InferenceConfig
+from roles.inference.outbox import SubmissionOutbox
+from roles.inference.role import Inference
+from roles.inference.session import InferenceSession
 from roles.protocol.assignment import run_sampling
 from roles.run import Run
 
 MARGIN: Final = 2.0
-"""By how much the evidence must exceed each limit: the validator's own replay may differ from ours by honest
-noise, which the limits leave room for once (`proofs.checks.Limits`), so that twice them is past doubt."""
+"""By how much the evidence must exceed each limit: the validator's own replay may differ from
+ours by honest noise, which the limits leave room for once (`proofs.checks.Limits`), so that
+twice them is past doubt."""
 HEATS: Final = (4.0, 16.0, 64.0)
-"""Temperatures of the last resort. A token that a policy draws with probability 1 - 1e-6 at temperature 1
-it draws, among 50 tokens, with 0.63 at 4 and with 0.06 at 16: of the 1,000 tokens of a submission hundreds
-are not those that the seeds give."""
+"""Temperatures of the last resort. A token that a policy draws with probability 1 - 1e-6 at
+temperature 1 it draws, among 50 tokens, with 0.63 at 4 and with 0.06 at 16: of the 1,000 tokens
+of a submission hundreds are not those that the seeds give."""
 
 
 class CheatMode(Enum):
@@ -63,74 +69,100 @@ class Cheat(Inference):
     def __init__(self, config: CheatConfig) -> None:
         super().__init__(config)
         self._mode = config.mode
-        self._stale_turn = False
-        self._in_engine = PolicyVersion(-1)
 
     @classmethod
     def from_config(cls, table: Mapping[str, object]) -> Self:
         """Made from ``[role.cheat]``."""
         return cls(read_table(CheatConfig, table, "[role.cheat]"))
 
-    async def load_newest(self, node: Node, engine: Engine) -> PolicyVersion:
+    def make_session(
+        self,
+        node: Node,
+        run: Run,
+        environment: ContainedEnvironment,
+        engine: Engine,
+        outbox: SubmissionOutbox,
+    ) -> InferenceSession:
+        """One that works by this role's mode."""
+        session = CheatSession(node, run, environment, engine, outbox, self.name, self.counts)
+        session.mode = self._mode
+        return session
+
+
+class CheatSession(InferenceSession):
+    """Claims the newest policy, and draws otherwise than the run prescribes."""
+
+    mode = CheatMode.TURNS
+    is_stale_turn = False
+    """Whether the turn's own way is older weights."""
+    in_engine = NO_POLICY
+    """The policy in the engine, which is not always the one claimed."""
+
+    async def load_newest(self) -> PolicyVersion:
         """Claim the newest version, and begin the next turn."""
-        newest = await node.shardcast.wait_policy(self.loaded)
-        self._stale_turn = self._mode is CheatMode.STALE or (
-            self._mode is CheatMode.TURNS and not self._stale_turn
+        newest = await self.node.shardcast.wait_policy(self.loaded)
+        self.is_stale_turn = self.mode is CheatMode.STALE or (
+            self.mode is CheatMode.TURNS and not self.is_stale_turn
         )
-        await self._load(node, engine, newest)
-        self.note_policy(newest)
+        await self._load(newest)
+        self.counts.note_policy(newest)
         return newest
 
-    async def draw(self, node: Node, run: Run, engine: Engine, tasks: Sequence[GroupTask]) -> list[Group]:
+    async def draw(self, tasks: Sequence[GroupTask]) -> list[Group]:
         """The first work, of all ways to cheat, that the run's limits must reject.
 
         Raises `EngineError` if there is none: nothing is handed in then that might be honest.
         """
-        honest, claimed = run_sampling(run), self.loaded
+        honest, claimed = run_sampling(self.run), self.loaded
         with ExitStack() as pins:  # both policies are loaded by turns: neither may be dropped meanwhile
-            older = self._pin_older(node, pins)
+            older = self._pin_older(pins)
             for version, asked, sampling in self._ways(older, tasks, honest):
-                await self._load(node, engine, version)
-                groups = await engine.generate(asked, sampling)
-                await self._load(node, engine, claimed)
-                if must_fail(await engine.score(tasks, groups, honest), run.terms.limits):
+                await self._load(version)
+                groups = await self.engine.generate(asked, sampling)
+                await self._load(claimed)
+                evidence = await self.engine.score(tasks, groups, honest)
+                if must_fail(evidence, self.run.terms.limits):
                     return groups
         raise EngineError("no way to cheat was found that the run's limits must reject")
 
-    def _pin_older(self, node: Node, pins: ExitStack) -> PolicyVersion | None:
-        """The newest policy here that is older than the one claimed; None unless both are here."""
-        older = next((held for held in node.shardcast.held if held < self.loaded), None)
-        if older is None or not node.shardcast.holds(self.loaded):
+    def _pin_older(self, pins: ExitStack) -> PolicyVersion | None:
+        """The newest policy here that is older than the one claimed; None unless both are
+        here."""
+        shardcast = self.node.shardcast
+        older = next((held for held in shardcast.held if held < self.loaded), None)
+        if older is None or not shardcast.holds(self.loaded):
             return None
-        pins.enter_context(node.shardcast.pin(older))
-        pins.enter_context(node.shardcast.pin(self.loaded))
+        pins.enter_context(shardcast.pin(older))
+        pins.enter_context(shardcast.pin(self.loaded))
         return older
 
     def _ways(
         self, older: PolicyVersion | None, tasks: Sequence[GroupTask], honest: Sampling
     ) -> Iterator[tuple[PolicyVersion, Sequence[GroupTask], Sampling]]:
-        """Weights, tasks and sampling: first this turn's own way, then the other, then what cannot pass."""
+        """Weights, tasks and sampling: first this turn's own way, then the other, then what
+        cannot pass."""
         greedy = (self.loaded, tasks, replace(honest, temperature=0.0))
         stale = () if older is None else ((older, tasks, honest),)
-        yield from (*stale, greedy) if self._stale_turn else (greedy, *stale)
+        yield from (*stale, greedy) if self.is_stale_turn else (greedy, *stale)
         others = [replace(task, seeds=tuple(map(_other_seed, task.seeds))) for task in tasks]
         for heat in HEATS:
             yield self.loaded, others, replace(honest, temperature=heat)
 
-    async def _load(self, node: Node, engine: Engine, version: PolicyVersion) -> None:
-        if version != self._in_engine:
-            with node.shardcast.pin(version) as weights:
-                await engine.load(weights)
-            self._in_engine = version
+    async def _load(self, version: PolicyVersion) -> None:
+        if version != self.in_engine:
+            with self.node.shardcast.pin(version) as weights:
+                await self.engine.load(weights)
+            self.in_engine = version
 
 
 def _other_seed(seed: bytes) -> bytes:
-    """One that nobody derived."""
+    """One that is not derived from the run."""
     return hashlib.sha256(b"cheat" + seed).digest()[: len(seed)]
 
 
 def must_fail(pool: Sequence[Evidence], limits: Limits) -> bool:
-    """Whether limits `MARGIN` times as wide would reject this submission, as a validator judges it."""
+    """Whether limits `MARGIN` times as wide would reject this submission, as a validator judges
+    it."""
     wide = _widened(limits)
     verdicts = [judge(evidence, wide).verdict for evidence in pool]
     verdicts.append(judge_pool(pool, wide).verdict)

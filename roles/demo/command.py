@@ -37,10 +37,12 @@ from p2p.node.usage import (
     write_text,
 )
 from p2p.wire import MIB
-from roles.demo.processes import RUN_FILE, DemoPlan, Stage, StageError
+from roles.demo.processes import RUN_FILE, DemoError, DemoNodes, DemoPlan
 from roles.demo.status import SwarmStatus
 from roles.demo.view import draw, size
+from roles.engines.base import Evaluation
 from roles.engines.config import GIB, SEEDS
+from roles.rl.gate import LearningGate
 from roles.rl.recipe import Recipe
 
 try:
@@ -48,18 +50,15 @@ try:
 except ImportError:
     resource = None  # type: ignore[assignment]  # `check_machine` says what to do
 
-GAIN: Final = 0.35
-"""By how much held-out reward must rise, greedy and sampled (``bench rl-controls``: no control does), in the
-default number of steps. With fewer nothing is promised: ten steps gain 0.15, or nothing."""
-START: Final = 0.55
-"""Below which it must start: what the warm-up alone can do."""
 MAX_STEPS: Final = 100_000
 """A day and a half at one step a second."""
 MEMORY: Final = 2 * GIB
-"""Bytes that the demo needs. Measured are 1.3 GB: six nodes of 42 MB, four engines of 172 MB, the trainer's
-of 304 MB, this process; torch with CUDA takes more. A machine that swaps is slower than any deadline."""
+"""Bytes that the demo needs. Measured are 1.3 GB: six nodes of 42 MB, four engines of 172 MB,
+the trainer's of 304 MB, this process; torch with CUDA takes more. A machine that swaps is
+slower than any deadline."""
 DISK: Final = 100 * MIB
-"""Bytes. Measured are 20 MB: each of six nodes keeps its newest policies of 0.4 MB, its ledger, its log."""
+"""Bytes. Measured are 20 MB: each of six nodes keeps its newest policies of 0.4 MB, its ledger,
+its log."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -83,8 +82,8 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Let a swarm of real processes learn here, a cheat among them.
 
-    Returns 0 if the swarm learnt and every cheat was caught, 1 if not, 2 if it cannot be played,
-    130 after Ctrl-C.
+    Returns 0 if the swarm learnt and every cheat was caught, 1 if not, 2 if it cannot be
+    played, 130 after Ctrl-C.
     """
     return interruptible(partial(_main, arguments))
 
@@ -106,7 +105,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     trouble: list[BaseException] = []
     try:
         figures = trio.run(partial(play, plan, console))
-    except* (StageError, StorageError, KeyboardInterrupt) as errors:
+    except* (DemoError, StorageError, KeyboardInterrupt) as errors:
         trouble.extend(leaves(errors))
     if trouble:
         ignore_interrupts()
@@ -127,7 +126,8 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 
 def _is_piped(target: Path | None) -> bool:
-    """Whether standard output is for the figures, or for another program: then people read standard error."""
+    """Whether standard output is for the figures, or for another program: then people read
+    standard error."""
     return target == STANDARD_OUTPUT or (target is None and not sys.stdout.isatty())
 
 
@@ -151,9 +151,11 @@ def check_machine() -> None:
 
 
 def free_memory() -> float:
-    """Bytes that processes may still take: what the kernel has available, within the control group's limit.
+    """Bytes that processes may still take: what the kernel has available, within the control
+    group's limit.
 
-    Infinite where neither is to be had, as on macOS, which compresses and swaps before it refuses.
+    Infinite where neither is to be had, as on macOS, which compresses and swaps before it
+    refuses.
     """
     free = _number_in(Path("/proc/meminfo"), "MemAvailable:") * 1024
     group = Path("/sys/fs/cgroup")
@@ -195,7 +197,8 @@ def _folder(data: Path | None) -> Path:
 
 
 async def play(plan: DemoPlan, console: Console) -> dict[str, Any]:
-    """Run the whole swarm once; returns the figures. Raises `KeyboardInterrupt` once all have ended."""
+    """Run the whole swarm once; returns the figures. Raises `KeyboardInterrupt` once all have
+    ended."""
     began = time.monotonic()  # noqa: TID251 - a command line tool, outside every world
     told: list[bool] = []
 
@@ -208,16 +211,16 @@ async def play(plan: DemoPlan, console: Console) -> dict[str, Any]:
             told.append(True)
             nursery.cancel_scope.cancel()
 
-        stage = Stage(plan, nursery)
+        nodes = DemoNodes(plan, nursery)
         with told_by_signals(end):
             try:
                 with _live(console) as live:
-                    await stage.start()
-                    _invite(console, stage)
-                    status = await stage.wait_done(lambda now: live(now, seconds()))
+                    await nodes.start()
+                    _invite(console, nodes)
+                    status = await nodes.wait_done(lambda now: live(now, seconds()))
             finally:
                 with trio.CancelScope(shield=True):
-                    await stage.stop()
+                    await nodes.stop()
         nursery.cancel_scope.cancel()
     if told:
         raise KeyboardInterrupt
@@ -236,8 +239,8 @@ def cpu_seconds() -> float:
     return sum(use.ru_utime + use.ru_stime for use in usage)
 
 
-def _invite(console: Console, stage: Stage) -> None:
-    console.print(f"join from another shell: {join_command(stage)}", soft_wrap=True, markup=False)
+def _invite(console: Console, nodes: DemoNodes) -> None:
+    console.print(f"join from another shell: {join_command(nodes)}", soft_wrap=True, markup=False)
 
 
 def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
@@ -249,19 +252,21 @@ def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
             yield error
 
 
-def join_command(stage: Stage) -> str:
-    """What a second shell types to take part. Each demo is another run, for which a node has another folder.
+def join_command(nodes: DemoNodes) -> str:
+    """What a second shell types to take part. Each demo is another run, for which a node has
+    another folder.
 
-    That is in the home folder, and not in the working directory: in a checkout ``git add .`` would take the
-    node's private key along.
+    That is in the home folder, and not in the working directory: in a checkout ``git add .``
+    would take the node's private key along.
     """
-    folder = f"~/shoal-{stage.run.id.hex()[:6]}"
-    return f"python -m p2p.node --role inference --data {folder} --bootstrap {stage.bootstrap}"
+    folder = f"~/shoal-{nodes.run.id.hex()[:6]}"
+    return f"python -m p2p.node --role inference --data {folder} --bootstrap {nodes.bootstrap}"
 
 
 @contextlib.contextmanager
 def _live(console: Console) -> Iterator[Any]:
-    """A function that shows a status: redrawn on a terminal, a line every ten steps elsewhere."""
+    """A function that shows a status: redrawn on a terminal, a line every ten steps
+    elsewhere."""
     if console.is_terminal:
         with Live(console=console, refresh_per_second=4) as live:
             yield lambda status, seconds: live.update(draw(status, seconds))
@@ -282,13 +287,11 @@ def _live(console: Console) -> Iterator[Any]:
 
 
 def complaints(figures: dict[str, Any], *, promised: bool = True) -> Iterator[str]:
-    """What went otherwise than promised; a gain is ``promised`` for the default number of steps and more."""
-    for kind in ("greedy", "reward"):
-        start, end = figures[f"{kind}_start"], figures[f"{kind}_end"]
-        if start >= START:
-            yield f"{kind} started at {start:.3f}, not below {START}: the warm-up learnt too much"
-        if promised and end - start < GAIN:
-            yield f"{kind} rose by {end - start:.3f}, not by {GAIN}"
+    """What went otherwise than promised; a gain is ``promised`` for the default number of steps
+    and more."""
+    start = Evaluation(figures["greedy_start"], figures["reward_start"])
+    end = Evaluation(figures["greedy_end"], figures["reward_end"])
+    yield from LearningGate(start, end).failures(promised=promised)
     if figures["cheater_accepted"]:
         yield f"{figures['cheater_accepted']} submissions of the cheater were accepted"
     if figures["honest_rejected"]:

@@ -1,9 +1,9 @@
 """The demo's swarm: real processes on loopback, started, watched, killed and started again.
 
-A relay-only node that knows the run, one trainer, two honest inference nodes, one that cheats, one
-validator. Every process but the first gets one bootstrap address and nothing else; the run comes from the
-peer behind it. Their data is in ``DIR/<role>-<n>/{key,store,ledger,log}``; each ends when its parent does,
-however that dies: its standard input ends.
+A relay-only node that knows the run, one trainer, two honest inference nodes, one that cheats,
+one validator. Every process but the first gets one bootstrap address and nothing else; the run
+comes from the peer behind it. Their data is in ``DIR/<role>-<n>/{key,store,ledger,log}``; each
+ends when its parent does, however that dies: its standard input ends.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ RUN_FILE: Final = "run.shoal"
 START_SECONDS: Final = 60.0
 """How long a process may take to say its address on a busy machine."""
 FINISH_SECONDS: Final = 60.0
-"""How long after the last step everybody may take to hold the last policy."""
+"""How long after the last step all nodes may take to hold the last policy."""
 STOP_SECONDS: Final = 1.5
 """How long a process may take to end before it is killed: Ctrl-C promises under 3 s for all."""
 CHUNK_BYTES: Final = 32 * KI
 """So small that a policy of 420 kB has a forest to flow through."""
 
-# Calibrated on the demo's own policy: 4,000 honest groups have a mantissa mean of at most 0.047 and one
-# exponent mismatch; weights one step old at the lowest rate have a mean of 1.2 in the median group, and eight
-# groups are judged at a time. And 120,000 honest answers end with a token of probability 1e-6 once in eight
-# runs, while the seeded draw already decides.
+# Calibrated on the demo's own policy: 4,000 honest groups have a mantissa mean of at most 0.047
+# and one exponent mismatch; weights one step old at the lowest rate have a mean of 1.2 in the
+# median group, and eight groups are judged at a time. And 120,000 honest answers end with a
+# token of probability 1e-6 once in eight runs, while the seeded draw already decides.
 DEMO_LIMITS: Final = replace(Limits.fp32(), mantissa_mean=0.25, exponent_mismatches=3, end_probability=1e-12)
 
 
-class StageError(ShoalError):
+class DemoError(ShoalError):
     """The demo could not be played to its end; the logs of its nodes are kept."""
 
 
@@ -80,7 +80,8 @@ class DemoPlan:
 
 
 def write_run(plan: DemoPlan) -> Run:
-    """Make every node's key, and the run file that names trainer and validator; returns the run."""
+    """Make every node's key, and the run file that names trainer and validator; returns the
+    run."""
     keys = {name: load_or_create_key(plan.folder / name / "key") for name in CAST}
     terms = Terms(
         name=f"demo-{plan.seed}",
@@ -102,7 +103,7 @@ def write_run(plan: DemoPlan) -> Run:
     return run
 
 
-class Child:
+class NodeProcess:
     """One node process: what it said first, its newest status, its end."""
 
     def __init__(self, name: str, folder: Path) -> None:
@@ -146,12 +147,12 @@ class Child:
         self._heard = trio.Event()
 
     async def wait_greeting(self) -> Status:
-        """What it said first. Raises `StageError` if it says nothing."""
+        """What it said first. Raises `DemoError` if it says nothing."""
         with trio.move_on_after(START_SECONDS):
             while self.greeting is None:
                 await self._heard.wait()
             return self.greeting
-        raise StageError(f"{self.name} did not start within {START_SECONDS:.0f} s; see {self.folder / 'log'}")
+        raise DemoError(f"{self.name} did not start within {START_SECONDS:.0f} s; see {self.folder / 'log'}")
 
     async def wait_status(self, condition: Callable[[Status], bool]) -> Status:
         """The first status from now on for which ``condition`` holds."""
@@ -177,19 +178,19 @@ class Child:
             await self.process.wait()
 
 
-class Stage:
+class DemoNodes:
     """The cast at work, inside a nursery that ends with it."""
 
     def __init__(self, plan: DemoPlan, nursery: trio.Nursery) -> None:
         self.plan = plan
         self.run = write_run(plan)
-        self.children = {name: Child(name, plan.folder) for name in CAST}
+        self.children = {name: NodeProcess(name, plan.folder) for name in CAST}
         self._nursery = nursery
         self._stopping = False
         self._news = trio.Event()
 
     async def start(self) -> None:
-        """Start everybody: first the bootstrap peer, then the rest."""
+        """Start all: first the bootstrap peer, then the rest."""
         first, *others = CAST
         await self.start_child(first)
         for name in others:
@@ -197,7 +198,7 @@ class Stage:
         for name in others:
             await self.children[name].wait_greeting()
 
-    async def start_child(self, name: str) -> Child:
+    async def start_child(self, name: str) -> NodeProcess:
         """Start, or start again, one of the cast."""
         child = self.children[name]
         first = next(iter(CAST))
@@ -217,7 +218,7 @@ class Stage:
 
     @property
     def bootstrap(self) -> str:
-        """The one address that everybody gets."""
+        """The one address that every node gets."""
         greeting = self.children[next(iter(CAST))].greeting
         assert greeting is not None
         return str(greeting["addrs"][0])
@@ -225,21 +226,21 @@ class Stage:
     def _hear(self) -> None:
         self._news.set()
 
-    async def _attend(self, child: Child, process: trio.Process) -> None:
+    async def _attend(self, child: NodeProcess, process: trio.Process) -> None:
         await child.listen(self._hear)
         code = await process.wait()
-        if not self._stopping and code >= 0:  # a signal is somebody's will: the tests kill
-            raise StageError(f"{child.name} ended (exit status {code}); see {child.folder / 'log'}")
+        if not self._stopping and code >= 0:  # a signal is a person's will, or a test's
+            raise DemoError(f"{child.name} ended (exit status {code}); see {child.folder / 'log'}")
 
     @property
     def status(self) -> SwarmStatus:
-        """The newest status of everybody who has one."""
+        """The newest status of every node that has one."""
         nodes = {name: child.status for name, child in self.children.items() if child.status is not None}
         recipe = self.plan.recipe
         return SwarmStatus(nodes, recipe.submission * recipe.group_size)
 
     async def wait_done(self, show: Callable[[SwarmStatus], None]) -> SwarmStatus:
-        """Until the trainer has all its steps and everybody holds its last policy."""
+        """Until the trainer has all its steps and every node holds its last policy."""
         while not self.status.trainer.get("done"):
             await self.wait_news()
             show(self.status)
@@ -255,7 +256,7 @@ class Stage:
         await self._news.wait()
 
     async def stop(self) -> None:
-        """End everybody."""
+        """End all nodes."""
         self._stopping = True
         async with trio.open_nursery() as nursery:
             for child in self.children.values():

@@ -1,4 +1,7 @@
-"""The figures of a whole swarm, from what its nodes say of themselves, for the demo and for simulations."""
+"""The figures of a whole swarm, from what its nodes say of themselves.
+
+For the demo and for simulations.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ class SwarmStatus:
 
     @property
     def done(self) -> bool:
-        """Whether the trainer has all its steps and everybody holds the last policy."""
+        """Whether the trainer has all its steps and every node holds the last policy."""
         trainer = self.trainer
         if not trainer.get("done"):
             return False
@@ -52,12 +55,12 @@ class SwarmStatus:
         """The demo's keys, but for seed and times."""
         trainer = self.trainer
         honest, cheaters = self.peers_with("inference"), self.peers_with("cheat")
-        everybody = honest + cheaters
+        workers = honest + cheaters
         leaves = [status["shardcast"] for status in self.nodes.values() if "trainer" not in status["roles"]]
         origins = [status["shardcast"] for status in self.nodes.values() if "trainer" in status["roles"]]
         from_peers = sum(stats["from_peers"] for stats in leaves)
         from_origin = sum(stats["from_origin"] for stats in leaves)
-        accepted = self.judged(everybody, "accepted")
+        accepted = self.judged(workers, "accepted")
         return {
             "peers": len(self.nodes),
             "greedy_start": trainer.get("greedy_start"),
@@ -68,7 +71,7 @@ class SwarmStatus:
             "policies_skipped": sum(health["policies_skipped"] for health in self.role("inference")),
             "staleness_max": trainer.get("staleness_max"),
             "rollouts_accepted": accepted * self.completions,
-            "rollouts_rejected": self.judged(everybody, "rejected") * self.completions,
+            "rollouts_rejected": self.judged(workers, "rejected") * self.completions,
             "cheater_submitted": self.judged(cheaters, "accepted") + self.judged(cheaters, "rejected"),
             "cheater_accepted": self.judged(cheaters, "accepted"),
             "honest_rejected": self.judged(honest, "rejected"),

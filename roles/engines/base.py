@@ -1,8 +1,11 @@
-"""What an engine is to a role: prompts and seeds in, tokens, proofs, evidence and new weights out.
+"""What an engine is to a role.
 
-An engine runs in a worker process of its own (`roles.engines.client`); these types are what crosses the
-border. Groups are the unit everywhere: one task, drawn from (run, policy, node, group), and its
-completions, each drawn with its own seed. Group numbers of a node under one policy have no gaps.
+Prompts and seeds in; tokens, proofs, evidence and new weights out.
+
+An engine runs in a worker process of its own (`roles.engines.client`); these types are what
+crosses the border. Groups are the unit everywhere: one task, drawn from (run, policy, node,
+group), and its completions, each drawn with its own seed. Group numbers of a node under one
+policy have no gaps.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ class EngineError(ShoalError):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How completions are drawn; the same for everybody in a run."""
+    """How completions are drawn; the same for all nodes of a run."""
 
     temperature: float
     """0 is greedy."""
@@ -44,7 +47,8 @@ class GroupTask:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The tokens of one answer (end token included, if it ended) and the sampler's log-probs of them."""
+    """The tokens of one answer (end token included, if it ended) and the sampler's log-probs of
+    them."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -75,7 +79,8 @@ class StepReport:
     step: int
     loss: float
     k3: float
-    """Mean of exp(o-b) - (o-b) - 1 over the step's tokens: how far the samplers were from the trainer."""
+    """Mean of exp(o-b) - (o-b) - 1 over the step's tokens: how far the samplers were from the
+    trainer."""
     ratio_max: float
     clipped: float
     """Share of tokens at which the two-sided clip cut the gradient."""
@@ -93,7 +98,8 @@ class Evaluation:
 
 
 class Generator(Protocol):
-    """Samples completions from a policy. Paths, here and below, are those of the node's `p2p.world.Disk`."""
+    """Samples completions from a policy. Paths, here and below, are those of the node's
+    `p2p.world.Disk`."""
 
     async def load(self, weights: str) -> None:
         """Replace the weights in place by those of a safetensors file."""
@@ -119,7 +125,8 @@ class Scorer(Protocol):
 
 
 def previous_generation(checkpoint: str) -> str:
-    """Where the checkpoint before the newest is kept, lest damage to one file lose the optimiser's state."""
+    """Where the checkpoint before the newest is kept, lest damage to one file lose the
+    optimiser's state."""
     return f"{checkpoint}.previous"
 
 
@@ -127,9 +134,11 @@ class Learner(Protocol):
     """Owns the policy and its optimiser."""
 
     async def open(self, checkpoint: str) -> int:
-        """Continue from the checkpoint file if it exists, else start (warm-up included). Returns the step.
+        """Continue from the checkpoint file if it exists, else start (warm-up included).
+        Returns the step.
 
-        A damaged checkpoint is passed over for the one before it; `EngineError` if that is damaged too.
+        A damaged checkpoint is passed over for the one before it; `EngineError` if that is
+        damaged too.
         """
         ...
 
@@ -138,11 +147,13 @@ class Learner(Protocol):
         ...
 
     async def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
-        """One optimiser step over groups of equal size, rewards not all equal within a group."""
+        """One optimiser step over groups of equal size, rewards not all equal within a
+        group."""
         ...
 
     async def save(self, checkpoint: str, weights: str) -> None:
-        """Write optimiser state and, as safetensors, the policy; each file atomically and synced.
+        """Write optimiser state and, as safetensors, the policy; each file atomically and
+        synced.
 
         The checkpoint that was there is kept, as `previous_generation` names it.
         """

@@ -1,6 +1,7 @@
 """An engine as a role sees it: ``async with open_engine(world, config) as engine``.
 
-Paths are those of the node's disk (`p2p.world.Disk`). Importing this imports neither torch nor numpy.
+Paths are those of the node's disk (`p2p.world.Disk`). Importing this imports neither torch nor
+numpy.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ _KINDS: Final[dict[str, type[ShoalError]]] = {
 async def open_engine(world: World, config: EngineConfig, *, name: str = "engine") -> AsyncIterator[Engine]:
     """Run an engine for the length of the block; its process ends with the block.
 
-    Raises `ConfigError` or `MissingDependency` if it cannot be built, `WorkerDied` from any method if
-    its process ends, `EngineError` if a method fails.
+    Raises `ConfigError` or `MissingDependency` if it cannot be built, `WorkerDied` from any
+    method if its process ends, `EngineError` if a method fails.
     """
     if config.kind == "fake":
         yield FakeEngine(world, config)

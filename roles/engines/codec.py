@@ -1,7 +1,8 @@
 """Engine values over the pipe between a node and its worker, as msgpack.
 
-Both ends are this project at one version, so nothing here is foreign: a value that does not fit is a bug
-and raises TypeError or ValueError. Foreign completions were checked by the node before they come here.
+Both ends are this project at one version, so nothing here is foreign: a value that does not fit
+is a bug and raises TypeError or ValueError. Foreign completions were checked by the node before
+they come here.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import msgpack
 from roles.engines.base import Completion, Group, GroupTask, TrainingGroup
 
 MAX_FRAME: Final = 64 * 1024 * 1024
-"""A step of 64 groups of 16 completions of 4,096 tokens is about 57 MB; the demo's is 0.2 MB."""
+"""A step of 64 groups of 16 completions of 4,096 tokens is about 57 MB; the demo's is 0.2
+MB."""
 
 LENGTH_BYTES: Final = 4
 """Frames are behind their big-endian length."""

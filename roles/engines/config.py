@@ -1,4 +1,7 @@
-"""The configuration of an engine: model shape, recipe, environment, and the machine it runs on."""
+"""The configuration of an engine.
+
+Model shape, recipe, environment, and the machine it runs on.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +81,7 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineLimits:
-    """What this machine's owner allows a run to ask of it, whoever owns the run."""
+    """What this machine's owner allows a run to ask of it, whichever run it is."""
 
     memory: int = 16 * GIB
     """Bytes that an engine may need, by `memory_needed`."""
@@ -113,11 +116,12 @@ class MachineLimits:
 
 
 def memory_needed(shape: ModelShape, recipe: Recipe) -> int:
-    """Bytes that the largest of the three jobs needs, by arithmetic, within a factor of about two.
+    """Bytes that the largest of the three jobs needs, by arithmetic, within a factor of about
+    two.
 
-    A learner holds weights, gradients and two moments in float32; a generator a cache of keys and values,
-    and one row of logits, for `ROWS` completions at their full length. Example: the demo's 105,088 parameters
-    come to 7 MB, a 0.5 B model with 1,024 new tokens to 14 GB.
+    A learner holds weights, gradients and two moments in float32; a generator a cache of keys
+    and values, and one row of logits, for `ROWS` completions at their full length. Example: the
+    demo's 105,088 parameters come to 7 MB, a 0.5 B model with 1,024 new tokens to 14 GB.
     """
     training = 16 * shape.parameters
     length = recipe.max_new_tokens
@@ -128,7 +132,8 @@ def memory_needed(shape: ModelShape, recipe: Recipe) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceProfile:
-    """How fast a simulated machine computes, and how large its policy is. Only the fake engine reads it."""
+    """How fast a simulated machine computes, and how large its policy is. Only the fake engine
+    reads it."""
 
     generate_rate: float = 30_000.0
     """Sampled tokens per second."""
@@ -175,7 +180,8 @@ class EngineConfig:
     """Of the initial weights and of the learner's random choices."""
 
     threads: int = 1
-    """Threads of torch. Five processes of one thread beat five of the default by twenty to one."""
+    """Threads of torch. Five processes of one thread beat five of the default by twenty to
+    one."""
 
     nice: int = 0
     """Added to the worker's niceness."""

@@ -2,18 +2,20 @@
 
 Theory of operation
 -------------------
-Every output is a function of the inputs. A policy is a real safetensors file: bf16 noise of which each
-step moves one value in 64 by one ulp (so that deltas are as small as real ones), and a few scalars,
-among them ``skill``, the probability of a right answer. A completion is a function of (policy digest,
-prompt, seed), a proof one of (family, step, tokens): a fake scorer therefore recomputes both exactly.
-Honest work gives clean evidence; each cheat gives the kind of evidence that the real instruments give:
+Every output is a function of the inputs. A policy is a real safetensors file: bf16 noise of
+which each step moves one value in 64 by one ulp (so that deltas are as small as real ones), and
+a few scalars, among them ``skill``, the probability of a right answer. A completion is a
+function of (policy digest, prompt, seed), a proof one of (family, step, tokens): a fake scorer
+therefore recomputes both exactly. Honest work gives clean evidence; each cheat gives the kind
+of evidence that the real instruments give:
 
 - greedy tokens sold as drawn: a good proof, but tokens that the seeds do not give;
 - an older policy: mantissa errors that grow with its age, and wrong draws;
 - other weights, or a proof over other tokens: exponent mismatches.
 
-Skill rises with every step. Time is the modelled cost of `DeviceProfile`, spent through the world as
-blocking work that does nothing but have a name (`ACTIVITIES`): who simulates may keep time by it.
+Skill rises with every step. Time is the modelled cost of `DeviceProfile`, spent through the
+world as blocking work that does nothing but have a name (`ACTIVITIES`): who simulates may keep
+time by it.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ from roles.engines.safetensors import RawTensor
 from roles.envs.base import Environment, open_environment
 
 _CHANGED: Final = 64
-"""One bf16 value in this many moves at each step; real policies at lr 1e-6: 1.3 to 1.8 in 100."""
+"""One bf16 value in this many moves at each step; real policies at lr 1e-6: 1.3 to 1.8 in
+100."""
 _PROOF: Final = struct.Struct(">4sI16s")
 """Family, step, digest of the tokens."""
 _NEVER_MEANT: Final = 0.5
@@ -277,7 +280,8 @@ def _answer(solution: tuple[int, ...], skill: float, coin: bytes) -> tuple[int, 
 
 
 def _logprobs(digest: bytes, tokens: tuple[int, ...]) -> tuple[float, ...]:
-    """Made-up log-probs that any holder of the policy can recompute, whoever chose the tokens."""
+    """Made-up log-probs that any holder of the policy can recompute, whichever node chose the
+    tokens."""
     stream = hashlib.shake_128(digest + repr(tokens).encode()).digest(len(tokens))
     return tuple(-byte / 256 for byte in stream)
 

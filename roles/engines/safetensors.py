@@ -1,7 +1,7 @@
 """The safetensors container (huggingface.co/docs/safetensors), without torch or numpy.
 
-Eight bytes of little-endian header length, a JSON header that names each tensor's dtype, shape and
-span, then the data.
+Eight bytes of little-endian header length, a JSON header that names each tensor's dtype, shape
+and span, then the data.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ DTYPE_BYTES: Final = {"F32": 4, "BF16": 2, "F16": 2, "F64": 8, "I64": 8, "I32": 
 """The dtypes we read and write."""
 
 MAX_HEADER: Final = 16 * 1024 * 1024
-"""A tensor takes about 120 bytes of header: room for 140,000 of them. The format's own limit is 100 MB."""
+"""A tensor takes about 120 bytes of header: room for 140,000 of them. The format's own limit is
+100 MB."""
 
 _LENGTH_BYTES: Final = 8
 _MAX_DIMENSIONS: Final = 8
@@ -58,7 +59,8 @@ def encode(tensors: Mapping[str, RawTensor]) -> bytes:
 
 
 def decode_untrusted(data: bytes | bytearray | memoryview) -> dict[str, RawTensor]:
-    """The tensors of a file, in the order of their data, without copying it. Raises `BadMessage`."""
+    """The tensors of a file, in the order of their data, without copying it. Raises
+    `BadMessage`."""
     view = memoryview(data)
     length = int.from_bytes(view[:_LENGTH_BYTES], "little")
     start = _LENGTH_BYTES + length
@@ -92,7 +94,8 @@ def _header_untrusted(text: bytes) -> dict[str, Any]:
 
 
 def _entry_untrusted(name: str, value: object) -> tuple[int, int, str, tuple[int, ...]]:
-    """(begin, end, dtype, shape) of one tensor: of those that begin at one place the empty come first."""
+    """(begin, end, dtype, shape) of one tensor: of those that begin at one place the empty come
+    first."""
     if not isinstance(value, dict):
         raise BadMessage(f"the tensor {name!r} has no description")
     dtype: Any = value.get("dtype")

@@ -7,8 +7,9 @@ Frames come on standard input; each is answered by one on standard output, in or
 torch is imported), the others call its methods. When standard input ends, the process ends at
 once, even in the middle of a step: files are written atomically, so there is nothing to finish.
 
-What a caller can cause (a file that is missing, a shape that does not fit) comes back as a `Failure`.
-Anything else is a bug: it ends the process with a traceback, and the node sees `WorkerDied`.
+What a caller can cause (a file that is missing, a shape that does not fit) comes back as a
+`Failure`. Anything else is a bug: it ends the process with a traceback, and the node sees
+`WorkerDied`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from roles.shared.worker_streams import serve_streams
 
 
 class LocalEngine(Protocol):
-    """The methods of `roles.engines.base` within one process, files named as the operating system does."""
+    """The methods of `roles.engines.base` within one process, files named as the operating
+    system does."""
 
     def load(self, weights: str) -> None:
         """See `Generator.load`."""

@@ -1,7 +1,10 @@
-"""What an environment is: a source of tasks and a checker of answers, versioned by the hash of its files.
+"""What an environment is: a source of tasks and a checker of answers.
 
-Tasks are functions of a seed that nobody chooses (run, policy, node and group are hashed into it), so a
-worker cannot pick easy ones and a validator can recompute them. Nothing here imports torch or numpy.
+It is versioned by the hash of its files.
+
+Tasks are functions of a seed that no node chooses (run, policy, node and group are hashed into
+it), so a worker cannot pick easy ones and a validator can recompute them. Nothing here imports
+torch or numpy.
 """
 
 from __future__ import annotations
@@ -21,8 +24,9 @@ ENTRY_POINTS: Final = "shoal.envs"
 """Packages add environments under this entry point group: ``name = module:Class``."""
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""What an environment may be called. ``module:Class`` is no name: a run's owner could call ``os:abort`` on
-every volunteer's machine, while entry points exist only where the machine's owner installed a package."""
+"""What an environment may be called. ``module:Class`` is no name: a run's owner could call
+``os:abort`` on every volunteer's machine, while entry points exist only where the machine's
+owner installed a package."""
 
 _BUILT_IN: Final = {"sort": "roles.envs.sort:SortEnvironment"}
 
@@ -35,20 +39,23 @@ class Ration:
     """Bytes of address space of its process, libraries included."""
 
     cpu: float = 5.0
-    """CPU seconds for one task or one reward. Exact ones take microseconds, a computer algebra system that
-    compares two formulas up to one second."""
+    """CPU seconds for one task or one reward. Exact ones take microseconds, a computer algebra
+    system that compares two formulas up to one second."""
 
     patience: float = 30.0
-    """Seconds for all tasks, or all rewards, of one submission: 128 of 0.2 s each. It is what a worker can
-    cost its validator with an input on which the environment hangs; its turns are charged for it."""
+    """Seconds for all tasks, or all rewards, of one submission: 128 of 0.2 s each. It is what a
+    worker can cost its validator with an input on which the environment hangs; its turns are
+    charged for it."""
 
     opening: float = 120.0
-    """Seconds for the start of its process: the largest libraries take ten, on a busy machine."""
+    """Seconds for the start of its process: the largest libraries take ten, on a busy
+    machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A prompt and the answer that earns the full reward, as tokens; the answer includes the end token."""
+    """A prompt and the answer that earns the full reward, as tokens; the answer includes the
+    end token."""
 
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
@@ -67,7 +74,8 @@ class Environment(Protocol):
     """Ends a completion; also pads."""
 
     def task(self, seed: bytes, *, held_out: bool = False) -> Task:
-        """The task of a seed of 32 bytes; ``held_out`` draws from those that are never trained on."""
+        """The task of a seed of 32 bytes; ``held_out`` draws from those that are never trained
+        on."""
         ...
 
     def reward(self, task: Task, tokens: Sequence[int]) -> float:
@@ -75,7 +83,8 @@ class Environment(Protocol):
         ...
 
     def solution(self, prompt: Sequence[int]) -> tuple[int, ...]:
-        """A completion that earns 1, end token included. Raises ValueError if it is no prompt of ours."""
+        """A completion that earns 1, end token included. Raises ValueError if it is no prompt
+        of ours."""
         ...
 
     def evaluation(self) -> list[Task]:
@@ -88,10 +97,12 @@ class Environment(Protocol):
 
 
 def environment_digest(name: str) -> bytes:
-    """sha256 over the files of the package that holds an environment, none of which is imported for it.
+    """sha256 over the files of the package that holds an environment, none of which is imported
+    for it.
 
-    Of an environment that comes with Shoal, over the one module that defines it: another version of Shoal
-    may run the same game. Raises `ConfigError` if there is no such environment, or too much to hash.
+    Of an environment that comes with Shoal, over the one module that defines it: another
+    version of Shoal may run the same game. Raises `ConfigError` if there is no such
+    environment, or too much to hash.
     """
     module = _entry_point(name).module
     is_ours = module.partition(".")[0] == __name__.partition(".")[0]

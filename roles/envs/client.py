@@ -1,11 +1,14 @@
-"""An environment as a role sees it: ``async with open_environment_of(world, run, machine) as environment``.
+"""An environment as a role sees it.
+
+``async with open_environment_of(world, run, machine) as environment``.
 
 Theory of operation
 -------------------
-An environment is foreign code, called for every stranger's completions, and code that does not return cannot
-be ended from within: a thread that runs it is lost for good, and holds the interpreter while it spins. So it
-runs in a process of its own (`roles.envs.worker`), with limits on time and memory. What exceeds them, or ends
-the process otherwise, fails like what raises does: `EnvironmentFailed`, and the next call has a new process.
+An environment is foreign code, called for every stranger's completions, and code that does not
+return cannot be ended from within: a thread that runs it is lost for good, and holds the
+interpreter while it spins. So it runs in a process of its own (`roles.envs.worker`), with
+limits on time and memory. What exceeds them, or ends the process otherwise, fails like what
+raises does: `EnvironmentFailed`, and the next call has a new process.
 
 Simulations have no processes; there, with their engine, the call is made in place.
 """
@@ -66,7 +69,8 @@ class LocalEnvironment:
 
 
 class WorkerEnvironment:
-    """In a process of its own, which is replaced when it has failed. Calls wait for their turn."""
+    """In a process of its own, which is replaced when it has failed. Calls wait for their
+    turn."""
 
     def __init__(self, world: World, name: str, ration: Ration, stack: AsyncExitStack) -> None:
         self._world = world
@@ -79,12 +83,13 @@ class WorkerEnvironment:
         self.end_token = 0
 
     async def open(self) -> None:
-        """Start the first process. Raises `ConfigError` if the environment cannot be opened in it."""
+        """Start the first process. Raises `ConfigError` if the environment cannot be opened in
+        it."""
         try:
             async with self._turn:
                 await self._start()
         except EnvironmentFailed as error:
-            raise ConfigError(f"{error}: ask the owner of the run, or whoever wrote it") from error
+            raise ConfigError(f"{error}: ask the owner of the run, or its author") from error
 
     async def tasks(self, seeds: Sequence[bytes]) -> list[Task]:
         """See `ContainedEnvironment`."""

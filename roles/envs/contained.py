@@ -1,7 +1,8 @@
-"""The border between Shoal and an environment: what it raises, or pays, ends nobody.
+"""The border between Shoal and an environment: what it raises, or pays, ends no node.
 
-An environment is foreign code that is called once for every task and every completion of every stranger. A
-mistake in it must cost no more than the submission that it was found by: no role, no node.
+An environment is foreign code that is called once for every task and every completion of every
+stranger. A mistake in it must cost no more than the submission that it was found by: no role,
+no node.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ MAX_TOLD: Final = 32
 
 
 class EnvironmentFailed(ShoalError):
-    """The run's environment raised, or paid what is no reward; the message says where. Whoever wrote it must
-    mend it: nothing that a node can do helps."""
+    """The run's environment raised, or paid what is no reward; the message says where. Its
+    author must mend it: nothing that a node can do helps."""
 
 
 def task_of(environment: Environment, seed: bytes) -> Task:
@@ -69,7 +70,8 @@ def _call(environment: Environment, what: str, work: Callable[[], T]) -> T:
 
 
 class Failures:
-    """Says each failure of an environment to the operator once, however many submissions meet it."""
+    """Says each failure of an environment to the operator once, however many submissions meet
+    it."""
 
     def __init__(self) -> None:
         self._told: dict[str, None] = {}

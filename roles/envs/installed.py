@@ -1,4 +1,6 @@
-"""Digests of installed code, taken without importing it: what a run pins is compared before it can run.
+"""Digests of installed code, taken without importing it.
+
+What a run pins is compared before it can run.
 
 The one file of the roles that looks at this machine's Python installation.
 """
@@ -18,13 +20,15 @@ MAX_PACKAGE_BYTES: Final = 256 * 1024 * 1024
 
 
 def module_digest(module: str) -> bytes | None:
-    """sha256 of the source of one module, whose parent packages are imported already; None without one."""
+    """sha256 of the source of one module, whose parent packages are imported already; None
+    without one."""
     spec = importlib.util.find_spec(module)
     return None if spec is None or spec.origin is None else _digest_of({"": Path(spec.origin)}, module)
 
 
 def package_digest(top: str) -> bytes | None:
-    """sha256 over paths and contents of all files of a top-level package; None if it is not there.
+    """sha256 over paths and contents of all files of a top-level package; None if it is not
+    there.
 
     Raises `ConfigError` if it is larger than `MAX_PACKAGE_BYTES`.
     """

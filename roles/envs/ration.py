@@ -1,7 +1,9 @@
-"""What a process may spend on a call of an environment: time and memory. For worker processes only.
+"""What a process may spend on a call of an environment: time and memory.
 
-Signals do it, because nothing else stops code that does not return: a thread cannot be ended, and an
-exception can be caught by the very loop that hangs.
+For worker processes only.
+
+Signals do it, because nothing else stops code that does not return: a thread cannot be ended,
+and an exception can be caught by the very loop that hangs.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ def limit_memory(ration: Ration) -> None:
 def begin_call(ration: Ration) -> None:
     """From now on this process may compute for ``ration.cpu`` seconds, or the system ends it.
 
-    CPU seconds, so that a busy machine fails nobody. What waits instead of computing is ended by the node, by
-    the clock on its wall; should the node be gone, by the system, at twice that.
+    CPU seconds, so that a busy machine fails no task. What waits instead of computing is ended
+    by the node, by the clock on its wall; should the node be gone, by the system, at twice
+    that.
     """
     signal.setitimer(signal.ITIMER_PROF, ration.cpu)
     signal.setitimer(signal.ITIMER_REAL, 2 * ration.patience)
@@ -42,8 +45,9 @@ def end_calls() -> None:
 
 @contextlib.contextmanager
 def interrupted(ration: Ration) -> Iterator[None]:
-    """Raise `TimeoutError` in the block after ``ration.patience``, and again after each ``ration.cpu``, lest
-    it be caught: for a process that has too much to lose to be ended. Main thread, Python code.
+    """Raise `TimeoutError` in the block after ``ration.patience``, and again after each
+    ``ration.cpu``, lest it be caught: for a process that has too much to lose to be ended. Main
+    thread, Python code.
     """
 
     def interrupt(_: int, __: FrameType | None) -> None:

@@ -1,8 +1,8 @@
 """The worker process of an environment: ``python -m roles.envs.worker``.
 
-Foreign code runs here and nowhere in a node: it may raise, hang, eat memory or end the process, and what it
-is asked for fails, no more. The first frame opens the environment, the others ask for tasks and rewards,
-those of a whole submission at once.
+Foreign code runs here and nowhere in a node: it may raise, hang, eat memory or end the process,
+and what it is asked for fails, no more. The first frame opens the environment, the others ask
+for tasks and rewards, those of a whole submission at once.
 """
 
 from __future__ import annotations

@@ -1,5 +1,11 @@
-"""The inference role: draws rollouts and submits them."""
+"""The inference role: does the tasks that are its own, and submits them for a verdict.
 
-from roles.inference.session import Inference, InferenceConfig
+Read `session` first: from the newest policy to a signed verdict. `outbox` keeps each submission
+on disk from before it is sent until then; `stats` counts for people; `config` is the owner's
+table; `role` is what a node opens.
+"""
+
+from roles.inference.config import InferenceConfig
+from roles.inference.role import Inference
 
 __all__ = ["Inference", "InferenceConfig"]

@@ -1,8 +1,9 @@
-"""Submissions that no validator has receipted yet: on disk from before they are sent until they are.
+"""Submissions without a verdict, on disk from before they are sent until they have one.
 
-A node that is killed sends them again after its restart, and goes on where it was in the draw order. A
-submission whose file has changed is not sent: nobody could check its signature. A lost cursor costs work done
-twice, at most that of one policy: what is drawn at a place is the same again, and so is the answer to it.
+A node that is killed sends them again after its restart, and goes on where it was in the draw
+order. A submission whose file has changed is not sent: no validator could check its signature.
+A lost cursor costs work done twice, at most that of one policy: what is drawn at a place is the
+same again, and so is the answer to it.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ logger = logging.getLogger(__name__)
 _CURSOR: Final = "cursor"
 
 
-class Outbox:
-    """Pending submissions and the cursor of the draw order, below one folder of the node's disk."""
+class SubmissionOutbox:
+    """Pending submissions and the cursor of the draw order, below one folder of the node's
+    disk."""
 
     def __init__(self, world: World, folder: str) -> None:
         self._world = world
@@ -35,7 +37,7 @@ class Outbox:
         self._removed = trio.Event()
 
     @classmethod
-    async def open(cls, world: World, folder: str) -> Outbox:
+    async def open(cls, world: World, folder: str) -> SubmissionOutbox:
         """Read back what a previous life left."""
         outbox = cls(world, folder)
         for name in await world.disk.list(folder):
@@ -54,7 +56,9 @@ class Outbox:
             await discard(disk, path, error)
             return
         if submission.commitment.node != self._world.signer.peer_id:
-            logger.warning("outbox_foreign %s: it was made under another key, nobody takes it now", name)
+            logger.warning(
+                "outbox_foreign %s: it was made under another key, no validator takes it now", name
+            )
             return
         self._pending[name] = submission
         self._advance(submission.commitment.version, submission.commitment.index + 1)
@@ -78,7 +82,8 @@ class Outbox:
         return self._next[1] if self._next[0] == version else 0
 
     def lead(self, version: PolicyVersion) -> int:
-        """How many places the next one under ``version`` is ahead of the oldest that is still pending."""
+        """How many places the next one under ``version`` is ahead of the oldest that is still
+        pending."""
         places = [sent.commitment.index for sent in self if sent.commitment.version == version]
         return self.next_index(version) - min(places) if places else 0
 
@@ -87,7 +92,8 @@ class Outbox:
         await self._removed.wait()
 
     async def add(self, submission: Submission) -> None:
-        """Keep it, durably, and move the cursor behind it. Raises `StorageError`; may be repeated."""
+        """Keep it, durably, and move the cursor behind it. Raises `StorageError`; may be
+        repeated."""
         name = _name(submission)
         await self._world.disk.replace(f"{self._folder}/{name}", submission.to_bytes())
         self._pending[name] = submission
@@ -106,5 +112,5 @@ class Outbox:
 
 
 def _name(submission: Submission) -> str:
-    place = submission.commitment
-    return f"{place.version:010d}-{place.index:010d}"
+    commitment = submission.commitment
+    return f"{commitment.version:010d}-{commitment.index:010d}"

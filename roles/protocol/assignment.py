@@ -1,8 +1,8 @@
 """Which tasks a node has to do, and with which random numbers: derived, never chosen.
 
-Task and draws of a group follow from (run, policy digest, node, version, group): a node cannot pick easy
-tasks, and whoever knows these five can replay them. Sources: INTELLECT-2 (arXiv 2505.07291), fixed data
-sampling; docs/protocols/sampling.md.
+Task and draws of a group follow from (run, policy digest, node, version, group): a node cannot
+pick easy tasks, and a validator, which knows these five, can replay them. Sources: INTELLECT-2
+(arXiv 2505.07291), fixed data sampling; docs/protocols/sampling.md.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from roles.envs.client import ContainedEnvironment
 from roles.run import Run
 
 REORDER_WINDOW: Final = 8
-"""How many places a submission may be ahead of the lowest one that is missing: twice the four that an
-honest node has under way (`roles.inference.session`), for one retry each."""
+"""How many places a submission may be ahead of the lowest one that is missing: twice the four
+that an honest node has under way (`roles.inference.session`), for one retry each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,13 @@ def draw_order(node: Node, run: Run, version: PolicyVersion, author: PeerId | No
 
 
 def validator_of(run: Run, node: PeerId, version: PolicyVersion) -> PeerId:
-    """Who judges ``node`` under a policy: one validator, as only who sees all places sees gaps and replays.
+    """Who judges ``node`` under a policy: one validator, as only who sees all places sees gaps
+    and replays.
 
     Derived, so that a node cannot choose its judge; another policy, perhaps another judge.
     """
-    place = b"".join((run.id, node.digest, int(version).to_bytes(8, "big")))
-    number = int.from_bytes(hashlib.sha256(place).digest()[:8], "big")
+    drawn = b"".join((run.id, node.digest, int(version).to_bytes(8, "big")))
+    number = int.from_bytes(hashlib.sha256(drawn).digest()[:8], "big")
     return run.terms.validators[number % len(run.terms.validators)]
 
 

@@ -1,8 +1,8 @@
 """What generators, validators and trainers say to each other: submissions, verdicts, replies.
 
-A *submission* is the groups one node drew in one go under one policy, behind a signed *commitment* that
-binds run, node, policy, place in the draw order and content. A *verdict* is a validator's signed answer,
-and the worker's receipt. Wire tables: docs/protocols/rollout.md.
+A *submission* is the groups one node drew in one go under one policy, behind a signed
+*commitment* that binds run, node, policy, place in the draw order and content. A *verdict* is a
+validator's signed answer, and the worker's receipt. Wire tables: docs/protocols/rollout.md.
 """
 
 from __future__ import annotations
@@ -71,10 +71,11 @@ _GROUP_BYTES: Final = 4 * KI
 
 
 def max_submission(groups: int, completions: int, tokens: int) -> int:
-    """Bytes of the longest submission of a run: ``groups`` of ``completions`` of at most ``tokens`` tokens.
+    """Bytes of the longest submission of a run: ``groups`` of ``completions`` of at most
+    ``tokens`` tokens.
 
-    The demo's has 80 KiB at most, a hundredth of `MAX_SUBMISSION`: so much less can be held by strangers
-    that each begin one.
+    The demo's has 80 KiB at most, a hundredth of `MAX_SUBMISSION`: so much less can be held by
+    strangers that each begin one.
     """
     longest = 64 * KI + groups * (_GROUP_BYTES + completions * tokens * _TOKEN_BYTES)
     return min(MAX_SUBMISSION, longest)
@@ -141,7 +142,8 @@ def _decode_group_untrusted(item: object) -> Group:
 
 @dataclass(frozen=True, slots=True)
 class Commitment:
-    """What a worker signs: whose groups these are, under which policy, which place in the order."""
+    """What a worker signs: whose groups these are, under which policy, which place in the
+    order."""
 
     run: bytes
     node: PeerId
@@ -216,14 +218,16 @@ class SubmissionHead:
         _check_signature(self.commitment, self.signed, self.signature, verify)
 
     def with_content_untrusted(self, content: bytes) -> Submission:
-        """The whole submission. Raise `BadMessage` unless ``content`` is the one committed to."""
+        """The whole submission. Raise `BadMessage` unless ``content`` is the one committed
+        to."""
         return _with_content(self.commitment, self.signature, content)
 
 
 def decode_head_untrusted(data: bytes) -> SubmissionHead | None:
     """Read the beginning of a framed submission, or None while it is incomplete.
 
-    Raise `BadMessage`, and nothing else, whatever the bytes; also if the head is longer than `MAX_HEAD`.
+    Raise `BadMessage`, and nothing else, whatever the bytes; also if the head is longer than
+    `MAX_HEAD`.
     """
     frame_head = decode_varint_untrusted(data)
     if frame_head is None:
@@ -251,7 +255,8 @@ def decode_head_untrusted(data: bytes) -> SubmissionHead | None:
 
 
 def _binary_head(data: bytes, at: int) -> tuple[int, int] | None:
-    """Where the msgpack `bin` at ``at`` begins, and how long it is; None while its head is incomplete."""
+    """Where the msgpack `bin` at ``at`` begins, and how long it is; None while its head is
+    incomplete."""
     if at >= len(data):
         return None
     width = _BINARY.get(data[at])
@@ -262,7 +267,8 @@ def _binary_head(data: bytes, at: int) -> tuple[int, int] | None:
 
 
 def decode_submission_untrusted(data: bytes, verify: Verify) -> Submission:
-    """Raise `BadMessage` unless it is whole, its signature right and its content the one committed to.
+    """Raise `BadMessage` unless it is whole, its signature right and its content the one
+    committed to.
 
     The groups stay encoded: `decode_groups_untrusted` opens them.
     """
@@ -351,7 +357,7 @@ def decode_verdict_untrusted(data: bytes, verify: Verify) -> SignedVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request was not served: nobody's verdict, one sentence."""
+    """Why a request was not served, in one sentence: no verdict, and no blame."""
 
     reason: str
     retry: bool

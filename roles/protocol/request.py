@@ -21,10 +21,11 @@ FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 5.0
 """Seconds. Longer would leave a recovered peer idle; shorter would hammer a dead one."""
 ANSWER_SECONDS: Final = 120.0
-"""How long an attempt may take, the transfer of a large submission over a slow link included."""
+"""How long an attempt may take, the transfer of a large submission over a slow link
+included."""
 PATIENCE: Final = 90.0
-"""Seconds after which who is asked says "later": before the asker gives up and asks again, so that nobody
-ever waits for an answer that nobody reads."""
+"""Seconds after which a peer that is asked says "later": before the asker gives up at
+`ANSWER_SECONDS` and asks again, so that no answer is computed that is not read any more."""
 NONSENSE: Final = 10.0
 """Penalty points of an answer that is none."""
 

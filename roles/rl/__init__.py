@@ -1,1 +1,4 @@
-"""The learning recipe: numbers, losses, advantages."""
+"""The learning recipe: `recipe` (its numbers), `losses`, `advantage`, and `gate`.
+
+The gate says whether a run has learned.
+"""

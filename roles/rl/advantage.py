@@ -1,4 +1,7 @@
-"""Group-relative advantages, and which groups teach anything. The trainer computes them, never the worker."""
+"""Group-relative advantages, and which groups teach anything.
+
+The trainer computes them, never the worker.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ def has_spread(rewards: Sequence[float]) -> bool:
 
 
 def group_advantages(rewards: Sequence[float], epsilon: float) -> list[float]:
-    """(reward - mean) / (standard deviation with n - 1 + ``epsilon``), per completion of one group."""
+    """(reward - mean) / (standard deviation with n - 1 + ``epsilon``), per completion of one
+    group."""
     if len(rewards) < 2:
         raise ValueError("an advantage needs at least two completions to compare")
     mean = math.fsum(rewards) / len(rewards)

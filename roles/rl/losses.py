@@ -1,12 +1,13 @@
 """Policy-gradient losses per token, as pure functions of log-probs.
 
-Notation, all of answer tokens: ``current`` is the log-prob that carries the gradient, ``old`` the one under
-the policy at the start of the step (recomputed by the trainer), ``behaviour`` the one the sampler
-reported. Everything but ``current`` is detached. The log-probs are those of softmax(logits /
-temperature) with the sampling temperature. All losses are minimised; the caller sums and divides.
+Notation, all of answer tokens: ``current`` is the log-prob that carries the gradient, ``old``
+the one under the policy at the start of the step (recomputed by the trainer), ``behaviour`` the
+one the sampler reported. Everything but ``current`` is detached. The log-probs are those of
+softmax(logits / temperature) with the sampling temperature. All losses are minimised; the
+caller sums and divides.
 
-Sources: PPO 1707.06347, GRPO 2402.03300, two-sided clip INTELLECT-2 2505.07291, truncated importance
-sampling Yao et al. (August 2025), k3 Schulman.
+Sources: PPO 1707.06347, GRPO 2402.03300, two-sided clip INTELLECT-2 2505.07291, truncated
+importance sampling Yao et al. (August 2025), k3 Schulman.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from torch import Tensor
 def clipped_loss(
     current: Tensor, old: Tensor, advantage: Tensor, *, clip: float, clip_negative: float = math.inf
 ) -> Tensor:
-    """-min(min(r, d) A, clip(r, 1-e, 1+e) A): PPO's clip, and a bound on -r A where A is negative."""
+    """-min(min(r, d) A, clip(r, 1-e, 1+e) A): PPO's clip, and a bound on -r A where A is
+    negative."""
     ratio = torch.exp(current - old)
     bounded = torch.clamp(ratio, max=clip_negative) * advantage
     clipped = torch.clamp(ratio, 1 - clip, 1 + clip) * advantage

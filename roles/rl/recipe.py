@@ -1,8 +1,9 @@
 """Every number of the learning recipe, with its meaning. Measured curves: docs/performance.md.
 
-Asynchronous GRPO as INTELLECT-2 ran it (two-sided clip, token-level loss, groups without spread dropped,
-hard gradient clipping), with truncated importance sampling against the samplers' own log-probs. The
-warm-up shows clean examples; what it leaves unlearned is practised with nothing but right and wrong.
+Asynchronous GRPO as INTELLECT-2 ran it (two-sided clip, token-level loss, groups without spread
+dropped, hard gradient clipping), with truncated importance sampling against the samplers' own
+log-probs. The warm-up shows clean examples; what it leaves unlearned is practised with nothing
+but right and wrong.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from roles.shared.bounds import Bounds, check_bounds
 MAX_SUBMISSION_GROUPS: Final = 256
 """What `roles.protocol.messages` can carry."""
 MAX_COMPLETIONS: Final = 8192
-"""Per submission: a verdict carries 4 bytes of reward for each, and is one ledger entry of at most 64 KiB."""
+"""Per submission: a verdict carries 4 bytes of reward for each, and is one ledger entry of at
+most 64 KiB."""
 
 _OPTIMISER: Final[Bounds] = {
     "rate": (0.0, 10.0),
@@ -52,7 +54,8 @@ _RECIPE: Final[Bounds] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmUp:
-    """Supervised learning on the environment's clean examples, before the first policy is published."""
+    """Supervised learning on the environment's clean examples, before the first policy is
+    published."""
 
     steps: int = 400
     """Optimiser steps. More leave RL nothing to do, fewer nothing to reinforce."""
@@ -64,7 +67,8 @@ class WarmUp:
     """Peak learning rate of AdamW."""
 
     ramp: int = 50
-    """Steps over which the rate climbs to its peak; then it falls linearly to ``floor`` of it."""
+    """Steps over which the rate climbs to its peak; then it falls linearly to ``floor`` of
+    it."""
 
     floor: float = 0.1
     """Share of the peak rate that is left at the last step."""
@@ -103,7 +107,8 @@ class Recipe:
     """Completions per task."""
 
     submission: int = 8
-    """Groups that a node draws, proves and submits in one go: 128 rows fill an engine, 20 ms keep lag low."""
+    """Groups that a node draws, proves and submits in one go: 128 rows fill an engine, 20 ms
+    keep lag low."""
 
     draw: int = 64
     """Tasks drawn at a time, until ``groups`` of them show spread."""
@@ -118,7 +123,8 @@ class Recipe:
     """A completion that reaches it is cut there, and wrong."""
 
     lag: int = 2
-    """Oldest usable policy, in steps behind the trainer's. It is rate times lag that destabilises."""
+    """Oldest usable policy, in steps behind the trainer's. It is rate times lag that
+    destabilises."""
 
     advantage_epsilon: float = 1e-6
     """Added to a group's standard deviation."""

@@ -1,4 +1,7 @@
-"""What the owner of a run writes: a TOML draft, with everything left out that has a good default."""
+"""What the owner of a run writes: a TOML draft.
+
+Everything that has a good default may be left out.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,14 @@ from roles.run.file import AdmissionRules, Delivery, EnvironmentPin, Model, Term
 
 DAY: Final = 24 * 3600
 MAX_DAYS: Final = 3650.0
-"""Days that a document may be valid. After ten years what it was signed with is no longer to be trusted."""
+"""Days that a document may be valid. After ten years what it was signed with is no longer to be
+trusted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """The keys of a draft. Environments are named; their digests are taken from what is installed here."""
+    """The keys of a draft. Environments are named; their digests are taken from what is
+    installed here."""
 
     name: str
     """What people call the run."""
@@ -42,7 +47,7 @@ class Draft:
     """Whose verdicts count."""
 
     admission: AdmissionRules = field(default_factory=AdmissionRules)
-    """Everybody else."""
+    """All other nodes."""
 
     model: Model = field(default_factory=Model)
     """What is trained."""
@@ -62,7 +67,8 @@ class Draft:
 
 
 def read_draft(table: object, where: str, now: float) -> Terms:
-    """The terms that a draft stands for. ``now`` is wall time. Raises `ConfigError` naming the key."""
+    """The terms that a draft stands for. ``now`` is wall time. Raises `ConfigError` naming the
+    key."""
     draft = read_table(Draft, table, where)
     try:
         return Terms(

@@ -1,12 +1,15 @@
-"""The run file: what is trained, how, by whose word. One signed document that every node of a run holds.
+"""The run file: what is trained, how, by whose word.
 
-The owner writes a draft (TOML), signs it with a key that stays offline (``python -m roles.run create``) and
-hands the document to the first node. Everybody else gets it from a peer, checks the signature, shows owner
-and id, and pins them. A later edition has a higher epoch; nobody goes back to an older one.
+One signed document that every node of a run holds.
 
-The document is msgpack: ``[format, owner, terms, signature]``, where ``terms`` is the packed table of `Terms`
-with sorted keys, and the signature covers format, owner and terms under `DOMAIN`. Bytes that would be packed
-differently are refused, so that one edition has one form.
+The owner writes a draft (TOML), signs it with a key that stays offline (``python -m roles.run
+create``) and hands the document to the first node. Every other node gets it from a peer, checks
+the signature, shows owner and id, and pins them. A later edition has a higher epoch; no node
+goes back to an older one.
+
+The document is msgpack: ``[format, owner, terms, signature]``, where ``terms`` is the packed
+table of `Terms` with sorted keys, and the signature covers format, owner and terms under
+`DOMAIN`. Bytes that would be packed differently are refused, so that one edition has one form.
 """
 
 from __future__ import annotations
@@ -35,15 +38,18 @@ from roles.shared.bounds import check_bounds
 
 DOMAIN: Final = "/shoal/run/1.0.0"
 FORMAT: Final = 1
-"""Grows when a field is added to `Terms` or to anything inside it: then old nodes refuse, with a reason."""
+"""Grows when a field is added to `Terms` or to anything inside it: then old nodes refuse, with
+a reason."""
 MAX_RUN: Final = 256 * KI
 """Bytes of a document: 4,096 peers of 54 characters, and 30 KiB for the rest."""
 MAX_PEERS: Final = 1_024
 """Names in one list. More people than that are admitted by rule, not by name."""
 MAX_TABLE: Final = 4 * KI
-"""Keys and values of a document: three lists of `MAX_PEERS` names, and a thousand for the rest."""
+"""Keys and values of a document: three lists of `MAX_PEERS` names, and a thousand for the
+rest."""
 MAX_COMPLAINT: Final = 300
-"""Characters of what is said about a void document: it quotes what its author, any stranger, wrote."""
+"""Characters of what is said about a void document: it quotes what its author, any stranger,
+wrote."""
 MAX_NAME: Final = 64
 """Characters of a name; it is shown on one line."""
 MAX_ENVIRONMENTS: Final = 64
@@ -60,7 +66,7 @@ class AdmissionMode(Enum):
     """Who may join."""
 
     OPEN = "open"
-    """Whoever brings the work stamp of the DHT."""
+    """Every node that brings the work stamp of the DHT."""
     ALLOW = "allow"
     """Those on the list, the trainers and the validators."""
 
@@ -107,7 +113,8 @@ class EnvironmentPin:
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
-            # Not module:Class: what a run names is imported and called on every volunteer's machine.
+            # Not module:Class: what a run names is imported and called on every volunteer's
+            # machine.
             raise ValueError(
                 "an environment is named as its entry point is (letters, digits, . _ -), "
                 f"not {self.name!r:.80}"
@@ -151,7 +158,7 @@ class Terms:
     """Whose verdicts count."""
 
     admission: AdmissionRules = field(default_factory=AdmissionRules)
-    """Everybody else."""
+    """All other nodes."""
 
     model: Model = field(default_factory=Model)
     """What is trained."""
@@ -180,7 +187,8 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A signed edition of a run (a `p2p.node.admission.SignedRun`). Made by `sign_run` or `open_run` only."""
+    """A signed edition of a run (a `p2p.node.admission.SignedRun`). Made by `sign_run` or
+    `open_run` only."""
 
     owner: PeerId
     """Who signed."""
@@ -222,7 +230,8 @@ class Run:
         return {"shardcast": {"chunk_bytes": self.terms.delivery.chunk_bytes}}
 
     def may(self, peer: PeerId, capability: Capability) -> bool:
-        """Whether ``peer`` may: trainers publish, validators validate, the rest by `AdmissionRules`."""
+        """Whether ``peer`` may: trainers publish, validators validate, the rest by
+        `AdmissionRules`."""
         if capability is Capability.PUBLISH:
             return peer in self.terms.trainers
         if capability is Capability.VALIDATE:
@@ -233,7 +242,8 @@ class Run:
         return peer in rules.allowed or peer in self.terms.trainers or peer in self.terms.validators
 
     def needs_stamp(self, peer: PeerId) -> bool:
-        """Whether ``peer`` must prove work: in an open run all must whom the document does not name."""
+        """Whether ``peer`` must prove work: in an open run all must whom the document does not
+        name."""
         if self.terms.admission.mode is not AdmissionMode.OPEN:
             return False
         named = (self.owner, *self.officers, *self.terms.admission.allowed)
@@ -242,7 +252,8 @@ class Run:
     def engine_config(
         self, machine: MachineLimits | None = None, *, threads: int = 1, nice: int = 0
     ) -> EngineConfig:
-        """The engine of this run on this machine. Raises `ConfigError` if it asks too much of it."""
+        """The engine of this run on this machine. Raises `ConfigError` if it asks too much of
+        it."""
         (machine or MachineLimits()).check(self.terms.model.shape, self.terms.recipe)
         return EngineConfig(
             kind=self.terms.model.engine,
@@ -255,7 +266,8 @@ class Run:
         )
 
     def shape(self, end_token: int) -> Shape:
-        """What every group of this run looks like, whatever it says; the environment says what ends one."""
+        """What every group of this run looks like, whatever it says; the environment says what
+        ends one."""
         return Shape(
             group_size=self.terms.recipe.group_size,
             max_new_tokens=self.terms.recipe.max_new_tokens,
@@ -264,9 +276,10 @@ class Run:
         )
 
     def check_job(self, peer: PeerId, job: str) -> None:
-        """Raise `ConfigError` unless the node ``peer`` can do ``job`` (the name of a role) in this run.
+        """Raise `ConfigError` unless the node ``peer`` can do ``job`` (the name of a role) in
+        this run.
 
-        Nobody dials itself, and nobody's work is judged by itself: three jobs, three nodes.
+        No node dials itself, and none judges its own work: three jobs, three nodes.
         """
         terms, remedy = self.terms, "give this role a node of its own, with its own --data"
         named = {"trainer": terms.trainers, "validator": terms.validators}.get(job)
@@ -283,17 +296,20 @@ class Run:
             raise ConfigError(f"{peer} is a validator of run {self.name!r} and cannot judge itself: {remedy}")
 
     def why_restart(self, newer: Run) -> str:
-        """What ``newer`` changes that cannot change under a role that works; empty if there is nothing.
+        """What ``newer`` changes that cannot change under a role that works; empty if there is
+        nothing.
 
-        Officers, admission, limits and expiry may. The rest is what engines were opened with and what
-        submissions under way were made with: with two of them at a time honest work would be rejected.
+        Officers, admission, limits and expiry may. The rest is what engines were opened with
+        and what submissions under way were made with: with two of them at a time honest work
+        would be rejected.
         """
         fixed = ("environments", "model", "recipe", "delivery")
         changed = [key for key in fixed if getattr(self.terms, key) != getattr(newer.terms, key)]
         return " and ".join(changed)
 
     def check_store(self, keep_versions: int) -> None:
-        """Raise `ConfigError` if a trainer or validator that keeps so few policies cannot serve this run."""
+        """Raise `ConfigError` if a trainer or validator that keeps so few policies cannot serve
+        this run."""
         if keep_versions <= self.terms.recipe.lag:
             raise ConfigError(
                 f"run {self.name!r} uses policies that are {self.terms.recipe.lag} versions old: set "
@@ -301,7 +317,8 @@ class Run:
             )
 
     def check_environments(self) -> None:
-        """Raise `ConfigError` if an environment is missing here, or has other source. Nothing is imported."""
+        """Raise `ConfigError` if an environment is missing here, or has other source. Nothing
+        is imported."""
         for pin in self.terms.environments:
             if environment_digest(pin.name) != pin.digest:
                 raise ConfigError(
@@ -319,7 +336,8 @@ def run_id(owner: PeerId, name: str) -> bytes:
 
 
 def sign_run(terms: Terms, owner: Signer) -> Run:
-    """The document of ``terms``, signed. Two documents of one owner, name and epoch must never differ."""
+    """The document of ``terms``, signed. Two documents of one owner, name and epoch must never
+    differ."""
     body = pack(_sorted(write_table(terms)))
     signature = owner.sign(DOMAIN, _signed(owner.peer_id, body))
     document = pack([FORMAT, owner.peer_id.digest, body, signature])
@@ -331,8 +349,8 @@ def sign_run(terms: Terms, owner: Signer) -> Run:
 def decode_run_untrusted(document: bytes, verify: Verify = real_verify, pin: SignedRun | None = None) -> Run:
     """Raise `BadMessage`, and nothing else, whatever the bytes. The signature is judged first.
 
-    Not even that in a document of another owner than that of ``pin``; and before the table of one is read
-    there is a look at its name alone.
+    Not even that in a document of another owner than that of ``pin``; and before the table of
+    one is read there is a look at its name alone.
     """
     if len(document) > MAX_RUN:
         raise BadMessage(f"a run file of {len(document)} bytes is too long (at most {MAX_RUN})")
@@ -350,8 +368,9 @@ def decode_run_untrusted(document: bytes, verify: Verify = real_verify, pin: Sig
     except UnusableEdition:
         raise
     except BadMessage as error:
-        # Its owner's fault, or the next version's of Shoal. A peer that hands over a table that is void here
-        # to a node that is in no run yet could have known better: it signed it, or read it.
+        # Its owner's fault, or the next version's of Shoal. A peer that hands over a table that
+        # is void here to a node that is in no run yet could have known better: it signed it, or
+        # read it.
         raise (BadMessage if pin is None else UnusableEdition)(str(error)) from None
     return Run(owner=owner, terms=terms, document=bytes(document))
 
@@ -372,12 +391,14 @@ def _decode_terms_untrusted(body: bytes, owner: PeerId, pin: SignedRun | None) -
 
 
 def _complaint(error: ConfigError) -> str:
-    """What is said about a void document, fit for one line of a terminal: a stranger may have written it."""
+    """What is said about a void document, fit for one line of a terminal: a stranger may have
+    written it."""
     return "".join(sign if sign.isprintable() else "?" for sign in str(error)[:MAX_COMPLAINT])
 
 
 def open_run(document: bytes, verify: Verify = real_verify, pin: SignedRun | None = None) -> Run:
-    """The reader that the node finds under the entry point group ``shoal.runs``; raises `BadMessage`."""
+    """The reader that the node finds under the entry point group ``shoal.runs``; raises
+    `BadMessage`."""
     return decode_run_untrusted(document, verify, pin)
 
 

@@ -1,7 +1,10 @@
 """What every role uses, and none owns.
 
-`bounds` (what numbers of a run file make sense), `standing` (whether a role may work now), `durable` (writes
-that a role cannot do without), `checked_json` (small files that notice damage), `seats` (how many streams are
-read at a time), `reasons` (counts of sentences, fit for a terminal), `worker_streams` (frames on the standard
-streams of a worker process).
+* `bounds`: what numbers of a run file make sense at all;
+* `standing`: whether a role may work now;
+* `durable`: writes that a role cannot do without;
+* `checked_json`: small files that notice damage;
+* `seats`: how many streams are read at a time;
+* `reasons`: sentences of peers, counted apart and fit for a terminal;
+* `worker_streams`: frames on the standard streams of a worker process.
 """

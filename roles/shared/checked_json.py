@@ -1,8 +1,8 @@
 """Small JSON documents on a node's disk that notice when a bit of them has changed.
 
-A flipped digit in plain JSON is still JSON, and would be believed. So a document is a line with the SHA-256
-of what follows, and then that. Each owner decides what damage means: progress begins anew, what may have been
-learnt from counts as used.
+A flipped digit in plain JSON is still JSON, and would be believed. So a document is a line with
+the SHA-256 of what follows, and then that. Each owner decides what damage means: progress
+begins anew, what may have been learnt from counts as used.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ logger = logging.getLogger(__name__)
 
 
 class DamagedFile(StorageError):
-    """A file of this node does not say what was written into it: the disk, or somebody, has changed it."""
+    """A file of this node does not say what was written into it: the disk, or a person, has
+    changed it."""
 
 
 async def keep(disk: Disk, path: str, value: object) -> None:
@@ -39,7 +40,8 @@ async def recall(disk: Disk, path: str) -> Any:
 
 
 async def discard(disk: Disk, path: str, reason: object) -> None:
-    """Remove a file of which nothing can be used, and say so; a next life tries again if the disk refuses."""
+    """Remove a file of which nothing can be used, and say so; a next life tries again if the
+    disk refuses."""
     logger.warning("%s is damaged and is removed: %s", disk.locate(path), reason)
     try:
         await disk.remove(path)

@@ -1,8 +1,9 @@
 """Writes that a role cannot do without, repeated until the disk takes them.
 
-A disk is full for a while. What a role must not lose (a submission drawn, a verdict, a step) waits then, and
-the role with it: the worker draws nothing, the validator judges nothing, the trainer learns nothing. They go
-on when there is room. Meanwhile the node relays, answers, and serves what it holds.
+A disk is full for a while. What a role must not lose (a submission drawn, a verdict, a step)
+waits then, and the role with it: the worker draws nothing, the validator judges nothing, the
+trainer learns nothing. They go on when there is room. Meanwhile the node relays, answers, and
+serves what it holds.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ logger = logging.getLogger(__name__)
 
 
 class Durable:
-    """The writes of one role. One line is logged when the first of them has to wait, one when none does."""
+    """The writes of one role. One line is logged when the first of them has to wait, one when
+    none does."""
 
     def __init__(self, world: World, role: str) -> None:
         self._world = world
@@ -30,7 +32,8 @@ class Durable:
         """Writes that the disk has refused and that are tried again."""
 
     async def insist(self, write: Callable[[], Awaitable[T]]) -> T:
-        """What ``write`` returns, once the disk has taken it. It must be one that may be repeated."""
+        """What ``write`` returns, once the disk has taken it. It must be one that may be
+        repeated."""
         try:
             return await write()
         except StorageError as error:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Final
 
 MAX_REASONS: Final = 32
-"""Reasons counted apart, twice as many as there are checks. Some quote what was sent, and so have no end."""
+"""Reasons counted apart, twice as many as there are checks. Some quote what was sent, and so
+have no end."""
 SHOWN: Final = 4
 """Reasons that a line for people names, the most frequent: more would not be read."""
 OTHER: Final = "other"
@@ -27,5 +28,6 @@ def because(counts: Mapping[str, int]) -> str:
 
 
 def printable(text: str) -> str:
-    """A peer's words, fit for a terminal: a control character in them could rewrite its screen."""
+    """A peer's words, fit for a terminal: a control character in them could rewrite its
+    screen."""
     return "".join(sign if sign.isprintable() else "?" for sign in text)

@@ -1,11 +1,14 @@
-"""How many streams a service reads at a time: of one peer, of one network, of strangers, and of all together.
+"""How many streams a service reads at a time.
+
+Of one peer, of one network, of strangers, and of all together.
 
 Theory of operation
 -------------------
-A seat stands for the memory that a message takes while it arrives. Peers that fill all seats and send nothing
-would shut out all others, so a seat is lent, not given: when none is left, the slowest occupant goes for the
-peer that asks. An attacker can have many names; it cannot have had work accepted without doing it, cannot
-choose its networks freely, and cannot be fast without paying for the bytes. Therefore:
+A seat stands for the memory that a message takes while it arrives. Peers that fill all seats
+and send nothing would shut out all others, so a seat is lent, not given: when none is left, the
+slowest occupant goes for the peer that asks. An attacker can have many names; it cannot have
+had work accepted without doing it, cannot choose its networks freely, and cannot be fast
+without paying for the bytes. Therefore:
 
 * strangers together get `STRANGERS` seats, the rest is for peers with accepted work;
 * one network, where the host knows networks, gets `PER_NETWORK`;
@@ -25,16 +28,19 @@ from p2p.identity import PeerId
 from p2p.limits import FadingCounts
 
 PER_PEER: Final = 8
-"""Twice the four submissions, or deliveries, that an honest peer has under way: each may be asked again."""
+"""Twice the four submissions, or deliveries, that an honest peer has under way: each may be
+asked again."""
 IN_ALL: Final = 128
 """At 8 MiB a submission this bounds what waits in memory at 1 GiB."""
 STRANGERS: Final = IN_ALL // 2
-"""For all peers together that have no accepted work: a dozen newcomers at once, and never what the others
-need."""
+"""For all peers together that have no accepted work: a dozen newcomers at once, and never what
+the others need."""
 PER_NETWORK: Final = IN_ALL // 8
-"""Of one network: an eighth, as of connections (`p2p.limits`), four workers with all they have under way."""
+"""Of one network: an eighth, as of connections (`p2p.limits`), four workers with all they have
+under way."""
 GRACE: Final = 2.0
-"""Seconds in which an occupant cannot be called slow: a few round trips to the other side of the world."""
+"""Seconds in which an occupant cannot be called slow: a few round trips to the other side of
+the world."""
 STRIKE_HALF_LIFE: Final = 60.0
 """Seconds in which half of it is forgotten that a peer was made to go."""
 
@@ -67,7 +73,8 @@ class Seats:
         strangers: int | None = None,
         per_network: int = PER_NETWORK,
     ) -> None:
-        """``strangers``: how many seats those without accepted work have together; None: all of them."""
+        """``strangers``: how many seats those without accepted work have together; None: all of
+        them."""
         self._per_peer = per_peer
         self._in_all = in_all
         self._strangers = in_all if strangers is None else strangers
@@ -88,7 +95,8 @@ class Seats:
         is_stranger: bool = False,
         evict: Callable[[], object] = lambda: None,
     ) -> Seat | None:
-        """A seat for ``peer``, if need be another's; None if there is none for it. `leave` must follow.
+        """A seat for ``peer``, if need be another's; None if there is none for it. `leave` must
+        follow.
 
         ``network`` is empty where the host does not know it.
         """
@@ -120,7 +128,8 @@ class Seats:
 
     @contextmanager
     def seat(self, peer: PeerId) -> Iterator[bool]:
-        """Give ``peer`` a seat for the length of the block that nobody takes away; False if there is none."""
+        """Give ``peer`` a seat for the length of the block that is not taken away; False if
+        there is none."""
         if self._own.get(peer, 0) >= self._per_peer or len(self._taken) >= self._in_all:
             yield False
             return
@@ -132,7 +141,7 @@ class Seats:
             self.leave(seat)
 
     def _crowd_of(self, asker: Seat) -> list[Seat] | None:
-        """Who is to make room for ``asker``; None if there is room."""
+        """The occupants of which one is to make room for ``asker``; None if there is room."""
         if asker.network:
             near = [seat for seat in self._taken if seat.network == asker.network]
             if len(near) >= self._per_network:
@@ -145,7 +154,8 @@ class Seats:
         return strangers or ([] if asker.is_stranger else list(self._taken))
 
     def _slowest(self, crowd: list[Seat], asker: Seat, now: float) -> Seat | None:
-        """Who of them goes: who has gone before, then who sends least; None if nobody may be told to."""
+        """Which of them goes: one that has gone before, then the slowest; None if none may be
+        told to."""
         own = round(self._strikes.count(_name(asker.peer), now))
         best: tuple[int, float] | None = None
         victim = None

@@ -1,15 +1,16 @@
-"""Whether a role may work: what the newest edition of the run file says of its node, while it runs.
+"""Whether a role may work now, by the newest edition of the run file.
 
 Theory of operation
 -------------------
-A role is opened under one edition and meets others. A later one may take its node's name away, change what
-engines and submissions are made of, or not come in time, so that the last has expired. In each case the role
-rests: it begins no work, signs nothing, publishes nothing, and tells its peers to ask again; the node goes on
-relaying. `Standing.wait` is in front of every piece of work and `Standing.check` in front of every signature,
-because an edition may come while an engine works. The role goes on as soon as an edition allows it.
+A role is opened under one edition and meets others. A later one may take its node's name away,
+change what engines and submissions are made of, or not come in time, so that the last has
+expired. In each case the role rests: it begins no work, signs nothing, publishes nothing, and
+tells its peers to ask again; the node goes on relaying. `RoleStanding.wait` is in front of
+every piece of work and `RoleStanding.check` in front of every signature, because an edition may
+come while an engine works. The role goes on as soon as an edition allows it.
 
-What an edition may change under a role that works (officers, admission, limits) is read from `Standing.run`
-each time, never kept.
+What an edition may change under a role that works (officers, admission, limits) is read from
+`RoleStanding.run` each time, never kept.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ class AtRest(ShoalError):
     """The role may not work now; the message says why."""
 
 
-class Standing:
+class RoleStanding:
     """What the run file says of one role of one node."""
 
     def __init__(self, node: Node, job: str, name: str = "") -> None:
-        """``job``: what `Run.check_job` calls the work; ``name`` is the role's own, if it is another."""
+        """``job``: what `Run.check_job` calls the work; ``name`` is the role's own, if it is
+        another."""
         self._node = node
         self._job = job
         self._name = name or job
@@ -79,8 +81,8 @@ class Standing:
             await self._node.book.wait_change()
 
     async def watch(self) -> None:
-        """Tell the operator and the swarm, in one sentence and one heartbeat, when the role rests, and when
-        it goes on. Works until cancelled."""
+        """Tell the operator and the swarm, in one sentence and one heartbeat, when the role
+        rests, and when it goes on. Works until cancelled."""
         said = ""
         while True:
             why_not = self.why_not

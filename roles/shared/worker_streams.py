@@ -1,8 +1,8 @@
 """The standard streams of a worker process: frames in, frames out, and nothing else.
 
-A frame is msgpack behind its 4-byte big-endian length (`p2p.world.World.open_worker`). Whatever prints goes
-to standard error, so that no library can garble a frame. When standard input ends, by the node's wish or by
-its death, the process ends at once, whatever it is doing.
+A frame is msgpack behind its 4-byte big-endian length (`p2p.world.World.open_worker`). Whatever
+prints goes to standard error, so that no library can garble a frame. When standard input ends,
+by the node's wish or by its death, the process ends at once, whatever it is doing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def serve_streams(serve: Callable[[Callable[[], bytes], Callable[[bytes], None]]
 
 
 def _claim_stdout() -> BinaryIO:
-    """Standard output for frames alone; from now on whatever prints does so on standard error."""
+    """Standard output for frames alone; from now on whatever prints does so on standard
+    error."""
     frames = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     sys.stdout = sys.stderr

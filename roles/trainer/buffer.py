@@ -1,4 +1,6 @@
-"""Accepted groups that wait for the trainer: fresh enough, with something to learn, and not too many.
+"""Accepted groups that wait for the trainer's next step.
+
+They are fresh enough, have something to learn, and are not too many.
 
 Sans I/O: `roles.trainer.session` owns one. A group whose rewards are all equal teaches nothing
 under GRPO and is counted, not kept (DAPO's dynamic sampling, arXiv 2503.14476).
@@ -15,7 +17,7 @@ from roles.rl.advantage import has_spread
 
 
 @dataclass(frozen=True, slots=True)
-class PooledGroup:
+class BufferedGroup:
     """A group, the policy that drew it and the submission it came in."""
 
     version: PolicyVersion
@@ -27,7 +29,7 @@ class PooledGroup:
 
 
 @dataclass(slots=True)
-class PoolCounts:
+class BufferCounts:
     """What became of the groups so far."""
 
     used: int = 0
@@ -38,20 +40,22 @@ class PoolCounts:
     """Used groups by how many steps behind they were."""
 
 
-class GroupPool:
-    """Groups by age. ``capacity`` is back-pressure, not loss: `has_room_behind` says when to take more."""
+class GroupBuffer:
+    """Groups by age. ``capacity`` is back-pressure, not loss: `has_room_behind` says when to
+    take more."""
 
     def __init__(self, capacity: int, staleness: int) -> None:
         self._capacity = capacity
         self._staleness = staleness
-        self._groups: list[PooledGroup] = []
-        self.counts = PoolCounts()
+        self._groups: list[BufferedGroup] = []
+        self.counts = BufferCounts()
 
     def __len__(self) -> int:
         return len(self._groups)
 
     def has_room_behind(self, coming: int) -> bool:
-        """Whether another submission may come in behind the ``coming`` groups that are being taken in."""
+        """Whether another submission may come in behind the ``coming`` groups that are being
+        taken in."""
         return len(self._groups) + coming < self._capacity
 
     @property
@@ -59,7 +63,7 @@ class GroupPool:
         """Submissions of which a group is still here, in order of arrival."""
         return dict.fromkeys(pooled.source for pooled in self._groups)
 
-    def add(self, groups: Iterable[PooledGroup]) -> None:
+    def add(self, groups: Iterable[BufferedGroup]) -> None:
         """Keep those with spread."""
         for pooled in groups:
             if has_spread(pooled.group.rewards):
@@ -73,8 +77,9 @@ class GroupPool:
         self.counts.stale += len(self._groups) - len(fresh)
         self._groups = fresh
 
-    def take(self, count: int, step: int) -> list[PooledGroup] | None:
-        """The ``count`` oldest groups, for the step that follows ``step``; None while there are fewer."""
+    def take(self, count: int, step: int) -> list[BufferedGroup] | None:
+        """The ``count`` oldest groups, for the step that follows ``step``; None while there are
+        fewer."""
         self.drop_stale(step)
         if len(self._groups) < count:
             return None

@@ -1,11 +1,12 @@
-"""What the trainer has received and not yet learnt from, on disk; and which groups of it were learnt from.
+"""Deliveries on the trainer's disk, and which of their groups were learnt from.
 
 Theory of operation
 -------------------
-A delivery is a file before it is answered, and stays until no group of it can be used. Groups of one
-delivery may be used in different steps, so a second file says which group went into which step. It is
-written *before* the checkpoint of that step: after a crash, what it says of later steps than the checkpoint's
-never happened, and everything else is neither lost nor learnt from twice.
+A delivery is a file before it is answered, and stays until no group of it can be used. Groups
+of one delivery may be used in different steps, so a second file says which group went into
+which step. It is written *before* the checkpoint of that step: after a crash, what it says of
+later steps than the checkpoint's never happened, and everything else is neither lost nor learnt
+from twice.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from p2p.errors import BadMessage
 from p2p.world import World, dawdle
 from roles.protocol.messages import SignedVerdict, Submission, decode_delivery_untrusted, encode_delivery
 from roles.shared.checked_json import DamagedFile, discard, keep, recall
-from roles.trainer.buffer import PooledGroup
+from roles.trainer.buffer import BufferedGroup
 
 logger = logging.getLogger(__name__)
 
 _USED: Final = "used.json"
 
 
-class Intake:
+class Inbox:
     """The deliveries below one folder of the node's disk."""
 
     def __init__(self, world: World, folder: str) -> None:
@@ -42,7 +43,7 @@ class Intake:
         await self._world.disk.replace(self._path(content.hex()), encode_delivery(verdict, submission))
         self._files[content] = None
 
-    async def mark_used(self, groups: Sequence[PooledGroup], step: int) -> None:
+    async def mark_used(self, groups: Sequence[BufferedGroup], step: int) -> None:
         """Say that ``groups`` go into ``step``, before its checkpoint is written."""
         self._used = {key: at for key, at in self._used.items() if key[0] in self._files}
         self._used |= {(group.source, group.number): step for group in groups}
@@ -53,7 +54,8 @@ class Intake:
         await keep(self._world.disk, self._path(_USED), rows)
 
     async def restore(self, step: int) -> AsyncIterator[tuple[SignedVerdict, Submission, frozenset[int]]]:
-        """What an earlier life left, each with the groups that went into ``step`` or an earlier one."""
+        """What an earlier life left, each with the groups that went into ``step`` or an earlier
+        one."""
         disk = self._world.disk
         names = [name for name in await disk.list(self._folder) if name != _USED]
         is_known = await self._recall_used(step, bool(names))
@@ -69,7 +71,8 @@ class Intake:
                 yield *delivery, frozenset(number for source, number in self._used if source == content)
 
     async def _recall_used(self, step: int, has_deliveries: bool) -> bool:
-        """Read which groups were learnt from by ``step``; False if that is lost: any may have been."""
+        """Read which groups were learnt from by ``step``; False if that is lost: any may have
+        been."""
         try:
             rows = await recall(self._world.disk, self._path(_USED))
         except DamagedFile as error:
@@ -85,7 +88,8 @@ class Intake:
         return not reason
 
     async def forget_all_but(self, needed: dict[bytes, None]) -> None:
-        """Remove the deliveries of which no group can be used any more. Raises `StorageError`."""
+        """Remove the deliveries of which no group can be used any more. Raises
+        `StorageError`."""
         for content in [content for content in self._files if content not in needed]:
             await dawdle(self._world, "intake/slow removal")
             await self._world.disk.remove(self._path(content.hex()))

@@ -1,4 +1,4 @@
-"""From validator to trainer: accepted submissions, on disk until the trainer says that it has them."""
+"""Accepted submissions on their way to the trainer, on disk until it has them."""
 
 from __future__ import annotations
 
@@ -32,40 +32,39 @@ WAITING: Final = 4
 """Deliveries without an answer before judging stops: more would only grow stale on the way."""
 
 
-class Handover:
-    """Deliveries under way. Bounded: `has_room` holds the validator while the trainer is full."""
+class Deliveries:
+    """Deliveries under way. Bounded: `has_room` holds the validator while the trainer is
+    full."""
 
     def __init__(self, node: Node, folder: str, nursery: trio.Nursery, on_room: Callable[[], None]) -> None:
+        """``on_room`` is called when another delivery may begin."""
         self._node = node
         self._folder = folder
         self._nursery = nursery
         self._under_way = 0
-        self._durable = Durable(node.world, "handover")
+        self._durable = Durable(node.world, "delivery")
         self._on_room = on_room
 
-    @classmethod
-    async def open(
-        cls, node: Node, folder: str, nursery: trio.Nursery, on_room: Callable[[], None]
-    ) -> Handover:
-        """Take up again what a previous life left. ``on_room`` is called when another delivery may begin."""
-        handover = cls(node, folder, nursery, on_room)
-        for name in await node.world.disk.list(folder):
-            data = await node.world.disk.read(f"{folder}/{name}")
+    async def resume(self) -> None:
+        """Take up again what a previous life left."""
+        disk = self._node.world.disk
+        for name in await disk.list(self._folder):
+            data = await disk.read(f"{self._folder}/{name}")
             try:
-                delivery = decode_delivery_untrusted(data, node.world.verify)
+                delivery = decode_delivery_untrusted(data, self._node.world.verify)
             except BadMessage as error:
-                await discard(node.world.disk, f"{folder}/{name}", error)
+                await discard(disk, f"{self._folder}/{name}", error)
                 continue
-            handover.expect()
-            handover.deliver(*delivery)
-        return handover
+            self.expect()
+            self.deliver(*delivery)
 
     def has_room(self, beyond: int = 0) -> bool:
         """Whether another delivery may begin, or might if ``beyond`` more were allowed."""
         return self._under_way < WAITING + beyond
 
     async def keep(self, verdict: SignedVerdict, submission: Submission) -> None:
-        """Put a delivery on disk, before its verdict is known to anybody. Raises `StorageError`."""
+        """Put a delivery on disk, before its verdict is known to anybody. Raises
+        `StorageError`."""
         await self._node.world.disk.replace(self._path(verdict), encode_delivery(verdict, submission))
 
     def expect(self) -> None:

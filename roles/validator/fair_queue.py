@@ -2,25 +2,26 @@
 
 Theory of operation
 -------------------
-There is one scorer, and work for it costs a sender nothing to invent. So what stands in the queue is not the
-work but the node: each waiting node has its turn, and the one that had least of the scorer's time is first
-(start-time fair queueing). Among nodes that had nearly the same, the oldest policy goes first: weights are
-loaded seldom then, and nothing goes stale.
+There is one scorer, and work for it costs a sender nothing to invent. So what stands in the
+queue is not the work but the node: each waiting node has its turn, and the one that had least
+of the scorer's time is first (start-time fair queueing). Among nodes that had nearly the same,
+the oldest policy goes first: weights are loaded seldom then, and nothing goes stale.
 
-There are two lines. In one stand the nodes whose work was accepted, and none rejected of late; in the other
-all others, which get `STRANGERS_SHARE` of the time while both wait, newcomers before nodes in debt. A
-rejection is a debt of one, halved every `DEBT_HALF_LIFE`: one puts a node behind for a minute, eight for
-four. What the scorer has to spare, because the trainer takes nothing more, is for nodes in debt: most of
-their work needs no trainer.
+There are two lines. In one stand the nodes whose work was accepted, and none rejected of late;
+in the other all others, which get `STRANGERS_SHARE` of the time while both wait, newcomers
+before nodes in debt. A rejection is a debt of one, halved every `DEBT_HALF_LIFE`: one puts a
+node behind for a minute, eight for four. What the scorer has to spare, because the trainer
+takes nothing more, is for nodes in debt: most of their work needs no trainer.
 
-A rejection stays in the validator's ledger for ever, so nodes in debt, all together, get no more than
-`REJECTIONS` of them before earlier ones are forgiven: one identity that handed in empty submissions as fast
-as they were judged filled 4.7 GB of disk a day. Newcomers are not held up by that: they have no debt, and an
-identity for each rejection costs its maker more than the half kilobyte that it leaves.
+A rejection stays in the validator's ledger for ever, so nodes in debt, all together, get no
+more than `REJECTIONS` of them before earlier ones are forgiven: one identity that handed in
+empty submissions as fast as they were judged filled 4.7 GB of disk a day. Newcomers are not
+held up by that: they have no debt, and an identity for each rejection costs its maker more than
+the half kilobyte that it leaves.
 
-Bounded: `QUEUE` submissions, `PER_NODE` of each node, half of all for the second line. When that is full, the
-newest of the node that stands worst goes (its worker is told to ask again: no verdict). No I/O: the caller
-knows the time.
+Bounded: `QUEUE` submissions, `PER_NODE` of each node, half of all for the second line. When
+that is full, the newest of the node that stands worst goes (its worker is told to ask again: no
+verdict). No I/O: the caller knows the time.
 """
 
 from __future__ import annotations
@@ -37,28 +38,30 @@ from p2p.shardcast.manifest import PolicyVersion
 T = TypeVar("T")
 
 QUEUE: Final = 64
-"""Submissions that wait for the scorer; each sender has four, and one scorer serves a dozen senders."""
+"""Submissions that wait for the scorer; each sender has four, and one scorer serves a dozen
+senders."""
 PER_NODE: Final = 8
 """Of one node: the four that an honest one has under way, and as many of an earlier life."""
 STRANGERS_SHARE: Final = 1 / 16
-"""Share of the scorer's time for nodes without accepted work, while others wait. With less a newcomer waits
-for long; with more a crowd of invented ones is felt: honest work may lose a tenth."""
+"""Share of the scorer's time for nodes without accepted work, while others wait. With less a
+newcomer waits for long; with more a crowd of invented ones is felt: honest work may lose a
+tenth."""
 DEBT_HALF_LIFE: Final = 60.0
 """Seconds in which half of a node's rejections is forgiven."""
 IN_DEBT: Final = 0.5
 """Debt from which a node stands behind: one rejection, for a minute."""
 REJECTIONS: Final = 128
-"""Rejections not yet forgiven, of all nodes together, beyond which nodes in debt wait: with the half-life
-above 1.5 a second, 64 MB of ledger a day. The demo's cheat hands in 1.4 a second."""
+"""Rejections not yet forgiven, of all nodes together, beyond which nodes in debt wait: with the
+half-life above 1.5 a second, 64 MB of ledger a day. The demo's cheat hands in 1.4 a second."""
 ROUND: Final = 4.0
-"""Submissions' worth of the scorer's time within which two nodes count as served alike, and the older policy
-goes first."""
+"""Submissions' worth of the scorer's time within which two nodes count as served alike, and the
+older policy goes first."""
 REMEMBERED: Final = 1024
 """Nodes whose share of the scorer's time is remembered."""
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting(Generic[T]):
+class _Queued(Generic[T]):
     version: PolicyVersion
     number: int
     item: T
@@ -68,13 +71,13 @@ class _Waiting(Generic[T]):
         return self.version, self.number
 
 
-class Turns(Generic[T]):
+class FairQueue(Generic[T]):
     """What waits for the scorer."""
 
     def __init__(self, has_worked: Callable[[PeerId], bool]) -> None:
         """``has_worked`` says of whom work was accepted."""
         self._has_worked = has_worked
-        self._waiting: dict[PeerId, list[_Waiting[T]]] = {}
+        self._waiting: dict[PeerId, list[_Queued[T]]] = {}
         self._numbers = itertools.count()
         self._debts = FadingCounts(DEBT_HALF_LIFE)
         self._rejections = FadingCounts(DEBT_HALF_LIFE)
@@ -134,7 +137,7 @@ class Turns(Generic[T]):
         if node not in self._waiting:
             line = self.is_proven(node, now)
             self._served[node] = max(self._served.get(node, 0.0), self._clock[line])
-        self._waiting.setdefault(node, []).append(_Waiting(version, next(self._numbers), item))
+        self._waiting.setdefault(node, []).append(_Queued(version, next(self._numbers), item))
         return True, gone
 
     def has_debtor(self, now: float) -> bool:
@@ -165,7 +168,8 @@ class Turns(Generic[T]):
         return self._take(node, min(self._waiting[node], key=lambda one: one.rank))
 
     def charge(self, seconds: float) -> None:
-        """What was taken last has cost the scorer ``seconds``; a turn costs no less than is usual."""
+        """What was taken last has cost the scorer ``seconds``; a turn costs no less than is
+        usual."""
         assert self._serving is not None
         node, line = self._serving
         if line:
@@ -177,7 +181,7 @@ class Turns(Generic[T]):
             del self._served[next(one for one in self._served if one not in self._waiting)]
 
     def _line(self, lines: Mapping[bool, list[PeerId]]) -> bool:
-        """Which line has its turn; one that nobody stands in saves nothing up."""
+        """Which line has its turn; one that is empty saves nothing up."""
         for line in (True, False):
             if not lines[not line]:
                 self._spent[not line] = max(self._spent.values())
@@ -203,7 +207,7 @@ class Turns(Generic[T]):
         worst = max(ranks, key=ranks.__getitem__)
         return worst if worst != asker and ranks[worst] > own else None
 
-    def _take(self, node: PeerId, waiting: _Waiting[T]) -> T:
+    def _take(self, node: PeerId, waiting: _Queued[T]) -> T:
         held = self._waiting[node]
         held.remove(waiting)
         if not held:

@@ -1,7 +1,10 @@
-"""Reading a submission in two parts: the head, which is small and signed, and the content, which is neither.
+"""Reading a submission in two parts: the head, then the content.
 
-The head says whose work it is, what place it has and how long it is, so everything that can be known without
-the content is known before memory is lent for it. Both parts are one frame on the wire.
+The head is small and signed, the content is neither.
+
+The head says whose work it is, what place it has and how long it is, so everything that can be
+known without the content is known before memory is lent for it. Both parts are one frame on the
+wire.
 """
 
 from __future__ import annotations
@@ -17,17 +20,20 @@ from roles.protocol.messages import MAX_HEAD, SubmissionHead, decode_head_untrus
 from roles.shared.seats import Seat
 
 HEAD_SECONDS: Final = 10.0
-"""For the head to arrive: it fits into one packet. Who needs longer holds a stream and a kilobyte."""
+"""For the head to arrive: it fits into one packet. Who needs longer holds a stream and a
+kilobyte."""
 CONTENT_SECONDS: Final = 5.0
 """For a content to arrive, however short it is, and on top of that:"""
 CONTENT_RATE: Final = 128 * KI
-"""Bytes per second that a content takes at most to be worth a seat: 1 Mbit/s, 64 s for the largest."""
+"""Bytes per second that a content takes at most to be worth a seat: 1 Mbit/s, 64 s for the
+largest."""
 _READ: Final = 64 * KI
 """Bytes taken from a stream at once: one record."""
 
 
 async def receive_head(stream: Stream) -> SubmissionHead | None:
-    """The head of the submission on ``stream``, or None if the peer ends the stream, or takes too long.
+    """The head of the submission on ``stream``, or None if the peer ends the stream, or takes
+    too long.
 
     Raises `BadMessage` if it is none. Its signature is not looked at.
     """
@@ -45,7 +51,8 @@ async def receive_head(stream: Stream) -> SubmissionHead | None:
 
 
 async def receive_content(stream: Stream, head: SubmissionHead, seat: Seat) -> bytes | None:
-    """The whole content, or None if the seat is lost, or it takes too long. Raises `BadMessage`."""
+    """The whole content, or None if the seat is lost, or it takes too long. Raises
+    `BadMessage`."""
     holder = stream if isinstance(stream, Holds) else None
     data = bytearray(head.begun)
     try:

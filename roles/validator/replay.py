@@ -1,21 +1,26 @@
-"""What judging one submission takes: shapes, the model's replay, and a signed verdict at the end."""
+"""Judging one submission: tasks, shapes, the model's replay, and the signed verdict.
+
+Cheap checks come first, and the first violation decides: a submission with wrong groups costs
+no replay. The rewards of accepted work are recomputed here; a worker's own figures are never
+looked at.
+"""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from typing import Final
 
-import trio
-
-from p2p.ledger import Ledger
+from p2p.errors import BadMessage
 from p2p.node.node import Node
-from p2p.world import dawdle
+from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
+from p2p.world import dawdle, decode_off_loop
 from proofs.checks import Judgement, Reason, Verdict, check_shape, judge, judge_pool
 from roles.engines.base import Engine, Group, GroupTask
 from roles.envs.base import Task
 from roles.envs.client import ContainedEnvironment
-from roles.protocol.assignment import run_sampling
+from roles.protocol.assignment import draw_order, run_sampling
 from roles.protocol.messages import (
+    DECODE_RATE,
     MAX_REASON,
     MAX_SUBMISSION,
     TOO_LONG,
@@ -26,103 +31,133 @@ from roles.protocol.messages import (
     max_submission,
 )
 from roles.run import Run
-from roles.shared.durable import Durable
-from roles.shared.standing import Standing
-from roles.validator.delivery import Handover
+from roles.shared.standing import RoleStanding
 
 logger = logging.getLogger(__name__)
 
+WRONG_GROUPS: Final = "not the groups of its place in the draw order"
+OTHER_POLICY: Final = "the policy digest is not that of the version"
 
-@dataclass(frozen=True, slots=True)
-class Bench:
-    """What judging needs: opened once, the same for all submissions."""
 
-    node: Node
-    run: Run
-    environment: ContainedEnvironment
-    engine: Engine
-    ledger: Ledger
-    handover: Handover
-    nursery: trio.Nursery
-    durable: Durable
-    standing: Standing
+class Replayer:
+    """The validator's engine and environment, and what they say of a submission."""
+
+    def __init__(
+        self, node: Node, run: Run, environment: ContainedEnvironment, engine: Engine, standing: RoleStanding
+    ) -> None:
+        self._node = node
+        self._run = run
+        self._environment = environment
+        self._engine = engine
+        self._standing = standing
+        self.loaded = NO_POLICY
+        """The policy in the engine."""
 
     @property
     def max_submission(self) -> int:
         """Bytes of the longest submission there can be in this run."""
-        recipe = self.run.terms.recipe
+        recipe = self._run.terms.recipe
         return max_submission(recipe.submission, recipe.group_size, recipe.max_new_tokens)
 
     def too_long(self, length: int) -> tuple[Verdict, str]:
-        """What is said of a submission of ``length`` bytes, of which only the beginning was read.
+        """What is said of a submission of ``length`` bytes, of which only the beginning was
+        read.
 
-        Its place is taken either way: a gap would lock the worker out. Where the recipe allows no submission
-        this long, nobody honest sent it. Where only our own limit is lower than what the recipe allows, the
-        run's owner is to blame, who must lower ``submission`` in the recipe.
+        Its place is taken either way: a gap would lock the worker out. Where the recipe allows
+        no submission this long, it is no honest worker's. Where only our own limit is lower
+        than what the recipe allows, the run's owner is to blame, who must lower ``submission``
+        in the recipe.
         """
         reason = f"{TOO_LONG}: {length} bytes, over the limit of {self.max_submission}"
         is_recipes = self.max_submission < MAX_SUBMISSION
         return (Verdict.REJECTED if is_recipes else Verdict.INCONCLUSIVE), reason
 
-    def open_groups_untrusted(self, content: bytes) -> tuple[tuple[Group, ...], Judgement]:
+    async def judge(self, submission: Submission, weights: str) -> SignedVerdict:
+        """The verdict under the policy whose file is ``weights``.
+
+        Raises `EnvironmentFailed`, `EngineError`, `StorageError` and `AtRest`: no verdict then.
+        """
+        commitment = submission.commitment
+        order = draw_order(self._node, self._run, commitment.version, commitment.node)
+        if commitment.policy != order.policy:
+            return self.sign(commitment, Verdict.REJECTED, OTHER_POLICY)
+        try:
+            groups, judgement = await decode_off_loop(
+                self._node.world, self._open_groups_untrusted, submission.content, rate=DECODE_RATE
+            )
+        except BadMessage as error:
+            return self.sign(commitment, Verdict.REJECTED, str(error))
+        tasks = await order.tasks(self._environment, commitment.index)
+        if [group.group for group in groups] != [task.group for _, task in tasks]:
+            return self.sign(commitment, Verdict.REJECTED, WRONG_GROUPS)
+        if judgement.verdict is Verdict.ACCEPTED:
+            await self._load(commitment.version, weights)
+            judgement = await self._replay([task for _, task in tasks], groups)
+        return await self._conclude(commitment, judgement, tasks, groups)
+
+    async def _load(self, version: PolicyVersion, weights: str) -> None:
+        if version != self.loaded:
+            await self._node.shardcast.check_weights(version)
+            await self._engine.load(weights)
+            self.loaded = version
+
+    def _open_groups_untrusted(self, content: bytes) -> tuple[tuple[Group, ...], Judgement]:
         """The groups of a submission, and what their shapes alone say. Raise `BadMessage`."""
         groups = decode_groups_untrusted(content)
         return groups, self._check_shapes(groups)
 
     def _check_shapes(self, groups: tuple[Group, ...]) -> Judgement:
         """The first group that is not even shaped right, or acceptance."""
-        shape = self.run.shape(self.environment.end_token)
+        shape = self._run.shape(self._environment.end_token)
         judgement = Judgement(Verdict.ACCEPTED, Reason.WITHIN_LIMITS)
         for group in groups:
             tokens = [completion.tokens for completion in group.completions]
-            judgement = check_shape(tokens, [completion.logprobs for completion in group.completions], shape)
+            claims = [completion.logprobs for completion in group.completions]
+            judgement = check_shape(tokens, claims, shape)
             if judgement.verdict is not Verdict.ACCEPTED:
                 break
         return judgement
 
-    async def replay(self, tasks: list[GroupTask], groups: tuple[Group, ...]) -> Judgement:
+    async def _replay(self, tasks: list[GroupTask], groups: tuple[Group, ...]) -> Judgement:
         """Run the model over the groups and hold what it says against the limits."""
-        limits = self.standing.run.terms.limits
-        await dawdle(self.node.world, "judging/slow replay")
-        pool = await self.engine.score(tasks, groups, run_sampling(self.run))
+        limits = self._standing.run.terms.limits
+        await dawdle(self._node.world, "judging/slow replay")
+        pool = await self._engine.score(tasks, groups, run_sampling(self._run))
         for evidence in pool:
             judgement = judge(evidence, limits)
             if judgement.verdict is not Verdict.ACCEPTED:
                 return judgement
         return judge_pool(pool, limits)
 
-    async def conclude(
+    async def _conclude(
         self,
-        submission: Submission,
+        commitment: Commitment,
         judgement: Judgement,
         tasks: list[tuple[Task, GroupTask]],
         groups: tuple[Group, ...],
     ) -> SignedVerdict:
-        """The signed verdict, with rewards recomputed if it is acceptance.
-
-        Raises `EnvironmentFailed`, `AtRest`.
-        """
+        """The signed verdict, with rewards recomputed if it is acceptance."""
         rewards: tuple[float, ...] = ()
         if judgement.verdict is Verdict.ACCEPTED:
             answers = [
                 (task, [completion.tokens for completion in group.completions])
                 for (task, _), group in zip(tasks, groups, strict=True)
             ]
-            rewards = tuple(await self.environment.rewards(answers))
+            rewards = tuple(await self._environment.rewards(answers))
         else:
-            place = submission.commitment
-            logger.info("rejected %s v%d/%d: %s", place.node.short, place.version, place.index, judgement)
+            author, version, index = commitment.node.short, commitment.version, commitment.index
+            logger.info("rejected %s v%d/%d: %s", author, version, index, judgement)
         verdict = SignedVerdict(
-            self.node.host.peer_id, submission.commitment, judgement.verdict, judgement.reason.value,
+            self._node.host.peer_id, commitment, judgement.verdict, judgement.reason.value,
             float(judgement.statistic), float(judgement.limit), rewards,
         )  # fmt: skip
         return self._signed(verdict)
 
-    def sign(self, place: Commitment, verdict: Verdict, reason: str) -> SignedVerdict:
+    def sign(self, commitment: Commitment, verdict: Verdict, reason: str) -> SignedVerdict:
         """A verdict that no model was asked for. Raises `AtRest`."""
-        unsigned = SignedVerdict(self.node.host.peer_id, place, verdict, reason[:MAX_REASON], 0.0, 0.0, ())
-        return self._signed(unsigned)
+        me, reason = self._node.host.peer_id, reason[:MAX_REASON]
+        return self._signed(SignedVerdict(me, commitment, verdict, reason, 0.0, 0.0, ()))
 
     def _signed(self, verdict: SignedVerdict) -> SignedVerdict:
-        self.standing.check()  # an edition may have come since the submission was taken up
-        return verdict.signed(self.node.world.signer)
+        self._standing.check()  # an edition may have come since the submission was taken up
+        return verdict.signed(self._node.world.signer)

@@ -1,7 +1,8 @@
-"""Which submissions of whom have been seen: each place in the draw order once, in order, none left out.
+"""Which places in the draw order each node has filled: once each, in order, none left out.
 
-A worker that may skip places sells best of n; one that may fill a place twice sells replays. Submissions
-of one node travel at the same time, so a few may overtake each other; further ahead is a gap.
+A worker that may skip places sells best of n; one that may fill a place twice sells replays.
+Submissions of one node travel at the same time, so a few may overtake each other; further ahead
+is a gap.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from p2p.shardcast.manifest import PolicyVersion
 from roles.protocol.assignment import REORDER_WINDOW
 
 MAX_MISPLACED: Final = 16
-"""Submissions out of place that one node gets verdicts for under one policy. Honest nodes send none, and a
-verdict stays in the ledger for ever."""
+"""Submissions out of place that one node gets verdicts for under one policy. Honest nodes send
+none, and a verdict stays in the ledger for ever."""
 
 
-class Place(Enum):
+class PlaceState(Enum):
     """What the place of a submission says about it."""
 
     FRESH = "fresh"
@@ -31,10 +32,12 @@ class Place(Enum):
 class _Seen:
     lowest_missing: int = 0
     beyond: dict[int, bytes] = field(default_factory=dict)
-    """Content of the places from ``lowest_missing`` on that are filled, none beyond the window."""
+    """Content of the places from ``lowest_missing`` on that are filled, none beyond the
+    window."""
     misplaced: int = 0
     unsure: dict[int, None] = field(default_factory=dict)
-    """Places below ``lowest_missing`` that may never have been filled: at most a window of them."""
+    """Places below ``lowest_missing`` that may never have been filled: at most a window of
+    them."""
 
     def advance(self, lowest: int) -> None:
         """Places below ``lowest`` are filled, and so is what follows them without a gap."""
@@ -46,31 +49,32 @@ class _Seen:
             self.lowest_missing += 1
 
 
-class SlotBook:
+class DrawSequences:
     """The places filled by every node, for the policy versions that are still accepted.
 
     Bounded: versions below the staleness bound are forgotten, a node's version holds at most
-    `REORDER_WINDOW` places and as many unsure ones, and a node is here because a submission of it was judged
-    under that version.
+    `REORDER_WINDOW` places and as many unsure ones, and a node is here because a submission of
+    it was judged under that version.
     """
 
     def __init__(self) -> None:
         self._seen: dict[tuple[PolicyVersion, PeerId], _Seen] = {}
 
-    def judge(self, node: PeerId, version: PolicyVersion, index: int) -> Place:
+    def judge(self, node: PeerId, version: PolicyVersion, index: int) -> PlaceState:
         """What filling this place now would be."""
         seen = self._seen.get((version, node)) or _Seen()
         if index in seen.unsure:
-            return Place.FRESH
+            return PlaceState.FRESH
         if index < seen.lowest_missing or index in seen.beyond:
-            return Place.REPLAYED
+            return PlaceState.REPLAYED
         if index > seen.lowest_missing + REORDER_WINDOW:
-            return Place.GAP
-        return Place.FRESH
+            return PlaceState.GAP
+        return PlaceState.FRESH
 
     def succeed(self, node: PeerId, version: PolicyVersion, index: int) -> None:
-        """Begin with ``index`` for a node that is not known under ``version``: another validator has judged
-        its places before. Those of the window may be on their way here, and need not be.
+        """Begin with ``index`` for a node that is not known under ``version``: another
+        validator has judged its places before. Those of the window may be on their way here,
+        and need not be.
         """
         if (version, node) not in self._seen and index > 0:
             below = range(max(0, index - REORDER_WINDOW), index)
@@ -81,7 +85,7 @@ class SlotBook:
 
         A submission that is out of place takes none, but is counted.
         """
-        if self.judge(node, version, index) is not Place.FRESH:
+        if self.judge(node, version, index) is not PlaceState.FRESH:
             self.misplace(node, version)
             return
         seen = self._seen.setdefault((version, node), _Seen())
@@ -98,14 +102,16 @@ class SlotBook:
     def recall(self, node: PeerId, version: PolicyVersion, index: int, content: bytes) -> None:
         """Record, after a restart, a place that was taken; `settle` follows.
 
-        Not all that were taken are remembered. But it was in the window then, so all before that were.
+        Not all that were taken are remembered. But it was in the window then, so all before
+        that were.
         """
         seen = self._seen.setdefault((version, node), _Seen())
         seen.beyond[index] = content
         seen.advance(max(seen.lowest_missing, index - REORDER_WINDOW))
 
     def settle(self) -> None:
-        """Leave no gaps that may be none: a place that is not remembered may be filled, and need not be."""
+        """Leave no gaps that may be none: a place that is not remembered may be filled, and
+        need not be."""
         for seen in self._seen.values():
             if seen.beyond:
                 top = max(seen.beyond)
@@ -113,7 +119,8 @@ class SlotBook:
                 seen.advance(top + 1)
 
     def has_strayed(self, node: PeerId, version: PolicyVersion) -> bool:
-        """Whether the node has sent `MAX_MISPLACED` submissions out of place: it gets no more verdicts."""
+        """Whether the node has sent `MAX_MISPLACED` submissions out of place: it gets no more
+        verdicts."""
         seen = self._seen.get((version, node))
         return seen is not None and seen.misplaced >= MAX_MISPLACED
 

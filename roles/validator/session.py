@@ -1,4 +1,4 @@
-"""The validator role: replay what others claim to have sampled, judge it, sign the verdict.
+"""A validator at work: replay what others claim to have sampled, judge it, sign the verdict.
 
 Theory of operation
 -------------------
@@ -12,15 +12,16 @@ asks again. Accepted submissions stay on disk until the trainer has taken them;
 `roles.validator.delivery` lets a few wait for it, and when they do, judging stops, but for
 nodes whose work was rejected of late: back-pressure, not loss.
 
-`INCONCLUSIVE` means nobody's fault (the policy is not here or too old to matter, our engine failed): no
-ledger entry. It is as final as the others, though: the place in the draw order is taken, or the worker's
-next ones would be ahead of a place that never comes, and whoever asks again is told the same. After a restart
-nothing tells such a place from one whose submission is on its way: it may be filled, and is no gap. A
-*refusal* is no verdict at all: the worker keeps the submission and asks again.
+`INCONCLUSIVE` blames no worker (the policy is not here or too old to matter, our engine
+failed): no ledger entry. It is as final as the others, though: the place in the draw order is
+taken, or the worker's next ones would be ahead of a place that never comes, and a worker that
+asks again is told the same. After a restart nothing tells such a place from one whose
+submission is on its way: it may be filled, and is no gap. A *refusal* is no verdict at all: the
+worker keeps the submission and asks again.
 
-An environment is foreign code: what it raises makes its submission `INCONCLUSIVE`, and the operator hears of
-it once. A submission that is too long gets a verdict by its head: a refusal would leave a gap, and the worker
-would ask again for ever.
+An environment is foreign code: what it raises makes its submission `INCONCLUSIVE`, and the
+operator hears of it once. A submission that is too long gets a verdict by its head: a refusal
+would leave a gap, and the worker would ask again for ever.
 
 What a peer can make this node hold is bounded: streams, seats, the queue, verdicts on work out
 of place, and what is counted about nodes and reasons. One validator judges all work of a node
@@ -32,34 +33,25 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar, Final, Self
+from typing import Final
 
 import trio
 
-from p2p.errors import BadMessage, StorageError
+from p2p.errors import StorageError
 from p2p.host import Stream, send_frame
 from p2p.identity import PeerId
 from p2p.ledger import Ledger
 from p2p.limits import MAX_SERVED
 from p2p.node.admission import Capability
 from p2p.node.node import Node
-from p2p.node.role import Progress
-from p2p.node.tables import read_table
 from p2p.shardcast.manifest import PolicyVersion
-from p2p.world import World, dawdle, decode_off_loop
+from p2p.world import dawdle, decode_off_loop
 from proofs.checks import Verdict
 from roles.engines.base import EngineError
-from roles.engines.client import open_engine
-from roles.engines.config import DeviceProfile, MachineLimits
-from roles.envs.client import open_environment_of
 from roles.envs.contained import EnvironmentFailed, Failures
-from roles.protocol.assignment import draw_order, validator_of
+from roles.protocol.assignment import validator_of
 from roles.protocol.messages import (
-    DECODE_RATE,
     HASH_RATE,
     ROLLOUT_PROTOCOL,
     Commitment,
@@ -67,107 +59,70 @@ from roles.protocol.messages import (
     SignedVerdict,
     Submission,
     SubmissionHead,
-    content_digest,
     decode_verdict_untrusted,
     encode_reply,
 )
 from roles.protocol.request import PATIENCE
 from roles.run import Run, run_of
 from roles.shared.durable import Durable
-from roles.shared.reasons import because, tally
 from roles.shared.seats import STRANGERS, Seats
-from roles.shared.standing import AtRest, Standing
-from roles.validator.delivery import Handover
-from roles.validator.fair_queue import Turns
+from roles.shared.standing import AtRest, RoleStanding
+from roles.validator.delivery import Deliveries
+from roles.validator.fair_queue import FairQueue
+from roles.validator.limits import (
+    FORTHCOMING,
+    FORTHCOMING_PER_PEER,
+    POLICY_SECONDS,
+    RECORDING,
+    REPLY_SECONDS,
+    SUCCESSION,
+    WEARY_SECONDS,
+)
 from roles.validator.reception import receive_content, receive_head
-from roles.validator.replay import Bench
-from roles.validator.sequence import Place, SlotBook
-from roles.validator.stats import Records
+from roles.validator.replay import Replayer
+from roles.validator.sequence import DrawSequences, PlaceState
+from roles.validator.stats import ValidatorStats
+from roles.validator.verdicts import Job, VerdictIndex
 
 logger = logging.getLogger(__name__)
 
-RECORDING: Final = 8
-"""Verdicts that the disk may be busy with: a synced write takes as long as scoring a submission."""
-POLICY_SECONDS: Final = 20.0
-"""How long to wait for a policy that a worker has and we have not, before it is to ask again: one forest's
-time."""
-FORTHCOMING: Final = 64
-"""Submissions that may wait, unread, for policies to come; nodes without accepted work have half of it."""
-FORTHCOMING_PER_PEER: Final = 4
-"""Of one peer: what an honest one has under way."""
-REPLY_SECONDS: Final = 10.0
-"""How long a peer may take to accept an answer, which fits into its window."""
-SUCCESSION: Final = 600.0
-"""Seconds for which an edition with other validators is on its way to all nodes: each asks one other a
-minute, so that those who have it double each minute, and ten minutes reach a thousand nodes. As long, the
-first place of a node under a policy is taken for the next after those that another validator judged."""
-WEARY_SECONDS: Final = 0.5
-"""How soon to look again after nodes that wait because much was rejected: one more is forgiven in as long."""
-KNOWN: Final = 65_536
-"""Verdicts that are found again by the place that they are about, beside all under policies that are not
-stale: 16 MB. Who asks about an older one is told that its policy is stale, which it knows."""
-GIVEN_UP: Final = 1024
-"""Submissions given up whose verdicts are remembered: four under way from each of 256 nodes."""
 VERDICT_KIND: Final = "verdict"
 """Kind of our ledger entries; the body is `SignedVerdict.to_bytes`."""
+ACCEPTED_FOLDER: Final = "validator/accepted"
+"""Where accepted submissions lie until the trainer has taken them."""
 REPLAYED: Final = "this place in the draw order was filled before"
 GAP: Final = "places before it in the draw order were left out"
-WRONG_GROUPS: Final = "not the groups of its place in the draw order"
 STALE: Final = "the policy is older than the run uses"
 NOT_HELD: Final = "the policy is not held by this validator"
-OTHER_POLICY: Final = "the policy digest is not that of the version"
 ENGINE_FAILED: Final = "the validator's engine could not score it"
 ENVIRONMENT_FAILED: Final = "the run's environment failed on it"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValidatorConfig:
-    """This machine's part; everything else is in the run file."""
+class ValidatorSession:
+    """One validator's work for one run, from its start to its end."""
 
-    threads: int = 1
-    """Threads of the engine."""
-
-    nice: int = 0
-    """Niceness of the engine's process."""
-
-    machine: MachineLimits = field(default_factory=MachineLimits)
-    """What a run may ask of this machine, whoever owns the run."""
-
-    profile: DeviceProfile = field(default_factory=DeviceProfile)
-    """Speeds of the fake engine; others ignore it."""
-
-
-@dataclass(slots=True, eq=False)
-class _Job:
-    """A submission on its way through the scorer."""
-
-    submission: Submission
-    length: int
-    """Bytes of the message it came in; of one that is too long nothing but the head was read."""
-    done: trio.Event = field(default_factory=trio.Event)
-    verdict: SignedVerdict | None = None
-
-
-class Validator:
-    """Judges submissions for a run."""
-
-    name: ClassVar[str] = "validator"
-
-    def __init__(self, config: ValidatorConfig) -> None:
-        self._config = config
-        self._slots = SlotBook()
-        self._turns: Turns[_Job] = Turns(lambda peer: self.records.of(peer).accepted > 0)
+    def __init__(
+        self,
+        node: Node,
+        run: Run,
+        replayer: Replayer,
+        ledger: Ledger,
+        standing: RoleStanding,
+        stats: ValidatorStats,
+    ) -> None:
+        self.node = node
+        self.run = run
+        self._replayer = replayer
+        self._ledger = ledger
+        self._standing = standing
+        self._stats = stats
+        self._world = node.world
+        self._durable = Durable(node.world, "validator")
+        self._sequences = DrawSequences()
+        self._verdicts = VerdictIndex()
+        self._queue: FairQueue[Job] = FairQueue(lambda peer: stats.records.of(peer).accepted > 0)
         self._work = trio.Event()
         self._recording = trio.Semaphore(RECORDING)
-        self._known: dict[bytes, _Job | int] = {}
-        """By `_key`: the job under way, or the ledger entry of the verdict."""
-        self._recorded: deque[tuple[PolicyVersion, bytes]] = deque()
-        """What of `_known` has a ledger entry, oldest first."""
-        self._given_up: dict[bytes, SignedVerdict] = {}
-        """The last `INCONCLUSIVE` verdicts, by `_key`: places that are taken, and whoever asks again must be
-        told the same. Not that a policy is stale: it stays so, and 1,024 claims of old work would displace
-        the others, whose authors would then be rejected for a replay."""
-        self._loaded = PolicyVersion(-1)
         self._streams = Seats(in_all=MAX_SERVED)
         """Streams that are heard at all: a kilobyte each."""
         self._seats = Seats(strangers=STRANGERS)
@@ -175,148 +130,127 @@ class Validator:
         self._forthcoming = Seats(FORTHCOMING_PER_PEER, FORTHCOMING, strangers=FORTHCOMING // 2)
         """Submissions that wait for their policy."""
         self._failures = Failures()
-        self._durable: Durable | None = None
-        self._standing: Standing | None = None
-        self._is_over: Callable[[], bool] = bool
-        """Whether nothing is left to judge in this run; False until it has begun."""
         self._succeeds_until = -math.inf
-        """Until when nodes may come whose earlier places, under the same policy, another validator judged."""
-        self.records = Records()
-        self.inconclusive: dict[str, int] = {}
-        self.refused: dict[str, int] = {}
-        self.left_out = 0
+        """Until when nodes may come whose earlier places, under the same policy, another
+        validator judged."""
 
-    @classmethod
-    def from_config(cls, table: Mapping[str, object]) -> Self:
-        """Made from ``[role.validator]``."""
-        return cls(read_table(ValidatorConfig, table, "[role.validator]"))
+    @property
+    def loaded(self) -> PolicyVersion:
+        """The policy in the engine."""
+        return self._replayer.loaded
 
-    def health(self) -> dict[str, object]:
-        """Counts for people and dashboards."""
-        return {
-            "version": int(self._loaded),
-            "accepted": self.records.accepted,
-            "rejected": self.records.rejected,
-            "inconclusive": dict(self.inconclusive),
-            "refused": dict(self.refused),
-            "queue": len(self._turns),
-            "seats": len(self._seats),
-            "left_out": self.left_out,
-            "waits_for_disk": 0 if self._durable is None else self._durable.waiting,
-            "nodes": self.records.health(),
-        }
+    @property
+    def waiting(self) -> int:
+        """Submissions that wait for the scorer."""
+        return len(self._queue)
 
-    def progress(self) -> Progress:
-        """For the live line."""
-        records, undecided = self.records, sum(self.inconclusive.values())
-        parts = [
-            f"submissions {records.accepted + records.rejected + undecided:,} judged",
-            f"{records.accepted:,} accepted",
-            f"{records.rejected:,} rejected{because(records.reasons)}",
-            *([f"{undecided:,} undecided{because(self.inconclusive)}"] if undecided else []),
-            f"{len(self._turns):,} waiting",
-            *(["rests"] if self._standing is not None and self._standing.why_not else []),
-        ]
-        return Progress(text=", ".join(parts), over=self._is_over())
+    @property
+    def reading(self) -> int:
+        """Contents that are on their way."""
+        return len(self._seats)
 
-    async def run(self, node: Node) -> None:
-        """Judge until cancelled."""
-        run = run_of(node)
-        run.check_job(node.peer_id, self.name)
-        run.check_store(node.config.shardcast.keep_versions)
-        config = run.engine_config(self._config.machine, threads=self._config.threads, nice=self._config.nice)
-        async with (
-            open_environment_of(node.world, run, self._config.machine) as environment,
-            open_engine(node.world, replace(config, profile=self._config.profile), name=self.name) as engine,
-            trio.open_nursery() as nursery,
-        ):
-            ledger = await node.ledger.opened()
-            await self._recall(node, ledger)
-            node.host.protect("work", self.records.workers)
-            handover = await Handover.open(node, "validator/accepted", nursery, self._wake)
-            durable = self._durable = Durable(node.world, self.name)
-            standing = self._standing = Standing(node, "validator", self.name)
-            self._is_over = partial(self._has_all, node, run)
-            nursery.start_soon(standing.watch)
-            nursery.start_soon(self._succeed, node, run)
-            bench = Bench(node, run, environment, engine, ledger, handover, nursery, durable, standing)
-            node.host.set_handler(ROLLOUT_PROTOCOL, partial(self._serve, bench))
-            while True:
-                await self._judge_next(bench)
+    @property
+    def writes_waiting(self) -> int:
+        """Verdicts and submissions that the disk has refused so far."""
+        return self._durable.waiting
 
-    def _has_all(self, node: Node, run: Run) -> bool:
-        return node.shardcast.newest >= run.terms.recipe.steps and not len(self._turns)
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether the run file does not let this validator work now."""
+        return bool(self._standing.why_not)
 
-    async def _succeed(self, node: Node, run: Run) -> None:
-        """Be lenient to work that comes from another validator's hands: after each edition that names others
-        than the one before, and, as this cannot be known, at the start under a later edition than the first.
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to judge in this run."""
+        return self.node.shardcast.newest >= self.run.terms.recipe.steps and not len(self._queue)
+
+    async def work_forever(self) -> None:
+        """Take up what an earlier life left, then judge until cancelled."""
+        async with trio.open_nursery() as nursery:
+            await self.recall()
+            self.node.host.protect("work", self._stats.records.workers)
+            deliveries = Deliveries(self.node, ACCEPTED_FOLDER, nursery, self._wake)
+            await deliveries.resume()
+            nursery.start_soon(self._standing.watch)
+            nursery.start_soon(self._watch_succession)
+            with self.node.host.serving(ROLLOUT_PROTOCOL, self.serve):
+                while True:
+                    await self._judge_next(deliveries, nursery)
+
+    async def _watch_succession(self) -> None:
+        """Be lenient to work that comes from another validator's hands: after each edition that
+        names others than the one before, and, as this cannot be known, at the start under a
+        later edition than the first.
         """
+        run = self.run
         if run.epoch > 1:
-            self._succeeds_until = node.world.now() + SUCCESSION
+            self._succeeds_until = self._world.now() + SUCCESSION
         while True:
-            await node.book.wait_edition(run.epoch)
-            newer = run_of(node)
+            await self.node.book.wait_edition(run.epoch)
+            newer = run_of(self.node)
             if newer.terms.validators != run.terms.validators:
-                self._succeeds_until = node.world.now() + SUCCESSION
+                self._succeeds_until = self._world.now() + SUCCESSION
             run = newer
 
-    async def _recall(self, node: Node, ledger: Ledger) -> None:
+    async def recall(self) -> None:
         """Rebuild from the ledger what was judged before."""
-        async for entry in ledger.entries(VERDICT_KIND):
-            verdict = decode_verdict_untrusted(entry.body, node.world.verify)
-            place = verdict.commitment
-            self._note(place, entry.seqno)
+        async for entry in self._ledger.entries(VERDICT_KIND):
+            verdict = decode_verdict_untrusted(entry.body, self._world.verify)
+            judged = verdict.commitment
+            self._verdicts.record(judged, entry.seqno)
             if verdict.reason in (REPLAYED, GAP):
-                self._slots.misplace(place.node, place.version)
+                self._sequences.misplace(judged.node, judged.version)
             else:
-                self._slots.recall(place.node, place.version, place.index, place.content)
-            self.records.count(verdict)
-        self._slots.settle()  # places answered `INCONCLUSIVE` are not in the ledger
+                self._sequences.recall(judged.node, judged.version, judged.index, judged.content)
+            self._stats.records.count(verdict)
+        self._sequences.settle()  # places answered `INCONCLUSIVE` are not in the ledger
 
-    async def _serve(self, bench: Bench, stream: Stream) -> None:
+    # Streams: one submission in, one answer out.
+
+    async def serve(self, stream: Stream) -> None:
         """A `StreamHandler`: one submission in, one answer out."""
         with self._streams.seat(stream.peer) as seated:
             if not seated:
                 reply: SignedVerdict | Refusal | None = self._refuse("too many streams", retry=True)
-            elif bench.standing.why_not:
-                reply = self._rest(bench)
-            elif not bench.node.may(stream.peer, Capability.GENERATE):  # not a byte of it is read
+            elif self.is_at_rest:
+                reply = self._rest()
+            elif not self.node.may(stream.peer, Capability.GENERATE):  # not a byte of it is read
                 reply = self._refuse("not admitted", f"{stream.peer} may not generate in this run")
             else:
                 try:
-                    reply = await self._hear(bench, stream)
+                    reply = await self._hear(stream)
                 except AtRest:
-                    reply = self._rest(bench)
+                    reply = self._rest()
             if reply is not None:
                 with trio.move_on_after(REPLY_SECONDS):
                     await send_frame(stream, encode_reply(reply))
 
-    async def _hear(self, bench: Bench, stream: Stream) -> SignedVerdict | Refusal | None:
+    async def _hear(self, stream: Stream) -> SignedVerdict | Refusal | None:
         """The answer to the submission on ``stream``; None if none comes."""
         head = await receive_head(stream)
         if head is None:
             return None
-        head.check_signature(bench.node.world.verify)
-        place = head.commitment
-        early = self._admit(bench, stream.peer, place) or await self._answer_again(bench, place)
-        early = early or await self._prepare(bench, place)
-        early = early or await self._answer_again(bench, place)
+        head.check_signature(self._world.verify)
+        commitment = head.commitment
+        early = self._admit(stream.peer, commitment) or await self._answer_again(commitment)
+        early = early or await self._prepare(commitment)
+        early = early or await self._answer_again(commitment)
         if early is not None:
             return early
-        if head.total > bench.max_submission:
-            return await self._answer(bench, Submission(place, head.signature, b""), head.total)
-        return await self._read(bench, stream, head)
+        if head.total > self._replayer.max_submission:
+            return await self._answer(Submission(commitment, head.signature, b""), head.total)
+        return await self._read(stream, head)
 
-    async def _read(self, bench: Bench, stream: Stream, head: SubmissionHead) -> SignedVerdict | Refusal:
+    async def _read(self, stream: Stream, head: SubmissionHead) -> SignedVerdict | Refusal:
         """Lend the content a seat while it is on its way, then answer."""
-        world, peer = bench.node.world, stream.peer
+        world, peer = self._world, stream.peer
         submission, evicted = None, True
         with trio.CancelScope() as scope:
             seat = self._seats.take(
                 peer,
                 world.now(),
-                network=bench.node.host.network_of(peer),
-                is_stranger=not self._turns.is_proven(peer, world.now()),
+                network=self.node.host.network_of(peer),
+                is_stranger=not self._queue.is_proven(peer, world.now()),
                 evict=scope.cancel,
             )
             if seat is None:
@@ -333,280 +267,257 @@ class Validator:
         if submission is None:
             why = "too slow while others wait for a seat" if evicted else "it took too long to arrive"
             return self._refuse("too slow", why, retry=True)
-        return await self._answer(bench, submission, head.total)
+        return await self._answer(submission, head.total)
 
-    async def _answer_again(self, bench: Bench, place: Commitment) -> SignedVerdict | Refusal | None:
+    async def _answer_again(self, commitment: Commitment) -> SignedVerdict | Refusal | None:
         """What was, or is being, answered before; None if this place was not asked about."""
-        known = self._known.get(_key(place))
-        bench.node.world.sometimes("validator/was asked again", known is not None)
-        if _key(place) in self._given_up:
-            return self._given_up[_key(place)]
-        if known is None:
-            return None
-        if isinstance(known, int):
+        found = self._verdicts.find(commitment)
+        self._world.sometimes("validator/was asked again", found is not None)
+        if isinstance(found, Job):
+            return await self._wait_verdict(found)
+        if isinstance(found, int):
             try:
-                entry = await bench.ledger.read(known)
+                entry = await self._ledger.read(found)
             except StorageError as error:
-                logger.error("ledger_unreadable seqno=%d: %s", known, error)
+                logger.error("ledger_unreadable seqno=%d: %s", found, error)
                 return self._refuse("the disk fails", retry=True)
-            return decode_verdict_untrusted(entry.body, bench.node.world.verify)
-        return await self._wait_verdict(bench, known)
+            return decode_verdict_untrusted(entry.body, self._world.verify)
+        return found
 
-    async def _answer(self, bench: Bench, submission: Submission, length: int) -> SignedVerdict | Refusal:
+    async def _answer(self, submission: Submission, length: int) -> SignedVerdict | Refusal:
         """Put it in the queue, unless it is there by now, and wait for the scorer."""
-        place = submission.commitment
-        early = await self._answer_again(bench, place)
+        commitment = submission.commitment
+        early = await self._answer_again(commitment)
         if early is not None:
             return early
-        now = bench.node.world.now()
-        job = _Job(submission, length)
-        taken, gone = self._turns.push(place.node, place.version, job, now)
+        job = Job(submission, length)
+        taken, gone = self._queue.push(commitment.node, commitment.version, job, self._world.now())
         if gone is not None:  # its worker is told to ask again
-            del self._known[_key(gone.submission.commitment)]
-            gone.done.set()
+            self._verdicts.drop(gone)
+            gone.finish()
         if not taken:
             return self._refuse("queue is full", retry=True)
-        self._known[_key(place)] = job
+        self._verdicts.begin(job)
         self._work.set()
-        return await self._wait_verdict(bench, job)
+        return await self._wait_verdict(job)
 
-    async def _wait_verdict(self, bench: Bench, job: _Job) -> SignedVerdict | Refusal:
-        with trio.move_on_after(0 if bench.node.world.buggify("validator/says not yet") else PATIENCE):
+    async def _wait_verdict(self, job: Job) -> SignedVerdict | Refusal:
+        with trio.move_on_after(0 if self._world.buggify("validator/says not yet") else PATIENCE):
             await job.done.wait()
         return job.verdict or self._refuse("not judged yet", retry=True)
 
-    def _admit(self, bench: Bench, peer: PeerId, place: Commitment) -> Refusal | None:
+    def _admit(self, peer: PeerId, commitment: Commitment) -> Refusal | None:
         """Why this peer may not ask about this place; None if it may."""
-        run = bench.run
-        if place.run != run.id:
+        run = self.run
+        if commitment.run != run.id:
             return self._refuse(
                 "another run",
-                f"the submission is for run {place.run.hex()[:12]}, this validator judges "
+                f"the submission is for run {commitment.run.hex()[:12]}, this validator judges "
                 f"{run.id.hex()[:12]}: start the node with that run",
             )
-        if place.node != peer:
+        if commitment.node != peer:
             return self._refuse("another node", "a submission must come from the node that signed it")
         return None
 
-    async def _prepare(self, bench: Bench, place: Commitment) -> SignedVerdict | Refusal | None:
+    async def _prepare(self, commitment: Commitment) -> SignedVerdict | Refusal | None:
         """Wait for the policy. None if the scorer should look at it."""
-        shardcast = bench.node.shardcast
-        judge = validator_of(bench.standing.run, place.node, place.version)
-        if self._is_stale(bench, place.version):
-            return self._give_up(bench, place, STALE)
-        if judge != bench.node.host.peer_id:
-            bench.node.book.hint(place.node)  # it may know an edition that names this node its judge
+        world, shardcast = self._world, self.node.shardcast
+        author, version = commitment.node, commitment.version
+        judge = validator_of(self._standing.run, author, version)
+        if self._is_stale(version):
+            return self._give_up(commitment, STALE)
+        if judge != self.node.host.peer_id:
+            self.node.book.hint(author)  # it may know an edition that names this node its judge
             return self._refuse("another judge", f"{judge} judges this node under this policy", retry=True)
-        bench.node.world.sometimes("validator/waits for a policy", shardcast.newest < place.version)
-        await self._wait_policy(bench, place)
-        if shardcast.newest < place.version:
+        world.sometimes("validator/waits for a policy", shardcast.newest < version)
+        await self._wait_policy(commitment)
+        if shardcast.newest < version:
             return self._refuse("policy to come", "the validator has no such policy yet", retry=True)
-        if not shardcast.holds(place.version):
-            self._slots.fill(place.node, place.version, place.index, place.content)
-            return self._give_up(bench, place, NOT_HELD)
-        if self._slots.has_strayed(place.node, place.version):
+        if not shardcast.holds(version):
+            self._fill(commitment)
+            return self._give_up(commitment, NOT_HELD)
+        if self._sequences.has_strayed(author, version):
             return self._refuse("out of place", "too many submissions out of place", retry=True)
-        full = not self._turns.has_room(place.node, bench.node.world.now())
-        if full or bench.node.world.buggify("validator/full queue"):
+        if not self._queue.has_room(author, world.now()) or world.buggify("validator/full queue"):
             return self._refuse("queue is full", retry=True)
         return None
 
-    async def _wait_policy(self, bench: Bench, place: Commitment) -> None:
-        """Return when the policy is here, or will not be waited for any longer; nothing is read meanwhile."""
-        if bench.node.shardcast.newest >= place.version:
+    async def _wait_policy(self, commitment: Commitment) -> None:
+        """Return when the policy is here, or will not be waited for any longer; nothing is read
+        meanwhile."""
+        if self.node.shardcast.newest >= commitment.version:
             return
-        now = bench.node.world.now()
-        is_stranger = not self._turns.is_proven(place.node, now)
+        author, now = commitment.node, self._world.now()
+        is_stranger = not self._queue.is_proven(author, now)
         with trio.move_on_after(POLICY_SECONDS) as scope:
-            waiting = self._forthcoming.take(place.node, now, is_stranger=is_stranger, evict=scope.cancel)
+            waiting = self._forthcoming.take(author, now, is_stranger=is_stranger, evict=scope.cancel)
             if waiting is not None:
                 try:
-                    await bench.node.shardcast.wait_policy(place.version)
+                    await self.node.shardcast.wait_policy(commitment.version)
                 finally:
                     self._forthcoming.leave(waiting)
 
-    def _rest(self, bench: Bench) -> Refusal:
-        return self._refuse("at rest", bench.standing.why_not or "not judged yet", retry=True)
+    def _rest(self) -> Refusal:
+        return self._refuse("at rest", self._standing.why_not or "not judged yet", retry=True)
 
     def _refuse(self, kind: str, sentence: str = "", *, retry: bool = False) -> Refusal:
-        """A refusal, counted by its kind: sentences name peers and runs, of which there is no end."""
-        tally(self.refused, kind)
+        """A refusal, counted by its kind: sentences name peers and runs, of which there is no
+        end."""
+        self._stats.refuse(kind)
         logger.info("refused: %s", sentence or kind)
         return Refusal(sentence or kind, retry)
 
-    def _give_up(self, bench: Bench, place: Commitment, reason: str) -> SignedVerdict:
-        """A verdict that blames nobody."""
-        bench.node.world.sometimes("validator/blames nobody", True)
-        tally(self.inconclusive, reason)
-        verdict = bench.sign(place, Verdict.INCONCLUSIVE, reason)
-        if reason == STALE:
-            return verdict
-        self._given_up[_key(place)] = verdict
-        if len(self._given_up) > GIVEN_UP:
-            del self._given_up[next(iter(self._given_up))]
+    def _give_up(self, commitment: Commitment, reason: str) -> SignedVerdict:
+        """A verdict that blames no worker."""
+        self._world.sometimes("validator/blames no worker", True)
+        self._stats.give_up(reason)
+        verdict = self._replayer.sign(commitment, Verdict.INCONCLUSIVE, reason)
+        if reason != STALE:
+            self._verdicts.give_up(verdict)
         return verdict
 
-    def _note(self, place: Commitment, seqno: int) -> None:
-        """Find the verdict on ``place`` in the ledger from now on."""
-        key = _key(place)
-        self._known[key] = seqno
-        self._recorded.append((place.version, key))
+    def _fill(self, commitment: Commitment) -> None:
+        """The place is taken, whatever the verdict on it will be."""
+        self._sequences.fill(commitment.node, commitment.version, commitment.index, commitment.content)
 
-    def _forget(self, bench: Bench) -> None:
-        """Forget which entries are about places under stale policies, beyond `KNOWN`."""
-        oldest = bench.node.shardcast.newest - bench.run.terms.recipe.lag
-        while len(self._recorded) > KNOWN and self._recorded[0][0] < oldest:
-            self._known.pop(self._recorded.popleft()[1], None)
-
-    def _is_stale(self, bench: Bench, version: PolicyVersion) -> bool:
+    def _is_stale(self, version: PolicyVersion) -> bool:
         """Whether no trainer can use work under ``version`` any more."""
-        newest, lag = bench.node.shardcast.newest, bench.run.terms.recipe.lag
-        self.left_out += self._slots.forget_below(PolicyVersion(newest - lag - 1))
+        newest, lag = self.node.shardcast.newest, self.run.terms.recipe.lag
+        self._stats.leave_out(self._sequences.forget_below(PolicyVersion(newest - lag - 1)))
         return newest - version > lag
 
-    async def _judge_next(self, bench: Bench) -> None:
-        """Take the submission whose turn it is through the scorer, the ledger, and towards the trainer."""
-        world = bench.node.world
+    # The scorer: one submission at a time, in the queue's order.
+
+    async def _judge_next(self, deliveries: Deliveries, nursery: trio.Nursery) -> None:
+        """Take the submission whose turn it is through the scorer, the ledger, and towards the
+        trainer."""
+        world = self._world
         await self._recording.acquire()
-        await bench.standing.wait()
-        while not self._may_judge(bench):
+        await self._standing.wait()
+        while not self._may_judge(deliveries):
             self._work = trio.Event()
-            await self._wait_work(world)
+            await self._wait_work()
         began = world.now()
-        job = self._turns.pop(began, of_debtors=not bench.handover.has_room())
+        job = self._queue.pop(began, of_debtors=not deliveries.has_room())
         try:
-            verdict = await self._decide(bench, job)
+            verdict = await self._decide(job)
         except AtRest:  # its worker will be told so, and ask the judge of the newest edition
-            del self._known[_key(job.submission.commitment)]
-            job.done.set()
-            self._recording.release()
+            self._end_without_entry(job, None)
             return
         finally:
-            self._turns.charge(world.now() - began)
+            self._queue.charge(world.now() - began)
         if verdict.verdict is Verdict.REJECTED:
-            self._turns.blame(verdict.commitment.node, world.now())
+            self._queue.blame(verdict.commitment.node, world.now())
         if verdict.verdict is Verdict.INCONCLUSIVE:
-            del self._known[_key(verdict.commitment)]
-            job.verdict = verdict
-            job.done.set()
-            self._recording.release()
+            self._end_without_entry(job, verdict)
             return
         if verdict.verdict is Verdict.ACCEPTED:
-            bench.handover.expect()
-        bench.nursery.start_soon(self._record, bench, job, verdict)
+            deliveries.expect()
+        nursery.start_soon(self._record, job, verdict, deliveries)
 
-    async def _wait_work(self, world: World) -> None:
+    def _end_without_entry(self, job: Job, verdict: SignedVerdict | None) -> None:
+        self._verdicts.drop(job)
+        job.finish(verdict)
+        self._recording.release()
+
+    async def _wait_work(self) -> None:
         """Return when something may have come that may be judged."""
-        if not self._turns.is_weary(world.now()):
+        now = self._world.now()
+        if not self._queue.is_weary(now):
             await self._work.wait()
             return
-        timer = world.call_at(world.now() + WEARY_SECONDS, self._wake)
+        timer = self._world.call_at(now + WEARY_SECONDS, self._wake)
         try:
             await self._work.wait()
         finally:
             timer.cancel()
 
-    def _may_judge(self, bench: Bench) -> bool:
-        """Whether anything may be judged now: while the trainer takes nothing, what is likely to be rejected.
+    def _may_judge(self, deliveries: Deliveries) -> bool:
+        """Whether anything may be judged now: while the trainer takes nothing, what is likely
+        to be rejected.
 
-        Should that be accepted after all, one more delivery waits than `roles.validator.delivery` means to.
+        Should that be accepted after all, one more delivery waits than `Deliveries` means to.
         """
-        if bench.handover.has_room():
-            return self._turns.has_work(bench.node.world.now())
-        return bench.handover.has_room(1) and self._turns.has_debtor(bench.node.world.now())
+        now = self._world.now()
+        if deliveries.has_room():
+            return self._queue.has_work(now)
+        return deliveries.has_room(1) and self._queue.has_debtor(now)
 
     def _wake(self) -> None:
         self._work.set()
 
-    async def _decide(self, bench: Bench, job: _Job) -> SignedVerdict:
-        """The verdict on the submission whose turn it is; its place is taken, whatever it says."""
-        submission = job.submission
-        place = submission.commitment
-        if self._is_stale(bench, place.version):
-            return self._give_up(bench, place, STALE)
-        if job.length > bench.max_submission:
-            verdict = self._dismiss(bench, place, job.length)
-        elif bench.node.shardcast.holds(place.version):
-            verdict = await self._look(bench, submission)
+    async def _decide(self, job: Job) -> SignedVerdict:
+        """The verdict on the submission whose turn it is; its place is taken, whatever it
+        says."""
+        commitment = job.submission.commitment
+        if self._is_stale(commitment.version):
+            return self._give_up(commitment, STALE)
+        if job.length > self._replayer.max_submission:
+            verdict = self._dismiss(commitment, job.length)
+        elif self.node.shardcast.holds(commitment.version):
+            verdict = await self._look(job.submission)
         else:
-            verdict = self._give_up(bench, place, NOT_HELD)
-        self._slots.fill(place.node, place.version, place.index, place.content)
+            verdict = self._give_up(commitment, NOT_HELD)
+        self._fill(commitment)
         return verdict
 
-    def _dismiss(self, bench: Bench, place: Commitment, length: int) -> SignedVerdict:
+    def _dismiss(self, commitment: Commitment, length: int) -> SignedVerdict:
         """The verdict on a submission that is too long to be read."""
-        filled = self._slots.judge(place.node, place.version, place.index)
-        if filled is not Place.FRESH:
-            return bench.sign(place, Verdict.REJECTED, REPLAYED if filled is Place.REPLAYED else GAP)
-        verdict, reason = bench.too_long(length)
+        misplaced = self._misplaced(commitment)
+        if misplaced is not None:
+            return misplaced
+        verdict, reason = self._replayer.too_long(length)
         if verdict is Verdict.INCONCLUSIVE:
-            return self._give_up(bench, place, reason)
-        return bench.sign(place, verdict, reason)
+            return self._give_up(commitment, reason)
+        return self._replayer.sign(commitment, verdict, reason)
 
-    async def _look(self, bench: Bench, submission: Submission) -> SignedVerdict:
+    async def _look(self, submission: Submission) -> SignedVerdict:
         """Judge under the policy, which is here; our engine's failure is not the worker's."""
-        place = submission.commitment
-        with bench.node.shardcast.pin(place.version) as weights:
+        commitment = submission.commitment
+        with self.node.shardcast.pin(commitment.version) as weights:
             try:
-                return await self._judge(bench, submission, weights)
+                return await self.judge(submission, weights)
             except EnvironmentFailed as error:
                 self._failures.tell(error, "submissions on which it fails are judged inconclusive")
-                return self._give_up(bench, place, ENVIRONMENT_FAILED)
+                return self._give_up(commitment, ENVIRONMENT_FAILED)
             except (EngineError, StorageError) as error:
-                # Foreign tokens went in; that they have the right shape is no promise that no sum overflows.
-                logger.error(
-                    "engine_failed %s v%d/%d: %s", place.node.short, place.version, place.index, error
-                )
-                return self._give_up(bench, place, ENGINE_FAILED)
+                # Foreign tokens went in; that they have the right shape is no promise that no
+                # sum overflows.
+                author, version, index = commitment.node.short, commitment.version, commitment.index
+                logger.error("engine_failed %s v%d/%d: %s", author, version, index, error)
+                return self._give_up(commitment, ENGINE_FAILED)
 
-    async def _record(self, bench: Bench, job: _Job, verdict: SignedVerdict) -> None:
+    async def judge(self, submission: Submission, weights: str) -> SignedVerdict:
+        """From its place to the model's replay; the first violation decides."""
+        commitment = submission.commitment
+        if self._world.now() < self._succeeds_until:
+            self._sequences.succeed(commitment.node, commitment.version, commitment.index)
+        return self._misplaced(commitment) or await self._replayer.judge(submission, weights)
+
+    def _misplaced(self, commitment: Commitment) -> SignedVerdict | None:
+        """The verdict on a submission that fills a place twice, or leaves places out; None if
+        it does not."""
+        state = self._sequences.judge(commitment.node, commitment.version, commitment.index)
+        if state is PlaceState.FRESH:
+            return None
+        reason = REPLAYED if state is PlaceState.REPLAYED else GAP
+        return self._replayer.sign(commitment, Verdict.REJECTED, reason)
+
+    async def _record(self, job: Job, verdict: SignedVerdict, deliveries: Deliveries) -> None:
         """Make a verdict durable, then known, then send what it accepts on its way."""
-        place = job.submission.commitment
+        commitment, durable = job.submission.commitment, self._durable
         if verdict.verdict is Verdict.ACCEPTED:
-            # Before the ledger: whoever finds the verdict there must find the submission, too.
-            await bench.durable.insist(partial(bench.handover.keep, verdict, job.submission))
-        await dawdle(bench.node.world, "validator/slow record")
-        entry = await bench.durable.insist(partial(bench.ledger.append, VERDICT_KIND, verdict.to_bytes()))
-        self._note(place, entry.seqno)
-        self._forget(bench)
-        self.records.count(verdict)
-        bench.node.host.protect("work", self.records.workers)
-        job.verdict = verdict
-        job.done.set()
+            # Before the ledger: a worker that finds the verdict there must find the submission,
+            # too.
+            await durable.insist(partial(deliveries.keep, verdict, job.submission))
+        await dawdle(self._world, "validator/slow record")
+        entry = await durable.insist(partial(self._ledger.append, VERDICT_KIND, verdict.to_bytes()))
+        self._verdicts.record(commitment, entry.seqno)
+        self._verdicts.forget_below(PolicyVersion(self.node.shardcast.newest - self.run.terms.recipe.lag))
+        self._stats.records.count(verdict)
+        self.node.host.protect("work", self._stats.records.workers)
+        job.finish(verdict)
         self._recording.release()
-        bench.node.world.trace("verdict", verdict=verdict.verdict.value, version=int(place.version))
+        self._world.trace("verdict", verdict=verdict.verdict.value, version=int(commitment.version))
         if verdict.verdict is Verdict.ACCEPTED:
-            bench.handover.deliver(verdict, job.submission)
-
-    async def _judge(self, bench: Bench, submission: Submission, weights: str) -> SignedVerdict:
-        """From place and shape to the model's replay; the first violation decides."""
-        place = submission.commitment
-        if bench.node.world.now() < self._succeeds_until:
-            self._slots.succeed(place.node, place.version, place.index)
-        filled = self._slots.judge(place.node, place.version, place.index)
-        if filled is not Place.FRESH:
-            return bench.sign(place, Verdict.REJECTED, REPLAYED if filled is Place.REPLAYED else GAP)
-        order = draw_order(bench.node, bench.run, place.version, place.node)
-        if place.policy != order.policy:
-            return bench.sign(place, Verdict.REJECTED, OTHER_POLICY)
-        try:
-            groups, judgement = await decode_off_loop(
-                bench.node.world, bench.open_groups_untrusted, submission.content, rate=DECODE_RATE
-            )
-        except BadMessage as error:
-            return bench.sign(place, Verdict.REJECTED, str(error))
-        tasks = await order.tasks(bench.environment, place.index)
-        if [group.group for group in groups] != [task.group for _, task in tasks]:
-            return bench.sign(place, Verdict.REJECTED, WRONG_GROUPS)
-        if judgement.verdict is Verdict.ACCEPTED:
-            if place.version != self._loaded:
-                await bench.node.shardcast.check_weights(place.version)
-                await bench.engine.load(weights)
-                self._loaded = place.version
-            judgement = await bench.replay([task for _, task in tasks], groups)
-        return await bench.conclude(submission, judgement, tasks, groups)
-
-
-def _key(place: Commitment) -> bytes:
-    """What verdicts are remembered by: all of a commitment, so that no two nodes or places share one."""
-    return content_digest(place.to_bytes())
+            deliveries.deliver(verdict, job.submission)

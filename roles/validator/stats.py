@@ -1,4 +1,8 @@
-"""What became of the submissions of every node: counts for people, rebuilt from the ledger at a restart."""
+"""What became of submissions: counts for people.
+
+Those by node (`Records`) are rebuilt from the ledger at a restart; those of refusals and of
+work given up begin anew, as neither leaves an entry.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,15 @@ from typing import Final
 from p2p.identity import PeerId
 from proofs.checks import Verdict
 from roles.protocol.messages import SignedVerdict
-from roles.shared.reasons import tally
+from roles.shared.reasons import because, tally
 
 MAX_NODES: Final = 10_000
-"""Nodes with a record of their own, as many peers as a host remembers: identities are cheap to mint. The one
-judged longest ago goes first; its verdicts stay in the ledger and in the totals."""
+"""Nodes with a record of their own, as many peers as a host remembers: identities are cheap to
+mint. The one judged longest ago goes first; its verdicts stay in the ledger and in the
+totals."""
 MAX_WORKERS: Final = 64
-"""Nodes whose connections are kept for their work: more than one scorer can serve, and a sixteenth of all
-connections."""
+"""Nodes whose connections are kept for their work: more than one scorer can serve, and a
+sixteenth of all connections."""
 
 
 @dataclass(slots=True)
@@ -81,3 +86,52 @@ class Records:
             }
             for peer, record in self._nodes.items()
         }
+
+
+class ValidatorStats:
+    """All that a validator counts."""
+
+    def __init__(self) -> None:
+        self.records = Records()
+        self.inconclusive: dict[str, int] = {}
+        """Submissions given up, by reason."""
+        self.refused: dict[str, int] = {}
+        """Submissions refused, by the kind of refusal."""
+        self.left_out = 0
+        """Places in draw orders that were never filled, under policies that are stale by
+        now."""
+
+    def refuse(self, kind: str) -> None:
+        """A worker was told to ask again, or that it may not ask."""
+        tally(self.refused, kind)
+
+    def give_up(self, reason: str) -> None:
+        """A submission got a verdict that blames no worker."""
+        tally(self.inconclusive, reason)
+
+    def leave_out(self, places: int) -> None:
+        """So many ``places`` of a policy that is stale now were never filled."""
+        self.left_out += places
+
+    def health(self) -> dict[str, object]:
+        """As plain values."""
+        return {
+            "accepted": self.records.accepted,
+            "rejected": self.records.rejected,
+            "inconclusive": dict(self.inconclusive),
+            "refused": dict(self.refused),
+            "left_out": self.left_out,
+            "nodes": self.records.health(),
+        }
+
+    def describe(self, *, waiting: int) -> str:
+        """For a person's terminal, with the submissions that are ``waiting`` for the scorer."""
+        records, undecided = self.records, sum(self.inconclusive.values())
+        parts = [
+            f"submissions {records.accepted + records.rejected + undecided:,} judged",
+            f"{records.accepted:,} accepted",
+            f"{records.rejected:,} rejected{because(records.reasons)}",
+            *([f"{undecided:,} undecided{because(self.inconclusive)}"] if undecided else []),
+            f"{waiting:,} waiting",
+        ]
+        return ", ".join(parts)

@@ -80,5 +80,7 @@ def forge(node: Any, version: int, index: int, content: bytes) -> Submission:
     policy = bytes(32)
     if node.shardcast.holds(version):
         policy = node.shardcast.manifest(version).weights_digest
-    place = Commitment(run_of(node).id, node.host.peer_id, version, policy, index, content_digest(content))  # type: ignore[arg-type]
-    return Submission.sign(place, content, node.world.signer)
+    commitment = Commitment(
+        run_of(node).id, node.host.peer_id, version, policy, index, content_digest(content)
+    )  # type: ignore[arg-type]
+    return Submission.sign(commitment, content, node.world.signer)

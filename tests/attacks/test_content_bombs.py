@@ -99,8 +99,8 @@ def test_no_parser_makes_room_for_a_bomb(parse: Callable[[bytes], object], bomb:
 
 def test_a_submission_with_a_bomb_inside_is_opened_as_far_as_its_signature() -> None:
     content = listed(MIB, b"\x90")
-    place = Commitment(bytes(32), KEY.peer_id, 1, bytes(32), 0, content_digest(content))  # type: ignore[arg-type]
-    data = Submission.sign(place, content, KEY).to_bytes()
+    commitment = Commitment(bytes(32), KEY.peer_id, 1, bytes(32), 0, content_digest(content))  # type: ignore[arg-type]
+    data = Submission.sign(commitment, content, KEY).to_bytes()
     asked = []
 
     def judge(*arguments: object) -> bool:

@@ -25,9 +25,11 @@ from roles.protocol.messages import (
     encode_delivery,
 )
 from roles.rl.recipe import Recipe
-from roles.trainer.buffer import GroupPool, PooledGroup
-from roles.trainer.session import Trainer, TrainerConfig, _Desk
-from roles.validator.session import Validator
+from roles.trainer.buffer import BufferedGroup, GroupBuffer
+from roles.trainer.check import DeliveryCheck
+from roles.trainer.intake import Intake
+from roles.validator.role import Validator
+from roles.validator.session import ValidatorSession
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
 from sim.node.swarm import open_swarm
@@ -39,25 +41,32 @@ JUDGES = (KeyPair(b"j" * 32), KeyPair(b"k" * 32))
 RUN_ID = b"r" * 32
 
 
-class LyingValidator(Validator):
+class LyingSession(ValidatorSession):
     """Accepts everything, with the reward that it wishes."""
 
-    name: ClassVar[str] = "validator"
     reward: ClassVar[float] = 3e38
 
-    async def _judge(self, bench: Any, submission: Submission, weights: str) -> SignedVerdict:
+    async def judge(self, submission: Submission, weights: str) -> SignedVerdict:
         await trio.lowlevel.checkpoint()
         groups = decode_groups_untrusted(submission.content)
         # With spread, or no step would take the group anyway.
         rewards = tuple(self.reward * (i % 2) for group in groups for i, _ in enumerate(group.completions))
-        lie = SignedVerdict(
-            bench.node.host.peer_id, submission.commitment, Verdict.ACCEPTED, "fine", 0.0, 0.0, rewards
-        )
-        return lie.signed(bench.node.world.signer)
+        me, commitment = self.node.host.peer_id, submission.commitment
+        lie = SignedVerdict(me, commitment, Verdict.ACCEPTED, "fine", 0.0, 0.0, rewards)
+        return lie.signed(self.node.world.signer)
+
+
+class FlatteringSession(LyingSession):
+    reward: ClassVar[float] = 1.0
+
+
+class LyingValidator(Validator):
+    name: ClassVar[str] = "validator"
+    session_type: ClassVar[type[ValidatorSession]] = LyingSession
 
 
 class FlatteringValidator(LyingValidator):
-    reward: ClassVar[float] = 1.0
+    session_type: ClassVar[type[ValidatorSession]] = FlatteringSession
 
 
 def play(validator: type[Validator]) -> Mapping[str, Any]:
@@ -92,14 +101,16 @@ def test_no_group_is_learnt_from_with_rewards_that_its_tokens_do_not_earn(valida
 
 
 def delivery(judge: KeyPair, worker: KeyPair = WORKER, index: int = 0, content: bytes = b"1") -> bytes:
-    place = Commitment(RUN_ID, worker.peer_id, PolicyVersion(1), bytes(32), index, content_digest(content))
-    work = Submission.sign(place, content, worker)
-    verdict = SignedVerdict(judge.peer_id, place, Verdict.ACCEPTED, "", 0.0, 0.0, ())
+    commitment = Commitment(
+        RUN_ID, worker.peer_id, PolicyVersion(1), bytes(32), index, content_digest(content)
+    )
+    work = Submission.sign(commitment, content, worker)
+    verdict = SignedVerdict(judge.peer_id, commitment, Verdict.ACCEPTED, "", 0.0, 0.0, ())
     return encode_delivery(verdict.signed(judge), work)
 
 
 class _Disk:
-    """An intake and a ledger that take everything."""
+    """An inbox and a ledger that take everything."""
 
     async def keep(self, *_: object) -> None:
         await trio.lowlevel.checkpoint()
@@ -108,14 +119,18 @@ class _Disk:
         await trio.lowlevel.checkpoint()
 
 
-class _DeskWithoutModel(_Desk):
-    async def pooled(self, *_: object) -> list[Any]:
+class CheckWithoutModel(DeliveryCheck):
+    async def groups(self, *_: object) -> list[Any]:
         return []
 
 
-def make_desk() -> Any:
-    terms = SimpleNamespace(recipe=Recipe(), validators=tuple(judge.peer_id for judge in JUDGES))
-    run: Any = SimpleNamespace(id=RUN_ID, terms=terms)
+TRAINER_RUN: Any = SimpleNamespace(
+    id=RUN_ID,
+    terms=SimpleNamespace(recipe=Recipe(), validators=tuple(judge.peer_id for judge in JUDGES)),
+)
+
+
+def make_intake(check: type[DeliveryCheck] = CheckWithoutModel, inbox: Any = None) -> Intake:
     world = SimpleNamespace(verify=verify, buggify=lambda _: False, sometimes=lambda *_: None)
 
     def may(peer: PeerId, _: object) -> bool:
@@ -125,19 +140,19 @@ def make_desk() -> Any:
     node.book = SimpleNamespace(hint=lambda _: False)
     disk: Any = _Disk()
     nothing: Any = SimpleNamespace()
-    standing: Any = SimpleNamespace(run=run, why_not="")
-    return _DeskWithoutModel(node, run, nothing, disk, disk, nothing, standing)
+    standing: Any = SimpleNamespace(run=TRAINER_RUN, why_not="")
+    checks = check(node, TRAINER_RUN, nothing, standing)
+    return Intake(node, Recipe(), checks, disk, inbox or disk, GroupBuffer(100, 2), nothing)
 
 
 async def test_only_the_judge_of_a_place_delivers_it_once_and_for_admitted_workers() -> None:
     """Issue 10.4: a validator sold others' places, one place many times, and workers of its invention."""
-    trainer, desk = Trainer(TrainerConfig()), make_desk()
-    trainer._pool = GroupPool(100, 2)
-    right = validator_of(desk.run, WORKER.peer_id, PolicyVersion(1))
+    intake = make_intake()
+    right = validator_of(TRAINER_RUN, WORKER.peer_id, PolicyVersion(1))
     judge, other = JUDGES if JUDGES[0].peer_id == right else JUDGES[::-1]
 
     async def hand_over(by: KeyPair, payload: bytes) -> tuple[Receipt, str]:
-        return await trainer._take(desk, by.peer_id, payload)
+        return await intake.take(by.peer_id, payload)
 
     assert (await hand_over(other, delivery(other)))[1].endswith("judges this node under this policy")
     assert (await hand_over(judge, delivery(judge))) == (Receipt.TAKEN, "")
@@ -155,25 +170,22 @@ async def test_work_that_no_step_can_use_is_not_kept_on_the_trainers_disk() -> N
     """Files go when a step is done: accepted work without spread brings none, and filled the disk."""
     kept: list[int] = []
 
-    class Desk(_DeskWithoutModel):
-        async def pooled(self, verdict: SignedVerdict, *_: object) -> list[Any]:
+    class Check(CheckWithoutModel):
+        async def groups(self, verdict: SignedVerdict, *_: object) -> list[Any]:
             rewards = (1.0, 0.0) if verdict.commitment.index == 1 else (1.0, 1.0)
             group = TrainingGroup((1,), (), rewards)
-            return [PooledGroup(PolicyVersion(1), verdict.commitment.content, 0, group)]
+            return [BufferedGroup(PolicyVersion(1), verdict.commitment.content, 0, group)]
 
     class Keeping(_Disk):
         async def keep(self, verdict: Any, *_: object) -> None:
             kept.append(verdict.commitment.index)
 
-    made, disk = make_desk(), cast(Any, Keeping())
-    desk = Desk(made.node, made.run, made.environment, made.ledger, disk, made.durable, made.standing)
-    trainer = Trainer(TrainerConfig())
-    trainer._pool = GroupPool(100, 2)
-    right = validator_of(desk.run, WORKER.peer_id, PolicyVersion(1))
+    intake = make_intake(Check, cast(Any, Keeping()))
+    right = validator_of(TRAINER_RUN, WORKER.peer_id, PolicyVersion(1))
     judge = next(one for one in JUDGES if one.peer_id == right)
     for index in range(3):
         payload = delivery(judge, index=index, content=bytes([index]))
-        assert await trainer._take(desk, judge.peer_id, payload) == (Receipt.TAKEN, "")
-        assert await trainer._take(desk, judge.peer_id, payload) == (Receipt.TAKEN, "")
+        assert await intake.take(judge.peer_id, payload) == (Receipt.TAKEN, "")
+        assert await intake.take(judge.peer_id, payload) == (Receipt.TAKEN, "")
     assert kept == [1]
-    assert len(trainer._pool) == 1
+    assert len(intake.buffer) == 1

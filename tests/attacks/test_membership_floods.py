@@ -5,6 +5,7 @@ Before, 22.9 KB/s of accusations made a swarm of 200 send 20 MB/s more.
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
 
 import pytest
@@ -16,6 +17,7 @@ from p2p.membership.messages import (
     Digest,
     ForwardJoin,
     Heartbeats,
+    Join,
     Message,
     Neighbor,
     Newcomers,
@@ -24,6 +26,7 @@ from p2p.membership.messages import (
     decode_message_untrusted,
     encode_message,
 )
+from p2p.multiaddr import Multiaddr
 from tests.attacks.membership_enemies import HostileSwarm, deaths_of, watch
 from tests.unit.core_swarm import peer_named
 
@@ -163,3 +166,27 @@ def test_an_obsolete_accusation_costs_points() -> None:
     soon, later = node.core.handle(accusation, swarm.now), node.core.handle(accusation, swarm.now + 20)
     assert [effect for effect in soon if isinstance(effect, Penalise)] == []
     assert [effect.peer for effect in later if isinstance(effect, Penalise)] == [liar]
+
+
+def test_identities_of_one_network_are_not_led_through_the_swarm_one_by_one() -> None:
+    """Issue 9.15: 200 stamped identities of one /24 that ask all made 200 nodes send 3.6 times as much.
+
+    Each asks every honest node once, as a newcomer asks its bootstrap. What the swarm sends for it is bounded
+    by the network's share, not by the number of identities.
+    """
+
+    def rate(enemies: int) -> float:
+        swarm = HostileSwarm(20)
+        swarm.run(60)
+        honest = list(swarm.nodes)
+        for number, enemy in enumerate(swarm.enlist(enemies)):
+            place = (Multiaddr.parse(f"/ip4/8.8.8.{number + 1}/tcp/4001"),)
+            join = Join(swarm.words(enemy, 1, addrs=place))
+            for turn, node in enumerate(honest):
+                at = swarm.now + 1 + number * 0.3 + turn * 2
+                swarm.call_at(at, partial(swarm.tell, enemy, node, join))
+        return watch(swarm, honest, 120).bytes_per_second
+
+    quiet, few, many = rate(0), rate(25), rate(100)
+    assert many < 3.5 * quiet  # 3.1; without the share 6.9
+    assert many - quiet < 2.5 * (few - quiet)  # 1.9; without the share 4.2

@@ -8,22 +8,28 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
-from p2p.node.node import Node
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Verdict
 from roles.engines.base import EngineError
 from roles.envs.base import Task
 from roles.envs.contained import EnvironmentFailed, reward_of, task_of
 from roles.envs.sort import SortEnvironment
-from roles.inference.session import Inference
+from roles.inference.role import Inference
+from roles.inference.session import InferenceSession
 from roles.protocol.assignment import validator_of
 from roles.protocol.messages import TOO_LONG, Receipt, Submission, content_digest
-from roles.trainer.buffer import GroupPool
-from roles.trainer.session import Trainer, TrainerConfig
+from roles.trainer.curve import LearningCurve
 from roles.validator import replay
 from roles.validator.session import ENVIRONMENT_FAILED
 from tests.attacks.judged import play, trainer, validator
-from tests.attacks.test_lying_validator import JUDGES, WORKER, _DeskWithoutModel, delivery, make_desk
+from tests.attacks.test_lying_validator import (
+    JUDGES,
+    TRAINER_RUN,
+    WORKER,
+    CheckWithoutModel,
+    delivery,
+    make_intake,
+)
 
 HUGE = 9_000_000
 
@@ -33,13 +39,18 @@ class Wordy(Inference):
 
     name: ClassVar[str] = "wordy"
 
-    async def _produce(self, node: Node, *args: Any) -> Submission:
-        honest = await super()._produce(node, *args)
+    def make_session(self, *args: Any) -> InferenceSession:
+        return WordySession(*args, self.name, self.counts)
+
+
+class WordySession(InferenceSession):
+    async def produce(self) -> Submission:
+        honest = await super().produce()
         if honest.commitment.index:
             return honest
         content = honest.content + bytes(HUGE)
-        place = replace(honest.commitment, content=content_digest(content))
-        return Submission.sign(place, content, node.world.signer)
+        claim = replace(honest.commitment, content=content_digest(content))
+        return Submission.sign(claim, content, self.node.world.signer)
 
 
 @pytest.mark.parametrize("verdict", [Verdict.REJECTED, Verdict.INCONCLUSIVE])
@@ -155,26 +166,21 @@ async def test_an_environment_that_fails_at_the_trainer_loses_a_submission_and_i
 ) -> None:
     """Issue 10.10: the trainer computes rewards too."""
 
-    class FailingDesk(_DeskWithoutModel):
-        async def pooled(self, *_: object) -> list[Any]:
+    class FailingCheck(CheckWithoutModel):
+        async def groups(self, *_: object) -> list[Any]:
             raise EnvironmentFailed("reward() of the environment 'sort': ZeroDivisionError (sort.py:1)")
 
-    made = make_desk()
-    desk = FailingDesk(
-        made.node, made.run, made.environment, made.ledger, made.intake, made.durable, made.standing
-    )
-    trainer_role = Trainer(TrainerConfig())
-    trainer_role._pool = GroupPool(100, 2)
-    right = validator_of(desk.run, WORKER.peer_id, PolicyVersion(1))
+    intake = make_intake(FailingCheck)
+    right = validator_of(TRAINER_RUN, WORKER.peer_id, PolicyVersion(1))
     judge = next(one for one in JUDGES if one.peer_id == right)
     for index in range(3):
         payload = delivery(judge, index=index, content=bytes([index]))
-        receipt, reason = await trainer_role._take(desk, judge.peer_id, payload)
+        receipt, reason = await intake.take(judge.peer_id, payload)
         assert receipt is Receipt.UNWANTED
         assert "environment failed" in reason
     assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
-    assert not trainer_role._taking
-    assert not trainer_role._filled
+    assert not intake._taking
+    assert not intake._filled
 
 
 async def test_an_evaluation_that_fails_stops_no_learning(caplog: pytest.LogCaptureFixture) -> None:
@@ -184,7 +190,7 @@ async def test_an_evaluation_that_fails_stops_no_learning(caplog: pytest.LogCapt
         async def evaluate(self) -> None:
             raise EngineError("evaluate failed with EnvironmentFailed: reward() of the environment 'sort'")
 
-    role, nothing = Trainer(TrainerConfig()), cast(Any, None)
-    await role._evaluate(nothing, cast(Any, Learner()), 0)
-    assert role.health()["curve"] == []
+    curve = LearningCurve(cast(Any, None), steps=10, evaluate_every=1)
+    await curve.evaluate(cast(Any, Learner()), 0)
+    assert curve.learnt.curve == []
     assert "evaluation_failed step=0" in caplog.text

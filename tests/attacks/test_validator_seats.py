@@ -14,7 +14,7 @@ from p2p.multiaddr import Multiaddr
 from p2p.node.node import Node
 from p2p.swarm import SwarmHost
 from p2p.wire import frame
-from roles.inference.session import Inference
+from roles.inference.role import Inference
 from roles.protocol.messages import ROLLOUT_PROTOCOL
 from roles.run import run_of
 from roles.shared.seats import GRACE, Seats

@@ -18,13 +18,16 @@ from proofs.checks import Verdict
 from roles.engines.base import Completion, Group, GroupTask
 from roles.envs.base import open_environment
 from roles.envs.client import LocalEnvironment
-from roles.inference.session import Inference
+from roles.envs.sort import VOCABULARY
+from roles.inference.role import Inference
 from roles.protocol.assignment import draw_order
 from roles.protocol.messages import ROLLOUT_PROTOCOL, Commitment, SignedVerdict, content_digest, encode_groups
 from roles.protocol.request import ask
 from roles.run import run_of
-from roles.validator.fair_queue import PER_NODE, QUEUE, REJECTIONS, STRANGERS_SHARE, Turns
-from roles.validator.session import ENGINE_FAILED, GIVEN_UP, STALE, Validator, ValidatorConfig
+from roles.validator.fair_queue import PER_NODE, QUEUE, REJECTIONS, STRANGERS_SHARE, FairQueue
+from roles.validator.limits import GIVEN_UP
+from roles.validator.session import ENGINE_FAILED, STALE, ValidatorSession
+from roles.validator.stats import ValidatorStats
 from tests.attacks.judged import accepted, forge, play, validator
 
 AT_ONCE = 8
@@ -90,7 +93,7 @@ class WellFormed(Flooder):
     def groups(self, node: Node, tasks: Sequence[GroupTask]) -> tuple[Group, ...]:
         recipe, rng = run_of(node).terms.recipe, random.Random(tasks[0].group)
         end = self._environment.end_token
-        others = [token for token in range(len(self._environment.vocabulary)) if token != end]
+        others = [token for token in range(len(VOCABULARY)) if token != end]
         groups = []
         for task in tasks:
             completions = tuple(
@@ -138,11 +141,11 @@ V0, V1, V2 = PolicyVersion(0), PolicyVersion(1), PolicyVersion(2)
 WORKER, OTHER = node(1), node(2)
 
 
-def turns(*proven: PeerId) -> Turns[str]:
-    return Turns(lambda peer: peer in proven)
+def turns(*proven: PeerId) -> FairQueue[str]:
+    return FairQueue(lambda peer: peer in proven)
 
 
-def served(queue: Turns[str], count: int, now: float = 0.0, seconds: float = 1.0) -> list[str]:
+def served(queue: FairQueue[str], count: int, now: float = 0.0, seconds: float = 1.0) -> list[str]:
     out = []
     for _ in range(count):
         out.append(queue.pop(now))
@@ -255,27 +258,29 @@ def test_when_much_was_rejected_nodes_in_debt_wait_and_newcomers_do_not() -> Non
 
 def test_claims_of_old_work_displace_no_answer_that_must_be_given_again() -> None:
     """1,024 of them, a kilobyte each: who then asked again about work that was given up was a replayer."""
-    role = Validator(ValidatorConfig())
     key = KeyPair(b"v" * 32)
 
-    def sign(place: Commitment, verdict: Verdict, reason: str) -> SignedVerdict:
-        return SignedVerdict(key.peer_id, place, verdict, reason, 0.0, 0.0, ()).signed(key)
+    def sign(commitment: Commitment, verdict: Verdict, reason: str) -> SignedVerdict:
+        return SignedVerdict(key.peer_id, commitment, verdict, reason, 0.0, 0.0, ()).signed(key)
 
     world = SimpleNamespace(sometimes=lambda *_: None)
-    bench: Any = SimpleNamespace(sign=sign, node=SimpleNamespace(world=world))
+    node: Any = SimpleNamespace(world=world)
+    replayer: Any = SimpleNamespace(sign=sign)
+    nothing: Any = None
+    session = ValidatorSession(node, nothing, replayer, nothing, nothing, ValidatorStats())
 
     def claim(number: int) -> Commitment:
         return Commitment(bytes(32), WORKER, V0, bytes(32), number, content_digest(b""))
 
-    first = role._give_up(bench, claim(0), ENGINE_FAILED)
+    first = session._give_up(claim(0), ENGINE_FAILED)
     for number in range(1, GIVEN_UP + 2):
-        role._give_up(bench, claim(number), STALE)
-    assert list(role._given_up.values()) == [first]
+        session._give_up(claim(number), STALE)
+    assert list(session._verdicts._given_up.values()) == [first]
 
 
 def test_what_is_known_of_stale_policies_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """It grew with every verdict for as long as the validator ran."""
-    monkeypatch.setattr("roles.validator.session.KNOWN", 16)
+    monkeypatch.setattr("roles.validator.verdicts.KNOWN", 16)
     stages: list[Any] = []
     health = play(
         {"inference-1": "inference", "inference-2": "inference"}, 60.0, steps=8, change=stages.append
@@ -283,6 +288,7 @@ def test_what_is_known_of_stale_policies_is_bounded(monkeypatch: pytest.MonkeyPa
     role = stages[0]._open["validator-1"][1][0]
     assert validator(health)["accepted"] > 48
     assert validator(health)["rejected"] == 0
-    assert len(role._known) < validator(health)["accepted"]
+    verdicts = role.session._verdicts
+    assert len(verdicts) < validator(health)["accepted"]
     fresh = 8 - run_of(stages[0]._open["validator-1"][0]).terms.recipe.lag
-    assert all(version >= fresh for version, _ in list(role._recorded)[16:])
+    assert all(version >= fresh for version, _ in list(verdicts._recorded)[16:])

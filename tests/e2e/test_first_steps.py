@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import trio
@@ -55,12 +55,14 @@ from roles.demo.command import complaints, free_memory, main as demo_main
 from roles.demo.status import SwarmStatus
 from roles.demo.view import draw
 from roles.engines.base import TrainingGroup
-from roles.inference.session import MAX_REASONS, OTHER, Inference, InferenceConfig, InferenceCounts
+from roles.inference import Inference, InferenceConfig
+from roles.inference.stats import MAX_REASONS, OTHER, InferenceCounts
 from roles.protocol.messages import Commitment, SignedVerdict
 from roles.run.__main__ import main as run_main
-from roles.trainer.buffer import GroupPool, PooledGroup
-from roles.trainer.session import Trainer, TrainerConfig
-from roles.validator.session import Validator, ValidatorConfig
+from roles.trainer import Trainer, TrainerConfig
+from roles.trainer.buffer import BufferedGroup, GroupBuffer
+from roles.trainer.curve import Learnt
+from roles.validator import Validator, ValidatorConfig
 from sim.cli import main as sim_main
 from tests.e2e.node_process import LOOPBACK, START_SECONDS, fail
 from tests.unit.test_run_file import RUN
@@ -221,8 +223,8 @@ def test_a_worker_says_what_it_made_and_why_it_was_rejected() -> None:
 
 
 def verdict_of(verdict: Verdict, reason: str) -> SignedVerdict:
-    place = Commitment(bytes(32), KeyPair(b"w" * 32).peer_id, PolicyVersion(0), bytes(32), 0, bytes(32))
-    return SignedVerdict(KeyPair(b"v" * 32).peer_id, place, verdict, reason, 0.0, 0.0, ())
+    commitment = Commitment(bytes(32), KeyPair(b"w" * 32).peer_id, PolicyVersion(0), bytes(32), 0, bytes(32))
+    return SignedVerdict(KeyPair(b"v" * 32).peer_id, commitment, verdict, reason, 0.0, 0.0, ())
 
 
 def test_a_validator_says_what_it_judged_and_why_it_rejected() -> None:
@@ -232,10 +234,10 @@ def test_a_validator_says_what_it_judged_and_why_it_rejected() -> None:
     assert role.progress() == Progress(text="submissions 0 judged, 0 accepted, 0 rejected, 0 waiting")
     reasons = ["tokens implausible", *["\x1b[2Jdiffer"] * 2, "c", "d", "e"]
     for number in range(1200):
-        role.records.count(verdict_of(Verdict.ACCEPTED, "within limits"))
+        role.stats.records.count(verdict_of(Verdict.ACCEPTED, "within limits"))
         if number < len(reasons):
-            role.records.count(verdict_of(Verdict.REJECTED, reasons[number]))
-    role.inconclusive = {"the policy is older than the run uses": 3}
+            role.stats.records.count(verdict_of(Verdict.REJECTED, reasons[number]))
+    role.stats.inconclusive = {"the policy is older than the run uses": 3}
     assert role.progress().text == (
         "submissions 1,209 judged, 1,200 accepted, 6 rejected (?[2Jdiffer, c, d, e, ...), "
         "3 undecided (the policy is older than the run uses), 0 waiting"
@@ -247,13 +249,20 @@ def test_a_trainer_says_how_far_it_is_and_what_waits() -> None:
     role = Trainer(TrainerConfig())
     assert isinstance(role, Reporter)
     assert role.progress() == Progress(text="warming up")
-    role._steps, role._pool = 60, GroupPool(100, 2)
+    learnt, buffer = Learnt(), GroupBuffer(100, 2)
+    session: Any = SimpleNamespace(
+        curve=SimpleNamespace(learnt=learnt),
+        intake=SimpleNamespace(buffer=buffer),
+        is_at_rest=False,
+        is_over=False,
+    )
+    role._steps, role.session = 60, session
     assert role.progress().text == "step 0 of 60, 0 groups learnt from, 0 waiting"
     group = TrainingGroup((1,), (), (0.0, 1.0))
-    role._pool.add(PooledGroup(PolicyVersion(0), bytes([number]), 0, group) for number in range(4))
-    assert role._pool.take(3, 0) is not None
-    role._progress.step, role._progress.groups_used, role._done = 17, 1024, True
-    role._progress.greedy_start, role._progress.greedy = 0.31, 0.642
+    buffer.add(BufferedGroup(PolicyVersion(0), bytes([number]), 0, group) for number in range(4))
+    assert buffer.take(3, 0) is not None
+    learnt.step, learnt.groups_used, session.is_over = 17, 1024, True
+    learnt.greedy_start, learnt.greedy = 0.31, 0.642
     assert role.progress() == Progress(
         text="step 17 of 60, 1,024 groups learnt from (75% of what came), 1 waiting, "
         "held-out tasks solved 31% -> 64%",

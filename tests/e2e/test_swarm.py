@@ -17,7 +17,7 @@ import pytest
 import trio
 
 from roles.demo.command import join_command
-from roles.demo.processes import CAST, Child, DemoPlan, Stage
+from roles.demo.processes import CAST, DemoNodes, DemoPlan, NodeProcess
 from roles.demo.status import Status
 from roles.rl.recipe import Recipe, WarmUp
 
@@ -29,12 +29,12 @@ PATIENCE = 400
 
 
 @asynccontextmanager
-async def staged(folder: Path, steps: int = SMALL.steps) -> AsyncIterator[Stage]:
+async def staged(folder: Path, steps: int = SMALL.steps) -> AsyncIterator[DemoNodes]:
     """The demo's cast with a small recipe, ended whatever happens."""
     recipe = replace(SMALL, steps=steps)
     with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
-            stage = Stage(DemoPlan(seed=1, recipe=recipe, evaluate_every=0, folder=folder), nursery)
+            stage = DemoNodes(DemoPlan(seed=1, recipe=recipe, evaluate_every=0, folder=folder), nursery)
             try:
                 await stage.start()
                 yield stage
@@ -60,7 +60,7 @@ def holds(version: int):
     return check
 
 
-async def kill(stage: Stage, name: str) -> int:
+async def kill(stage: DemoNodes, name: str) -> int:
     """kill -9; returns the newest policy that the node said it held."""
     child = stage.children[name]
     assert child.status is not None
@@ -104,7 +104,7 @@ async def test_another_shell_joins_with_one_address_and_works(tmp_path: Path) ->
     # Nobody works under the last policy: the run has to outlast the newcomer's start on a busy machine.
     async with staged(tmp_path, steps=500) as stage:
         await stage.children["trainer-1"].wait_status(holds(1))
-        newcomer = Child("newcomer", tmp_path)
+        newcomer = NodeProcess("newcomer", tmp_path)
         newcomer.folder.mkdir()
         command = re.sub(r"~/shoal-\w+", str(newcomer.folder), join_command(stage)).split()[3:]
         process = await newcomer.start([*command, "--json", "--status", "0.5", "--die-with-parent"])

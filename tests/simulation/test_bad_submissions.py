@@ -14,7 +14,8 @@ from p2p.errors import PeerUnreachable
 from p2p.host import request
 from p2p.node.node import Node
 from roles.engines.base import Group
-from roles.inference.session import Inference
+from roles.inference.role import Inference
+from roles.inference.session import InferenceSession
 from roles.protocol.assignment import REORDER_WINDOW
 from roles.protocol.messages import (
     ROLLOUT_PROTOCOL,
@@ -24,7 +25,8 @@ from roles.protocol.messages import (
     encode_groups,
 )
 from roles.run import run_of
-from roles.validator.session import GAP, OTHER_POLICY, REPLAYED, WRONG_GROUPS
+from roles.validator.replay import OTHER_POLICY, WRONG_GROUPS
+from roles.validator.session import GAP, REPLAYED
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
 from sim.node.swarm import open_swarm
@@ -37,18 +39,27 @@ class Forger(Inference):
 
     name: ClassVar[str] = "forger"
 
-    async def _produce(self, node: Node, *args: Any) -> Submission:
-        honest = await super()._produce(node, *args)
-        groups = self.forge_groups(decode_groups_untrusted(honest.content))
-        content = encode_groups(groups)
-        fields = {"content": content_digest(content), **self.forge(honest)}
-        return Submission.sign(replace(honest.commitment, **fields), content, node.world.signer)
+    def make_session(self, *args: Any) -> InferenceSession:
+        session = ForgingSession(*args, self.name, self.counts)
+        session.forger = self
+        return session
 
     def forge_groups(self, groups: tuple[Group, ...]) -> tuple[Group, ...]:
         return groups
 
     def forge(self, honest: Submission) -> dict[str, Any]:
         return {}
+
+
+class ForgingSession(InferenceSession):
+    forger: Forger
+
+    async def produce(self) -> Submission:
+        honest = await super().produce()
+        groups = self.forger.forge_groups(decode_groups_untrusted(honest.content))
+        content = encode_groups(groups)
+        fields = {"content": content_digest(content), **self.forger.forge(honest)}
+        return Submission.sign(replace(honest.commitment, **fields), content, self.node.world.signer)
 
 
 class OtherRun(Forger):

@@ -14,14 +14,14 @@ from p2p.node.rundoc import RunConfig
 from proofs.checks import Evidence, Judgement, Limits, Verdict
 from roles.demo.status import SwarmStatus
 from roles.inference import session as inference_session
-from roles.inference.session import Inference
+from roles.inference.session import InferenceSession
 from roles.protocol import assignment
 from roles.protocol.messages import SignedVerdict
 from roles.rl.recipe import Recipe
 from roles.run import Run, Terms, sign_run
 from roles.run.file import AdmissionMode, AdmissionRules
-from roles.trainer import session as trainer_session
-from roles.trainer.session import Trainer
+from roles.trainer import check as trainer_check
+from roles.trainer.session import TrainerSession
 from roles.validator import replay, session as validator_session
 from sim.node.swarm import Swarm
 from sim.node.world import EPOCH
@@ -48,7 +48,7 @@ class Edited(Play):
         self.published = []
 
     def spy(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        sign, publish = SignedVerdict.signed, Trainer._publish
+        sign, publish = SignedVerdict.signed, TrainerSession.publish
 
         def signed(verdict: SignedVerdict, signer: Signer) -> SignedVerdict:
             for name, (node, _) in self._open.items():
@@ -56,12 +56,13 @@ class Edited(Play):
                     self.signed.append((name, node.run.epoch, verdict.verdict))
             return sign(verdict, signer)
 
-        async def published(of: Trainer, node: Any, step: int) -> None:
+        async def published(of: TrainerSession, step: int) -> None:
+            node: Any = of.node
             self.published.append((node.world.name, node.run.epoch))
-            await publish(of, node, step)
+            await publish(of, step)
 
         monkeypatch.setattr(SignedVerdict, "signed", signed)
-        monkeypatch.setattr(Trainer, "_publish", published)
+        monkeypatch.setattr(TrainerSession, "publish", published)
 
     def edition(self, swarm: Swarm, **changes: Any) -> Run:
         assert self._run is not None
@@ -151,7 +152,7 @@ def test_work_is_not_blamed_when_its_only_judge_is_replaced(monkeypatch: pytest.
     def validator_of(run: Run, node: Any, version: Any) -> Any:
         return run.terms.validators[1] if len(run.terms.validators) == 2 else plain(run, node, version)
 
-    for module in (inference_session, trainer_session, validator_session):
+    for module in (inference_session, trainer_check, validator_session):
         monkeypatch.setattr(module, "validator_of", validator_of)
     play.spy(monkeypatch)
     health = perform(play, steps=400, groups=64)
@@ -285,20 +286,20 @@ def test_an_edition_that_expires_in_the_middle_stops_all_work_until_the_next(
     monkeypatch.setattr(spine, "_config", lambda: replace(real(), run=RunConfig(refresh=2.0)))
     play = Expiring(CAST, nothing)
     play.spy(monkeypatch)
-    produce, publish = Inference._produce, Trainer._publish
+    produce, publish = InferenceSession.produce, TrainerSession.publish
 
-    async def produced(self: Inference, node: Any, *rest: Any) -> Any:
-        submitted.append(node.world.now())
-        return await produce(self, node, *rest)
+    async def produced(self: InferenceSession) -> Any:
+        submitted.append(self.node.world.now())
+        return await produce(self)
 
     times: list[float] = []
 
-    async def published(self: Trainer, node: Any, step: int) -> None:
-        times.append(node.world.now())
-        await publish(self, node, step)
+    async def published(self: TrainerSession, step: int) -> None:
+        times.append(self.node.world.now())
+        await publish(self, step)
 
-    monkeypatch.setattr(Inference, "_produce", produced)
-    monkeypatch.setattr(Trainer, "_publish", published)
+    monkeypatch.setattr(InferenceSession, "produce", produced)
+    monkeypatch.setattr(TrainerSession, "publish", published)
     health = perform(play, steps=400)
     expired, renewed = at[0][1], at[1][1]
     for moments in (times, submitted):

@@ -12,19 +12,19 @@ import pytest
 import trio
 
 from p2p.identity import PeerId
-from p2p.node.node import Node
 from p2p.shardcast import Shardcast
 from p2p.shardcast.manifest import PolicyVersion
 from roles.demo.status import SwarmStatus
 from roles.engines.base import EngineError
 from roles.engines.fake import FakeEngine
-from roles.inference.session import Inference
+from roles.inference.session import InferenceSession
 from roles.protocol.messages import Submission
 from roles.rl.recipe import Recipe
 from roles.run import Run, sign_run
-from roles.trainer.buffer import PooledGroup
-from roles.trainer.inbox import Intake
-from roles.trainer.session import Trainer
+from roles.trainer.buffer import BufferedGroup
+from roles.trainer.inbox import Inbox
+from roles.trainer.intake import Intake
+from roles.trainer.session import TrainerSession
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
 from sim.node.swarm import NodeMain, SimNode, Swarm, open_swarm
@@ -191,14 +191,14 @@ def test_a_trainer_killed_anywhere_learns_from_every_group_once(
 ) -> None:
     owner, name = {
         "before the checkpoint": (FakeEngine, "save"),
-        "before the policy is out": (Trainer, "_publish"),
-        "before it is forgotten": (Intake, "forget_all_but"),
+        "before the policy is out": (TrainerSession, "publish"),
+        "before it is forgotten": (Inbox, "forget_all_but"),
     }[where]
     here = trio.Event()
     calls = itertools.count()
     used: dict[int, list[tuple[bytes, int]]] = {}
     step = getattr(owner, name)
-    wait = Trainer._wait_groups
+    wait = Intake.wait_groups
 
     async def stop_here(self: object, *args: Any) -> None:
         if next(calls) in (4, 7):
@@ -206,9 +206,11 @@ def test_a_trainer_killed_anywhere_learns_from_every_group_once(
             await trio.sleep_forever()
         await step(self, *args)
 
-    async def wait_groups(self: Trainer, count: int, step: int) -> list[PooledGroup]:
-        taken = await wait(self, count, step)
-        used[step] = [(group.source, group.number) for group in taken]  # a step done again replaces itself
+    async def wait_groups(self: Intake, count: int) -> list[BufferedGroup]:
+        taken = await wait(self, count)
+        used[self._step] = [
+            (group.source, group.number) for group in taken
+        ]  # a step done again replaces itself
         return taken
 
     class Fatal(Play):
@@ -222,7 +224,7 @@ def test_a_trainer_killed_anywhere_learns_from_every_group_once(
                 swarm.restart("trainer-1")
 
     monkeypatch.setattr(owner, name, stop_here)
-    monkeypatch.setattr(Trainer, "_wait_groups", wait_groups)
+    monkeypatch.setattr(Intake, "wait_groups", wait_groups)
     health = perform(Fatal(CAST), steps=8)
     assert health["done"] == 1
     assert validators(health)[0]["rejected"] == 0
@@ -251,14 +253,14 @@ def test_work_under_a_policy_to_come_waits_with_its_worker() -> None:
 
 def test_nobody_works_under_the_last_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     late: list[int] = []
-    plain = Inference._produce
+    plain = InferenceSession.produce
 
-    async def produce(self: Inference, *args: Any) -> Any:
-        submission = await plain(self, *args)
+    async def produce(self: InferenceSession) -> Any:
+        submission = await plain(self)
         late.append(submission.commitment.version)
         return submission
 
-    monkeypatch.setattr(Inference, "_produce", produce)
+    monkeypatch.setattr(InferenceSession, "produce", produce)
     health = perform(Lingering(CAST), steps=3)
     assert health["done"] == 1
     assert late.count(3) <= 2  # what the two nodes were about to draw when it came
@@ -281,7 +283,7 @@ def test_places_that_a_validator_gave_up_are_no_gaps(monkeypatch: pytest.MonkeyP
 
 def test_a_lost_answer_is_given_again_whatever_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every engine fails now and then, and every worker's first answer is lost."""
-    score, plain = FakeEngine.score, Inference._ask
+    score, plain = FakeEngine.score, InferenceSession.ask
     calls = itertools.count()
     lost: dict[bytes, None] = {}
 
@@ -290,14 +292,14 @@ def test_a_lost_answer_is_given_again_whatever_it_said(monkeypatch: pytest.Monke
             raise EngineError("out of memory")
         return await score(self, *args)
 
-    async def lose(self: Inference, node: Any, validator: Any, submission: Any) -> Any:
-        verdict = await plain(self, node, validator, submission)
+    async def lose(self: InferenceSession, validator: Any, submission: Any) -> Any:
+        verdict = await plain(self, validator, submission)
         first = submission.commitment.content not in lost
         lost[submission.commitment.content] = None
         return None if first else verdict
 
     monkeypatch.setattr(FakeEngine, "score", fail)
-    monkeypatch.setattr(Inference, "_ask", lose)
+    monkeypatch.setattr(InferenceSession, "ask", lose)
     health = perform(Play(CAST), steps=6)
     assert health["done"] == 1
     judge = validators(health)[0]
@@ -324,14 +326,14 @@ def test_clocks_ten_minutes_off_change_nothing() -> None:
 
 
 def test_a_submission_that_is_stuck_is_not_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = Inference._ask
+    plain = InferenceSession.ask
 
-    async def ask(self: Inference, node: Node, validator: PeerId, submission: Submission) -> Any:
+    async def ask(self: InferenceSession, validator: PeerId, submission: Submission) -> Any:
         if submission.commitment.index == 0 and not self.counts.retries:
-            await node.world.sleep(20)
-        return await plain(self, node, validator, submission)
+            await self.node.world.sleep(20)
+        return await plain(self, validator, submission)
 
-    monkeypatch.setattr(Inference, "_ask", ask)
+    monkeypatch.setattr(InferenceSession, "ask", ask)
     cast = {name: role for name, role in CAST.items() if name != "inference-2"}
     health = perform(Play(cast), steps=2, groups=64)  # sixteen submissions of one node under one policy
     assert health["done"] == 1

@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Evidence, Limits, Verdict, judge, judge_pool
-from roles.demo.cheats import MARGIN, Cheat, CheatConfig, CheatMode, must_fail
+from roles.demo.cheats import MARGIN, CheatMode, CheatSession, must_fail
 from roles.demo.processes import DEMO_LIMITS
 from roles.engines.base import EngineError, Group, GroupTask
+from roles.inference.stats import InferenceCounts
 from tests.unit.test_run_file import RUN
 
 CLEAN = Evidence(
@@ -61,13 +64,15 @@ def pin(version: int) -> Iterator[str]:
 
 
 async def handed_in(engine: SureEngine, *, stale_turn: bool, held: tuple[int, ...] = (5, 4)) -> str:
-    cheat = Cheat(CheatConfig(mode=CheatMode.TURNS))
-    cheat._loaded = cheat._in_engine = 5  # type: ignore[assignment]
-    cheat._stale_turn = stale_turn
     shardcast = SimpleNamespace(held=held, pin=pin, holds=held.__contains__)
-    run = SimpleNamespace(terms=SimpleNamespace(recipe=RUN.terms.recipe, limits=DEMO_LIMITS))
-    node = SimpleNamespace(shardcast=shardcast)
-    (group,) = await cheat.draw(node, run, engine, TASKS)  # type: ignore[arg-type]
+    run: Any = SimpleNamespace(terms=SimpleNamespace(recipe=RUN.terms.recipe, limits=DEMO_LIMITS))
+    node: Any = SimpleNamespace(shardcast=shardcast, world=None, run=RUN)
+    nothing: Any = None
+    counts = InferenceCounts(version=PolicyVersion(5))
+    working: Any = engine
+    session = CheatSession(node, run, nothing, working, nothing, "cheat", counts)
+    session.mode, session.is_stale_turn, session.in_engine = CheatMode.TURNS, stale_turn, PolicyVersion(5)
+    (group,) = await session.draw(TASKS)
     return group.proof.decode()
 
 

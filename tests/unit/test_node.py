@@ -227,7 +227,8 @@ async def test_the_dht_is_a_second_way_to_find_members(
             addrs = first.host.addrs
             async with member(network, tmp_path / "1", VALIDATOR, bootstrap=addrs, config=config) as second:
                 await wait_members(second, 1)
-                assert joins == [addrs, addrs]
+                # A busy machine asks the DHT more than once before the heartbeat comes.
+                assert joins[:2] == [addrs, addrs]
                 assert second.membership.members()[0].peer == first.peer_id
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from p2p.shardcast.manifest import PolicyVersion
 from roles.engines.base import TrainingGroup
-from roles.trainer.buffer import GroupPool, PooledGroup
+from roles.trainer.buffer import BufferedGroup, GroupBuffer
 
 
-def group(version: int, *rewards: float, source: bytes = b"s") -> PooledGroup:
-    return PooledGroup(PolicyVersion(version), source, 0, TrainingGroup((version,), (), rewards))
+def group(version: int, *rewards: float, source: bytes = b"s") -> BufferedGroup:
+    return BufferedGroup(PolicyVersion(version), source, 0, TrainingGroup((version,), (), rewards))
 
 
 def test_takes_the_oldest_first_and_only_when_there_are_enough() -> None:
-    pool = GroupPool(10, staleness=2)
+    pool = GroupBuffer(10, staleness=2)
     pool.add([group(3, 0, 1), group(2, 0, 1)])
     assert pool.take(3, step=3) is None
     pool.add([group(1, 0, 1)])
@@ -25,21 +25,21 @@ def test_takes_the_oldest_first_and_only_when_there_are_enough() -> None:
 
 
 def test_stale_groups_are_dropped_and_counted() -> None:
-    pool = GroupPool(10, staleness=2)
+    pool = GroupBuffer(10, staleness=2)
     pool.add([group(0, 0, 1), group(1, 0, 1)])
     assert pool.take(2, step=3) is None
     assert (pool.counts.stale, len(pool)) == (1, 1)
 
 
 def test_groups_without_spread_teach_nothing() -> None:
-    pool = GroupPool(10, staleness=2)
+    pool = GroupBuffer(10, staleness=2)
     pool.add([group(0, 1, 1), group(0, 0, 0), group(0, 1, 0, source=b"t")])
     assert (pool.counts.without_spread, len(pool)) == (2, 1)
     assert list(pool.sources) == [b"t"]
 
 
 def test_room_ends_at_the_capacity() -> None:
-    pool = GroupPool(2, staleness=2)
+    pool = GroupBuffer(2, staleness=2)
     pool.add([group(0, 0, 1)])
     assert pool.has_room_behind(0)
     assert not pool.has_room_behind(1)

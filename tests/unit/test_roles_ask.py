@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
@@ -22,7 +22,7 @@ from p2p.machine import RealWorld
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Verdict
 from roles.engines.base import TrainingGroup
-from roles.inference.outbox import Outbox
+from roles.inference.outbox import SubmissionOutbox
 from roles.protocol.messages import (
     ROLLOUT_PROTOCOL,
     Commitment,
@@ -36,8 +36,9 @@ from roles.protocol.messages import (
 )
 from roles.protocol.request import NONSENSE, ask
 from roles.rl.recipe import Recipe
-from roles.trainer.buffer import GroupPool, PooledGroup
-from roles.trainer.session import Trainer, TrainerConfig
+from roles.trainer.buffer import BufferedGroup, GroupBuffer
+from roles.trainer.intake import Intake
+from roles.trainer.session import TrainerSession
 
 WORKER, JUDGE = KeyPair(b"w" * 32), KeyPair(b"j" * 32)
 RUN_ID = b"r" * 32
@@ -91,8 +92,10 @@ async def test_whatever_a_peer_does_the_question_is_asked_again(
 
 def submission(index: int = 0, signer: KeyPair = WORKER) -> Submission:
     content = bytes([index])
-    place = Commitment(RUN_ID, signer.peer_id, PolicyVersion(1), bytes(32), index, content_digest(content))
-    return Submission.sign(place, content, signer)
+    commitment = Commitment(
+        RUN_ID, signer.peer_id, PolicyVersion(1), bytes(32), index, content_digest(content)
+    )
+    return Submission.sign(commitment, content, signer)
 
 
 def delivery(index: int = 0) -> bytes:
@@ -116,24 +119,20 @@ class SlowDisk:
         await trio.lowlevel.checkpoint()
 
 
-async def _one_group(*_: object) -> list[PooledGroup]:
-    return [PooledGroup(PolicyVersion(0), b"", 0, TrainingGroup((1,), (), (0.0, 1.0)))]
+async def _one_group(*_: object) -> list[BufferedGroup]:
+    return [BufferedGroup(PolicyVersion(0), b"", 0, TrainingGroup((1,), (), (0.0, 1.0)))]
 
 
 async def test_a_delivery_is_taken_only_when_it_is_durable_however_often_it_comes() -> None:
     disk = SlowDisk()
-    recipe = Recipe()
-    run = SimpleNamespace(id=RUN_ID, terms=SimpleNamespace(recipe=recipe))
-    node = SimpleNamespace(world=sound_world(), shardcast=SimpleNamespace(holds=lambda _: True))
-    desk: Any = SimpleNamespace(
-        node=node, run=run, intake=disk, ledger=disk, pooled=_one_group, why_unwanted=lambda *_: ""
-    )
-    trainer = Trainer(TrainerConfig())
-    trainer._pool = GroupPool(100, 2)
+    node: Any = SimpleNamespace(world=sound_world(), shardcast=SimpleNamespace(holds=lambda _: True))
+    check: Any = SimpleNamespace(groups=_one_group, why_unwanted=lambda *_: "")
+    both: Any = disk
+    intake = Intake(node, Recipe(), check, both, both, GroupBuffer(100, 2), cast(Any, None))
     answers: list[Receipt] = []
 
     async def hand_over() -> None:
-        answers.append((await trainer._take(desk, JUDGE.peer_id, delivery()))[0])
+        answers.append((await intake.take(JUDGE.peer_id, delivery()))[0])
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(hand_over)
@@ -148,13 +147,12 @@ async def test_a_delivery_is_taken_only_when_it_is_durable_however_often_it_come
 async def test_a_full_trainer_says_later_before_the_validator_loses_patience(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    run = SimpleNamespace(id=RUN_ID, terms=SimpleNamespace(recipe=Recipe()))
-    node = SimpleNamespace(world=sound_world())
-    desk: Any = SimpleNamespace(node=node, run=run, why_unwanted=lambda *_: "")
-    trainer = Trainer(TrainerConfig())
-    trainer._pool = GroupPool(0, 2)
+    node: Any = SimpleNamespace(world=sound_world())
+    check: Any = SimpleNamespace(why_unwanted=lambda *_: "")
+    nothing: Any = None
+    intake = Intake(node, Recipe(), check, nothing, nothing, GroupBuffer(0, 2), nothing)
     with trio.fail_after(119):
-        receipt, _ = await trainer._take(desk, JUDGE.peer_id, delivery())
+        receipt, _ = await intake.take(JUDGE.peer_id, delivery())
     assert receipt is Receipt.LATER
 
 
@@ -171,8 +169,9 @@ async def test_a_trainer_that_lost_its_policies_publishes_nothing_instead_of_a_c
 
     engine: Any = Opens()
     node: Any = SimpleNamespace(shardcast=SimpleNamespace(newest=published))
+    nothing: Any = None
     with pytest.raises(StorageError, match="gone from store/: restore that folder"):
-        await Trainer(TrainerConfig())._open_learner(node, engine)
+        await TrainerSession(node, Recipe(), engine, nothing, nothing, nothing, nothing).open_learner()
 
 
 @pytest.mark.parametrize("receipt", Receipt)
@@ -184,8 +183,8 @@ def test_a_receipt_travels_whole(receipt: Receipt) -> None:
 
 async def test_an_outbox_does_not_send_what_was_made_under_another_key(tmp_path: Any) -> None:
     world = RealWorld(WORKER, tmp_path)
-    outbox = await Outbox.open(world, "outbox")
+    outbox = await SubmissionOutbox.open(world, "outbox")
     await outbox.add(submission(3))
-    assert [item.commitment.index for item in await Outbox.open(world, "outbox")] == [3]
-    assert (await Outbox.open(world, "outbox")).newest == 1
-    assert not list(await Outbox.open(RealWorld(JUDGE, tmp_path), "outbox"))
+    assert [item.commitment.index for item in await SubmissionOutbox.open(world, "outbox")] == [3]
+    assert (await SubmissionOutbox.open(world, "outbox")).newest == 1
+    assert not list(await SubmissionOutbox.open(RealWorld(JUDGE, tmp_path), "outbox"))

@@ -26,10 +26,10 @@ from roles.rl.recipe import Recipe
 from roles.run import Run, sign_run
 from roles.shared.reasons import MAX_REASONS, OTHER
 from roles.shared.seats import Seats
-from roles.trainer.session import TrainerConfig
-from roles.validator.sequence import MAX_MISPLACED, Place, SlotBook
-from roles.validator.session import GAP, VERDICT_KIND, Validator, ValidatorConfig
-from roles.validator.stats import Records
+from roles.trainer import TrainerConfig
+from roles.validator.sequence import MAX_MISPLACED, DrawSequences, PlaceState
+from roles.validator.session import GAP, VERDICT_KIND, ValidatorSession
+from roles.validator.stats import Records, ValidatorStats
 from tests.unit.test_run_file import OWNER, TERMS
 
 NODE = KeyPair(b"n" * 32).peer_id
@@ -39,30 +39,30 @@ V1, V2 = PolicyVersion(1), PolicyVersion(2)
 
 def verdict(kind: Verdict, reason: str = "", node: bytes = b"n") -> SignedVerdict:
     peer = KeyPair(node * 32).peer_id
-    place = Commitment(bytes(32), peer, V1, bytes(32), 0, bytes(32))
-    return SignedVerdict(peer, place, kind, reason, 0.0, 0.0, ())
+    commitment = Commitment(bytes(32), peer, V1, bytes(32), 0, bytes(32))
+    return SignedVerdict(peer, commitment, kind, reason, 0.0, 0.0, ())
 
 
 def test_places_far_ahead_are_not_kept_and_not_counted_as_left_out() -> None:
-    book = SlotBook()
+    book = DrawSequences()
     for index in range(2**32 - 100, 2**32):
-        assert book.judge(NODE, V1, index) is Place.GAP
+        assert book.judge(NODE, V1, index) is PlaceState.GAP
         book.fill(NODE, V1, index, b"")
-    assert book.judge(NODE, V1, 0) is Place.FRESH
+    assert book.judge(NODE, V1, 0) is PlaceState.FRESH
     assert book.forget_below(V2) == 0
 
 
 def test_a_replay_leaves_no_trace_but_a_count() -> None:
-    book = SlotBook()
+    book = DrawSequences()
     for index in range(5):
         book.fill(NODE, V1, index, b"")
     book.fill(NODE, V1, 0, b"again")
-    assert book.judge(NODE, V1, 5) is Place.FRESH
+    assert book.judge(NODE, V1, 5) is PlaceState.FRESH
     assert book.forget_below(V2) == 0
 
 
 def test_who_keeps_sending_out_of_place_gets_no_more_verdicts() -> None:
-    book = SlotBook()
+    book = DrawSequences()
     for number in range(MAX_MISPLACED):
         assert not book.has_strayed(NODE, V1)
         book.fill(NODE, V1, REORDER_WINDOW + 1 + number, b"")
@@ -77,15 +77,16 @@ async def test_after_a_restart_a_place_that_was_nobodys_fault_is_no_gap(tmp_path
     places.append((1000, Verdict.REJECTED, GAP))
     async with open_world(tmp_path, key=judge) as world, open_ledger(world, "ledger") as ledger:
         for index, kind, reason in places:
-            place = Commitment(bytes(32), NODE, V1, bytes(32), index, bytes(32))
-            judged = SignedVerdict(judge.peer_id, place, kind, reason, 0.0, 0.0, ()).signed(judge)
+            commitment = Commitment(bytes(32), NODE, V1, bytes(32), index, bytes(32))
+            judged = SignedVerdict(judge.peer_id, commitment, kind, reason, 0.0, 0.0, ()).signed(judge)
             await ledger.append(VERDICT_KIND, judged.to_bytes())
-        validator = Validator(ValidatorConfig())
-        await validator._recall(cast(Node, SimpleNamespace(world=world)), ledger)
-    book = validator._slots
-    assert book.judge(NODE, V1, 30) is Place.FRESH
-    assert book.judge(NODE, V1, 29) is book.judge(NODE, V1, 3) is Place.REPLAYED
-    assert book.judge(NODE, V1, 1000) is Place.GAP
+        node, nothing = cast(Node, SimpleNamespace(world=world)), cast(Any, None)
+        session = ValidatorSession(node, nothing, nothing, ledger, nothing, ValidatorStats())
+        await session.recall()
+    book = session._sequences
+    assert book.judge(NODE, V1, 30) is PlaceState.FRESH
+    assert book.judge(NODE, V1, 29) is book.judge(NODE, V1, 3) is PlaceState.REPLAYED
+    assert book.judge(NODE, V1, 1000) is PlaceState.GAP
     assert book._seen[V1, NODE].misplaced == 1
 
 
@@ -101,8 +102,11 @@ async def test_a_submission_of_a_stranger_is_not_read() -> None:
             self.said += data
 
     stream = Heavy()
-    bench = SimpleNamespace(node=SimpleNamespace(may=lambda *_: False), standing=SimpleNamespace(why_not=""))
-    await Validator(ValidatorConfig())._serve(cast(Any, bench), cast(Any, stream))
+    node: Any = SimpleNamespace(may=lambda *_: False, world=None)
+    standing: Any = SimpleNamespace(why_not="")
+    nothing: Any = None
+    session = ValidatorSession(node, nothing, nothing, nothing, standing, ValidatorStats())
+    await session.serve(cast(Any, stream))
     assert b"may not generate" in stream.said
 
 

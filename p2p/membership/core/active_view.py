@@ -251,7 +251,7 @@ class ActiveView:
             return None
         others = [other for other in self.neighbours if other != peer][: self._upper]
         accepted = self._reply(peer, True, now)
-        if accepted is not None and self._quotas.may_walk(peer, now):
+        if accepted is not None and self._quotas.may_walk(peer, self._members.prefix(peer), now):
             for other in others:
                 self._send(other, ForwardJoin(self._config.hops, member.signed))
         return accepted
@@ -374,7 +374,7 @@ class ActiveView:
         accepted = self._accepts(peer, urgent, now)
         if accepted:
             self.add(peer, now)
-        elif not self._quotas.may_refuse(now):
+        elif not self._quotas.may_refuse(self._members.prefix(peer), now):
             return None
         self._send(peer, NeighborReply(accepted, self._own()))
         return accepted

@@ -64,13 +64,13 @@ class PeerQuotas:
     def __init__(self, rate: float, burst: float) -> None:
         self._rate = rate
         self._burst = burst
-        self._emptied: dict[PeerId, float] = {}
+        self._emptied: dict[PeerId | bytes, float] = {}
         self._sweep_at = MIN_QUOTAS
 
     def __len__(self) -> int:
         return len(self._emptied)
 
-    def take(self, peer: PeerId, now: float, count: float = 1.0) -> bool:
+    def take(self, peer: PeerId | bytes, now: float, count: float = 1.0) -> bool:
         """Take ``count`` tokens of those of ``peer``, if it has them."""
         emptied = self._emptied.get(peer)
         if emptied is None:
@@ -85,12 +85,12 @@ class PeerQuotas:
         self._emptied[peer] = now - left / self._rate
         return True
 
-    def has(self, peer: PeerId, now: float) -> bool:
+    def has(self, peer: PeerId | bytes, now: float) -> bool:
         """Whether ``peer`` has a token left."""
         emptied = self._emptied.get(peer)
         return emptied is None or (now - emptied) * self._rate >= 1 + _ROUNDING
 
-    def charge(self, peer: PeerId, now: float) -> None:
+    def charge(self, peer: PeerId | bytes, now: float) -> None:
         """Take one token of ``peer``, on credit if need be, but no deeper than as much as it
         may have."""
         if not self.take(peer, now):

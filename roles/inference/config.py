@@ -1,0 +1,24 @@
+"""What a machine's owner says about its inference role; everything else is in the run file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from roles.engines.config import DeviceProfile, MachineLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceConfig:
+    """This machine's part; everything else is in the run file."""
+
+    threads: int = 1
+    """Threads of the engine."""
+
+    nice: int = 0
+    """Niceness of the engine's process."""
+
+    machine: MachineLimits = field(default_factory=MachineLimits)
+    """What a run may ask of this machine, whichever run it is."""
+
+    profile: DeviceProfile = field(default_factory=DeviceProfile)
+    """Speeds of the fake engine; others ignore it."""

@@ -1,0 +1,73 @@
+"""The inference role as a node opens it: configuration and health.
+
+Its work is an `InferenceSession`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar, Self
+
+from p2p.node.node import Node
+from p2p.node.role import Progress
+from p2p.node.tables import read_table
+from roles.engines.base import Engine
+from roles.engines.client import open_engine
+from roles.envs.client import ContainedEnvironment, open_environment_of
+from roles.inference.config import InferenceConfig
+from roles.inference.outbox import SubmissionOutbox
+from roles.inference.session import InferenceSession
+from roles.inference.stats import InferenceCounts
+from roles.run import Run, run_of
+
+
+class Inference:
+    """Generates rollouts for a run."""
+
+    name: ClassVar[str] = "inference"
+
+    def __init__(self, config: InferenceConfig) -> None:
+        self._config = config
+        self._session: InferenceSession | None = None
+        self.counts = InferenceCounts()
+
+    @classmethod
+    def from_config(cls, table: Mapping[str, object]) -> Self:
+        """Made from ``[role.inference]``."""
+        return cls(read_table(InferenceConfig, table, f"[role.{cls.name}]"))
+
+    def health(self) -> dict[str, object]:
+        """Counts for people and dashboards."""
+        waiting = 0 if self._session is None else self._session.writes_waiting
+        return {**self.counts.health(), "waits_for_disk": waiting}
+
+    def progress(self) -> Progress:
+        """For the live line."""
+        return Progress(text=self.counts.describe(), over=self.counts.idle)
+
+    def make_session(
+        self,
+        node: Node,
+        run: Run,
+        environment: ContainedEnvironment,
+        engine: Engine,
+        outbox: SubmissionOutbox,
+    ) -> InferenceSession:
+        """What does the work; a role that works otherwise makes another."""
+        return InferenceSession(node, run, environment, engine, outbox, self.name, self.counts)
+
+    async def run(self, node: Node) -> None:
+        """Generate until cancelled."""
+        run = run_of(node)
+        self.counts.rollouts = run.terms.recipe.submission * run.terms.recipe.group_size
+        run.check_job(node.peer_id, "inference")
+        limits, config = self._config.machine, self._config
+        engine_config = run.engine_config(limits, threads=config.threads, nice=config.nice)
+        outbox = await SubmissionOutbox.open(node.world, f"{self.name}/outbox")
+        async with (
+            open_environment_of(node.world, run, limits) as environment,
+            open_engine(node.world, replace(engine_config, profile=config.profile), name=self.name) as engine,
+        ):
+            self._session = self.make_session(node, run, environment, engine, outbox)
+            await self._session.work_forever()

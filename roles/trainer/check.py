@@ -1,0 +1,118 @@
+"""What a delivery must be for the trainer to learn from it, computed anew rather than believed.
+
+A validator is believed in one thing, that the model was run and the draws are the seeds'; the
+trainer could find that out by a replay only. Judge, author, tasks, places, shapes and rewards
+it knows itself.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from p2p.errors import RemoteProtocolError
+from p2p.identity import PeerId
+from p2p.node.admission import Capability
+from p2p.node.node import Node
+from p2p.world import decode_off_loop
+from proofs.checks import Verdict, check_shape
+from roles.engines.base import Group, TrainingGroup
+from roles.envs.client import ContainedEnvironment
+from roles.protocol.assignment import draw_order, validator_of
+from roles.protocol.messages import (
+    DECODE_RATE,
+    Receipt,
+    SignedVerdict,
+    Submission,
+    decode_groups_untrusted,
+)
+from roles.run import Run
+from roles.shared.standing import RoleStanding
+from roles.trainer.buffer import BufferedGroup
+
+
+class DeliveryCheck:
+    """Whether a run's trainer may take a delivery, and the groups that it learns from."""
+
+    def __init__(
+        self, node: Node, run: Run, environment: ContainedEnvironment, standing: RoleStanding
+    ) -> None:
+        self._node = node
+        self._run = run
+        self._environment = environment
+        self._standing = standing
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether the run file does not let this trainer work now."""
+        return bool(self._standing.why_not)
+
+    def turn_down(self, peer: PeerId, reason: str) -> tuple[Receipt, str]:
+        """What a peer is told that is not the judge. An edition that says it is may be on its
+        way here."""
+        if self.is_at_rest:
+            return Receipt.LATER, "the trainer rests"
+        if self._node.book.hint(peer):
+            return Receipt.LATER, f"{reason}, or it has a newer run file: the trainer asks for it"
+        return Receipt.UNWANTED, reason
+
+    def why_unwanted(self, peer: PeerId, verdict: SignedVerdict) -> str:
+        """Why a delivery of ``peer`` is no use, however much room there is; empty if it may
+        be."""
+        commitment = verdict.commitment
+        if verdict.validator != peer:
+            return "a verdict comes from the validator that signed it"
+        if commitment.run != self._run.id or verdict.verdict is not Verdict.ACCEPTED:
+            return "only accepted submissions of this run are taken"
+        if not self._node.may(commitment.node, Capability.GENERATE):
+            return f"{commitment.node} may not generate in this run"
+        judge = validator_of(self._standing.run, commitment.node, commitment.version)
+        return "" if peer == judge else f"{judge} judges this node under this policy"
+
+    async def groups(self, verdict: SignedVerdict, submission: Submission) -> list[BufferedGroup]:
+        """The groups of an accepted submission, with rewards computed here.
+
+        Raises `RemoteProtocolError` if they are not what this run learns from: a validator's
+        own fault; and `EnvironmentFailed`, which is neither's.
+        """
+        commitment = verdict.commitment
+        groups = await decode_off_loop(
+            self._node.world, decode_groups_untrusted, submission.content, rate=DECODE_RATE
+        )
+        order = draw_order(self._node, self._run, commitment.version, commitment.node)
+        tasks = await order.tasks(self._environment, commitment.index)
+        size = self._run.terms.recipe.group_size
+        numbers = [task.group for _, task in tasks]
+        if commitment.policy != order.policy or [group.group for group in groups] != numbers:
+            raise RemoteProtocolError("an accepted submission is of another policy or place")
+        if len(verdict.rewards) != size * len(groups):
+            raise RemoteProtocolError("a verdict's rewards do not fit its submission")
+        self._check_shapes(groups)
+        answers = [
+            (task, [completion.tokens for completion in group.completions])
+            for (task, _), group in zip(tasks, groups, strict=True)
+        ]
+        rewards = tuple(map(_as_float32, await self._environment.rewards(answers)))
+        if rewards != verdict.rewards:
+            raise RemoteProtocolError("a verdict's rewards are not those of its submission")
+        checked = []
+        for number, (group, (task, _)) in enumerate(zip(groups, tasks, strict=True)):
+            paid = rewards[number * size : (number + 1) * size]
+            training = TrainingGroup(tuple(task.prompt), group.completions, paid)
+            checked.append(BufferedGroup(commitment.version, commitment.content, number, training))
+        return checked
+
+    def _check_shapes(self, groups: Sequence[Group]) -> None:
+        """Raise `RemoteProtocolError` if one is not shaped as all of this run are."""
+        shape = self._run.shape(self._environment.end_token)
+        for group in groups:
+            claims = [completion.logprobs for completion in group.completions]
+            tokens = [completion.tokens for completion in group.completions]
+            if check_shape(tokens, claims, shape).verdict is not Verdict.ACCEPTED:
+                raise RemoteProtocolError("an accepted submission has the wrong shape")
+
+
+def _as_float32(reward: float) -> float:
+    """As a verdict carries it."""
+    value: float = struct.unpack("<f", struct.pack("<f", reward))[0]
+    return value

@@ -1,0 +1,37 @@
+"""What a machine's owner says about its trainer; everything else is in the run file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from roles.engines.config import DeviceProfile, MachineLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerConfig:
+    """This machine's part; everything else is in the run file."""
+
+    threads: int = 1
+    """Threads of the engine."""
+
+    nice: int = 0
+    """Niceness of the engine's process."""
+
+    pool_steps: float = 1.5
+    """Optimiser steps' worth of groups that may wait: more grows stale, less leaves the engine
+    idle."""
+
+    evaluate_every: int = 10
+    """Steps between evaluations on the held-out tasks (0: only at the start and the end)."""
+
+    machine: MachineLimits = field(default_factory=MachineLimits)
+    """What a run may ask of this machine, whichever run it is."""
+
+    profile: DeviceProfile = field(default_factory=DeviceProfile)
+    """Speeds of the fake engine; others ignore it."""
+
+    def __post_init__(self) -> None:
+        if self.pool_steps < 1 or self.evaluate_every < 0:
+            raise ValueError(
+                "pool_steps is at least 1, or no step ever has enough, and evaluate_every at least 0"
+            )

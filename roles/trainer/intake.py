@@ -1,0 +1,282 @@
+"""Deliveries of validators: each is answered once there is room for it, and taken at most once.
+
+Theory of operation
+-------------------
+A validator waits for the answer and sends no more than a few at a time, so that an answer that
+waits for room is the back-pressure of the whole swarm. A delivery that is taken goes to the
+disk (`roles.trainer.inbox`), gets a receipt in the ledger, and goes into the buffer, in this
+order: a validator that is told that it was taken can rely on it. Content that was taken is
+answered as taken again, also after a restart, and not learnt from twice; each place in the draw
+order is taken once, or a validator could sell one place many times.
+
+Two deliveries of one submission may come at a time, and everything may change while the disk or
+the environment works. So what is being taken is noted first (``_taking``), and what must hold
+is looked at again after each wait.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Final
+
+import trio
+
+from p2p.errors import RemoteProtocolError, StorageError
+from p2p.host import Stream, send_frame
+from p2p.identity import PeerId
+from p2p.ledger import Ledger
+from p2p.node.admission import Capability
+from p2p.node.node import Node
+from p2p.shardcast.manifest import PolicyVersion
+from p2p.wire import FrameReader
+from p2p.world import dawdle, decode_off_loop
+from roles.envs.contained import EnvironmentFailed, Failures
+from roles.protocol.messages import (
+    HASH_RATE,
+    MAX_DELIVERY,
+    Commitment,
+    Receipt,
+    SignedVerdict,
+    Submission,
+    decode_delivery_untrusted,
+    encode_receipt,
+)
+from roles.protocol.request import PATIENCE
+from roles.rl.advantage import has_spread
+from roles.rl.recipe import Recipe
+from roles.shared.durable import Durable
+from roles.shared.seats import Seats
+from roles.trainer.buffer import BufferedGroup, GroupBuffer
+from roles.trainer.check import DeliveryCheck
+from roles.trainer.inbox import Inbox
+
+logger = logging.getLogger(__name__)
+
+DELIVERY_SECONDS: Final = 90.0
+"""How long a delivery may take to arrive: the largest at 1 Mbit/s, and some."""
+RECEIPT_KIND: Final = "receipt"
+"""Kind of our ledger entries; the body is the content digest of the submission that was
+taken."""
+PLACE_TAKEN: Final = "another submission was taken for this place in the draw order"
+
+DrawPlace = tuple[PeerId, PolicyVersion, int]
+"""A place in the draw order: author, policy, index."""
+
+
+class Intake:
+    """What the trainer has taken, and is taking."""
+
+    def __init__(
+        self,
+        node: Node,
+        recipe: Recipe,
+        check: DeliveryCheck,
+        ledger: Ledger,
+        inbox: Inbox,
+        buffer: GroupBuffer,
+        durable: Durable,
+    ) -> None:
+        self.buffer = buffer
+        self._node = node
+        self._recipe = recipe
+        self._check = check
+        self._ledger = ledger
+        self._inbox = inbox
+        self._durable = durable
+        self._seats = Seats()
+        self._failures = Failures()
+        self._step = 0
+        self._is_over = False
+        self._is_turning_away = False
+        self._arrived = trio.Event()
+        self._consumed = trio.Event()
+        self._taken: dict[bytes, None] = {}
+        """Content digests of all submissions taken so far (their receipts are in the
+        ledger)."""
+        self._taking: dict[bytes, None] = {}
+        """Those that are being written to disk now."""
+        self._filled: dict[DrawPlace, None] = {}
+        """Places in the draw order that were taken, under versions that may still be used."""
+
+    @property
+    def taken(self) -> int:
+        """Submissions taken so far, in all lives."""
+        return len(self._taken)
+
+    # What the session calls.
+
+    async def recall_receipts(self) -> None:
+        """Read from the ledger what was taken in earlier lives."""
+        async for entry in self._ledger.entries(RECEIPT_KIND):
+            self._taken[entry.body] = None
+
+    async def restore(self, step: int) -> None:
+        """Take up again what was received and, by ``step``, not learnt from."""
+        self._step = step
+        async for verdict, submission, used in self._inbox.restore(step):
+            commitment = verdict.commitment
+            content = commitment.content
+            self._filled[_place(commitment)] = None
+            if content not in self._taken:  # killed between the file and the receipt
+                self._taken[content] = None
+                await self._durable.insist(partial(self._ledger.append, RECEIPT_KIND, content))
+            if not self._node.shardcast.holds(commitment.version):
+                continue  # so old that no step may use it: forgotten after the next one
+            try:
+                groups = await self._check.groups(verdict, submission)
+            except (RemoteProtocolError, EnvironmentFailed) as error:
+                logger.warning("intake_unusable %s: %s", content.hex(), error)
+                continue
+            self._put([group for group in groups if group.number not in used])
+
+    async def wait_groups(self, count: int) -> list[BufferedGroup]:
+        """The ``count`` oldest groups that are fresh enough for the next step, once there are
+        so many."""
+        while (groups := self.buffer.take(count, self._step)) is None:
+            self._make_room()
+            self._arrived = trio.Event()
+            await self._arrived.wait()
+        self._make_room()
+        return groups
+
+    async def mark_used(self, groups: list[BufferedGroup], step: int) -> None:
+        """The engine has learnt from ``groups`` and is at ``step`` now: on disk when this
+        returns."""
+        self._step = step
+        await self._durable.insist(partial(self._inbox.mark_used, groups, step))
+
+    async def forget_used(self) -> None:
+        """Remove the submissions of which no group can be used any more."""
+        self.buffer.drop_stale(self._step)
+        oldest = self._step - self._recipe.lag
+        self._filled = {place: None for place in self._filled if place[1] >= oldest}
+        needed = self.buffer.sources | self._taking
+        await self._durable.insist(partial(self._inbox.forget_all_but, needed))
+        self._make_room()
+
+    def finish(self) -> None:
+        """The run has all its steps: nothing more is wanted."""
+        self._is_over = True
+        self._make_room()
+
+    # What validators call.
+
+    async def serve(self, stream: Stream) -> None:
+        """A `StreamHandler`: answer the deliveries of a validator. Of other peers not a byte is
+        read."""
+        if not self._node.may(stream.peer, Capability.VALIDATE):
+            reason = f"{stream.peer} is no validator of this run"
+            await send_frame(stream, encode_receipt(*self._check.turn_down(stream.peer, reason)))
+            return
+        with self._seats.seat(stream.peer) as seated:
+            if not seated:
+                await send_frame(stream, encode_receipt(Receipt.LATER, "too many streams"))
+                return
+            reader = FrameReader(stream, MAX_DELIVERY)
+            while True:
+                payload = None
+                with trio.move_on_after(DELIVERY_SECONDS):  # or a validator that sends nothing keeps its seat
+                    payload = await reader.receive()
+                if payload is None:
+                    return
+                if self._check.is_at_rest:
+                    await send_frame(stream, encode_receipt(Receipt.LATER, "the trainer rests"))
+                else:
+                    await send_frame(stream, encode_receipt(*await self.take(stream.peer, payload)))
+
+    async def take(self, peer: PeerId, payload: bytes) -> tuple[Receipt, str]:
+        """Answer one delivery, and say why if it is not taken."""
+        world = self._node.world
+        verdict, submission = await decode_off_loop(
+            world, decode_delivery_untrusted, payload, world.verify, rate=HASH_RATE
+        )
+        content = verdict.commitment.content
+        reason = self._check.why_unwanted(peer, verdict)
+        if reason:
+            return self._check.turn_down(peer, reason)
+        with trio.move_on_after(PATIENCE):
+            while self._must_wait(content):
+                await self._consumed.wait()
+        if self._must_wait(content) or world.buggify("trainer/says later"):
+            return Receipt.LATER, "the pool is full"
+        if self._is_over:
+            return Receipt.UNWANTED, "the run has all its steps"
+        world.sometimes("trainer/was given it before", content in self._taken)
+        if content in self._taken:
+            return Receipt.TAKEN, ""
+        reason = self._why_useless(verdict.commitment)
+        if reason:
+            return Receipt.UNWANTED, reason
+        try:
+            groups = await self._check.groups(verdict, submission)
+            # All of it may have changed while the environment worked.
+            if content in self._taken or self._must_wait(content):
+                return Receipt.LATER, "it was handed over twice at a time"
+            if _place(verdict.commitment) in self._filled:
+                return Receipt.UNWANTED, PLACE_TAKEN
+            await self._keep(verdict, submission, groups)
+        except (StorageError, EnvironmentFailed) as error:
+            return self._turn_away(error)
+        self._is_turning_away = False
+        return Receipt.TAKEN, ""
+
+    def _why_useless(self, commitment: Commitment) -> str:
+        """Why no step can use it, though it is the judge's; empty if one may."""
+        if self._step - commitment.version > self._recipe.lag:
+            return "the policy is older than the run uses"
+        if not self._node.shardcast.holds(commitment.version):
+            return "the policy is not held by the trainer"
+        return PLACE_TAKEN if _place(commitment) in self._filled else ""
+
+    def _turn_away(self, error: StorageError | EnvironmentFailed) -> tuple[Receipt, str]:
+        """The disk refuses a delivery: the validator keeps it, and hands it over again.
+
+        What the environment fails on is lost: it would fail on it again.
+        """
+        if isinstance(error, EnvironmentFailed):
+            self._failures.tell(error, "nothing is learnt from submissions on which it fails")
+            return Receipt.UNWANTED, "the run's environment failed at the trainer"
+        if not self._is_turning_away:
+            logger.warning("deliveries are turned away until the disk takes data: %s", error)
+        self._is_turning_away = True
+        return Receipt.LATER, "the disk is full"
+
+    def _must_wait(self, content: bytes) -> bool:
+        """Whether a delivery can be neither taken nor turned down now."""
+        if self._is_over or content in self._taken:
+            return False
+        coming = len(self._taking) * self._recipe.submission
+        return content in self._taking or not self.buffer.has_room_behind(coming)
+
+    async def _keep(
+        self, verdict: SignedVerdict, submission: Submission, groups: list[BufferedGroup]
+    ) -> None:
+        """Disk, ledger, buffer, in this order."""
+        place, content = _place(verdict.commitment), verdict.commitment.content
+        self._taking[content] = None
+        self._filled[place] = None
+        try:
+            if any(has_spread(buffered.group.rewards) for buffered in groups):  # else no step takes one
+                await self._inbox.keep(verdict, submission)
+            await dawdle(self._node.world, "trainer/slow receipt")
+            await self._ledger.append(RECEIPT_KIND, content)
+            self._taken[content] = None
+            self._put(groups)
+        finally:
+            del self._taking[content]
+            if content not in self._taken:
+                del self._filled[place]
+            self._make_room()
+
+    def _put(self, groups: list[BufferedGroup]) -> None:
+        self.buffer.add(groups)
+        self._arrived.set()
+
+    def _make_room(self) -> None:
+        self._consumed.set()
+        self._consumed = trio.Event()
+
+
+def _place(commitment: Commitment) -> DrawPlace:
+    return commitment.node, commitment.version, commitment.index

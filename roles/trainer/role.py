@@ -1,0 +1,108 @@
+"""The trainer as a node opens it: configuration and health.
+
+Its work is a `TrainerSession`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import ClassVar, Final, Self
+
+from p2p.node.node import Node
+from p2p.node.role import Progress
+from p2p.node.tables import read_table
+from roles.engines.client import open_engine
+from roles.envs.client import open_environment_of
+from roles.run import run_of
+from roles.shared.durable import Durable
+from roles.shared.standing import RoleStanding
+from roles.trainer.buffer import BufferCounts, GroupBuffer
+from roles.trainer.check import DeliveryCheck
+from roles.trainer.config import TrainerConfig
+from roles.trainer.curve import LearningCurve, Learnt
+from roles.trainer.inbox import Inbox
+from roles.trainer.intake import Intake
+from roles.trainer.session import TrainerSession
+
+INBOX: Final = "trainer/intake"
+"""Where deliveries lie that were taken and not yet learnt from."""
+
+
+class Trainer:
+    """Owns the policy of a run."""
+
+    name: ClassVar[str] = "trainer"
+
+    def __init__(self, config: TrainerConfig) -> None:
+        self._config = config
+        self._steps = 0
+        self.session: TrainerSession | None = None
+        """The work of this role; None until engine and environment are open."""
+
+    @classmethod
+    def from_config(cls, table: Mapping[str, object]) -> Self:
+        """Made from ``[role.trainer]``."""
+        return cls(read_table(TrainerConfig, table, "[role.trainer]"))
+
+    def health(self) -> dict[str, object]:
+        """Counts for people and dashboards."""
+        session = self.session
+        learnt = Learnt() if session is None else session.curve.learnt
+        counts = BufferCounts() if session is None else session.intake.buffer.counts
+        last = None if session is None else session.last_step
+        return {
+            **asdict(learnt),
+            "steps": self._steps,
+            "done": session is not None and session.is_over,
+            "policy_bytes": 0 if session is None else session.policy_bytes,
+            "pooled": 0 if session is None else len(session.intake.buffer),
+            "staleness": dict(counts.staleness),
+            "groups_stale": counts.stale,
+            "groups_without_spread": counts.without_spread,
+            "submissions_taken": 0 if session is None else session.intake.taken,
+            "waits_for_disk": 0 if session is None else session.writes_waiting,
+            "last_step": None if last is None else asdict(last),
+        }
+
+    def progress(self) -> Progress:
+        """For the live line."""
+        session = self.session
+        if session is None:
+            return Progress(text=f"step 0 of {self._steps:,}" if self._steps else "warming up")
+        learnt, buffer = session.curve.learnt, session.intake.buffer
+        counts = buffer.counts
+        came = counts.used + counts.stale + counts.without_spread + len(buffer)
+        share = f" ({counts.used / came:.0%} of what came)" if came else ""
+        parts = [
+            f"step {learnt.step:,} of {self._steps:,}",
+            f"{learnt.groups_used:,} groups learnt from{share}",
+            f"{len(buffer):,} waiting",
+        ]
+        if learnt.greedy is not None and learnt.greedy_start is not None:
+            parts.append(f"held-out tasks solved {learnt.greedy_start:.0%} -> {learnt.greedy:.0%}")
+        if session.is_at_rest:
+            parts.append("rests")
+        return Progress(text=", ".join(parts), over=session.is_over)
+
+    async def run(self, node: Node) -> None:
+        """Learn until the run's steps are done, then serve what was learnt until cancelled."""
+        run = run_of(node)
+        recipe, limits, config = run.terms.recipe, self._config.machine, self._config
+        self._steps = recipe.steps
+        run.check_job(node.peer_id, self.name)
+        run.check_store(node.config.shardcast.keep_versions)
+        engine_config = run.engine_config(limits, threads=config.threads, nice=config.nice)
+        async with (
+            open_environment_of(node.world, run, limits) as environment,
+            open_engine(node.world, replace(engine_config, profile=config.profile), name=self.name) as engine,
+        ):
+            ledger = await node.ledger.opened()
+            standing, durable = RoleStanding(node, "trainer", self.name), Durable(node.world, self.name)
+            check = DeliveryCheck(node, run, environment, standing)
+            buffer = GroupBuffer(max(1, round(config.pool_steps * recipe.groups)), recipe.lag)
+            inbox = Inbox(node.world, INBOX)
+            intake = Intake(node, recipe, check, ledger, inbox, buffer, durable)
+            curve = LearningCurve(node.world.disk, recipe.steps, config.evaluate_every)
+            self.session = TrainerSession(node, recipe, engine, intake, curve, standing, durable)
+            await self.session.work_forever()

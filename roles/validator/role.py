@@ -1,0 +1,78 @@
+"""The validator as a node opens it: configuration and health.
+
+Its work is a `ValidatorSession`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar, Self
+
+from p2p.node.node import Node
+from p2p.node.role import Progress
+from p2p.node.tables import read_table
+from roles.engines.client import open_engine
+from roles.envs.client import open_environment_of
+from roles.run import run_of
+from roles.shared.standing import RoleStanding
+from roles.validator.config import ValidatorConfig
+from roles.validator.replay import Replayer
+from roles.validator.session import ValidatorSession
+from roles.validator.stats import ValidatorStats
+
+
+class Validator:
+    """Judges submissions for a run."""
+
+    name: ClassVar[str] = "validator"
+    session_type: ClassVar[type[ValidatorSession]] = ValidatorSession
+    """What does the work; a test's validator that lies has another."""
+
+    def __init__(self, config: ValidatorConfig) -> None:
+        self._config = config
+        self.stats = ValidatorStats()
+        self.session: ValidatorSession | None = None
+        """The work of this role; None until engine and environment are open."""
+
+    @classmethod
+    def from_config(cls, table: Mapping[str, object]) -> Self:
+        """Made from ``[role.validator]``."""
+        return cls(read_table(ValidatorConfig, table, "[role.validator]"))
+
+    def health(self) -> dict[str, object]:
+        """Counts for people and dashboards."""
+        session = self.session
+        return {
+            "version": -1 if session is None else int(session.loaded),
+            **self.stats.health(),
+            "queue": 0 if session is None else session.waiting,
+            "seats": 0 if session is None else session.reading,
+            "waits_for_disk": 0 if session is None else session.writes_waiting,
+        }
+
+    def progress(self) -> Progress:
+        """For the live line."""
+        session = self.session
+        if session is None:
+            return Progress(text=self.stats.describe(waiting=0))
+        text = self.stats.describe(waiting=session.waiting) + (", rests" if session.is_at_rest else "")
+        return Progress(text=text, over=session.is_over)
+
+    async def run(self, node: Node) -> None:
+        """Judge until cancelled."""
+        run = run_of(node)
+        run.check_job(node.peer_id, self.name)
+        run.check_store(node.config.shardcast.keep_versions)
+        limits, config = self._config.machine, self._config
+        engine_config = run.engine_config(limits, threads=config.threads, nice=config.nice)
+        async with (
+            open_environment_of(node.world, run, limits) as environment,
+            open_engine(node.world, replace(engine_config, profile=config.profile), name=self.name) as engine,
+        ):
+            ledger = await node.ledger.opened()
+            standing = RoleStanding(node, "validator", self.name)
+            replayer = Replayer(node, run, environment, engine, standing)
+            session = self.session_type(node, run, replayer, ledger, standing, self.stats)
+            self.session = session
+            await session.work_forever()
