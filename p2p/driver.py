@@ -30,7 +30,7 @@ Effect = TypeVar("Effect")
 EffectOut = TypeVar("EffectOut", covariant=True)
 
 
-class Core(Protocol[EventIn, EffectOut]):
+class MessageCore(Protocol[EventIn, EffectOut]):
     """A state machine without I/O."""
 
     @property
@@ -58,7 +58,7 @@ class Driver(Generic[Event, Effect]):
     def __init__(
         self,
         world: World,
-        core: Core[Event, Effect],
+        core: MessageCore[Event, Effect],
         carry_out: Callable[[Effect], None],
         on_deadline: Callable[[], None],
         lateness: Callable[[], float] = _on_time,

@@ -17,7 +17,7 @@ from p2p.membership.core.dissemination import (
 )
 from p2p.membership.core.member_list import MemberList
 from p2p.membership.core.pull import Pull
-from p2p.membership.core.quotas import MIN_QUOTAS, PeerQuotas
+from p2p.membership.core.quotas import MIN_QUOTAS, KeyedQuotas
 from p2p.membership.heartbeat import Heartbeat, Profile, SignedHeartbeat, key_of, sign_heartbeat
 from p2p.membership.messages import Digest
 from tests.unit.core_swarm import FakeSigner, peer_named
@@ -117,7 +117,7 @@ def _goes_second(local: PeerId, peer: PeerId) -> bool:
 
 def test_a_quota_holds_to_the_token_after_a_year() -> None:
     year, peer = 365 * 86400.0, peer_named(2)
-    quotas = PeerQuotas(200.0, 8.0)
+    quotas = KeyedQuotas(200.0, 8.0)
     assert [quotas.take(peer, year) for _ in range(9)] == [True] * 8 + [False]
     assert quotas.take(peer, year + 1 / 200)
     assert not quotas.take(peer, year + 1 / 200)
@@ -129,7 +129,7 @@ def test_a_quota_holds_to_the_token_after_a_year() -> None:
 
 
 def test_idle_quotas_are_forgotten() -> None:
-    quotas = PeerQuotas(1.0, 4.0)
+    quotas = KeyedQuotas(1.0, 4.0)
     for number in range(1, 200):
         assert quotas.take(peer_named(number), 10.0 * number)
     assert len(quotas) <= MIN_QUOTAS

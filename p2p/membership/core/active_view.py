@@ -251,7 +251,8 @@ class ActiveView:
             return None
         others = [other for other in self.neighbours if other != peer][: self._upper]
         accepted = self._reply(peer, True, now)
-        if accepted is not None and self._quotas.may_walk(peer, self._members.prefix(peer), now):
+        network = self._members.prefix(peer)
+        if accepted is not None and self._quotas.may_walk(peer, network, now):
             for other in others:
                 self._send(other, ForwardJoin(self._config.hops, member.signed))
         return accepted

@@ -60,7 +60,7 @@ from p2p.membership.core.local_heartbeat import LocalHeartbeat, differs
 from p2p.membership.core.member_list import MemberList
 from p2p.membership.core.member_state import PROBE, Liveness, MemberState
 from p2p.membership.core.pull import Pull
-from p2p.membership.core.quotas import QUOTA_BURST, QUOTA_RATE, QUOTA_UNIT, PeerQuotas
+from p2p.membership.core.quotas import QUOTA_BURST, QUOTA_RATE, QUOTA_UNIT, KeyedQuotas
 from p2p.membership.core.verifier import (
     ASKED_POINTS,
     FLOOD_POINTS,
@@ -163,7 +163,7 @@ class MembershipCore:
             effects, members, active_view, dissemination, verifier, local, quotas
         )
         self._pull = Pull(members, config)
-        self._message_quotas = PeerQuotas(QUOTA_RATE, QUOTA_BURST)
+        self._message_quotas = KeyedQuotas(QUOTA_RATE, QUOTA_BURST)
         self._anchors: tuple[PeerId, ...] = ()
         self._told_changes = 0
         """`ActiveView.changes` when the driver was last told of our neighbours."""

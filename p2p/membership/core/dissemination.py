@@ -127,7 +127,8 @@ class Dissemination:
         if 2 * seqno + suspected > self._ranks.of(peer):
             return False
         waiting = self._first.get(peer) or self._second.get(peer)
-        if waiting is not None and (waiting.signed.seqno, waiting.suspected) == (seqno, suspected):
+        said = seqno, suspected
+        if waiting is not None and (waiting.signed.seqno, waiting.suspected) == said:
             waiting.known_by[source] = None
         return True
 

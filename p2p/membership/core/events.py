@@ -72,9 +72,9 @@ class ClockOff:
 
     def __str__(self) -> str:
         return (
-            f"the clock of this machine differs by about {abs(self.seconds):.0f} s from that of "
-            f"{self.peers} peers, whose heartbeats it therefore refuses, as they refuse its own: set "
-            "it by NTP"
+            "the clock of this machine differs by about "
+            f"{abs(self.seconds):.0f} s from that of {self.peers} peers, whose heartbeats it "
+            "therefore refuses, as they refuse its own: set it by NTP"
         )
 
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 from typing import Final
 
 from p2p.identity import PeerId
-from p2p.membership.core.quotas import PeerQuotas, Quota
+from p2p.membership.core.quotas import KeyedQuotas, Quota
 
 TRUST: Final = 16.0
 """Refuted suspicions after which suspicions are checked first.
@@ -75,16 +75,17 @@ WALK_INTERVALS: Final = 120.0
 """Intervals between two joins of one peer after which its heartbeat walks: some 15 messages
 each. It gets our answer, and names of others, meanwhile."""
 NETWORK_WALKS: Final = 16.0
-"""Newcomers of one public network whose heartbeats walk at once because they asked us, and..."""
+"""Newcomers of one public network whose heartbeats walk at once because they asked us."""
 NETWORK_WALK_INTERVALS: Final = 8.0
-"""...intervals until one more does. 200 identities of one /24 that asked every node of 200 in turn
-made the swarm send 3.6 times what it sends when quiet, more than half of it walks; with this share,
-and that of refusals, 2.3 times in the first minute and what it sends when quiet from then on. 200
-honest machines behind one address lose nothing: each gets an answer and names of others to ask."""
+"""Intervals until one more does. 200 identities of one /24 that asked every node of 200 in turn
+made the swarm send 3.6 times what it sends when quiet, more than half of it walks; with this
+share, and that of refusals, 2.3 times in the first minute and what it sends when quiet from
+then on. 200 honest machines behind one address lose nothing: each gets an answer and names of
+others to ask."""
 NETWORK_REFUSALS: Final = 32.0
-"""Refusals at once for one public network, and..."""
+"""Refusals at once for one public network."""
 NETWORK_REFUSALS_PER_INTERVAL: Final = 0.5
-"""...how many in an interval, later: 70 bytes a second for each network that floods us."""
+"""And how many in an interval, later: 70 bytes a second for each network that floods us."""
 FORWARDED_WALKS: Final = 512.0
 """Walks that one neighbour may send through us at once, and..."""
 FORWARDED_WALKS_PER_INTERVAL: Final = 4.0
@@ -122,25 +123,28 @@ class FloodQuotas:
 
     def __init__(self, interval: float) -> None:
         self._trust = Quota(1 / (TRUST_INTERVALS * interval), TRUST, TRUST, 0.0)
-        self._checks = PeerQuotas(1 / (CHECK_INTERVALS * interval), CHECKS)
+        self._checks = KeyedQuotas(1 / (CHECK_INTERVALS * interval), CHECKS)
         self._final_checks = Quota(
             1 / (CHECK_INTERVALS * interval),
             FINAL_CHECKS,
             FINAL_CHECKS,
             0.0,
         )
-        self._unchecked = PeerQuotas(UNCHECKED_PER_INTERVAL / interval, UNCHECKED)
-        self._newcomers = PeerQuotas(NEWCOMERS_PER_INTERVAL / interval, NEWCOMERS)
-        self._asks = PeerQuotas(1 / (ASK_INTERVALS * interval), ASKS)
+        self._unchecked = KeyedQuotas(UNCHECKED_PER_INTERVAL / interval, UNCHECKED)
+        self._newcomers = KeyedQuotas(NEWCOMERS_PER_INTERVAL / interval, NEWCOMERS)
+        self._asks = KeyedQuotas(1 / (ASK_INTERVALS * interval), ASKS)
         self._refusals = Quota(REFUSALS_PER_INTERVAL / interval, REFUSALS, REFUSALS, 0.0)
-        self._walks = PeerQuotas(1 / (WALK_INTERVALS * interval), 1.0)
-        self._network_walks = PeerQuotas(1 / (NETWORK_WALK_INTERVALS * interval), NETWORK_WALKS)
-        self._network_refusals = PeerQuotas(NETWORK_REFUSALS_PER_INTERVAL / interval, NETWORK_REFUSALS)
-        self._forwarded_walks = PeerQuotas(
+        self._walks = KeyedQuotas(1 / (WALK_INTERVALS * interval), 1.0)
+        self._network_walks = KeyedQuotas(1 / (NETWORK_WALK_INTERVALS * interval), NETWORK_WALKS)
+        self._network_refusals = KeyedQuotas(
+            NETWORK_REFUSALS_PER_INTERVAL / interval,
+            NETWORK_REFUSALS,
+        )
+        self._forwarded_walks = KeyedQuotas(
             FORWARDED_WALKS_PER_INTERVAL / interval,
             FORWARDED_WALKS,
         )
-        self._answered = PeerQuotas(ANSWERED_PER_INTERVAL / interval, ANSWERED)
+        self._answered = KeyedQuotas(ANSWERED_PER_INTERVAL / interval, ANSWERED)
         self._answered_to_others = Quota(
             ANSWERED_TO_OTHERS_PER_INTERVAL / interval,
             ANSWERED_TO_OTHERS,
@@ -184,7 +188,7 @@ class FloodQuotas:
         return self._refusals.take(1, now)
 
     def may_walk(self, peer: PeerId, network: bytes | None, now: float) -> bool:
-        """Whether to send the heartbeat of a newcomer, which is in ``network``, on its walks."""
+        """Whether to send the heartbeat of a newcomer in ``network`` on its walks."""
         if not self._walks.take(peer, now):
             return False
         return network is None or self._network_walks.take(network, now)

@@ -391,7 +391,8 @@ class MemberList:
         pool = [
             member
             for member in pool
-            if member.peer not in neighbours and member.peer != keep and not (spares_direct and member.direct)
+            if member.peer not in neighbours
+            if member.peer != keep and not (spares_direct and member.direct)
         ]
         if not pool:
             return keep

@@ -31,8 +31,9 @@ SUSPECT: Final = 2.0
 """Intervals after which a suspicion is flooded: the second missing heartbeat is due now, and
 the peer has had half an interval to answer the probe."""
 CONFIRM: Final = 0.8
-"""Intervals an suspected peer has to speak up. With `SUSPECT` this makes 2.8: at 5 s a death is
-known 14 s after the last heartbeat plus the time of the flood, within 15 s of the death."""
+"""Intervals that a suspected peer has to speak up. With `SUSPECT` this makes 2.8: at 5 s a
+death is known 14 s after the last heartbeat plus the time of the flood, within 15 s of the
+death."""
 
 
 class Liveness(Enum):

@@ -10,7 +10,7 @@ from p2p.identity import PeerId
 from p2p.membership.config import MembershipConfig
 from p2p.membership.core.member_list import MemberList
 from p2p.membership.core.member_state import Liveness
-from p2p.membership.core.quotas import PeerQuotas, Quota
+from p2p.membership.core.quotas import KeyedQuotas, Quota
 from p2p.membership.messages import MAX_KEYS, Digest
 
 BURST_INTERVALS: Final = 16
@@ -58,7 +58,7 @@ class Pull:
         self._budget = Quota(config.refresh / config.interval, burst, burst, -math.inf)
         self._asked: dict[bytes, tuple[float, PeerId]] = {}
         """When, and whom, longest ago first."""
-        self._unanswered = PeerQuotas(UNANSWERED_PER_INTERVAL / config.interval, UNANSWERED)
+        self._unanswered = KeyedQuotas(UNANSWERED_PER_INTERVAL / config.interval, UNANSWERED)
         self._batch_at = -math.inf
         self._unknown = Quota(UNKNOWN_AT_CAPACITY / config.interval, 1, 1, -math.inf)
 

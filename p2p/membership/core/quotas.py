@@ -1,4 +1,5 @@
-"""Token buckets: one for all peers (`Quota`), or one for each peer (`PeerQuotas`)."""
+"""Token buckets: one for all peers (`Quota`), or one for each peer or network
+(`KeyedQuotas`)."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ class Quota:
         return self.tokens
 
 
-class PeerQuotas:
+class KeyedQuotas:
     """A token bucket for each peer.
 
     Of each only one number is kept, the time at which it was empty, from which follows how many
