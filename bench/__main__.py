@@ -1,4 +1,6 @@
-"""``python -m bench NAME [...]`` runs ``bench/NAME.py`` (dashes become underscores): ``run(args) -> int``."""
+"""``python -m bench NAME [...]`` runs ``bench/NAME.py`` (dashes become underscores):
+``run(args) -> int``.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,13 @@ def names() -> list[str]:
 def main(argv: Sequence[str]) -> int:
     """Dispatch; 2 when there is no such bench."""
     if not argv or argv[0] in {"-h", "--help"} or argv[0] not in names():
-        print(f"usage: python -m bench NAME [--json FILE] [...]\n\nbenches: {', '.join(names())}")
+        print(
+            f"usage: python -m bench NAME [--json FILE] [...]\n\nbenches: {', '.join(names())}"
+        )
         return 0 if argv[:1] in (["-h"], ["--help"]) else 2
     module = importlib.import_module(f"bench.{argv[0].replace('-', '_')}")
-    people = sys.stderr if "-" in argv[1:] else sys.stdout  # ``--json -``: standard output is for the JSON
+    # ``--json -``: standard output is for the JSON
+    people = sys.stderr if "-" in argv[1:] else sys.stdout
     with contextlib.redirect_stdout(people):
         code: int = module.run(list(argv[1:]))
     return code

@@ -1,8 +1,8 @@
 """``python -m bench attacks``: a live node under each kind of attack, on loopback.
 
-Gate: the node lives, an honest newcomer is served within a second while the attack runs, the node never
-uses more than 150 MiB, and gives everything back within a minute. Exit status 1 if a kind breaks it.
-``--tree PATH`` measures the code of another checkout with the same attacks.
+Gate: the node lives, an honest newcomer is served within a second while the attack runs, the
+node never uses more than 150 MiB, and gives everything back within a minute. Exit status 1 if a
+kind breaks it. ``--tree PATH`` measures the code of another checkout with the same attacks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,17 @@ from bench.report import Report
 from tests.attacks.kinds import KINDS
 from tests.attacks.live import HERE, SETTLE, Outcome, attack_live
 
-COLUMNS: Final = ("worst s", "median s", "gave up", "MiB", "after", "files", "threads", "CPU %", "freed s")
+COLUMNS: Final = (
+    "worst s",
+    "median s",
+    "gave up",
+    "MiB",
+    "after",
+    "files",
+    "threads",
+    "CPU %",
+    "freed s",
+)
 UNITS: Final = {
     "newcomer_worst": "s",
     "newcomer_median": "s",
@@ -81,14 +91,22 @@ def show(outcomes: Sequence[Outcome]) -> Table:
 
 
 def run(args: Sequence[str]) -> int:
-    """``python -m bench attacks [--json FILE] [--only NAME] [--seconds N] [--settle N] [--tree PATH]``."""
+    """``python -m bench attacks [--json FILE] [--only NAME] [--seconds N] [--settle N] [--tree
+    PATH]``.
+    """
     parser = argparse.ArgumentParser(prog="python -m bench attacks", description=__doc__)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--only", action="append", metavar="NAME", help="may be given several times")
+    parser.add_argument(
+        "--only", action="append", metavar="NAME", help="may be given several times"
+    )
     parser.add_argument("--seconds", type=float, default=5.0, help="each attack lasts")
-    parser.add_argument("--settle", type=float, default=SETTLE, help="seconds to wait for what was held")
+    parser.add_argument(
+        "--settle", type=float, default=SETTLE, help="seconds to wait for what was held"
+    )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--tree", type=Path, default=HERE, help="checkout whose code the node runs")
+    parser.add_argument(
+        "--tree", type=Path, default=HERE, help="checkout whose code the node runs"
+    )
     parser.add_argument("--list", action="store_true", help="name the kinds and end")
     options = parser.parse_args(args)
     if options.list:
@@ -114,5 +132,9 @@ def run(args: Sequence[str]) -> int:
 
 async def _attack(name: str, options: argparse.Namespace) -> Outcome:
     return await attack_live(
-        name, options.tree.resolve(), seconds=options.seconds, settle=options.settle, seed=options.seed
+        name,
+        options.tree.resolve(),
+        seconds=options.seconds,
+        settle=options.settle,
+        seed=options.seed,
     )

@@ -1,7 +1,9 @@
-"""The DHT under death, loss and lies: 200 cores on one heap, against the goals of the design notes.
+"""The DHT under death, loss and lies: 200 cores on one heap, against the goals of the design
+notes.
 
-``Swarm`` is also what tests/unit/test_dht_swarm.py runs. A first message to a peer costs a dial of four
-round trips, as with the real host; after that each message is lost with probability ``loss``.
+``Swarm`` is also what tests/unit/test_dht_swarm.py runs. A first message to a peer costs a dial
+of four round trips, as with the real host; after that each message is lost with probability
+``loss``.
 """
 
 from __future__ import annotations
@@ -84,14 +86,25 @@ class Node:
 class Liar:
     """Answers requests with whatever might hurt."""
 
-    KINDS: Final = ("noise", "cut", "fake contacts", "forgery", "wrong kind", "silence", "empty", "impostor")
+    KINDS: Final = (
+        "noise",
+        "cut",
+        "fake contacts",
+        "forgery",
+        "wrong kind",
+        "silence",
+        "empty",
+        "impostor",
+    )
 
     def __init__(self, rng: Random, difficulty: int) -> None:
         self._rng = rng
         self._difficulty = difficulty
 
     def answer(self, node: Node, data: bytes) -> bytes | None:
-        """The answer to a request, or None for silence; answers to our own questions are left to the core."""
+        """The answer to a request, or None for silence; answers to our own questions are left
+        to the core.
+        """
         envelope = decode_untrusted(data)
         body, own, request_id = envelope.body, node.core.own, envelope.request_id
         match self._rng.choice(self.KINDS):
@@ -102,7 +115,9 @@ class Liar:
             case "fake contacts":
                 contacts = tuple(self._fake_contact() for _ in range(20))
                 found = isinstance(body, FindValue)
-                return encode(request_id, own, Values((), contacts) if found else Nodes(contacts))
+                return encode(
+                    request_id, own, Values((), contacts) if found else Nodes(contacts)
+                )
             case "forgery" if isinstance(body, FindValue):
                 return encode(request_id, own, Values((self._forgery(node, body.key),), ()))
             case "wrong kind":
@@ -110,7 +125,9 @@ class Liar:
             case "empty":
                 if isinstance(body, FindValue):
                     return encode(request_id, own, Values((), ()))
-                return encode(request_id, own, Stored(True) if isinstance(body, Store) else Nodes(()))
+                return encode(
+                    request_id, own, Stored(True) if isinstance(body, Store) else Nodes(())
+                )
             case "impostor":
                 return encode(request_id, envelope.sender, Pong())
             case _:
@@ -136,7 +153,16 @@ class Liar:
             )
             return fake.encode()
         own = node.core.own
-        bare = Record("test", self._rng.randbytes(8), own.peer, own.nonce, 1, int(WALL) + 3600, b"lie", b"")
+        bare = Record(
+            "test",
+            self._rng.randbytes(8),
+            own.peer,
+            own.nonce,
+            1,
+            int(WALL) + 3600,
+            b"lie",
+            b"",
+        )
         return sign_record(bare, node.key).encode()
 
 
@@ -144,7 +170,13 @@ class Swarm:
     """Nodes on one heap of (time, order, action)."""
 
     def __init__(
-        self, size: int, seed: int, *, loss: float = 0.0, liars: float = 0.0, config: DhtConfig | None = None
+        self,
+        size: int,
+        seed: int,
+        *,
+        loss: float = 0.0,
+        liars: float = 0.0,
+        config: DhtConfig | None = None,
     ) -> None:
         self.rng = Random(seed)
         self.config = config or DhtConfig(difficulty=4)
@@ -278,17 +310,23 @@ class Swarm:
             if seeds:
                 self.at(
                     self.now + index * every,
-                    lambda node=node, seeds=seeds: self.give(node, Join(next(self._tokens), seeds)),  # type: ignore[misc]
+                    lambda node=node, seeds=seeds: self.give(
+                        node, Join(next(self._tokens), seeds)
+                    ),  # type: ignore[misc]
                 )
         self.run(until if until is not None else self.now + len(nodes) * every + 20)
 
-    def put(self, node: Node, name: bytes, value: bytes, *, lifetime: float = 3600.0) -> Written | None:
+    def put(
+        self, node: Node, name: bytes, value: bytes, *, lifetime: float = 3600.0
+    ) -> Written | None:
         token = next(self._tokens)
         self.give(node, Put(token, "test", name, value, lifetime, WALL + self.now))
         effect = self._wait(node, token)[1]
         return effect if isinstance(effect, Written) else None
 
-    def get(self, node: Node, name: bytes, namespace: str = "test") -> tuple[float, tuple[Record, ...]]:
+    def get(
+        self, node: Node, name: bytes, namespace: str = "test"
+    ) -> tuple[float, tuple[Record, ...]]:
         """Seconds it took, and the records."""
         start, token = self.now, next(self._tokens)
         self.give(node, Get(token, namespace, name))
@@ -346,7 +384,9 @@ def measure(case: Case, size: int, reads: int, seed: int) -> dict[tuple[str, str
     seconds = []
     for index in range(reads):
         expected = b"value %d" % (index % NAMES)
-        took, records = swarm.get(swarm.rng.choice(swarm.honest()), b"name %d" % (index % NAMES))
+        took, records = swarm.get(
+            swarm.rng.choice(swarm.honest()), b"name %d" % (index % NAMES)
+        )
         values = [record.value for record in records]
         seconds.append(took)
         right += values == [expected]
@@ -372,7 +412,9 @@ GOALS: Final[dict[str, Callable[[float], bool]]] = {
 
 
 def run(args: Sequence[str]) -> int:
-    """``python -m bench dht [--size N] [--reads N] [--rounds N] [--json FILE]``; 1 if a goal is missed."""
+    """``python -m bench dht [--size N] [--reads N] [--rounds N] [--json FILE]``; 1 if a goal is
+    missed.
+    """
     parser = argparse.ArgumentParser(prog="bench dht", description=__doc__)
     parser.add_argument("--size", type=int, default=200)
     parser.add_argument("--reads", type=int, default=400)
@@ -381,15 +423,22 @@ def run(args: Sequence[str]) -> int:
     options = parser.parse_args(args)
     report = Report("dht")
     for case in CASES:
-        rounds = [measure(case, options.size, options.reads, seed) for seed in range(1, options.rounds + 1)]
+        rounds = [
+            measure(case, options.size, options.reads, seed)
+            for seed in range(1, options.rounds + 1)
+        ]
         for metric, unit in rounds[0]:
-            report.add(case.name, "shoal", metric, unit, [figures[metric, unit] for figures in rounds])
+            report.add(
+                case.name, "shoal", metric, unit, [figures[metric, unit] for figures in rounds]
+            )
     print(report)
     report.write(options.json)
     missed = [
         row.metric
         for row in report.rows
-        if row.case == CASES[-1].name and row.metric in GOALS and not GOALS[row.metric](row.median)
+        if row.case == CASES[-1].name
+        and row.metric in GOALS
+        and not GOALS[row.metric](row.median)
     ]
     print(f"missed: {', '.join(missed)}" if missed else "all goals met")
     return 1 if missed else 0

@@ -1,11 +1,13 @@
-"""How often is honest work refused? Groups of the demo's own early policies, drawn, committed and replayed.
+"""How often is honest work refused? Groups of the demo's own early policies, drawn, committed
+and replayed.
 
 ``python -m bench honest-groups [--groups 20000] [--seeds 0 1] [--steps 6] [--json FILE]``
 
-Decoding and prefill compute the same hidden states with other kernels, so they differ in the last bits of
-float32; whatever the verifier makes of that difference, honest workers pay for it. Every policy from the
-warm-up to step ``--steps`` gets the same share of the groups. The exit status is 1 if a group has a
-mismatch. As a control, the same groups are judged against weights one step older: how many the limits refuse.
+Decoding and prefill compute the same hidden states with other kernels, so they differ in the
+last bits of float32; whatever the verifier makes of that difference, honest workers pay for it.
+Every policy from the warm-up to step ``--steps`` gets the same share of the groups. The exit
+status is 1 if a group has a mismatch. As a control, the same groups are judged against weights
+one step older: how many the limits refuse.
 """
 
 from __future__ import annotations
@@ -67,9 +69,10 @@ def run(args: list[str]) -> int:
     console = Console()
     stale = sorted(tally.stale_means)
     console.print(
-        f"{tally.groups} honest groups of {policies} policies: {tally.mismatched} with a mismatch"
-        f" (worst {tally.worst_mismatches}), mantissa mean at most {tally.worst_mean:.4f};"
-        f" weights one step old: {len(stale)} groups, median of the mean {stale[len(stale) // 2]:.2f}",
+        f"{tally.groups} honest groups of {policies} policies: {tally.mismatched} with a"
+        f" mismatch (worst {tally.worst_mismatches}), mantissa mean at most"
+        f" {tally.worst_mean:.4f}; weights one step old: {len(stale)} groups, median of the"
+        f" mean {stale[len(stale) // 2]:.2f}",
         soft_wrap=True,
     )
     report = Report("honest-groups")
@@ -93,7 +96,9 @@ def measure(seed: int, steps: int, groups: int, tally: Tally) -> None:
         alone.step()
 
 
-def judge_policy(policy: TinyModel, before: TinyModel | None, rng: Random, groups: int, tally: Tally) -> None:
+def judge_policy(
+    policy: TinyModel, before: TinyModel | None, rng: Random, groups: int, tally: Tally
+) -> None:
     """Draw ``groups`` with ``policy``, replay them with it, and a few with its predecessor."""
     config = EngineConfig()
     environment, recipe = open_environment(config.environment), config.recipe

@@ -1,9 +1,11 @@
-"""The link model against real links: six trees, real TCP over shaped namespaces, simulated, and exact.
+"""The link model against real links: six trees, real TCP over shaped namespaces, simulated, and
+exact.
 
-"real" is real processes over `tc tbf` (level L3), "simulated L1" and "L2" the same program over the
-production link model, "max-min" the fluid oracle. Errors are per cent, medians of the model's runs (one a
-seed) against medians of the real ones; "machines" is the mean over machines of the error's size. Where
-namespaces are not allowed, the models alone are shown. Exit status 1 when simulated L2 misses a bound.
+"real" is real processes over `tc tbf` (level L3), "simulated L1" and "L2" the same program over
+the production link model, "max-min" the fluid oracle. Errors are per cent, medians of the
+model's runs (one a seed) against medians of the real ones; "machines" is the mean over machines
+of the error's size. Where namespaces are not allowed, the models alone are shown. Exit status 1
+when simulated L2 misses a bound.
 """
 
 from __future__ import annotations
@@ -72,7 +74,9 @@ async def real_times(topology: Topology, congestion: str, runs: int) -> list[Tim
 
 def models_of(topology: Topology) -> dict[str, list[Times]]:
     """What the models say: one run, or one a seed."""
-    exact = broadcast_times(topology.parents, topology.links, topology.chunks, topology.chunk_bytes)
+    exact = broadcast_times(
+        topology.parents, topology.links, topology.chunks, topology.chunk_bytes
+    )
     root = topology.members[0].name
     return {
         "simulated L1": [simulated_times(topology, level=1, seed=seed) for seed in SEEDS],
@@ -95,18 +99,28 @@ def measure(topology: Topology, report: Report, congestion: str, runs: int) -> l
             findings.append(finding)
             report.add(case, model, MACHINES, "%", [finding.machines])
             ratio = 1 + finding.last / 100
-            report.ratios.append(Ratio(case=case, metric=LAST, of=model, to=subject, median=ratio))
+            report.ratios.append(
+                Ratio(case=case, metric=LAST, of=model, to=subject, median=ratio)
+            )
     return findings
 
 
 def verdict(findings: Sequence[Finding]) -> bool:
-    """Print a line per topology and model, and say whether the judged model keeps its bounds."""
+    """Print a line per topology and model, and say whether the judged model keeps its
+    bounds.
+    """
     print(f"\n{'topology':16} {'model':14} {'last machine':>13} {'machines':>9}")
     for finding in findings:
-        print(f"{finding.case:16} {finding.model:14} {finding.last:+12.1f}% {finding.machines:8.1f}%")
+        print(
+            f"{finding.case:16} {finding.model:14} {finding.last:+12.1f}%"
+            f" {finding.machines:8.1f}%"
+        )
     for model in dict.fromkeys(finding.model for finding in findings):
         errors = [abs(finding.last) for finding in findings if finding.model == model]
-        print(f"{model:14} worst {max(errors):.1f} %, mean over topologies {statistics.fmean(errors):.1f} %")
+        print(
+            f"{model:14} worst {max(errors):.1f} %, mean over topologies"
+            f" {statistics.fmean(errors):.1f} %"
+        )
     judged = [abs(finding.last) for finding in findings if finding.model == JUDGED]
     return max(judged) <= BOUND and statistics.fmean(judged) <= MEAN_BOUND
 
@@ -116,7 +130,9 @@ def run(args: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench links", description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--congestion", default=CUBIC, help="TCP's congestion control; empty: the default")
+    parser.add_argument(
+        "--congestion", default=CUBIC, help="TCP's congestion control; empty: the default"
+    )
     parser.add_argument("--only", default="", help="topologies whose name contains this")
     options = parser.parse_args(args)
     reason = reason_to_skip()
@@ -126,7 +142,10 @@ def run(args: Sequence[str]) -> int:
     report, findings = Report("links"), []
     for topology in TOPOLOGIES:
         if options.only in topology.name:
-            print(f"{topology.name}: {topology.caption} (load {os.getloadavg()[0]:.1f})", file=sys.stderr)
+            print(
+                f"{topology.name}: {topology.caption} (load {os.getloadavg()[0]:.1f})",
+                file=sys.stderr,
+            )
             findings += measure(topology, report, options.congestion, runs)
     print(report)
     report.write(options.json)

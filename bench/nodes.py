@@ -1,7 +1,8 @@
 """Whole nodes on simulated lines (level 1) against whole nodes on real, shaped ones (level 3).
 
-Each seed is played once on either level: the same keys, lines, run file and configuration. Where namespaces
-are not allowed, level 1 alone is shown. There is no bound: what the model leaves out is what this measures.
+Each seed is played once on either level: the same keys, lines, run file and configuration.
+Where namespaces are not allowed, level 1 alone is shown. There is no bound: what the model
+leaves out is what this measures.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ def measure(scenario: Scenario, level: int, seeds: Sequence[int], report: Report
     name = scenario.name
     values: dict[str, list[float]] = {metric: [] for metric in SHOWN}
     for seed in seeds:
-        print(f"{name}, level {level}, seed {seed} (load {os.getloadavg()[0]:.1f})", file=sys.stderr)
+        print(
+            f"{name}, level {level}, seed {seed} (load {os.getloadavg()[0]:.1f})",
+            file=sys.stderr,
+        )
         metrics = run_scenario(replace(scenario, level=level), seed).metrics
         for metric in SHOWN:
             value = metrics[metric]
@@ -46,12 +50,16 @@ def measure(scenario: Scenario, level: int, seeds: Sequence[int], report: Report
 
 
 def run(args: Sequence[str]) -> int:
-    """``python -m bench nodes [--json FILE] [--seeds N] [--nodes N] [--queue SECONDS] [SCENARIO ...]``."""
+    """``python -m bench nodes [--json FILE] [--seeds N] [--nodes N] [--queue SECONDS] [SCENARIO
+    ...]``.
+    """
     parser = argparse.ArgumentParser(prog="python -m bench nodes", description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--nodes", type=int, help="instead of the scenarios' own number")
-    parser.add_argument("--queue", type=float, help="seconds of queue in front of each real line")
+    parser.add_argument(
+        "--queue", type=float, help="seconds of queue in front of each real line"
+    )
     parser.add_argument("scenarios", nargs="*", default=SCENARIOS)
     options = parser.parse_args(args)
     reason = reason_to_skip()
@@ -61,7 +69,9 @@ def run(args: Sequence[str]) -> int:
     for name in options.scenarios:
         scenario = load_scenario(name).with_changes(nodes=options.nodes)
         if options.queue is not None:
-            scenario = replace(scenario, parameters={**scenario.parameters, "queue": options.queue})
+            scenario = replace(
+                scenario, parameters={**scenario.parameters, "queue": options.queue}
+            )
         measure(scenario, 1, seeds, report)
         if reason is None:
             measure(scenario, 3, seeds, report)

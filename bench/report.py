@@ -1,8 +1,8 @@
 """What a bench found, as one JSON document.
 
-``{"bench", "machine": {cores, load, python, versions}, "rows": [{"case", "subject", "metric", "unit",
-"values", "median"}], "ratios": [{"case", "metric", "of", "to", "median"}]}``. A ratio compares two subjects
-of one case, measured in turns, so that a busy machine hits both alike.
+``{"bench", "machine": {cores, load, python, versions}, "rows": [{"case", "subject", "metric",
+"unit", "values", "median"}], "ratios": [{"case", "metric", "of", "to", "median"}]}``. A ratio
+compares two subjects of one case, measured in turns, so that a busy machine hits both alike.
 """
 
 from __future__ import annotations
@@ -18,7 +18,17 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 STANDARD_OUTPUT = Path("-")
-PACKAGES = ("shoal", "trio", "torch", "numpy", "zstandard", "pynacl", "cryptography", "blake3", "kademlia")
+PACKAGES = (
+    "shoal",
+    "trio",
+    "torch",
+    "numpy",
+    "zstandard",
+    "pynacl",
+    "cryptography",
+    "blake3",
+    "kademlia",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,14 +66,20 @@ class Report:
     rows: list[Row] = field(default_factory=list)
     ratios: list[Ratio] = field(default_factory=list)
 
-    def add(self, case: str, subject: str, metric: str, unit: str, values: Sequence[float]) -> None:
+    def add(
+        self, case: str, subject: str, metric: str, unit: str, values: Sequence[float]
+    ) -> None:
         """Record one subject's values (at least one)."""
         if not values:
             raise ValueError(f"{case}: {subject} has no values of {metric}")
-        self.rows.append(Row(case=case, subject=subject, metric=metric, unit=unit, values=tuple(values)))
+        self.rows.append(
+            Row(case=case, subject=subject, metric=metric, unit=unit, values=tuple(values))
+        )
 
     def compare(self, case: str, metric: str, of: str, to: str) -> float:
-        """Record and return the median of ``of``'s values over ``to``'s, pairs in the order measured."""
+        """Record and return the median of ``of``'s values over ``to``'s, pairs in the order
+        measured.
+        """
         pairs = zip(self._values(case, of, metric), self._values(case, to, metric), strict=True)
         ratio = statistics.median(one / other for one, other in pairs)
         self.ratios.append(Ratio(case=case, metric=metric, of=of, to=to, median=ratio))
@@ -88,8 +104,8 @@ class Report:
     def write(self, path: Path | None) -> None:
         """To a file for machines, if one was asked for; ``-`` is standard output.
 
-        Not to `sys.stdout`: where ``-`` was given, `bench.__main__` has put standard error there, so
-        that the tables for people do not come between the JSON.
+        Not to `sys.stdout`: where ``-`` was given, `bench.__main__` has put standard error
+        there, so that the tables for people do not come between the JSON.
         """
         if path == STANDARD_OUTPUT:
             print(self.to_json(), file=sys.__stdout__, flush=True)
@@ -102,7 +118,9 @@ class Report:
             f"{row.case:24} {row.subject:24} {row.metric:20} {row.median:12.4g} {row.unit}"
             for row in self.rows
         ]
-        lines += [f"{r.case:24} {r.of} / {r.to}: {r.metric} {r.median:.3g}" for r in self.ratios]
+        lines += [
+            f"{r.case:24} {r.of} / {r.to}: {r.metric} {r.median:.3g}" for r in self.ratios
+        ]
         return "\n".join(lines)
 
 

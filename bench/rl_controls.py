@@ -1,11 +1,13 @@
-"""Does the reward teach, or would anything have looked like learning? The recipe against its controls.
+"""Does the reward teach, or would anything have looked like learning? The recipe against its
+controls.
 
 ``python -m bench rl-controls [--json FILE] [--seeds 0 1 2] [--steps 60]``
 
-Every subject starts from the same warm-up. The recipe must pass the learning gate (`roles.rl.gate`); the
-controls must not: advantages permuted over the completions of each step (the same budget, the same
-statistics, no information), and the warm-up's policy at the best of eight temperatures (no learning,
-but what sharper or flatter sampling gives). About 100 CPU seconds per seed.
+Every subject starts from the same warm-up. The recipe must pass the learning gate
+(`roles.rl.gate`); the controls must not: advantages permuted over the completions of each step
+(the same budget, the same statistics, no information), and the warm-up's policy at the best of
+eight temperatures (no learning, but what sharper or flatter sampling gives). About 100 CPU
+seconds per seed.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ def run(args: list[str]) -> int:
     for result in results:
         mark = "ok" if result.as_expected else "NOT AS EXPECTED"
         console.print(
-            f"seed {result.seed}, {result.subject}: {result.gate} [{mark}]", markup=False, soft_wrap=True
+            f"seed {result.seed}, {result.subject}: {result.gate} [{mark}]",
+            markup=False,
+            soft_wrap=True,
         )
     report(results).write(options.json)
     return 0 if all(result.as_expected for result in results) else 1
@@ -87,7 +91,9 @@ def best_temperature(config: EngineConfig, progressed: Progressed) -> LearningGa
 
 
 def report(results: list[Result]) -> Report:
-    """Rewards and cost of every subject; what the controls rise by, as a share of the recipe's rise."""
+    """Rewards and cost of every subject; what the controls rise by, as a share of the recipe's
+    rise.
+    """
     table = Report("rl-controls")
     for subject in (RECIPE, SHUFFLED, TEMPERATURE):
         mine = [one for one in results if one.subject == subject]
@@ -100,7 +106,13 @@ def report(results: list[Result]) -> Report:
         if courses:
             speeds = [one.sampled_tokens / one.seconds["generation"] for one in courses]
             table.add("all seeds", subject, "generation", "tokens per CPU second", speeds)
-            table.add("all seeds", subject, "cost", "CPU seconds", [sum(c.seconds.values()) for c in courses])
+            table.add(
+                "all seeds",
+                subject,
+                "cost",
+                "CPU seconds",
+                [sum(c.seconds.values()) for c in courses],
+            )
     for subject in (SHUFFLED, TEMPERATURE):
         for name in ("greedy", "sampled"):
             table.compare("all seeds", f"{name} rise", subject, RECIPE)

@@ -1,9 +1,9 @@
 """``python -m bench sim``: how fast the simulator is, and what a node costs.
 
-Cases: `kernel` (sleeps a CPU second), `L1` (whole membership nodes under churn: events a CPU second,
-resident KiB a node), `L0` (the recorded events of the same cores without trio; timers on the bare heap),
-`broadcast` (64 chunks to 10,000 nodes with deaths). All rates are per CPU second, each in a process of
-its own, relative to a calibration loop where a bound is set.
+Cases: `kernel` (sleeps a CPU second), `L1` (whole membership nodes under churn: events a CPU
+second, resident KiB a node), `L0` (the recorded events of the same cores without trio; timers
+on the bare heap), `broadcast` (64 chunks to 10,000 nodes with deaths). All rates are per CPU
+second, each in a process of its own, relative to a calibration loop where a bound is set.
 """
 
 from __future__ import annotations
@@ -126,7 +126,9 @@ def _calibrate() -> float:
 def _measure(case: str, nodes: int) -> Figures:
     """One case in a process of its own."""
     code = f"from bench.sim import child; child({case!r}, {nodes})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     figures: Figures = json.loads(done.stdout)
     return figures
 
@@ -143,7 +145,9 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--largest", type=int, default=10_000, help="leave out larger cases")
-    parser.add_argument("--hour", action="store_true", help="also 1,000 nodes for an hour (8 minutes)")
+    parser.add_argument(
+        "--hour", action="store_true", help="also 1,000 nodes for an hour (8 minutes)"
+    )
     options = parser.parse_args(arguments)
     report = Report("sim")
     for case, (_, sizes) in CASES.items():
@@ -155,11 +159,16 @@ def run(arguments: Sequence[str]) -> int:
             rates = [figures["events"] / figures["cpu"] for figures in runs]
             report.add(case, subject, "events per CPU second", "1/s", rates)
             report.add(case, subject, "CPU time", "s", [figures["cpu"] for figures in runs])
-            relative = [rate / figures["calibration"] for rate, figures in zip(rates, runs, strict=True)]
+            relative = [
+                rate / figures["calibration"] for rate, figures in zip(rates, runs, strict=True)
+            ]
             report.add(case, subject, "events per million loop steps", "1", relative)
             for name in ("kib_per_node", "bytes_per_second", "deaths_known_share"):
                 if name in runs[0]:
                     report.add(case, subject, name, "", [figures[name] for figures in runs])
-            print(f"{case:15} {nodes:6} nodes  {rates[0]:10,.0f} events/s  {runs[0]['cpu']:7.1f} CPU s")
+            print(
+                f"{case:15} {nodes:6} nodes  {rates[0]:10,.0f} events/s  {runs[0]['cpu']:7.1f}"
+                " CPU s"
+            )
     report.write(options.json)
     return 0

@@ -1,7 +1,9 @@
-"""What the wire costs: a Shoal host against a bare trio TCP stream, two processes over loopback.
+"""What the wire costs: a Shoal host against a bare trio TCP stream, two processes over
+loopback.
 
-Bulk is reported "CPU-limited": bytes over the larger of the two processes' CPU time, that is what one core
-per side could carry whatever else the machine is doing. Round trips, streams and dials are CPU time per side.
+Bulk is reported "CPU-limited": bytes over the larger of the two processes' CPU time, that is
+what one core per side could carry whatever else the machine is doing. Round trips, streams and
+dials are CPU time per side.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ IDLE: Final = 200
 
 
 async def serve() -> None:
-    """The other process: a Shoal host, and bare sockets, that swallow or send back what comes."""
+    """The other process: a Shoal host, and bare sockets, that swallow or send back what
+    comes.
+    """
 
     async def sink(stream: trio.abc.Stream) -> None:
         while await stream.receive_some():
@@ -160,7 +164,13 @@ async def measure(addr: str, port: int, rounds: int, report: Report) -> None:
         peer = await host.connect_addr(p2p.Multiaddr.parse(addr))
         bench = Bench(host, peer, port)
         # First: later on, the other process has freed memory to reuse.
-        note("idle connection", "shoal", "resident, per side", "KiB", await _idle(bench, addr) / KI)
+        note(
+            "idle connection",
+            "shoal",
+            "resident, per side",
+            "KiB",
+            await _idle(bench, addr) / KI,
+        )
         for _ in range(rounds):
             await _round(bench, note)
         note("ping under bulk", "shoal", "p50", "ms", (await _pings(bench, 0.5)) * 1e3)
@@ -175,7 +185,10 @@ async def measure(addr: str, port: int, rounds: int, report: Report) -> None:
 async def _pings(bench: Bench, quantile: float) -> float:
     """Seconds for a ping on the connection that carries a bulk stream."""
     times: list[float] = []
-    async with await bench.host.open_stream(bench.peer, SINK) as stream, trio.open_nursery() as nursery:
+    async with (
+        await bench.host.open_stream(bench.peer, SINK) as stream,
+        trio.open_nursery() as nursery,
+    ):
         nursery.start_soon(_forever, stream)
         for _ in range(PINGS):
             times.append(await p2p.ping(bench.host, bench.peer))

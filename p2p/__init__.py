@@ -8,9 +8,10 @@
         async with await host.open_stream(peer, ECHO) as stream:
             await stream.send_all(b"hello")
 
-The wire is libp2p's, so any libp2p program with TCP, Noise and yamux can be on the other side. Above a host,
-`open_gossip`, `open_dht` and `open_membership` each take a world (`open_world`) and a host. They are imported
-when they are first asked for: ``import p2p`` alone is half as dear.
+The wire is libp2p's, so any libp2p program with TCP, Noise and yamux can be on the other side.
+Above a host, `open_gossip`, `open_dht` and `open_membership` each take a world (`open_world`)
+and a host. They are imported when they are first asked for: ``import p2p`` alone is half as
+dear.
 """
 
 import importlib

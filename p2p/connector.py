@@ -1,12 +1,14 @@
-"""Who is connected: dials, accepts, adopts and carries connections, and makes room where a limit is reached.
+"""Who is connected: dials, accepts, adopts and carries connections, and makes room where a
+limit is reached.
 
-Two peers that dial each other at once end up with two connections. Both work; new streams use the
-newest (after a restart the oldest may be a ghost that only a time-out will find), and the peer counts as
-gone when its last connection is.
+Two peers that dial each other at once end up with two connections. Both work; new streams use
+the newest (after a restart the oldest may be a ghost that only a time-out will find), and the
+peer counts as gone when its last connection is.
 
-What strangers may hold is counted by a `p2p.limits.Budget`: it names what must go, and this module ends
-that at once. Dials that a stranger's word caused (`AddrSource.HEARSAY`) have slots of their own, so that
-contacts at silent addresses never hold up a dial that the owner, or a member, asked for.
+What strangers may hold is counted by a `p2p.limits.Budget`: it names what must go, and this
+module ends that at once. Dials that a stranger's word caused (`AddrSource.HEARSAY`) have slots
+of their own, so that contacts at silent addresses never hold up a dial that the owner, or a
+member, asked for.
 """
 
 from __future__ import annotations
@@ -59,53 +61,68 @@ from p2p.world import World, dawdle, lateness
 MAX_DIALS: Final = 32
 """Peers dialled at a time whose address is sure; more would fill home routers' tables."""
 MAX_HEARSAY_DIALS: Final = 16
-"""Peers dialled at a time on hearsay alone. At `HEARSAY_TIMEOUT` each, contacts at silent addresses make us
-dial two a second, and at most 64 addresses at once; each counts for its host and network (`DialTargets`)."""
+"""Peers dialled at a time on hearsay alone. At `HEARSAY_TIMEOUT` each, contacts at silent
+addresses make us dial two a second, and at most 64 addresses at once; each counts for its host
+and network (`DialTargets`)."""
 MAX_WAITING_DIALS: Final = 256
-"""Dials on hearsay that may wait for a slot; one more fails at once. Two minutes' worth of silent ones."""
+"""Dials on hearsay that may wait for a slot; one more fails at once. Two minutes' worth of
+silent ones.
+"""
 HANDSHAKE_TIMEOUT: Final = 10.0
-"""Seconds for a handshake: four round trips at half a second, with a busy machine on each side."""
+"""Seconds for a handshake: four round trips at half a second, with a busy machine on each
+side.
+"""
 CONNECT_TIMEOUT: Final = 5.0
-"""Seconds for a TCP connection: the first packet and two repetitions, after one and three seconds."""
+"""Seconds for a TCP connection: the first packet and two repetitions, after one and three
+seconds.
+"""
 DIAL_TIMEOUT: Final = 20.0
 """Seconds for all addresses of a peer together."""
 HEARSAY_TIMEOUT: Final = 8.0
 """The same, on hearsay."""
 DIAL_BACKOFF: Final = 5.0
-"""Seconds after a failed dial in which messages to the peer are dropped at once instead of dialling again."""
+"""Seconds after a failed dial in which messages to the peer are dropped at once instead of
+dialling again.
+"""
 FIRST_READ: Final = 4096
 """Bytes read at the beginning of an incoming handshake; a whole one has about 500."""
 ACCEPT_BACKOFF: Final = 0.1
-"""Seconds to wait when the machine has no more sockets, which is what trio's own server does."""
+"""Seconds to wait when the machine has no more sockets, which is what trio's own server
+does.
+"""
 CLOSE_TIMEOUT: Final = 2.0
 """Seconds to flush all connections when the host closes."""
 SWEEP: Final = 15.0
 """Seconds between two looks for connections that are of no use."""
 UNUSED_TIMEOUT: Final = 30.0
-"""Seconds after which a connection is closed over which nothing was ever asked or said: who connects has a
-reason, and shows it in the next round trips. go-libp2p gives 20 s of grace, rust-libp2p 10."""
+"""Seconds after which a connection is closed over which nothing was ever asked or said: who
+connects has a reason, and shows it in the next round trips. go-libp2p gives 20 s of grace,
+rust-libp2p 10."""
 IDLE_TIMEOUT: Final = 300.0
-"""Seconds without a message or a stream after which a connection is closed; the next message opens it again
-for four round trips. Everything that a node does regularly with a peer (heartbeats every few seconds, the
-DHT's pings, the mesh's) happens more often."""
+"""Seconds without a message or a stream after which a connection is closed; the next message
+opens it again for four round trips. Everything that a node does regularly with a peer
+(heartbeats every few seconds, the DHT's pings, the mesh's) happens more often."""
 MAX_OFFENCES: Final = 8.0
-"""Refused peers of one host, halved every five minutes, after which its connections are not accepted: a new
-identity costs 16 µs and would wash off every penalty. Eight, because a laboratory may share one address."""
+"""Refused peers of one host, halved every five minutes, after which its connections are not
+accepted: a new identity costs 16 µs and would wash off every penalty. Eight, because a
+laboratory may share one address."""
 OFFENCE_HALF_LIFE: Final = 300.0
 """Seconds; as long as a peer is refused."""
 MAX_REPLACED: Final = 16.0
-"""Connections of one identity, halved every minute, that made way for a fifth one of it, after which a newer
-one is closed before anything is begun for it. Ghosts of a peer that restarts every few seconds are fewer; an
-identity that came 300 times a second cost, beside each handshake, an identify, lanes, and the end of both."""
+"""Connections of one identity, halved every minute, that made way for a fifth one of it, after
+which a newer one is closed before anything is begun for it. Ghosts of a peer that restarts
+every few seconds are fewer; an identity that came 300 times a second cost, beside each
+handshake, an identify, lanes, and the end of both."""
 REPLACED_HALF_LIFE: Final = 60.0
 """Seconds."""
 HANDSHAKE_RATE: Final = 700.0
-"""Incoming handshakes computed in a second, at most: at 1.1 ms each with all that a connection brings, three
-quarters of a core. At 400 a flood of 500 a second from the newcomer's own address filled the 256 places, and
-the newcomer waited 0.6 s for its turn while the node used a third of a core; other networks never wait."""
+"""Incoming handshakes computed in a second, at most: at 1.1 ms each with all that a connection
+brings, three quarters of a core. At 400 a flood of 500 a second from the newcomer's own address
+filled the 256 places, and the newcomer waited 0.6 s for its turn while the node used a third of
+a core; other networks never wait."""
 HANDSHAKE_BURST: Final = 16.0
-"""Handshakes that may come together, after a quiet time, without waiting: 15 ms of one pass of the scheduler,
-in which the peers that are here already have their turn as well."""
+"""Handshakes that may come together, after a quiet time, without waiting: 15 ms of one pass of
+the scheduler, in which the peers that are here already have their turn as well."""
 
 logger = logging.getLogger(__name__)
 
@@ -118,8 +135,12 @@ class _Dial:
     trusted: bool
     """Whether the address is sure, or the peer protected: which slots it takes."""
     done: trio.Event = field(default_factory=trio.Event)
-    error: Exception | None = field(default_factory=lambda: PeerUnreachable("the dial was given up"))
-    """Why there is no connection; what it says at first holds for a dial that a bug of ours ended."""
+    error: Exception | None = field(
+        default_factory=lambda: PeerUnreachable("the dial was given up")
+    )
+    """Why there is no connection; what it says at first holds for a dial that a bug of ours
+    ended.
+    """
 
 
 class _Ready(trio.abc.AsyncResource):
@@ -150,14 +171,17 @@ class Callbacks:
     on_sweep: Callable[[], None]
     """Called every `SWEEP` seconds while there is a connection."""
     is_busy: Callable[[PeerId, int], bool]
-    """Whether, of that many streams to and from the peer, one is in use, beyond those that carry messages."""
+    """Whether, of that many streams to and from the peer, one is in use, beyond those that
+    carry messages.
+    """
 
 
 class _Turns:
     """Who is next when incoming handshakes are more than the CPU time they may have.
 
-    A bucket of `HANDSHAKE_BURST` handshakes that fills at `HANDSHAKE_RATE`. Of those that wait, the next is
-    of the network, then of the host, that fewest wait from: a flood waits behind itself.
+    A bucket of `HANDSHAKE_BURST` handshakes that fills at `HANDSHAKE_RATE`. Of those that wait,
+    the next is of the network, then of the host, that fewest wait from: a flood waits behind
+    itself.
     """
 
     def __init__(self) -> None:
@@ -169,7 +193,9 @@ class _Turns:
 
     def take(self, now: float) -> float:
         """Take a turn if one is left, and return 0; else return how long until there is one."""
-        self._left = min(HANDSHAKE_BURST, self._left + max(now - self._at, 0.0) * HANDSHAKE_RATE)
+        self._left = min(
+            HANDSHAKE_BURST, self._left + max(now - self._at, 0.0) * HANDSHAKE_RATE
+        )
         self._at = now
         if self._left < 1.0:
             return (1.0 - self._left) / HANDSHAKE_RATE + 1e-6
@@ -195,7 +221,10 @@ class _Turns:
             hosts[group.host] = hosts.get(group.host, 0) + 1
         turn = min(
             self.waiting,
-            key=lambda one: (networks[self.waiting[one].network], hosts[self.waiting[one].host]),
+            key=lambda one: (
+                networks[self.waiting[one].network],
+                hosts[self.waiting[one].host],
+            ),
         )
         del self.waiting[turn]
         turn.set()
@@ -260,8 +289,9 @@ class Connector:
     def tell(self, peer: PeerId, state: PeerState, *, dialled: bool = False) -> None:
         """Call the watchers, unless the host is closing.
 
-        All of them hear of it, also when one raises: the gossip that missed a disconnect because the DHT's
-        listener crashed would keep the peer in its mesh for ever. What was raised goes on to our border.
+        All of them hear of it, also when one raises: the gossip that missed a disconnect
+        because the DHT's listener crashed would keep the peer in its mesh for ever. What was
+        raised goes on to our border.
         """
         self._world.sometimes("connector/lost messages", state is PeerState.UNREACHABLE)
         if not self.closing:
@@ -289,7 +319,9 @@ class Connector:
         self._refuse(peer)
 
     def cut(self, peer: PeerId) -> list[Connection]:
-        """End at once what we do for ``peer``, and begin to close its connections; returns them."""
+        """End at once what we do for ``peer``, and begin to close its connections; returns
+        them.
+        """
         self._callbacks.on_cut(peer)
         return self.drop(peer)
 
@@ -306,10 +338,14 @@ class Connector:
     def is_unreachable(self, peer: PeerId) -> bool:
         """Whether a dial failed moments ago."""
         now = self._world.now()
-        return self._unreachable.get(peer, now) > now or self._world.buggify("connector/takes it for gone")
+        return self._unreachable.get(peer, now) > now or self._world.buggify(
+            "connector/takes it for gone"
+        )
 
     def protect(self, purpose: str, peers: Iterable[PeerId]) -> None:
-        """Keep connections to ``peers``; replaces what was protected for the same ``purpose``."""
+        """Keep connections to ``peers``; replaces what was protected for the same
+        ``purpose``.
+        """
         self._protected[purpose] = frozenset(peers)
 
     def is_protected(self, peer: PeerId) -> bool:
@@ -320,11 +356,16 @@ class Connector:
         return peer in self._connections or self.is_protected(peer)
 
     def add_addrs(
-        self, peer: PeerId, addrs: Sequence[Multiaddr], source: AddrSource, reach: int = LOOPBACK
+        self,
+        peer: PeerId,
+        addrs: Sequence[Multiaddr],
+        source: AddrSource,
+        reach: int = LOOPBACK,
     ) -> None:
         """Remember where ``peer`` may be dialled; news makes an unreachable peer worth a try.
 
-        Of hearsay, only what can be reached from ``reach`` (`p2p.limits.reach_of`) or further away.
+        Of hearsay, only what can be reached from ``reach`` (`p2p.limits.reach_of`) or further
+        away.
         """
         if peer == self._static.peer_id:
             return
@@ -364,7 +405,8 @@ class Connector:
             dial = self._dials[peer] = _Dial(trusted)
             self._spawn(self._dial, peer, dial)
         await dial.done.wait()
-        if dial.error is not None and self.live(peer) is None:  # it may have dialled us meanwhile
+        # it may have dialled us meanwhile
+        if dial.error is not None and self.live(peer) is None:
             raise type(dial.error)(*dial.error.args) from dial.error
 
     async def _dial(self, peer: PeerId, dial: _Dial) -> None:
@@ -376,7 +418,9 @@ class Connector:
             async with slots:
                 await dawdle(self._world, "connector/slow dial")
                 with trio.fail_after(timeout):
-                    ready, addr = await race(peer, self.book.of(peer), partial(self._dial_addr, peer))
+                    ready, addr = await race(
+                        peer, self.book.of(peer), partial(self._dial_addr, peer)
+                    )
             if not self._adopt(ready.raw, ready.secured, dialer=True, addr=addr):
                 await trio.aclose_forcefully(ready)
                 raise PeerUnreachable(f"{peer} is not wanted any more")
@@ -411,7 +455,9 @@ class Connector:
             raw = await self._network.dial(addr)
             patience.deadline += HANDSHAKE_TIMEOUT  # and what the connection left over
             try:
-                secured = await secure(raw, self._static, self._world.entropy, dialer=True, expected=peer)
+                secured = await secure(
+                    raw, self._static, self._world.entropy, dialer=True, expected=peer
+                )
             except BaseException as error:
                 if isinstance(error, WrongPeer):
                     self.book.forget(peer, addr)
@@ -423,7 +469,9 @@ class Connector:
         now = self._world.now()
         for other in [other for other, until in self._unreachable.items() if until <= now]:
             del self._unreachable[other]
-        self._unreachable[peer] = now + DIAL_BACKOFF + lateness(self._world, "connector/long backoff")
+        self._unreachable[peer] = (
+            now + DIAL_BACKOFF + lateness(self._world, "connector/long backoff")
+        )
 
     # Accepting.
 
@@ -449,7 +497,9 @@ class Connector:
             pending = PendingHandshake(group_of(addr), self._world.now(), scope.cancel)
             victim = self.budget.begin_handshake(pending)
             if victim is not None:
-                logger.debug("gave up a handshake with %s for another", victim.group.host or "a stranger")
+                logger.debug(
+                    "gave up a handshake with %s for another", victim.group.host or "a stranger"
+                )
                 victim.abort()
             self._spawn(self._greet, raw, addr, pending, scope)
 
@@ -463,11 +513,14 @@ class Connector:
         adopted = False
         try:
             with scope:
-                # A dialer speaks first. Until it does, a silent socket costs us a task and no cryptography.
+                # A dialer speaks first. Until it does, a silent socket costs us a task and no
+                # cryptography.
                 first = await raw.receive_some(FIRST_READ)
                 pending.heard = bool(first)
                 await self._wait_turn(pending.group)
-                secured = await secure(raw, self._static, self._world.entropy, dialer=False, first=first)
+                secured = await secure(
+                    raw, self._static, self._world.entropy, dialer=False, first=first
+                )
                 await dawdle(self._world, "connector/slow greeting")
                 self.budget.end_handshake(pending)
                 adopted = self._adopt(raw, secured, dialer=False, addr=addr)
@@ -476,7 +529,9 @@ class Connector:
         finally:
             self.budget.end_handshake(pending)
             if scope.cancelled_caught:
-                logger.debug("gave up a handshake: it took %s s, or made room", HANDSHAKE_TIMEOUT)
+                logger.debug(
+                    "gave up a handshake: it took %s s, or made room", HANDSHAKE_TIMEOUT
+                )
             if not adopted:
                 await trio.aclose_forcefully(raw)
 
@@ -509,7 +564,12 @@ class Connector:
     # Carrying.
 
     def _adopt(
-        self, raw: trio.abc.HalfCloseableStream, secured: Secured, *, dialer: bool, addr: Multiaddr | None
+        self,
+        raw: trio.abc.HalfCloseableStream,
+        secured: Secured,
+        *,
+        dialer: bool,
+        addr: Multiaddr | None,
     ) -> bool:
         """Make a secured stream one of our connections, unless that is unwelcome."""
         peer = secured.peer
@@ -565,7 +625,9 @@ class Connector:
                 del self._connections[peer]
                 self._usage.pop(peer, None)
             self._callbacks.on_lost(connection)
-            self._world.sometimes("connector/saw a protocol broken", connection.failure is not None)
+            self._world.sometimes(
+                "connector/saw a protocol broken", connection.failure is not None
+            )
             if connection.failure is not None:
                 self.penalise(peer, VIOLATION, str(connection.failure))
             if not siblings:
@@ -584,7 +646,11 @@ class Connector:
             patience = IDLE_TIMEOUT if usage.was_used else UNUSED_TIMEOUT
             idle = now - usage.used_at > patience
             streams = sum(connection.stream_count for connection in self._connections[peer])
-            if idle and not self.is_protected(peer) and not self._callbacks.is_busy(peer, streams):
+            if (
+                idle
+                and not self.is_protected(peer)
+                and not self._callbacks.is_busy(peer, streams)
+            ):
                 logger.debug("closed the idle connection to %r", peer)
                 self.drop(peer)
         self._sweep_later()

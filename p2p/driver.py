@@ -1,17 +1,18 @@
-"""How a service drives its core: events in, effects carried out in order, one timer at the core's deadline.
+"""How a service drives its core: events in, effects carried out in order, one timer at the
+core's deadline.
 
 Theory of operation
 -------------------
-A core is a state machine: ``handle(event, now)`` returns effects, and ``next_deadline`` says when
-it wants to be told the time. A `Driver` is all that stands between one and the world. It calls
-`handle` for one event at a time: what an effect causes (a host that reports a lost peer while a
-message is being sent, a caller's callback that publishes) waits in a queue until the effects of
-the event before are all carried out. So a core is never entered while it runs, and its effects
-leave in the order in which it returned them.
+A core is a state machine: ``handle(event, now)`` returns effects, and ``next_deadline`` says
+when it wants to be told the time. A `Driver` is all that stands between one and the world. It
+calls `handle` for one event at a time: what an effect causes (a host that reports a lost peer
+while a message is being sent, a caller's callback that publishes) waits in a queue until the
+effects of the event before are all carried out. So a core is never entered while it runs, and
+its effects leave in the order in which it returned them.
 
-The timer is set when the deadline comes nearer and left alone when it moves away: most events move
-it a little, and to cancel a timer and set another costs a simulation as much as an event. A core
-that is told the time too early finds nothing due, and the timer is set again.
+The timer is set when the deadline comes nearer and left alone when it moves away: most events
+move it a little, and to cancel a timer and set another costs a simulation as much as an event.
+A core that is told the time too early finds nothing due, and the timer is set again.
 """
 
 from __future__ import annotations
@@ -48,11 +49,13 @@ def _on_time() -> float:
 
 
 class Driver(Generic[Event, Effect]):
-    """Pumps one core for the length of the block `running`; before and after it, events are dropped."""
+    """Pumps one core for the length of the block `running`; before and after it, events are
+    dropped.
+    """
 
     __slots__ = (
-        "_carry_out", "_core", "_is_handling", "_is_running", "_lateness", "_on_deadline", "_timer",
-        "_timer_at", "_waiting", "_world",
+        "_carry_out", "_core", "_is_handling", "_is_running", "_lateness", "_on_deadline",
+        "_timer", "_timer_at", "_waiting", "_world",
     )  # fmt: skip
 
     def __init__(
@@ -63,9 +66,11 @@ class Driver(Generic[Event, Effect]):
         on_deadline: Callable[[], None],
         lateness: Callable[[], float] = _on_time,
     ) -> None:
-        """``on_deadline`` is called when the core wants to be told the time, and feeds its tick.
+        """``on_deadline`` is called when the core wants to be told the time, and feeds its
+        tick.
 
-        ``lateness`` is asked by how many seconds a deadline is missed on purpose: a `World.buggify` site.
+        ``lateness`` is asked by how many seconds a deadline is missed on purpose: a
+        `World.buggify` site.
         """
         self._world = world
         self._core = core
@@ -91,10 +96,11 @@ class Driver(Generic[Event, Effect]):
                 self._timer.cancel()
 
     def feed(self, event: Event) -> None:
-        """Let the core judge ``event`` and carry out what it asks, now, or behind the event under way.
+        """Let the core judge ``event`` and carry out what it asks, now, or behind the event
+        under way.
 
-        Raises what the core raises: `BadMessage` where a peer is at fault. Events that waited behind such
-        a one are handled with the next that is fed.
+        Raises what the core raises: `BadMessage` where a peer is at fault. Events that waited
+        behind such a one are handled with the next that is fed.
         """
         if not self._is_running:
             return

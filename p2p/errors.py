@@ -50,4 +50,6 @@ class StorageError(ShoalError):
 
 
 class WorkerDied(ShoalError):
-    """An engine's worker process ended while it was needed; its last words are in the message."""
+    """An engine's worker process ended while it was needed; its last words are in the
+    message.
+    """

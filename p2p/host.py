@@ -1,10 +1,11 @@
-"""Authenticated peers: messages, streams and who is connected. The seam that roles and services see.
+"""Authenticated peers: messages, streams and who is connected. The seam that roles and services
+see.
 
-Two ways to talk, for two needs. A *message* is fire-and-forget on one long-lived stream per peer and
-protocol: in order, never blocking, dropped (and counted) when the peer is gone or too slow. A *stream*
-is an ordered pipe with back-pressure, for requests and bulk. The production side is
-`p2p.swarm.SwarmHost` over any `Network`, the simulated one `sim.node.host.SimHost`; one suite,
-tests/conformance/test_hosts.py, holds them together.
+Two ways to talk, for two needs. A *message* is fire-and-forget on one long-lived stream per
+peer and protocol: in order, never blocking, dropped (and counted) when the peer is gone or too
+slow. A *stream* is an ordered pipe with back-pressure, for requests and bulk. The production
+side is `p2p.swarm.SwarmHost` over any `Network`, the simulated one `sim.node.host.SimHost`; one
+suite, tests/conformance/test_hosts.py, holds them together.
 """
 
 from __future__ import annotations
@@ -27,15 +28,17 @@ MAX_MESSAGE: Final = MIB
 MAX_PROTOCOL: Final = 255
 """Characters of a protocol id: a line of multistream has 256 bytes, the last a newline."""
 MAX_OUTBOX: Final = 4 * MIB
-"""Bytes of messages that may wait for one peer; beyond it messages to that peer are dropped. Four
-largest messages, or 16 s of a heartbeat a millisecond."""
+"""Bytes of messages that may wait for one peer; beyond it messages to that peer are dropped.
+Four largest messages, or 16 s of a heartbeat a millisecond."""
 FRAME_PATIENCE: Final = 10.0
 """Seconds within which a frame whose first byte came must be whole, however short it is."""
 FRAME_RATE: Final = 16 * KI
-"""Bytes per second that a longer frame is allowed to take beyond that: two ISDN channels. 1 MiB has 74 s."""
+"""Bytes per second that a longer frame is allowed to take beyond that: two ISDN channels. 1 MiB
+has 74 s.
+"""
 _SHARED: Final = 4 * KI
-"""Bytes from which a payload is not copied behind its length: thousands of streams that wait to send one
-document share its bytes."""
+"""Bytes from which a payload is not copied behind its length: thousands of streams that wait to
+send one document share its bytes."""
 _READ: Final = 64 * KI
 """Bytes taken from a stream at once: one record."""
 
@@ -46,7 +49,9 @@ class Stream(trio.abc.HalfCloseableStream):
     peer: PeerId
     protocol: ProtocolId
     on_unfinished: Callable[[int], None] | None = None
-    """Told how many bytes of an unfinished frame a `FrameReceiver` holds; set by hosts that count them."""
+    """Told how many bytes of an unfinished frame a `FrameReceiver` holds; set by hosts that
+    count them.
+    """
 
     def reset(self) -> None:
         """Abandon both directions at once; the other side sees `trio.BrokenResourceError`."""
@@ -57,7 +62,9 @@ StreamHandler = Callable[[Stream], Awaitable[None]]
 """Serves one incoming stream; the stream is closed when it returns and reset when it raises."""
 
 MessageHandler = Callable[[PeerId, bytes], None]
-"""Takes one incoming message; must not block. Raising `RemoteProtocolError` costs the peer its connection."""
+"""Takes one incoming message; must not block. Raising `RemoteProtocolError` costs the peer its
+connection.
+"""
 
 
 class PeerState(Enum):
@@ -72,14 +79,19 @@ class PeerState(Enum):
 class AddrSource(Enum):
     """On whose word an address is remembered, and so what may be done with it.
 
-    A stranger who may make us dial what it names uses us as its weapon, so hearsay is kept apart, pushed
-    out first, never resolved as a DNS name, and never names a private address from a public one.
+    A stranger who may make us dial what it names uses us as its weapon, so hearsay is kept
+    apart, pushed out first, never resolved as a DNS name, and never names a private address
+    from a public one.
     """
 
     OWNER = "owner"
-    """This node's operator or the embedding program: bootstrap addresses. The only DNS names resolved."""
+    """This node's operator or the embedding program: bootstrap addresses. The only DNS names
+    resolved.
+    """
     SIGNED = "signed"
-    """The peer itself, in words that it signed, that were verified, and that an admitted member may say."""
+    """The peer itself, in words that it signed, that were verified, and that an admitted member
+    may say.
+    """
     HEARSAY = "hearsay"
     """A stranger about itself (identify), or anybody about a third party (DHT contacts)."""
 
@@ -91,7 +103,9 @@ class PeerEvent:
     peer: PeerId
     state: PeerState
     dialled: bool = field(default=False, compare=False)
-    """Whether the connection is one that we dialled: a peer that we chose, not one that chose us."""
+    """Whether the connection is one that we dialled: a peer that we chose, not one that chose
+    us.
+    """
 
 
 def without(
@@ -99,7 +113,8 @@ def without(
 ) -> tuple[Callable[[PeerEvent], None], ...]:
     """``listeners`` with one registration of ``gone`` fewer.
 
-    A new tuple: an event that is being told to the old one, and ends a listener's block, skips no other.
+    A new tuple: an event that is being told to the old one, and ends a listener's block, skips
+    no other.
     """
     place = listeners.index(gone)
     return listeners[:place] + listeners[place + 1 :]
@@ -113,11 +128,20 @@ def check_unserved(protocol: ProtocolId, served: Container[ProtocolId]) -> None:
 
 
 def check_protocol(protocol: ProtocolId) -> None:
-    """Raise `ValueError` for an id that no peer could ask for: multistream has them in lines of text."""
-    if not (protocol.startswith("/") and protocol.isascii() and protocol.isprintable()) or " " in protocol:
-        raise ValueError(f"{protocol!r} is no protocol id; write for example /example/echo/1.0.0")
+    """Raise `ValueError` for an id that no peer could ask for: multistream has them in lines of
+    text.
+    """
+    if (
+        not (protocol.startswith("/") and protocol.isascii() and protocol.isprintable())
+        or " " in protocol
+    ):
+        raise ValueError(
+            f"{protocol!r} is no protocol id; write for example /example/echo/1.0.0"
+        )
     if len(protocol) > MAX_PROTOCOL:
-        raise ValueError(f"a protocol id of {len(protocol)} characters is too long (at most {MAX_PROTOCOL})")
+        raise ValueError(
+            f"a protocol id of {len(protocol)} characters is too long (at most {MAX_PROTOCOL})"
+        )
 
 
 class Host(Protocol):
@@ -138,41 +162,53 @@ class Host(Protocol):
         """Peers with a live connection, oldest first."""
         ...
 
-    def serving(self, protocol: ProtocolId, handler: StreamHandler) -> AbstractContextManager[None]:
+    def serving(
+        self, protocol: ProtocolId, handler: StreamHandler
+    ) -> AbstractContextManager[None]:
         """Serve incoming streams of ``protocol`` for the length of the block.
 
-        When it ends, streams that are still being served are reset and their handlers cancelled, and
-        peers that ask for the protocol are told that it is not supported. Entering the block raises
-        `ValueError` if ``protocol`` is no protocol id or is served already.
+        When it ends, streams that are still being served are reset and their handlers
+        cancelled, and peers that ask for the protocol are told that it is not supported.
+        Entering the block raises `ValueError` if ``protocol`` is no protocol id or is served
+        already.
         """
         ...
 
     def receiving(
         self, protocol: ProtocolId, handler: MessageHandler, *, max_message: int = MAX_MESSAGE
     ) -> AbstractContextManager[None]:
-        """Take incoming messages of ``protocol`` for the length of the block; none is handed over later.
+        """Take incoming messages of ``protocol`` for the length of the block; none is handed
+        over later.
 
-        A message longer than ``max_message`` bytes breaks the protocol. Entering the block raises
-        `ValueError` as `serving` does.
+        A message longer than ``max_message`` bytes breaks the protocol. Entering the block
+        raises `ValueError` as `serving` does.
         """
         ...
 
     def watching(self, listener: Callable[[PeerEvent], None]) -> AbstractContextManager[None]:
-        """Call ``listener`` (which must not block) on every change in who is connected, for the block."""
+        """Call ``listener`` (which must not block) on every change in who is connected, for the
+        block.
+        """
         ...
 
     def set_handler(self, protocol: ProtocolId, handler: StreamHandler) -> None:
-        """Serve incoming streams of ``protocol`` for as long as the host is open, instead of any before."""
+        """Serve incoming streams of ``protocol`` for as long as the host is open, instead of
+        any before.
+        """
         ...
 
     def set_message_handler(
         self, protocol: ProtocolId, handler: MessageHandler, *, max_message: int = MAX_MESSAGE
     ) -> None:
-        """Take incoming messages of ``protocol`` for as long as the host is open, instead of any before."""
+        """Take incoming messages of ``protocol`` for as long as the host is open, instead of
+        any before.
+        """
         ...
 
     def on_peer(self, listener: Callable[[PeerEvent], None]) -> None:
-        """Call ``listener`` (which must not block) on every change in who is connected, until the end."""
+        """Call ``listener`` (which must not block) on every change in who is connected, until
+        the end.
+        """
         ...
 
     def add_addrs(
@@ -182,7 +218,8 @@ class Host(Protocol):
         ...
 
     def addrs_of(self, peer: PeerId) -> tuple[Multiaddr, ...]:
-        """Where ``peer`` was last said to be, newest first, each ending in ``/p2p/`` and its id.
+        """Where ``peer`` was last said to be, newest first, each ending in ``/p2p/`` and its
+        id.
 
         They can be handed to `connect_addr` of any host as they are. Empty for an unknown peer.
         """
@@ -193,7 +230,9 @@ class Host(Protocol):
         ...
 
     async def connect_addr(self, addr: Multiaddr) -> PeerId:
-        """Dial an address that ends in ``/p2p/``; returns who answered, which is whom it names."""
+        """Dial an address that ends in ``/p2p/``; returns who answered, which is whom it
+        names.
+        """
         ...
 
     async def disconnect(self, peer: PeerId) -> None:
@@ -201,11 +240,15 @@ class Host(Protocol):
         ...
 
     async def open_stream(self, peer: PeerId, protocol: ProtocolId) -> Stream:
-        """Connect if need be and open a stream. Raises `PeerUnreachable`, `ProtocolNotSupported`."""
+        """Connect if need be and open a stream. Raises `PeerUnreachable`,
+        `ProtocolNotSupported`.
+        """
         ...
 
     def send(self, peer: PeerId, protocol: ProtocolId, message: bytes) -> bool:
-        """Queue a message, connecting in the background if need be. False if it was dropped at once."""
+        """Queue a message, connecting in the background if need be. False if it was dropped at
+        once.
+        """
         ...
 
     def protect(self, purpose: str, peers: Iterable[PeerId]) -> None:
@@ -216,7 +259,8 @@ class Host(Protocol):
         ...
 
     def network_of(self, peer: PeerId) -> str:
-        """The network that a connected peer is in, for limits; empty where there are none or it is unknown.
+        """The network that a connected peer is in, for limits; empty where there are none or it
+        is unknown.
 
         Two peers with the same name here are as good as one: see `p2p.limits`.
         """
@@ -241,12 +285,18 @@ async def send_frame(stream: trio.abc.SendStream, payload: bytes) -> None:
 
 
 async def request(
-    host: Host, peer: PeerId, protocol: ProtocolId, payload: bytes, *, max_reply: int = MAX_MESSAGE
+    host: Host,
+    peer: PeerId,
+    protocol: ProtocolId,
+    payload: bytes,
+    *,
+    max_reply: int = MAX_MESSAGE,
 ) -> bytes:
     """One question, one answer, on a stream of its own. The caller sets the deadline.
 
-    Raises `PeerUnreachable`, `ProtocolNotSupported`, `trio.BrokenResourceError` when the peer goes
-    away, `BadMessage` when it answers with anything but one frame of at most ``max_reply`` bytes.
+    Raises `PeerUnreachable`, `ProtocolNotSupported`, `trio.BrokenResourceError` when the peer
+    goes away, `BadMessage` when it answers with anything but one frame of at most ``max_reply``
+    bytes.
     """
     stream = await host.open_stream(peer, protocol)
     async with stream:
@@ -254,7 +304,8 @@ async def request(
             await send_frame(stream, payload)
             await stream.send_eof()
         except trio.BrokenResourceError:
-            pass  # a peer that has heard enough may have answered, and closed, before the last byte
+            # a peer that has heard enough may have answered, and closed, before the last byte
+            pass
         reply = await FrameReader(stream, max_reply).receive()
         if reply is None:
             raise BadMessage("the peer closed the stream without an answer")
@@ -262,10 +313,12 @@ async def request(
 
 
 class FrameReceiver:
-    """Reads frames that a stranger sends: the stream may be idle between frames, but not within one.
+    """Reads frames that a stranger sends: the stream may be idle between frames, but not within
+    one.
 
-    A frame that was begun and never ended would hold its bytes for ever, and a peer could begin as many as it
-    may open streams. So each has a deadline, and its bytes are counted (`Stream.on_unfinished`).
+    A frame that was begun and never ended would hold its bytes for ever, and a peer could begin
+    as many as it may open streams. So each has a deadline, and its bytes are counted
+    (`Stream.on_unfinished`).
     """
 
     def __init__(self, stream: Stream, max_bytes: int) -> None:
@@ -276,8 +329,8 @@ class FrameReceiver:
     async def receive(self) -> bytes | None:
         """The next frame, or None when the peer has ended the stream between frames.
 
-        Raises `BadMessage` on a frame that is too long or cut off, `LimitExceeded` on one that takes too
-        long.
+        Raises `BadMessage` on a frame that is too long or cut off, `LimitExceeded` on one that
+        takes too long.
         """
         while (found := self._parser.next_frame()) is None:
             if self._parser.pending:

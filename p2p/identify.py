@@ -1,4 +1,6 @@
-"""libp2p's identify and ping: who are you, what do you speak, where do you see me; and how far away."""
+"""libp2p's identify and ping: who are you, what do you speak, where do you see me; and how far
+away.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ PROTOCOL_VERSION: Final = "ipfs/0.1.0"
 MAX_INFO: Final = 8 * KI
 """Bytes of an identify message, as in go-libp2p."""
 MAX_PROTOCOLS: Final = 128
-"""Protocols remembered of one peer; a busy kubo node speaks about 40. All of them are at most `MAX_INFO`
-bytes of ASCII, so 1,024 peers that tell as much as they can cost 24 MiB."""
+"""Protocols remembered of one peer; a busy kubo node speaks about 40. All of them are at most
+`MAX_INFO` bytes of ASCII, so 1,024 peers that tell as much as they can cost 24 MiB."""
 MAX_LISTEN_ADDRS: Final = 16
 """Addresses read from one message."""
 PING_BYTES: Final = 32
@@ -60,8 +62,9 @@ def encode_info(
 def decode_info_untrusted(data: bytes) -> PeerInfo:
     """Raise `BadMessage`, and nothing else, whatever the bytes.
 
-    Left out is what nobody can use: addresses that cannot be dialled, protocols that are not ASCII (one
-    character from another plane makes Python hold four bytes for each of the others).
+    Left out is what nobody can use: addresses that cannot be dialled, protocols that are not
+    ASCII (one character from another plane makes Python hold four bytes for each of the
+    others).
     """
     agent = ""
     protocols: list[ProtocolId] = []
@@ -74,7 +77,8 @@ def decode_info_untrusted(data: bytes) -> PeerInfo:
         elif number == 3 and len(protocols) < MAX_PROTOCOLS:
             protocol = as_text_untrusted(value, "a protocol")
             if protocol.isascii() and len(protocol) <= MAX_LINE:
-                # Interned: a thousand peers speak the same few dozen. Freed with the last of them.
+                # Interned: a thousand peers speak the same few dozen. Freed with the last of
+                # them.
                 protocols.append(ProtocolId(sys.intern(protocol)))
         elif number == 4:
             observed = _dialable(as_bytes_untrusted(value, "an observed address"))
@@ -85,7 +89,9 @@ def decode_info_untrusted(data: bytes) -> PeerInfo:
 
 
 def _dialable(data: bytes) -> Multiaddr | None:
-    """None for what cannot be dialled, and for the many kinds that are not ours (QUIC, WebRTC, circuits)."""
+    """None for what cannot be dialled, and for the many kinds that are not ours (QUIC, WebRTC,
+    circuits).
+    """
     try:
         return decode_multiaddr_untrusted(data)
     except BadMessage:
@@ -115,7 +121,9 @@ async def serve_ping(stream: Stream) -> None:
 
 
 class TimedHost(Host, Protocol):
-    """A host that shows the machine it runs on, and so a clock: `p2p.swarm.SwarmHost` is one."""
+    """A host that shows the machine it runs on, and so a clock: `p2p.swarm.SwarmHost` is
+    one.
+    """
 
     @property
     def world(self) -> World:

@@ -1,8 +1,9 @@
 """Who a peer is: an Ed25519 key, its libp2p name, and signatures that mean one thing only.
 
-A `PeerId` is libp2p's: the identity multihash of the protobuf-encoded public key (specs/peer-ids), so
-the name *is* the key and nobody has to be asked for it. Everything signed is signed with a domain, the
-protocol id, in front: a heartbeat can never be replayed as a manifest.
+A `PeerId` is libp2p's: the identity multihash of the protobuf-encoded public key
+(specs/peer-ids), so the name *is* the key and nobody has to be asked for it. Everything signed
+is signed with a domain, the protocol id, in front: a heartbeat can never be replayed as a
+manifest.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ ProtocolId = NewType("ProtocolId", str)
 
 SIGNATURE_BYTES: Final = 64
 SEED_BYTES: Final = 32
-# Multihash identity (0x00), 36 bytes; protobuf: field 1 varint 1 (Ed25519), field 2 of 32 bytes.
+# Multihash identity (0x00), 36 bytes; protobuf: field 1 varint 1 (Ed25519), field 2 of 32
+# bytes.
 _PEER_ID_PREFIX: Final = bytes.fromhex("002408011220")
 PEER_ID_BYTES: Final = len(_PEER_ID_PREFIX) + 32
 _SIGNATURE_PREFIX: Final = b"shoal-signature:"
@@ -28,9 +30,13 @@ _SIGNATURE_PREFIX: Final = b"shoal-signature:"
 _BASE58: Final = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _BASE58_DIGIT: Final = {character: digit for digit, character in enumerate(_BASE58)}
 _MEMO: Final = 4096
-"""Names remembered in both forms: text is asked for again and again for the same peers; 1 MiB at most."""
+"""Names remembered in both forms: text is asked for again and again for the same peers; 1 MiB
+at most.
+"""
 MAX_BASE58: Final = 128
-"""Characters. A PeerId has 52; the decoder is quadratic, so foreign text is cut off long before it hurts."""
+"""Characters. A PeerId has 52; the decoder is quadratic, so foreign text is cut off long before
+it hurts.
+"""
 
 
 def base58_encode(data: bytes) -> str:
@@ -47,7 +53,9 @@ def base58_encode(data: bytes) -> str:
 def base58_decode(text: str) -> bytes:
     """Raise `ValueError` if ``text`` is not base 58 or longer than `MAX_BASE58`."""
     if len(text) > MAX_BASE58:
-        raise ValueError(f"base58 text of {len(text)} characters is too long (at most {MAX_BASE58})")
+        raise ValueError(
+            f"base58 text of {len(text)} characters is too long (at most {MAX_BASE58})"
+        )
     number = 0
     for character in text:
         digit = _BASE58_DIGIT.get(character)
@@ -61,8 +69,9 @@ def base58_decode(text: str) -> bytes:
 class PeerId(bytes):
     """The identity multihash of a peer's public key: the only name a peer has.
 
-    It *is* its bytes: peers key every table of a node, and a hash that is computed once and compared in C
-    makes those several times faster than a class with a field. Raises `ValueError` on other bytes.
+    It *is* its bytes: peers key every table of a node, and a hash that is computed once and
+    compared in C makes those several times faster than a class with a field. Raises
+    `ValueError` on other bytes.
     """
 
     __slots__ = ()
@@ -70,7 +79,9 @@ class PeerId(bytes):
     def __new__(cls, digest: bytes) -> Self:
         """Name the peer whose identity multihash this is."""
         if len(digest) != PEER_ID_BYTES or not digest.startswith(_PEER_ID_PREFIX):
-            raise ValueError("a PeerId is the identity multihash of an Ed25519 public key (38 bytes)")
+            raise ValueError(
+                "a PeerId is the identity multihash of an Ed25519 public key (38 bytes)"
+            )
         return super().__new__(cls, digest)
 
     @classmethod
@@ -152,7 +163,9 @@ class Verify(Protocol):
 
 
 FOREIGN: Final = ""
-"""The domain of foreign protocols, whose payloads bring a prefix of their own (``libp2p-pubsub:``)."""
+"""The domain of foreign protocols, whose payloads bring a prefix of their own
+(``libp2p-pubsub:``).
+"""
 
 
 def signed_bytes(domain: str, payload: bytes) -> bytes:
@@ -209,5 +222,7 @@ def verify_raw(peer: PeerId, data: bytes, signature: bytes) -> bool:
 
 
 def verify(peer: PeerId, domain: str, payload: bytes, signature: bytes) -> bool:
-    """Whether ``signature`` is ``peer``'s over ``payload`` under ``domain`` (the real `Verify`)."""
+    """Whether ``signature`` is ``peer``'s over ``payload`` under ``domain`` (the real
+    `Verify`).
+    """
     return verify_raw(peer, signed_bytes(domain, payload), signature)

@@ -2,22 +2,26 @@
 
 Theory of operation
 -------------------
-A `Budget` counts what peers cause this node to hold: unfinished handshakes, connections, streams that it
-serves, bytes of messages that are not whole. The counts are kept by peer, by host (one IPv4 address, or one
-IPv6 /56, which is what one customer gets) and by network (/24 and /48), as in go-libp2p's resource manager.
+A `Budget` counts what peers cause this node to hold: unfinished handshakes, connections,
+streams that it serves, bytes of messages that are not whole. The counts are kept by peer, by
+host (one IPv4 address, or one IPv6 /56, which is what one customer gets) and by network (/24
+and /48), as in go-libp2p's resource manager.
 
-A full node that refuses newcomers belongs to the peer that filled it first, for ever. So nothing here
-refuses: when a limit is reached, the budget names what must go, as Bitcoin Core's
-`SelectNodeToEvict` does. An attacker can choose when it connects, from where, and what it says; it
-cannot choose what *we* ask it for, and its networks are fewer than those of honest peers. Therefore:
+A full node that refuses newcomers belongs to the peer that filled it first, for ever. So
+nothing here refuses: when a limit is reached, the budget names what must go, as Bitcoin Core's
+`SelectNodeToEvict` does. An attacker can choose when it connects, from where, and what it says;
+it cannot choose what *we* ask it for, and its networks are fewer than those of honest peers.
+Therefore:
 
-* of handshakes, those that have said nothing go first, of the network with the most, the oldest;
-* of connections, each criterion that is hard to fake protects a share (peers that we opened streams to,
-  one peer each of many networks, those that have been of use for longest), and of the rest the one that was
-  used longest ago goes, from the network with the most;
+* of handshakes, those that have said nothing go first, of the network with the most, the
+  oldest;
+* of connections, each criterion that is hard to fake protects a share (peers that we opened
+  streams to, one peer each of many networks, those that have been of use for longest), and of
+  the rest the one that was used longest ago goes, from the network with the most;
 * of served streams, the newest of the peer with the most.
 
-Loopback, and networks without addresses, know no hosts: there only the limits on the whole count.
+Loopback, and networks without addresses, know no hosts: there only the limits on the whole
+count.
 """
 
 from __future__ import annotations
@@ -34,17 +38,19 @@ from p2p.multiaddr import Multiaddr
 from p2p.wire import MIB
 
 DESCRIPTOR_RESERVE: Final = 320
-"""File descriptors that strangers never get: 192 for dials (48 peers, four addresses each), 40 for files that
-threads have open, 24 for the pipes of eight worker processes, and 64 for Python, the log, the lock and the
-listeners."""
+"""File descriptors that strangers never get: 192 for dials (48 peers, four addresses each), 40
+for files that threads have open, 24 for the pipes of eight worker processes, and 64 for Python,
+the log, the lock and the listeners."""
 MAX_SERVED: Final = 4096
-"""Incoming streams served at a time over all peers: four for each connection, the lanes of heartbeats,
-DHT, mesh and SHARDCAST. Each costs 7 KiB beside its bytes, 28 MiB together."""
+"""Incoming streams served at a time over all peers: four for each connection, the lanes of
+heartbeats, DHT, mesh and SHARDCAST. Each costs 7 KiB beside its bytes, 28 MiB together."""
 MAX_SERVED_PER_PEER: Final = 256
-"""Of them for one peer, over all of its connections: what one connection may have open at once."""
+"""Of them for one peer, over all of its connections: what one connection may have open at
+once.
+"""
 MAX_UNFINISHED: Final = 16 * MIB
-"""Bytes of messages that are not whole yet, over all peers: 16 largest ones, or a heartbeat cut in two from
-each of 50,000 peers. The peer that holds most of it pays."""
+"""Bytes of messages that are not whole yet, over all peers: 16 largest ones, or a heartbeat cut
+in two from each of 50,000 peers. The peer that holds most of it pays."""
 _MEMO: Final = 4096
 """Addresses whose group is remembered; 1 MiB at most."""
 
@@ -54,11 +60,13 @@ class ResourceLimits:
     """How much of this node strangers may hold."""
 
     connections: int = 1024
-    """Connections in all. 11 KiB each when idle; a node needs about 200 (views, forest, trainers,
-    validators). Fewer where the operating system allows fewer descriptors."""
+    """Connections in all. 11 KiB each when idle; a node needs about 200 (views, forest,
+    trainers, validators). Fewer where the operating system allows fewer descriptors."""
 
     handshakes: int = 256
-    """Incoming handshakes at a time. 20 KiB each; at 1.3 ms a full house is done in a third of a second."""
+    """Incoming handshakes at a time. 20 KiB each; at 1.3 ms a full house is done in a third of
+    a second.
+    """
 
     def __post_init__(self) -> None:
         if self.connections < 1 or self.handshakes < 1:
@@ -67,7 +75,8 @@ class ResourceLimits:
     def within(self, descriptors: int) -> ResourceLimits:
         """The same, if need be less, where a process may have ``descriptors`` files open.
 
-        Of 1,024, which is what Linux gives a process that does not ask, 528 connections and 117 handshakes.
+        Of 1,024, which is what Linux gives a process that does not ask, 528 connections and 117
+        handshakes.
         """
         usable = max(descriptors - DESCRIPTOR_RESERVE, 8)
         return ResourceLimits(
@@ -77,22 +86,30 @@ class ResourceLimits:
 
     @property
     def inbound(self) -> int:
-        """Connections that others dialled and that are not protected: the last quarter is for our dials."""
+        """Connections that others dialled and that are not protected: the last quarter is for
+        our dials.
+        """
         return max(self.connections * 3 // 4, 1)
 
     @property
     def per_peer(self) -> int:
-        """Connections to one peer: two from dialling each other at once, two more around a restart."""
+        """Connections to one peer: two from dialling each other at once, two more around a
+        restart.
+        """
         return 4
 
     @property
     def per_host(self) -> int:
-        """Inbound connections of one host: a sixteenth, 64 of 1,024. A laboratory behind one address fits."""
+        """Inbound connections of one host: a sixteenth, 64 of 1,024. A laboratory behind one
+        address fits.
+        """
         return max(self.connections // 16, 4)
 
     @property
     def per_network(self) -> int:
-        """Inbound connections of one network: an eighth, 128 of 1,024, so that eight cannot be one."""
+        """Inbound connections of one network: an eighth, 128 of 1,024, so that eight cannot be
+        one.
+        """
         return max(self.connections // 8, 8)
 
     @property
@@ -116,7 +133,9 @@ class NetGroup:
     host: str
     network: str
     limited: bool
-    """Whether limits per host and network apply: not on loopback, nor where there are no addresses."""
+    """Whether limits per host and network apply: not on loopback, nor where there are no
+    addresses.
+    """
 
 
 UNKNOWN: Final = NetGroup("", "", limited=False)
@@ -134,7 +153,9 @@ def group_of(addr: Multiaddr | None) -> NetGroup:
     host_bits, network_bits = (32, 24) if ip.version == 4 else (56, 48)
     packed = ip.packed.hex()
     return NetGroup(
-        f"{kind}/{packed[: host_bits // 4]}", f"{kind}/{packed[: network_bits // 4]}", limited=True
+        f"{kind}/{packed[: host_bits // 4]}",
+        f"{kind}/{packed[: network_bits // 4]}",
+        limited=True,
     )
 
 
@@ -143,7 +164,9 @@ LOOPBACK, PRIVATE, PUBLIC = range(3)
 
 @functools.lru_cache(_MEMO)
 def reach_of(addr: Multiaddr) -> int:
-    """From how far an address makes sense: from this machine, from its site, from everywhere."""
+    """From how far an address makes sense: from this machine, from its site, from
+    everywhere.
+    """
     kind, value = addr.parts[0]
     if kind not in {"ip4", "ip6"}:
         return PUBLIC
@@ -175,7 +198,9 @@ class Usage:
     used_at: float
     """When a stream was last opened, or a message last came or went."""
     useful_at: float = 0.0
-    """When we last opened a stream to it: what an attacker cannot make look better than it is."""
+    """When we last opened a stream to it: what an attacker cannot make look better than it
+    is.
+    """
 
     was_used: bool = False
     """Whether anything was asked or said since the peer connected."""
@@ -199,7 +224,9 @@ class ServedStream:
     peer: PeerId
     abort: Callable[[], None]
     has_stalled: Callable[[], bool] = bool
-    """Asked once a sweep: whether the peer has taken nothing of what we send on it for some sweeps."""
+    """Asked once a sweep: whether the peer has taken nothing of what we send on it for some
+    sweeps.
+    """
     protocol: str = ""
     """The block that serves it resets it when it ends."""
     unfinished: int = 0
@@ -308,12 +335,13 @@ class Budget:
         return self._worst_handshake(self._handshakes)
 
     def _worst_handshake(self, among: Iterable[PendingHandshake]) -> PendingHandshake:
-        """The oldest of the network with the most; a silent one, unless those hold less than a quarter.
+        """The oldest of the network with the most; a silent one, unless those hold less than a
+        quarter.
 
-        A dialer speaks first, in the packet behind its SYN, so who is silent after a moment waits for
-        nothing of ours; yet every newcomer is silent for an instant, so a quarter of the places is theirs.
-        A thousand silent sockets a second thus replace each other every 64 ms, and never a dialer that has
-        spoken.
+        A dialer speaks first, in the packet behind its SYN, so who is silent after a moment
+        waits for nothing of ours; yet every newcomer is silent for an instant, so a quarter of
+        the places is theirs. A thousand silent sockets a second thus replace each other every
+        64 ms, and never a dialer that has spoken.
         """
         waiting = list(among)
         silent = [one for one in waiting if not one.heard]
@@ -338,10 +366,14 @@ class Budget:
                     [one for one in self._connections if one.group.host == group.host], held
                 )
             if group.limited and self._networks[group.network] > limits.per_network:
-                siblings = [one for one in self._connections if one.group.network == group.network]
+                siblings = [
+                    one for one in self._connections if one.group.network == group.network
+                ]
                 victims += self._evict(siblings, held)
             if self._inbound > limits.inbound:
-                inbound = [one for one in self._connections if one.inbound and self._may_go(one)]
+                inbound = [
+                    one for one in self._connections if one.inbound and self._may_go(one)
+                ]
                 if len(inbound) > limits.inbound:
                     victims += self._evict(inbound, held, limits.connections // 64)
         if len(self._connections) > limits.connections:
@@ -367,7 +399,9 @@ class Budget:
             self._networks.add(held.group.network, change)
 
     def _siblings_over(self, held: HeldConnection) -> list[HeldConnection]:
-        """The oldest connections of a peer that has one too many: after a restart they are ghosts."""
+        """The oldest connections of a peer that has one too many: after a restart they are
+        ghosts.
+        """
         siblings = self._of_peer.get(held.peer, {})
         over = list(siblings)[: max(len(siblings) + 1 - self.limits.per_peer, 0)]
         for one in over:
@@ -377,9 +411,13 @@ class Budget:
     def _evict(
         self, among: list[HeldConnection], newcomer: HeldConnection, more: int = 0
     ) -> list[HeldConnection]:
-        """Choose one (and up to ``more``, so that a flood pays for the choice once in a while)."""
+        """Choose one (and up to ``more``, so that a flood pays for the choice once in a
+        while).
+        """
         candidates = [
-            one for one in among if one is not newcomer and one in self._connections and self._may_go(one)
+            one
+            for one in among
+            if one is not newcomer and one in self._connections and self._may_go(one)
         ]
         victims = self._rank(candidates)[: 1 + more] if candidates else [newcomer]
         for one in victims:
@@ -422,8 +460,8 @@ class Budget:
     def serve(self, stream: ServedStream) -> ServedStream | None:
         """Count a stream in; returns the one that must go for it, which is counted out.
 
-        A peer over its own share loses the newcomer. When all places are taken, the peer with the
-        most loses its newest; protected peers come last.
+        A peer over its own share loses the newcomer. When all places are taken, the peer with
+        the most loses its newest; protected peers come last.
         """
         own = self._served.setdefault(stream.peer, {})
         own[stream] = None
@@ -432,7 +470,10 @@ class Budget:
         if len(own) > MAX_SERVED_PER_PEER:
             victim = stream
         elif self._served_count > MAX_SERVED:
-            most = max(self._served, key=lambda peer: (not self._is_protected(peer), len(self._served[peer])))
+            most = max(
+                self._served,
+                key=lambda peer: (not self._is_protected(peer), len(self._served[peer])),
+            )
             victim = next(reversed(self._served[most]))
         if victim is not None:
             self.served_to_end(victim)
@@ -463,7 +504,9 @@ class Budget:
         return tuple(self._served.get(peer, ()))
 
     def hold(self, stream: ServedStream, count: int) -> ServedStream | None:
-        """``count`` bytes of an unfinished message wait on ``stream``; returns the stream that must go."""
+        """``count`` bytes of an unfinished message wait on ``stream``; returns the stream that
+        must go.
+        """
         if stream.unfinished == count or stream not in self._served.get(stream.peer, ()):
             return None
         self._unfinished_bytes += count - stream.unfinished
@@ -478,7 +521,10 @@ class Budget:
         for one in self._unfinished:
             by_peer[one.peer] = by_peer.get(one.peer, 0) + one.unfinished
         most = max(by_peer, key=by_peer.__getitem__)
-        victim = max((one for one in self._unfinished if one.peer == most), key=lambda one: one.unfinished)
+        victim = max(
+            (one for one in self._unfinished if one.peer == most),
+            key=lambda one: one.unfinished,
+        )
         self.served_to_end(victim)
         return victim
 
@@ -497,8 +543,9 @@ MAX_DIALS_PER_HOST: Final = 4
 MAX_DIALS_PER_NETWORK: Final = 8
 """Dials on hearsay to one network at a time."""
 MAX_FAILED_PER_HOST: Final = 8.0
-"""Failed dials on hearsay to one host, halved every minute, after which it is left alone: a host that answers
-costs nothing, and one that does not hears about eight SYNs a minute from us, however many peers name it."""
+"""Failed dials on hearsay to one host, halved every minute, after which it is left alone: a
+host that answers costs nothing, and one that does not hears about eight SYNs a minute from us,
+however many peers name it."""
 MAX_FAILED_PER_NETWORK: Final = 32.0
 """The same of one network."""
 FAILED_HALF_LIFE: Final = 60.0

@@ -1,7 +1,7 @@
 """The real `World`: this machine's clock, randomness, files, threads and processes.
 
-This file and the transports are where Shoal touches the operating system; everything else asks a
-`World`. Time is trio's, so tests on trio's own test clock work too.
+This file and the transports are where Shoal touches the operating system; everything else asks
+a `World`. Time is trio's, so tests on trio's own test clock work too.
 """
 
 from __future__ import annotations
@@ -35,24 +35,28 @@ from p2p.world import Disk
 T = TypeVar("T")
 
 MAX_WORKER_FRAME: Final = 1024 * MIB
-"""Bytes of one request or reply: our own child, so this only stops a runaway, not an attacker."""
+"""Bytes of one request or reply: our own child, so this only stops a runaway, not an
+attacker.
+"""
 DISK_THREADS: Final = 40
 """Calls to the disk at a time: as many as trio gives to everything together."""
 MAX_DESCRIPTORS: Final = 65536
-"""Files and sockets that a node asks for. Thirty times what it needs; some kernels allow billions, and some
-libraries walk over all of them."""
+"""Files and sockets that a node asks for. Thirty times what it needs; some kernels allow
+billions, and some libraries walk over all of them."""
 TRIM_EVERY: Final = 1.0
-"""Seconds between two looks at freed memory (`trim_memory`), 45 µs each: while a flood lasts, too, since what
-it freed and what it took anew add up otherwise. 500 connections that take none of their answers made 152 MiB
-with a look every 5 s and 134 with one a second, of which 101 were alive."""
+"""Seconds between two looks at freed memory (`trim_memory`), 45 µs each: while a flood lasts,
+too, since what it freed and what it took anew add up otherwise. 500 connections that take none
+of their answers made 152 MiB with a look every 5 s and 134 with one a second, of which 101 were
+alive."""
 TRIM_ABOVE: Final = 8 * MIB
-"""Bytes of freed memory that are worth a trim, which takes about a millisecond for ten MiB, and four more for
-what is taken again."""
+"""Bytes of freed memory that are worth a trim, which takes about a millisecond for ten MiB, and
+four more for what is taken again."""
 TRIM_SPARE: Final = 4 * MIB
 """Bytes that a trim leaves at the end of the heap, for what comes next."""
 KEY_CHECKSUM: Final = 8
-"""Bytes behind the seed in a key file. Any 32 bytes are a key: with one bit flipped a node would be another
-peer, and hear of it only from those who do not know it. Files of 32 bytes, without it, are taken too."""
+"""Bytes behind the seed in a key file. Any 32 bytes are a key: with one bit flipped a node
+would be another peer, and hear of it only from those who do not know it. Files of 32 bytes,
+without it, are taken too."""
 KILL_AFTER: Final = 1.0
 """Seconds a child has to end after its input has ended."""
 
@@ -60,8 +64,9 @@ KILL_AFTER: Final = 1.0
 def trim_memory() -> None:
     """Give back to the operating system what glibc keeps of freed memory, if that is much.
 
-    What floods leave behind is free memory between live blocks, which glibc does not return by itself:
-    after 4,080 streams with unread answers 69 of 97 MiB, with as many objects alive as before.
+    What floods leave behind is free memory between live blocks, which glibc does not return by
+    itself: after 4,080 streams with unread answers 69 of 97 MiB, with as many objects alive as
+    before.
     """
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallinfo2") or not hasattr(libc, "malloc_trim"):
@@ -160,7 +165,9 @@ class RealWorld:
         return await trio.to_thread.run_sync(function, *args)
 
     @asynccontextmanager
-    async def open_worker(self, argv: Sequence[str], *, name: str) -> AsyncIterator[ProcessWorker]:
+    async def open_worker(
+        self, argv: Sequence[str], *, name: str
+    ) -> AsyncIterator[ProcessWorker]:
         """Run ``python -m`` ``argv`` as a child for the length of the block."""
         process = await trio.lowlevel.open_process(
             [sys.executable, "-m", *argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -197,12 +204,15 @@ class ProcessWorker:
         return self._process.pid
 
     async def call(self, request: bytes) -> bytes:
-        """One request, one reply. Raises `WorkerDied`, also after a call was cancelled on its way."""
+        """One request, one reply. Raises `WorkerDied`, also after a call was cancelled on its
+        way.
+        """
         async with self._turn:
             try:
                 return await self._exchange(request)
             except trio.Cancelled:
-                self._process.kill()  # half a call is in the pipe: nobody can use this worker any more
+                # half a call is in the pipe: nobody can use this worker any more
+                self._process.kill()
                 raise
 
     async def _exchange(self, request: bytes) -> bytes:
@@ -211,7 +221,9 @@ class ProcessWorker:
             await self._process.stdin.send_all(len(request).to_bytes(4, "big") + request)
             length = int.from_bytes(await self._read(4), "big")
             if length > MAX_WORKER_FRAME:
-                raise LimitExceeded(f"{self._name} answered with {length} bytes (at most {MAX_WORKER_FRAME})")
+                raise LimitExceeded(
+                    f"{self._name} answered with {length} bytes (at most {MAX_WORKER_FRAME})"
+                )
             return await self._read(length)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             raise WorkerDied(
@@ -268,7 +280,9 @@ class RealDisk:
         """Bytes of a file."""
         return await self._run(_read, self._path(path), offset, length)
 
-    async def write(self, path: str, data: bytes | memoryview, offset: int | None = None) -> None:
+    async def write(
+        self, path: str, data: bytes | memoryview, offset: int | None = None
+    ) -> None:
         """Replace the whole file, or overwrite from ``offset``."""
         await self._run(_write, self._path(path), data, offset)
 
@@ -344,7 +358,8 @@ def _replace(path: Path, data: bytes | memoryview) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)  # mkstemp's 0600 would lock out whoever may read the folder
+        # mkstemp's 0600 would lock out whoever may read the folder
+        Path(temporary).chmod(0o644)
         _rename(Path(temporary), path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
@@ -370,7 +385,11 @@ def _remove(path: Path) -> None:
 
 def _list(path: Path) -> list[str]:
     # Dot files are what `_replace` leaves behind when it is killed half-way: nobody's data.
-    return sorted(e.name for e in path.iterdir() if not e.name.startswith(".")) if path.is_dir() else []
+    return (
+        sorted(e.name for e in path.iterdir() if not e.name.startswith("."))
+        if path.is_dir()
+        else []
+    )
 
 
 def _size(path: Path) -> int | None:
@@ -378,13 +397,16 @@ def _size(path: Path) -> int | None:
 
 
 def raise_descriptor_limit() -> int:
-    """Raise the soft limit on files and sockets as far as we may and need; returns what it is now."""
+    """Raise the soft limit on files and sockets as far as we may and need; returns what it is
+    now.
+    """
     import resource  # not at the top: Windows has none, and is told so by `p2p.node.process`
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):  # macOS names a limit that it does not grant
+        # macOS names a limit that it does not grant
+        with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
@@ -397,7 +419,8 @@ def load_or_create_key(path: Path) -> KeyPair:
     try:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            # A new name each time: a start that was killed here leaves its file, and process ids come again.
+            # A new name each time: a start that was killed here leaves its file, and process
+            # ids come again.
             descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
             temporary = Path(name)
             with os.fdopen(descriptor, "wb") as file:
@@ -413,8 +436,9 @@ def load_or_create_key(path: Path) -> KeyPair:
     seed, check = data[:SEED_BYTES], data[SEED_BYTES:]
     if len(seed) < SEED_BYTES or (check and check != _key_checksum(seed)):
         raise StorageError(
-            f"{path} is damaged, or no key: restore it from a copy, or remove it, and the node gets a new "
-            "key and with it another name (a node with a ledger/ then needs an empty one, too)"
+            f"{path} is damaged, or no key: restore it from a copy, or remove it, and the node"
+            " gets a new key and with it another name (a node with a ledger/ then needs an"
+            " empty one, too)"
         )
     return KeyPair(seed)
 
@@ -428,10 +452,11 @@ def _key_checksum(seed: bytes) -> bytes:
 async def open_world(
     data: Path | None = None, key: KeyPair | None = None, *, trims: bool = False
 ) -> AsyncIterator[RealWorld]:
-    """A world over the folder ``data`` (temporary if None), signing with ``key`` (``data/key`` if None).
+    """A world over the folder ``data`` (temporary if None), signing with ``key`` (``data/key``
+    if None).
 
-    A process that is a node and nothing else ``trims``: it gives freed memory back every `TRIM_EVERY`
-    seconds."""
+    A process that is a node and nothing else ``trims``: it gives freed memory back every
+    `TRIM_EVERY` seconds."""
     with contextlib.ExitStack() as stack:
         folder = data or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-")))
         world = RealWorld(key or load_or_create_key(folder / "key"), folder)

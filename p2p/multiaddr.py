@@ -1,7 +1,8 @@
-"""Self-describing addresses: ``/ip4/1.2.3.4/tcp/4001/p2p/12D3Koo…`` and, in one process, ``/memory/7``.
+"""Self-describing addresses: ``/ip4/1.2.3.4/tcp/4001/p2p/12D3Koo…`` and, in one process,
+``/memory/7``.
 
-The subset of multiformats' multiaddr that this stack can dial. An address from a peer is only a hint:
-whoever answers must prove the id (`p2p.transport`).
+The subset of multiformats' multiaddr that this stack can dial. An address from a peer is only a
+hint: whoever answers must prove the id (`p2p.transport`).
 """
 
 from __future__ import annotations
@@ -17,15 +18,28 @@ from p2p.identity import PeerId
 from p2p.wire import decode_varint_untrusted, encode_varint
 
 MAX_MULTIADDR: Final = 512
-"""Bytes or characters. The longest we can dial, a DNS name of 253 with port and id, has about 320."""
+"""Bytes or characters. The longest we can dial, a DNS name of 253 with port and id, has about
+320.
+"""
 
 _MEMO: Final = 4096
 """Places remembered, so that all who hold an address share it; 4 MiB at most."""
-_CODES: Final = {"ip4": 4, "tcp": 6, "ip6": 41, "dns": 53, "dns4": 54, "dns6": 55, "memory": 777, "p2p": 421}
+_CODES: Final = {
+    "ip4": 4,
+    "tcp": 6,
+    "ip6": 41,
+    "dns": 53,
+    "dns4": 54,
+    "dns6": 55,
+    "memory": 777,
+    "p2p": 421,
+}
 _NAMES: Final = {code: name for name, code in _CODES.items()}
 _FIXED_BYTES: Final = {"ip4": 4, "tcp": 2, "ip6": 16, "memory": 8}
 _HOSTNAME: Final = re.compile(r"[A-Za-z0-9._-]{1,253}")
-_PLACES: Final = {(host, "tcp") for host in ("ip4", "ip6", "dns", "dns4", "dns6")} | {("memory",)}
+_PLACES: Final = {(host, "tcp") for host in ("ip4", "ip6", "dns", "dns4", "dns6")} | {
+    ("memory",)
+}
 """The protocols of everything that can be dialled."""
 
 
@@ -33,9 +47,10 @@ _PLACES: Final = {(host, "tcp") for host in ("ip4", "ip6", "dns", "dns4", "dns6"
 class Multiaddr:
     """Where a peer can be dialled, and, behind ``/p2p/``, who must answer.
 
-    ``parts`` are (protocol, value) pairs, checked at birth; `ValueError` names what is wrong. What is not
-    a whole place (a TCP port on a host, or a number in memory) is no address, whoever may answer there:
-    nothing that is done with an address later on can fail for what a stranger wrote into it.
+    ``parts`` are (protocol, value) pairs, checked at birth; `ValueError` names what is wrong.
+    What is not a whole place (a TCP port on a host, or a number in memory) is no address,
+    whoever may answer there: nothing that is done with an address later on can fail for what a
+    stranger wrote into it.
     """
 
     parts: tuple[tuple[str, str], ...]
@@ -51,16 +66,22 @@ class Multiaddr:
         if names == ("p2p",):
             raise ValueError(f"{self} names a peer but no place to dial")
         if names[: -1 if names[-1] == "p2p" else None] not in _PLACES:
-            raise ValueError(f"{self} is no place to dial; write for example /ip4/127.0.0.1/tcp/4001")
+            raise ValueError(
+                f"{self} is no place to dial; write for example /ip4/127.0.0.1/tcp/4001"
+            )
 
     @classmethod
     def parse(cls, text: str) -> Multiaddr:
         """Raise `ValueError` naming what is wrong in ``text``."""
         if len(text) > MAX_MULTIADDR:
-            raise ValueError(f"an address of {len(text)} characters is too long (at most {MAX_MULTIADDR})")
+            raise ValueError(
+                f"an address of {len(text)} characters is too long (at most {MAX_MULTIADDR})"
+            )
         words = text.split("/")
         if words[0] or len(words) < 3 or len(words) % 2 == 0:
-            raise ValueError(f"{text!r} is no address; write for example /ip4/127.0.0.1/tcp/4001")
+            raise ValueError(
+                f"{text!r} is no address; write for example /ip4/127.0.0.1/tcp/4001"
+            )
         return cls(tuple(zip(words[1::2], words[2::2], strict=True)))
 
     @classmethod
@@ -117,7 +138,9 @@ def _place(addr: Multiaddr) -> Multiaddr:
 
 def _check_part(name: str, value: str) -> None:
     if name not in _CODES:
-        raise ValueError(f"/{name} is no address protocol that Shoal knows ({', '.join(sorted(_CODES))})")
+        raise ValueError(
+            f"/{name} is no address protocol that Shoal knows ({', '.join(sorted(_CODES))})"
+        )
     try:
         if name == "ip4":
             ipaddress.IPv4Address(value)

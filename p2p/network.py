@@ -33,7 +33,9 @@ class Network(Protocol):
     """Raw byte streams. Suite: tests/conformance/test_networks.py."""
 
     async def dial(self, addr: Multiaddr) -> trio.abc.HalfCloseableStream:
-        """Open a stream to ``addr`` (a ``/p2p/`` at its end is ignored). Raises `PeerUnreachable`."""
+        """Open a stream to ``addr`` (a ``/p2p/`` at its end is ignored). Raises
+        `PeerUnreachable`.
+        """
         ...
 
     async def listen(self, addr: Multiaddr) -> Listener:

@@ -1,9 +1,10 @@
-"""Messages on their way to peers: one lane, that is one long-lived stream, per peer and protocol.
+"""Messages on their way to peers: one lane, that is one long-lived stream, per peer and
+protocol.
 
-A lane exists while its stream does. Its fast path queues a message on the stream within `put`; only when the
-peer, or the network, cannot keep up do messages wait here for the lane's task, and only while some wait is
-there a task: 1,024 idle peers with two lanes each would hold 8 MiB of sleeping ones. What waits for one peer
-is bounded over all of its lanes.
+A lane exists while its stream does. Its fast path queues a message on the stream within `put`;
+only when the peer, or the network, cannot keep up do messages wait here for the lane's task,
+and only while some wait is there a task: 1,024 idle peers with two lanes each would hold 8 MiB
+of sleeping ones. What waits for one peer is bounded over all of its lanes.
 """
 
 from __future__ import annotations
@@ -20,14 +21,17 @@ from p2p.transport.stream import MuxedStream
 from p2p.wire import KI, MIB
 
 MAX_WAITING: Final = 24 * MIB
-"""Bytes of messages that may wait over all peers. Beyond it, a peer has `MIN_OUTBOX` only: peers that never
-read cost each other messages, not those that do. A node has 60 MiB, and stays under 150 with 16 more queued
-on streams and 32 unread."""
+"""Bytes of messages that may wait over all peers. Beyond it, a peer has `MIN_OUTBOX` only:
+peers that never read cost each other messages, not those that do. A node has 60 MiB, and stays
+under 150 with 16 more queued on streams and 32 unread."""
 MIN_OUTBOX: Final = 16 * KI
-"""Bytes of messages that may always wait for one peer: with 1,024 connections two thirds of `MAX_WAITING`."""
+"""Bytes of messages that may always wait for one peer: with 1,024 connections two thirds of
+`MAX_WAITING`.
+"""
 STUCK_SWEEPS: Final = 4
-"""Sweeps (one each 15 s) without a message leaving, while some wait, after which a lane is given up: a peer
-that reads nothing for a minute holds up to 4 MiB of ours, and will not miss what it did not read."""
+"""Sweeps (one each 15 s) without a message leaving, while some wait, after which a lane is
+given up: a peer that reads nothing for a minute holds up to 4 MiB of ours, and will not miss
+what it did not read."""
 _BATCH: Final = 64 * KI
 """Bytes of waiting messages joined for one send: a full record."""
 
@@ -37,7 +41,16 @@ OpenLane = Callable[[PeerId, ProtocolId], Awaitable[tuple[Connection, MuxedStrea
 class Lane:
     """The messages of one protocol to one peer."""
 
-    __slots__ = ("_stream", "connection", "is_running", "peer", "protocol", "scope", "sweeps", "waiting")
+    __slots__ = (
+        "_stream",
+        "connection",
+        "is_running",
+        "peer",
+        "protocol",
+        "scope",
+        "sweeps",
+        "waiting",
+    )
 
     def __init__(self, peer: PeerId, protocol: ProtocolId) -> None:
         self.peer = peer
@@ -74,7 +87,9 @@ class Lane:
                 self.sweeps = 0
 
     def end(self) -> None:
-        """Let go of the stream; a task that uses it ends first, and `Outbox.stopped` comes back here."""
+        """Let go of the stream; a task that uses it ends first, and `Outbox.stopped` comes back
+        here.
+        """
         if self.is_running:
             self.scope.cancel()
         elif self._stream is not None:
@@ -113,7 +128,9 @@ class Outbox:
             return True
         waiting = self._bytes.get(peer, 0)
         after = waiting + len(framed)
-        if after > MAX_OUTBOX or (self._total + len(framed) > MAX_WAITING and after > MIN_OUTBOX):
+        if after > MAX_OUTBOX or (
+            self._total + len(framed) > MAX_WAITING and after > MIN_OUTBOX
+        ):
             self.dropped += 1
             return False
         if lane is None:
@@ -140,7 +157,12 @@ class Outbox:
     def stopped(self, lane: Lane) -> None:
         """The lane's task has ended: when all was sent, the lane waits for more."""
         lane.is_running = False
-        if lane.scope.cancel_called or lane.waiting or lane.is_broken or lane.connection is None:
+        if (
+            lane.scope.cancel_called
+            or lane.waiting
+            or lane.is_broken
+            or lane.connection is None
+        ):
             self.close(lane)
 
     def close(self, lane: Lane) -> None:
@@ -153,7 +175,9 @@ class Outbox:
             del self._lanes[(lane.peer, lane.protocol)]
 
     def sweep(self) -> list[PeerId]:
-        """End the lanes that have been stuck for long; returns the peers that took a message since last."""
+        """End the lanes that have been stuck for long; returns the peers that took a message
+        since last.
+        """
         taken: dict[PeerId, None] = {}
         for lane in list(self._lanes.values()):
             if not lane.sweeps:

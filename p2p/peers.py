@@ -17,26 +17,39 @@ from p2p.multiaddr import Multiaddr
 MAX_ADDRS: Final = 8
 """Addresses kept per peer: two families, public and private, now and before the last move."""
 MAX_HEARSAY_ADDRS: Final = 4
-"""Of them, on hearsay: two families, now and before the last move. Each is a dial that a stranger causes."""
+"""Of them, on hearsay: two families, now and before the last move. Each is a dial that a
+stranger causes.
+"""
 MAX_PEERS: Final = 10_000
-"""Peers whose addresses, or scores, are kept: the largest run we simulate. About 1 KiB each. This many on the
-owner's or the peers' signed word, and as many on hearsay: neither pushes out the other."""
+"""Peers whose addresses, or scores, are kept: the largest run we simulate. About 1 KiB each.
+This many on the owner's or the peers' signed word, and as many on hearsay: neither pushes out
+the other."""
 MAX_HEARSAY_PER_NETWORK: Final = MAX_PEERS // 32
-"""Peers known by hearsay in one network (/24, /48): 312, so that one network cannot push out the others."""
+"""Peers known by hearsay in one network (/24, /48): 312, so that one network cannot push out
+the others.
+"""
 
 _MEMO: Final = 4096
 """Lists of addresses remembered: peers say the same for hours. 1 MiB at most."""
 _LOOK: Final = 16
-"""Records looked at when one must go: the oldest that may. Enough to pass by a dozen protected peers."""
+"""Records looked at when one must go: the oldest that may. Enough to pass by a dozen protected
+peers.
+"""
 
 PENALTY_LIMIT: Final = 100.0
 """Points at which a peer is disconnected and refused."""
 PENALTY_HALF_LIFE: Final = 60.0
-"""Seconds in which half of the points are forgotten: a bad minute does not follow a peer for hours."""
+"""Seconds in which half of the points are forgotten: a bad minute does not follow a peer for
+hours.
+"""
 REFUSAL: Final = 300.0
-"""Seconds for which a peer that reached the limit is refused: five times as long as it takes to forgive."""
+"""Seconds for which a peer that reached the limit is refused: five times as long as it takes to
+forgive.
+"""
 VIOLATION: Final = 67.0
-"""Points for breaking a protocol: the second time within a minute (67 / 2 + 67 > 100) is one too many."""
+"""Points for breaking a protocol: the second time within a minute (67 / 2 + 67 > 100) is one
+too many.
+"""
 
 _Addrs = tuple[Multiaddr, ...]
 
@@ -48,9 +61,10 @@ def _nobody(_: PeerId) -> bool:
 class AddressBook:
     """Hints where peers are, newest first, a few per peer, for a bounded number of peers.
 
-    Three books in one, by `AddrSource`. What strangers say is kept apart from what the owner said and what
-    members signed, so that a stranger who names ten thousand peers pushes out other hearsay only, and of
-    that only what lies in the network with the most. Peers that ``keeps`` names are never pushed out.
+    Three books in one, by `AddrSource`. What strangers say is kept apart from what the owner
+    said and what members signed, so that a stranger who names ten thousand peers pushes out
+    other hearsay only, and of that only what lies in the network with the most. Peers that
+    ``keeps`` names are never pushed out.
     """
 
     __slots__ = ("_crowds", "_hearsay", "_keeps", "_owner", "_signed")
@@ -60,17 +74,23 @@ class AddressBook:
         self._owner: dict[PeerId, _Addrs] = {}
         self._signed: dict[PeerId, _Addrs] = {}
         self._hearsay: dict[PeerId, _Addrs] = {}
-        self._crowds: dict[str, dict[PeerId, None]] = {}  # of the hearsay, by network, where networks exist
+        # of the hearsay, by network, where networks exist
+        self._crowds: dict[str, dict[PeerId, None]] = {}
 
-    def add(self, peer: PeerId, addrs: Sequence[Multiaddr], source: AddrSource = AddrSource.OWNER) -> bool:
-        """Remember; returns whether one of them is new. Names are kept on the owner's word only."""
+    def add(
+        self, peer: PeerId, addrs: Sequence[Multiaddr], source: AddrSource = AddrSource.OWNER
+    ) -> bool:
+        """Remember; returns whether one of them is new. Names are kept on the owner's word
+        only.
+        """
         if source is AddrSource.HEARSAY:
             return self._add_hearsay(peer, addrs)
         book = self._owner if source is AddrSource.OWNER else self._signed
         known = book.get(peer, ())
         fresh = _places(peer, tuple(addrs))
         if fresh is known and len(book) < MAX_PEERS // 2:
-            return False  # what nearly all say, and nobody need go soon: who was touched last is no matter
+            # what nearly all say, and nobody need go soon: who was touched last is no matter
+            return False
         if source is not AddrSource.OWNER:
             fresh = _without_names(fresh)
         both = _merged(fresh, known, MAX_ADDRS)
@@ -135,7 +155,13 @@ class AddressBook:
         """Where ``peer`` was last said to be, surest and newest first, without ``/p2p/``."""
         certain = self.certain(peer)
         hearsay = self._hearsay.get(peer, ())
-        return certain if not hearsay else _merged(certain, hearsay, MAX_ADDRS) if certain else hearsay
+        return (
+            certain
+            if not hearsay
+            else _merged(certain, hearsay, MAX_ADDRS)
+            if certain
+            else hearsay
+        )
 
     def certain(self, peer: PeerId) -> _Addrs:
         """Where ``peer`` is by its own signed word, or the owner's."""
@@ -155,13 +181,17 @@ def _merged(fresh: _Addrs, known: _Addrs, limit: int) -> _Addrs:
 
 @functools.lru_cache(_MEMO)
 def _places(peer: PeerId, addrs: _Addrs) -> _Addrs:
-    """Where ``addrs`` say that ``peer`` is, at most `MAX_ADDRS`; one tuple for all books that hold it."""
+    """Where ``addrs`` say that ``peer`` is, at most `MAX_ADDRS`; one tuple for all books that
+    hold it.
+    """
     places = dict.fromkeys(addr.transport for addr in addrs if addr.peer_id in (None, peer))
     return tuple(places)[:MAX_ADDRS]
 
 
 def _without_names(addrs: _Addrs) -> _Addrs:
-    """Only what can be dialled without asking a name server, which a stranger could make slow, or watch."""
+    """Only what can be dialled without asking a name server, which a stranger could make slow,
+    or watch.
+    """
     if any(addr.parts[0][0].startswith("dns") for addr in addrs):
         return tuple(addr for addr in addrs if not addr.parts[0][0].startswith("dns"))
     return addrs
@@ -176,8 +206,9 @@ class _Record:
 class Scores:
     """Penalty points that fade, refusals that end, bans that do not.
 
-    All three are bounded, and kept apart: an attacker that mints ten thousand identities to have its
-    first forgotten must bring each of them to the limit itself, within the five minutes of a refusal.
+    All three are bounded, and kept apart: an attacker that mints ten thousand identities to
+    have its first forgotten must bring each of them to the limit itself, within the five
+    minutes of a refusal.
     """
 
     __slots__ = ("_banned", "_records", "_refused")
@@ -199,7 +230,8 @@ class Scores:
         if record.points < PENALTY_LIMIT:
             return False
         self._refused.pop(peer, None)
-        self._refused[peer] = now + REFUSAL  # all last equally long: the first in order ends first
+        # all last equally long: the first in order ends first
+        self._refused[peer] = now + REFUSAL
         _shorten(self._refused)
         return True
 

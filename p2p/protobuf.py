@@ -1,7 +1,9 @@
-"""The part of protobuf that libp2p's messages need: varint and length-delimited fields, by hand.
+"""The part of protobuf that libp2p's messages need: varint and length-delimited fields, by
+hand.
 
-A message is a sequence of (field number, value): an int for a varint field, bytes for a length-delimited
-one. Fixed-width fields are read over, as protobuf asks of readers that do not know them.
+A message is a sequence of (field number, value): an int for a varint field, bytes for a
+length-delimited one. Fixed-width fields are read over, as protobuf asks of readers that do not
+know them.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ def field(number: int, value: int | bytes | str | bool) -> bytes:
 class FieldBudget:
     """How many fields may still be read: one count for a message and all that is nested in it.
 
-    Bytes alone bound nothing: a MiB has room for half a million fields, and reading them takes half a second.
+    Bytes alone bound nothing: a MiB has room for half a million fields, and reading them takes
+    half a second.
     """
 
     __slots__ = ("left",)
@@ -42,11 +45,12 @@ class FieldBudget:
 def fields_untrusted(
     data: bytes | memoryview, budget: FieldBudget | None = None
 ) -> Iterator[tuple[int, int | bytes]]:
-    """Yield (field number, value) as sent. Raise `BadMessage`, and nothing else, whatever the bytes.
+    """Yield (field number, value) as sent. Raise `BadMessage`, and nothing else, whatever the
+    bytes.
 
-    An int is a varint field, bytes a length-delimited one. Fixed-width fields are checked for their
-    length and left out. The size of ``data`` must have been limited by the caller. Each field, known or not,
-    is taken from ``budget``.
+    An int is a varint field, bytes a length-delimited one. Fixed-width fields are checked for
+    their length and left out. The size of ``data`` must have been limited by the caller. Each
+    field, known or not, is taken from ``budget``.
     """
     offset = 0
     while offset < len(data):

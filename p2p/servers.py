@@ -2,16 +2,17 @@
 
 Theory of operation
 -------------------
-To start a task for every stream, with a scope that can end it, is a tenth of what a small request costs its
-server (`docs/performance.md`). So a task that has served a stream waits for the next one; only streams that
-are served at the same time need several.
+To start a task for every stream, with a scope that can end it, is a tenth of what a small
+request costs its server (`docs/performance.md`). So a task that has served a stream waits for
+the next one; only streams that are served at the same time need several.
 
 What becomes of one stream must not reach the next:
 
 * an error ends in the host's border, which every stream has to itself;
 * a task that was cancelled serves no more, even if the stream was over before it noticed;
 * `Server.abort` names the stream that is to end, and does nothing once another is being served;
-* a stream is served with the context variables of whoever hands it over, as in a task of its own.
+* a stream is served with the context variables of whoever hands it over, as in a task of its
+  own.
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ from p2p.transport.stream import MuxedStream
 from p2p.transport.wakeup import Wakeup
 
 MAX_IDLE: Final = 16
-"""Tasks of one host that wait for a stream. Requests that follow each other need one; two records of eight
-streams each, which is what one pass of the scheduler may bring, need 16."""
+"""Tasks of one host that wait for a stream. Requests that follow each other need one; two
+records of eight streams each, which is what one pass of the scheduler may bring, need 16."""
 
 Serve = Callable[[MuxedStream, ServedStream], Awaitable[object]]
-"""Serves one stream. Raises nothing that is the peer's doing, or of a bug that the peer can trigger."""
+"""Serves one stream. Raises nothing that is the peer's doing, or of a bug that the peer can
+trigger.
+"""
 
 
 class Server:

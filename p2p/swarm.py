@@ -2,15 +2,16 @@
 
 Theory of operation
 -------------------
-Connections are dialled, accepted and carried by `p2p.connector`. Each incoming stream is served in a task
-that serves nothing else meanwhile (`p2p.servers`), behind the one broad `except` of the project. Messages
-travel on lanes (`p2p.outbox`): one long-lived stream per peer and protocol. With every new connection an
-identify exchange runs in the background, so that each side learns what the other speaks (streams of known
-protocols open without a round trip) and where it listens.
+Connections are dialled, accepted and carried by `p2p.connector`. Each incoming stream is served
+in a task that serves nothing else meanwhile (`p2p.servers`), behind the one broad `except` of
+the project. Messages travel on lanes (`p2p.outbox`): one long-lived stream per peer and
+protocol. With every new connection an identify exchange runs in the background, so that each
+side learns what the other speaks (streams of known protocols open without a round trip) and
+where it listens.
 
-Whoever breaks a protocol loses its connections and gets penalty points; who has too many is refused for a
-while (`p2p.peers`). Every task lives in the host's nursery: when the `open_host` block ends, connections
-are flushed for a moment, and nothing is left.
+Whoever breaks a protocol loses its connections and gets penalty points; who has too many is
+refused for a while (`p2p.peers`). Every task lives in the host's nursery: when the `open_host`
+block ends, connections are flushed for a moment, and nothing is left.
 """
 
 from __future__ import annotations
@@ -48,7 +49,15 @@ from p2p.host import (
     check_unserved,
 )
 from p2p.identity import KeyPair, PeerId, ProtocolId
-from p2p.limits import LOOPBACK, UNKNOWN, Budget, ResourceLimits, ServedStream, group_of, reach_of
+from p2p.limits import (
+    LOOPBACK,
+    UNKNOWN,
+    Budget,
+    ResourceLimits,
+    ServedStream,
+    group_of,
+    reach_of,
+)
 from p2p.multiaddr import Multiaddr
 from p2p.network import Listener, Network
 from p2p.outbox import Lane, Outbox
@@ -62,12 +71,15 @@ from p2p.wire import frame
 from p2p.world import World
 
 TURN: Final = 0.005
-"""Seconds that the messages of one stream are handled in one go; then it is another task's turn."""
+"""Seconds that the messages of one stream are handled in one go; then it is another task's
+turn.
+"""
 TURN_MESSAGES: Final = 64
 """The same, in messages."""
 MESSAGE_RATE: Final = 4000.0
-"""Messages a second that are taken from one stream; a peer that sends more waits, as with any slow reader.
-Each costs at least 6 µs however empty it is, so one stream has 2.5 % of a core; ours carry a few a second."""
+"""Messages a second that are taken from one stream; a peer that sends more waits, as with any
+slow reader. Each costs at least 6 µs however empty it is, so one stream has 2.5 % of a core;
+ours carry a few a second."""
 MESSAGE_BURST: Final = 4096.0
 """Messages that may come together, after a quiet time, without waiting."""
 IDENTIFY_TIMEOUT: Final = 10.0
@@ -81,7 +93,9 @@ class SwarmConfig:
     """What a host's owner may choose."""
 
     announce: tuple[Multiaddr, ...] = ()
-    """Addresses to tell others instead of those we listen at; behind a NAT, what the router forwards."""
+    """Addresses to tell others instead of those we listen at; behind a NAT, what the router
+    forwards.
+    """
 
     identify: bool = True
     """Whether to ask every new peer for its protocols and addresses."""
@@ -93,13 +107,19 @@ class SwarmConfig:
     """Pacing and patience of each connection."""
 
     limits: ResourceLimits = field(default_factory=ResourceLimits)
-    """What strangers may hold; less, over TCP, if the operating system allows fewer descriptors."""
+    """What strangers may hold; less, over TCP, if the operating system allows fewer
+    descriptors.
+    """
 
 
 class SwarmHost:
-    """The local endpoint that owns all connections (a `p2p.host.Host`). Open it with `open_host`."""
+    """The local endpoint that owns all connections (a `p2p.host.Host`). Open it with
+    `open_host`.
+    """
 
-    def __init__(self, world: World, network: Network, key: KeyPair, config: SwarmConfig) -> None:
+    def __init__(
+        self, world: World, network: Network, key: KeyPair, config: SwarmConfig
+    ) -> None:
         self.world = world
         """The machine this host runs on."""
         self._network = network
@@ -172,7 +192,9 @@ class SwarmHost:
         return self._infos.get(peer)
 
     def set_handler(self, protocol: ProtocolId, handler: StreamHandler) -> None:
-        """Serve incoming streams of ``protocol``. Raises `ValueError` if that is no protocol id."""
+        """Serve incoming streams of ``protocol``. Raises `ValueError` if that is no protocol
+        id.
+        """
         check_protocol(protocol)
         self._message_handlers.pop(protocol, None)
         self._handlers[protocol] = handler
@@ -182,7 +204,8 @@ class SwarmHost:
     ) -> None:
         """Take incoming messages of ``protocol`` of at most ``max_message`` bytes.
 
-        A peer has one stream for them: when it opens another, the newest counts, as in go-libp2p-pubsub.
+        A peer has one stream for them: when it opens another, the newest counts, as in
+        go-libp2p-pubsub.
         """
         check_protocol(protocol)
         self._handlers[protocol] = partial(self._take_messages, max_message)
@@ -212,7 +235,9 @@ class SwarmHost:
 
     @contextmanager
     def watching(self, listener: Callable[[PeerEvent], None]) -> Iterator[None]:
-        """Call ``listener`` on every change in who is connected, for the length of the block."""
+        """Call ``listener`` on every change in who is connected, for the length of the
+        block.
+        """
         self._connector.watch(listener)
         try:
             yield
@@ -234,7 +259,9 @@ class SwarmHost:
     def add_addrs(
         self, peer: PeerId, addrs: Sequence[Multiaddr], source: AddrSource = AddrSource.OWNER
     ) -> None:
-        """Remember where ``peer`` may be dialled. Hearsay names no place that is nearer than ours."""
+        """Remember where ``peer`` may be dialled. Hearsay names no place that is nearer than
+        ours.
+        """
         self._connector.add_addrs(peer, addrs, source, self._own_reach())
 
     def addrs_of(self, peer: PeerId) -> tuple[Multiaddr, ...]:
@@ -242,7 +269,9 @@ class SwarmHost:
         return tuple(addr.with_peer(peer) for addr in self._connector.book.of(peer))
 
     def _own_reach(self) -> int:
-        """How far we are seen: a host with public addresses only has no neighbours at private ones."""
+        """How far we are seen: a host with public addresses only has no neighbours at private
+        ones.
+        """
         return min(map(reach_of, self.addrs), default=LOOPBACK)
 
     # Talking.
@@ -252,7 +281,9 @@ class SwarmHost:
         await self._connector.connect(peer)
 
     async def connect_addr(self, addr: Multiaddr | str) -> PeerId:
-        """Dial an address (or its text) that ends in ``/p2p/``; else `ConfigError`, or as `connect`."""
+        """Dial an address (or its text) that ends in ``/p2p/``; else `ConfigError`, or as
+        `connect`.
+        """
         addr = _parse(addr, "dial")
         peer = addr.peer_id
         if peer is None:
@@ -270,16 +301,21 @@ class SwarmHost:
     async def open_stream(self, peer: PeerId, protocol: ProtocolId) -> Stream:
         """Connect if need be and open a stream.
 
-        A protocol that the peer is known to speak costs no round trip; if it no longer does, the stream
-        breaks. Raises `PeerUnreachable`, `WrongPeer`, `ProtocolNotSupported`, `LimitExceeded`.
+        A protocol that the peer is known to speak costs no round trip; if it no longer does,
+        the stream breaks. Raises `PeerUnreachable`, `WrongPeer`, `ProtocolNotSupported`,
+        `LimitExceeded`.
         """
         _, stream = await self._open(peer, protocol)
         return stream
 
     def send(self, peer: PeerId, protocol: ProtocolId, message: bytes) -> bool:
-        """Queue a message, connecting in the background if need be. False if it was dropped at once."""
+        """Queue a message, connecting in the background if need be. False if it was dropped at
+        once.
+        """
         if len(message) > MAX_MESSAGE:
-            raise LocalProtocolError(f"a message of {len(message)} bytes (at most {MAX_MESSAGE})")
+            raise LocalProtocolError(
+                f"a message of {len(message)} bytes (at most {MAX_MESSAGE})"
+            )
         if not self._outbox.has_lane(peer, protocol) and not self._may_open_lane(peer):
             self._outbox.dropped += 1
             return False
@@ -290,7 +326,9 @@ class SwarmHost:
         self._connector.protect(purpose, peers)
 
     def network_of(self, peer: PeerId) -> str:
-        """The network that a connected peer is in, for limits; empty on loopback, or if it is unknown."""
+        """The network that a connected peer is in, for limits; empty on loopback, or if it is
+        unknown.
+        """
         connection = self._connector.live(peer)
         group = UNKNOWN if connection is None else group_of(connection.remote_addr)
         return group.network if group.limited else ""
@@ -318,7 +356,9 @@ class SwarmHost:
         try:
             stream = connection.open_stream(protocol)
             self._connector.used(peer, by_us=True)
-            if lazy or (protocol in connection.spoken and not self.world.buggify("swarm/asks again")):
+            if lazy or (
+                protocol in connection.spoken and not self.world.buggify("swarm/asks again")
+            ):
                 return connection, stream
             try:
                 await stream.wait_negotiated()
@@ -335,7 +375,9 @@ class SwarmHost:
             stream.reset()
             return
         server = self._idle_servers.pop() if self._idle_servers else Server()
-        served = ServedStream(stream.peer, partial(server.abort, stream), stream.has_stalled, stream.protocol)
+        served = ServedStream(
+            stream.peer, partial(server.abort, stream), stream.has_stalled, stream.protocol
+        )
         victim = self._connector.budget.serve(served)
         if victim is not None:
             logger.info("%r has too many streams that are served: reset one", victim.peer)
@@ -369,7 +411,9 @@ class SwarmHost:
                 del self._incoming_lanes[(stream.peer, stream.protocol)]
 
     def _handler_of(self, protocol: ProtocolId) -> StreamHandler:
-        """The block that serves a stream may have ended between its negotiation and its first turn."""
+        """The block that serves a stream may have ended between its negotiation and its first
+        turn.
+        """
         return self._handlers.get(protocol, _turn_away)
 
     def _hold(self, served: ServedStream, count: int) -> None:
@@ -386,9 +430,11 @@ class SwarmHost:
     async def _on_behalf(
         self, peer: PeerId | None, work: Callable[..., Awaitable[object]], *args: object
     ) -> None:
-        """The border: everything that is done for a peer, or because of it, ends here and nowhere else.
+        """The border: everything that is done for a peer, or because of it, ends here and
+        nowhere else.
 
-        What goes wrong costs that peer its stream, and a broken protocol its connections; never the node.
+        What goes wrong costs that peer its stream, and a broken protocol its connections; never
+        the node.
         """
         try:
             await work(*args)
@@ -397,20 +443,29 @@ class SwarmHost:
             if peer is not None:
                 self.penalise(peer, VIOLATION, str(errors.exceptions[0]))
                 self._connector.cut(peer)
-        except* (trio.BrokenResourceError, PeerUnreachable, ProtocolNotSupported, LimitExceeded) as errors:
+        except* (
+            trio.BrokenResourceError,
+            PeerUnreachable,
+            ProtocolNotSupported,
+            LimitExceeded,
+        ) as errors:
             logger.debug("a stream of %r ended early: %s", peer, errors.exceptions)
         except* Exception:
-            # A bug of ours that one peer can trigger must not take every peer down.
-            # One of the few broad `except`s, all named in tests/test_architecture.py; tests and simulations
-            # run strict.
-            logger.exception("what was done for %r crashed (%s)", peer, getattr(work, "__name__", work))
+            # A bug of ours that one peer can trigger must not take every peer down. One of the
+            # few broad `except`s, all named in tests/test_architecture.py; tests and
+            # simulations run strict.
+            logger.exception(
+                "what was done for %r crashed (%s)", peer, getattr(work, "__name__", work)
+            )
             if self._config.strict:
                 raise
 
     # Messages.
 
     async def _take_messages(self, max_message: int, stream: Stream) -> None:
-        """Hand over what comes on one stream, a turn at a time, no faster than `MESSAGE_RATE`."""
+        """Hand over what comes on one stream, a turn at a time, no faster than
+        `MESSAGE_RATE`.
+        """
         receiver = FrameReceiver(stream, max_message)
         usage = self._connector.usage(stream.peer)
         now = self.world.now
@@ -449,7 +504,9 @@ class SwarmHost:
 
     async def _run_lane(self, lane: Lane) -> None:
         try:
-            await lane.run(partial(self._open, lazy=True), partial(self._outbox.sent, lane.peer))
+            await lane.run(
+                partial(self._open, lazy=True), partial(self._outbox.sent, lane.peer)
+            )
         except (PeerUnreachable, WrongPeer) as error:
             logger.debug("messages to %r were lost: %s", lane.peer, error)
             if self._connector.live(lane.peer) is None:  # it may have dialled us meanwhile
@@ -496,7 +553,9 @@ class SwarmHost:
             self._infos[connection.peer] = info
             seen = connection.remote_addr
             reach = self._own_reach() if seen is None else reach_of(seen)
-            self._connector.add_addrs(connection.peer, info.listen_addrs, AddrSource.HEARSAY, reach)
+            self._connector.add_addrs(
+                connection.peer, info.listen_addrs, AddrSource.HEARSAY, reach
+            )
 
     # Life.
 
@@ -551,9 +610,9 @@ async def open_host(
 ) -> AsyncIterator[SwarmHost]:
     """Run a host for the length of the block; nothing outlives the block.
 
-    Without arguments: TCP on a free port of the loopback interface, this machine, a fresh identity. ``key``
-    defaults to the world's. ``strict`` lets a crashing handler end the host, as tests want it. Raises
-    `ConfigError` when an address in ``listen`` cannot be had.
+    Without arguments: TCP on a free port of the loopback interface, this machine, a fresh
+    identity. ``key`` defaults to the world's. ``strict`` lets a crashing handler end the host,
+    as tests want it. Raises `ConfigError` when an address in ``listen`` cannot be had.
     """
     failure: BaseException | None = None
     try:

@@ -1,4 +1,6 @@
-"""Bytes on the wire: unsigned varints, length-prefixed frames, and msgpack read with distrust."""
+"""Bytes on the wire: unsigned varints, length-prefixed frames, and msgpack read with
+distrust.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,16 @@ MAX_VARINT_BYTES: Final = 9
 _UNCOUNTED: Final = 4 * KI
 """Bytes of an unfinished frame that are not worth counting: a stream itself costs as much."""
 MAX_ITEMS: Final = 128
-"""Items in all lists and tables of a message together, unless its caller names what it needs. A heartbeat has
-about 20, the longest DHT answer 91. An empty list takes one byte on the wire, 75 in memory and half a
-microsecond to read: 8 MiB of them once held the event loop for 3.5 s and took 630 MiB. And msgpack makes room
-for as many items as a list's head claims before it reads the first: a thousand heads, each inside the one
-before, are 3 KiB on the wire and cost 8 KiB times this number, 0.5 ms. At 1,024 they cost 9 ms."""
+"""Items in all lists and tables of a message together, unless its caller names what it needs. A
+heartbeat has about 20, the longest DHT answer 91. An empty list takes one byte on the wire, 75
+in memory and half a microsecond to read: 8 MiB of them once held the event loop for 3.5 s and
+took 630 MiB. And msgpack makes room for as many items as a list's head claims before it reads
+the first: a thousand heads, each inside the one before, are 3 KiB on the wire and cost 8 KiB
+times this number, 0.5 ms. At 1,024 they cost 9 ms."""
 MAX_DEPTH: Final = 8
-"""Nesting of a message. Ours have 3, the run file 4; what is deeper is an attack on the reader's stack."""
+"""Nesting of a message. Ours have 3, the run file 4; what is deeper is an attack on the
+reader's stack.
+"""
 _Container = TypeVar("_Container", list[Any], dict[Any, Any])
 
 
@@ -39,8 +44,12 @@ def encode_varint(number: int) -> bytes:
     return bytes(out)
 
 
-def decode_varint_untrusted(data: bytes | bytearray | memoryview, offset: int = 0) -> tuple[int, int] | None:
-    """Return (number, offset behind it), or None while incomplete. Raise `BadMessage` if it is too long."""
+def decode_varint_untrusted(
+    data: bytes | bytearray | memoryview, offset: int = 0
+) -> tuple[int, int] | None:
+    """Return (number, offset behind it), or None while incomplete. Raise `BadMessage` if it is
+    too long.
+    """
     number = shift = 0
     for index in range(offset, min(len(data), offset + MAX_VARINT_BYTES)):
         byte = data[index]
@@ -63,8 +72,8 @@ def frame(payload: bytes | bytearray | memoryview) -> bytes:
 class FrameParser:
     """Splits a byte stream into length-prefixed frames (a bytes machine).
 
-    It holds what it was given and no frame has taken: at most one unfinished frame and what one call of
-    `feed` brought. Frames are cut off one at a time, when they are asked for.
+    It holds what it was given and no frame has taken: at most one unfinished frame and what one
+    call of `feed` brought. Frames are cut off one at a time, when they are asked for.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -81,7 +90,9 @@ class FrameParser:
         self._buffer += data
 
     def next_frame(self) -> bytes | None:
-        """The next whole frame, or None. Raise `BadMessage` as soon as a length is beyond the limit."""
+        """The next whole frame, or None. Raise `BadMessage` as soon as a length is beyond the
+        limit.
+        """
         if not self._buffer:
             return None
         head = decode_varint_untrusted(self._buffer)
@@ -89,7 +100,9 @@ class FrameParser:
             return None
         length, start = head
         if length > self._max_bytes:
-            raise BadMessage(f"a frame of {length} bytes is over the limit of {self._max_bytes}")
+            raise BadMessage(
+                f"a frame of {length} bytes is over the limit of {self._max_bytes}"
+            )
         end = start + length
         if len(self._buffer) < end:
             return None
@@ -99,7 +112,9 @@ class FrameParser:
         return payload
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> Iterator[bytes]:
-        """Yield every frame that ``data`` completes. Raise `BadMessage` on a frame beyond the limit."""
+        """Yield every frame that ``data`` completes. Raise `BadMessage` on a frame beyond the
+        limit.
+        """
         self.feed(data)
         while (payload := self.next_frame()) is not None:
             yield payload
@@ -120,16 +135,18 @@ class Holds(Protocol):
 
 @functools.cache
 def _holds(kind: type) -> bool:
-    """Whether streams of a class are `Holds`; to ask each of them takes 9 µs, and there are three classes."""
+    """Whether streams of a class are `Holds`; to ask each of them takes 9 µs, and there are
+    three classes.
+    """
     return issubclass(kind, Holds)
 
 
 class FrameReader:
     """Reads frames from a stream, one at a time.
 
-    `receive` returns at once, without a schedule point, while a whole frame is buffered: a reader that does
-    work for each frame makes its own. A deadline on a frame belongs to whoever knows the time:
-    `is_mid_frame` says whether the peer owes us the rest of one.
+    `receive` returns at once, without a schedule point, while a whole frame is buffered: a
+    reader that does work for each frame makes its own. A deadline on a frame belongs to whoever
+    knows the time: `is_mid_frame` says whether the peer owes us the rest of one.
     """
 
     def __init__(self, stream: _Receives, max_bytes: int) -> None:
@@ -140,7 +157,9 @@ class FrameReader:
 
     @property
     def pending(self) -> int:
-        """Bytes received that no frame has taken yet: those of an unfinished frame, if `receive` waits."""
+        """Bytes received that no frame has taken yet: those of an unfinished frame, if
+        `receive` waits.
+        """
         return self._parser.pending
 
     @property
@@ -173,7 +192,9 @@ class FrameReader:
 
 
 def pack(value: object) -> bytes:
-    """Canonical msgpack: what is signed or hashed has one encoding. Keep dictionaries out of it."""
+    """Canonical msgpack: what is signed or hashed has one encoding. Keep dictionaries out of
+    it.
+    """
     packed: bytes | None = msgpack.packb(value, use_bin_type=True)
     assert packed is not None
     return packed
@@ -186,13 +207,16 @@ def unpack_untrusted(
     max_list: int = MAX_ITEMS,
     max_depth: int = MAX_DEPTH,
 ) -> object:
-    """Raise `BadMessage`, and nothing else, whatever the bytes. Lists come as lists, text as str.
+    """Raise `BadMessage`, and nothing else, whatever the bytes. Lists come as lists, text as
+    str.
 
-    At most ``max_items`` items in all lists and tables together, ``max_list`` in each, nested at most
-    ``max_depth`` deep. What has more is refused while it is read: at most twice ``max_items`` ever exist. The
-    size of ``data`` must have been limited by the caller: text and bytes are as long as it.
+    At most ``max_items`` items in all lists and tables together, ``max_list`` in each, nested
+    at most ``max_depth`` deep. What has more is refused while it is read: at most twice
+    ``max_items`` ever exist. The size of ``data`` must have been limited by the caller: text
+    and bytes are as long as it.
     """
-    # An item takes at least a byte, so data no longer than the limit cannot exceed it: nothing is counted.
+    # An item takes at least a byte, so data no longer than the limit cannot exceed it: nothing
+    # is counted.
     count = _counter(max_items) if len(data) > max_items else None
     try:
         value: object = msgpack.unpackb(
@@ -205,14 +229,22 @@ def unpack_untrusted(
             max_map_len=max_list,
             max_ext_len=0,
         )
-    except (ValueError, TypeError, RecursionError, OverflowError, msgpack.UnpackException) as error:
+    except (
+        ValueError,
+        TypeError,
+        RecursionError,
+        OverflowError,
+        msgpack.UnpackException,
+    ) as error:
         raise BadMessage(f"not msgpack: {error}") from None
     _check_depth(value, max_depth)
     return value
 
 
 def _counter(max_items: int) -> Callable[[_Container], _Container]:
-    """What msgpack calls with each list or table that it has read. It raises `ValueError` at one too many."""
+    """What msgpack calls with each list or table that it has read. It raises `ValueError` at
+    one too many.
+    """
     left = max_items + 1
 
     def count(container: _Container) -> _Container:
@@ -235,7 +267,8 @@ def _check_depth(value: object, left: int) -> None:
 
 
 def fields_untrusted(value: object, *kinds: type | tuple[type, ...], what: str) -> list[Any]:
-    """``value`` as a list with exactly these types, in order. Raise `BadMessage` naming ``what``.
+    """``value`` as a list with exactly these types, in order. Raise `BadMessage` naming
+    ``what``.
 
     A bool is no int here, whatever Python says.
     """
@@ -244,5 +277,7 @@ def fields_untrusted(value: object, *kinds: type | tuple[type, ...], what: str) 
     for index, (item, kind) in enumerate(zip(value, kinds, strict=True)):
         is_bool = isinstance(item, bool) and kind is not bool and kind is not object
         if not isinstance(item, kind) or is_bool:
-            raise BadMessage(f"field {index} of a {what} has the wrong type ({type(item).__name__})")
+            raise BadMessage(
+                f"field {index} of a {what} has the wrong type ({type(item).__name__})"
+            )
     return value

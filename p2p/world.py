@@ -1,8 +1,9 @@
-"""All that code may know of its machine: clock, randomness, disk, blocking work, processes, signer.
+"""All that code may know of its machine: clock, randomness, disk, blocking work, processes,
+signer.
 
-Nothing else under p2p/ or roles/ reads a clock, a random source, a file, a thread or a process. The
-production side is `p2p.machine.RealWorld`, the simulated one `sim.node.world.SimWorld`; one suite,
-tests/conformance/test_worlds.py, holds them together.
+Nothing else under p2p/ or roles/ reads a clock, a random source, a file, a thread or a process.
+The production side is `p2p.machine.RealWorld`, the simulated one `sim.node.world.SimWorld`; one
+suite, tests/conformance/test_worlds.py, holds them together.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from p2p.identity import Signer, Verify
 T = TypeVar("T")
 
 OFF_LOOP: Final = 64 * 1024
-"""Bytes of foreign content up to which it is decoded where it comes in: half a millisecond of numbers.
-What is longer is decoded in a thread, and only once its signature was judged."""
+"""Bytes of foreign content up to which it is decoded where it comes in: half a millisecond of
+numbers. What is longer is decoded in a thread, and only once its signature was judged."""
 LATE: Final = 1.0
-"""Seconds that a site may be late on purpose: many round trips, and less than anybody's patience."""
+"""Seconds that a site may be late on purpose: many round trips, and less than anybody's
+patience.
+"""
 
 
 class Timer(Protocol):
@@ -34,16 +37,18 @@ class Timer(Protocol):
 class Disk(Protocol):
     """The files of one node, named by relative paths with ``/``. Parents are made as needed.
 
-    What was written survives a crash only after `fsync`; what was renamed or removed, only after
-    `fsync` of the folder, which `replace` includes. Errors of the machine come as `StorageError`,
-    a file that is not there as `FileNotFoundError`.
+    What was written survives a crash only after `fsync`; what was renamed or removed, only
+    after `fsync` of the folder, which `replace` includes. Errors of the machine come as
+    `StorageError`, a file that is not there as `FileNotFoundError`.
     """
 
     async def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         """Bytes of a file; shorter than ``length`` only at its end."""
         ...
 
-    async def write(self, path: str, data: bytes | memoryview, offset: int | None = None) -> None:
+    async def write(
+        self, path: str, data: bytes | memoryview, offset: int | None = None
+    ) -> None:
         """Replace the whole file, or, with ``offset``, overwrite from there."""
         ...
 
@@ -56,7 +61,9 @@ class Disk(Protocol):
         ...
 
     async def replace(self, path: str, data: bytes | memoryview) -> None:
-        """Put ``data`` at ``path`` atomically and durably: temporary file, fsync, rename, fsync of folder."""
+        """Put ``data`` at ``path`` atomically and durably: temporary file, fsync, rename, fsync
+        of folder.
+        """
         ...
 
     async def rename(self, old: str, new: str) -> None:
@@ -76,7 +83,9 @@ class Disk(Protocol):
         ...
 
     def locate(self, path: str) -> str:
-        """What another process of this machine would open (engine workers get weights this way)."""
+        """What another process of this machine would open (engine workers get weights this
+        way).
+        """
         ...
 
 
@@ -84,7 +93,9 @@ class Worker(Protocol):
     """A worker process of this node: one request in, one reply out."""
 
     async def call(self, request: bytes) -> bytes:
-        """Raises `WorkerDied` if the process ended. One call at a time; others wait their turn."""
+        """Raises `WorkerDied` if the process ended. One call at a time; others wait their
+        turn.
+        """
         ...
 
 
@@ -110,7 +121,9 @@ class World(Protocol):
         ...
 
     async def sleep_until(self, deadline: float) -> None:
-        """Return at ``deadline`` (as of `now`); at once if it has passed, never if it is infinite."""
+        """Return at ``deadline`` (as of `now`); at once if it has passed, never if it is
+        infinite.
+        """
         ...
 
     def call_at(self, when: float, callback: Callable[[], None]) -> Timer:
@@ -118,7 +131,9 @@ class World(Protocol):
         ...
 
     def rng(self, purpose: str) -> Random:
-        """A generator of its own for one purpose; in the simulator a function of (seed, node, purpose)."""
+        """A generator of its own for one purpose; in the simulator a function of (seed, node,
+        purpose).
+        """
         ...
 
     def entropy(self, count: int) -> bytes:
@@ -132,11 +147,15 @@ class World(Protocol):
         """
         ...
 
-    def open_worker(self, argv: Sequence[str], *, name: str) -> AbstractAsyncContextManager[Worker]:
-        """Run ``python -m`` ``argv`` as a child that speaks 4-byte-length frames over its pipes.
+    def open_worker(
+        self, argv: Sequence[str], *, name: str
+    ) -> AbstractAsyncContextManager[Worker]:
+        """Run ``python -m`` ``argv`` as a child that speaks 4-byte-length frames over its
+        pipes.
 
-        It is killed when the block ends, and ends by itself when its standard input does. Raises
-        `WorkerDied` from `Worker.call`. Simulations have no processes: there it is a bug.
+        It is killed when the block ends, and ends by itself when its standard input does.
+        Raises `WorkerDied` from `Worker.call`. Simulations have no processes: there it is a
+        bug.
         """
         ...
 
@@ -145,31 +164,43 @@ class World(Protocol):
         ...
 
     def buggify(self, name: str) -> bool:
-        """Whether to do, on purpose, what is legal here and seldom happens; never outside the simulator.
+        """Whether to do, on purpose, what is legal here and seldom happens; never outside the
+        simulator.
 
-        ``name`` is "module/what", the same nowhere else: tests/simulation/test_buggify.py collects the sites.
+        ``name`` is "module/what", the same nowhere else: tests/simulation/test_buggify.py
+        collects the sites.
         """
         ...
 
     def sometimes(self, name: str, condition: bool) -> None:
-        """Claim that ``condition`` holds at least once over many simulations. Named like a `buggify` site."""
+        """Claim that ``condition`` holds at least once over many simulations. Named like a
+        `buggify` site.
+        """
         ...
 
 
-async def decode_off_loop(world: World, decode: Callable[..., T], data: bytes, *args: Any, rate: float) -> T:
-    """``decode(data, *args)``, in a thread if ``data`` is long. ``rate``: bytes it does in a second."""
+async def decode_off_loop(
+    world: World, decode: Callable[..., T], data: bytes, *args: Any, rate: float
+) -> T:
+    """``decode(data, *args)``, in a thread if ``data`` is long. ``rate``: bytes it does in a
+    second.
+    """
     if len(data) <= OFF_LOOP:
         return decode(data, *args)
     return await world.run_blocking(decode, data, *args, cost=len(data) / rate)
 
 
 def lateness(world: World, name: str) -> float:
-    """A `World.buggify` site that is late, by this many seconds: up to `LATE`, 0.0 outside the simulator."""
+    """A `World.buggify` site that is late, by this many seconds: up to `LATE`, 0.0 outside the
+    simulator.
+    """
     return world.rng(name).uniform(0.0, LATE) if world.buggify(name) else 0.0
 
 
 async def dawdle(world: World, name: str) -> None:
-    """A `World.buggify` site that takes its time: up to `LATE` seconds, none outside the simulator."""
+    """A `World.buggify` site that takes its time: up to `LATE` seconds, none outside the
+    simulator.
+    """
     seconds = lateness(world, name)
     if seconds:
         await world.sleep(seconds)

@@ -1,8 +1,8 @@
 """Proofs of work done: arithmetic on arrays, with three verbs.
 
-`commit` makes the activation proof of generated tokens; `verify` and `replay` compare a claim with
-one's own prefill; `judge` holds the evidence against limits. Numpy is all it needs: it knows of no
-network, no model and no clock.
+`commit` makes the activation proof of generated tokens; `verify` and `replay` compare a claim
+with one's own prefill; `judge` holds the evidence against limits. Numpy is all it needs: it
+knows of no network, no model and no clock.
 
     toploc      activation proofs, byte for byte as the package toploc 0.1.6 writes them
     sampling    seeds, uniforms, seeded draws and their replay
@@ -21,7 +21,16 @@ from proofs.checks import (
     judge,
     judge_pool,
 )
-from proofs.sampling import Replay, choose, draw_seed, logprobs, replay, surprise, task_seed, uniforms
+from proofs.sampling import (
+    Replay,
+    choose,
+    draw_seed,
+    logprobs,
+    replay,
+    surprise,
+    task_seed,
+    uniforms,
+)
 from proofs.toploc import Malformed, ToplocStats, commit, proof_size, verify
 
 __all__ = [

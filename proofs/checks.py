@@ -2,10 +2,11 @@
 
 Theory of operation
 -------------------
-Checks go from cheap to costly. `check_shape` needs no model: a claim that has the wrong shape is not
-worth a prefill. `judge` compares the `Evidence` of one group, which one prefill gives, with `Limits`;
-the first statistic outside its limit is the reason. `judge_pool` sees what no single group shows: the
-evidence of a whole submission, where small shifts add up and honest noise does not.
+Checks go from cheap to costly. `check_shape` needs no model: a claim that has the wrong shape
+is not worth a prefill. `judge` compares the `Evidence` of one group, which one prefill gives,
+with `Limits`; the first statistic outside its limit is the reason. `judge_pool` sees what no
+single group shows: the evidence of a whole submission, where small shifts add up and honest
+noise does not.
 
 Every comparison is written so that NaN is outside the limit.
 """
@@ -25,7 +26,9 @@ class Verdict(Enum):
     ACCEPTED = "accepted"
     REJECTED = "rejected"
     INCONCLUSIVE = "inconclusive"
-    """The verifier could not tell (its own fault, or too little evidence): nobody is punished."""
+    """The verifier could not tell (its own fault, or too little evidence): nobody is
+    punished.
+    """
 
 
 class Reason(Enum):
@@ -55,7 +58,9 @@ class Reason(Enum):
 
 
 MAX_LIMIT: Final = 1e9
-"""The largest value of any of `Limits`: beyond it a limit lets everything pass, or is a mistake."""
+"""The largest value of any of `Limits`: beyond it a limit lets everything pass, or is a
+mistake.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +76,15 @@ class Evidence:
     """Largest mean mantissa error over the chunks."""
     mantissa_median: float
     draw_distance: float
-    """Largest distance of a uniform to the CDF interval of the token that was claimed for it."""
+    """Largest distance of a uniform to the CDF interval of the token that was claimed for
+    it.
+    """
     draw_mismatches: int
     """Tokens that the seed does not give."""
     end_probability: float
-    """Smallest probability of the end token at a claimed end before the length limit; 1.0 without one."""
+    """Smallest probability of the end token at a claimed end before the length limit; 1.0
+    without one.
+    """
     surprise: float
     """z-statistic of the summed surprise of the tokens."""
     logprob_error: float
@@ -84,64 +93,76 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What honest numerics may do. Calibrated per model, dtype and pair of engines into the run file.
+    """What honest numerics may do. Calibrated per model, dtype and pair of engines into the run
+    file.
 
-    `fp32` and `bf16` are starting points, measured on small models on one CPU: 18,700 honest tokens of
-    192 sequences (the figures beside the fields), engines mixed, prefill against decode.
+    `fp32` and `bf16` are starting points, measured on small models on one CPU: 18,700 honest
+    tokens of 192 sequences (the figures beside the fields), engines mixed, prefill against
+    decode.
     """
 
     exponent_mismatches: int
-    """Of up to 128 values a chunk. Honest: at most 1 in fp32, 6 in bf16; the TOPLOC paper's 38 (bf16,
-    7-8 B models, other GPUs) let everything small pass."""
+    """Of up to 128 values a chunk. Honest: at most 1 in fp32, 6 in bf16; the TOPLOC paper's 38
+    (bf16, 7-8 B models, other GPUs) let everything small pass."""
 
     mantissa_mean: float
-    """Honest: at most 0.01 in fp32, 1.3 in bf16. This does the work: a constant polynomial agrees in
-    121 of 128 exponents."""
+    """Honest: at most 0.01 in fp32, 1.3 in bf16. This does the work: a constant polynomial
+    agrees in 121 of 128 exponents."""
 
     mantissa_median: float
-    """Honest: 0 in fp32, where under 1 value in 100 differs at all. The paper allows 8 in bf16."""
+    """Honest: 0 in fp32, where under 1 value in 100 differs at all. The paper allows 8 in
+    bf16.
+    """
 
     draw_distance: float
-    """Honest: no token differs in fp32; at most 0.013 in bf16. Greedy, best of n and a small model's
-    tokens exceed 0.05 in 99 to 100 % of sequences."""
+    """Honest: no token differs in fp32; at most 0.013 in bf16. Greedy, best of n and a small
+    model's tokens exceed 0.05 in 99 to 100 % of sequences."""
 
     mismatch_share: float
-    """Largest honest share of tokens that the seed does not give. fp32: none of 45,000 tokens, which
-    bounds it by 1e-4 with 98 % confidence; bf16: 0.06 to 0.15 %."""
+    """Largest honest share of tokens that the seed does not give. fp32: none of 45,000 tokens,
+    which bounds it by 1e-4 with 98 % confidence; bf16: 0.06 to 0.15 %."""
 
     false_alarm: float = 1e-4
     """Chance that honest work with that share exceeds the limit on the number of mismatches."""
 
     end_probability: float = 1e-6
-    """Not INTELLECT-2's 0.1: an honest seeded draw does end with a token of probability p in a share p
-    of cases, and the seed already proves the draw. This bounds false alarms to one in a million tokens,
-    and stops an end that lies within the draw tolerance and has no probability."""
+    """Not INTELLECT-2's 0.1: an honest seeded draw does end with a token of probability p in a
+    share p of cases, and the seed already proves the draw. This bounds false alarms to one in a
+    million tokens, and stops an end that lies within the draw tolerance and has no
+    probability."""
 
     surprise: float = 10.0
-    """In standard deviations, either sign: a cross-check of the seeds that only gross lies fail. Not the
-    usual 4: the surprise of a policy that is nearly sure has a heavy tail, and honest groups exceed 4."""
+    """In standard deviations, either sign: a cross-check of the seeds that only gross lies
+    fail. Not the usual 4: the surprise of a policy that is nearly sure has a heavy tail, and
+    honest groups exceed 4."""
 
     logprob_error: float
-    """In nats. Honest: at most 2.6e-5 in fp32, 0.11 in bf16. Trainers recompute log-probs, so a lie
-    within it gains nothing."""
+    """In nats. Honest: at most 2.6e-5 in fp32, 0.11 in bf16. Trainers recompute log-probs, so a
+    lie within it gains nothing."""
 
     pooled_mantissa_mean: float
-    """Mean of `Evidence.mantissa_mean` over a submission: 1.2 times the calibrated honest mean. In bf16
-    it sees weights ten steps old at lr 1e-6, where single groups show nothing."""
+    """Mean of `Evidence.mantissa_mean` over a submission: 1.2 times the calibrated honest mean.
+    In bf16 it sees weights ten steps old at lr 1e-6, where single groups show nothing."""
 
     pooled_groups: int = 16
-    """Groups below which a mean over them says nothing: honest spread between sequences is 30 %."""
+    """Groups below which a mean over them says nothing: honest spread between sequences is 30
+    %.
+    """
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
             if not 0 <= getattr(self, name) <= MAX_LIMIT:
-                raise ValueError(f"{name} must be from 0 to {MAX_LIMIT:g}, not {getattr(self, name)}")
+                raise ValueError(
+                    f"{name} must be from 0 to {MAX_LIMIT:g}, not {getattr(self, name)}"
+                )
         if not 0 < self.false_alarm <= 0.5:
             raise ValueError("false_alarm is a probability, above 0 and at most one half")
 
     @classmethod
     def fp32(cls) -> Limits:
-        """For runs whose generators and validators compute in float32: any violation is a lie."""
+        """For runs whose generators and validators compute in float32: any violation is a
+        lie.
+        """
         return cls(
             exponent_mismatches=2,
             mantissa_mean=0.05,
@@ -182,7 +203,9 @@ class Judgement:
             case Verdict.INCONCLUSIVE:
                 return f"inconclusive: {self.reason.value}"
             case Verdict.REJECTED:
-                return f"rejected: {self.reason.value} ({self.statistic:g}, limit {self.limit:g})"
+                return (
+                    f"rejected: {self.reason.value} ({self.statistic:g}, limit {self.limit:g})"
+                )
 
 
 ACCEPTED = Judgement(Verdict.ACCEPTED, Reason.WITHIN_LIMITS)
@@ -256,15 +279,19 @@ def judge(evidence: Evidence, limits: Limits) -> Judgement:
         if not statistic <= limit:
             return _rejected(reason, statistic, limit)
     if not evidence.end_probability >= limits.end_probability:
-        return _rejected(Reason.IMPROBABLE_END, evidence.end_probability, limits.end_probability)
+        return _rejected(
+            Reason.IMPROBABLE_END, evidence.end_probability, limits.end_probability
+        )
     return ACCEPTED
 
 
 def judge_pool(pool: Sequence[Evidence], limits: Limits) -> Judgement:
-    """Judge the groups of one submission together; each was or will be judged by itself as well.
+    """Judge the groups of one submission together; each was or will be judged by itself as
+    well.
 
-    The number of tokens that differ from their seeded draws is held against the Poisson distribution
-    of honest work; the mantissa error, from ``pooled_groups`` groups on, against its honest mean.
+    The number of tokens that differ from their seeded draws is held against the Poisson
+    distribution of honest work; the mantissa error, from ``pooled_groups`` groups on, against
+    its honest mean.
     """
     malformed = sum(bool(evidence.malformed) for evidence in pool)
     if malformed:
@@ -284,7 +311,9 @@ def judge_pool(pool: Sequence[Evidence], limits: Limits) -> Judgement:
 
 
 def poisson_limit(mean: float, false_alarm: float) -> int:
-    """The smallest count that a Poisson variable exceeds with at most this probability (up to 0.5)."""
+    """The smallest count that a Poisson variable exceeds with at most this probability (up to
+    0.5).
+    """
     if mean <= 0:
         return 0
     # Beyond mean + 10 sd + 40 the tail is below 1e-17 whatever the mean.

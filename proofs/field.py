@@ -2,14 +2,15 @@
 
 Theory of operation
 -------------------
-Every element is below 2^16, so a product plus an element fits 32 unsigned bits: all arithmetic is
-uint32, which numpy does with vector instructions where 64-bit remainders are one slow division each.
-Remainders are spelled x - x // P * P for the same reason: numpy has a vectorised division by a
-scalar and no vectorised remainder.
+Every element is below 2^16, so a product plus an element fits 32 unsigned bits: all arithmetic
+is uint32, which numpy does with vector instructions where 64-bit remainders are one slow
+division each. Remainders are spelled x - x // P * P for the same reason: numpy has a vectorised
+division by a scalar and no vectorised remainder.
 
-Arrays come in as (polynomials, points) and are turned round inside, so that each of the n^2 / 2 steps
-of Newton's scheme is a few calls on long contiguous rows, one element per polynomial and point.
-Elements of several hundred polynomials stay in the second-level cache; callers bring about that many.
+Arrays come in as (polynomials, points) and are turned round inside, so that each of the n^2 / 2
+steps of Newton's scheme is a few calls on long contiguous rows, one element per polynomial and
+point. Elements of several hundred polynomials stay in the second-level cache; callers bring
+about that many.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from numpy.typing import NDArray
 Elements: TypeAlias = NDArray[np.uint32]
 """Field elements, each below `PRIME`."""
 
-# The package's prime. Every finite bfloat16 pattern is an element (the largest, -3.4e38, is 65407).
-# 65496 * 65496 + 65496 < 2^32.
+# The package's prime. Every finite bfloat16 pattern is an element (the largest, -3.4e38, is
+# 65407). 65496 * 65496 + 65496 < 2^32.
 PRIME: Final = 65497
 
 
@@ -50,11 +51,16 @@ def _reduce(values: Elements, scratch: Elements, out: Elements) -> None:
 def _divided_differences(points: NDArray[np.intp], values: Elements) -> Elements:
     """Newton's coefficients, in the place of ``values``; both arrays are (n, polynomials)."""
     inverses = _inverses()
-    gaps, numerators, factors = np.empty_like(points), np.empty_like(values), np.empty_like(values)
+    gaps, numerators, factors = (
+        np.empty_like(points),
+        np.empty_like(values),
+        np.empty_like(values),
+    )
     for order in range(1, len(points)):
         rest = len(points) - order
         gap, numerator, factor = gaps[:rest], numerators[:rest], factors[:rest]
-        # A difference below zero wraps to the top of uint32; adding P brings exactly those back.
+        # A difference below zero wraps to the top of uint32; adding P brings exactly those
+        # back.
         np.subtract(values[order:], values[order - 1 : -1], out=numerator)
         np.add(numerator, PRIME, out=factor)
         np.minimum(numerator, factor, out=numerator)
@@ -68,8 +74,9 @@ def _divided_differences(points: NDArray[np.intp], values: Elements) -> Elements
 def interpolate(x: NDArray[np.integer], y: NDArray[np.integer]) -> Elements:
     """Coefficients, constant term first, of the polynomials through the points.
 
-    Both arrays are (polynomials, n). The x of one polynomial must be distinct elements; y is taken
-    modulo `PRIME`. The result, (polynomials, n), does not depend on the order of the points.
+    Both arrays are (polynomials, n). The x of one polynomial must be distinct elements; y is
+    taken modulo `PRIME`. The result, (polynomials, n), does not depend on the order of the
+    points.
     """
     points = np.ascontiguousarray(x.T, dtype=np.intp)
     newton = np.ascontiguousarray(y.T % PRIME, dtype=np.uint32)
@@ -89,7 +96,9 @@ def interpolate(x: NDArray[np.integer], y: NDArray[np.integer]) -> Elements:
 
 
 def evaluate(coefficients: NDArray[np.integer], x: NDArray[np.integer]) -> Elements:
-    """Values of the polynomials (polynomials, n) at the elements (polynomials, k): Horner's rule."""
+    """Values of the polynomials (polynomials, n) at the elements (polynomials, k): Horner's
+    rule.
+    """
     terms = np.ascontiguousarray(coefficients.T, dtype=np.uint32)
     points = np.ascontiguousarray(x.T, dtype=np.uint32)
     result = np.zeros_like(points)

@@ -2,16 +2,17 @@
 
 Theory of operation
 -------------------
-The seed of a completion is a digest of (run, policy, node, step, slot), all of which are fixed before
-the worker sees a token. It gives one uniform u_t per token position. The token is the first one, in
-vocabulary order, whose cumulative probability exceeds u_t: an inverse CDF in float64. A verifier with
-the same weights replays every draw from one prefill. Where its probabilities are a little different
-from the worker's, u_t lies a little outside the interval of the claimed token; how far is the
-`Replay.distance`, which honest numerics keep below 1e-4 in float32 and 0.02 in bfloat16, and which
-resampling, greedy decoding or another model's tokens do not.
+The seed of a completion is a digest of (run, policy, node, step, slot), all of which are fixed
+before the worker sees a token. It gives one uniform u_t per token position. The token is the
+first one, in vocabulary order, whose cumulative probability exceeds u_t: an inverse CDF in
+float64. A verifier with the same weights replays every draw from one prefill. Where its
+probabilities are a little different from the worker's, u_t lies a little outside the interval
+of the claimed token; how far is the `Replay.distance`, which honest numerics keep below 1e-4 in
+float32 and 0.02 in bfloat16, and which resampling, greedy decoding or another model's tokens do
+not.
 
-Temperature is the only knob. Cut-offs such as top-p put a cliff into the distribution on which honest
-numerics disagree. Greedy decoding (temperature 0) uses no uniforms.
+Temperature is the only knob. Cut-offs such as top-p put a cliff into the distribution on which
+honest numerics disagree. Greedy decoding (temperature 0) uses no uniforms.
 
 docs/protocols/sampling.md has the bytes.
 """
@@ -37,12 +38,14 @@ TASK_DOMAIN: Final = b"/shoal/task/1.0.0"
 UNIFORM_DOMAIN: Final = b"/shoal/uniform/1.0.0"
 
 UNIFORMS_PER_DIGEST: Final = 4
-"""64 bits each; of these the upper 53 become the uniform, the most that a float64 below 1 holds."""
+"""64 bits each; of these the upper 53 become the uniform, the most that a float64 below 1
+holds.
+"""
 
 SURPRISE_FLOOR: Final = 4.0
-"""Added to the variance of the summed surprise, in nats squared. A policy that is sure of nearly every
-token has next to no variance, and one unlikely token would condemn an honest worker; with the floor,
-a z of 10 needs a token of probability e^-20."""
+"""Added to the variance of the summed surprise, in nats squared. A policy that is sure of
+nearly every token has next to no variance, and one unlikely token would condemn an honest
+worker; with the floor, a z of 10 needs a token of probability e^-20."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +53,9 @@ class Replay:
     """What a verifier sees when it draws again; one element per claimed token."""
 
     distance: NDArray[np.float64]
-    """From the uniform to the CDF interval of the claimed token, in [0, 1]; 0 for an honest draw from
-    equal logits. Greedy: how much less probable the token is than the most probable one. Infinite for a
-    token outside the vocabulary and for logits that are not numbers."""
+    """From the uniform to the CDF interval of the claimed token, in [0, 1]; 0 for an honest
+    draw from equal logits. Greedy: how much less probable the token is than the most probable
+    one. Infinite for a token outside the vocabulary and for logits that are not numbers."""
     mismatch: NDArray[np.bool_]
     """The draw gives another token."""
     logprob: NDArray[np.float64]
@@ -60,7 +63,9 @@ class Replay:
 
 
 def draw_seed(run: bytes, policy: bytes, node: bytes, step: int, slot: int) -> bytes:
-    """The seed of one completion: the run's and the policy's digest, the peer, numbers without gaps."""
+    """The seed of one completion: the run's and the policy's digest, the peer, numbers without
+    gaps.
+    """
     return _seed(DRAW_DOMAIN, run, policy, node, step, slot)
 
 
@@ -69,7 +74,9 @@ def task_seed(run: bytes, policy: bytes, node: bytes, step: int, group: int) -> 
     return _seed(TASK_DOMAIN, run, policy, node, step, group)
 
 
-def _seed(domain: bytes, run: bytes, policy: bytes, node: bytes, step: int, number: int) -> bytes:
+def _seed(
+    domain: bytes, run: bytes, policy: bytes, node: bytes, step: int, number: int
+) -> bytes:
     if not (0 <= step < 1 << 64 and 0 <= number < 1 << 64):
         raise ValueError(f"step {step} and number {number} must fit 64 bits")
     fields = (domain, run, policy, node, step.to_bytes(8, "big"), number.to_bytes(8, "big"))
@@ -79,8 +86,9 @@ def _seed(domain: bytes, run: bytes, policy: bytes, node: bytes, step: int, numb
 def uniforms(seeds: Sequence[bytes], start: int, count: int) -> NDArray[np.float64]:
     """u_t for t in [start, start + count), each in [0, 1): (seeds, count).
 
-    A function of seed and t alone: asking for all positions up front (0.08 us each) and asking for one
-    per step (0.5 us each) give the same numbers. Raises `ValueError` for a seed of another size.
+    A function of seed and t alone: asking for all positions up front (0.08 us each) and asking
+    for one per step (0.5 us each) give the same numbers. Raises `ValueError` for a seed of
+    another size.
     """
     if any(len(seed) != SEED_BYTES for seed in seeds):
         raise ValueError(f"a seed is {SEED_BYTES} bytes")
@@ -90,8 +98,12 @@ def uniforms(seeds: Sequence[bytes], start: int, count: int) -> NDArray[np.float
     last = -(-(start + count) // UNIFORMS_PER_DIGEST)
     counters = [number.to_bytes(8, "big") for number in range(first, last)]
     prefixes = [UNIFORM_DOMAIN + seed for seed in seeds]
-    digests = b"".join([sha256(prefix + counter).digest() for prefix in prefixes for counter in counters])
-    words = np.frombuffer(digests, dtype=">u8").reshape(len(seeds), UNIFORMS_PER_DIGEST * len(counters))
+    digests = b"".join(
+        [sha256(prefix + counter).digest() for prefix in prefixes for counter in counters]
+    )
+    words = np.frombuffer(digests, dtype=">u8").reshape(
+        len(seeds), UNIFORMS_PER_DIGEST * len(counters)
+    )
     skip = start - UNIFORMS_PER_DIGEST * first
     return np.ldexp((words[:, skip : skip + count] >> 11).astype(np.float64), -53)
 
@@ -99,8 +111,9 @@ def uniforms(seeds: Sequence[bytes], start: int, count: int) -> NDArray[np.float
 def choose(logits: Logits, u: NDArray[np.float64], temperature: float) -> NDArray[np.intp]:
     """The token of each row: (rows, vocabulary) and (rows,) to (rows,).
 
-    Temperature 0 is the most probable token, the first of equals. A logit of minus infinity is a token
-    that cannot be drawn. Raises `ValueError` when a row has no distribution (NaN, plus infinity).
+    Temperature 0 is the most probable token, the first of equals. A logit of minus infinity is
+    a token that cannot be drawn. Raises `ValueError` when a row has no distribution (NaN, plus
+    infinity).
     """
     weights = _weights(logits, temperature)
     if not np.isfinite(weights).all():
@@ -108,8 +121,11 @@ def choose(logits: Logits, u: NDArray[np.float64], temperature: float) -> NDArra
     return _draw(weights, u, temperature)[0]
 
 
-def logprobs(logits: Logits, tokens: NDArray[np.integer], temperature: float) -> NDArray[np.float64]:
-    """Log-probabilities of the tokens (rows,) at the temperature; at 1 if that is 0. Never above 0.
+def logprobs(
+    logits: Logits, tokens: NDArray[np.integer], temperature: float
+) -> NDArray[np.float64]:
+    """Log-probabilities of the tokens (rows,) at the temperature; at 1 if that is 0. Never
+    above 0.
 
     A sampler reports these with its tokens. Tokens must be in the vocabulary.
     """
@@ -118,12 +134,19 @@ def logprobs(logits: Logits, tokens: NDArray[np.integer], temperature: float) ->
     return _take(scaled, tokens) - normaliser
 
 
-def replay(logits: Logits, tokens: Sequence[int], u: NDArray[np.float64], temperature: float) -> Replay:
-    """Draw again and compare with the claimed tokens, of which nothing is assumed. Never raises for them."""
+def replay(
+    logits: Logits, tokens: Sequence[int], u: NDArray[np.float64], temperature: float
+) -> Replay:
+    """Draw again and compare with the claimed tokens, of which nothing is assumed. Never raises
+    for them.
+    """
     count, vocabulary = logits.shape
     known = np.array([0 <= token < vocabulary for token in tokens], dtype=np.bool_)
-    # Numbers of any size are foreign here: what is no index must not reach an array of integers.
-    claimed = np.array([t if ok else 0 for t, ok in zip(tokens, known, strict=True)], dtype=np.intp)
+    # Numbers of any size are foreign here: what is no index must not reach an array of
+    # integers.
+    claimed = np.array(
+        [t if ok else 0 for t, ok in zip(tokens, known, strict=True)], dtype=np.intp
+    )
     if len(claimed) != count or u.shape != (count,):
         raise ValueError(f"{count} rows of logits, {len(claimed)} tokens, uniforms {u.shape}")
     weights = _weights(logits, temperature)
@@ -146,11 +169,12 @@ def replay(logits: Logits, tokens: Sequence[int], u: NDArray[np.float64], temper
 
 
 def surprise(logits: Logits, tokens: NDArray[np.integer], temperature: float) -> float:
-    """z-statistic of the summed surprise of the tokens: their -log p against the entropy of each row.
+    """z-statistic of the summed surprise of the tokens: their -log p against the entropy of
+    each row.
 
-    Near 0 for honest draws, large for tokens that another model wrote, negative for tokens picked for
-    being likely. Greedy decoding has no surprise: 0. The variance carries `SURPRISE_FLOOR`. Tokens must
-    be in the vocabulary.
+    Near 0 for honest draws, large for tokens that another model wrote, negative for tokens
+    picked for being likely. Greedy decoding has no surprise: 0. The variance carries
+    `SURPRISE_FLOOR`. Tokens must be in the vocabulary.
     """
     if temperature == 0:
         return 0.0
@@ -172,7 +196,8 @@ def _scaled(logits: Logits, temperature: float) -> NDArray[np.float64]:
     wide = logits.astype(np.float64)
     if temperature not in (0, 1):
         wide /= temperature
-    with np.errstate(invalid="ignore"):  # infinity minus infinity is the NaN that callers look for
+    # infinity minus infinity is the NaN that callers look for
+    with np.errstate(invalid="ignore"):
         wide -= wide.max(axis=1, keepdims=True)
     return wide
 

@@ -2,20 +2,23 @@
 
 Theory of operation
 -------------------
-The last hidden states of a completion (the input of the output projection, one row per generated
-token) are cut into chunks of 32 rows; the last chunk may be shorter. Of each chunk, flattened, the 128
-values of largest magnitude are taken as bfloat16. The proof is the one polynomial of degree below 128
-over GF(65497) that has the bit pattern of a value at the index of that value; indices are reduced
-modulo the largest m <= 65497 that keeps them apart. A verifier who has the weights computes the same
-hidden states by one prefill, evaluates the polynomial at the indices of *its own* largest values and
-compares exponents and mantissas: nobody needs to be bit-exact, only near.
+The last hidden states of a completion (the input of the output projection, one row per
+generated token) are cut into chunks of 32 rows; the last chunk may be shorter. Of each chunk,
+flattened, the 128 values of largest magnitude are taken as bfloat16. The proof is the one
+polynomial of degree below 128 over GF(65497) that has the bit pattern of a value at the index
+of that value; indices are reduced modulo the largest m <= 65497 that keeps them apart. A
+verifier who has the weights computes the same hidden states by one prefill, evaluates the
+polynomial at the indices of *its own* largest values and compares exponents and mantissas:
+nobody needs to be bit-exact, only near.
 
 It proves that these weights were run over these tokens, and nothing about who drew the tokens:
-`proofs.sampling` does that. docs/protocols/toploc.md has the bytes, the rules and their reasons.
+`proofs.sampling` does that. docs/protocols/toploc.md has the bytes, the rules and their
+reasons.
 
-How it is fast: chunks of all sequences go through each step together. The largest values are found
-without sorting and without rounding the whole chunk: maxima over a comb of columns give a bound that at
-least k values reach, and only what reaches it (a few hundred values) is rounded and ranked.
+How it is fast: chunks of all sequences go through each step together. The largest values are
+found without sorting and without rounding the whole chunk: maxima over a comb of columns give a
+bound that at least k values reach, and only what reaches it (a few hundred values) is rounded
+and ranked.
 """
 
 from __future__ import annotations
@@ -41,25 +44,26 @@ TOP_K: Final = 128
 
 MAX_MODULUS: Final = PRIME
 
-# The package's own search ends here (find_injective_modulus). Of random chunks of width 4096 8 % need
-# one step down, so an honest prover is never within thousands of steps of it; a chunk which needs less
-# is refused by `commit` and its proof by `verify`.
+# The package's own search ends here (find_injective_modulus). Of random chunks of width 4096 8
+# % need one step down, so an honest prover is never within thousands of steps of it; a chunk
+# which needs less is refused by `commit` and its proof by `verify`.
 MIN_MODULUS: Final = 1 << 15
 
-# Where a chunk has hardly more values than the top k takes (a last chunk of one or two short rows), the top k
-# holds values near zero, whose float32 noise is as large as they are: an honest submission of a demo run was
-# refused for such a chunk. The strict comparison leaves out what is 16 times smaller than the largest, which
-# no top k of a full chunk contains.
+# Where a chunk has hardly more values than the top k takes (a last chunk of one or two short
+# rows), the top k holds values near zero, whose float32 noise is as large as they are: an
+# honest submission of a demo run was refused for such a chunk. The strict comparison leaves out
+# what is 16 times smaller than the largest, which no top k of a full chunk contains.
 SIGNIFICANT_EXPONENTS: Final = 4
 
-# The k-th largest value is a border that float32 noise moves. Values that tie with it after rounding to
-# bfloat16 enter or leave the top k together: a value of 2.3203125, half-way between two bfloat16 numbers,
-# differs by 2e-7 between decoding and prefill and is rounded the other way; where 16 completions share a
-# prompt it stands in the chunk many times, up to 15 of them entered or left the top 128 at once, and each
-# counted as a mismatch: honest work was rejected in about one demo of eight. So the strict comparison
-# leaves out own values within this many bfloat16 steps of the k-th. That settles torch's choice among equal
-# values as well. Tried: a higher limit of mismatches, which lets weights one step old through. Of 128
-# values a chunk of a trained model keeps about 120.
+# The k-th largest value is a border that float32 noise moves. Values that tie with it after
+# rounding to bfloat16 enter or leave the top k together: a value of 2.3203125, half-way between
+# two bfloat16 numbers, differs by 2e-7 between decoding and prefill and is rounded the other
+# way; where 16 completions share a prompt it stands in the chunk many times, up to 15 of them
+# entered or left the top 128 at once, and each counted as a mismatch: honest work was rejected
+# in about one demo of eight. So the strict comparison leaves out own values within this many
+# bfloat16 steps of the k-th. That settles torch's choice among equal values as well. Tried: a
+# higher limit of mismatches, which lets weights one step old through. Of 128 values a chunk of
+# a trained model keeps about 120.
 BORDER_STEPS: Final = 1
 
 NO_MATCH: Final = float(2**64)
@@ -75,7 +79,8 @@ _NAN: Final = 0x7FC0
 # One unit in the last place of a bfloat16, on the scale of float32 bit patterns.
 _BFLOAT_STEP: Final = 1 << 16
 
-# Teeth of the comb of maxima. 16 times TOP_K keeps the bound so tight that about 1.2 k values reach it.
+# Teeth of the comb of maxima. 16 times TOP_K keeps the bound so tight that about 1.2 k values
+# reach it.
 _COLUMNS: Final = 2048
 
 # Values ranked at a time: 1 MiB of float32 stays in the second-level cache between passes.
@@ -105,7 +110,9 @@ class ChunkStats:
 
 @dataclass(frozen=True, slots=True)
 class ToplocStats:
-    """The worst chunk of a sequence, statistic by statistic; zeros for a sequence without tokens."""
+    """The worst chunk of a sequence, statistic by statistic; zeros for a sequence without
+    tokens.
+    """
 
     chunks: int
     exponent_mismatches: int
@@ -135,7 +142,8 @@ def bfloat16_patterns(values: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 
 def largest(slab: NDArray[np.float32], k: int) -> tuple[NDArray[np.intp], NDArray[np.uint16]]:
-    """Indices and bfloat16 patterns, each (rows, k), of the k values of largest magnitude in each row.
+    """Indices and bfloat16 patterns, each (rows, k), of the k values of largest magnitude in
+    each row.
 
     Magnitudes are compared after rounding; of equal ones the lower index wins. Largest first.
     """
@@ -144,8 +152,8 @@ def largest(slab: NDArray[np.float32], k: int) -> tuple[NDArray[np.intp], NDArra
     count, width = slab.shape
     columns = min(width, _COLUMNS)
     comb = magnitude[:, : width - width % columns].reshape(count, -1, columns).max(axis=1)
-    # k columns reach this bound, so k values do. Rounding moves a value by less than one step, so
-    # whatever ties with the bound after rounding is at most one step below it.
+    # k columns reach this bound, so k values do. Rounding moves a value by less than one step,
+    # so whatever ties with the bound after rounding is at most one step below it.
     bound = np.partition(comb, columns - k, axis=1)[:, columns - k]
     floor = np.maximum(bound, _BFLOAT_STEP) - np.uint32(_BFLOAT_STEP)
     row, index = np.nonzero(magnitude >= floor[:, None])
@@ -168,12 +176,16 @@ def injective_moduli(indices: NDArray[np.integer]) -> NDArray[np.intp]:
         pending = pending[(residues[:, 1:] == residues[:, :-1]).any(axis=1)]
         moduli[pending] -= 1
         if (moduli[pending] < MIN_MODULUS).any():
-            raise ValueError(f"no modulus from {MIN_MODULUS} up keeps the indices of a chunk apart")
+            raise ValueError(
+                f"no modulus from {MIN_MODULUS} up keeps the indices of a chunk apart"
+            )
     return moduli
 
 
 def encode(indices: NDArray[np.integer], patterns: NDArray[np.integer]) -> list[bytes]:
-    """One proof for each row of points; both arrays are (chunks, k), indices distinct in a row."""
+    """One proof for each row of points; both arrays are (chunks, k), indices distinct in a
+    row.
+    """
     moduli = injective_moduli(indices)
     words = np.empty((len(indices), 1 + indices.shape[1]), dtype=">u2")
     words[:, 0] = moduli
@@ -182,12 +194,15 @@ def encode(indices: NDArray[np.integer], patterns: NDArray[np.integer]) -> list[
 
 
 def proof_size(tokens: int, width: int) -> int:
-    """Bytes of the proof for so many rows of hidden states: 258 per started chunk, fewer if it is tiny."""
+    """Bytes of the proof for so many rows of hidden states: 258 per started chunk, fewer if it
+    is tiny.
+    """
     return sum(_proof_bytes(size) for size in _sizes(tokens, width))
 
 
 def commit(activations: Sequence[Rows]) -> list[bytes]:
-    """The proof of each sequence: its chunks' proofs, one after the other; empty without tokens.
+    """The proof of each sequence: its chunks' proofs, one after the other; empty without
+    tokens.
 
     Every array is (tokens, width), float32. Raises `ValueError` for other shapes.
     """
@@ -195,19 +210,24 @@ def commit(activations: Sequence[Rows]) -> list[bytes]:
     flat = list(chain.from_iterable(sequences))
     encoded = [b""] * len(flat)
     for points in _points(flat):
-        for place, proof in zip(points.places, encode(points.indices, points.patterns), strict=True):
+        for place, proof in zip(
+            points.places, encode(points.indices, points.patterns), strict=True
+        ):
             encoded[place] = proof
     proofs = iter(encoded)
     return [b"".join(islice(proofs, len(chunks))) for chunks in sequences]
 
 
-def verify(proofs: Sequence[bytes], activations: Sequence[Rows]) -> list[ToplocStats | Malformed]:
+def verify(
+    proofs: Sequence[bytes], activations: Sequence[Rows]
+) -> list[ToplocStats | Malformed]:
     """Compare foreign proofs with our own activations, sequence by sequence.
 
-    Whatever the bytes are, the answer is a value: `Malformed` unless they are exactly the proofs of
-    that many rows. Signs count as exponents here (the package ignores them, and accepts negated
-    activations), and a value of ours that is not finite agrees with nothing. Raises `ValueError` only
-    for our own mistakes: unequal numbers of proofs and sequences, arrays that are not (tokens, width).
+    Whatever the bytes are, the answer is a value: `Malformed` unless they are exactly the
+    proofs of that many rows. Signs count as exponents here (the package ignores them, and
+    accepts negated activations), and a value of ours that is not finite agrees with nothing.
+    Raises `ValueError` only for our own mistakes: unequal numbers of proofs and sequences,
+    arrays that are not (tokens, width).
     """
     sequences = [_chunks(rows) for rows in activations]
     claims = [
@@ -218,15 +238,17 @@ def verify(proofs: Sequence[bytes], activations: Sequence[Rows]) -> list[ToplocS
     words = [chunk for claim in claims if not isinstance(claim, Malformed) for chunk in claim]
     stats = iter(_measure([chunk for i in sound for chunk in sequences[i]], words, strict=True))
     return [
-        claim if isinstance(claim, Malformed) else _worst(list(islice(stats, len(claim)))) for claim in claims
+        claim if isinstance(claim, Malformed) else _worst(list(islice(stats, len(claim))))
+        for claim in claims
     ]
 
 
 def package_statistics(proof: bytes, rows: Rows) -> list[ChunkStats]:
-    """The numbers that the package itself would report, chunk by chunk: signs are not looked at.
+    """The numbers that the package itself would report, chunk by chunk: signs are not looked
+    at.
 
-    For comparison with published thresholds; judge by `verify`. Raises `ValueError` if the bytes are
-    not the proof of that many rows.
+    For comparison with published thresholds; judge by `verify`. Raises `ValueError` if the
+    bytes are not the proof of that many rows.
     """
     chunks = _chunks(rows)
     claim = _parse_untrusted(proof, [chunk.size for chunk in chunks])
@@ -248,7 +270,9 @@ def _chunks(rows: Rows) -> list[NDArray[np.float32]]:
     if rows.ndim != 2 or rows.shape[1] == 0:
         raise ValueError(f"activations are (tokens, width), not {rows.shape}")
     rows = np.ascontiguousarray(rows, dtype=np.float32)
-    return [rows[i : i + ROWS_PER_CHUNK].reshape(-1) for i in range(0, len(rows), ROWS_PER_CHUNK)]
+    return [
+        rows[i : i + ROWS_PER_CHUNK].reshape(-1) for i in range(0, len(rows), ROWS_PER_CHUNK)
+    ]
 
 
 def _points(chunks: Sequence[NDArray[np.float32]]) -> Iterator[_Points]:
@@ -293,8 +317,8 @@ def _measure(
 ) -> list[ChunkStats]:
     """Statistics of each chunk.
 
-    ``strict``: signs count, what is not finite never agrees, and values whose place among the largest is
-    noise are left out (`SIGNIFICANT_EXPONENTS`, `BORDER_STEPS`).
+    ``strict``: signs count, what is not finite never agrees, and values whose place among the
+    largest is noise are left out (`SIGNIFICANT_EXPONENTS`, `BORDER_STEPS`).
     """
     results: list[ChunkStats | None] = [None] * len(chunks)
     for points in _points(chunks):
@@ -310,13 +334,15 @@ def _measure(
 def _compare(
     claimed: NDArray[np.uint16], own: NDArray[np.uint16], *, strict: bool, is_cut: bool
 ) -> Iterator[ChunkStats]:
-    """``own`` is ordered, largest first; ``is_cut`` says that the chunk has more values than these."""
+    """``own`` is ordered, largest first; ``is_cut`` says that the chunk has more values than
+    these.
+    """
     differs = (claimed ^ own) & (_SIGN_AND_EXPONENT if strict else _EXPONENT) != 0
     counted = np.ones_like(differs)
     errors = np.abs((claimed & _MANTISSA).astype(np.int16) - (own & _MANTISSA).astype(np.int16))
     if strict:
-        # One step apart across a power of two (1.992 and 2.0) is rounding, as one step within it is: counted
-        # as a mismatch it was all that 4 of 200,000 honest groups had.
+        # One step apart across a power of two (1.992 and 2.0) is rounding, as one step within
+        # it is: counted as a mismatch it was all that 4 of 200,000 honest groups had.
         steps = np.abs(claimed.astype(np.int32) - own.astype(np.int32))
         errors = np.where(differs & (steps == 1), 1, errors).astype(np.int16)
         differs &= steps != 1
@@ -328,7 +354,8 @@ def _compare(
         if is_cut:
             magnitudes = (own & 0x7FFF).astype(np.int32)
             inside = magnitudes > magnitudes[:, -1:] + BORDER_STEPS
-            # Where all values are (nearly) equal, zeros for example, none is inside: then all are compared.
+            # Where all values are (nearly) equal, zeros for example, none is inside: then all
+            # are compared.
             counted &= inside | ~inside.any(axis=1, keepdims=True)
         counted |= infinite.any(axis=1, keepdims=True)
     agrees = counted & ~differs

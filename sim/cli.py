@@ -78,8 +78,8 @@ memory."""
 def main(arguments: Sequence[str] | None = None) -> int:
     """Play scenarios in the simulator: run, sweep, replay, compare.
 
-    Returns 0, 1 when an expectation or the simulation fails, 2 when the command makes no sense, 3
-    when this machine has no level 3, 130 after Ctrl-C.
+    Returns 0, 1 when an expectation or the simulation fails, 2 when the command makes no sense,
+    3 when this machine has no level 3, 130 after Ctrl-C.
     """
     return interruptible(partial(_main, sys.argv[1:] if arguments is None else list(arguments)))
 
@@ -95,7 +95,8 @@ def _main(arguments: list[str]) -> int:
     options.line = shlex.join(["shoal", "sim", *arguments])
     logging.basicConfig(level=logging.ERROR)
     if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())  # where `python -m sim` finds workloads, the command `shoal` does, too
+        # where `python -m sim` finds workloads, the command `shoal` does, too
+        sys.path.append(os.getcwd())
     try:
         return COMMANDS[options.command](options, Console(stderr=_check_targets(options)))
     except ConfigError as error:
@@ -118,7 +119,9 @@ def _check_targets(options: argparse.Namespace) -> bool:
         check_target(option, path)
     piped = [option for option, path in targets.items() if path == STANDARD_OUTPUT]
     if len(piped) > 1:
-        raise ConfigError(f"{' and '.join(piped)} cannot both be -: standard output takes one of them")
+        raise ConfigError(
+            f"{' and '.join(piped)} cannot both be -: standard output takes one of them"
+        )
     return bool(piped)
 
 
@@ -138,24 +141,40 @@ def _explain(error: Exception, complaints: Console) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The commands and their options, as ``shoal sim --help`` shows them."""
-    root = argparse.ArgumentParser(prog="shoal sim", description="The production code on virtual time.")
+    root = argparse.ArgumentParser(
+        prog="shoal sim", description="The production code on virtual time."
+    )
     commands = root.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="show the scenarios")
 
     run = _scenario_parser(commands, "run", "run one scenario")
-    run.add_argument("--report", type=Path, metavar="FILE", help="write one self-contained HTML page there")
-    run.add_argument("--baseline", type=Path, metavar="FILE", help="an earlier --json: print what changed")
-    run.add_argument("--save-plan", type=Path, metavar="FILE", help="write the faults there, for replay")
+    run.add_argument(
+        "--report", type=Path, metavar="FILE", help="write one self-contained HTML page there"
+    )
+    run.add_argument(
+        "--baseline", type=Path, metavar="FILE", help="an earlier --json: print what changed"
+    )
+    run.add_argument(
+        "--save-plan", type=Path, metavar="FILE", help="write the faults there, for replay"
+    )
 
-    many = _scenario_parser(commands, "sweep", "run many seeds and settings on all cores", seed=False)
+    many = _scenario_parser(
+        commands, "sweep", "run many seeds and settings on all cores", seed=False
+    )
     many.add_argument("--seeds", default="1-20", help="such as 1-200 or 3,5,8 (default 1-20)")
-    many.add_argument("--jobs", type=whole_number(1, 4096), help="processes at a time (default: all cores)")
-    many.add_argument("--executor", metavar="MODULE:NAME", help="makes a concurrent.futures executor")
+    many.add_argument(
+        "--jobs", type=whole_number(1, 4096), help="processes at a time (default: all cores)"
+    )
+    many.add_argument(
+        "--executor", metavar="MODULE:NAME", help="makes a concurrent.futures executor"
+    )
     many.add_argument("--report", type=Path, metavar="FILE", help="write an HTML page there")
 
     differ = _scenario_parser(commands, "diff", "name the first event in which two runs differ")
     differ.add_argument("--seed2", type=int, help="seed of the second run (default: the same)")
-    differ.add_argument("--python", default=sys.executable, help="interpreter of the second run")
+    differ.add_argument(
+        "--python", default=sys.executable, help="interpreter of the second run"
+    )
 
     again = commands.add_parser("replay", help="run a saved plan of faults again")
     again.add_argument("file", type=Path)
@@ -163,7 +182,9 @@ def parser() -> argparse.ArgumentParser:
         "--json", type=Path, metavar="FILE", help="write the result there; - is standard output"
     )
 
-    smaller = commands.add_parser("shrink", help="leave out of a failing plan what does not matter")
+    smaller = commands.add_parser(
+        "shrink", help="leave out of a failing plan what does not matter"
+    )
     smaller.add_argument("file", type=Path)
     smaller.add_argument("--out", type=Path, required=True, metavar="FILE")
 
@@ -172,21 +193,33 @@ def parser() -> argparse.ArgumentParser:
     return root
 
 
-def _scenario_parser(commands: Any, name: str, text: str, *, seed: bool = True) -> argparse.ArgumentParser:
+def _scenario_parser(
+    commands: Any, name: str, text: str, *, seed: bool = True
+) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = commands.add_parser(name, help=text)
     command.add_argument("scenario", help="a name from `list`, or a TOML file")
     command.add_argument("--nodes", type=int, help="instead of the scenario's own number")
-    command.add_argument("--duration", type=float, help="virtual seconds, instead of the scenario's own")
-    command.add_argument("--level", type=int, choices=(0, 1, 2, 3), help="rung of the ladder of fidelity")
+    command.add_argument(
+        "--duration", type=float, help="virtual seconds, instead of the scenario's own"
+    )
+    command.add_argument(
+        "--level", type=int, choices=(0, 1, 2, 3), help="rung of the ladder of fidelity"
+    )
     command.add_argument(
         "--json", type=Path, metavar="FILE", help="write the result there; - is standard output"
     )
     metavar, text = ("KEY=VALUE", "a value") if seed else ("KEY=A,B", "values to try")
     command.add_argument(
-        "--set", action="append", default=[], metavar=metavar, help=f"{text} of [parameters], repeatable"
+        "--set",
+        action="append",
+        default=[],
+        metavar=metavar,
+        help=f"{text} of [parameters], repeatable",
     )
     if seed:
-        command.add_argument("--seed", type=int, default=1, help="same seed, same trace (default 1)")
+        command.add_argument(
+            "--seed", type=int, default=1, help="same seed, same trace (default 1)"
+        )
     return command
 
 
@@ -240,7 +273,13 @@ def run(options: argparse.Namespace, console: Console) -> int:
     _write_result(options, result)
     write_text("--report", options.report, report(result, scenario.caption, options.line))
     if options.save_plan is not None:
-        _save(options.save_plan, scenario, result.seed, plan_from_table(result.faults), _broken(result))
+        _save(
+            options.save_plan,
+            scenario,
+            result.seed,
+            plan_from_table(result.faults),
+            _broken(result),
+        )
     show(result, console)
     if baseline is not None:
         show_changes(baseline, result, console)
@@ -256,7 +295,9 @@ def _baseline(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"--baseline {path} cannot be read: {error.strerror}") from None
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"--baseline {path} is no result of `sim run --json`: {error}") from None
+        raise ConfigError(
+            f"--baseline {path} is no result of `sim run --json`: {error}"
+        ) from None
     baseline: dict[str, Any] = found
     return baseline
 
@@ -308,10 +349,14 @@ def show_changes(before: dict[str, Any], result: Result, console: Console) -> No
         was, now = old.get(name), result.metrics.get(name)
         if was != now:
             known = isinstance(was, int | float) and isinstance(now, int | float) and was
-            table.add_row(name, str(was), str(now), f"{100 * (now / was - 1):+.1f} %" if known else "")
+            table.add_row(
+                name, str(was), str(now), f"{100 * (now / was - 1):+.1f} %" if known else ""
+            )
     console.print(table if table.row_count else "no metric has changed", highlight=False)
     if before["level"] != result.level:
-        console.print(f"before is level {before['level']}, now is level {result.level}", highlight=False)
+        console.print(
+            f"before is level {before['level']}, now is level {result.level}", highlight=False
+        )
         return
     same = before["trace_hash"] == result.trace_hash
     console.print(f"the trace is {'the same' if same else 'another one'}", highlight=False)
@@ -335,7 +380,9 @@ def run_sweep(options: argparse.Namespace, console: Console) -> int:
         with console.status(f"0 of {total} runs") as status:
             for one in sweep(scenario, seeds, settings, executor):
                 runs.append(one)
-                status.update(f"{len(runs)} of {total} runs, {sum(not run.ok for run in runs)} failed")
+                status.update(
+                    f"{len(runs)} of {total} runs, {sum(not run.ok for run in runs)} failed"
+                )
     except KeyboardInterrupt:
         ignore_interrupts()
         interrupted = True
@@ -354,7 +401,10 @@ def _tell_sweep(
     for entry in summary["failed"]:
         said = escape(f"seed {entry['seed']} {entry['changes'] or ''}: {entry['why']}")
         console.print(f"[red]{said}[/red]", highlight=False)
-    for title, counts in (("claim held", summary["witnessed"]), ("site misbehaved", summary["fired"])):
+    for title, counts in (
+        ("claim held", summary["witnessed"]),
+        ("site misbehaved", summary["fired"]),
+    ):
         if counts:
             console.print(_counts(title, counts))
     console.print(
@@ -419,7 +469,11 @@ def diff(options: argparse.Namespace, console: Console) -> int:
     found = None if difference is None else {"number": difference.number, "one": difference.one}
     if found is not None and difference is not None:
         found["other"] = difference.other
-    write_text("--json", options.json, json.dumps({"same": difference is None, "first": found}, indent=2))
+    write_text(
+        "--json",
+        options.json,
+        json.dumps({"same": difference is None, "first": found}, indent=2),
+    )
     if difference is None:
         console.print("both runs have the same trace", highlight=False)
         return 0
@@ -465,7 +519,9 @@ def run_shrink(options: argparse.Namespace, console: Console) -> int:
 
     def fails(attempt: Sequence[Fault]) -> bool:
         failed = not _holds(replace(scenario, faults=tuple(attempt)), seed)
-        console.print(f"{len(attempt)} faults: {'still fails' if failed else 'holds'}", highlight=False)
+        console.print(
+            f"{len(attempt)} faults: {'still fails' if failed else 'holds'}", highlight=False
+        )
         return failed
 
     if not fails(plan):
@@ -498,7 +554,10 @@ def trace(options: argparse.Namespace, console: Console) -> int:
     else:
         with options.out.open("w", encoding="utf-8") as out:
             count = write_perfetto(kept, out)
-    console.print(f"{count:,} events in {options.out}; open it at https://ui.perfetto.dev", highlight=False)
+    console.print(
+        f"{count:,} events in {options.out}; open it at https://ui.perfetto.dev",
+        highlight=False,
+    )
     return 0
 
 
@@ -519,12 +578,16 @@ def _progress(console: Console, scenario: Scenario) -> Iterator[Report | None]:
         TextColumn(f"{{task.completed:,.0f}} of {{task.total:,.0f}} {unit}"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
+    with Progress(
+        *columns, console=Console(stderr=True), transient=True, auto_refresh=False
+    ) as bar:
         task = bar.add_task(scenario.name, total=scenario.duration)
 
         def report(seconds: float, doing: str) -> None:
             done = min(seconds, scenario.duration)
-            bar.update(task, completed=done, description=f"{scenario.name}, {doing}", refresh=True)
+            bar.update(
+                task, completed=done, description=f"{scenario.name}, {doing}", refresh=True
+            )
 
         yield report
 

@@ -1,4 +1,6 @@
-"""What all tests share: one Hypothesis profile, and how the tests are dealt to several workers."""
+"""What all tests share: one Hypothesis profile, and how the tests are dealt to several
+workers.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ try:
 except ImportError:  # `pytest` alone needs no workers
     LoadScopeScheduling = object
 
-# The same examples on every run: a failure in CI is a failure at home. Deadlines would measure the machine.
+# The same examples on every run: a failure in CI is a failure at home. Deadlines would measure
+# the machine.
 settings.register_profile(
     "shoal",
     derandomize=True,
@@ -33,21 +36,22 @@ LIVE: Final = (
     "tests/simulation/test_nodes.py",
     "tests/unit/test_engine_worker.py",
 )
-"""Tests of real processes, which look at memory, descriptors and answers in real time: one worker has
-them all, so that a swarm of ten processes never has another one beside it."""
+"""Tests of real processes, which look at memory, descriptors and answers in real time: one
+worker has them all, so that a swarm of ten processes never has another one beside it."""
 
 
 class ByFile(LoadScopeScheduling):
     """Deals whole files to the workers, in the order in which they were collected.
 
-    A file is the unit because its tests share what is costly to make (a module's fixtures, a scenario that
-    was run once), and because the order inside it stays what it is without workers. The order of collection
-    suits: `LIVE` begins early, and it is the longest unit; the files at the end, tests/unit, take seconds
-    each, so that the workers end together.
+    A file is the unit because its tests share what is costly to make (a module's fixtures, a
+    scenario that was run once), and because the order inside it stays what it is without
+    workers. The order of collection suits: `LIVE` begins early, and it is the longest unit; the
+    files at the end, tests/unit, take seconds each, so that the workers end together.
     """
 
     def __init__(self, config: pytest.Config, log: Any) -> None:
-        config.option.loadscopereorder = False  # by the number of tests, which says nothing of their cost
+        # by the number of tests, which says nothing of their cost
+        config.option.loadscopereorder = False
         super().__init__(config, log)
 
     def _split_scope(self, nodeid: str) -> str:

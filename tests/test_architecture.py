@@ -20,10 +20,12 @@ PACKAGES = ("p2p", "roles", "proofs", "sim")
 SOURCES = sorted(path for name in PACKAGES for path in (ROOT / name).rglob("*.py"))
 BEHIND_SEAMS = [path for path in SOURCES if path.relative_to(ROOT).parts[0] in {"p2p", "roles"}]
 
-# Clocks, randomness, sockets, threads, files and processes are reached through World, Network and Host.
+# Clocks, randomness, sockets, threads, files and processes are reached through World, Network
+# and Host.
 FORBIDDEN_MODULES = {
-    "asyncio", "concurrent", "fcntl", "multiprocessing", "os", "pathlib", "secrets", "select", "selectors",
-    "shutil", "signal", "socket", "sqlite3", "ssl", "subprocess", "tempfile", "threading", "time",
+    "asyncio", "concurrent", "fcntl", "multiprocessing", "os", "pathlib", "secrets", "select",
+    "selectors", "shutil", "signal", "socket", "sqlite3", "ssl", "subprocess", "tempfile",
+    "threading", "time",
 }  # fmt: skip
 FORBIDDEN_TRIO = re.compile(
     r"sleep|sleep_until|current_time|to_thread|from_thread|Path|open_file|wrap_file|run_process|socket|"
@@ -52,12 +54,15 @@ EXEMPT = {
     "roles/run/__main__.py": "a command line: paths in, text out",
 }
 
-# Handlers that may swallow anything. Each stands at a border where one side must outlive the other.
+# Handlers that may swallow anything. Each stands at a border where one side must outlive the
+# other.
 BROAD_EXCEPTS = {
-    "roles/envs/contained.py": 1,  # an environment is foreign code, called for every stranger's completions
+    # an environment is foreign code, called for every stranger's completions
+    "roles/envs/contained.py": 1,
     "p2p/swarm.py": 1,  # a bug that one peer can trigger must not take every peer down
     "p2p/node/rundoc.py": 1,  # a stranger's bytes in another package's reader
-    "sim/kernel/queue.py": 1,  # past this frame trio would take a failed callback for its own bug
+    # past this frame trio would take a failed callback for its own bug
+    "sim/kernel/queue.py": 1,
 }
 
 SLEEP_IN_LOOP = {
@@ -74,11 +79,15 @@ def tree_of(path: Path) -> ast.Module:
 
 
 def is_exempt(name: str) -> bool:
-    return any(name == entry or (entry.endswith("/") and name.startswith(entry)) for entry in EXEMPT)
+    return any(
+        name == entry or (entry.endswith("/") and name.startswith(entry)) for entry in EXEMPT
+    )
 
 
 def runtime_nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but those under ``if TYPE_CHECKING``, and ``__hash__``, where ``hash()`` is at home."""
+    """All nodes but those under ``if TYPE_CHECKING``, and ``__hash__``, where ``hash()`` is at
+    home.
+    """
     for child in ast.iter_child_nodes(tree):
         if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
             continue
@@ -91,7 +100,9 @@ def runtime_nodes(tree: ast.AST) -> Iterator[ast.AST]:
 def sins_of(node: ast.AST) -> Iterator[str]:
     match node:
         case ast.Import(names=names):
-            yield from (f"imports {n.name}" for n in names if n.name.split(".")[0] in FORBIDDEN_MODULES)
+            yield from (
+                f"imports {n.name}" for n in names if n.name.split(".")[0] in FORBIDDEN_MODULES
+            )
             yield from (f"imports {n.name}" for n in names if n.name == "random")
         case ast.ImportFrom(module=str(module), names=names):
             if module.split(".")[0] in FORBIDDEN_MODULES:
@@ -99,14 +110,20 @@ def sins_of(node: ast.AST) -> Iterator[str]:
             if module == "random":
                 yield from (f"imports random.{n.name}" for n in names if n.name != "Random")
             if module == "trio":
-                yield from (f"imports trio.{n.name}" for n in names if FORBIDDEN_TRIO.fullmatch(n.name))
+                yield from (
+                    f"imports trio.{n.name}" for n in names if FORBIDDEN_TRIO.fullmatch(n.name)
+                )
         case ast.Call(func=ast.Name(id="Random"), args=[], keywords=[]):
             yield "calls Random() without a seed"
         case ast.Call(func=ast.Name(id=name)) if name in FORBIDDEN_CALLS:
             yield f"calls {name}()"
-        case ast.Attribute(value=ast.Name(id="trio"), attr=attr) if FORBIDDEN_TRIO.fullmatch(attr):
+        case ast.Attribute(value=ast.Name(id="trio"), attr=attr) if FORBIDDEN_TRIO.fullmatch(
+            attr
+        ):
             yield f"uses trio.{attr}"
-        case ast.Attribute(value=ast.Attribute(value=ast.Name(id="trio"), attr="lowlevel"), attr=attr):
+        case ast.Attribute(
+            value=ast.Attribute(value=ast.Name(id="trio"), attr="lowlevel"), attr=attr
+        ):
             if FORBIDDEN_TRIO.fullmatch(attr):
                 yield f"uses trio.lowlevel.{attr}"
 
@@ -140,9 +157,9 @@ async def f():
 """
     sins = [sin for node in runtime_nodes(ast.parse(bad)) for sin in sins_of(node)]
     assert sins == [
-        "imports time", "imports random", "imports os", "imports random.choice", "imports trio.sleep",
-        "calls Random() without a seed", "calls open()", "uses trio.sleep", "uses trio.to_thread",
-        "uses trio.lowlevel.open_process",
+        "imports time", "imports random", "imports os", "imports random.choice",
+        "imports trio.sleep", "calls Random() without a seed", "calls open()",
+        "uses trio.sleep", "uses trio.to_thread", "uses trio.lowlevel.open_process",
     ]  # fmt: skip
 
 
@@ -152,7 +169,9 @@ def test_every_exemption_is_needed() -> None:
         if not path.exists():
             continue
         files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
-        assert any(list(sins_of(node)) for file in files for node in runtime_nodes(tree_of(file))), entry
+        assert any(
+            list(sins_of(node)) for file in files for node in runtime_nodes(tree_of(file))
+        ), entry
 
 
 def broad_handlers(tree: ast.AST) -> int:
@@ -167,8 +186,12 @@ def broad_handlers(tree: ast.AST) -> int:
 
 
 def test_exactly_these_handlers_catch_everything() -> None:
-    found = {relative(path): count for path in SOURCES if (count := broad_handlers(tree_of(path)))}
-    assert found == {name: count for name, count in BROAD_EXCEPTS.items() if (ROOT / name).exists()}
+    found = {
+        relative(path): count for path in SOURCES if (count := broad_handlers(tree_of(path)))
+    }
+    assert found == {
+        name: count for name, count in BROAD_EXCEPTS.items() if (ROOT / name).exists()
+    }
 
 
 @pytest.mark.parametrize("path", BEHIND_SEAMS, ids=relative)
@@ -178,13 +201,20 @@ def test_nobody_polls(path: Path) -> None:
         f"{relative(path)}:{call.lineno}"
         for loop in loops
         for call in ast.walk(loop)
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "sleep"
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr == "sleep"
     ]
     assert bool(sleeps) == (relative(path) in SLEEP_IN_LOOP), sleeps
 
 
-# What lies in a folder `core/` is pure by contract. Services without one are still told apart by file name.
-CORES = [path for path in SOURCES if path.parent.name == "core" and path.relative_to(ROOT).parts[0] == "p2p"]
+# What lies in a folder `core/` is pure by contract. Services without one are still told apart
+# by file name.
+CORES = [
+    path
+    for path in SOURCES
+    if path.parent.name == "core" and path.relative_to(ROOT).parts[0] == "p2p"
+]
 IMPURE = FORBIDDEN_MODULES | {"logging", "trio"}
 DRIVERS = {"service.py", "asker.py", "publisher.py", "store.py"}
 
@@ -195,7 +225,11 @@ def test_what_lies_in_a_core_folder_is_pure(path: Path) -> None:
     tree = tree_of(path)
     assert not [module for module in sorted(IMPURE) if imports(path, module)]
     assert not [sin for node in runtime_nodes(tree) for sin in sins_of(node)]
-    assert not [node.lineno for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef | ast.Await)]
+    assert not [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.AsyncFunctionDef | ast.Await)
+    ]
 
 
 def test_only_drivers_of_services_know_trio() -> None:
@@ -203,14 +237,19 @@ def test_only_drivers_of_services_know_trio() -> None:
     know = {
         path.name
         for path in SOURCES
-        if path.parent.name in services and path.parent.parent.name == "p2p" and imports(path, "trio")
+        if path.parent.name in services
+        and path.parent.parent.name == "p2p"
+        and imports(path, "trio")
     }
     assert know <= DRIVERS
 
 
 def imports(path: Path, module: str) -> bool:
     return any(
-        (isinstance(node, ast.Import) and any(name.name.split(".")[0] == module for name in node.names))
+        (
+            isinstance(node, ast.Import)
+            and any(name.name.split(".")[0] == module for name in node.names)
+        )
         or (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == module)
         for node in runtime_nodes(tree_of(path))
     )
@@ -218,18 +257,30 @@ def imports(path: Path, module: str) -> bool:
 
 def is_set(node: ast.AST) -> bool:
     is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-    return isinstance(node, ast.Set | ast.SetComp) or (is_call and node.func.id in {"set", "frozenset"})  # type: ignore[attr-defined]
+    return isinstance(node, ast.Set | ast.SetComp) or (
+        is_call and node.func.id in {"set", "frozenset"}
+    )  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=relative)
 def test_nobody_iterates_over_a_set(path: Path) -> None:
-    """Sets of text and bytes come in another order in every process; simulations must not notice."""
-    loops = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.For | ast.comprehension)]
-    assert not [f"{relative(path)}:{ast.unparse(loop.iter)}" for loop in loops if is_set(loop.iter)]
+    """Sets of text and bytes come in another order in every process; simulations must not
+    notice.
+    """
+    loops = [
+        node
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.For | ast.comprehension)
+    ]
+    assert not [
+        f"{relative(path)}:{ast.unparse(loop.iter)}" for loop in loops if is_set(loop.iter)
+    ]
 
 
 def test_functions_stay_small() -> None:
-    """At most 40 lines a function. Modules have no such limit: it only got files filled up to it."""
+    """At most 40 lines a function. Modules have no such limit: it only got files filled up to
+    it.
+    """
     long_functions = [
         f"{relative(path)}:{node.name}"
         for path in SOURCES
@@ -263,7 +314,9 @@ def test_the_wheel_holds_four_packages() -> None:
 
 def test_every_entry_point_leads_somewhere() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    targets = [target for group in project["entry-points"].values() for target in group.values()]
+    targets = [
+        target for group in project["entry-points"].values() for target in group.values()
+    ]
     for target in [*targets, *project["scripts"].values()]:
         module, _, name = target.partition(":")
         assert hasattr(importlib.import_module(module), name), target
@@ -278,32 +331,44 @@ def test_the_threat_model_names_tests_that_exist() -> None:
 
 def python(code: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     return done.stdout
 
 
 def test_importing_p2p_is_light() -> None:
     heavy = python(
-        "import sys, p2p; print(sorted({'torch', 'numpy', 'asyncio', 'kademlia', 'rich'} & set(sys.modules)))"
+        "import sys, p2p; print(sorted({'torch', 'numpy', 'asyncio', 'kademlia', 'rich'} &"
+        " set(sys.modules)))"
     )
     assert heavy.strip() == "[]"
 
 
 def cpu_seconds(module: str) -> float:
-    code = f"import time; before = time.process_time(); import {module}; print(time.process_time() - before)"
+    code = (
+        f"import time; before = time.process_time(); import {module}; print(time.process_time()"
+        " - before)"
+    )
     return float(python(code))
 
 
 def test_importing_p2p_costs_at_most_two_and_a_half_times_trio() -> None:
-    """CPU time, interleaved, so that a busy machine hits both alike; the median of nine ratios."""
+    """CPU time, interleaved, so that a busy machine hits both alike; the median of nine
+    ratios.
+    """
     python("import p2p")  # byte code is written once
     ratios = [cpu_seconds("p2p") / cpu_seconds("trio") for _ in range(9)]
     assert statistics.median(ratios) <= 2.5
 
 
 def imports_of(path: Path, modules: set[str]) -> set[str]:
-    """The modules of the project that a file imports, under ``if TYPE_CHECKING`` too, in functions not.
+    """The modules of the project that a file imports, under ``if TYPE_CHECKING`` too, in
+    functions not.
 
     What a function imports is imported late on purpose: torch, and what comes with kademlia.
     """

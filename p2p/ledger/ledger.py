@@ -48,15 +48,18 @@ SYNCED: Final = "synced"
 (`p2p.ledger.core.synced`).
 """
 REMEDY: Final = (
-    "restore the ledger as it was when the node ran last, or give the node a new key and an empty ledger: "
-    "with part of its log missing it would sign numbers twice, which proves that it lies"
+    "restore the ledger as it was when the node ran last, or give the node a new key and an"
+    " empty ledger: with part of its log missing it would sign numbers twice, which proves that"
+    " it lies"
 )
 
 
 class Ledger:
     """The log of this node. One per folder; open it with `open_ledger`."""
 
-    def __init__(self, world: World, folder: str, *, segment_bytes: int = SEGMENT_BYTES) -> None:
+    def __init__(
+        self, world: World, folder: str, *, segment_bytes: int = SEGMENT_BYTES
+    ) -> None:
         self._world = world
         self._folder = folder
         self._segment_bytes = segment_bytes
@@ -132,7 +135,9 @@ class Ledger:
         has rotted.
         """
         if not 0 <= seqno < len(self._places):
-            raise IndexError(f"the ledger has entries 0 to {len(self._places) - 1}, not {seqno}")
+            raise IndexError(
+                f"the ledger has entries 0 to {len(self._places) - 1}, not {seqno}"
+            )
         segment, place = self._places[seqno]
         try:
             data = await self._world.disk.read(self._path(segment), place.offset, place.length)
@@ -165,7 +170,9 @@ class Ledger:
         names = [name for name in await disk.list(self._folder) if name.endswith(".seg")]
         if names != [f"{index:08d}.seg" for index in range(len(names))]:
             folder = disk.locate(self._folder)
-            raise StorageError(f"{folder} lacks a segment of the ledger (found {', '.join(names)}); {REMEDY}")
+            raise StorageError(
+                f"{folder} lacks a segment of the ledger (found {', '.join(names)}); {REMEDY}"
+            )
         synced, is_sound = await self._read_synced(bool(names))
         last, flaw = None, ""
         for index in range(max(len(names), synced.segment + bool(synced.size))):
@@ -177,9 +184,13 @@ class Ledger:
             segment = await self._take_in(index, data, max(owed, len(data) if is_owed else 0))
             last, flaw = segment.last or last, segment.flaw
         if not await self._holds(synced.head):
-            raise self._rot(synced.segment, synced.size, "it holds other entries than were written")
+            raise self._rot(
+                synced.segment, synced.size, "it holds other entries than were written"
+            )
         if last is not None and not last.is_signed(self._world.verify):
-            raise self._rot(self._segment, self._written, f"entry {last.seqno} bears a wrong signature")
+            raise self._rot(
+                self._segment, self._written, f"entry {last.seqno} bears a wrong signature"
+            )
         self._synced = synced
         self._is_settled = is_sound and self._as_synced(synced.turn) == synced and not flaw
         if not self._is_settled:
@@ -192,13 +203,19 @@ class Ledger:
         if size is None:
             if has_segments:
                 await self._refuse_old_format()
-                logger.warning("%s is gone; it is made again if every byte of the ledger is sound", path)
+                logger.warning(
+                    "%s is gone; it is made again if every byte of the ledger is sound", path
+                )
             return NOTHING, False
         synced, is_sound = read_slots(await self._world.disk.read(self._mark_path))
         if synced is None and not has_segments:
-            raise StorageError(f"{path} is damaged, and there is no segment of the ledger; {REMEDY}")
+            raise StorageError(
+                f"{path} is damaged, and there is no segment of the ledger; {REMEDY}"
+            )
         if not is_sound:
-            logger.warning("%s is damaged; it is made again if every byte of the ledger is sound", path)
+            logger.warning(
+                "%s is damaged; it is made again if every byte of the ledger is sound", path
+            )
         return synced or NOTHING, is_sound
 
     async def _refuse_old_format(self) -> None:
@@ -209,8 +226,8 @@ class Ledger:
         if first not in (b"", b"\0"):
             path = self._world.disk.locate(self._path(0))
             raise StorageError(
-                f"{path} is damaged, or was written by an older version of Shoal, which this one does not "
-                f"read; go on with that version, or {REMEDY}"
+                f"{path} is damaged, or was written by an older version of Shoal, which this"
+                f" one does not read; go on with that version, or {REMEDY}"
             )
 
     async def _take_in(self, index: int, data: bytes, owed: int) -> Segment:

@@ -110,13 +110,15 @@ def check_same_run(pin: SignedRun | None, run_id: bytes, owner: PeerId, name: st
     to.
     """
     if pin is not None and run_id != pin.id:
-        raise OtherRun(f"it is of run {name!r:.80} ({run_id.hex()[:12]}) by {owner}; {_pinned(pin)}")
+        raise OtherRun(
+            f"it is of run {name!r:.80} ({run_id.hex()[:12]}) by {owner}; {_pinned(pin)}"
+        )
 
 
 def _pinned(pin: SignedRun) -> str:
     return (
-        f"this node is pinned to {pin.name!r} ({pin.id.hex()[:12]}) by {pin.owner}: use another --data, "
-        "or a member of that run"
+        f"this node is pinned to {pin.name!r} ({pin.id.hex()[:12]}) by {pin.owner}: use another"
+        " --data, or a member of that run"
     )
 
 
@@ -125,7 +127,9 @@ class RunReader(Protocol):
     bytes.
     """
 
-    def __call__(self, document: bytes, verify: Verify, pin: SignedRun | None = None, /) -> SignedRun:
+    def __call__(
+        self, document: bytes, verify: Verify, pin: SignedRun | None = None, /
+    ) -> SignedRun:
         """Of a document that is not of the run of ``pin`` (None: of any) the reader judges as
         little as will show that, at most one signature, and raises `OtherRun`
         (`admission.check_same_run`).

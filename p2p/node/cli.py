@@ -1,4 +1,6 @@
-"""The command line of a node, and ``shoal``, which dispatches to the commands of all installed packages."""
+"""The command line of a node, and ``shoal``, which dispatches to the commands of all installed
+packages.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,9 @@ class Start:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``shoal COMMAND ...``: the node, or a command of the entry point group ``shoal.commands``."""
+    """``shoal COMMAND ...``: the node, or a command of the entry point group
+    ``shoal.commands``.
+    """
     arguments = sys.argv[1:] if argv is None else list(argv)
     if not arguments or arguments[0] in {"-h", "--help"}:
         _say(_commands_help())
@@ -98,12 +102,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _commands_help() -> str:
     """What ``shoal --help`` prints: a line for each command that is installed."""
     lines = [f"  {name:10} {summary}" for name, summary in command_summaries()]
-    head = "usage: shoal COMMAND ... | --version\n\nStrangers train one model together, peer to peer.\n"
+    head = (
+        "usage: shoal COMMAND ... | --version\n\nStrangers train one model together, peer to"
+        " peer.\n"
+    )
     return "\n".join([head, *lines, "", "Each explains itself: shoal COMMAND --help."])
 
 
 def node_main(argv: Sequence[str] | None = None) -> int:
-    """Run a node until it is told to end; the exit code. Errors are one sentence on standard error."""
+    """Run a node until it is told to end; the exit code. Errors are one sentence on standard
+    error.
+    """
     return interruptible(partial(_node, argv))
 
 
@@ -134,19 +143,53 @@ def _leaves(group: BaseExceptionGroup[ShoalError]) -> list[ShoalError]:
 def _parse(argv: Sequence[str] | None) -> Options:
     parser = argparse.ArgumentParser(
         prog="python -m p2p.node",
-        description="Run a node: it joins a run, relays policies, and does the jobs that its roles say.",
+        description=(
+            "Run a node: it joins a run, relays policies, and does the jobs that its roles say."
+        ),
         epilog="Everything else is in the TOML file (docs/running.md).",
     )
     add = parser.add_argument
-    add("--role", action="append", metavar="NAME", help="a job (several are possible); none only relays")
-    add("--run", type=Path, metavar="FILE", help="signed run file; without it a bootstrap peer hands it over")
-    add("--bootstrap", action="append", type=_addr, metavar="ADDR", help="a member: /ip4/../tcp/../p2p/..")
-    add("--listen", action="append", type=_addr, metavar="ADDR", help="default /ip4/0.0.0.0/tcp/0")
-    add("--data", type=Path, metavar="DIR", help="key, policies, ledger and log; default ~/.shoal")
+    add(
+        "--role",
+        action="append",
+        metavar="NAME",
+        help="a job (several are possible); none only relays",
+    )
+    add(
+        "--run",
+        type=Path,
+        metavar="FILE",
+        help="signed run file; without it a bootstrap peer hands it over",
+    )
+    add(
+        "--bootstrap",
+        action="append",
+        type=_addr,
+        metavar="ADDR",
+        help="a member: /ip4/../tcp/../p2p/..",
+    )
+    add(
+        "--listen",
+        action="append",
+        type=_addr,
+        metavar="ADDR",
+        help="default /ip4/0.0.0.0/tcp/0",
+    )
+    add(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="key, policies, ledger and log; default ~/.shoal",
+    )
     add("--config", type=Path, metavar="TOML", help="configuration file")
     add("--log", choices=LEVELS, default="info", help="level of DIR/log")
     add("--json", action="store_true", help="one JSON line instead of a block of text")
-    add("--status", type=seconds, metavar="SECONDS", help="print the node's health, a JSON line, that often")
+    add(
+        "--status",
+        type=seconds,
+        metavar="SECONDS",
+        help="print the node's health, a JSON line, that often",
+    )
     add("--die-with-parent", action="store_true", help=argparse.SUPPRESS)
     parsed = parser.parse_args(argv)
     return Options(
@@ -171,7 +214,9 @@ def _addr(text: str) -> Multiaddr:
 
 
 def _prepare(options: Options) -> Start:
-    """Read every file that the command line names. Raises `ConfigError` for whatever is wrong with it."""
+    """Read every file that the command line names. Raises `ConfigError` for whatever is wrong
+    with it.
+    """
     check_platform()
     config = _configure(options)
     document = None if options.run is None else _read_document(options.run)
@@ -197,7 +242,9 @@ async def _run_node(start: Start) -> None:
                 _report_run(options, node.run)
                 async with trio.open_nursery() as nursery:
                     if options.status is not None:
-                        nursery.start_soon(_report_health, node, start.roles, max(options.status, 0.05))
+                        nursery.start_soon(
+                            _report_health, node, start.roles, max(options.status, 0.05)
+                        )
                     elif not options.json:
                         nursery.start_soon(LiveLine(node, start.roles).run)
                     await run_roles(node, start.roles)
@@ -231,38 +278,60 @@ def _read_document(path: Path) -> bytes:
 def _report_start(options: Options, host: Host, *, has_run: bool, asking: bool) -> None:
     addrs = [str(addr) for addr in host.addrs]
     if options.json:
-        fields = {"peer": str(host.peer_id), "addrs": addrs, "roles": options.role, "data": str(options.data)}
+        fields = {
+            "peer": str(host.peer_id),
+            "addrs": addrs,
+            "roles": options.role,
+            "data": str(options.data),
+        }
         _say(json.dumps({"event": "started", **fields}))
         return
     lines = [f"node     {host.peer_id}", *(f"address  {addr}" for addr in addrs)]
     lines += [f"roles    {', '.join(options.role)}", f"data     {options.data}"]
     if has_run and addrs:
         best = max(host.addrs, key=reach_of)
-        lines.append(f"next     others join with: python -m p2p.node --role inference --bootstrap {best}")
+        lines.append(
+            f"next     others join with: python -m p2p.node --role inference --bootstrap {best}"
+        )
         lines += [f"         ({REACH[reach_of(best)]})"] if reach_of(best) in REACH else []
     elif has_run:
         lines.append("next     this node listens nowhere: others cannot join through it")
     elif asking:
         lines.append("next     asking the bootstrap peers for the run; nothing to do")
     else:
-        lines.append("next     no run yet: start again with --bootstrap ADDR of a member, or with --run FILE")
+        lines.append(
+            "next     no run yet: start again with --bootstrap ADDR of a member, or with --run"
+            " FILE"
+        )
         lines.append("         (a run of your own: docs/running.md)")
     _say("\n".join(lines))
 
 
 REACH: Final = {
-    LOOPBACK: "only this machine can dial that: for others, --listen at an address that they reach",
-    PRIVATE: "only this network can dial that: for others, forward a port and announce it, docs/running.md",
+    LOOPBACK: (
+        "only this machine can dial that: for others, --listen at an address that they reach"
+    ),
+    PRIVATE: (
+        "only this network can dial that: for others, forward a port and announce it,"
+        " docs/running.md"
+    ),
 }
 """What to say of an address that not everyone can dial."""
 
 
 def _report_run(options: Options, run: SignedRun) -> None:
     if options.json:
-        fields = {"run": run.id.hex(), "name": run.name, "owner": str(run.owner), "epoch": run.epoch}
+        fields = {
+            "run": run.id.hex(),
+            "name": run.name,
+            "owner": str(run.owner),
+            "epoch": run.epoch,
+        }
         _say(json.dumps({"event": "joined", **fields}))
         return
-    _say(f"run      {run.name}, id {run.id.hex()[:16]}, epoch {run.epoch}\nowner    {run.owner}")
+    _say(
+        f"run      {run.name}, id {run.id.hex()[:16]}, epoch {run.epoch}\nowner    {run.owner}"
+    )
 
 
 async def _report_health(node: Node, roles: Sequence[Role], interval: float) -> None:

@@ -1,4 +1,6 @@
-"""The configuration of a node: one table per component, each a frozen dataclass beside its owner."""
+"""The configuration of a node: one table per component, each a frozen dataclass beside its
+owner.
+"""
 
 from __future__ import annotations
 
@@ -56,18 +58,24 @@ class NodeConfig:
     def __post_init__(self) -> None:
         for addr in self.bootstrap:
             if addr.peer_id is None:
-                raise ValueError(f"the bootstrap address {addr} must end in /p2p/ and the peer's id")
+                raise ValueError(
+                    f"the bootstrap address {addr} must end in /p2p/ and the peer's id"
+                )
         for name, table in self.role.items():
             if not isinstance(table, Mapping):
                 raise ValueError(f"role.{name} must be a table")
 
     def with_components(self, shared: Mapping[str, Mapping[str, object]]) -> NodeConfig:
-        """The same, with the settings on which all nodes of a run must agree. Raises `ConfigError`."""
+        """The same, with the settings on which all nodes of a run must agree. Raises
+        `ConfigError`.
+        """
         changed: dict[str, object] = {}
         for name, table in shared.items():
             own = getattr(self, name, None)
             if own is None:
-                raise ConfigError(f"the run file sets {name!r}, which this version of Shoal does not know")
+                raise ConfigError(
+                    f"the run file sets {name!r}, which this version of Shoal does not know"
+                )
             merged = {**write_table(own), **table}
             changed[name] = read_table(type(own), merged, f"the run file: {name}")
         return replace(self, **changed)  # type: ignore[arg-type]  # each is of its own field's type

@@ -1,8 +1,8 @@
 """The line that tells a person how a node is getting on.
 
-On a terminal it is one line, redrawn every second. Elsewhere (a pipe, a file, a service manager's journal)
-it is a line a minute: 1,440 a day are read, 86,400 are not. A line also comes at once when a role has
-nothing left to do, and when the node ends.
+On a terminal it is one line, redrawn every second. Elsewhere (a pipe, a file, a service
+manager's journal) it is a line a minute: 1,440 a day are read, 86,400 are not. A line also
+comes at once when a role has nothing left to do, and when the node ends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ REDRAW: Final = 1.0
 """Seconds between looks at the node: a person sees that it lives, and it costs 0.1 ms."""
 PIPED: Final = 60.0
 """Seconds between lines where nothing can be redrawn."""
-OVER: Final = "the run is over: nothing is left to do, and this node only relays; Ctrl-C ends it"
+OVER: Final = (
+    "the run is over: nothing is left to do, and this node only relays; Ctrl-C ends it"
+)
 
 
 def describe(node: Node, roles: Sequence[Role]) -> str:
@@ -41,7 +43,9 @@ def describe(node: Node, roles: Sequence[Role]) -> str:
 
 
 def _policy(node: Node, newest: int) -> str:
-    """The newest policy that is whole here, how much of a newer one is, and what members say they hold."""
+    """The newest policy that is whole here, how much of a newer one is, and what members say
+    they hold.
+    """
     ahead = max((member.policy for member in node.membership.members()), default=-1)
     held = f"policy {newest}" if newest >= 0 else "no policy yet"
     coming = node.shardcast.fetching
@@ -56,7 +60,9 @@ def progress_of(roles: Sequence[Role]) -> list[Progress]:
 
 
 class LiveLine:
-    """Writes the line to standard output, in a thread: a terminal that is stopped must not stop the node."""
+    """Writes the line to standard output, in a thread: a terminal that is stopped must not stop
+    the node.
+    """
 
     def __init__(self, node: Node, roles: Sequence[Role]) -> None:
         self._node = node
@@ -92,7 +98,9 @@ class LiveLine:
         return True
 
     def _fitting(self, text: str) -> str:
-        """As one line of the terminal: what is too long would wrap, and could not be redrawn."""
+        """As one line of the terminal: what is too long would wrap, and could not be
+        redrawn.
+        """
         width = shutil.get_terminal_size().columns - 1
         return f"{CLEAR_LINE}{text if len(text) <= width else text[: width - 1] + '…'}"
 

@@ -2,16 +2,19 @@
 
 Theory of operation
 -------------------
-Services know only `World` and `Host`; they never import each other. What one must learn from another passes
-through here, and nowhere else:
+Services know only `World` and `Host`; they never import each other. What one must learn from
+another passes through here, and nowhere else:
 
-* a policy that SHARDCAST publishes is announced on the gossip topic of the run; an announcement from gossip
-  is judged by SHARDCAST before it is passed on;
-* the newest whole policy goes into our heartbeat; the heartbeats of members are SHARDCAST's roster;
+* a policy that SHARDCAST publishes is announced on the gossip topic of the run; an announcement
+  from gossip is judged by SHARDCAST before it is passed on;
+* the newest whole policy goes into our heartbeat; the heartbeats of members are SHARDCAST's
+  roster;
 * the run document says whose heartbeats are passed on and whose policies count;
-* members are found by heartbeats first and through the DHT second: everybody publishes under the run's key.
+* members are found by heartbeats first and through the DHT second: everybody publishes under
+  the run's key.
 
-The same function opens a node in production and in the simulator; only the world and the host differ.
+The same function opens a node in production and in the simulator; only the world and the host
+differ.
 """
 
 from __future__ import annotations
@@ -37,7 +40,14 @@ from p2p.node.plugins import open_run_untrusted
 from p2p.node.role import Role
 from p2p.node.rundoc import RunBook
 from p2p.node.services import Node
-from p2p.node.wiring import Wiring, judge_announcement, policy_topic, roster, run_records, stamp_of
+from p2p.node.wiring import (
+    Wiring,
+    judge_announcement,
+    policy_topic,
+    roster,
+    run_records,
+    stamp_of,
+)
 from p2p.shardcast import open_shardcast
 from p2p.world import World
 
@@ -56,31 +66,38 @@ async def open_node(
 ) -> AsyncIterator[Node]:
     """A node in its run, for the length of the block.
 
-    The run document is ``document``, or what is pinned on disk, or what a bootstrap peer hands over (this
-    waits for one, for ever if need be: the caller sets the deadline). Raises `ConfigError` when there is
-    no document and nobody to ask, or when a document is void.
+    The run document is ``document``, or what is pinned on disk, or what a bootstrap peer hands
+    over (this waits for one, for ever if need be: the caller sets the deadline). Raises
+    `ConfigError` when there is no document and nobody to ask, or when a document is void.
     """
     bootstrap = (*config.bootstrap, *bootstrap)
     book = RunBook(world, reader)
     await book.load(document)
     if book.expired is not None and not bootstrap:
         raise ConfigError(
-            f"the pinned run file of {book.expired.name!r} has expired: give the newer one with --run FILE, "
-            "or --bootstrap ADDR of a member"
+            f"the pinned run file of {book.expired.name!r} has expired: give the newer one with"
+            " --run FILE, or --bootstrap ADDR of a member"
         )
     if book.run is None and not bootstrap:
-        raise ConfigError("this node knows no run: give it --run FILE, or --bootstrap ADDR of a member")
+        raise ConfigError(
+            "this node knows no run: give it --run FILE, or --bootstrap ADDR of a member"
+        )
     book.serve(host)
     run = book.run or await book.wait_for_document(host, bootstrap, config.run)
     config = config.with_components(run.components)
-    async with _open_services(world, host, config, book) as node, trio.open_nursery() as nursery:
+    async with (
+        _open_services(world, host, config, book) as node,
+        trio.open_nursery() as nursery,
+    ):
         nursery.start_soon(Wiring(node, bootstrap).run)
         yield node
         nursery.cancel_scope.cancel()
 
 
 @asynccontextmanager
-async def _open_services(world: World, host: Host, config: NodeConfig, book: RunBook) -> AsyncIterator[Node]:
+async def _open_services(
+    world: World, host: Host, config: NodeConfig, book: RunBook
+) -> AsyncIterator[Node]:
     run = book.run
     assert run is not None  # open_node has waited for it
     topic = policy_topic(run.id)
@@ -128,12 +145,15 @@ def _may(book: RunBook, capability: Capability, peer: PeerId) -> bool:
 
 
 def _is_stamped(book: RunBook, difficulty: int, peer: PeerId, nonce: bytes) -> bool:
-    """Whether a heartbeat with this stamp counts: in an open run it must be worth a place in the DHT."""
+    """Whether a heartbeat with this stamp counts: in an open run it must be worth a place in
+    the DHT.
+    """
     return not book.needs_stamp(peer) or check_stamp(peer, nonce, difficulty)
 
 
 async def run_roles(node: Node, roles: Sequence[Role]) -> None:
-    """Run ``roles`` until cancelled, and tell the swarm about them. Without roles, relay for ever.
+    """Run ``roles`` until cancelled, and tell the swarm about them. Without roles, relay for
+    ever.
 
     The first role that fails ends all; its error comes out in an exception group.
     """

@@ -1,4 +1,6 @@
-"""What other packages bring: roles, commands, readers of run documents. Entry points or ``module:Class``."""
+"""What other packages bring: roles, commands, readers of run documents. Entry points or
+``module:Class``.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +22,23 @@ RUNS: Final = "shoal.runs"
 NODE_COMMAND: Final = "node"
 """The command that comes with this package."""
 NO_ROLE: Final = "none"
-"""A node that only relays. Relaying is what every node does, so this is no role but the absence of one."""
+"""A node that only relays. Relaying is what every node does, so this is no role but the absence
+of one.
+"""
 
 Command = Callable[[Sequence[str]], int]
-"""Takes the arguments behind its name, returns the exit code. The first line of its docstring is its help."""
+"""Takes the arguments behind its name, returns the exit code. The first line of its docstring
+is its help.
+"""
 
 
 def load_role(name: str, tables: Mapping[str, Mapping[str, object]]) -> Role:
     """The role called ``name``, made from its table. Raises `ConfigError` with one sentence."""
     kind = _load_role_kind(name)
     if not hasattr(kind, "from_config") or not hasattr(kind, "run"):
-        raise ConfigError(f"{name!r} is no role: it lacks from_config or run (see docs/extending.md)")
+        raise ConfigError(
+            f"{name!r} is no role: it lacks from_config or run (see docs/extending.md)"
+        )
     role_type = cast(type[Role], kind)
     return role_type.from_config(tables.get(role_type.name, {}))
 
@@ -38,8 +46,8 @@ def load_role(name: str, tables: Mapping[str, Mapping[str, object]]) -> Role:
 def load_roles(names: Sequence[str], tables: Mapping[str, Mapping[str, object]]) -> list[Role]:
     """Several roles; ``none`` stands for no role at all. Raises `ConfigError`.
 
-    A table in the configuration for an installed role that this node does not run is fine: files are
-    shared. A table for a role that is neither installed nor run here is misspelt.
+    A table in the configuration for an installed role that this node does not run is fine:
+    files are shared. A table for a role that is neither installed nor run here is misspelt.
     """
     roles = [load_role(name, tables) for name in dict.fromkeys(names) if name != NO_ROLE]
     if len({role.name for role in roles}) < len(roles):
@@ -47,7 +55,9 @@ def load_roles(names: Sequence[str], tables: Mapping[str, Mapping[str, object]])
     known = {*_points(ROLES), *(role.name for role in roles)}
     for name in tables:
         if name not in known:
-            raise ConfigError(f"[role.{name}]: no role is called so; {did_you_mean(name, known)}")
+            raise ConfigError(
+                f"[role.{name}]: no role is called so; {did_you_mean(name, known)}"
+            )
     return roles
 
 
@@ -55,7 +65,9 @@ def load_command(name: str) -> Command:
     """The command called ``name``. Raises `ConfigError`."""
     found = _points(COMMANDS)
     if name not in found:
-        raise ConfigError(f"there is no command {name!r}; {did_you_mean(name, command_names())}")
+        raise ConfigError(
+            f"there is no command {name!r}; {did_you_mean(name, command_names())}"
+        )
     return cast(Command, _resolve(found[name].value, name, "command"))
 
 
@@ -65,7 +77,9 @@ def command_names() -> list[str]:
 
 
 def command_summaries() -> list[tuple[str, str]]:
-    """Every command with the first line of its docstring; one that cannot be loaded says so instead."""
+    """Every command with the first line of its docstring; one that cannot be loaded says so
+    instead.
+    """
     found = []
     for name in command_names():
         if name == NODE_COMMAND:
@@ -79,15 +93,23 @@ def command_summaries() -> list[tuple[str, str]]:
     return found
 
 
-def open_run_untrusted(document: bytes, verify: Verify, pin: SignedRun | None = None, /) -> SignedRun:
-    """Open a run document with the installed readers. Raises `BadMessage`; `ConfigError` without a reader."""
+def open_run_untrusted(
+    document: bytes, verify: Verify, pin: SignedRun | None = None, /
+) -> SignedRun:
+    """Open a run document with the installed readers. Raises `BadMessage`; `ConfigError`
+    without a reader.
+    """
     points = sorted(entry_points(group=RUNS), key=lambda point: point.name)
     if not points:
-        raise ConfigError("no reader of run files is installed; install Shoal with: pip install shoal")
+        raise ConfigError(
+            "no reader of run files is installed; install Shoal with: pip install shoal"
+        )
     failure: BadMessage | None = None
     for point in points:
         try:
-            return cast(RunReader, _resolve(point.value, point.name, "run reader"))(document, verify, pin)
+            return cast(RunReader, _resolve(point.value, point.name, "run reader"))(
+                document, verify, pin
+            )
         except OtherRun:
             raise
         except BadMessage as error:
@@ -116,5 +138,7 @@ def _resolve(target: str, name: str, what: str) -> object:
         for part in attribute.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"the {what} {name!r} cannot be loaded from {target}: {error}") from error
+        raise ConfigError(
+            f"the {what} {name!r} cannot be loaded from {target}: {error}"
+        ) from error
     return found

@@ -2,11 +2,11 @@
 
 Theory of operation
 -------------------
-Three things end a node: a signal (SIGINT, SIGTERM), the end of its standard input when it was told to die
-with its parent (the pipe closes however the parent dies, kill -9 included), and an error. The first two
-cancel everything; what is being written to disk is carried through. If that takes longer than `GRACE`, for
-example because a thread computes, the process leaves anyway: what is on disk survives being killed, so
-nothing is lost by it but politeness.
+Three things end a node: a signal (SIGINT, SIGTERM), the end of its standard input when it was
+told to die with its parent (the pipe closes however the parent dies, kill -9 included), and an
+error. The first two cancel everything; what is being written to disk is carried through. If
+that takes longer than `GRACE`, for example because a thread computes, the process leaves
+anyway: what is on disk survives being killed, so nothing is lost by it but politeness.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ except ImportError:
 GRACE: Final = 2.5
 """Seconds between the request to end and leaving at any price: a person waits 3."""
 LOG_BYTES: Final = 16 * MIB
-"""Of the log file; one older file of the same size is kept. A day of ``info`` of a busy node."""
+"""Of the log file; one older file of the same size is kept. A day of ``info`` of a busy
+node.
+"""
 LEVELS: Final = ("debug", "info", "warning", "error")
 CLEAR_LINE: Final = "\r\x1b[K"
 """Takes a terminal's cursor to the start of its line and empties it (ECMA-48, EL)."""
@@ -47,22 +49,30 @@ GIT_SECONDS: Final = 10.0
 def check_platform() -> None:
     """Raise `ConfigError` where there is no fcntl: this is Windows."""
     if fcntl is None:
-        raise ConfigError("nodes run on Linux and macOS; on Windows install Shoal in WSL2 and start it there")
+        raise ConfigError(
+            "nodes run on Linux and macOS; on Windows install Shoal in WSL2 and start it there"
+        )
 
 
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
-    """Make ``folder`` and keep every other node out of it. Raises `ConfigError`, `StorageError`."""
+    """Make ``folder`` and keep every other node out of it. Raises `ConfigError`,
+    `StorageError`.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise StorageError(f"{folder} cannot be used: {error.strerror}; give another --data") from None
+        raise StorageError(
+            f"{folder} cannot be used: {error.strerror}; give another --data"
+        ) from None
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(f"another node is using {folder}; give this one its own --data") from None
+            raise ConfigError(
+                f"another node is using {folder}; give this one its own --data"
+            ) from None
         yield
     finally:
         os.close(descriptor)
@@ -70,7 +80,8 @@ def locked_folder(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def logging_to(path: Path, level: str) -> Iterator[None]:
-    """Log to ``path`` at ``level``, and warnings to standard error too, unless that is the same file.
+    """Log to ``path`` at ``level``, and warnings to standard error too, unless that is the same
+    file.
 
     Raises `StorageError` if there is no writing to ``path``.
     """
@@ -79,7 +90,9 @@ def logging_to(path: Path, level: str) -> Iterator[None]:
             path, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8"
         )
     except OSError as error:
-        raise StorageError(f"the log {path} cannot be written: {error.strerror}; remove it") from None
+        raise StorageError(
+            f"the log {path} cannot be written: {error.strerror}; remove it"
+        ) from None
     to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     to_people = logging.StreamHandler(sys.stderr)
     clear = CLEAR_LINE if is_terminal(sys.stderr) else ""  # `LiveLine` may stand there
@@ -89,7 +102,9 @@ def logging_to(path: Path, level: str) -> Iterator[None]:
     before = root.level
     root.setLevel(level.upper())
     root.addHandler(to_file)
-    if sys.stderr is not None and not os.path.samestat(os.fstat(sys.stderr.fileno()), path.stat()):
+    if sys.stderr is not None and not os.path.samestat(
+        os.fstat(sys.stderr.fileno()), path.stat()
+    ):
         root.addHandler(to_people)
     try:
         yield
@@ -108,27 +123,39 @@ def is_terminal(stream: TextIO | None) -> bool:
 def check_key_place(key: Path) -> None:
     """Raise `ConfigError` if git would take the private key at ``key`` for a file to commit.
 
-    ``git add .`` in a checkout stages whatever is not ignored, and a key that was pushed once is no secret
-    any more. Asked is git itself, because ``.gitignore`` files, global ones and ``.git/info/exclude`` all
-    count. Outside a work tree, or where git is not installed, there is nothing to fear from it.
+    ``git add .`` in a checkout stages whatever is not ignored, and a key that was pushed once
+    is no secret any more. Asked is git itself, because ``.gitignore`` files, global ones and
+    ``.git/info/exclude`` all count. Outside a work tree, or where git is not installed, there
+    is nothing to fear from it.
     """
     key = key.absolute()
     tree = next((folder for folder in key.parents if (folder / ".git").exists()), None)
     if tree is None:
         return
     # Whose tree it is (safe.directory) does not matter for the question.
-    ask = ["git", "-c", "safe.directory=*", "-C", str(tree), "check-ignore", "--quiet", str(key)]
+    ask = [
+        "git",
+        "-c",
+        "safe.directory=*",
+        "-C",
+        str(tree),
+        "check-ignore",
+        "--quiet",
+        str(key),
+    ]
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
-        answer = subprocess.run(ask, env=env, capture_output=True, timeout=GIT_SECONDS, check=False)
+        answer = subprocess.run(
+            ask, env=env, capture_output=True, timeout=GIT_SECONDS, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return
     if answer.returncode == 1:  # 0 is ignored, 128 no work tree
         folder = key.parent if key.parent != tree else key
         raise ConfigError(
-            f"{key} would be a private key inside the git work tree {tree}, which does not ignore it: git "
-            "add would publish it. Choose a place outside, or add the line "
-            f"/{folder.relative_to(tree)} to {tree / '.gitignore'}"
+            f"{key} would be a private key inside the git work tree {tree}, which does not"
+            " ignore it: git add would publish it. Choose a place outside, or add the line"
+            f" /{folder.relative_to(tree)} to {tree / '.gitignore'}"
         )
 
 
@@ -149,8 +176,8 @@ async def until_told_to_end(*, with_parent: bool) -> AsyncIterator[None]:
 def told_by_signals(told: Callable[[], None]) -> Iterator[None]:
     """Call ``told`` in trio's loop when SIGINT or SIGTERM comes, until the block has ended.
 
-    Not `trio.open_signal_receiver`: its reader is cancelled by the first signal, and a second one, while
-    the block winds down, then comes back as a `KeyboardInterrupt`.
+    Not `trio.open_signal_receiver`: its reader is cancelled by the first signal, and a second
+    one, while the block winds down, then comes back as a `KeyboardInterrupt`.
     """
     token = trio.lowlevel.current_trio_token()
     seen: list[int] = []
@@ -164,7 +191,9 @@ def told_by_signals(told: Callable[[], None]) -> Iterator[None]:
             seen.append(number)
             token.run_sync_soon(hear)
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {
+        number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield
     finally:

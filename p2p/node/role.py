@@ -10,9 +10,11 @@ from p2p.node.services import Node
 
 
 class Role(Protocol):
-    """A job of a node, found under the entry point group ``shoal.roles`` or as ``module:Class``.
+    """A job of a node, found under the entry point group ``shoal.roles`` or as
+    ``module:Class``.
 
-    Several may run in one node; each gets its own table of the configuration, ``[role.<name>]``.
+    Several may run in one node; each gets its own table of the configuration,
+    ``[role.<name>]``.
     """
 
     name: ClassVar[str]
@@ -20,7 +22,9 @@ class Role(Protocol):
 
     @classmethod
     def from_config(cls, table: Mapping[str, object]) -> Self:
-        """Made from its table. Raises `ConfigError` (`p2p.node.tables.read_table` does it all)."""
+        """Made from its table. Raises `ConfigError` (`p2p.node.tables.read_table` does it
+        all).
+        """
         ...
 
     async def run(self, node: Node) -> None:
@@ -45,7 +49,9 @@ class Progress:
 
 @runtime_checkable
 class Reporter(Protocol):
-    """A role that says how far it has come. Roles need not: then the line says only what the node does."""
+    """A role that says how far it has come. Roles need not: then the line says only what the
+    node does.
+    """
 
     def progress(self) -> Progress:
         """Called about once a second. Must not block."""

@@ -2,22 +2,23 @@
 
 Theory of operation
 -------------------
-A node has at most one run. It gets the document from its command line, from its disk, or from the peers it
-was told to bootstrap from, and pins it: from then on only a document of the same owner and name with a
-higher epoch replaces it. A pinned document that has expired still says which run this is, and nothing more:
-the node asks for the next edition as a newcomer asks for its first. One that expires while the node runs
-keeps the members together, so that they can hand each other the next one, and allows no work
-(`RunBook.in_force`).
+A node has at most one run. It gets the document from its command line, from its disk, or from
+the peers it was told to bootstrap from, and pins it: from then on only a document of the same
+owner and name with a higher epoch replaces it. A pinned document that has expired still says
+which run this is, and nothing more: the node asks for the next edition as a newcomer asks for
+its first. One that expires while the node runs keeps the members together, so that they can
+hand each other the next one, and allows no work (`RunBook.in_force`).
 
-Whoever asks (``/shoal/run/1.0.0``: one frame ``[run id or empty, epoch]``, one frame back) gets the document
-if it is newer than what the asker has, or of another run (the asker learns that it asks the wrong peer),
-else an empty frame. The document is signed, so it does not matter who hands it over; by choosing whom to
-bootstrap from one chooses the owner.
+Whoever asks (``/shoal/run/1.0.0``: one frame ``[run id or empty, epoch]``, one frame back) gets
+the document if it is newer than what the asker has, or of another run (the asker learns that it
+asks the wrong peer), else an empty frame. The document is signed, so it does not matter who
+hands it over; by choosing whom to bootstrap from one chooses the owner.
 
-What a peer hands over is a stranger's word until it is judged. A node that is pinned has it compared with its
-run before more than a signature of it is judged (`RunReader`), remembers what it has judged, so that the same
-document costs a digest the next time, and takes whatever the reader raises for a refusal. The peer pays for a
-void document once, unless it could not know (`UnusableEdition`).
+What a peer hands over is a stranger's word until it is judged. A node that is pinned has it
+compared with its run before more than a signature of it is judged (`RunReader`), remembers what
+it has judged, so that the same document costs a digest the next time, and takes whatever the
+reader raises for a refusal. The peer pays for a void document once, unless it could not know
+(`UnusableEdition`).
 """
 
 from __future__ import annotations
@@ -68,23 +69,30 @@ READ_RATE: Final = 4e6
 EXPIRY_TOLERANCE: Final = 300.0
 """Seconds that an honest clock may be ahead of the owner's (design: wall clocks lie)."""
 EXPIRY_LOOK: Final = 300.0
-"""Seconds between looks at the wall clock, which may be set; the end of an edition itself is met exactly."""
+"""Seconds between looks at the wall clock, which may be set; the end of an edition itself is
+met exactly.
+"""
 WARNINGS: Final = (86_400.0, 3_600.0, 0.0)
-"""Seconds before the end at which the operator is told: a day, to reach the owner; an hour; and the end."""
+"""Seconds before the end at which the operator is told: a day, to reach the owner; an hour; and
+the end.
+"""
 MAX_JUDGED: Final = 1_024
-"""Documents remembered as judged, by digest: what a peer of every member of a large run could send in a round
-of asking. 200 KiB."""
+"""Documents remembered as judged, by digest: what a peer of every member of a large run could
+send in a round of asking. 200 KiB."""
 HINT_PAUSE: Final = 10.0
-"""Seconds between peers asked because they seem to have another edition: six a minute at most, whatever
-strangers do to be asked."""
+"""Seconds between peers asked because they seem to have another edition: six a minute at most,
+whatever strangers do to be asked."""
 HINT_AGAIN: Final = 60.0
-"""Seconds until the same peer is asked again for that reason: as often as a random member is."""
+"""Seconds until the same peer is asked again for that reason: as often as a random member
+is.
+"""
 MAX_HINTS: Final = 64
 """Peers remembered as asked, or to be asked, for that reason: the officers of a large run."""
 
 MAX_PAUSE: Final = 30.0
-"""Seconds between rounds of asking the bootstrap peers at most. The pause doubles from ``ask_interval`` on: a
-peer that starts within the first seconds is met at once, and one that is gone costs two dials a minute."""
+"""Seconds between rounds of asking the bootstrap peers at most. The pause doubles from
+``ask_interval`` on: a peer that starts within the first seconds is met at once, and one that is
+gone costs two dials a minute."""
 
 PEER_TROUBLE: Final = (
     PeerUnreachable,
@@ -113,14 +121,16 @@ class RunConfig:
     """How a node finds its run and its fellows."""
 
     ask_interval: float = 2.0
-    """Seconds before the bootstrap peers are asked again, while none has answered; then twice as long, and so
-    on up to `MAX_PAUSE`."""
+    """Seconds before the bootstrap peers are asked again, while none has answered; then twice
+    as long, and so on up to `MAX_PAUSE`."""
 
     ask_timeout: float = 10.0
     """Seconds that one peer may take to hand over the run document."""
 
     refresh: float = 60.0
-    """Seconds between looks into the DHT for members, and at one member for a newer run document."""
+    """Seconds between looks into the DHT for members, and at one member for a newer run
+    document.
+    """
 
     def __post_init__(self) -> None:
         if min(self.ask_interval, self.ask_timeout, self.refresh) <= 0:
@@ -129,7 +139,9 @@ class RunConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """Why a document was refused. Not the error itself: that holds all frames that it passed through."""
+    """Why a document was refused. Not the error itself: that holds all frames that it passed
+    through.
+    """
 
     kind: type[BadMessage]
     text: str
@@ -137,31 +149,43 @@ class _Refusal:
 
 
 class RunBook:
-    """The newest document of this node's one run. An `Admission`: its answers follow the document."""
+    """The newest document of this node's one run. An `Admission`: its answers follow the
+    document.
+    """
 
     def __init__(self, world: World, reader: RunReader) -> None:
         self._world = world
         self._reader = reader
         self._run: SignedRun | None = None
         self._pin: SignedRun | None = None
-        """The newest edition ever seen, expired or not: nothing older, and no other run, is taken."""
+        """The newest edition ever seen, expired or not: nothing older, and no other run, is
+        taken.
+        """
         self._is_pinned = True
         """Whether the disk has taken the newest edition; it is offered again until it has."""
         self._judged: dict[bytes, _Refusal | None] = {}
-        """By digest, the oldest first: why a document was refused; None for one that was not news."""
+        """By digest, the oldest first: why a document was refused; None for one that was not
+        news.
+        """
         self._turn = trio.Lock()
         self._found = trio.Event()
         self._replaced = trio.Event()
         self._changed = trio.Event()
         self._told: tuple[int, int, bool] = (0, 0, True)
-        """Epoch, warnings that were given of its end, and whether it was in force, at the last look."""
+        """Epoch, warnings that were given of its end, and whether it was in force, at the last
+        look.
+        """
         self._hints: dict[PeerId, float] = {}
-        """When a peer that seemed to have another edition was asked last; infinite until it has been."""
+        """When a peer that seemed to have another edition was asked last; infinite until it has
+        been.
+        """
         self._hinted = trio.Event()
 
     @property
     def run(self) -> SignedRun | None:
-        """The newest edition, if there is one yet. It may have expired since it came (`in_force`)."""
+        """The newest edition, if there is one yet. It may have expired since it came
+        (`in_force`).
+        """
         return self._run
 
     @property
@@ -177,8 +201,8 @@ class RunBook:
     def may(self, peer: PeerId, capability: Capability) -> bool:
         """As the newest edition says; nobody may anything before there is one.
 
-        Of one that has expired only this is left, that its members stay together: they will be handed the
-        next edition by each other.
+        Of one that has expired only this is left, that its members stay together: they will be
+        handed the next edition by each other.
         """
         if self._run is None or not self._run.may(peer, capability):
             return False
@@ -203,7 +227,9 @@ class RunBook:
         self._changed = trio.Event()
 
     async def watch(self) -> None:
-        """Warn of the end of the edition, and tell `wait_change` when it has come. Works until cancelled."""
+        """Warn of the end of the edition, and tell `wait_change` when it has come. Works until
+        cancelled.
+        """
         while True:
             self._look_at_the_clock()
             with trio.move_on_after(self._pause()):
@@ -226,7 +252,8 @@ class RunBook:
         remedy = "ask its owner for a newer edition, and start one node with it: --run FILE"
         if due == len(WARNINGS):
             logger.warning(
-                "the run file of %r (epoch %d) has expired: no role works until a newer edition comes; %s",
+                "the run file of %r (epoch %d) has expired: no role works until a newer edition"
+                " comes; %s",
                 run.name,
                 run.epoch,
                 remedy,
@@ -235,7 +262,11 @@ class RunBook:
             return
         ends = f"{math.ceil(left / 3600)} h" if left > 3600 else f"{math.ceil(left / 60)} min"
         logger.warning(
-            "the run file of %r (epoch %d) expires within %s; %s", run.name, run.epoch, ends, remedy
+            "the run file of %r (epoch %d) expires within %s; %s",
+            run.name,
+            run.epoch,
+            ends,
+            remedy,
         )
 
     def _pause(self) -> float:
@@ -247,17 +278,21 @@ class RunBook:
         return min([EXPIRY_LOOK, *(seconds + 0.001 for seconds in coming)])
 
     def hint(self, peer: PeerId) -> bool:
-        """Note that ``peer`` seems to have another edition; whether it will be asked for it soon.
+        """Note that ``peer`` seems to have another edition; whether it will be asked for it
+        soon.
 
-        Officers change with an edition, and work must not be lost between two nodes of which one is behind.
-        A stranger can cause no more than a question every `HINT_PAUSE` seconds.
+        Officers change with an edition, and work must not be lost between two nodes of which
+        one is behind. A stranger can cause no more than a question every `HINT_PAUSE` seconds.
         """
         now = self._world.now()
         at = self._hints.get(peer)
         if at is not None and now < at + HINT_AGAIN:
             return at > now
         if at is None and len(self._hints) >= MAX_HINTS:
-            old = next((known for known, asked in self._hints.items() if asked + HINT_AGAIN <= now), None)
+            old = next(
+                (known for known, asked in self._hints.items() if asked + HINT_AGAIN <= now),
+                None,
+            )
             if old is None:
                 return False
             del self._hints[old]
@@ -278,11 +313,13 @@ class RunBook:
             await self._world.sleep_until(self._world.now() + HINT_PAUSE)
 
     async def load(self, document: bytes | None = None) -> None:
-        """Take what is pinned on disk, then ``document`` (from the command line) if it is newer.
+        """Take what is pinned on disk, then ``document`` (from the command line) if it is
+        newer.
 
-        Raises `ConfigError` if either is void, or if they are of different runs. What is pinned may have
-        expired: then there is no `run` until a newer edition comes. A void pin is not replaced by what some
-        peer says, which could be another owner's run: only the person who runs the node may choose anew.
+        Raises `ConfigError` if either is void, or if they are of different runs. What is pinned
+        may have expired: then there is no `run` until a newer edition comes. A void pin is not
+        replaced by what some peer says, which could be another owner's run: only the person who
+        runs the node may choose anew.
         """
         self._pin = await self._read_pin(has_other=document is not None)
         if self._pin is not None and not self._has_expired(self._pin):
@@ -304,20 +341,25 @@ class RunBook:
             path = self._world.disk.locate(PATH)
             if not has_other:
                 raise ConfigError(
-                    f"the pinned run file cannot be used: {error}; start with --run and a sound copy, or "
-                    f"remove {path} to ask a member for it again"
+                    f"the pinned run file cannot be used: {error}; start with --run and a sound"
+                    f" copy, or remove {path} to ask a member for it again"
                 ) from error
-            logger.warning("run.pin_damaged %s is replaced by the run file given: %s", path, error)
+            logger.warning(
+                "run.pin_damaged %s is replaced by the run file given: %s", path, error
+            )
             return None
 
     async def offer(self, document: bytes) -> bool:
         """Judge a document; pin it and return True if it is newer than ours.
 
-        Raises `BadMessage` if it is void or another run's, `ConfigError` without a reader. A disk that
-        refuses it does not keep it from being used: it is signed, and pinned when the disk takes it.
+        Raises `BadMessage` if it is void or another run's, `ConfigError` without a reader. A
+        disk that refuses it does not keep it from being used: it is signed, and pinned when the
+        disk takes it.
         """
         if len(document) > MAX_DOCUMENT:
-            raise BadMessage(f"a run file of {len(document)} bytes is too long (at most {MAX_DOCUMENT})")
+            raise BadMessage(
+                f"a run file of {len(document)} bytes is too long (at most {MAX_DOCUMENT})"
+            )
         async with self._turn:
             run = await self._judge(document)
             if run is None:
@@ -325,7 +367,8 @@ class RunBook:
             self._run = self._pin = run
             self._is_pinned = False
             self._told = (0, 0, True)
-            self._change()  # before anything is awaited: what a role does after this, it does knowing it
+            # before anything is awaited: what a role does after this, it does knowing it
+            self._change()
             await self._keep()
             self._found.set()
             self._replaced.set()
@@ -352,7 +395,9 @@ class RunBook:
         if digest in self._judged and self._refuse_again(self._judged[digest]):
             return None
         try:
-            run = await decode_off_loop(self._world, self._read, document, self._pin, rate=READ_RATE)
+            run = await decode_off_loop(
+                self._world, self._read, document, self._pin, rate=READ_RATE
+            )
             if self._is_news(run):
                 return run
         except BadMessage as error:
@@ -363,7 +408,9 @@ class RunBook:
         return None
 
     def _refuse_again(self, refusal: _Refusal | None) -> bool:
-        """Whether a document is no news still. Raises what it was refused with, unless that is over."""
+        """Whether a document is no news still. Raises what it was refused with, unless that is
+        over.
+        """
         if refusal is None:
             return True
         if refusal.expiry is None:
@@ -378,10 +425,13 @@ class RunBook:
         except (BadMessage, ConfigError):
             raise
         except Exception as error:
-            # Readers are other packages', the bytes any stranger's, and what comes of the two must not end
-            # a node that serves others. No blame: the bearer may have a reader that reads it.
+            # Readers are other packages', the bytes any stranger's, and what comes of the two
+            # must not end a node that serves others. No blame: the bearer may have a reader
+            # that reads it.
             logger.exception("the reader of run files crashed")
-            raise UnusableEdition(f"its reader crashed at it ({type(error).__name__})") from error
+            raise UnusableEdition(
+                f"its reader crashed at it ({type(error).__name__})"
+            ) from error
 
     def _remember(self, digest: bytes, refusal: _Refusal | None) -> None:
         self._judged.pop(digest, None)
@@ -396,7 +446,8 @@ class RunBook:
             raise Expired(message, run.expiry)
         if self._pin is None or run.epoch > self._pin.epoch:
             return True
-        return self._run is None and run.document == self._pin.document  # a clock has been set right
+        # a clock has been set right
+        return self._run is None and run.document == self._pin.document
 
     def _has_expired(self, run: SignedRun) -> bool:
         return self._is_over(run.expiry)
@@ -409,7 +460,9 @@ class RunBook:
         host.set_handler(PROTOCOL_ID, serve_requests(self._answer, max_request=MAX_REQUEST))
 
     async def _answer(self, peer: PeerId, payload: bytes) -> bytes:
-        run_id, epoch = fields_untrusted(unpack_untrusted(payload), bytes, int, what="run request")
+        run_id, epoch = fields_untrusted(
+            unpack_untrusted(payload), bytes, int, what="run request"
+        )
         if self._run is None or (run_id == self._run.id and epoch >= self._run.epoch):
             return b""
         return self._run.document
@@ -417,7 +470,8 @@ class RunBook:
     async def ask(self, host: Host, peer: PeerId) -> bool:
         """Ask one peer for a newer document; True if it had one. The caller sets the deadline.
 
-        Raises what `p2p.host.request` raises, and `BadMessage` if the document is void or another run's.
+        Raises what `p2p.host.request` raises, and `BadMessage` if the document is void or
+        another run's.
         """
         await self._keep()
         known = pack([self._pin.id, self._pin.epoch] if self._pin else [b"", 0])
@@ -435,7 +489,9 @@ class RunBook:
             raise
 
     async def ask_quietly(self, host: Host, peer: PeerId, timeout: float) -> None:
-        """Ask one peer for a newer document. Whatever comes of it, this node goes on as it is."""
+        """Ask one peer for a newer document. Whatever comes of it, this node goes on as it
+        is.
+        """
         try:
             with trio.fail_after(timeout):
                 await self.ask(host, peer)
@@ -445,7 +501,8 @@ class RunBook:
     async def wait_for_document(
         self, host: Host, bootstrap: Sequence[Multiaddr], config: RunConfig
     ) -> SignedRun:
-        """Ask the bootstrap peers, in rounds further and further apart, until there is a document.
+        """Ask the bootstrap peers, in rounds further and further apart, until there is a
+        document.
 
         Of each peer a person reads one line, and another only when what is wrong has changed.
         """
@@ -455,7 +512,11 @@ class RunBook:
                 cause = await self._ask_addr(host, addr, config.ask_timeout)
                 if cause and cause != said[addr]:
                     said[addr] = cause
-                    logger.warning("no run from %s: %s; it is asked again, less and less often", addr, cause)
+                    logger.warning(
+                        "no run from %s: %s; it is asked again, less and less often",
+                        addr,
+                        cause,
+                    )
             with trio.move_on_after(pause):
                 await self._found.wait()
             pause = min(2 * pause, max(MAX_PAUSE, config.ask_interval))
@@ -479,7 +540,10 @@ def _likely_cause(error: Exception) -> str:
         case WrongPeer():
             return "another node answers there: is the id in the address out of date?"
         case PeerUnreachable():
-            return "nothing answers there: does that node run, is the address right, is there a firewall?"
+            return (
+                "nothing answers there: does that node run, is the address right, is there a"
+                " firewall?"
+            )
         case trio.TooSlowError():
             return "no answer in time: is there a firewall, or is that node very busy?"
         case ProtocolNotSupported():

@@ -80,7 +80,9 @@ class Node:
         """Whether ``peer`` can be dialled; asks the DHT for its addresses if no heartbeat names
         it.
         """
-        if peer in self.host.connected or any(member.peer == peer for member in self.membership.members()):
+        if peer in self.host.connected or any(
+            member.peer == peer for member in self.membership.members()
+        ):
             return True
         return bool(await self.dht.find_peer(peer))
 

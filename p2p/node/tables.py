@@ -1,8 +1,8 @@
 """Plain tables (as TOML or msgpack gives them) to and from frozen dataclasses, strictly.
 
-Every configuration lives beside its owner as a frozen dataclass; this is the one way in. A key that no
-field has, a missing one, a value of the wrong type: each is a `ConfigError` that names the place, the key
-and, for a misspelling, the key that was meant.
+Every configuration lives beside its owner as a frozen dataclass; this is the one way in. A key
+that no field has, a missing one, a value of the wrong type: each is a `ConfigError` that names
+the place, the key and, for a misspelling, the key that was meant.
 """
 
 from __future__ import annotations
@@ -31,16 +31,23 @@ _FROM_TEXT: Final[Mapping[type, Callable[[str], object]]] = {
     Multiaddr: Multiaddr.parse,
 }
 MAX_QUOTED: Final = 80
-"""Characters of an unknown key that are quoted, and compared with those that may have been meant: its author
-may be a stranger, and to compare takes time with the square of the length."""
+"""Characters of an unknown key that are quoted, and compared with those that may have been
+meant: its author may be a stranger, and to compare takes time with the square of the length."""
 _PLAIN: Final = (str, int, bool, bytes)
-_KIND_NAMES: Final = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+_KIND_NAMES: Final = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+}
 
 
 def read_table(kind: type[T], table: object, where: str) -> T:
-    """``table`` as a ``kind`` (a frozen dataclass). ``where`` opens every error: a file, a table's name.
+    """``table`` as a ``kind`` (a frozen dataclass). ``where`` opens every error: a file, a
+    table's name.
 
-    Raises `ConfigError` on an unknown or missing key, a wrong type, or whatever ``kind`` refuses at birth.
+    Raises `ConfigError` on an unknown or missing key, a wrong type, or whatever ``kind``
+    refuses at birth.
     """
     if not isinstance(table, Mapping):
         raise ConfigError(f"{where} must be a table, not {_describe(table)}")
@@ -57,8 +64,9 @@ def read_table(kind: type[T], table: object, where: str) -> T:
     try:
         return kind(**values)
     except (ValueError, TypeError, ArithmeticError, LookupError) as error:
-        # What is refused at birth is a ValueError. The others are checks that reckoned with values which
-        # nobody had thought of, a zero to divide by: void too, as the values may be a stranger's.
+        # What is refused at birth is a ValueError. The others are checks that reckoned with
+        # values which nobody had thought of, a zero to divide by: void too, as the values may
+        # be a stranger's.
         raise ConfigError(f"{where}: {error or type(error).__name__}") from error
 
 
@@ -111,7 +119,9 @@ def _read(hint: Any, value: object, where: str) -> object:
     if hint is object:
         return value
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        raise ConfigError(f"{where} must be {_KIND_NAMES.get(hint, hint.__name__)}, not {_describe(value)}")
+        raise ConfigError(
+            f"{where} must be {_KIND_NAMES.get(hint, hint.__name__)}, not {_describe(value)}"
+        )
     return value
 
 
@@ -131,7 +141,9 @@ def _read_text(hint: Any, value: object, where: str) -> object:
         return _FROM_TEXT[hint](value)
     except ValueError as error:
         if issubclass(hint, Enum):
-            raise ConfigError(f"{where} must be one of {', '.join(str(m.value) for m in hint)}") from None
+            raise ConfigError(
+                f"{where} must be one of {', '.join(str(m.value) for m in hint)}"
+            ) from None
         raise ConfigError(f"{where}: {error}") from None
 
 
@@ -139,7 +151,9 @@ def _read_tuple(kinds: tuple[Any, ...], value: object, where: str) -> tuple[obje
     if not isinstance(value, list | tuple):
         raise ConfigError(f"{where} must be a list, not {_describe(value)}")
     if kinds[1:] == (Ellipsis,):
-        return tuple(_read(kinds[0], item, f"{where}[{index}]") for index, item in enumerate(value))
+        return tuple(
+            _read(kinds[0], item, f"{where}[{index}]") for index, item in enumerate(value)
+        )
     if len(value) != len(kinds):
         raise ConfigError(f"{where} must have {len(kinds)} items, not {len(value)}")
     return tuple(_read(kind, item, where) for kind, item in zip(kinds, value, strict=True))
@@ -162,5 +176,11 @@ def _unknown(key: str, known: list[str], where: str) -> str:
 
 
 def _describe(value: object) -> str:
-    names = {list: "a list", dict: "a table", type(None): "nothing", **_KIND_NAMES, bytes: "bytes"}
+    names = {
+        list: "a list",
+        dict: "a table",
+        type(None): "nothing",
+        **_KIND_NAMES,
+        bytes: "bytes",
+    }
     return names.get(type(value), type(value).__name__)

@@ -20,7 +20,9 @@ def load_toml(path: Path) -> Table:
         with path.open("rb") as file:
             data = file.read(MAX_TOML + 1)
         if len(data) > MAX_TOML:
-            raise ConfigError(f"{path} is too long for a configuration (at most {MAX_TOML} bytes)")
+            raise ConfigError(
+                f"{path} is too long for a configuration (at most {MAX_TOML} bytes)"
+            )
         return tomllib.loads(data.decode())
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None

@@ -63,7 +63,9 @@ def check_target(option: str, path: Path | None, *, text: bool = True) -> None:
         raise ConfigError(f"{option} {path}: that is a folder; name a file in it")
     folder = path.parent
     if not folder.is_dir():
-        raise ConfigError(f"{option} {path}: there is no folder {folder}; make it first (mkdir -p {folder})")
+        raise ConfigError(
+            f"{option} {path}: there is no folder {folder}; make it first (mkdir -p {folder})"
+        )
     if not os.access(path if path.exists() else folder, os.W_OK):
         raise ConfigError(f"{option} {path}: no permission to write there")
 

@@ -2,9 +2,10 @@
 
 Theory of operation
 -------------------
-Heartbeats find whoever lives near in the overlay; the DHT finds the rest. Every node publishes a record
-under the name of its run; a node that has no neighbours, or misses a trainer or a validator, looks it up.
-The two ways are tried side by side: a swarm whose heartbeats were cut in two heals through the DHT.
+Heartbeats find whoever lives near in the overlay; the DHT finds the rest. Every node publishes
+a record under the name of its run; a node that has no neighbours, or misses a trainer or a
+validator, looks it up. The two ways are tried side by side: a swarm whose heartbeats were cut
+in two heals through the DHT.
 """
 
 from __future__ import annotations
@@ -34,20 +35,26 @@ RUN_ID_BYTES: Final = 32
 RUN_LIFETIME: Final = 1800.0
 """Seconds for which such a record is good; the DHT renews it while we live."""
 MAX_RUN_LIFETIME: Final = 3600.0
-"""Seconds for which such a record may be good at all, so that who takes places under a run's key has to come
-back every hour to keep them."""
+"""Seconds for which such a record may be good at all, so that who takes places under a run's
+key has to come back every hour to keep them."""
 MAX_ADDRS: Final = 4
 """Addresses in a record: IPv4 and IPv6, inside and outside."""
 MAX_SEEDS: Final = 16
-"""Members, taken from the DHT at random, through which a lonely node joins again. Two would do."""
+"""Members, taken from the DHT at random, through which a lonely node joins again. Two would
+do.
+"""
 UNKNOWN_UPLOAD: Final = 1_000_000
-"""Bytes per second that a peer counts for until its upload was measured: 8 Mbit/s, a slow home."""
+"""Bytes per second that a peer counts for until its upload was measured: 8 Mbit/s, a slow
+home.
+"""
 
 logger = logging.getLogger(__name__)
 
 
 def places_untrusted(record: Record) -> tuple[Multiaddr, ...]:
-    """Where the publisher of a run record says it can be dialled. Raise `BadMessage`, and nothing else."""
+    """Where the publisher of a run record says it can be dialled. Raise `BadMessage`, and
+    nothing else.
+    """
     items = unpack_untrusted(record.value)
     if not isinstance(items, list) or len(items) > MAX_ADDRS:
         raise BadMessage(f"a run record is a list of at most {MAX_ADDRS} addresses")
@@ -69,13 +76,15 @@ def _places(record: Record) -> tuple[Multiaddr, ...]:
     return tuple(addr.transport for addr in places_untrusted(record))
 
 
-RUN_RECORDS: Final = Namespace("run", _is_run_record, max_lifetime=MAX_RUN_LIFETIME, places=_places)
+RUN_RECORDS: Final = Namespace(
+    "run", _is_run_record, max_lifetime=MAX_RUN_LIFETIME, places=_places
+)
 """DHT records that say: I take part in this run, and can be dialled there."""
 
 
 def run_records(book: RunBook) -> Namespace:
-    """`RUN_RECORDS` for a node in one run: of that run it holds and believes what members say, and has a
-    place for every officer.
+    """`RUN_RECORDS` for a node in one run: of that run it holds and believes what members say,
+    and has a place for every officer.
     """
 
     def kind_of(record: Record) -> PublisherKind:
@@ -112,14 +121,16 @@ def roster(membership: Membership, run_id: bytes) -> list[RosterEntry]:
 def judge_announcement(shardcast: Shardcast, author: PeerId, data: bytes) -> Validity:
     """Whether gossip passes a policy announcement on: only what is valid and news.
 
-    What can be valid for no node is rejected: malformed, of another run, falsely signed, evidence that proves
-    nothing. All honest nodes agree on these. What this node cannot use is ignored: an old version, or a
-    trainer that our run document does not name. A later document may name it, and the nodes that have that
-    document forward its policies for good news; with a rejection they would be penalised by all nodes that
-    have not heard of the document yet.
+    What can be valid for no node is rejected: malformed, of another run, falsely signed,
+    evidence that proves nothing. All honest nodes agree on these. What this node cannot use is
+    ignored: an old version, or a trainer that our run document does not name. A later document
+    may name it, and the nodes that have that document forward its policies for good news; with
+    a rejection they would be penalised by all nodes that have not heard of the document yet.
     """
     try:
-        return Validity.ACCEPT if shardcast.receive_announcement(author, data) else Validity.IGNORE
+        return (
+            Validity.ACCEPT if shardcast.receive_announcement(author, data) else Validity.IGNORE
+        )
     except BadMessage as error:
         logger.info("announcement_refused author=%r reason=%s", author, error)
         return Validity.REJECT
@@ -149,7 +160,9 @@ class Wiring:
             nursery.start_soon(self._find)
 
     async def _follow_run(self, run: SignedRun) -> None:
-        """A later edition of the run document may name other officers, and this node no longer."""
+        """A later edition of the run document may name other officers, and this node no
+        longer.
+        """
         node, began_with = self._node, run.components
         while True:
             run = await node.book.wait_edition(run.epoch)
@@ -157,13 +170,16 @@ class Wiring:
             node.membership.me.update(stamp=stamp_of(node.book, node.dht))
             if run.components != began_with:
                 logger.warning(
-                    "epoch %d of run %r changes settings that are read at a node's start; start it again",
+                    "epoch %d of run %r changes settings that are read at a node's start; start"
+                    " it again",
                     run.epoch,
                     run.name,
                 )
 
     def _mind_officers(self) -> None:
-        """Trainers and validators get our heartbeats themselves; an officer keeps all who beat to it."""
+        """Trainers and validators get our heartbeats themselves; an officer keeps all who beat
+        to it.
+        """
         node = self._node
         officers = [peer for peer in node.run.officers if peer != node.peer_id]
         node.membership.interest(officers, has_audience=node.peer_id in node.run.officers)
@@ -183,7 +199,9 @@ class Wiring:
             nursery.start_soon(self._check_run)
 
     async def _check_run(self) -> None:
-        """Take a newer run document from the bootstrap peers; end the node if all are in another run."""
+        """Take a newer run document from the bootstrap peers; end the node if all are in
+        another run.
+        """
         node = self._node
         addrs = [addr for addr in self._bootstrap if addr.peer_id != node.peer_id]
         strangers = 0
@@ -195,12 +213,18 @@ class Wiring:
             except OtherRun as error:
                 strangers += 1
                 if strangers == len(addrs):
-                    raise ConfigError(f"the run file of {addr} cannot be used: {error}") from error
+                    raise ConfigError(
+                        f"the run file of {addr} cannot be used: {error}"
+                    ) from error
             except (*PEER_TROUBLE, ConfigError) as error:
-                logger.info("run.no_answer addr=%s reason=%s", addr, error or type(error).__name__)
+                logger.info(
+                    "run.no_answer addr=%s reason=%s", addr, error or type(error).__name__
+                )
 
     async def _join_dht(self) -> None:
-        await self._node.dht.bootstrap([a for a in self._bootstrap if a.peer_id != self._node.peer_id])
+        await self._node.dht.bootstrap(
+            [a for a in self._bootstrap if a.peer_id != self._node.peer_id]
+        )
         await self._publish()
 
     async def _publish(self) -> None:
@@ -213,7 +237,9 @@ class Wiring:
             self._wanted.set()
 
     async def _find(self) -> None:
-        """Every now and then, and at once when alone: look for members, and for a newer run document."""
+        """Every now and then, and at once when alone: look for members, and for a newer run
+        document.
+        """
         while True:
             with trio.move_on_after(self._node.config.run.refresh):
                 await self._wanted.wait()
@@ -224,7 +250,9 @@ class Wiring:
     async def _look_up_members(self) -> None:
         node = self._node
         known = {member.peer: member for member in node.membership.members()}
-        missing = [peer for peer in node.run.officers if peer not in known and peer != node.peer_id]
+        missing = [
+            peer for peer in node.run.officers if peer not in known and peer != node.peer_id
+        ]
         if node.membership.neighbours and not missing:
             return
         seeds: list[Multiaddr] = []
@@ -242,7 +270,9 @@ class Wiring:
 
     async def _ask_for_news(self) -> None:
         node = self._node
-        members = [member.peer for member in node.membership.members() if member.run == node.run.id]
+        members = [
+            member.peer for member in node.membership.members() if member.run == node.run.id
+        ]
         if not members:
             return
         peer = node.world.rng("news").choice(members)

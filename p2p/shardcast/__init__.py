@@ -10,8 +10,8 @@ Decisions, pure by contract: the folder `core`, whose `__init__` is a map of its
 state machine, `ShardcastCore.handle(event, now) -> effects`.
 
 Drivers, ordinary trio code: `service` (feeds the core and carries out its effects), `receiver`
-and `sender` (chunks on streams, in and out; `bulk` reads frames), `store` and `disk` (policies on
-disk), `publisher` (a trainer's file becomes a version).
+and `sender` (chunks on streams, in and out; `bulk` reads frames), `store` and `disk` (policies
+on disk), `publisher` (a trainer's file becomes a version).
 
 How a chunk flows
 -----------------

@@ -53,7 +53,9 @@ class FrameBudget:
         """Frames that were given up for others."""
 
     @contextmanager
-    def frame(self, *, trusted: bool, give_up: Callable[[], object]) -> Iterator[Callable[[int], None]]:
+    def frame(
+        self, *, trusted: bool, give_up: Callable[[], object]
+    ) -> Iterator[Callable[[int], None]]:
         """A frame for the length of the block; gives what counts its bytes.
 
         ``trusted`` says that its sender is expected to send it: others go first. ``give_up`` is
@@ -76,7 +78,9 @@ class FrameBudget:
             self._forget(frame)
 
     def _evict(self) -> None:
-        victim = next((frame for frame in self._frames if not frame.trusted), next(iter(self._frames)))
+        victim = next(
+            (frame for frame in self._frames if not frame.trusted), next(iter(self._frames))
+        )
         self.evicted += 1
         self._forget(victim)
         victim.give_up()

@@ -169,6 +169,8 @@ def unpack_ranges_untrusted(data: bytes) -> Ranges:
     end = -1
     for start, count in pairs:
         if not (end < start and count <= MAX_CHUNKS - start):
-            raise BadMessage("ranges must ascend, keep apart and stay below the largest chunk number")
+            raise BadMessage(
+                "ranges must ascend, keep apart and stay below the largest chunk number"
+            )
         end = start + count
     return pairs

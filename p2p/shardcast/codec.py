@@ -71,7 +71,9 @@ def encode_span(raw: bytes | memoryview) -> tuple[Chunk, bytes]:
 def encode_spans(raw: bytes, span: int) -> list[tuple[Chunk, bytes]]:
     """`encode_span` for each ``span`` bytes of ``raw``."""
     view = memoryview(raw)
-    return [encode_span(view[offset : offset + length]) for offset, length in spans(len(raw), span)]
+    return [
+        encode_span(view[offset : offset + length]) for offset, length in spans(len(raw), span)
+    ]
 
 
 def decode_chunk_untrusted(chunk: Chunk, wire: bytes | memoryview) -> bytes:
@@ -86,11 +88,13 @@ def decode_chunk_untrusted(chunk: Chunk, wire: bytes | memoryview) -> bytes:
         frame = zstandard.get_frame_parameters(wire)
         if frame.content_size != chunk.span or frame.window_size > _MAX_WINDOW:
             raise BadMessage(
-                f"a chunk decompresses to {frame.content_size} bytes in a window of {frame.window_size}, "
-                f"instead of to {chunk.span}"
+                f"a chunk decompresses to {frame.content_size} bytes in a window of"
+                f" {frame.window_size}, instead of to {chunk.span}"
             )
         decoder = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
-        raw: bytes = decoder.decompress(wire, max_output_size=chunk.span, allow_extra_data=False)
+        raw: bytes = decoder.decompress(
+            wire, max_output_size=chunk.span, allow_extra_data=False
+        )
     except zstandard.ZstdError as error:
         raise BadMessage(f"a chunk is not zstd: {error}") from None
     if len(raw) != chunk.span:

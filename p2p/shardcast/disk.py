@@ -45,7 +45,8 @@ class DiskHealth:
         news, self.refuses = not self.refuses, True
         if news:
             logger.warning(
-                "disk.refuses reason=%s: policies are served, not fetched, until it takes data", error
+                "disk.refuses reason=%s: policies are served, not fetched, until it takes data",
+                error,
             )
             self._failed.set()
         return news

@@ -90,7 +90,9 @@ class Roster:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", digest_of(self.content))
-        object.__setattr__(self, "positions", {peer: place for place, peer in enumerate(self.peers)})
+        object.__setattr__(
+            self, "positions", {peer: place for place, peer in enumerate(self.peers)}
+        )
 
     def __eq__(self, other: object) -> bool:
         """Rosters that say the same are the same, so that a process full of nodes builds one
@@ -98,13 +100,18 @@ class Roster:
         return isinstance(other, Roster) and self.name == other.name
 
     def __hash__(self) -> int:
-        return hash(self.name)  # for `build_forest` to look up; nothing is ever iterated in its order
+        # for `build_forest` to look up; nothing is ever iterated in its order
+        return hash(self.name)
 
     @classmethod
-    def sign(cls, signer: Signer, run: bytes, epoch: int, entries: Iterable[RosterEntry]) -> Roster:
+    def sign(
+        cls, signer: Signer, run: bytes, epoch: int, entries: Iterable[RosterEntry]
+    ) -> Roster:
         """A roster of ``entries`` without the origin itself; the strongest `MAX_ROSTER` if
         there are more."""
-        classes = {e.peer: capacity_class(e.upload) for e in entries if e.peer != signer.peer_id}
+        classes = {
+            e.peer: capacity_class(e.upload) for e in entries if e.peer != signer.peer_id
+        }
         chosen = sorted(classes.items(), key=lambda item: (-item[1], item[0]))[:MAX_ROSTER]
         chosen.sort()
         rows = b"".join(peer.digest + bytes((rank,)) for peer, rank in chosen)
@@ -135,7 +142,9 @@ class Roster:
         count = len(self.peers)
         if count <= MESH:
             return tuple(other for other in self.peers if other != peer)
-        hops = sorted({round(count ** (power / _DEGREE_PAIRS)) for power in range(_DEGREE_PAIRS)})
+        hops = sorted(
+            {round(count ** (power / _DEGREE_PAIRS)) for power in range(_DEGREE_PAIRS)}
+        )
         places = dict.fromkeys((place + side * hop) % count for hop in hops for side in (1, -1))
         return tuple(self.peers[other] for other in places if other != place)
 
@@ -150,15 +159,23 @@ def decode_roster_untrusted(data: bytes, run: bytes, verify: Verify) -> Roster:
     for free.
     """
     if len(data) > MAX_ROSTER_BYTES:
-        raise BadMessage(f"a roster of {len(data)} bytes is over the limit of {MAX_ROSTER_BYTES}")
-    content, signature = fields_untrusted(unpack_untrusted(data), bytes, bytes, what="signed roster")
+        raise BadMessage(
+            f"a roster of {len(data)} bytes is over the limit of {MAX_ROSTER_BYTES}"
+        )
+    content, signature = fields_untrusted(
+        unpack_untrusted(data), bytes, bytes, what="signed roster"
+    )
     author, named, epoch, rows = fields_untrusted(
         unpack_untrusted(content), bytes, bytes, int, bytes, what="roster"
     )
     origin = decode_peer_id_untrusted(author)
     if not 0 < len(named) <= MAX_RUN_ID or named != run:
         raise BadMessage("a roster of another run")
-    if not 0 <= epoch <= _MAX_EPOCH or len(rows) > MAX_ROSTER * ROSTER_ENTRY or len(rows) % ROSTER_ENTRY:
+    if (
+        not 0 <= epoch <= _MAX_EPOCH
+        or len(rows) > MAX_ROSTER * ROSTER_ENTRY
+        or len(rows) % ROSTER_ENTRY
+    ):
         raise BadMessage("a roster's epoch or length is out of bounds")
     if len(signature) != SIGNATURE_BYTES or not verify(origin, PROTOCOL_ID, content, signature):
         raise BadMessage("a roster's signature is wrong")
@@ -208,7 +225,9 @@ class Forest:
         """Whom the origin feeds, by stripe."""
         return tuple(self.roster.peers[stripe.root] for stripe in self.stripes)
 
-    def children(self, stripe: int, peer: PeerId, gone: Callable[[PeerId], bool]) -> tuple[PeerId, ...]:
+    def children(
+        self, stripe: int, peer: PeerId, gone: Callable[[PeerId], bool]
+    ) -> tuple[PeerId, ...]:
         """To whom ``peer`` forwards: its children, and in place of those who are gone,
         theirs."""
         tree, peers = self.stripes[stripe], self.roster.peers
@@ -262,7 +281,11 @@ def build_forest(roster: Roster, version: PolicyVersion) -> Forest:
         stripes = [_star(count, place) for place in order]
     else:
         groups = _deal(roster, order, _stripe_count(count, len(order)))
-        weak = [place for place in range(count) if not roster.classes[place]] if len(order) < count else []
+        weak = (
+            [place for place in range(count) if not roster.classes[place]]
+            if len(order) < count
+            else []
+        )
         stripes = [_tree([*order, *weak], group) for group in groups]
     return Forest(roster, tuple(stripes))
 
@@ -277,8 +300,12 @@ def _by_capacity(roster: Roster, version: PolicyVersion) -> list[int]:
     If no peer claims an uplink, as in the first minute of a swarm, all are taken for equals.
     """
     seed = b"%d:%d:" % (roster.epoch, version)
-    capable = [place for place, rank in enumerate(roster.classes) if rank] or range(len(roster.peers))
-    return sorted(capable, key=lambda p: (-roster.classes[p], digest_of(seed + roster.peers[p].digest)))
+    capable = [place for place, rank in enumerate(roster.classes) if rank] or range(
+        len(roster.peers)
+    )
+    return sorted(
+        capable, key=lambda p: (-roster.classes[p], digest_of(seed + roster.peers[p].digest))
+    )
 
 
 def _star(count: int, root: int) -> Stripe:
@@ -327,4 +354,6 @@ def _tree(order: Sequence[int], slots: dict[int, int]) -> Stripe:
             child = waiting.popleft()
             children[place].append(child)
             parent[child] = place
-    return Stripe(root, tuple(parent), {p: tuple(below) for p, below in children.items() if below}, slots)
+    return Stripe(
+        root, tuple(parent), {p: tuple(below) for p, below in children.items() if below}, slots
+    )

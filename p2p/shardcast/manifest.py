@@ -1,10 +1,10 @@
 """What a policy version is: a small signed manifest, and indexes that it names by digest.
 
 The manifest itself stays under a kilobyte whatever the size of the model, so it can be gossiped
-to every node. Per encoding (an anchor today, and deltas as further entries of the same table) it
-names an *index*, the flat list of the encoding's chunks, by digest; the index names the chunks by
-digest.
-Everything below the signature is therefore content-addressed, and any peer may serve any of it.
+to every node. Per encoding (an anchor today, and deltas as further entries of the same table)
+it names an *index*, the flat list of the encoding's chunks, by digest; the index names the
+chunks by digest. Everything below the signature is therefore content-addressed, and any peer
+may serve any of it.
 
 A manifest carries the digest of the one before it. Two different manifests for one version, or
 one that denies its own predecessor, are an `Equivocation`: proof, from signatures alone,
@@ -233,26 +233,40 @@ def decode_manifest_untrusted(data: bytes, run: bytes, verify: Verify) -> Manife
     """
     if len(data) > MAX_MANIFEST:
         raise BadMessage(f"a manifest of {len(data)} bytes is over the limit of {MAX_MANIFEST}")
-    content, signature = fields_untrusted(unpack_untrusted(data), bytes, bytes, what="signed manifest")
+    content, signature = fields_untrusted(
+        unpack_untrusted(data), bytes, bytes, what="signed manifest"
+    )
     kinds = (bytes, bytes, int, int, bytes, bytes, int, int, list)
     fields = fields_untrusted(unpack_untrusted(content), *kinds, what="manifest")
     trainer = decode_peer_id_untrusted(fields[0])
-    encodings = tuple(_decode_encoding_untrusted(item) for item in fields[8][: MAX_ENCODINGS + 1])
+    encodings = tuple(
+        _decode_encoding_untrusted(item) for item in fields[8][: MAX_ENCODINGS + 1]
+    )
     _, named, version, before, previous, weights_digest, size, header, _ = fields
-    body = ManifestBody(named, version, before, previous, weights_digest, size, header, encodings)
+    body = ManifestBody(
+        named, version, before, previous, weights_digest, size, header, encodings
+    )
     _check_body(body)
     if body.run != run:
         raise BadMessage("a manifest of another run")
-    if len(signature) != SIGNATURE_BYTES or not verify(trainer, PROTOCOL_ID, content, signature):
+    if len(signature) != SIGNATURE_BYTES or not verify(
+        trainer, PROTOCOL_ID, content, signature
+    ):
         raise BadMessage("a manifest's signature is wrong")
     return Manifest(trainer, body, content, signature)
 
 
 def _decode_encoding_untrusted(value: object) -> Encoding:
-    name, base, chunks, wire, index = fields_untrusted(value, str, int, int, int, bytes, what="encoding")
+    name, base, chunks, wire, index = fields_untrusted(
+        value, str, int, int, int, bytes, what="encoding"
+    )
     if not 0 < len(name) <= _MAX_NAME or len(index) != DIGEST_BYTES:
         raise BadMessage("an encoding's name or index digest has the wrong length")
-    if not (NO_POLICY <= base <= _MAX_VERSION and 0 < chunks <= MAX_CHUNKS and 0 < wire <= chunks * MAX_WIRE):
+    if not (
+        NO_POLICY <= base <= _MAX_VERSION
+        and 0 < chunks <= MAX_CHUNKS
+        and 0 < wire <= chunks * MAX_WIRE
+    ):
         raise BadMessage("an encoding is out of bounds")
     return Encoding(name, PolicyVersion(base), chunks, wire, index)
 
@@ -260,7 +274,9 @@ def _decode_encoding_untrusted(value: object) -> Encoding:
 def _check_body(body: ManifestBody) -> None:
     if not 0 < len(body.run) <= MAX_RUN_ID or len(body.weights_digest) != DIGEST_BYTES:
         raise BadMessage("a manifest's run id or weights digest has the wrong length")
-    if not (0 <= body.version <= _MAX_VERSION and NO_POLICY <= body.previous_version < body.version):
+    if not (
+        0 <= body.version <= _MAX_VERSION and NO_POLICY <= body.previous_version < body.version
+    ):
         raise BadMessage("a manifest's versions do not grow")
     if len(body.previous) != (DIGEST_BYTES if body.previous_version >= 0 else 0):
         raise BadMessage("a manifest's predecessor is misnamed")
@@ -281,7 +297,9 @@ def decode_index_untrusted(data: bytes, encoding: Encoding, size: int) -> Index:
     if len(data) != encoding.chunks * _CHUNK.size or digest_of(data) != encoding.index:
         raise BadMessage("not the index that the manifest names")
     chunks = tuple(Chunk(*fields) for fields in _CHUNK.iter_unpack(data))
-    index = Index(chunks, data, encoding.index, tuple(accumulate((c.wire for c in chunks), initial=0)))
+    index = Index(
+        chunks, data, encoding.index, tuple(accumulate((c.wire for c in chunks), initial=0))
+    )
     if not all(0 < c.wire <= MAX_WIRE and 0 < c.span <= MAX_SPAN for c in chunks):
         raise BadMessage("a chunk's size is out of bounds")
     if index.wire != encoding.wire or (encoding.name == ANCHOR and index.size != size):

@@ -152,7 +152,19 @@ class Blame:
     peer: PeerId
 
 
-Message = Blame | Hello | PolicyNews | RosterNews | Evidence | Ask | Have | Taken | Skipped | Want | Credit
+Message = (
+    Blame
+    | Hello
+    | PolicyNews
+    | RosterNews
+    | Evidence
+    | Ask
+    | Have
+    | Taken
+    | Skipped
+    | Want
+    | Credit
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,9 +234,13 @@ def decode_message_untrusted(data: bytes | memoryview) -> Message:
             return Ask(_policy(policy), wants_index)
         case "have" | "taken":
             policy, ranges = fields_untrusted(rest, bytes, bytes, what=kind)
-            return (Have if kind == "have" else Taken)(_policy(policy), unpack_ranges_untrusted(ranges))
+            return (Have if kind == "have" else Taken)(
+                _policy(policy), unpack_ranges_untrusted(ranges)
+            )
         case "skipped":
-            policy, epoch, stripe, ranges = fields_untrusted(rest, bytes, int, int, bytes, what=kind)
+            policy, epoch, stripe, ranges = fields_untrusted(
+                rest, bytes, int, int, bytes, what=kind
+            )
             epoch, stripe = _bounded(epoch, 0, _MAX_COUNT), _bounded(stripe, 0, NO_STRIPE - 1)
             return Skipped(_policy(policy), epoch, stripe, unpack_ranges_untrusted(ranges))
         case "want":
@@ -232,7 +248,10 @@ def decode_message_untrusted(data: bytes | memoryview) -> Message:
             return Want(_policy(policy), _chunks_untrusted(chunks))
         case "credit":
             policy, received, granted = fields_untrusted(rest, bytes, int, int, what=kind)
-            received, granted = _bounded(received, 0, MAX_CHUNKS), _bounded(granted, 0, 2 * MAX_CHUNKS)
+            received, granted = (
+                _bounded(received, 0, MAX_CHUNKS),
+                _bounded(granted, 0, 2 * MAX_CHUNKS),
+            )
             return Credit(_policy(policy), received, granted)
         case "blame":
             policy, peer = fields_untrusted(rest, bytes, bytes, what=kind)
@@ -267,7 +286,9 @@ def _chunks_untrusted(chunks: list[Any]) -> tuple[int, ...]:
 
 def encode_chunk_header(header: ChunkHeader) -> bytes:
     """What precedes a chunk's bytes in its frame."""
-    return bytes((CHUNK_KIND,)) + _HEADER.pack(header.policy, header.index, header.epoch, header.stripe)
+    return bytes((CHUNK_KIND,)) + _HEADER.pack(
+        header.policy, header.index, header.epoch, header.stripe
+    )
 
 
 def encode_bulk_message(message: Message) -> bytes:

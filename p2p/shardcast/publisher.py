@@ -55,7 +55,10 @@ class PolicyPublisher:
         self._turn = trio.Lock()
 
     async def prepare(
-        self, version: PolicyVersion, weights_path: str, newest_out: Callable[[], Manifest | None]
+        self,
+        version: PolicyVersion,
+        weights_path: str,
+        newest_out: Callable[[], Manifest | None],
     ) -> ev.Publish | Manifest:
         """Make a version durable; a `Manifest` if just this was published before.
 
@@ -107,7 +110,9 @@ class PolicyPublisher:
         span = self._config.chunk_bytes or span_for(size)
         count = -(-size // span)
         if count > MAX_CHUNKS:
-            raise LimitExceeded(f"a policy of {size} bytes is over the limit of {MAX_CHUNKS * MAX_SPAN}")
+            raise LimitExceeded(
+                f"a policy of {size} bytes is over the limit of {MAX_CHUNKS * MAX_SPAN}"
+            )
         hasher, header = blake3(), header_span(await self._world.disk.read(path, 0, 8), size)
         chunks: list[Chunk] = []
         wires: list[bytes] = []
@@ -115,7 +120,9 @@ class PolicyPublisher:
         batch = max(1, DECODE_BATCH // span) * span
         for offset in range(0, size, batch):
             raw = await self._world.disk.read(path, offset, batch)
-            encoded = await self._world.run_blocking(encode_spans, raw, span, cost=len(raw) / COMPRESS_RATE)
+            encoded = await self._world.run_blocking(
+                encode_spans, raw, span, cost=len(raw) / COMPRESS_RATE
+            )
             hasher.update(raw)
             data = b"".join(wire for _, wire in encoded)
             await self._store.write_draft(chunks_at(count) + written, data)

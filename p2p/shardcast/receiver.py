@@ -44,7 +44,9 @@ class Receiver:
         """The one stream that is read of each peer."""
 
     async def read_bulk(self, stream: Stream) -> None:
-        """A `StreamHandler`: take chunks as fast as the disk does, on a peer's newest stream."""
+        """A `StreamHandler`: take chunks as fast as the disk does, on a peer's newest
+        stream.
+        """
         before = self._readers.pop(stream.peer, None)
         if before is not None:
             before.cancel()
@@ -74,7 +76,9 @@ class Receiver:
             return message is not None
         if kind != CHUNK_KIND or not BULK_OVERHEAD < length <= MAX_BULK:
             raise BadMessage(f"a bulk frame of {length} bytes that is no chunk and no message")
-        header = decode_chunk_header_untrusted(bytes((kind,)) + await reader.take(BULK_OVERHEAD - 1))
+        header = decode_chunk_header_untrusted(
+            bytes((kind,)) + await reader.take(BULK_OVERHEAD - 1)
+        )
         size = length - BULK_OVERHEAD
         wanted = self._core.wants(peer, header)
         if wanted is None:

@@ -9,7 +9,13 @@ from typing import Final
 
 import trio
 
-from p2p.errors import LimitExceeded, PeerUnreachable, ProtocolNotSupported, StorageError, WrongPeer
+from p2p.errors import (
+    LimitExceeded,
+    PeerUnreachable,
+    ProtocolNotSupported,
+    StorageError,
+    WrongPeer,
+)
 from p2p.host import Host
 from p2p.identity import PeerId
 from p2p.shardcast.core import events as ev
@@ -73,7 +79,9 @@ class Sender:
                 logger.debug("bulk_ended peer=%r reason=%r", self.peer, error)
         return True
 
-    async def _send_waiting(self, stream: trio.abc.SendStream, report: Callable[[ev.Event], object]) -> None:
+    async def _send_waiting(
+        self, stream: trio.abc.SendStream, report: Callable[[ev.Event], object]
+    ) -> None:
         while self._items:
             item = self._items.popleft()
             if not isinstance(item, ChunkHeader):
@@ -93,7 +101,10 @@ class Sender:
             return await self._store.chunk(chunk.policy, chunk.index)
         except StorageError as error:
             logger.warning(
-                "chunk_unreadable policy=%s index=%d: %s", chunk.policy.hex()[:8], chunk.index, error
+                "chunk_unreadable policy=%s index=%d: %s",
+                chunk.policy.hex()[:8],
+                chunk.index,
+                error,
             )
             return None
 

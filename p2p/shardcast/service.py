@@ -1,9 +1,10 @@
 """The driver of SHARDCAST: streams, disk and clock around the core.
 
 Control messages go through `Host.send`. Each peer that is sent chunks has one task and one
-long-lived bulk stream (`sender`), which report to the core when a chunk has really left; a stream
-that is read here (`receiver`) takes its next frame only when the disk has room for the last. One
-task makes policies durable and assembles them, in the order in which they became whole.
+long-lived bulk stream (`sender`), which report to the core when a chunk has really left; a
+stream that is read here (`receiver`) takes its next frame only when the disk has room for the
+last. One task makes policies durable and assembles them, in the order in which they became
+whole.
 """
 
 from __future__ import annotations
@@ -193,7 +194,9 @@ class Shardcast:
         it, by every node.)
         """
         if len(data) > MAX_CONTROL:
-            raise BadMessage(f"an announcement of {len(data)} bytes is over the limit of {MAX_CONTROL}")
+            raise BadMessage(
+                f"an announcement of {len(data)} bytes is over the limit of {MAX_CONTROL}"
+            )
         message = decode_message_untrusted(data)
         if not isinstance(message, PolicyNews | RosterNews | Evidence):
             raise BadMessage("only news of policies, rosters and evidence is gossiped")
@@ -215,7 +218,9 @@ class Shardcast:
     def _apply(self, effect: ev.Effect) -> None:
         match effect:
             case ev.Send(peer, message):
-                self._world.sometimes("shardcast/pulled what was late", isinstance(message, Want))
+                self._world.sometimes(
+                    "shardcast/pulled what was late", isinstance(message, Want)
+                )
                 self._host.send(peer, PROTOCOL_ID, encode_message(message))
             case ev.Push(peer, item):
                 self._sender(peer).push_nowait(item)
@@ -233,7 +238,9 @@ class Shardcast:
                 self._host.penalise(peer, LIE, reason)
             case ev.Halt(evidence):
                 logger.warning(
-                    "trainer_halted trainer=%r version=%d", evidence.trainer, evidence.first.version
+                    "trainer_halted trainer=%r version=%d",
+                    evidence.trainer,
+                    evidence.first.version,
                 )
             case ev.PassOn():
                 pass  # read from the list by `receive_announcement`
@@ -244,7 +251,9 @@ class Shardcast:
             if self._timer is not None:
                 self._timer.cancel()
             self._timer_at = due
-            self._timer = self._world.call_at(due + lateness(self._world, "shardcast/late tick"), self._tick)
+            self._timer = self._world.call_at(
+                due + lateness(self._world, "shardcast/late tick"), self._tick
+            )
 
     def _tick(self) -> None:
         self._timer, self._timer_at = None, math.inf
@@ -296,7 +305,10 @@ class Shardcast:
         return sender
 
     async def _run_sender(self, sender: Sender) -> None:
-        if await sender.run(self._host, self.handle) and self._senders.get(sender.peer) is sender:
+        if (
+            await sender.run(self._host, self.handle)
+            and self._senders.get(sender.peer) is sender
+        ):
             del self._senders[sender.peer]
             self.handle(ev.PeerLost(sender.peer))
 
@@ -335,7 +347,8 @@ class Shardcast:
             for policy in await self._store.prune():
                 self.handle(ev.Forgotten(policy))
         except StorageError as error:
-            logger.warning("prune_failed reason=%s", error)  # tried again when the next version is whole
+            # tried again when the next version is whole
+            logger.warning("prune_failed reason=%s", error)
 
     def _wake(self) -> None:
         self._changed.set()
@@ -349,9 +362,12 @@ class Shardcast:
         for entry in await self._store.load():
             self._world.sometimes("shardcast/resumed a part", not entry.stored)
             if self._core.statements.is_trusted(entry.manifest.trainer):
-                self.handle(ev.Resumed(entry.manifest, entry.index, entry.verified, entry.stored))
+                self.handle(
+                    ev.Resumed(entry.manifest, entry.index, entry.verified, entry.stored)
+                )
             elif not entry.stored:
-                self._jobs.send_nowait(ev.Abandon(entry.manifest.digest))  # it will never be whole
+                # it will never be whole
+                self._jobs.send_nowait(ev.Abandon(entry.manifest.digest))
 
     @contextmanager
     def meeting_the_swarm(self) -> Iterator[None]:

@@ -3,10 +3,10 @@ decode to.
 
 One file per policy holds the manifest, the index and, at fixed offsets, every wire chunk.
 Chunks gather in memory and are written in batches; when all are there the file is written out
-and fsynced *once*, before any peer or role is told that the version is whole. A small policy costs two
-writes and one fsync in all, where a file and an fsync per chunk would cost more than moving the
-bytes. Nothing is lost by it: a file is believed only as far as its chunks hash right, so after
-a crash a torn file simply has fewer chunks.
+and fsynced *once*, before any peer or role is told that the version is whole. A small policy
+costs two writes and one fsync in all, where a file and an fsync per chunk would cost more than
+moving the bytes. Nothing is lost by it: a file is believed only as far as its chunks hash
+right, so after a crash a torn file simply has fewer chunks.
 
 The assembled safetensors file is not fsynced at all: it can be made again from the chunks, its
 path is given out only once it is written, and after a restart it is believed only if its digest
@@ -72,7 +72,13 @@ class StoredPolicy:
     )  # fmt: skip
 
     def __init__(
-        self, manifest: Manifest, index: Index, path: str, weights: str, *, has_head: bool = False
+        self,
+        manifest: Manifest,
+        index: Index,
+        path: str,
+        weights: str,
+        *,
+        has_head: bool = False,
     ) -> None:
         self.manifest = manifest
         self.index = index
@@ -164,7 +170,9 @@ class StoredPolicy:
     def head(self) -> bytes:
         """What precedes the chunks in the file."""
         manifest = self.manifest.encode()
-        return (len(manifest).to_bytes(_LENGTH, "big") + manifest).ljust(_INDEX_AT, b"\0") + self.index.data
+        return (len(manifest).to_bytes(_LENGTH, "big") + manifest).ljust(
+            _INDEX_AT, b"\0"
+        ) + self.index.data
 
 
 class PolicyStore:
@@ -190,12 +198,16 @@ class PolicyStore:
 
     def stored(self, version: PolicyVersion) -> StoredPolicy | None:
         """A whole and assembled version."""
-        return next((e for e in self._entries.values() if e.stored and e.version == version), None)
+        return next(
+            (e for e in self._entries.values() if e.stored and e.version == version), None
+        )
 
     @property
     def versions(self) -> tuple[PolicyVersion, ...]:
         """Versions that are whole and assembled, newest first."""
-        return tuple(sorted((e.version for e in self._entries.values() if e.stored), reverse=True))
+        return tuple(
+            sorted((e.version for e in self._entries.values() if e.stored), reverse=True)
+        )
 
     # Fetching
 
@@ -208,7 +220,9 @@ class PolicyStore:
     ) -> StoredPolicy:
         stem = f"{self.folder}/v{manifest.version:016d}-{manifest.digest.hex()[:8]}"
         path = stem + _SUFFIX
-        return StoredPolicy(manifest, index, path, weights or stem + _WEIGHTS, has_head=has_head)
+        return StoredPolicy(
+            manifest, index, path, weights or stem + _WEIGHTS, has_head=has_head
+        )
 
     def keep_nowait(self, policy: bytes, chunk: int, data: bytes) -> None:
         """Take a verified chunk into memory."""
@@ -259,7 +273,9 @@ class PolicyStore:
             return data
         entry.note_damaged(chunk)
         logger.warning(
-            "chunk_damaged path=%s index=%d: it is no longer served", self._disk.locate(entry.path), chunk
+            "chunk_damaged path=%s index=%d: it is no longer served",
+            self._disk.locate(entry.path),
+            chunk,
         )
         return None
 
@@ -282,7 +298,8 @@ class PolicyStore:
         if not await self._assemble(entry):
             policy = self._disk.locate(entry.path)
             raise StorageError(
-                f"{path} and {policy} are damaged; start the node again, and they are fetched again"
+                f"{path} and {policy} are damaged; start the node again, and they are fetched"
+                " again"
             )
 
     def _remember(self, policy: bytes, chunk: int, data: bytes) -> None:
@@ -311,12 +328,16 @@ class PolicyStore:
     async def _assemble(self, entry: StoredPolicy) -> bool:
         hasher, written = blake3(), 0
         for first, last in _batches(entry.index):
-            wire = [await self.chunk(entry.manifest.digest, chunk) for chunk in range(first, last)]
+            wire = [
+                await self.chunk(entry.manifest.digest, chunk) for chunk in range(first, last)
+            ]
             chunks = list(entry.index.chunks[first:last])
             cost = sum(chunk.span for chunk in chunks) / DECODE_RATE
             try:
                 data = b"".join(part for part in wire if part is not None)
-                raw = await self._world.run_blocking(decode_chunks_untrusted, chunks, data, cost=cost)
+                raw = await self._world.run_blocking(
+                    decode_chunks_untrusted, chunks, data, cost=cost
+                )
             except BadMessage:
                 return False
             hasher.update(raw)
@@ -337,7 +358,11 @@ class PolicyStore:
 
     async def prune(self) -> list[bytes]:
         """Remove the oldest whole policies beyond the limits; returns their names."""
-        kept = sorted((e for e in self._entries.values() if e.stored), key=lambda e: e.version, reverse=True)
+        kept = sorted(
+            (e for e in self._entries.values() if e.stored),
+            key=lambda e: e.version,
+            reverse=True,
+        )
         # What is being fetched takes its room before it is there: the disk holds `keep_bytes`
         # and the newest.
         total, gone = sum(e.footprint for e in self._entries.values() if not e.stored), []
@@ -361,7 +386,9 @@ class PolicyStore:
         `StorageError`."""
         await self._disk.write(f"{self.folder}/{_UNFINISHED}", data, offset)
 
-    async def commit_draft(self, manifest: Manifest, index: Index, weights: str) -> StoredPolicy:
+    async def commit_draft(
+        self, manifest: Manifest, index: Index, weights: str
+    ) -> StoredPolicy:
         """Put the head before what `write_draft` wrote, and make it a policy of ours,
         durably."""
         entry = self._new_entry(manifest, index, weights=weights, has_head=True)
@@ -404,12 +431,16 @@ class PolicyStore:
                 continue
             entry = await self._load_entry(f"{self.folder}/{name}")
             if entry is None:
-                logger.warning("policy_damaged path=%s/%s: it is fetched again", self.folder, name)
+                logger.warning(
+                    "policy_damaged path=%s/%s: it is fetched again", self.folder, name
+                )
                 await self._disk.remove(f"{self.folder}/{name}")
                 continue
             self._entries[entry.manifest.digest] = entry
             found.append(entry)
-            if entry.is_whole and (await self._check_weights(entry) or await self._try_to_assemble(entry)):
+            if entry.is_whole and (
+                await self._check_weights(entry) or await self._try_to_assemble(entry)
+            ):
                 entry.mark_stored()
         await self._remove_orphans()
         return sorted(found, key=lambda entry: entry.version)
@@ -437,7 +468,9 @@ class PolicyStore:
         try:
             data = front[_LENGTH : _LENGTH + min(length, MAX_MANIFEST)]
             manifest = decode_manifest_untrusted(data, self._run, self._world.verify)
-            listed = await self._disk.read(path, _INDEX_AT, manifest.anchor.chunks * INDEX_ENTRY)
+            listed = await self._disk.read(
+                path, _INDEX_AT, manifest.anchor.chunks * INDEX_ENTRY
+            )
             index = decode_index_untrusted(listed, manifest.anchor, manifest.size)
         except BadMessage:
             return None  # torn in its head: nothing of it can be believed
@@ -449,7 +482,9 @@ class PolicyStore:
                 path, entry.offset(first), index.offsets[last] - index.offsets[first]
             )
             chunks = list(index.chunks[first:last])
-            good = await self._world.run_blocking(_good_chunks, chunks, wire, cost=len(wire) / HASH_RATE)
+            good = await self._world.run_blocking(
+                _good_chunks, chunks, wire, cost=len(wire) / HASH_RATE
+            )
             entry.note_found(ChunkSet(good << first))
         return entry
 

@@ -1,1 +1,3 @@
-"""libp2p's wire: Noise, yamux and multistream-select as machines without I/O, and their trio drivers."""
+"""libp2p's wire: Noise, yamux and multistream-select as machines without I/O, and their trio
+drivers.
+"""

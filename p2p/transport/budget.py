@@ -2,27 +2,31 @@
 
 Theory of operation
 -------------------
-Three things grow by what peers do and not by what we do: bytes that came and that no application has read,
-bytes that wait for a peer to take them, and promises of receive window. Each has a limit over all
-connections here, since limits per connection multiply: 256 KiB of window for each of 256 streams is
-64 MiB for one peer, and nothing that a node could promise to a thousand.
+Three things grow by what peers do and not by what we do: bytes that came and that no
+application has read, bytes that wait for a peer to take them, and promises of receive window.
+Each has a limit over all connections here, since limits per connection multiply: 256 KiB of
+window for each of 256 streams is 64 MiB for one peer, and nothing that a node could promise to
+a thousand.
 
-*Unread bytes.* When they are over their limit, what is given up is the hoard, not the newcomer: an account
-that refuses while it is full refuses honest peers for as long as the attacker likes. Each holder (a stream,
-or a connection with an unfinished record) weighs its bytes times the seconds since its application last took
-some; the peer with the largest sum loses its heaviest holders until an eighth of the account is free again. A
-stream that is read weighs next to nothing, however fast it is: 4 MiB that are 10 ms old weigh less than 8 KiB
-that were left unread for a minute. Bytes alone would name the fastest honest sender when a thousand
-identities hoard 32 KiB each; age alone would name the slowest honest reader when one attacker pours in
-32 MiB. Protected peers come last. To lose a stream costs no penalty points: the slow application may be ours.
+*Unread bytes.* When they are over their limit, what is given up is the hoard, not the newcomer:
+an account that refuses while it is full refuses honest peers for as long as the attacker likes.
+Each holder (a stream, or a connection with an unfinished record) weighs its bytes times the
+seconds since its application last took some; the peer with the largest sum loses its heaviest
+holders until an eighth of the account is free again. A stream that is read weighs next to
+nothing, however fast it is: 4 MiB that are 10 ms old weigh less than 8 KiB that were left
+unread for a minute. Bytes alone would name the fastest honest sender when a thousand identities
+hoard 32 KiB each; age alone would name the slowest honest reader when one attacker pours in 32
+MiB. Protected peers come last. To lose a stream costs no penalty points: the slow application
+may be ours.
 
-*Queued bytes,* sealed ones that the network does not take among them. Over the limit, each connection may
-still queue a little, so that none stands still for what others queue; that is back-pressure, and nothing is
-given up.
+*Queued bytes,* sealed ones that the network does not take among them. Over the limit, each
+connection may still queue a little, so that none stands still for what others queue; that is
+back-pressure, and nothing is given up.
 
-*Window.* Streams start with the 256 KiB of the specification and get more from one stock when their
-application has read half a window fast. A grant that was not used for some seconds returns to the stock: what
-was promised stays promised, but the account above is what bounds the memory.
+*Window.* Streams start with the 256 KiB of the specification and get more from one stock when
+their application has read half a window fast. A grant that was not used for some seconds
+returns to the stock: what was promised stays promised, but the account above is what bounds the
+memory.
 """
 
 from __future__ import annotations
@@ -34,33 +38,38 @@ from p2p.identity import PeerId
 from p2p.wire import KI, MIB
 
 MAX_HELD: Final = 16 * MIB
-"""Bytes held for applications that have not read them, over all connections. What is held costs at most 5/4
-of that in memory (see `p2p.transport.stream.MuxedStream.feed`), 20 MiB beside a node's 60; with the other
-limits full as well it stays under 150 (163 MiB were reached at 32, and 159 at 24, where 500 connections took
-none of their answers: 132 at 16). Four streams with the widest window, or 64 with the narrowest, can be
-unread as a whole."""
+"""Bytes held for applications that have not read them, over all connections. What is held costs
+at most 5/4 of that in memory (see `p2p.transport.stream.MuxedStream.feed`), 20 MiB beside a
+node's 60; with the other limits full as well it stays under 150 (163 MiB were reached at 32,
+and 159 at 24, where 500 connections took none of their answers: 132 at 16). Four streams with
+the widest window, or 64 with the narrowest, can be unread as a whole."""
 _SPARE: Final = 8
-"""Which part of the limit is freed beyond need, so that a flood of small pieces sorts the holders once per
-2 MiB."""
+"""Which part of the limit is freed beyond need, so that a flood of small pieces sorts the
+holders once per 2 MiB."""
 _FRESH: Final = 0.1
 """Seconds added to every age: among holders of this moment, bytes decide."""
 MAX_OUTGOING: Final = 8 * MIB
-"""Bytes queued for peers, over all connections: 32 streams at full depth. With `MAX_HELD`, the messages
-that wait (`p2p.outbox.MAX_WAITING`) and 4,096 served streams it keeps a node of 60 MiB under 150,
-whichever of them an attacker fills."""
+"""Bytes queued for peers, over all connections: 32 streams at full depth. With `MAX_HELD`, the
+messages that wait (`p2p.outbox.MAX_WAITING`) and 4,096 served streams it keeps a node of 60 MiB
+under 150, whichever of them an attacker fills."""
 OUTGOING_SHARE: Final = 16 * KI
-"""Bytes that a connection may queue although others have used up `MAX_OUTGOING`: 16 MiB for 1,024. A quarter
-of a record each time costs a third of the bulk speed and keeps messages going."""
+"""Bytes that a connection may queue although others have used up `MAX_OUTGOING`: 16 MiB for
+1,024. A quarter of a record each time costs a third of the bulk speed and keeps messages
+going."""
 MAX_EXTRA_WINDOW: Final = 10 * MIB
-"""Bytes of receive window granted beyond the initial ones, over all connections: what a gigabit line has in
-flight in 80 ms. With 24 initial windows in use, 6 MiB more, honest peers alone stay within `MAX_HELD`."""
+"""Bytes of receive window granted beyond the initial ones, over all connections: what a gigabit
+line has in flight in 80 ms. With 24 initial windows in use, 6 MiB more, honest peers alone stay
+within `MAX_HELD`."""
 CONNECTION_EXTRA_WINDOW: Final = 8 * MIB
 """Bytes of those for one connection: two streams as wide as they get."""
 MAX_LINGERING: Final = 16_384
-"""Streams that are over for us and not for their peers, over all connections. One takes 0.45 KiB until its
-peer ends it or a sweep does, after a minute: 256 on each of 768 connections were 86 MiB."""
+"""Streams that are over for us and not for their peers, over all connections. One takes 0.45
+KiB until its peer ends it or a sweep does, after a minute: 256 on each of 768 connections were
+86 MiB."""
 LINGERING_SHARE: Final = 32
-"""Of them, what a connection keeps when there are more; of what it has beyond, the oldest is reset."""
+"""Of them, what a connection keeps when there are more; of what it has beyond, the oldest is
+reset.
+"""
 _LEAST_GRANT: Final = 64 * KI
 """Bytes of window that are worth granting."""
 _IDLE_GRANT: Final = 10.0
@@ -75,7 +84,9 @@ class Holder(Protocol):
     held: int
     """Bytes; changed by `HostBudget` only."""
     since: float
-    """When the application last took some of them, or when the first came; by `HostBudget.time`."""
+    """When the application last took some of them, or when the first came; by
+    `HostBudget.time`.
+    """
 
     def evict(self) -> None:
         """Give everything up, now."""
@@ -102,12 +113,15 @@ class HostBudget:
         """``now`` is `World.now`; ``protected`` says whose bytes are given up last."""
         self.now = now
         self.time = now()
-        """When any connection last read much: to ask a clock for each message would cost 1 % of it."""
+        """When any connection last read much: to ask a clock for each message would cost 1 % of
+        it.
+        """
         self.held = 0
         """Bytes that came and that no application has read."""
         self.outgoing = 0
-        """Bytes queued for peers; kept by each `p2p.transport.yamux_queue.MuxQueue`, and, for what is sealed
-        and waits for the network, by each `p2p.transport.connection.Connection`."""
+        """Bytes queued for peers; kept by each `p2p.transport.yamux_queue.MuxQueue`, and, for
+        what is sealed and waits for the network, by each
+        `p2p.transport.connection.Connection`."""
         self.lingering = 0
         """Streams that are over for us only; kept by each `p2p.transport.yamux.Mux`."""
         self.evicted = 0
@@ -130,7 +144,9 @@ class HostBudget:
             self._evict()
 
     def release(self, holder: Holder, count: int) -> None:
-        """``count`` of its bytes were taken, or given up. One that is over is to be `forget`-ten as well."""
+        """``count`` of its bytes were taken, or given up. One that is over is to be
+        `forget`-ten as well.
+        """
         self.held -= count
         holder.held -= count
         holder.since = self.time
@@ -165,9 +181,11 @@ class HostBudget:
     # Receive windows.
 
     def widen(self, owner: object, stream: WideStream, wanted: int) -> int:
-        """By how many of the ``wanted`` bytes the window of ``stream`` may grow; ``owner`` is its connection.
+        """By how many of the ``wanted`` bytes the window of ``stream`` may grow; ``owner`` is
+        its connection.
 
-        A half of what is left at most: the first streams get all that they want and late ones something.
+        A half of what is left at most: the first streams get all that they want and late ones
+        something.
         """
         expired = self.now() - _IDLE_GRANT
         for idle in [other for other in self._grants if other.refilled < expired]:

@@ -1,7 +1,8 @@
 """ChaCha20-Poly1305 into buffers that the caller owns, from whichever library is fastest here.
 
-`cryptography` seals 64 KiB at twice libsodium's rate but is an optional extra; libsodium is always
-there, since PyNaCl signs for us. Both write straight into the caller's memory and release the GIL.
+`cryptography` seals 64 KiB at twice libsodium's rate but is an optional extra; libsodium is
+always there, since PyNaCl signs for us. Both write straight into the caller's memory and
+release the GIL.
 """
 
 from __future__ import annotations
@@ -23,12 +24,18 @@ Buffer = bytes | bytearray | memoryview
 class Aead(Protocol):
     """One key of ChaCha20-Poly1305 (RFC 8439)."""
 
-    def seal_into(self, nonce: bytes, plaintext: Buffer, associated: bytes, out: memoryview) -> None:
+    def seal_into(
+        self, nonce: bytes, plaintext: Buffer, associated: bytes, out: memoryview
+    ) -> None:
         """Encrypt into ``out``, which is exactly `TAG_BYTES` longer than ``plaintext``."""
         ...
 
-    def open_into(self, nonce: bytes, sealed: Buffer, associated: bytes, out: bytearray) -> None:
-        """Decrypt into ``out``, `TAG_BYTES` shorter than ``sealed``. Raise `RemoteProtocolError`."""
+    def open_into(
+        self, nonce: bytes, sealed: Buffer, associated: bytes, out: bytearray
+    ) -> None:
+        """Decrypt into ``out``, `TAG_BYTES` shorter than ``sealed``. Raise
+        `RemoteProtocolError`.
+        """
         ...
 
 
@@ -40,7 +47,9 @@ class SodiumAead:
     def __init__(self, key: bytes) -> None:
         self._key = key
 
-    def seal_into(self, nonce: bytes, plaintext: Buffer, associated: bytes, out: memoryview) -> None:
+    def seal_into(
+        self, nonce: bytes, plaintext: Buffer, associated: bytes, out: memoryview
+    ) -> None:
         """Encrypt into ``out``."""
         ffi, lib = _sodium.ffi, _sodium.lib
         if len(out) != len(plaintext) + TAG_BYTES:
@@ -57,7 +66,9 @@ class SodiumAead:
             self._key,
         )
 
-    def open_into(self, nonce: bytes, sealed: Buffer, associated: bytes, out: bytearray) -> None:
+    def open_into(
+        self, nonce: bytes, sealed: Buffer, associated: bytes, out: bytearray
+    ) -> None:
         """Decrypt into ``out``."""
         ffi, lib = _sodium.ffi, _sodium.lib
         if len(out) != len(sealed) - TAG_BYTES:
@@ -84,7 +95,9 @@ def _cryptography_aead() -> Callable[[bytes], Aead] | None:
         from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
     except ImportError:
         return None
-    if not (hasattr(ChaCha20Poly1305, "encrypt_into") and hasattr(ChaCha20Poly1305, "decrypt_into")):
+    if not (
+        hasattr(ChaCha20Poly1305, "encrypt_into") and hasattr(ChaCha20Poly1305, "decrypt_into")
+    ):
         return None
 
     class FastAead:
@@ -96,7 +109,9 @@ def _cryptography_aead() -> Callable[[bytes], Aead] | None:
             self._cipher: Any = ChaCha20Poly1305(key)
             self.seal_into: Any = self._cipher.encrypt_into
 
-        def open_into(self, nonce: bytes, sealed: Buffer, associated: bytes, out: bytearray) -> None:
+        def open_into(
+            self, nonce: bytes, sealed: Buffer, associated: bytes, out: bytearray
+        ) -> None:
             """Decrypt into ``out``."""
             try:
                 self._cipher.decrypt_into(nonce, sealed, associated, out)

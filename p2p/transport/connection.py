@@ -2,22 +2,24 @@
 
 Theory of operation
 -------------------
-Whoever has something for the peer puts it into the `Mux` and calls `flush`; the writer task seals what
-has gathered, up to four full Noise records at a time, and sends it in one call. So small writes of many
-tasks share records and system calls, and no lock is needed. The reader task opens records and feeds the
-streams synchronously. Buffers for sealing are shared by all connections of the process and held only
-while there is something to send, which keeps an idle connection at a few KiB.
+Whoever has something for the peer puts it into the `Mux` and calls `flush`; the writer task
+seals what has gathered, up to four full Noise records at a time, and sends it in one call. So
+small writes of many tasks share records and system calls, and no lock is needed. The reader
+task opens records and feeds the streams synchronously. Buffers for sealing are shared by all
+connections of the process and held only while there is something to send, which keeps an idle
+connection at a few KiB.
 
-A peer that asks for more than it pays for gets back-pressure. The reader stops while the peer leaves
-too many of our answers untaken (`Mux.is_choked`), and pauses for a peer whose frames and records are so small
-that they cost more to look at than to receive (`_Pace`). If two peers choke each other, neither hears the
-other, and the keep-alive ends the connection without blame.
+A peer that asks for more than it pays for gets back-pressure. The reader stops while the peer
+leaves too many of our answers untaken (`Mux.is_choked`), and pauses for a peer whose frames and
+records are so small that they cost more to look at than to receive (`_Pace`). If two peers
+choke each other, neither hears the other, and the keep-alive ends the connection without blame.
 
-A connection ends when the raw stream does, when the peer breaks the protocol, when nothing was heard for
-three keep-alive intervals although we asked, when the host's budget needs what it holds, or when `close` is
-called; then what is queued is flushed first, for a moment at most. However it ends, every stream fails:
-what the peer did before it broke the protocol is carried out, then all streams fail, then we say goodbye.
-A keep-alive that comes late says that this machine stood still, not that the peer was silent.
+A connection ends when the raw stream does, when the peer breaks the protocol, when nothing was
+heard for three keep-alive intervals although we asked, when the host's budget needs what it
+holds, or when `close` is called; then what is queued is flushed first, for a moment at most.
+However it ends, every stream fails: what the peer did before it broke the protocol is carried
+out, then all streams fail, then we say goodbye. A keep-alive that comes late says that this
+machine stood still, not that the peer was silent.
 """
 
 from __future__ import annotations
@@ -60,31 +62,36 @@ BATCH: Final = 4
 """Records sealed for one send; more measured no faster."""
 _BATCH_BYTES: Final = BATCH * (2 + MAX_RECORD)
 _WORTH_KEEPING: Final = 8
-"""Which part of a sealing buffer must be left unsent for the connection to keep the buffer while it waits:
-less is copied, so that a peer that takes nothing of a ping's answer does not hold 256 KiB for it."""
+"""Which part of a sealing buffer must be left unsent for the connection to keep the buffer
+while it waits: less is copied, so that a peer that takes nothing of a ping's answer does not
+hold 256 KiB for it."""
 _POOL: Final = 4
-"""Sealing buffers kept for reuse; as many connections can be sending at full speed on one core."""
+"""Sealing buffers kept for reuse; as many connections can be sending at full speed on one
+core.
+"""
 _buffers: list[bytearray] = []
 MAX_SPOKEN: Final = 256
 """Protocols remembered of one peer: what it may tell by identify, twice."""
 READ_BYTES: Final = 512 * KI
 """Bytes asked of the raw stream at once: eight full records."""
 _CAUTIOUS_READ: Final = 16 * KI
-"""Bytes asked of a peer whose last bytes were small frames: 1,260 empty ones, 3 ms at a time, where
-`READ_BYTES` would be 90 ms in which no other connection is served."""
+"""Bytes asked of a peer whose last bytes were small frames: 1,260 empty ones, 3 ms at a time,
+where `READ_BYTES` would be 90 ms in which no other connection is served."""
 MAX_FRAME_RATE: Final = 25_000
-"""Frames and records a second, beyond one per KiB, that a connection may send before its reader pauses. One
-costs 2 to 4 µs whatever it carries, so that is a tenth of a core."""
+"""Frames and records a second, beyond one per KiB, that a connection may send before its reader
+pauses. One costs 2 to 4 µs whatever it carries, so that is a tenth of a core."""
 FRAME_BURST: Final = 50_000
 """Frames and records that may come at once after a pause: 0.15 s of work."""
 _CROWD: Final = 256
-"""Frames (a new stream counts as `STREAM_WORK`) after which other tasks have their turn: a millisecond. A
-whole record of them is 5,460, or 800 new streams, and with the records of eight such peers in each pass
-of the scheduler a newcomer's dial, ping and identify took 1.1 s. Where so many come beyond one per KiB,
-the connection is read with caution; the short end of a record of bulk is no crowd."""
+"""Frames (a new stream counts as `STREAM_WORK`) after which other tasks have their turn: a
+millisecond. A whole record of them is 5,460, or 800 new streams, and with the records of eight
+such peers in each pass of the scheduler a newcomer's dial, ping and identify took 1.1 s. Where
+so many come beyond one per KiB, the connection is read with caution; the short end of a record
+of bulk is no crowd."""
 _MESSAGE: Final = KI
-"""Bytes of a record that is taken for a message: its frames, 85 at most, are charged with others, once in
-`_CROWD`; to ask the clock and to do sums for each costs as much as half of one."""
+"""Bytes of a record that is taken for a message: its frames, 85 at most, are charged with
+others, once in `_CROWD`; to ask the clock and to do sums for each costs as much as half of
+one."""
 _OVER: Final = ProtocolError("the stream is over")
 _scratch: Final = memoryview(bytearray(READ_BYTES))
 
@@ -131,7 +138,9 @@ class _Pace:
         self._at = 0.0
 
     def charge(self, size: int, frames: int, now: float) -> float:
-        """Seconds to wait: the peer sent ``size`` bytes, and we looked at so many things of its in all."""
+        """Seconds to wait: the peer sent ``size`` bytes, and we looked at so many things of its
+        in all.
+        """
         excess = frames - self._charged - size // KI
         self._charged = frames
         self._debt = max(0.0, self._debt - (now - self._at) * MAX_FRAME_RATE)
@@ -148,9 +157,9 @@ class _Pace:
 class _Tail:
     """What a connection holds beside its streams, as the host's budget counts it.
 
-    That is the unfinished record, and, while the reader waits, the whole ones that it has yet to look at: up
-    to `READ_BYTES`. A peer that asks for answers, takes none, and fills up what we had read when we stopped
-    makes us keep them, 0.4 MiB for each of 768 connections.
+    That is the unfinished record, and, while the reader waits, the whole ones that it has yet
+    to look at: up to `READ_BYTES`. A peer that asks for answers, takes none, and fills up what
+    we had read when we stopped makes us keep them, 0.4 MiB for each of 768 connections.
     """
 
     __slots__ = ("_connection", "held", "peer", "since")
@@ -188,7 +197,9 @@ class _Tail:
 
 
 class Connection:
-    """Streams to one authenticated peer. Run `run` in a nursery; it returns when all is over."""
+    """Streams to one authenticated peer. Run `run` in a nursery; it returns when all is
+    over.
+    """
 
     def __init__(  # noqa: PLR0913 - what it is, who it is with, and whom it serves
         self,
@@ -203,7 +214,8 @@ class Connection:
         budget: HostBudget | None = None,
         turns: Turns | None = None,
     ) -> None:
-        """``on_stream`` gets every incoming stream whose protocol ``serves`` accepts; it must not block.
+        """``on_stream`` gets every incoming stream whose protocol ``serves`` accepts; it must
+        not block.
 
         ``budget`` and ``turns`` are the host's, shared by all of its connections.
         """
@@ -239,7 +251,8 @@ class Connection:
         self._closed = trio.Event()
         self._timers: list[Timer] = []
         self._keepalive = _Keepalive()
-        self._fresh: dict[int, int] = {}  # incoming streams without a protocol, and for how many ticks
+        # incoming streams without a protocol, and for how many ticks
+        self._fresh: dict[int, int] = {}
 
     @property
     def is_open(self) -> bool:
@@ -252,7 +265,9 @@ class Connection:
         return len(self._streams)
 
     async def run(self) -> None:
-        """Carry bytes until either side closes. Raises nothing: how it ended is in `failure`."""
+        """Carry bytes until either side closes. Raises nothing: how it ended is in
+        `failure`.
+        """
         self._schedule_tick()
         try:
             with self._scope:
@@ -315,7 +330,10 @@ class Connection:
         self._streams.pop(stream_id, None)
 
     def __repr__(self) -> str:
-        return f"Connection({'to' if self.dialer else 'from'} {self.peer!r}, {len(self._streams)} streams)"
+        return (
+            f"Connection({'to' if self.dialer else 'from'} {self.peer!r}, {len(self._streams)}"
+            " streams)"
+        )
 
     # The two tasks.
 
@@ -389,7 +407,9 @@ class Connection:
         self._scope.cancel()
 
     async def _receive_raw(self) -> bytes | bytearray | memoryview:
-        """The next bytes, in memory that all connections share: use them before the next checkpoint."""
+        """The next bytes, in memory that all connections share: use them before the next
+        checkpoint.
+        """
         if self._direct is None:
             return await self._raw.receive_some(self._pace.read_bytes)
         return _scratch[: await self._direct.receive_into(_scratch[: self._pace.read_bytes])]
@@ -398,7 +418,11 @@ class Connection:
         buffer = _buffers.pop() if _buffers else bytearray(_BATCH_BYTES)
         with memoryview(buffer) as view:
             used = records = 0
-            while records < BATCH and self.mux.has_data and (piece := self.mux.data_to_send()) is not None:
+            while (
+                records < BATCH
+                and self.mux.has_data
+                and (piece := self.mux.data_to_send()) is not None
+            ):
                 used += self._session.seal_into(piece, view[used:])
                 records += 1
             if self.mux.has_news:
@@ -415,7 +439,9 @@ class Connection:
             await self._send_slowly(left, len(left))
 
     async def _send_slowly(self, data: bytes | memoryview, held: int) -> None:
-        """Send what the network does not take at once; meanwhile ``held`` bytes count as queued."""
+        """Send what the network does not take at once; meanwhile ``held`` bytes count as
+        queued.
+        """
         self.mux.seal(held)
         try:
             await self._raw.send_all(data)
@@ -430,7 +456,8 @@ class Connection:
         """Carry out what the peer says. Whether there is something to send."""
         mux, streams = self.mux, self._streams
         for event in mux.receive_data(plaintext):
-            if type(event) is DataReceived:  # by far the most frequent, and `match` takes ten times as long
+            # by far the most frequent, and `match` takes ten times as long
+            if type(event) is DataReceived:
                 if stream := streams.get(event.stream_id):
                     stream.feed(event.data)
             else:
@@ -445,7 +472,9 @@ class Connection:
     def _handle(self, event: Event) -> None:
         match event:
             case StreamOpened(stream_id):
-                self._streams[stream_id] = MuxedStream(self, stream_id, self.peer, Chooser(self._serves))
+                self._streams[stream_id] = MuxedStream(
+                    self, stream_id, self.peer, Chooser(self._serves)
+                )
                 self._fresh[stream_id] = 0
             case EndReceived(stream_id):
                 if stream := self._streams.get(stream_id):
@@ -467,7 +496,8 @@ class Connection:
                 stream.wake_sender()
         for stream_id in self.mux.take_closed():
             if stream := self._streams.pop(stream_id, None):
-                stream.fail(_OVER)  # it is ended, reset or closed already: nothing is to wait for it
+                # it is ended, reset or closed already: nothing is to wait for it
+                stream.fail(_OVER)
             self._fresh.pop(stream_id, None)
 
     def _fail_streams(self, error: Exception) -> None:
@@ -492,18 +522,23 @@ class Connection:
             self._timers = [self._world.call_at(self._keepalive.due, self._tick)]
 
     def _tick(self) -> None:
-        """Once per interval: ask a silent peer for a sign of life; drop streams that never got a protocol."""
+        """Once per interval: ask a silent peer for a sign of life; drop streams that never got
+        a protocol.
+        """
         if self._closing or self._over:
             return
         if self._world.now() - self._keepalive.due > self._config.keepalive / 2:
-            # We stood still (stopped, or swapped out): what the peer sent meanwhile is yet to be read.
+            # We stood still (stopped, or swapped out): what the peer sent meanwhile is yet to
+            # be read.
             logger.info("a keep-alive is %.0f s late", self._world.now() - self._keepalive.due)
             self._schedule_tick()
             return
         self._keepalive.silence = 0 if self._keepalive.heard else self._keepalive.silence + 1
         self._keepalive.heard = False
         if self._keepalive.silence >= 3:
-            logger.info("%r has been silent for %s keep-alives", self.peer, self._keepalive.silence)
+            logger.info(
+                "%r has been silent for %s keep-alives", self.peer, self._keepalive.silence
+            )
             self._scope.cancel()
             return
         if self._keepalive.silence == 1:

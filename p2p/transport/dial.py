@@ -1,4 +1,6 @@
-"""Dialling a peer at several addresses: staggered, in parallel, the first that proves its name wins."""
+"""Dialling a peer at several addresses: staggered, in parallel, the first that proves its name
+wins.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,13 @@ from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr
 
 STAGGER: Final = 0.25
-"""Seconds an address may stay silent before the next is tried beside it (RFC 8305's recommendation)."""
+"""Seconds an address may stay silent before the next is tried beside it (RFC 8305's
+recommendation).
+"""
 AT_ONCE: Final = 4
-"""Addresses of one peer tried at the same time: two families, inside and outside. 32 dials: 128 sockets."""
+"""Addresses of one peer tried at the same time: two families, inside and outside. 32 dials: 128
+sockets.
+"""
 
 D = TypeVar("D", bound=trio.abc.AsyncResource)
 

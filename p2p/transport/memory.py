@@ -201,7 +201,9 @@ class MemoryNetwork:
         place = addr.transport
         if [name for name, _ in place.parts] != ["memory"]:
             raise ConfigError(f"a MemoryNetwork cannot listen at {addr}: write /memory/0")
-        while place.parts[0][1] == "0" or (place in self._listeners and addr.parts[0][1] == "0"):
+        while place.parts[0][1] == "0" or (
+            place in self._listeners and addr.parts[0][1] == "0"
+        ):
             place = Multiaddr((("memory", str(next(self._numbers))),))
         if place in self._listeners:
             raise ConfigError(f"{place} is taken")

@@ -2,12 +2,13 @@
 
 Theory of operation
 -------------------
-Every message is a line behind a varint length. Both sides say ``/multistream/1.0.0``; the dialer then
-proposes protocols one by one, the listener echoes the first it serves and answers ``na`` to others.
+Every message is a line behind a varint length. Both sides say ``/multistream/1.0.0``; the
+dialer then proposes protocols one by one, the listener echoes the first it serves and answers
+``na`` to others.
 
-The proposer sends its header with its first proposal, and with one protocol to propose the caller may
-send data right behind them (0-RTT) and read the answer whenever it comes. The chooser sends its header
-at once: py-libp2p waits for it before it proposes anything.
+The proposer sends its header with its first proposal, and with one protocol to propose the
+caller may send data right behind them (0-RTT) and read the answer whenever it comes. The
+chooser sends its header at once: py-libp2p waits for it before it proposes anything.
 """
 
 from __future__ import annotations
@@ -113,7 +114,9 @@ class Proposer:
         return data
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
-        """Advance. Raises `RemoteProtocolError`, or `ProtocolNotSupported` when all was refused."""
+        """Advance. Raises `RemoteProtocolError`, or `ProtocolNotSupported` when all was
+        refused.
+        """
         self._lines.feed(data)
         while self.chosen is None:
             text = self._lines.next_untrusted()
@@ -127,7 +130,9 @@ class Proposer:
             elif self._next < len(self._protocols):
                 self._propose()
             else:
-                raise ProtocolNotSupported(f"the peer does not speak {' or '.join(self._protocols)}")
+                raise ProtocolNotSupported(
+                    f"the peer does not speak {' or '.join(self._protocols)}"
+                )
 
 
 class Chooser:
@@ -149,7 +154,9 @@ class Chooser:
         return self._lines.rest
 
     def data_to_send(self) -> bytes:
-        """Take what must go to the peer now; the header is there before anything was received."""
+        """Take what must go to the peer now; the header is there before anything was
+        received.
+        """
         data = bytes(self._out)
         self._out.clear()
         return data
@@ -157,8 +164,8 @@ class Chooser:
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
         """Advance. Raises `RemoteProtocolError`, also when a peer proposes without end.
 
-        What makes no sense behind a refused proposal is that protocol's data, sent along in hope (0-RTT):
-        it is dropped, and the dialer gives up when it reads our answer.
+        What makes no sense behind a refused proposal is that protocol's data, sent along in
+        hope (0-RTT): it is dropped, and the dialer gives up when it reads our answer.
         """
         if self.is_deaf:
             return
@@ -176,7 +183,9 @@ class Chooser:
                 return
             self.proposals += 1
             if self.proposals > MAX_PROPOSALS:
-                raise RemoteProtocolError(f"more than {MAX_PROPOSALS} protocols proposed for one stream")
+                raise RemoteProtocolError(
+                    f"more than {MAX_PROPOSALS} protocols proposed for one stream"
+                )
             protocol = ProtocolId(text)
             if self._serves(protocol):
                 self.chosen = protocol

@@ -2,20 +2,23 @@
 
 Theory of operation
 -------------------
-``Noise_XX_25519_ChaChaPoly_SHA256`` (noiseprotocol.org, revision 34; libp2p/specs/noise) in three messages::
+``Noise_XX_25519_ChaChaPoly_SHA256`` (noiseprotocol.org, revision 34; libp2p/specs/noise) in
+three messages::
 
     initiator                                       responder
         e                                    ------->
              <-------       e, ee, s, es, payload
         s, se, payload                       ------->
 
-Each message travels behind two bytes of big-endian length. The payload is a protobuf that binds the
-Noise static key to the libp2p identity: the Ed25519 public key, its signature over
-``noise-libp2p-static-key:`` and the static key, and, as an extension, the stream muxers on offer. If
-both sides name one in common, the muxer needs no negotiation of its own and a round trip is saved.
+Each message travels behind two bytes of big-endian length. The payload is a protobuf that binds
+the Noise static key to the libp2p identity: the Ed25519 public key, its signature over
+``noise-libp2p-static-key:`` and the static key, and, as an extension, the stream muxers on
+offer. If both sides name one in common, the muxer needs no negotiation of its own and a round
+trip is saved.
 
-After the handshake every record is at most 65,535 bytes with its 16-byte tag. Nonces count from 0 in
-each direction: 4 zero bytes and 64 bits little endian. At 64 KiB a record they last longer than the sun.
+After the handshake every record is at most 65,535 bytes with its 16-byte tag. Nonces count from
+0 in each direction: 4 zero bytes and 64 bits little endian. At 64 KiB a record they last longer
+than the sun.
 """
 
 from __future__ import annotations
@@ -28,8 +31,20 @@ from typing import Final, Protocol
 import nacl.bindings
 
 from p2p.errors import BadMessage, LocalProtocolError, RemoteProtocolError, WrongPeer
-from p2p.identity import SIGNATURE_BYTES, PeerId, ProtocolId, decode_peer_id_untrusted, verify_raw
-from p2p.protobuf import as_bytes_untrusted, as_int_untrusted, as_text_untrusted, field, fields_untrusted
+from p2p.identity import (
+    SIGNATURE_BYTES,
+    PeerId,
+    ProtocolId,
+    decode_peer_id_untrusted,
+    verify_raw,
+)
+from p2p.protobuf import (
+    as_bytes_untrusted,
+    as_int_untrusted,
+    as_text_untrusted,
+    field,
+    fields_untrusted,
+)
 from p2p.transport.cipher import AEAD, KEY_BYTES, TAG_BYTES, Aead, Buffer
 from p2p.transport.symmetric import NONCE, Symmetric, exchange
 
@@ -38,8 +53,8 @@ MAX_RECORD: Final = 65_535
 """Bytes of one Noise message, by the length field."""
 MAX_PLAINTEXT: Final = MAX_RECORD - TAG_BYTES
 MAX_HANDSHAKE_MESSAGE: Final = 4096
-"""Bytes of one handshake message. An Ed25519 payload with a few muxers has about 250; RSA identities,
-which we refuse anyway, about 600."""
+"""Bytes of one handshake message. An Ed25519 payload with a few muxers has about 250; RSA
+identities, which we refuse anyway, about 600."""
 MAX_MUXERS: Final = 16
 """Names of muxers a peer may offer; two exist."""
 
@@ -63,7 +78,9 @@ class IdentityKey(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StaticKey:
-    """A host's X25519 key with the proof that it belongs to the host's identity. Made once per host."""
+    """A host's X25519 key with the proof that it belongs to the host's identity. Made once per
+    host.
+    """
 
     private: bytes
     public: bytes
@@ -89,7 +106,9 @@ class Hello:
 
 
 class NoiseHandshake:
-    """One side of the three messages: `receive_data` in, `data_to_send` out, then a `session`."""
+    """One side of the three messages: `receive_data` in, `data_to_send` out, then a
+    `session`.
+    """
 
     def __init__(
         self,
@@ -133,7 +152,9 @@ class NoiseHandshake:
 
     @property
     def muxer(self) -> ProtocolId | None:
-        """What the extensions agreed on: the initiator's first choice that both have, or None."""
+        """What the extensions agreed on: the initiator's first choice that both have, or
+        None.
+        """
         theirs = self.session.hello.muxers
         first, second = (self._muxers, theirs) if self._initiator else (theirs, self._muxers)
         return next((muxer for muxer in first if muxer in second), None)
@@ -155,7 +176,9 @@ class NoiseHandshake:
         while self._next is not None and len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
             if length > MAX_HANDSHAKE_MESSAGE:
-                raise BadMessage(f"a handshake message of {length} bytes (at most {MAX_HANDSHAKE_MESSAGE})")
+                raise BadMessage(
+                    f"a handshake message of {length} bytes (at most {MAX_HANDSHAKE_MESSAGE})"
+                )
             end = _LENGTH.size + length
             if len(self._buffer) < end:
                 return
@@ -250,7 +273,9 @@ class NoiseSession:
         return len(self.tail)
 
     def seal_into(self, plaintext: Buffer, out: memoryview) -> int:
-        """Write one record of at most `MAX_PLAINTEXT` bytes to the front of ``out``; returns its length."""
+        """Write one record of at most `MAX_PLAINTEXT` bytes to the front of ``out``; returns
+        its length.
+        """
         length = len(plaintext) + TAG_BYTES
         _LENGTH.pack_into(out, 0, length)
         self._outgoing.seal_into(NONCE.pack(self._sealed), plaintext, b"", out[2 : 2 + length])
@@ -258,7 +283,9 @@ class NoiseSession:
         return 2 + length
 
     def seal(self, plaintext: Buffer) -> bytes:
-        """``plaintext`` of any length as records, for the few places where speed is no matter."""
+        """``plaintext`` of any length as records, for the few places where speed is no
+        matter.
+        """
         out = bytearray()
         view = memoryview(plaintext)
         for start in range(0, len(view), MAX_PLAINTEXT):
@@ -315,7 +342,9 @@ class NoiseSession:
 
 
 def decode_hello_untrusted(payload: bytes, remote_static: bytes) -> Hello:
-    """Check a handshake payload against the Noise static key. Raise `BadMessage`, and nothing else."""
+    """Check a handshake payload against the Noise static key. Raise `BadMessage`, and nothing
+    else.
+    """
     key = signature = extensions = b""
     for number, value in fields_untrusted(payload):
         if number == 1:
@@ -338,7 +367,9 @@ def decode_hello_untrusted(payload: bytes, remote_static: bytes) -> Hello:
 
 
 def decode_public_key_untrusted(data: bytes) -> PeerId:
-    """The PeerId of a libp2p protobuf public key, Ed25519 only. Raise `BadMessage`, and nothing else."""
+    """The PeerId of a libp2p protobuf public key, Ed25519 only. Raise `BadMessage`, and nothing
+    else.
+    """
     kind, key = -1, b""
     for number, value in fields_untrusted(data):
         if number == 1:
@@ -346,5 +377,7 @@ def decode_public_key_untrusted(data: bytes) -> PeerId:
         elif number == 2:
             key = as_bytes_untrusted(value, "a public key")
     if kind != _KEY_ED25519 or len(key) != KEY_BYTES:
-        raise BadMessage("the peer's identity is not an Ed25519 key, the only kind that Shoal accepts")
+        raise BadMessage(
+            "the peer's identity is not an Ed25519 key, the only kind that Shoal accepts"
+        )
     return decode_peer_id_untrusted(PeerId.from_public_key(key).digest)

@@ -1,7 +1,7 @@
 """One stream of a connection: trio's stream interface over a `p2p.transport.yamux.Mux`.
 
-What the peer sends is fed in synchronously by the connection's reader; the protocol is negotiated there
-too, so a stream costs no task until somebody serves it.
+What the peer sends is fed in synchronously by the connection's reader; the protocol is
+negotiated there too, so a stream costs no task until somebody serves it.
 """
 
 from __future__ import annotations
@@ -22,17 +22,22 @@ from p2p.transport.yamux import Mux
 from p2p.wire import KI
 
 STALLS: Final = 2
-"""Looks (one each 15 s) at which a served stream may be found to wait for the same room; at the next it is
-given up. A peer that takes nothing of an answer for so long holds a task, its question and the answer."""
+"""Looks (one each 15 s) at which a served stream may be found to wait for the same room; at the
+next it is given up. A peer that takes nothing of an answer for so long holds a task, its
+question and the answer."""
 _UNKNOWN: Final = ProtocolId("")
 _SMALL: Final = 4 * KI
-"""Bytes of a piece that is copied behind the one before it. A bytearray of one byte costs 85 bytes, so a
-window of 256 KiB that came byte by byte cost 21 MiB; larger pieces stay where they were opened."""
+"""Bytes of a piece that is copied behind the one before it. A bytearray of one byte costs 85
+bytes, so a window of 256 KiB that came byte by byte cost 21 MiB; larger pieces stay where they
+were opened."""
 _JOINED: Final = 16 * KI
-"""Bytes up to which small pieces are joined: what `receive_some` returns at once is bounded by it."""
+"""Bytes up to which small pieces are joined: what `receive_some` returns at once is bounded by
+it.
+"""
 _UNNAMED_COST: Final = 4 * KI
-"""Bytes that an incoming stream counts as until its protocol is agreed: what its objects take. Without it,
-1,024 connections with 256 openings each and nothing else hold 786 MiB for two keep-alive intervals."""
+"""Bytes that an incoming stream counts as until its protocol is agreed: what its objects take.
+Without it, 1,024 connections with 256 openings each and nothing else hold 786 MiB for two
+keep-alive intervals."""
 
 
 class StreamOwner(Protocol):
@@ -43,7 +48,8 @@ class StreamOwner(Protocol):
     """What the streams of all connections hold."""
     yield_every: int
     """Bytes a task may send or receive between two schedule points. trio would like 0; that
-    costs 4 KiB writes three quarters of their speed, since the writer then sees them one by one."""
+    costs 4 KiB writes three quarters of their speed, since the writer then sees them one by
+    one."""
 
     def flush(self) -> None:
         """The mux has something for the peer."""
@@ -59,7 +65,9 @@ class StreamOwner(Protocol):
 
 
 class MuxedStream(Stream):
-    """An ordered byte stream to one peer, for one protocol. Left by an exception, it is reset."""
+    """An ordered byte stream to one peer, for one protocol. Left by an exception, it is
+    reset.
+    """
 
     def __init__(
         self, owner: StreamOwner, stream_id: int, peer: PeerId, negotiation: Proposer | Chooser
@@ -171,9 +179,10 @@ class MuxedStream(Stream):
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         """The next bytes, or ``b""`` when the peer has ended the stream.
 
-        They count as held until the next call: an echo, or a service whose answers the peer does not take,
-        holds what it received for as long as it waits, 64 KiB for each of 4,096 streams.
-        Raises `trio.BrokenResourceError`, `trio.ClosedResourceError`, `trio.BusyResourceError`.
+        They count as held until the next call: an echo, or a service whose answers the peer
+        does not take, holds what it received for as long as it waits, 64 KiB for each of 4,096
+        streams. Raises `trio.BrokenResourceError`, `trio.ClosedResourceError`,
+        `trio.BusyResourceError`.
         """
         if max_bytes is not None and operator.index(max_bytes) < 1:
             raise ValueError("max_bytes must be at least 1")
@@ -240,7 +249,9 @@ class MuxedStream(Stream):
         await self._checkpoint()
 
     async def _checkpoint(self) -> None:
-        """A cancellation point, and a schedule point once in a while: a request has five of its own."""
+        """A cancellation point, and a schedule point once in a while: a request has five of its
+        own.
+        """
         if self._credit > 0:
             await trio.lowlevel.checkpoint_if_cancelled()
         else:
@@ -281,7 +292,9 @@ class MuxedStream(Stream):
     # What the connection tells us.
 
     def try_send(self, data: bytes) -> bool:
-        """Queue all of ``data`` if there is room at once, else nothing. Never raises for what a peer did."""
+        """Queue all of ``data`` if there is room at once, else nothing. Never raises for what a
+        peer did.
+        """
         try:
             if self._sending or not self.is_open or self._owner.mux.room(self._id) < len(data):
                 return False
@@ -292,19 +305,23 @@ class MuxedStream(Stream):
         return True
 
     async def wait_negotiated(self) -> None:
-        """Return once `protocol` is agreed. Raises `ProtocolNotSupported` or `trio.BrokenResourceError`."""
+        """Return once `protocol` is agreed. Raises `ProtocolNotSupported` or
+        `trio.BrokenResourceError`.
+        """
         while self._negotiation is not None:
             if isinstance(self._failure, ProtocolNotSupported):
                 raise ProtocolNotSupported(str(self._failure))
             if self._failure is not None or self._ended or self._closed:
-                raise trio.BrokenResourceError("the stream ended before its protocol was agreed")
+                raise trio.BrokenResourceError(
+                    "the stream ended before its protocol was agreed"
+                )
             await self._readable.wait()
 
     def feed(self, data: bytearray) -> None:
         """Bytes from the peer. Raises `RemoteProtocolError` when it garbles the negotiation.
 
-        What is kept takes at most a quarter more memory than it has bytes: a record that was cut in front may
-        still own all of its memory, and is copied then.
+        What is kept takes at most a quarter more memory than it has bytes: a record that was
+        cut in front may still own all of its memory, and is copied then.
         """
         if self._closed or self._failure is not None:
             return
@@ -333,10 +350,14 @@ class MuxedStream(Stream):
                 self._owner.budget.release(self, -more)
 
     def evict(self) -> None:
-        """Our host holds too much: the application sees a broken stream and the peer a reset."""
+        """Our host holds too much: the application sees a broken stream and the peer a
+        reset.
+        """
         self._owner.mux.reset(self._id)
         self._ended = False
-        self.fail(LimitExceeded("too much was unread over all connections, and most of it the peer's"))
+        self.fail(
+            LimitExceeded("too much was unread over all connections, and most of it the peer's")
+        )
         self._let_go()
         self._owner.flush()
 
@@ -357,7 +378,9 @@ class MuxedStream(Stream):
         self._writable.set()
 
     def has_stalled(self) -> bool:
-        """Asked once in a while: whether a `send_all` waited in vain at the last `STALLS` looks."""
+        """Asked once in a while: whether a `send_all` waited in vain at the last `STALLS`
+        looks.
+        """
         self._stalls = self._stalls + 1 if self._sending else 0
         return self._stalls > STALLS
 
@@ -381,11 +404,13 @@ class MuxedStream(Stream):
             self._owner.flush()
             self.fail(error)
             return bytearray()
-        if isinstance(negotiation, Chooser):  # one takes as long as a frame, and a frame has room for 32
+        # one takes as long as a frame, and a frame has room for 32
+        if isinstance(negotiation, Chooser):
             mux.frames += negotiation.proposals - proposals
         self._answer(negotiation.data_to_send())
         if negotiation.chosen is None:
-            if not negotiation.is_deaf:  # else the rest of the window is all that the peer can waste
+            # else the rest of the window is all that the peer can waste
+            if not negotiation.is_deaf:
                 mux.consumed(self._id, len(data))
             return bytearray()
         leftover = bytearray(negotiation.leftover)

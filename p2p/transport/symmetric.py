@@ -44,14 +44,18 @@ class Symmetric:
         sealed = plaintext
         if self._cipher is not None:
             out = bytearray(len(plaintext) + TAG_BYTES)
-            self._cipher.seal_into(NONCE.pack(self._nonce), plaintext, self._hash, memoryview(out))
+            self._cipher.seal_into(
+                NONCE.pack(self._nonce), plaintext, self._hash, memoryview(out)
+            )
             self._nonce += 1
             sealed = bytes(out)
         self.mix_hash(sealed)
         return sealed
 
     def decrypt(self, sealed: bytes) -> bytes:
-        """Open, once there is a key, and add to the transcript. Raises `RemoteProtocolError`."""
+        """Open, once there is a key, and add to the transcript. Raises
+        `RemoteProtocolError`.
+        """
         plaintext = sealed
         if self._cipher is not None:
             if len(sealed) < TAG_BYTES:

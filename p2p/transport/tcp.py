@@ -1,7 +1,7 @@
 """TCP: sockets as raw streams.
 
-`TcpStream` waits with trio but calls the socket itself: receiving straight into a shared buffer and
-sending without a scheduler pass are worth 5 to 10 % of bulk speed and more of a round trip.
+`TcpStream` waits with trio but calls the socket itself: receiving straight into a shared buffer
+and sending without a scheduler pass are worth 5 to 10 % of bulk speed and more of a round trip.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ from p2p.transport.dial import STAGGER
 from p2p.wire import KI
 
 NOT_SENT_LOW_WATER: Final = 128 * KI
-"""Bytes the kernel holds unsent before it calls a socket full: what is in the kernel cannot be overtaken
-by a heartbeat any more. Two records keep it busy while we seal the next."""
+"""Bytes the kernel holds unsent before it calls a socket full: what is in the kernel cannot be
+overtaken by a heartbeat any more. Two records keep it busy while we seal the next."""
 BACKLOG: Final = 512
-"""Connections the kernel holds until we accept them; more than our limit on pending handshakes."""
+"""Connections the kernel holds until we accept them; more than our limit on pending
+handshakes.
+"""
 DNS_THREADS: Final = 4
-"""Names looked up at a time, in threads of their own: a name server that does not answer holds a thread for
-up to half a minute, and must hold up neither the disk nor the proofs, which have theirs."""
+"""Names looked up at a time, in threads of their own: a name server that does not answer holds
+a thread for up to half a minute, and must hold up neither the disk nor the proofs, which have
+theirs."""
 MAX_NAME_ADDRS: Final = 4
 """Addresses of one name that are tried."""
 DNS_TIMEOUT: Final = 5.0
@@ -39,7 +42,8 @@ ACCEPT_BATCH: Final = 64
 """Connections accepted in one pass of the scheduler: 20 µs each."""
 _DEFAULT_READ: Final = 64 * KI
 _FAMILY: Final = {"dns4": socket.AF_INET, "dns6": socket.AF_INET6}
-# For each wildcard: a family, an address reserved for documentation (RFC 5737, RFC 3849), and loopback.
+# For each wildcard: a family, an address reserved for documentation (RFC 5737, RFC 3849), and
+# loopback.
 _EVERYWHERE: Final = {
     "0.0.0.0": (socket.AF_INET, "192.0.2.1", "127.0.0.1"),
     "::": (socket.AF_INET6, "2001:db8::1", "::1"),
@@ -171,7 +175,8 @@ def _without_scope(name: tuple[str, int] | tuple[str, int, int, int]) -> tuple[s
 
 
 def _outward(wildcard: str) -> str:
-    """This machine's address on the way to the internet, or loopback without one. Sends nothing.
+    """This machine's address on the way to the internet, or loopback without one. Sends
+    nothing.
 
     Raises `OSError` when the machine is out of sockets.
     """
@@ -198,7 +203,9 @@ class TcpListener:
 
     @property
     def addr(self) -> Multiaddr:
-        """Where it really listens; on all interfaces (``0.0.0.0``), the one this machine sends from now."""
+        """Where it really listens; on all interfaces (``0.0.0.0``), the one this machine sends
+        from now.
+        """
         if self._host in _EVERYWHERE:
             # Out of sockets, it is what it was: this is asked in timers, which nothing may end.
             with contextlib.suppress(OSError):
@@ -208,8 +215,8 @@ class TcpListener:
     async def accept(self) -> trio.abc.HalfCloseableStream:
         """The next connection. Raises `LimitExceeded` while the machine is out of sockets.
 
-        Takes all that wait, up to `ACCEPT_BATCH`: with one in each pass of a busy scheduler, a flood fills
-        the kernel's queue, and those that dial honestly wait behind it.
+        Takes all that wait, up to `ACCEPT_BATCH`: with one in each pass of a busy scheduler, a
+        flood fills the kernel's queue, and those that dial honestly wait behind it.
         """
         while not self._accepted:
             if self._sock.fileno() < 0:
@@ -228,7 +235,9 @@ class TcpListener:
                 return
             except OSError as error:
                 if error.errno in _EXHAUSTED and not self._accepted:
-                    raise LimitExceeded(f"no socket for an incoming connection: {error}") from error
+                    raise LimitExceeded(
+                        f"no socket for an incoming connection: {error}"
+                    ) from error
                 # Otherwise the dialer has gone again: not our error.
 
     async def aclose(self) -> None:
@@ -242,7 +251,9 @@ class TcpListener:
 
 
 def _adopt(stream: trio.SocketStream) -> TcpStream:
-    """Take the plain, non-blocking socket out of trio's stream. Raises `OSError` if it is dead already."""
+    """Take the plain, non-blocking socket out of trio's stream. Raises `OSError` if it is dead
+    already.
+    """
     sock = _detached(stream.socket)
     try:
         return TcpStream(sock)
@@ -266,13 +277,16 @@ class TcpNetwork:
     @property
     def descriptors(self) -> int:
         """Files and sockets that this process may have open."""
-        import resource  # not at the top: Windows has none, and is told so by `p2p.node.process`
+        # not at the top: Windows has none, and is told so by `p2p.node.process`
+        import resource
 
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return 2**20 if soft == resource.RLIM_INFINITY else soft
 
     async def dial(self, addr: Multiaddr) -> trio.abc.HalfCloseableStream:
-        """Connect to ``addr``, of a name to the first address that answers. Raises `PeerUnreachable`."""
+        """Connect to ``addr``, of a name to the first address that answers. Raises
+        `PeerUnreachable`.
+        """
         try:
             host, port = addr.host_port
             hosts = await self._look_up(addr.parts[0][0], host, port)
@@ -286,7 +300,9 @@ class TcpNetwork:
             return [host]
         ask = partial(socket.getaddrinfo, host, port, _FAMILY.get(kind, 0), socket.SOCK_STREAM)
         with trio.move_on_after(DNS_TIMEOUT):
-            found = await trio.to_thread.run_sync(ask, abandon_on_cancel=True, limiter=self._name_threads)
+            found = await trio.to_thread.run_sync(
+                ask, abandon_on_cancel=True, limiter=self._name_threads
+            )
             return list(dict.fromkeys(str(entry[4][0]) for entry in found))[:MAX_NAME_ADDRS]
         raise OSError(f"the name was not found within {DNS_TIMEOUT:.0f} s")
 

@@ -6,13 +6,14 @@ import trio
 
 
 class Turns:
-    """A queue in which one task goes on in each pass of the scheduler, first come, first served.
+    """A queue in which one task goes on in each pass of the scheduler, first come, first
+    served.
 
-    trio runs every task that can run in each pass. Tasks that only make a checkpoint between two pieces
-    of costly work therefore all work in every pass: with 36 peers that opened 256 streams each a pass
-    took up to a second, and a newcomer's dial, ping and identify take about ten passes. A task that waits
-    here between its pieces shares one piece a pass with all others that do, and everything else runs in
-    every pass."""
+    trio runs every task that can run in each pass. Tasks that only make a checkpoint between
+    two pieces of costly work therefore all work in every pass: with 36 peers that opened 256
+    streams each a pass took up to a second, and a newcomer's dial, ping and identify take about
+    ten passes. A task that waits here between its pieces shares one piece a pass with all
+    others that do, and everything else runs in every pass."""
 
     __slots__ = ("_taken", "_waiting")
 

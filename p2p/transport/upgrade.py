@@ -1,8 +1,8 @@
 """From raw bytes to a secured, multiplexed connection: negotiate, Noise, muxer.
 
-A dialer pipelines: its first packet carries the negotiation header, the proposal of Noise and the first
-Noise message; with a peer that names yamux in its Noise extensions, streams may be opened one round trip
-later. There is no unauthenticated path, whatever a peer offers.
+A dialer pipelines: its first packet carries the negotiation header, the proposal of Noise and
+the first Noise message; with a peer that names yamux in its Noise extensions, streams may be
+opened one round trip later. There is no unauthenticated path, whatever a peer offers.
 """
 
 from __future__ import annotations
@@ -50,11 +50,15 @@ async def secure(
 
     The caller sets the deadline, and closes ``raw`` on any error.
 
-    Raises `RemoteProtocolError` (`WrongPeer` among them), `ProtocolNotSupported` when the peer speaks no
-    Noise or no yamux, `trio.BrokenResourceError` when it goes away.
+    Raises `RemoteProtocolError` (`WrongPeer` among them), `ProtocolNotSupported` when the peer
+    speaks no Noise or no yamux, `trio.BrokenResourceError` when it goes away.
     """
     handshake = NoiseHandshake(
-        static, entropy(32), initiator=dialer, muxers=(yamux_frames.PROTOCOL_ID,), expected=expected
+        static,
+        entropy(32),
+        initiator=dialer,
+        muxers=(yamux_frames.PROTOCOL_ID,),
+        expected=expected,
     )
     negotiation = Proposer([noise.PROTOCOL_ID]) if dialer else Chooser(noise.PROTOCOL_ID.__eq__)
     await _send(raw, negotiation.data_to_send() + handshake.data_to_send())
@@ -93,7 +97,9 @@ async def _negotiate_muxer(
 
 
 def _check_listens(negotiation: Proposer | Chooser) -> None:
-    """Hang up on a dialer that goes on in a protocol that was refused: nothing that it sends is read."""
+    """Hang up on a dialer that goes on in a protocol that was refused: nothing that it sends is
+    read.
+    """
     if negotiation.is_deaf:
         raise ProtocolNotSupported("the peer wants to go on in a protocol that was refused")
 

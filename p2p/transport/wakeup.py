@@ -44,12 +44,18 @@ class AddressedStream(Protocol):
 
 @runtime_checkable
 class DirectStream(Protocol):
-    """A raw stream that can spare a connection the copies and scheduler passes of trio's interface."""
+    """A raw stream that can spare a connection the copies and scheduler passes of trio's
+    interface.
+    """
 
     async def receive_into(self, buffer: memoryview) -> int:
-        """Receive into ``buffer``, which is not touched before the last schedule point; 0 at the end."""
+        """Receive into ``buffer``, which is not touched before the last schedule point; 0 at
+        the end.
+        """
         ...
 
     def send_nowait(self, data: memoryview) -> int:
-        """Send what needs no waiting; returns how many bytes. Raises `trio.BrokenResourceError`."""
+        """Send what needs no waiting; returns how many bytes. Raises
+        `trio.BrokenResourceError`.
+        """
         ...

@@ -2,28 +2,32 @@
 
 Theory of operation
 -------------------
-The wire is hashicorp's yamux as libp2p uses it: 12-byte headers, four frame types, a window of 256 KiB
-per stream and direction that WINDOW_UPDATE frames refill. SYN, ACK, FIN and RST may ride on DATA or on
-WINDOW_UPDATE. `Mux` is a bytes machine: `receive_data` returns what happened, `data_to_send` what the
-peer must get, in pieces that fill one Noise record each (`p2p.transport.yamux_queue` says in which order).
+The wire is hashicorp's yamux as libp2p uses it: 12-byte headers, four frame types, a window of
+256 KiB per stream and direction that WINDOW_UPDATE frames refill. SYN, ACK, FIN and RST may
+ride on DATA or on WINDOW_UPDATE. `Mux` is a bytes machine: `receive_data` returns what
+happened, `data_to_send` what the peer must get, in pieces that fill one Noise record each
+(`p2p.transport.yamux_queue` says in which order).
 
-*Sending.* Bytes are charged against the peer's window when they are queued, so whatever is queued may be
-sent. `send` takes what there is room for and says how much that was.
+*Sending.* Bytes are charged against the peer's window when they are queued, so whatever is
+queued may be sent. `send` takes what there is room for and says how much that was.
 
-*Receiving.* The window refills as the application reads, half a window at a time, and grows, up to 4 MiB,
-when that half was read within a quarter of a second: 256 KiB in flight is 5 MB/s at 50 ms. What windows
-grow by comes from one stock for all connections of the host (`p2p.transport.budget`). A peer that
-overruns a window breaks the protocol. Frames of unknown streams are read over: they crossed a reset.
+*Receiving.* The window refills as the application reads, half a window at a time, and grows, up
+to 4 MiB, when that half was read within a quarter of a second: 256 KiB in flight is 5 MB/s at
+50 ms. What windows grow by comes from one stock for all connections of the host
+(`p2p.transport.budget`). A peer that overruns a window breaks the protocol. Frames of unknown
+streams are read over: they crossed a reset.
 
-*Breaking the protocol.* What came before the frame that broke it has happened and is reported; the last
-event is `ProtocolViolated`, and whatever comes later is not looked at.
+*Breaking the protocol.* What came before the frame that broke it has happened and is reported;
+the last event is `ProtocolViolated`, and whatever comes later is not looked at.
 
-*Ending.* A stream lives until both directions ended, or either side reset it. When the application no
-longer reads, a little late data is dropped in silence (the answer to a lazy negotiation, say), more
-is answered with a reset, so that the peer learns that nobody listens. A stream that is over for us and that
-the peer never ends is reset after a while (`sweep`), or at once when a new stream needs its place.
+*Ending.* A stream lives until both directions ended, or either side reset it. When the
+application no longer reads, a little late data is dropped in silence (the answer to a lazy
+negotiation, say), more is answered with a reset, so that the peer learns that nobody listens. A
+stream that is over for us and that the peer never ends is reset after a while (`sweep`), or at
+once when a new stream needs its place.
 
-*Names.* A stream id is used once. Answers that cross a reset are told from a new stream by that alone.
+*Names.* A stream id is used once. Answers that cross a reset are told from a new stream by that
+alone.
 """
 
 from __future__ import annotations
@@ -66,8 +70,8 @@ from p2p.transport.yamux_frames import (
 from p2p.transport.yamux_queue import MuxQueue
 
 STREAM_WORK: Final = 32
-"""Frames that cost as much as a new stream with its negotiation, its task and its end: 80 to 400 µs against 2
-to 4 µs for a frame."""
+"""Frames that cost as much as a new stream with its negotiation, its task and its end: 80 to
+400 µs against 2 to 4 µs for a frame."""
 
 _NOTHING: Final = bytearray()
 
@@ -78,12 +82,16 @@ class Mux:
     def __init__(
         self, *, dialer: bool, record: int = MAX_PLAINTEXT, budget: HostBudget | None = None
     ) -> None:
-        """``record`` is the largest piece that `data_to_send` may return; ``budget`` is the host's."""
+        """``record`` is the largest piece that `data_to_send` may return; ``budget`` is the
+        host's.
+        """
         self.frames = 0
-        """Frames and pieces of data that came so far, and, added by the streams, proposals: what the peer
-        made us look at."""
+        """Frames and pieces of data that came so far, and, added by the streams, proposals:
+        what the peer made us look at."""
         self.allowance = math.inf
-        """How much more `receive_data` may do: a frame or a piece costs one, a new stream `STREAM_WORK`."""
+        """How much more `receive_data` may do: a frame or a piece costs one, a new stream
+        `STREAM_WORK`.
+        """
         self.rest = bytearray()
         """What the last `receive_data` did not look at, because its allowance was used up."""
         self._dialer = dialer
@@ -121,16 +129,20 @@ class Mux:
     def open_stream(self) -> int:
         """A new stream.
 
-        Raises `LimitExceeded` when too many are open or await the peer's consent, and when the peer takes
-        nothing that we say.
+        Raises `LimitExceeded` when too many are open or await the peer's consent, and when the
+        peer takes nothing that we say.
         """
         if not self.may_open:
             raise LimitExceeded("the connection takes no more streams")
-        full = self._unacked >= MAX_STREAMS or len(self._streams) - self._incoming >= MAX_STREAMS
+        full = (
+            self._unacked >= MAX_STREAMS or len(self._streams) - self._incoming >= MAX_STREAMS
+        )
         if full and not self._make_room(ours=True):
             raise LimitExceeded(f"{MAX_STREAMS} streams are open on this connection")
         if self.is_choked:
-            raise LimitExceeded(f"the peer has yet to take {MAX_CONTROL} bytes of control frames")
+            raise LimitExceeded(
+                f"the peer has yet to take {MAX_CONTROL} bytes of control frames"
+            )
         stream = MuxStream(self._next_id, self._budget.now())
         self._next_id += 2
         self._streams[stream.stream_id] = stream
@@ -158,22 +170,27 @@ class Mux:
         return room
 
     def answer(self, stream_id: int, data: bytes) -> None:
-        """Queue our part of a negotiation whatever else is queued: it is short, and cut off it is garbage.
+        """Queue our part of a negotiation whatever else is queued: it is short, and cut off it
+        is garbage.
 
-        Harmless when the stream is over, as it may be before its owner was told; a peer whose window has no
-        room for the answer does not get it.
+        Harmless when the stream is over, as it may be before its owner was told; a peer whose
+        window has no room for the answer does not get it.
         """
         stream = self._streams.get(stream_id)
         if stream is not None and not stream.finished and len(data) <= stream.send_window:
             self._queue.put(stream, memoryview(data))
 
     def may_send(self, stream_id: int) -> bool:
-        """Whether `send` would not raise: a stream may be over before its owner was told of it."""
+        """Whether `send` would not raise: a stream may be over before its owner was told of
+        it.
+        """
         stream = self._streams.get(stream_id)
         return stream is not None and not stream.finished
 
     def room(self, stream_id: int) -> int:
-        """How many bytes `send` would take now; if none, `take_writable` will name the stream."""
+        """How many bytes `send` would take now; if none, `take_writable` will name the
+        stream.
+        """
         stream = self._streams.get(stream_id)
         if stream is None or stream.finished:
             raise LocalProtocolError(f"stream {stream_id} is not open for sending")
@@ -183,7 +200,9 @@ class Mux:
         return room
 
     def send_end(self, stream_id: int) -> None:
-        """Say that nothing more follows what is queued. Harmless when said, or when the stream is gone."""
+        """Say that nothing more follows what is queued. Harmless when said, or when the stream
+        is gone.
+        """
         stream = self._streams.get(stream_id)
         if stream is None or stream.finished:
             return
@@ -215,7 +234,9 @@ class Mux:
                 self._make_room(ours=ours)
 
     def sweep(self) -> None:
-        """Reset what is over for us and was so at the last sweep; the peer has had time to end it."""
+        """Reset what is over for us and was so at the last sweep; the peer has had time to end
+        it.
+        """
         for lingering in self._lingering:
             for stream in list(lingering.values()):
                 if stream.swept:
@@ -250,7 +271,9 @@ class Mux:
             self._queue.say(WINDOW_UPDATE, RST, stream_id, 0)
 
     def consumed(self, stream_id: int, count: int) -> bool:
-        """The application has read ``count`` bytes. Whether the window refills: the peer must hear it."""
+        """The application has read ``count`` bytes. Whether the window refills: the peer must
+        hear it.
+        """
         stream = self._streams.get(stream_id)
         if stream is None or stream.remote_finished:
             return False
@@ -282,7 +305,9 @@ class Mux:
 
     @property
     def is_choked(self) -> bool:
-        """Whether so many control frames wait that nothing more should be read: each may need an answer."""
+        """Whether so many control frames wait that nothing more should be read: each may need
+        an answer.
+        """
         return self._queue.control_bytes > MAX_CONTROL
 
     def data_to_send(self) -> bytearray | None:
@@ -318,10 +343,11 @@ class Mux:
     # What comes from the peer.
 
     def receive_data(self, data: bytearray) -> list[Event]:
-        """Take bytes, split anyhow; returns what happened. ``data`` is the machine's from now on.
+        """Take bytes, split anyhow; returns what happened. ``data`` is the machine's from now
+        on.
 
-        Stops when its `allowance` is used up: the caller is to come back with the `rest`. When the peer
-        breaks the protocol, `ProtocolViolated` comes behind what happened before.
+        Stops when its `allowance` is used up: the caller is to come back with the `rest`. When
+        the peer breaks the protocol, `ProtocolViolated` comes behind what happened before.
         """
         events: list[Event] = []
         start, size = 0, 0 if self._broken else len(data)
@@ -353,7 +379,9 @@ class Mux:
         self.rest = data[start:] if start < size else _NOTHING
         return events
 
-    def _receive_payload(self, stream: MuxStream, piece: bytearray, events: list[Event]) -> None:
+    def _receive_payload(
+        self, stream: MuxStream, piece: bytearray, events: list[Event]
+    ) -> None:
         if not stream.deaf:
             events.append(DataReceived(stream.stream_id, piece))
         else:
@@ -363,7 +391,9 @@ class Mux:
         if not self._left and self._ends:
             self._receive_end(stream, events)
 
-    def _receive_header(self, fields: tuple[int, int, int, int, int], events: list[Event]) -> None:
+    def _receive_header(
+        self, fields: tuple[int, int, int, int, int], events: list[Event]
+    ) -> None:
         version, kind, flags, stream_id, length = fields
         self.frames += 1
         self.allowance -= 1
@@ -440,7 +470,9 @@ class Mux:
         return bool(stream_id % 2) == self._dialer
 
     def _is_first_use(self, stream_id: int) -> bool:
-        """Whether the peer never opened a stream of this id, as far as we remember. It counts as used now."""
+        """Whether the peer never opened a stream of this id, as far as we remember. It counts
+        as used now.
+        """
         if stream_id <= self._highest:
             return stream_id in self._skipped and self._skipped.pop(stream_id) is None
         for skipped in range(max(self._highest + 2, stream_id - 2 * MAX_SKIPPED), stream_id, 2):
@@ -451,7 +483,9 @@ class Mux:
         return True
 
     def _widen(self, stream: MuxStream) -> int:
-        """Half a window was read: bytes by which it grows, if that was quick and the host's stock allows."""
+        """Half a window was read: bytes by which it grows, if that was quick and the host's
+        stock allows.
+        """
         now = self._budget.now()
         quick = now - stream.refilled <= QUICK
         stream.refilled = now
@@ -484,7 +518,9 @@ class Mux:
 
 
 def _cut(data: bytearray, start: int, end: int) -> bytearray:
-    """``data[start:end]``, without copying when that is its end: bytearrays shrink at the front for free."""
+    """``data[start:end]``, without copying when that is its end: bytearrays shrink at the front
+    for free.
+    """
     if end < len(data):
         return data[start:end]
     del data[:start]

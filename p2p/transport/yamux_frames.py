@@ -1,4 +1,6 @@
-"""Yamux's numbers: the frame header, the limits, and what a `p2p.transport.yamux.Mux` reports."""
+"""Yamux's numbers: the frame header, the limits, and what a `p2p.transport.yamux.Mux`
+reports.
+"""
 
 from __future__ import annotations
 
@@ -19,31 +21,40 @@ HEADER: Final = struct.Struct(">BBHII")
 INITIAL_WINDOW: Final = 256 * KI
 """Bytes, by the specification."""
 FULL_WINDOW: Final = 4 * MIB
-"""Bytes. 80 MB/s at 50 ms; 16 MiB measured 5 % faster on loopback and costs four times the memory."""
+"""Bytes. 80 MB/s at 50 ms; 16 MiB measured 5 % faster on loopback and costs four times the
+memory.
+"""
 QUICK: Final = 0.25
-"""Seconds in which half a window must be read for it to grow: an initial window grows from 0.5 MB/s on, also
-where the network keeps the peer waiting for our updates, up to a round trip of half a second. A stream of
-messages at some KiB/s stays narrow for ever, and leaves the stock of `p2p.transport.budget` to bulk."""
+"""Seconds in which half a window must be read for it to grow: an initial window grows from 0.5
+MB/s on, also where the network keeps the peer waiting for our updates, up to a round trip of
+half a second. A stream of messages at some KiB/s stays narrow for ever, and leaves the stock of
+`p2p.transport.budget` to bulk."""
 MAX_STREAMS: Final = 256
-"""Streams of one connection that the peer, and likewise we, may have open. go-yamux's accept backlog."""
+"""Streams of one connection that the peer, and likewise we, may have open. go-yamux's accept
+backlog.
+"""
 MAX_QUEUED: Final = 256 * KI
 """Bytes one stream may have queued to send: four full records, one batch of the writer."""
 MAX_CONNECTION_QUEUE: Final = 8 * MIB
 """Bytes all streams of a connection may have queued: 32 busy streams at full depth."""
 MAX_CONTROL: Final = 32 * KI
-"""Bytes of control frames that may wait, 2,730 of them, 24 MiB over 768 connections; with more, we stop
-reading until the peer has taken some. Ours are bounded by the streams, so more are answers (to pings, to
-refused streams) for which the peer asked, or which we could not give while this machine stood still:
-back-pressure, not blame."""
+"""Bytes of control frames that may wait, 2,730 of them, 24 MiB over 768 connections; with more,
+we stop reading until the peer has taken some. Ours are bounded by the streams, so more are
+answers (to pings, to refused streams) for which the peer asked, or which we could not give
+while this machine stood still: back-pressure, not blame."""
 MAX_SKIPPED: Final = 32
-"""Stream ids below the highest that may still come. Ids only grow, but tasks of a go-yamux peer that open
-streams at once take their ids in one order and send in another."""
+"""Stream ids below the highest that may still come. Ids only grow, but tasks of a go-yamux peer
+that open streams at once take their ids in one order and send in another."""
 MAX_ID: Final = 2**32 - 1
 """The last stream id: a connection that has used them up opens no more streams."""
 MAX_LATE: Final = 4 * KI
-"""Bytes dropped in silence on a stream that we no longer read: an answer to a negotiation has 70."""
+"""Bytes dropped in silence on a stream that we no longer read: an answer to a negotiation has
+70.
+"""
 SMALL: Final = 4 * KI
-"""Bytes. A stream with no more than this queued goes ahead of bulk, and shares a record with others."""
+"""Bytes. A stream with no more than this queued goes ahead of bulk, and shares a record with
+others.
+"""
 MAX_SEND_WINDOW: Final = 2**32 - 1
 
 NORMAL, PROTOCOL_FAILURE, INTERNAL_FAILURE = range(3)
@@ -100,11 +111,21 @@ class ProtocolViolated:
     reason: str
 
 
-Event = StreamOpened | DataReceived | EndReceived | StreamReset | PongReceived | WentAway | ProtocolViolated
+Event = (
+    StreamOpened
+    | DataReceived
+    | EndReceived
+    | StreamReset
+    | PongReceived
+    | WentAway
+    | ProtocolViolated
+)
 
 
 class MuxStream:
-    """What the machine knows of one stream: plain fields, changed by `Mux` and `MuxQueue` only."""
+    """What the machine knows of one stream: plain fields, changed by `Mux` and `MuxQueue`
+    only.
+    """
 
     __slots__ = (
         "abandoned",
@@ -134,7 +155,8 @@ class MuxStream:
         self.window = INITIAL_WINDOW  # what the peer may have in flight
         self.receive_window = INITIAL_WINDOW  # what is left of it
         self.consumed = 0  # read, but not yet given back
-        self.segments: list[bytearray] = []  # up to five frames, the first 12 bytes of each still blank
+        # up to five frames, the first 12 bytes of each still blank
+        self.segments: list[bytearray] = []
         self.queued = 0  # their payload
         self.scheduled = False
         self.blocked = False  # a `send` was refused, somebody waits

@@ -1,9 +1,9 @@
 """What waits to go to the peer on one yamux connection, and in which order it goes. No I/O.
 
-Control frames go first, then small frames of any stream together in one record, then one large frame of
-the next stream in turn. A heartbeat never waits behind more than one record of bulk, and a flood of
-heartbeats cannot stop the bulk. Streams queue whole frames with room for their header, so payload is copied
-once, and small writes grow into large frames while they wait.
+Control frames go first, then small frames of any stream together in one record, then one large
+frame of the next stream in turn. A heartbeat never waits behind more than one record of bulk,
+and a flood of heartbeats cannot stop the bulk. Streams queue whole frames with room for their
+header, so payload is copied once, and small writes grow into large frames while they wait.
 """
 
 from __future__ import annotations
@@ -11,7 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from p2p.transport.budget import MAX_OUTGOING, HostBudget
-from p2p.transport.yamux_frames import DATA, FIN, HEADER, MAX_CONNECTION_QUEUE, MAX_QUEUED, SMALL, MuxStream
+from p2p.transport.yamux_frames import (
+    DATA,
+    FIN,
+    HEADER,
+    MAX_CONNECTION_QUEUE,
+    MAX_QUEUED,
+    SMALL,
+    MuxStream,
+)
 
 
 class MuxQueue:
@@ -22,13 +30,14 @@ class MuxQueue:
         self._record = record
         self._budget = budget
         self._queued = 0
-        self._sealed = 0  # bytes that were taken from here, and that the network does not take yet
+        # bytes that were taken from here, and that the network does not take yet
+        self._sealed = 0
         self.control = bytearray()
         """Control frames that wait."""
         self.small: list[MuxStream] = []
         self.bulk: list[MuxStream] = []
-        """Streams with something to send: little, and much. 512 at most, and mostly none: an empty deque
-        takes 0.7 KiB."""
+        """Streams with something to send: little, and much. 512 at most, and mostly none: an
+        empty deque takes 0.7 KiB."""
         self._bulk_turn = False
         self._blocked: dict[int, MuxStream] = {}
         self.writable: list[int] = []
@@ -54,7 +63,9 @@ class MuxQueue:
 
     def room(self, stream: MuxStream) -> int:
         """Bytes of payload the stream may queue now."""
-        room = min(stream.send_window, MAX_QUEUED - stream.queued, MAX_CONNECTION_QUEUE - self._queued)
+        room = min(
+            stream.send_window, MAX_QUEUED - stream.queued, MAX_CONNECTION_QUEUE - self._queued
+        )
         if self._budget.outgoing + room > MAX_OUTGOING:
             room = min(room, self._budget.outgoing_room(self._queued + self._sealed))
         return room if room > 0 else 0

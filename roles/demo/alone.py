@@ -21,7 +21,13 @@ from random import Random
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from p2p.node.usage import STANDARD_OUTPUT, write_text
 from roles.engines.base import Evaluation, GroupTask, Sampling, StepReport, TrainingGroup
@@ -53,7 +59,9 @@ class Course:
     @property
     def gate(self) -> LearningGate:
         """First evaluation against last."""
-        return LearningGate(self.evaluations[min(self.evaluations)], self.evaluations[max(self.evaluations)])
+        return LearningGate(
+            self.evaluations[min(self.evaluations)], self.evaluations[max(self.evaluations)]
+        )
 
     def summary(self) -> dict[str, object]:
         """For JSON."""
@@ -108,7 +116,9 @@ class Alone:
 
     def step(self) -> StepReport:
         """Sample with the old policy, learn with the new one."""
-        self._history.append({name: value.clone() for name, value in self.learner.model.state_dict().items()})
+        self._history.append(
+            {name: value.clone() for name, value in self.learner.model.state_dict().items()}
+        )
         self.sampler.load_state_dict(self._history[0])
         with _timed(self.course.seconds, "generation"):
             groups = self._groups_with_spread()
@@ -131,7 +141,8 @@ class Alone:
         recipe, environment = self._recipe, self._environment
         tasks = [environment.task(self._rng.randbytes(32)) for _ in range(recipe.draw)]
         prompts = [
-            GroupTask(index, task.prompt, self._seeds(recipe.group_size)) for index, task in enumerate(tasks)
+            GroupTask(index, task.prompt, self._seeds(recipe.group_size))
+            for index, task in enumerate(tasks)
         ]
         sampling = Sampling(recipe.temperature, recipe.max_new_tokens, recipe.group_size)
         drawn = sampler.draw(self.sampler, prompts, sampling, environment.end_token)
@@ -145,7 +156,9 @@ class Alone:
 
     def _advantages(self, groups: Sequence[TrainingGroup]) -> Advantages:
         """Group by group; for the control, permuted over all completions of the step."""
-        advantages = [group_advantages(group.rewards, self._recipe.advantage_epsilon) for group in groups]
+        advantages = [
+            group_advantages(group.rewards, self._recipe.advantage_epsilon) for group in groups
+        ]
         if not self._shuffled:
             return advantages
         flat = [one for group in advantages for one in group]
@@ -155,7 +168,12 @@ class Alone:
 
 
 def run(
-    config: EngineConfig, steps: int, every: int, progressed: Progressed, *, shuffled: bool = False
+    config: EngineConfig,
+    steps: int,
+    every: int,
+    progressed: Progressed,
+    *,
+    shuffled: bool = False,
 ) -> Course:
     """Warm up, take ``steps`` steps, evaluate after every ``every`` of them and at the end."""
     alone = Alone(config, shuffled)
@@ -171,15 +189,23 @@ def run(
 @contextmanager
 def progress_bar(title: str, steps: int) -> Iterator[Progressed]:
     """A bar on standard error that shows the rewards as they come."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+    )
     console = Console(stderr=True)
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as progress:
+    with Progress(
+        *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console
+    ) as progress:
         bar = progress.add_task(f"{title}: warm-up", total=steps)
 
         def progressed(step: int, evaluation: Evaluation | None) -> None:
             progress.update(bar, completed=step)
             if evaluation is not None:
-                text = f"{title}: greedy {evaluation.greedy:.3f}, sampled {evaluation.sampled:.3f}"
+                text = (
+                    f"{title}: greedy {evaluation.greedy:.3f}, sampled {evaluation.sampled:.3f}"
+                )
                 progress.update(bar, description=text)
                 progress.console.print(f"step {step:3d}  {text}")
 
@@ -194,7 +220,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=Recipe().steps)
     parser.add_argument("--every", type=int, default=10, help="steps between evaluations")
-    parser.add_argument("--json", type=Path, help="write the course to this file; - is standard output")
+    parser.add_argument(
+        "--json", type=Path, help="write the course to this file; - is standard output"
+    )
     options = parser.parse_args()
     config = EngineConfig(seed=options.seed, recipe=Recipe(steps=options.steps))
     with progress_bar(f"seed {options.seed}", options.steps) as progressed:

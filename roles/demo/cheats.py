@@ -114,7 +114,8 @@ class CheatSession(InferenceSession):
         Raises `EngineError` if there is none: nothing is handed in then that might be honest.
         """
         honest, claimed = run_sampling(self.run), self.loaded
-        with ExitStack() as pins:  # both policies are loaded by turns: neither may be dropped meanwhile
+        # both policies are loaded by turns: neither may be dropped meanwhile
+        with ExitStack() as pins:
             older = self._pin_older(pins)
             for version, asked, sampling in self._ways(older, tasks, honest):
                 await self._load(version)

@@ -70,11 +70,18 @@ def parser() -> argparse.ArgumentParser:
     )
     default = Recipe().steps
     parse.add_argument(
-        "--steps", type=steps, default=default, metavar="N", help=f"optimiser steps (default {default})"
+        "--steps",
+        type=steps,
+        default=default,
+        metavar="N",
+        help=f"optimiser steps (default {default})",
     )
     parse.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     parse.add_argument(
-        "--data", type=Path, metavar="DIR", help="keep the nodes' data there (default: temporary)"
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="keep the nodes' data there (default: temporary)",
     )
     return parse
 
@@ -135,7 +142,8 @@ def check_machine() -> None:
     """Raise `ConfigError`, with the remedy, if the demo cannot be played on this machine."""
     if resource is None:
         raise ConfigError(
-            "the demo runs on Linux and macOS; on Windows install Shoal in WSL2 and play it there"
+            "the demo runs on Linux and macOS; on Windows install Shoal in WSL2 and play it "
+            "there"
         )
     if importlib.util.find_spec("torch") is None:
         raise ConfigError(
@@ -145,8 +153,9 @@ def check_machine() -> None:
     free = free_memory()
     if free < MEMORY:
         raise ConfigError(
-            f"the demo needs {size(MEMORY)} of free memory, and this machine has {size(free)}: close other "
-            "programs, or simulate the same swarm with python -m sim run spine, which needs 0.1 GB"
+            f"the demo needs {size(MEMORY)} of free memory, and this machine has {size(free)}: "
+            "close other programs, or simulate the same swarm with python -m sim run spine, "
+            "which needs 0.1 GB"
         )
 
 
@@ -176,19 +185,21 @@ def _folder(data: Path | None) -> Path:
     """Where the nodes keep their data. Raises `ConfigError` if they cannot."""
     if data is not None and (data / RUN_FILE).exists():
         raise ConfigError(
-            f"--data {data} holds the nodes of an earlier demo, whose run has its own seed and steps: "
-            "name another folder, or remove that one"
+            f"--data {data} holds the nodes of an earlier demo, whose run has its own seed and "
+            "steps: name another folder, or remove that one"
         )
     try:
         folder = Path(tempfile.mkdtemp(prefix="shoal-demo-")) if data is None else data
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
     except OSError as error:
-        raise ConfigError(f"the nodes' data cannot be kept in {data}: {error.strerror}") from None
+        raise ConfigError(
+            f"the nodes' data cannot be kept in {data}: {error.strerror}"
+        ) from None
     if free < DISK:
         raise ConfigError(
-            f"the demo needs {size(DISK)} of disk, and {folder} has {size(free)}: name a folder on another "
-            "disk with --data"
+            f"the demo needs {size(DISK)} of disk, and {folder} has {size(free)}: name "
+            "a folder on another disk with --data"
         )
     if not os.access(folder, os.W_OK):
         raise ConfigError(f"--data {folder}: no permission to write there")
@@ -235,12 +246,16 @@ async def play(plan: DemoPlan, console: Console) -> dict[str, Any]:
 
 def cpu_seconds() -> float:
     """Of this process and of all that have ended below it."""
-    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    usage = [
+        resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    ]
     return sum(use.ru_utime + use.ru_stime for use in usage)
 
 
 def _invite(console: Console, nodes: DemoNodes) -> None:
-    console.print(f"join from another shell: {join_command(nodes)}", soft_wrap=True, markup=False)
+    console.print(
+        f"join from another shell: {join_command(nodes)}", soft_wrap=True, markup=False
+    )
 
 
 def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
@@ -279,7 +294,8 @@ def _live(console: Console) -> Iterator[Any]:
             shown.append(len(curve))
             step, greedy, sampled = curve[-1]
             console.print(
-                f"{seconds:5.0f} s  step {step:3d}  held-out greedy {greedy:.3f}  sampled {sampled:.3f}",
+                f"{seconds:5.0f} s  step {step:3d}  held-out "
+                f"greedy {greedy:.3f}  sampled {sampled:.3f}",
                 highlight=False,
             )
 
@@ -302,18 +318,21 @@ def report(console: Console, figures: dict[str, Any], failures: list[str]) -> No
     """The summary for people."""
     per_policy = figures["policy_bytes"] * figures["policies"]
     console.print(
-        f"\n[bold]{figures['peers']} peers, {figures['policies']} policies, {figures['seconds']:.0f} s, "
-        f"{figures['cpu_seconds']:.0f} CPU s[/bold]\n"
-        f"  held-out reward   greedy {figures['greedy_start']:.3f} → {figures['greedy_end']:.3f}, "
+        f"\n[bold]{figures['peers']} peers, {figures['policies']} policies, "
+        f"{figures['seconds']:.0f} s, {figures['cpu_seconds']:.0f} CPU s[/bold]\n"
+        f"  held-out reward   "
+        f"greedy {figures['greedy_start']:.3f} → {figures['greedy_end']:.3f}, "
         f"sampled {figures['reward_start']:.3f} → {figures['reward_end']:.3f}\n"
         f"  rollouts          {figures['rollouts_accepted']} accepted, "
         f"{figures['rollouts_rejected']} rejected, "
         f"staleness at most {figures['staleness_max']}\n"
         f"  the cheater       {figures['cheater_submitted']} submissions, "
-        f"{figures['cheater_accepted']} accepted; honest work rejected: {figures['honest_rejected']}\n"
+        f"{figures['cheater_accepted']} accepted; "
+        f"honest work rejected: {figures['honest_rejected']}\n"
         f"  weights           {size(figures['policy_bytes'])} a policy; the trainer sent "
         f"{figures['origin_upload_bytes'] / per_policy:.2f} × that in all,\n"
-        f"                    five receivers got {figures['leaf_share_from_peers']:.0%} from each other",
+        "                    five receivers got "
+        f"{figures['leaf_share_from_peers']:.0%} from each other",
         highlight=False,
     )
     for failure in failures:

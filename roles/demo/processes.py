@@ -55,7 +55,9 @@ CHUNK_BYTES: Final = 32 * KI
 # and one exponent mismatch; weights one step old at the lowest rate have a mean of 1.2 in the
 # median group, and eight groups are judged at a time. And 120,000 honest answers end with a
 # token of probability 1e-6 once in eight runs, while the seeded draw already decides.
-DEMO_LIMITS: Final = replace(Limits.fp32(), mantissa_mean=0.25, exponent_mismatches=3, end_probability=1e-12)
+DEMO_LIMITS: Final = replace(
+    Limits.fp32(), mantissa_mean=0.25, exponent_mismatches=3, end_probability=1e-12
+)
 
 
 class DemoError(ShoalError):
@@ -98,7 +100,8 @@ def write_run(plan: DemoPlan) -> Run:
     run = sign_run(terms, owner)
     (plan.folder / RUN_FILE).write_bytes(run.document)
     (plan.folder / "node.toml").write_text(
-        f"[role.trainer]\nevaluate_every = {plan.evaluate_every}\n\n[membership]\ninterval = 1.0\n"
+        f"[role.trainer]\nevaluate_every = {plan.evaluate_every}\n\n[membership]\ninterval ="
+        " 1.0\n"
     )
     return run
 
@@ -152,7 +155,9 @@ class NodeProcess:
             while self.greeting is None:
                 await self._heard.wait()
             return self.greeting
-        raise DemoError(f"{self.name} did not start within {START_SECONDS:.0f} s; see {self.folder / 'log'}")
+        raise DemoError(
+            f"{self.name} did not start within {START_SECONDS:.0f} s; see {self.folder / 'log'}"
+        )
 
     async def wait_status(self, condition: Callable[[Status], bool]) -> Status:
         """The first status from now on for which ``condition`` holds."""
@@ -203,8 +208,9 @@ class DemoNodes:
         child = self.children[name]
         first = next(iter(CAST))
         arguments = [
-            "--role", CAST[name], "--data", str(child.folder), "--listen", "/ip4/127.0.0.1/tcp/0",
-            "--config", str(self.plan.folder / "node.toml"), "--json", "--status", "0.5", "--die-with-parent",
+            "--role", CAST[name], "--data", str(child.folder), "--listen",
+            "/ip4/127.0.0.1/tcp/0", "--config", str(self.plan.folder / "node.toml"), "--json",
+            "--status", "0.5", "--die-with-parent",
         ]  # fmt: skip
         if name == first:
             arguments += ["--run", str(self.plan.folder / RUN_FILE)]
@@ -230,12 +236,18 @@ class DemoNodes:
         await child.listen(self._hear)
         code = await process.wait()
         if not self._stopping and code >= 0:  # a signal is a person's will, or a test's
-            raise DemoError(f"{child.name} ended (exit status {code}); see {child.folder / 'log'}")
+            raise DemoError(
+                f"{child.name} ended (exit status {code}); see {child.folder / 'log'}"
+            )
 
     @property
     def status(self) -> SwarmStatus:
         """The newest status of every node that has one."""
-        nodes = {name: child.status for name, child in self.children.items() if child.status is not None}
+        nodes = {
+            name: child.status
+            for name, child in self.children.items()
+            if child.status is not None
+        }
         recipe = self.plan.recipe
         return SwarmStatus(nodes, recipe.submission * recipe.group_size)
 

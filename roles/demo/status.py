@@ -23,11 +23,15 @@ class SwarmStatus:
 
     def role(self, role: str) -> list[Status]:
         """Healths of that role, over all nodes that have it."""
-        return [status["roles"][role] for status in self.nodes.values() if role in status["roles"]]
+        return [
+            status["roles"][role] for status in self.nodes.values() if role in status["roles"]
+        ]
 
     def peers_with(self, role: str) -> list[str]:
         """Who has that role."""
-        return [str(status["peer"]) for status in self.nodes.values() if role in status["roles"]]
+        return [
+            str(status["peer"]) for status in self.nodes.values() if role in status["roles"]
+        ]
 
     @property
     def trainer(self) -> Status:
@@ -49,15 +53,25 @@ class SwarmStatus:
         trainer = self.trainer
         if not trainer.get("done"):
             return False
-        return all(status["shardcast"]["newest"] >= trainer["step"] for status in self.nodes.values())
+        return all(
+            status["shardcast"]["newest"] >= trainer["step"] for status in self.nodes.values()
+        )
 
     def figures(self) -> dict[str, Any]:
         """The demo's keys, but for seed and times."""
         trainer = self.trainer
         honest, cheaters = self.peers_with("inference"), self.peers_with("cheat")
         workers = honest + cheaters
-        leaves = [status["shardcast"] for status in self.nodes.values() if "trainer" not in status["roles"]]
-        origins = [status["shardcast"] for status in self.nodes.values() if "trainer" in status["roles"]]
+        leaves = [
+            status["shardcast"]
+            for status in self.nodes.values()
+            if "trainer" not in status["roles"]
+        ]
+        origins = [
+            status["shardcast"]
+            for status in self.nodes.values()
+            if "trainer" in status["roles"]
+        ]
         from_peers = sum(stats["from_peers"] for stats in leaves)
         from_origin = sum(stats["from_origin"] for stats in leaves)
         accepted = self.judged(workers, "accepted")
@@ -68,11 +82,14 @@ class SwarmStatus:
             "reward_start": trainer.get("reward_start"),
             "reward_end": trainer.get("reward"),
             "policies": trainer.get("step", -1) + 1,
-            "policies_skipped": sum(health["policies_skipped"] for health in self.role("inference")),
+            "policies_skipped": sum(
+                health["policies_skipped"] for health in self.role("inference")
+            ),
             "staleness_max": trainer.get("staleness_max"),
             "rollouts_accepted": accepted * self.completions,
             "rollouts_rejected": self.judged(workers, "rejected") * self.completions,
-            "cheater_submitted": self.judged(cheaters, "accepted") + self.judged(cheaters, "rejected"),
+            "cheater_submitted": self.judged(cheaters, "accepted")
+            + self.judged(cheaters, "rejected"),
             "cheater_accepted": self.judged(cheaters, "accepted"),
             "honest_rejected": self.judged(honest, "rejected"),
             "policy_bytes": trainer.get("policy_bytes"),

@@ -54,8 +54,8 @@ def _headlines(trainer: Any, seconds: float) -> list[Text]:
             f"staleness ≤ {trainer['staleness_max']}   {sparkline(curve[-CURVE:])}"
         ),
         _line(
-            f"        held-out greedy {trainer['greedy_start']:.2f} → {trainer['greedy']:.2f}   "
-            f"sampled {trainer['reward_start']:.2f} → {trainer['reward']:.2f}"
+            f"        held-out greedy {trainer['greedy_start']:.2f} → {trainer['greedy']:.2f}  "
+            f" sampled {trainer['reward_start']:.2f} → {trainer['reward']:.2f}"
         ),
     ]
 
@@ -97,9 +97,10 @@ def _verdict_lines(status: SwarmStatus) -> list[Text]:
     honest, cheaters = status.peers_with("inference"), status.peers_with("cheat")
     lines = [
         _line(
-            f"honest: {status.judged(honest, 'accepted')} accepted, {status.judged(honest, 'rejected')} "
-            f"rejected   cheater: {status.judged(cheaters, 'accepted')} accepted, "
-            f"{status.judged(cheaters, 'rejected')} rejected"
+            f"honest: {status.judged(honest, 'accepted')} accepted,"
+            f" {status.judged(honest, 'rejected')} rejected   cheater:"
+            f" {status.judged(cheaters, 'accepted')} accepted,"
+            f" {status.judged(cheaters, 'rejected')} rejected"
         )
     ]
     reasons: dict[str, int] = {}
@@ -108,4 +109,7 @@ def _verdict_lines(status: SwarmStatus) -> list[Text]:
             for reason, count in record["reasons"].items():
                 reasons[reason] = reasons.get(reason, 0) + count
     often = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
-    return [*lines, *(_line(f"  {count:5d} × {reason}", "dim") for reason, count in often[:REASONS])]
+    return [
+        *lines,
+        *(_line(f"  {count:5d} × {reason}", "dim") for reason, count in often[:REASONS]),
+    ]

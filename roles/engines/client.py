@@ -41,7 +41,9 @@ _KINDS: Final[dict[str, type[ShoalError]]] = {
 
 
 @asynccontextmanager
-async def open_engine(world: World, config: EngineConfig, *, name: str = "engine") -> AsyncIterator[Engine]:
+async def open_engine(
+    world: World, config: EngineConfig, *, name: str = "engine"
+) -> AsyncIterator[Engine]:
     """Run an engine for the length of the block; its process ends with the block.
 
     Raises `ConfigError` or `MissingDependency` if it cannot be built, `WorkerDied` from any
@@ -73,7 +75,9 @@ class WorkerEngine:
 
     async def generate(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Group]:
         """See `roles.engines.base.Generator`."""
-        value = await self._call("generate", [codec.task_to_wire(task) for task in tasks], astuple(sampling))
+        value = await self._call(
+            "generate", [codec.task_to_wire(task) for task in tasks], astuple(sampling)
+        )
         return [codec.group_from_wire(group) for group in value]
 
     async def score(
@@ -98,7 +102,9 @@ class WorkerEngine:
 
     async def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
         """See `roles.engines.base.Learner`."""
-        return StepReport(*await self._call("step", [codec.training_to_wire(group) for group in groups]))
+        return StepReport(
+            *await self._call("step", [codec.training_to_wire(group) for group in groups])
+        )
 
     async def save(self, checkpoint: str, weights: str) -> None:
         """See `roles.engines.base.Learner`."""
@@ -112,9 +118,12 @@ class WorkerEngine:
         request = codec.encode_request(method, *arguments)
         if len(request) > codec.MAX_FRAME:
             raise EngineError(
-                f"{method}: a request of {len(request)} bytes is over the limit of {codec.MAX_FRAME}"
+                f"{method}: a request of {len(request)} bytes is over the limit of"
+                f" {codec.MAX_FRAME}"
             )
         reply = codec.decode_reply(await self._worker.call(request))
         if isinstance(reply, codec.Failure):
-            raise _KINDS.get(reply.kind, EngineError)(f"{method} failed with {reply.kind}: {reply.message}")
+            raise _KINDS.get(reply.kind, EngineError)(
+                f"{method} failed with {reply.kind}: {reply.message}"
+            )
         return reply

@@ -67,7 +67,9 @@ class ModelShape:
     def __post_init__(self) -> None:
         check_bounds(self, _SHAPE)
         if self.query_heads % self.key_heads:
-            raise ValueError(f"{self.query_heads} query heads cannot share {self.key_heads} key heads evenly")
+            raise ValueError(
+                f"{self.query_heads} query heads cannot share {self.key_heads} key heads evenly"
+            )
         if self.head_width % 2:
             raise ValueError(f"head_width must be even, not {self.head_width}")
 
@@ -75,7 +77,9 @@ class ModelShape:
     def parameters(self) -> int:
         """Numbers in the network, embeddings and untied head included."""
         heads = self.width * self.head_width * 2 * (self.query_heads + self.key_heads)
-        layer = heads + 3 * self.width * self.feed_forward + 2 * self.width + 2 * self.head_width
+        layer = (
+            heads + 3 * self.width * self.feed_forward + 2 * self.width + 2 * self.head_width
+        )
         return self.layers * layer + 2 * self.vocabulary * self.width + self.width
 
 
@@ -96,7 +100,10 @@ class MachineLimits:
     """Bytes of address space for the process of the environment, libraries included."""
 
     def __post_init__(self) -> None:
-        if min(self.memory, self.max_new_tokens, self.warm_up_steps, self.environment_memory) < 1:
+        if (
+            min(self.memory, self.max_new_tokens, self.warm_up_steps, self.environment_memory)
+            < 1
+        ):
             raise ValueError("the limits of a machine are positive")
 
     def check(self, shape: ModelShape, recipe: Recipe) -> None:
@@ -110,8 +117,9 @@ class MachineLimits:
             allowed = getattr(self, name)
             if amount > allowed:
                 raise ConfigError(
-                    f"this run asks for {name} = {amount:,}, this machine allows {allowed:,}: if you trust "
-                    f"the run's owner and the machine can bear it, set {name} in [role.NAME.machine]"
+                    f"this run asks for {name} = {amount:,}, this machine allows {allowed:,}:"
+                    f" if you trust the run's owner and the machine can bear it, set {name} in"
+                    " [role.NAME.machine]"
                 )
 
 

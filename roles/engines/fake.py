@@ -154,7 +154,10 @@ class FakeEngine:
         digest, policy = self._policy()
         honest = [_group(self._environment, digest, policy, task, sampling) for task in tasks]
         await self._spend(scoring, _tokens(groups) / self._config.profile.score_rate)
-        return [_evidence(digest, policy, ours, theirs) for ours, theirs in zip(honest, groups, strict=True)]
+        return [
+            _evidence(digest, policy, ours, theirs)
+            for ours, theirs in zip(honest, groups, strict=True)
+        ]
 
     async def open(self, checkpoint: str) -> int:
         """See `roles.engines.base.Learner`."""
@@ -169,7 +172,9 @@ class FakeEngine:
                 else:
                     return self._learning.step
         if damage:
-            raise EngineError(f"{'; '.join(damage)}; to begin again from the warm-up, remove what is damaged")
+            raise EngineError(
+                f"{'; '.join(damage)}; to begin again from the warm-up, remove what is damaged"
+            )
         await self._spend(loading, self._config.profile.open_seconds)
         self._learning = first_policy(self._config)
         return self._learning.step
@@ -257,7 +262,11 @@ def _tokens(groups: Sequence[Group]) -> int:
 
 
 def _group(
-    environment: Environment, digest: bytes, policy: FakePolicy, task: GroupTask, sampling: Sampling
+    environment: Environment,
+    digest: bytes,
+    policy: FakePolicy,
+    task: GroupTask,
+    sampling: Sampling,
 ) -> Group:
     """The honest completions of a task under a policy."""
     solution = environment.solution(task.prompt)
@@ -298,7 +307,9 @@ def _evidence(digest: bytes, policy: FakePolicy, honest: Group, claimed: Group) 
     strange = sum(
         ours != theirs
         for mine, other in pairs
-        for ours, theirs in zip_longest(mine.tokens if mine else (), other.tokens if other else ())
+        for ours, theirs in zip_longest(
+            mine.tokens if mine else (), other.tokens if other else ()
+        )
     )
     error = max(
         (

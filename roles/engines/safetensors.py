@@ -39,7 +39,8 @@ class RawTensor:
         expected = math.prod(self.shape) * DTYPE_BYTES[self.dtype]
         if len(self.data) != expected:
             raise ValueError(
-                f"a {self.dtype} tensor of shape {self.shape} is {expected} bytes, not {len(self.data)}"
+                f"a {self.dtype} tensor of shape {self.shape} is {expected} bytes, not"
+                f" {len(self.data)}"
             )
 
 
@@ -49,12 +50,20 @@ def encode(tensors: Mapping[str, RawTensor]) -> bytes:
     offset = 0
     for name, tensor in tensors.items():
         end = offset + len(tensor.data)
-        header[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        header[name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, end],
+        }
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return b"".join(
-        (len(text).to_bytes(_LENGTH_BYTES, "little"), text, *(one.data for one in tensors.values()))
+        (
+            len(text).to_bytes(_LENGTH_BYTES, "little"),
+            text,
+            *(one.data for one in tensors.values()),
+        )
     )
 
 
@@ -65,7 +74,9 @@ def decode_untrusted(data: bytes | bytearray | memoryview) -> dict[str, RawTenso
     length = int.from_bytes(view[:_LENGTH_BYTES], "little")
     start = _LENGTH_BYTES + length
     if len(view) < _LENGTH_BYTES or length > MAX_HEADER or start > len(view):
-        raise BadMessage(f"a safetensors header of {length} bytes does not fit a file of {len(view)}")
+        raise BadMessage(
+            f"a safetensors header of {length} bytes does not fit a file of {len(view)}"
+        )
     entries = [
         (*_entry_untrusted(name, value), name)
         for name, value in _header_untrusted(bytes(view[_LENGTH_BYTES:start])).items()
@@ -114,4 +125,6 @@ def _entry_untrusted(name: str, value: object) -> tuple[int, int, str, tuple[int
 
 def _are_sizes(value: Any) -> bool:
     """Whether ``value`` is a list of plain non-negative integers of sane size."""
-    return isinstance(value, list) and all(type(item) is int and 0 <= item < _MAX_SIZE for item in value)
+    return isinstance(value, list) and all(
+        type(item) is int and 0 <= item < _MAX_SIZE for item in value
+    )

@@ -69,7 +69,9 @@ class LocalEngine(Protocol):
 def make_engine(config: EngineConfig) -> LocalEngine:
     """Build the engine of ``config.kind``; only here is torch imported."""
     if config.kind != "tiny":
-        raise ConfigError(f"there is no engine {config.kind!r} for worker processes; installed are tiny")
+        raise ConfigError(
+            f"there is no engine {config.kind!r} for worker processes; installed are tiny"
+        )
     try:
         from roles.engines.tiny.engine import TinyEngine
     except ImportError as error:
@@ -86,7 +88,9 @@ def call(engine: LocalEngine, method: str, arguments: Sequence[Any]) -> object:
             engine.load(weights)
             return None
         case "generate", [tasks, sampling]:
-            groups = engine.generate([codec.task_from_wire(task) for task in tasks], Sampling(*sampling))
+            groups = engine.generate(
+                [codec.task_from_wire(task) for task in tasks], Sampling(*sampling)
+            )
             return [codec.group_to_wire(group) for group in groups]
         case "score", [tasks, groups, sampling]:
             evidence = engine.score(

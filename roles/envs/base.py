@@ -108,7 +108,9 @@ def environment_digest(name: str) -> bytes:
     is_ours = module.partition(".")[0] == __name__.partition(".")[0]
     digest = module_digest(module) if is_ours else package_digest(module.partition(".")[0])
     if digest is None:
-        raise ConfigError(f"the environment {name!r} has no files to hash: is {module} installed whole?")
+        raise ConfigError(
+            f"the environment {name!r} has no files to hash: is {module} installed whole?"
+        )
     return digest
 
 
@@ -118,10 +120,12 @@ def _entry_point(name: str) -> EntryPoint:
     if not found and name in _BUILT_IN:  # run from a source tree that is not installed
         return EntryPoint(name, _BUILT_IN[name], ENTRY_POINTS)
     if not found:
-        known = sorted({*_BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINTS))})
+        known = sorted(
+            {*_BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINTS))}
+        )
         raise ConfigError(
-            f"there is no environment {name!r}; installed are {', '.join(known)} (packages add their own "
-            f"under the entry point group {ENTRY_POINTS})"
+            f"there is no environment {name!r}; installed are {', '.join(known)} (packages add"
+            f" their own under the entry point group {ENTRY_POINTS})"
         )
     return found[0]
 
@@ -136,4 +140,6 @@ def open_environment(name: str) -> Environment:
     try:
         return cast(Environment, getattr(importlib.import_module(point.module), point.attr)())
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"the environment {name!r} cannot be loaded from {point.value}: {error}") from error
+        raise ConfigError(
+            f"the environment {name!r} cannot be loaded from {point.value}: {error}"
+        ) from error

@@ -65,7 +65,11 @@ class LocalEnvironment:
 
     async def rewards(self, answers: Answers) -> list[float]:
         """See `ContainedEnvironment`."""
-        return [reward_of(self._environment, task, tokens) for task, given in answers for tokens in given]
+        return [
+            reward_of(self._environment, task, tokens)
+            for task, given in answers
+            for tokens in given
+        ]
 
 
 class WorkerEnvironment:
@@ -116,7 +120,9 @@ class WorkerEnvironment:
             self._world.open_worker(WORKER_ARGV, name=f"the environment {self._name!r}")
         )
         opening = self._ration.opening
-        self.end_token = await self._call("open", self._name, *astuple(self._ration), patience=opening)
+        self.end_token = await self._call(
+            "open", self._name, *astuple(self._ration), patience=opening
+        )
 
     async def _call(self, method: str, *arguments: object, patience: float) -> Any:
         """One call of the process that runs; one that gives no answer is its last."""
@@ -129,15 +135,22 @@ class WorkerEnvironment:
         except trio.TooSlowError:
             raise self._failure(method, f"no answer in {patience:g} s") from None
         except (WorkerDied, LimitExceeded) as error:
-            limits = f"{self._ration.cpu:g} s of CPU for one call, {self._ration.memory:,} bytes of memory"
-            raise self._failure(method, f"its process ended: it may use {limits}, or it crashed") from error
+            limits = (
+                f"{self._ration.cpu:g} s of CPU for one call, {self._ration.memory:,} bytes of"
+                " memory"
+            )
+            raise self._failure(
+                method, f"its process ended: it may use {limits}, or it crashed"
+            ) from error
         finally:
             if not is_answered:
                 self._worker = None
                 await self._stack.aclose()
         reply = codec.decode_reply(data)
         if isinstance(reply, codec.Failure):
-            raise (ConfigError if reply.kind == ConfigError.__name__ else EnvironmentFailed)(reply.message)
+            raise (ConfigError if reply.kind == ConfigError.__name__ else EnvironmentFailed)(
+                reply.message
+            )
         return reply
 
     def _failure(self, method: str, why: str) -> EnvironmentFailed:

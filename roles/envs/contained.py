@@ -63,10 +63,14 @@ def _call(environment: Environment, what: str, work: Callable[[], T]) -> T:
         where = next((frame for frame in reversed(frames) if frame.filename != __file__), None)
         home = type(environment)
         place = (
-            f"{home.__module__}.{home.__qualname__}" if where is None else f"{where.filename}:{where.lineno}"
+            f"{home.__module__}.{home.__qualname__}"
+            if where is None
+            else f"{where.filename}:{where.lineno}"
         )
         said = f"{type(error).__name__}: {error!s:.{MAX_SAID}} ({place})"
-        raise EnvironmentFailed(f"{what}() of the environment {environment.name!r}: {said}") from error
+        raise EnvironmentFailed(
+            f"{what}() of the environment {environment.name!r}: {said}"
+        ) from error
 
 
 class Failures:

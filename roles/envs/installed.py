@@ -23,7 +23,11 @@ def module_digest(module: str) -> bytes | None:
     """sha256 of the source of one module, whose parent packages are imported already; None
     without one."""
     spec = importlib.util.find_spec(module)
-    return None if spec is None or spec.origin is None else _digest_of({"": Path(spec.origin)}, module)
+    return (
+        None
+        if spec is None or spec.origin is None
+        else _digest_of({"": Path(spec.origin)}, module)
+    )
 
 
 def package_digest(top: str) -> bytes | None:

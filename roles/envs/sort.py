@@ -1,8 +1,8 @@
 """Sorting digits: ``s9762711=`` is answered by ``1126779$``.
 
-The warm-up shows 99 lists of 2 to 4 digits for each one of 5 to 8; training practises the long ones (and
-one short list in ten, against forgetting) with nothing but right and wrong. One prompt in eight is held
-out by its hash and never trained on, before or during RL.
+The warm-up shows 99 lists of 2 to 4 digits for each one of 5 to 8; training practises the long
+ones (and one short list in ten, against forgetting) with nothing but right and wrong. One
+prompt in eight is held out by its hash and never trained on, before or during RL.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ LONG: Final = (5, 8)
 LONG_SHARE: Final = 0.9
 """Share of long lists among the tasks of RL."""
 WARM_UP_LONG_SHARE: Final = 0.01
-"""Share of long lists in the warm-up: with none RL has nothing to reinforce, with 4 in 100 little to do."""
+"""Share of long lists in the warm-up: with none RL has nothing to reinforce, with 4 in 100
+little to do.
+"""
 HELD_OUT_BELOW: Final = 32
 """A prompt is held out if the first byte of its sha256 is below this: one in eight."""
 EVALUATION_TASKS: Final = 512
@@ -73,9 +75,12 @@ def encode(text: str) -> tuple[int, ...]:
 
 
 def decode(tokens: Sequence[int]) -> str:
-    """The characters of ``tokens``; ids outside the vocabulary become a replacement character."""
+    """The characters of ``tokens``; ids outside the vocabulary become a replacement
+    character.
+    """
     return "".join(
-        VOCABULARY[token] if 0 <= token < len(VOCABULARY) else "\N{REPLACEMENT CHARACTER}" for token in tokens
+        VOCABULARY[token] if 0 <= token < len(VOCABULARY) else "\N{REPLACEMENT CHARACTER}"
+        for token in tokens
     )
 
 

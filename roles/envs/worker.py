@@ -26,7 +26,9 @@ def serve(receive: Callable[[], bytes], send: Callable[[bytes], None]) -> None:
         try:
             if environment is None:
                 name, *limits = arguments
-                ration = Ration(**dict(zip(("memory", "cpu", "patience", "opening"), limits, strict=True)))
+                ration = Ration(
+                    **dict(zip(("memory", "cpu", "patience", "opening"), limits, strict=True))
+                )
                 limit_memory(ration)
                 environment = open_environment(name)
                 value: object = environment.end_token
@@ -39,7 +41,9 @@ def serve(receive: Callable[[], bytes], send: Callable[[bytes], None]) -> None:
         end_calls()
 
 
-def call(environment: Environment, ration: Ration, method: str, arguments: Sequence[Any]) -> list[object]:
+def call(
+    environment: Environment, ration: Ration, method: str, arguments: Sequence[Any]
+) -> list[object]:
     """What a frame asks for, fit for a frame. Raises `EnvironmentFailed`."""
     values: list[object] = []
     if method == "tasks":

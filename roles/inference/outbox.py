@@ -57,7 +57,8 @@ class SubmissionOutbox:
             return
         if submission.commitment.node != self._world.signer.peer_id:
             logger.warning(
-                "outbox_foreign %s: it was made under another key, no validator takes it now", name
+                "outbox_foreign %s: it was made under another key, no validator takes it now",
+                name,
             )
             return
         self._pending[name] = submission

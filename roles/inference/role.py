@@ -67,7 +67,9 @@ class Inference:
         outbox = await SubmissionOutbox.open(node.world, f"{self.name}/outbox")
         async with (
             open_environment_of(node.world, run, limits) as environment,
-            open_engine(node.world, replace(engine_config, profile=config.profile), name=self.name) as engine,
+            open_engine(
+                node.world, replace(engine_config, profile=config.profile), name=self.name
+            ) as engine,
         ):
             self._session = self.make_session(node, run, environment, engine, outbox)
             await self._session.work_forever()

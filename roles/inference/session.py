@@ -132,7 +132,9 @@ class InferenceSession:
             try:
                 tasks = [task for _, task in await order.tasks(self._environment, index)]
             except EnvironmentFailed as error:
-                self._failures.tell(error, "nothing more is drawn under a policy where it fails")
+                self._failures.tell(
+                    error, "nothing more is drawn under a policy where it fails"
+                )
                 await node.shardcast.wait_policy(PolicyVersion(version + 1))
         await dawdle(node.world, "inference/slow engine")
         content = encode_groups(tuple(await self.draw(tasks)))
@@ -179,7 +181,9 @@ class InferenceSession:
         await self._durable.insist(partial(self._outbox.remove, submission))
         room.release()
 
-    async def _ask_in_time(self, validator: PeerId, submission: Submission) -> SignedVerdict | None:
+    async def _ask_in_time(
+        self, validator: PeerId, submission: Submission
+    ) -> SignedVerdict | None:
         """One attempt, as soon as the run file allows it."""
         await self._standing.wait()
         return await self.ask(validator, submission)
@@ -187,7 +191,9 @@ class InferenceSession:
     async def ask(self, validator: PeerId, submission: Submission) -> SignedVerdict | None:
         """One attempt; None when it should be repeated."""
         node = self.node
-        data = await ask(node, validator, ROLLOUT_PROTOCOL, submission.to_bytes(), max_reply=MAX_REPLY)
+        data = await ask(
+            node, validator, ROLLOUT_PROTOCOL, submission.to_bytes(), max_reply=MAX_REPLY
+        )
         if data is None:
             return None
         try:

@@ -43,7 +43,9 @@ class InferenceCounts:
         self.verdicts[kind] = self.verdicts.get(kind, 0) + 1
         if verdict.verdict is Verdict.REJECTED:
             reason = printable(verdict.reason)
-            known = reason if reason in self.reasons or len(self.reasons) < MAX_REASONS else OTHER
+            known = (
+                reason if reason in self.reasons or len(self.reasons) < MAX_REASONS else OTHER
+            )
             self.reasons[known] = self.reasons.get(known, 0) + 1
 
     def note_policy(self, version: PolicyVersion) -> None:

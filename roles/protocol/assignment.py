@@ -37,15 +37,21 @@ class DrawOrder:
     groups: int
     """Groups per submission."""
 
-    async def tasks(self, environment: ContainedEnvironment, index: int) -> list[tuple[Task, GroupTask]]:
+    async def tasks(
+        self, environment: ContainedEnvironment, index: int
+    ) -> list[tuple[Task, GroupTask]]:
         """Tasks and draws of the ``index``-th submission. Raises `EnvironmentFailed`."""
         numbers = range(index * self.groups, (index + 1) * self.groups)
         tasks = await environment.tasks([task_seed(*self._place, group) for group in numbers])
-        return [(task, self._draws(task, group)) for task, group in zip(tasks, numbers, strict=True)]
+        return [
+            (task, self._draws(task, group)) for task, group in zip(tasks, numbers, strict=True)
+        ]
 
     def _draws(self, task: Task, group: int) -> GroupTask:
         first = group * self.group_size
-        seeds = tuple(draw_seed(*self._place, slot) for slot in range(first, first + self.group_size))
+        seeds = tuple(
+            draw_seed(*self._place, slot) for slot in range(first, first + self.group_size)
+        )
         return GroupTask(group, tuple(task.prompt), seeds)
 
     @property
@@ -53,7 +59,9 @@ class DrawOrder:
         return self.run, self.policy, self.node.digest, int(self.version)
 
 
-def draw_order(node: Node, run: Run, version: PolicyVersion, author: PeerId | None = None) -> DrawOrder:
+def draw_order(
+    node: Node, run: Run, version: PolicyVersion, author: PeerId | None = None
+) -> DrawOrder:
     """The draw order of ``author`` (this node if None) under a policy that this node holds."""
     recipe = run.terms.recipe
     return DrawOrder(

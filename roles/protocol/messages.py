@@ -113,7 +113,9 @@ def _encode_group(group: Group) -> list[object]:
 
 def decode_groups_untrusted(content: bytes) -> tuple[Group, ...]:
     """Raise `BadMessage`, and nothing else, whatever the bytes."""
-    listed = unpack_untrusted(content, max_items=MAX_GROUPS * (2 + _GROUP_FIELDS), max_list=MAX_GROUPS)
+    listed = unpack_untrusted(
+        content, max_items=MAX_GROUPS * (2 + _GROUP_FIELDS), max_list=MAX_GROUPS
+    )
     if not isinstance(listed, list) or not 0 < len(listed) <= MAX_GROUPS:
         raise BadMessage(f"a submission has 1 to {MAX_GROUPS} groups")
     return tuple(_decode_group_untrusted(item) for item in listed)
@@ -128,14 +130,20 @@ def _decode_group_untrusted(item: object) -> Group:
         raise BadMessage(f"a group has 1 to {MAX_COMPLETIONS} completions")
     lengths = struct.unpack(f"<{len(raw_lengths) // 4}I", raw_lengths)
     total = sum(lengths)
-    if max(lengths) > MAX_TOKENS or len(raw_tokens) != 4 * total or len(raw_logprobs) != 4 * total:
+    if (
+        max(lengths) > MAX_TOKENS
+        or len(raw_tokens) != 4 * total
+        or len(raw_logprobs) != 4 * total
+    ):
         raise BadMessage("the lengths of a group do not fit its tokens and log-probs")
     tokens = struct.unpack(f"<{total}I", raw_tokens)
     logprobs = struct.unpack(f"<{total}f", raw_logprobs)
     completions = []
     start = 0
     for length in lengths:
-        completions.append(Completion(tokens[start : start + length], logprobs[start : start + length]))
+        completions.append(
+            Completion(tokens[start : start + length], logprobs[start : start + length])
+        )
         start += length
     return Group(number, tuple(completions), proof)
 
@@ -157,7 +165,9 @@ class Commitment:
 
     def to_bytes(self) -> bytes:
         """What is signed."""
-        return pack([self.run, self.node.digest, self.version, self.policy, self.index, self.content])
+        return pack(
+            [self.run, self.node.digest, self.version, self.policy, self.index, self.content]
+        )
 
 
 def decode_commitment_untrusted(data: bytes) -> Commitment:
@@ -251,7 +261,9 @@ def decode_head_untrusted(data: bytes) -> SubmissionHead | None:
     signature = data[raw_signature[0] : sum(raw_signature)]
     if len(data) > at + length:
         raise BadMessage("something follows a submission")
-    return SubmissionHead(decode_commitment_untrusted(signed), signed, signature, length, total, data[at:])
+    return SubmissionHead(
+        decode_commitment_untrusted(signed), signed, signature, length, total, data[at:]
+    )
 
 
 def _binary_head(data: bytes, at: int) -> tuple[int, int] | None:
@@ -280,8 +292,12 @@ def decode_submission_untrusted(data: bytes, verify: Verify) -> Submission:
     return _with_content(commitment, signature, content)
 
 
-def _check_signature(commitment: Commitment, signed: bytes, signature: bytes, verify: Verify) -> None:
-    if len(signature) != SIGNATURE_BYTES or not verify(commitment.node, ROLLOUT_PROTOCOL, signed, signature):
+def _check_signature(
+    commitment: Commitment, signed: bytes, signature: bytes, verify: Verify
+) -> None:
+    if len(signature) != SIGNATURE_BYTES or not verify(
+        commitment.node, ROLLOUT_PROTOCOL, signed, signature
+    ):
         raise BadMessage("a submission's signature is not its node's")
 
 
@@ -323,8 +339,8 @@ class SignedVerdict:
         """The same, with the validator's signature."""
         signature = signer.sign(VERDICT_PROTOCOL, self.body())
         return SignedVerdict(
-            self.validator, self.commitment, self.verdict, self.reason, self.statistic, self.limit,
-            self.rewards, signature,
+            self.validator, self.commitment, self.verdict, self.reason, self.statistic,
+            self.limit, self.rewards, signature,
         )  # fmt: skip
 
     def to_bytes(self) -> bytes:
@@ -347,11 +363,20 @@ def decode_verdict_untrusted(data: bytes, verify: Verify) -> SignedVerdict:
     except ValueError:
         raise BadMessage(f"{verdict[:20]!r} is no verdict") from None
     author = decode_peer_id_untrusted(validator)
-    if len(signature) != SIGNATURE_BYTES or not verify(author, VERDICT_PROTOCOL, body, signature):
+    if len(signature) != SIGNATURE_BYTES or not verify(
+        author, VERDICT_PROTOCOL, body, signature
+    ):
         raise BadMessage("a verdict's signature is not its validator's")
     scores = struct.unpack(f"<{len(rewards) // 4}f", rewards)
     return SignedVerdict(
-        author, decode_commitment_untrusted(commitment), kind, reason, statistic, limit, scores, signature
+        author,
+        decode_commitment_untrusted(commitment),
+        kind,
+        reason,
+        statistic,
+        limit,
+        scores,
+        signature,
     )
 
 
@@ -389,7 +414,9 @@ def encode_delivery(verdict: SignedVerdict, submission: Submission) -> bytes:
 
 def decode_delivery_untrusted(data: bytes, verify: Verify) -> tuple[SignedVerdict, Submission]:
     """Raise `BadMessage` unless both parts are valid and belong together."""
-    raw_verdict, raw_submission = fields_untrusted(unpack_untrusted(data), bytes, bytes, what="delivery")
+    raw_verdict, raw_submission = fields_untrusted(
+        unpack_untrusted(data), bytes, bytes, what="delivery"
+    )
     verdict = decode_verdict_untrusted(raw_verdict, verify)
     submission = decode_submission_untrusted(raw_submission, verify)
     if verdict.commitment != submission.commitment:

@@ -47,7 +47,12 @@ class Backoff:
 
 
 async def ask(
-    node: Node, peer: PeerId, protocol: ProtocolId, payload: bytes, *, max_reply: int = MAX_MESSAGE
+    node: Node,
+    peer: PeerId,
+    protocol: ProtocolId,
+    payload: bytes,
+    *,
+    max_reply: int = MAX_MESSAGE,
 ) -> bytes | None:
     """One attempt, answered with at most ``max_reply`` bytes; None when it should be repeated.
 

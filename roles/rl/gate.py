@@ -45,7 +45,10 @@ class LearningGate:
         starts = self.start.greedy, self.start.sampled
         for kind, start, rise in zip(("greedy", "reward"), starts, self.rises, strict=True):
             if start >= START_BELOW:
-                yield f"{kind} started at {start:.3f}, not below {START_BELOW}: the warm-up learnt too much"
+                yield (
+                    f"{kind} started at {start:.3f}, not below {START_BELOW}: the warm-up"
+                    " learnt too much"
+                )
             if promised and rise < RISE:
                 yield f"{kind} rose by {rise:.3f}, not by {RISE}"
 

@@ -19,7 +19,12 @@ from torch import Tensor
 
 
 def clipped_loss(
-    current: Tensor, old: Tensor, advantage: Tensor, *, clip: float, clip_negative: float = math.inf
+    current: Tensor,
+    old: Tensor,
+    advantage: Tensor,
+    *,
+    clip: float,
+    clip_negative: float = math.inf,
 ) -> Tensor:
     """-min(min(r, d) A, clip(r, 1-e, 1+e) A): PPO's clip, and a bound on -r A where A is
     negative."""

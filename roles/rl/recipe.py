@@ -161,14 +161,18 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_bounds(self, _RECIPE)
-        if self.submission > MAX_SUBMISSION_GROUPS or self.submission * self.group_size > MAX_COMPLETIONS:
+        if (
+            self.submission > MAX_SUBMISSION_GROUPS
+            or self.submission * self.group_size > MAX_COMPLETIONS
+        ):
             raise ValueError(
-                f"a submission has at most {MAX_SUBMISSION_GROUPS} groups and {MAX_COMPLETIONS} completions, "
-                f"not {self.submission} and {self.submission * self.group_size}"
+                f"a submission has at most {MAX_SUBMISSION_GROUPS} groups and {MAX_COMPLETIONS}"
+                f" completions, not {self.submission} and {self.submission * self.group_size}"
             )
         if self.clip_negative <= 1 + self.clip:
             raise ValueError(
-                f"clip_negative must exceed 1 + clip ({1 + self.clip}), not {self.clip_negative}"
+                f"clip_negative must exceed 1 + clip ({1 + self.clip}), not"
+                f" {self.clip_negative}"
             )
         if self.draw_limit < self.groups:
             raise ValueError("draw_limit must be at least groups")

@@ -1,4 +1,6 @@
-"""``shoal run create DRAFT --key FILE --out FILE`` signs a run; ``shoal run show FILE`` looks into one."""
+"""``shoal run create DRAFT --key FILE --out FILE`` signs a run; ``shoal run show FILE`` looks
+into one.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,12 @@ def _main(argv: Sequence[str] | None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     create = commands.add_parser("create", help="sign a draft")
     create.add_argument("draft", type=Path, help="TOML file; keys in docs/running.md")
-    create.add_argument("--key", type=Path, required=True, help="the owner's key; made if it is not there")
-    create.add_argument("--out", type=Path, required=True, help="where the signed document goes")
+    create.add_argument(
+        "--key", type=Path, required=True, help="the owner's key; made if it is not there"
+    )
+    create.add_argument(
+        "--out", type=Path, required=True, help="where the signed document goes"
+    )
     show = commands.add_parser("show", help="check a document and print it")
     show.add_argument("document", type=Path)
     show.add_argument("--json", action="store_true", help="the whole table, for machines")
@@ -78,7 +84,10 @@ def _summary(run: Run) -> str:
         f"id          {run.id.hex()}",
         f"owner       {run.owner}",
         f"epoch       {run.epoch}, valid until {until:%Y-%m-%d %H:%M} UTC",
-        f"trains      {run.terms.model.engine} on {', '.join(pin.name for pin in run.terms.environments)}",
+        (
+            f"trains      {run.terms.model.engine} on"
+            f" {', '.join(pin.name for pin in run.terms.environments)}"
+        ),
         f"admission   {run.terms.admission.mode.value}",
         *(f"trainer     {peer}" for peer in run.terms.trainers),
         *(f"validator   {peer}" for peer in run.terms.validators),

@@ -63,7 +63,9 @@ class Draft:
 
     def __post_init__(self) -> None:
         if not 0 < self.days <= MAX_DAYS:
-            raise ValueError(f"days must be more than 0 and at most {MAX_DAYS:g}, not {self.days:g}")
+            raise ValueError(
+                f"days must be more than 0 and at most {MAX_DAYS:g}, not {self.days:g}"
+            )
 
 
 def read_draft(table: object, where: str, now: float) -> Terms:
@@ -76,7 +78,8 @@ def read_draft(table: object, where: str, now: float) -> Terms:
             epoch=draft.epoch,
             expiry=int(now + draft.days * DAY),
             environments=tuple(
-                EnvironmentPin(name=name, digest=environment_digest(name)) for name in draft.environments
+                EnvironmentPin(name=name, digest=environment_digest(name))
+                for name in draft.environments
             ),
             trainers=draft.trainers,
             validators=draft.validators,

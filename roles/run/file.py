@@ -98,7 +98,9 @@ class Model:
     def __post_init__(self) -> None:
         check_bounds(self, {"seed": SEEDS})
         if self.engine not in ENGINES:
-            raise ValueError(f"there is no engine {self.engine!r:.40}; there are {', '.join(ENGINES)}")
+            raise ValueError(
+                f"there is no engine {self.engine!r:.40}; there are {', '.join(ENGINES)}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +134,9 @@ class Delivery:
 
     def __post_init__(self) -> None:
         if self.chunk_bytes and not 4 * KI <= self.chunk_bytes <= 4 * MIB:
-            raise ValueError(f"chunk_bytes must be 0, or from 4 KiB to 4 MiB, not {self.chunk_bytes}")
+            raise ValueError(
+                f"chunk_bytes must be 0, or from 4 KiB to 4 MiB, not {self.chunk_bytes}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +183,9 @@ class Terms:
         if len(self.environments) > MAX_ENVIRONMENTS:
             raise ValueError(f"a run has at most {MAX_ENVIRONMENTS} environments")
         if not self.environments or not self.trainers or not self.validators:
-            raise ValueError("a run needs at least one environment, one trainer and one validator")
+            raise ValueError(
+                "a run needs at least one environment, one trainer and one validator"
+            )
         for names in (self.trainers, self.validators, self.admission.allowed):
             if len(names) > MAX_PEERS or len(set(names)) < len(names):
                 raise ValueError(f"a list of peers has at most {MAX_PEERS} names, each once")
@@ -239,7 +245,11 @@ class Run:
         rules = self.terms.admission
         if rules.mode is AdmissionMode.OPEN or peer == self.owner:
             return True
-        return peer in rules.allowed or peer in self.terms.trainers or peer in self.terms.validators
+        return (
+            peer in rules.allowed
+            or peer in self.terms.trainers
+            or peer in self.terms.validators
+        )
 
     def needs_stamp(self, peer: PeerId) -> bool:
         """Whether ``peer`` must prove work: in an open run all must whom the document does not
@@ -285,15 +295,19 @@ class Run:
         named = {"trainer": terms.trainers, "validator": terms.validators}.get(job)
         if named is not None and peer not in named:
             raise ConfigError(
-                f"{peer} is no {job} of run {self.name!r}: its owner names {', '.join(map(str, named))}; "
-                "take another --role, or the --data of one of those"
+                f"{peer} is no {job} of run {self.name!r}: its owner names"
+                f" {', '.join(map(str, named))}; take another --role, or the --data of one of"
+                " those"
             )
         if job == "validator" and peer == terms.trainers[0]:
             raise ConfigError(
-                f"{peer} is the trainer of run {self.name!r} and cannot hand work to itself: {remedy}"
+                f"{peer} is the trainer of run {self.name!r} and cannot hand work to itself:"
+                f" {remedy}"
             )
         if job == "inference" and peer in terms.validators:
-            raise ConfigError(f"{peer} is a validator of run {self.name!r} and cannot judge itself: {remedy}")
+            raise ConfigError(
+                f"{peer} is a validator of run {self.name!r} and cannot judge itself: {remedy}"
+            )
 
     def why_restart(self, newer: Run) -> str:
         """What ``newer`` changes that cannot change under a role that works; empty if there is
@@ -304,7 +318,9 @@ class Run:
         would be rejected.
         """
         fixed = ("environments", "model", "recipe", "delivery")
-        changed = [key for key in fixed if getattr(self.terms, key) != getattr(newer.terms, key)]
+        changed = [
+            key for key in fixed if getattr(self.terms, key) != getattr(newer.terms, key)
+        ]
         return " and ".join(changed)
 
     def check_store(self, keep_versions: int) -> None:
@@ -312,8 +328,9 @@ class Run:
         this run."""
         if keep_versions <= self.terms.recipe.lag:
             raise ConfigError(
-                f"run {self.name!r} uses policies that are {self.terms.recipe.lag} versions old: set "
-                f"keep_versions in [shardcast] to at least {self.terms.recipe.lag + 1}, not {keep_versions}"
+                f"run {self.name!r} uses policies that are {self.terms.recipe.lag} versions"
+                " old: set keep_versions in [shardcast] to at least"
+                f" {self.terms.recipe.lag + 1}, not {keep_versions}"
             )
 
     def check_environments(self) -> None:
@@ -322,8 +339,8 @@ class Run:
         for pin in self.terms.environments:
             if environment_digest(pin.name) != pin.digest:
                 raise ConfigError(
-                    f"the environment {pin.name!r} installed here differs from the one of run {self.name!r}; "
-                    "install the version that the owner of the run used"
+                    f"the environment {pin.name!r} installed here differs from the one of run"
+                    f" {self.name!r}; install the version that the owner of the run used"
                 )
 
     def __str__(self) -> str:
@@ -346,7 +363,9 @@ def sign_run(terms: Terms, owner: Signer) -> Run:
     return Run(owner=owner.peer_id, terms=terms, document=document)
 
 
-def decode_run_untrusted(document: bytes, verify: Verify = real_verify, pin: SignedRun | None = None) -> Run:
+def decode_run_untrusted(
+    document: bytes, verify: Verify = real_verify, pin: SignedRun | None = None
+) -> Run:
     """Raise `BadMessage`, and nothing else, whatever the bytes. The signature is judged first.
 
     Not even that in a document of another owner than that of ``pin``; and before the table of
@@ -354,7 +373,9 @@ def decode_run_untrusted(document: bytes, verify: Verify = real_verify, pin: Sig
     """
     if len(document) > MAX_RUN:
         raise BadMessage(f"a run file of {len(document)} bytes is too long (at most {MAX_RUN})")
-    head = fields_untrusted(unpack_untrusted(document), int, bytes, bytes, bytes, what="run file")
+    head = fields_untrusted(
+        unpack_untrusted(document), int, bytes, bytes, bytes, what="run file"
+    )
     if head[0] != FORMAT:
         raise UnusableEdition(
             f"the run file has format {head[0]}; this version of Shoal reads format {FORMAT}"
@@ -396,7 +417,9 @@ def _complaint(error: ConfigError) -> str:
     return "".join(sign if sign.isprintable() else "?" for sign in str(error)[:MAX_COMPLAINT])
 
 
-def open_run(document: bytes, verify: Verify = real_verify, pin: SignedRun | None = None) -> Run:
+def open_run(
+    document: bytes, verify: Verify = real_verify, pin: SignedRun | None = None
+) -> Run:
     """The reader that the node finds under the entry point group ``shoal.runs``; raises
     `BadMessage`."""
     return decode_run_untrusted(document, verify, pin)
@@ -414,7 +437,9 @@ class InRun(Protocol):
 def run_of(node: InRun) -> Run:
     """The run of ``node``, with its terms. Raises `ConfigError` if it is of another kind."""
     if not isinstance(node.run, Run):
-        raise ConfigError(f"the run {node.run.name!r} is not one that Shoal's own roles can work for")
+        raise ConfigError(
+            f"the run {node.run.name!r} is not one that Shoal's own roles can work for"
+        )
     return node.run
 
 

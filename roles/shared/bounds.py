@@ -22,4 +22,6 @@ def check_bounds(value: object, bounds: Bounds) -> None:
         held = getattr(value, name)
         for number in held if isinstance(held, tuple) else (held,):
             if not least <= number <= most:
-                raise ValueError(f"{name} must be from {least:g} to {most:g}, not {number!r:.40}")
+                raise ValueError(
+                    f"{name} must be from {least:g} to {most:g}, not {number!r:.40}"
+                )

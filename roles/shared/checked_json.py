@@ -35,7 +35,9 @@ async def recall(disk: Disk, path: str) -> Any:
         return None
     digest, _, body = (await disk.read(path)).partition(b"\n")
     if hashlib.sha256(body).hexdigest().encode() != digest:
-        raise DamagedFile(f"{path} is damaged: it does not have the digest that it was written with")
+        raise DamagedFile(
+            f"{path} is damaged: it does not have the digest that it was written with"
+        )
     return json.loads(body)
 
 

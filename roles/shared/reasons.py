@@ -23,7 +23,9 @@ def tally(counts: dict[str, int], reason: str) -> None:
 def because(counts: Mapping[str, int]) -> str:
     """`` (most frequent reason, next ...)``, fit for a terminal; empty if there is none."""
     often = sorted(counts, key=lambda reason: (-counts[reason], reason))
-    shown = [printable(reason) for reason in often[:SHOWN]] + (["..."] if len(often) > SHOWN else [])
+    shown = [printable(reason) for reason in often[:SHOWN]] + (
+        ["..."] if len(often) > SHOWN else []
+    )
     return f" ({', '.join(shown)})" if shown else ""
 
 

@@ -160,7 +160,8 @@ class Seats:
         best: tuple[int, float] | None = None
         victim = None
         for seat in crowd:
-            if seat.is_stranger < asker.is_stranger:  # no stranger takes the seat of one that has done work
+            # no stranger takes the seat of one that has done work
+            if seat.is_stranger < asker.is_stranger:
                 continue
             strikes = round(self._strikes.count(_name(seat.peer), now))
             if strikes < own or (strikes == own and now - seat.since < GRACE):

@@ -60,13 +60,19 @@ class RoleStanding:
     def _objection(self, run: Run) -> str:
         changed = self._began.why_restart(run)
         if changed:
-            return f"epoch {run.epoch} of run {run.name!r} changes its {changed}: start the node again"
+            return (
+                f"epoch {run.epoch} of run {run.name!r} changes its {changed}: start the node"
+                " again"
+            )
         try:
             run.check_job(self._node.peer_id, self._job)
         except ConfigError as error:
             return str(error)
         if self._job == "inference" and not run.may(self._node.peer_id, Capability.GENERATE):
-            return f"epoch {run.epoch} of run {run.name!r} does not admit {self._node.peer_id}; ask its owner"
+            return (
+                f"epoch {run.epoch} of run {run.name!r} does not admit {self._node.peer_id};"
+                " ask its owner"
+            )
         return ""
 
     def check(self) -> None:

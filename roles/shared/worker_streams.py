@@ -18,12 +18,17 @@ from typing import BinaryIO
 from roles.engines import codec
 
 
-def serve_streams(serve: Callable[[Callable[[], bytes], Callable[[bytes], None]], None]) -> None:
+def serve_streams(
+    serve: Callable[[Callable[[], bytes], Callable[[bytes], None]], None],
+) -> None:
     """Call ``serve(receive, send)`` with the frames of the standard streams."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the node too, and it ends us
     frames = _claim_stdout()
-    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()  # bounded by the node: one call at a time
-    reader = threading.Thread(target=_read_frames, args=(sys.stdin.buffer, requests.put), daemon=True)
+    # bounded by the node: one call at a time
+    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    reader = threading.Thread(
+        target=_read_frames, args=(sys.stdin.buffer, requests.put), daemon=True
+    )
     reader.start()
     serve(requests.get, lambda payload: _write_frame(frames, payload))
 
@@ -42,7 +47,11 @@ def _read_frames(source: BinaryIO, deliver: Callable[[bytes], None]) -> None:
     while True:
         head = source.read(codec.LENGTH_BYTES)
         length = int.from_bytes(head, "big")
-        body = source.read(length) if len(head) == codec.LENGTH_BYTES and length <= codec.MAX_FRAME else b""
+        body = (
+            source.read(length)
+            if len(head) == codec.LENGTH_BYTES and length <= codec.MAX_FRAME
+            else b""
+        )
         if not body or len(body) < length:
             os._exit(0)
         deliver(body)
@@ -50,6 +59,8 @@ def _read_frames(source: BinaryIO, deliver: Callable[[bytes], None]) -> None:
 
 def _write_frame(target: BinaryIO, payload: bytes) -> None:
     if len(payload) > codec.MAX_FRAME:
-        raise ValueError(f"a reply of {len(payload)} bytes is over the limit of {codec.MAX_FRAME}")
+        raise ValueError(
+            f"a reply of {len(payload)} bytes is over the limit of {codec.MAX_FRAME}"
+        )
     target.write(len(payload).to_bytes(codec.LENGTH_BYTES, "big") + payload)
     target.flush()

@@ -53,7 +53,10 @@ class DeliveryCheck:
         if self.is_at_rest:
             return Receipt.LATER, "the trainer rests"
         if self._node.book.hint(peer):
-            return Receipt.LATER, f"{reason}, or it has a newer run file: the trainer asks for it"
+            return (
+                Receipt.LATER,
+                f"{reason}, or it has a newer run file: the trainer asks for it",
+            )
         return Receipt.UNWANTED, reason
 
     def why_unwanted(self, peer: PeerId, verdict: SignedVerdict) -> str:
@@ -69,7 +72,9 @@ class DeliveryCheck:
         judge = validator_of(self._standing.run, commitment.node, commitment.version)
         return "" if peer == judge else f"{judge} judges this node under this policy"
 
-    async def groups(self, verdict: SignedVerdict, submission: Submission) -> list[BufferedGroup]:
+    async def groups(
+        self, verdict: SignedVerdict, submission: Submission
+    ) -> list[BufferedGroup]:
         """The groups of an accepted submission, with rewards computed here.
 
         Raises `RemoteProtocolError` if they are not what this run learns from: a validator's
@@ -99,7 +104,9 @@ class DeliveryCheck:
         for number, (group, (task, _)) in enumerate(zip(groups, tasks, strict=True)):
             paid = rewards[number * size : (number + 1) * size]
             training = TrainingGroup(tuple(task.prompt), group.completions, paid)
-            checked.append(BufferedGroup(commitment.version, commitment.content, number, training))
+            checked.append(
+                BufferedGroup(commitment.version, commitment.content, number, training)
+            )
         return checked
 
     def _check_shapes(self, groups: Sequence[Group]) -> None:

@@ -33,5 +33,6 @@ class TrainerConfig:
     def __post_init__(self) -> None:
         if self.pool_steps < 1 or self.evaluate_every < 0:
             raise ValueError(
-                "pool_steps is at least 1, or no step ever has enough, and evaluate_every at least 0"
+                "pool_steps is at least 1, or no step ever has enough, and evaluate_every at"
+                " least 0"
             )

@@ -17,7 +17,12 @@ from typing import Final
 
 from p2p.errors import BadMessage
 from p2p.world import World, dawdle
-from roles.protocol.messages import SignedVerdict, Submission, decode_delivery_untrusted, encode_delivery
+from roles.protocol.messages import (
+    SignedVerdict,
+    Submission,
+    decode_delivery_untrusted,
+    encode_delivery,
+)
 from roles.shared.checked_json import DamagedFile, discard, keep, recall
 from roles.trainer.buffer import BufferedGroup
 
@@ -40,7 +45,9 @@ class Inbox:
     async def keep(self, verdict: SignedVerdict, submission: Submission) -> None:
         """Put a delivery on disk; it survives a crash when this returns."""
         content = verdict.commitment.content
-        await self._world.disk.replace(self._path(content.hex()), encode_delivery(verdict, submission))
+        await self._world.disk.replace(
+            self._path(content.hex()), encode_delivery(verdict, submission)
+        )
         self._files[content] = None
 
     async def mark_used(self, groups: Sequence[BufferedGroup], step: int) -> None:
@@ -53,7 +60,9 @@ class Inbox:
         rows = [[content.hex(), number, at] for (content, number), at in self._used.items()]
         await keep(self._world.disk, self._path(_USED), rows)
 
-    async def restore(self, step: int) -> AsyncIterator[tuple[SignedVerdict, Submission, frozenset[int]]]:
+    async def restore(
+        self, step: int
+    ) -> AsyncIterator[tuple[SignedVerdict, Submission, frozenset[int]]]:
         """What an earlier life left, each with the groups that went into ``step`` or an earlier
         one."""
         disk = self._world.disk
@@ -61,14 +70,19 @@ class Inbox:
         is_known = await self._recall_used(step, bool(names))
         for name in names:
             try:
-                delivery = decode_delivery_untrusted(await disk.read(self._path(name)), self._world.verify)
+                delivery = decode_delivery_untrusted(
+                    await disk.read(self._path(name)), self._world.verify
+                )
             except BadMessage as error:
                 await discard(disk, self._path(name), error)
                 continue
             content = delivery[0].commitment.content
             self._files[content] = None
             if is_known:
-                yield *delivery, frozenset(number for source, number in self._used if source == content)
+                yield (
+                    *delivery,
+                    frozenset(number for source, number in self._used if source == content),
+                )
 
     async def _recall_used(self, step: int, has_deliveries: bool) -> bool:
         """Read which groups were learnt from by ``step``; False if that is lost: any may have
@@ -79,10 +93,15 @@ class Inbox:
             reason = str(error)
         else:
             reason = f"{self._path(_USED)} is gone" if rows is None and has_deliveries else ""
-            self._used = {(bytes.fromhex(name), number): at for name, number, at in rows or () if at <= step}
+            self._used = {
+                (bytes.fromhex(name), number): at
+                for name, number, at in rows or ()
+                if at <= step
+            }
         if reason:
             logger.warning(
-                "%s: deliveries on disk count as learnt from, lest one be learnt from twice", reason
+                "%s: deliveries on disk count as learnt from, lest one be learnt from twice",
+                reason,
             )
         await self._keep_used()
         return not reason

@@ -167,7 +167,9 @@ class Intake:
         read."""
         if not self._node.may(stream.peer, Capability.VALIDATE):
             reason = f"{stream.peer} is no validator of this run"
-            await send_frame(stream, encode_receipt(*self._check.turn_down(stream.peer, reason)))
+            await send_frame(
+                stream, encode_receipt(*self._check.turn_down(stream.peer, reason))
+            )
             return
         with self._seats.seat(stream.peer) as seated:
             if not seated:
@@ -176,14 +178,17 @@ class Intake:
             reader = FrameReader(stream, MAX_DELIVERY)
             while True:
                 payload = None
-                with trio.move_on_after(DELIVERY_SECONDS):  # or a validator that sends nothing keeps its seat
+                # or a validator that sends nothing keeps its seat
+                with trio.move_on_after(DELIVERY_SECONDS):
                     payload = await reader.receive()
                 if payload is None:
                     return
                 if self._check.is_at_rest:
                     await send_frame(stream, encode_receipt(Receipt.LATER, "the trainer rests"))
                 else:
-                    await send_frame(stream, encode_receipt(*await self.take(stream.peer, payload)))
+                    await send_frame(
+                        stream, encode_receipt(*await self.take(stream.peer, payload))
+                    )
 
     async def take(self, peer: PeerId, payload: bytes) -> tuple[Receipt, str]:
         """Answer one delivery, and say why if it is not taken."""
@@ -257,7 +262,8 @@ class Intake:
         self._taking[content] = None
         self._filled[place] = None
         try:
-            if any(has_spread(buffered.group.rewards) for buffered in groups):  # else no step takes one
+            # else no step takes one
+            if any(has_spread(buffered.group.rewards) for buffered in groups):
                 await self._inbox.keep(verdict, submission)
             await dawdle(self._node.world, "trainer/slow receipt")
             await self._ledger.append(RECEIPT_KIND, content)

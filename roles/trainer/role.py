@@ -80,7 +80,9 @@ class Trainer:
             f"{len(buffer):,} waiting",
         ]
         if learnt.greedy is not None and learnt.greedy_start is not None:
-            parts.append(f"held-out tasks solved {learnt.greedy_start:.0%} -> {learnt.greedy:.0%}")
+            parts.append(
+                f"held-out tasks solved {learnt.greedy_start:.0%} -> {learnt.greedy:.0%}"
+            )
         if session.is_at_rest:
             parts.append("rests")
         return Progress(text=", ".join(parts), over=session.is_over)
@@ -95,14 +97,21 @@ class Trainer:
         engine_config = run.engine_config(limits, threads=config.threads, nice=config.nice)
         async with (
             open_environment_of(node.world, run, limits) as environment,
-            open_engine(node.world, replace(engine_config, profile=config.profile), name=self.name) as engine,
+            open_engine(
+                node.world, replace(engine_config, profile=config.profile), name=self.name
+            ) as engine,
         ):
             ledger = await node.ledger.opened()
-            standing, durable = RoleStanding(node, "trainer", self.name), Durable(node.world, self.name)
+            standing, durable = (
+                RoleStanding(node, "trainer", self.name),
+                Durable(node.world, self.name),
+            )
             check = DeliveryCheck(node, run, environment, standing)
             buffer = GroupBuffer(max(1, round(config.pool_steps * recipe.groups)), recipe.lag)
             inbox = Inbox(node.world, INBOX)
             intake = Intake(node, recipe, check, ledger, inbox, buffer, durable)
             curve = LearningCurve(node.world.disk, recipe.steps, config.evaluate_every)
-            self.session = TrainerSession(node, recipe, engine, intake, curve, standing, durable)
+            self.session = TrainerSession(
+                node, recipe, engine, intake, curve, standing, durable
+            )
             await self.session.work_forever()

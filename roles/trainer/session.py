@@ -121,16 +121,20 @@ class TrainerSession:
             # another than the one that is out, and the trainer convicted of equivocation: the
             # run would be over.
             raise StorageError(
-                f"the checkpoint is of step {step}, but policies {published + 1} to {step - 1} are gone from "
-                "store/: restore that folder from a copy, or begin a new run with a new --data"
+                f"the checkpoint is of step {step}, but policies {published + 1} to {step - 1}"
+                " are gone from store/: restore that folder from a copy, or begin a new run"
+                " with a new --data"
             )
         if step < published:
             logger.warning(
-                "trainer_adopts version=%d: its checkpoint is lost, so the optimiser's state begins anew",
+                "trainer_adopts version=%d: its checkpoint is lost, so the optimiser's state"
+                " begins anew",
                 published,
             )
             with self.node.shardcast.pin(published):
-                await self.engine.adopt(await self.node.shardcast.check_weights(published), published)
+                await self.engine.adopt(
+                    await self.node.shardcast.check_weights(published), published
+                )
             step = int(published)
         return step
 
@@ -142,7 +146,9 @@ class TrainerSession:
             await self._durable.insist(partial(node.shardcast.publish, version, _weights(step)))
         self.policy_bytes = node.shardcast.manifest(version).anchor.wire
         if step >= KEPT_WEIGHTS:
-            await self._durable.insist(partial(node.world.disk.remove, _weights(step - KEPT_WEIGHTS)))
+            await self._durable.insist(
+                partial(node.world.disk.remove, _weights(step - KEPT_WEIGHTS))
+            )
         node.world.trace("published", version=step)
 
     async def _step(self, step: int) -> int:

@@ -36,7 +36,9 @@ class Deliveries:
     """Deliveries under way. Bounded: `has_room` holds the validator while the trainer is
     full."""
 
-    def __init__(self, node: Node, folder: str, nursery: trio.Nursery, on_room: Callable[[], None]) -> None:
+    def __init__(
+        self, node: Node, folder: str, nursery: trio.Nursery, on_room: Callable[[], None]
+    ) -> None:
         """``on_room`` is called when another delivery may begin."""
         self._node = node
         self._folder = folder
@@ -65,7 +67,9 @@ class Deliveries:
     async def keep(self, verdict: SignedVerdict, submission: Submission) -> None:
         """Put a delivery on disk, before its verdict is known to anybody. Raises
         `StorageError`."""
-        await self._node.world.disk.replace(self._path(verdict), encode_delivery(verdict, submission))
+        await self._node.world.disk.replace(
+            self._path(verdict), encode_delivery(verdict, submission)
+        )
 
     def expect(self) -> None:
         """Count a delivery that will come: `has_room` heeds it from now on."""

@@ -113,7 +113,9 @@ class FairQueue(Generic[T]):
 
     def has_work(self, now: float) -> bool:
         """Whether `pop` may be called."""
-        return len(self._waiting) > 0 and (not self.is_weary(now) or not all(self._debtors(now).values()))
+        return len(self._waiting) > 0 and (
+            not self.is_weary(now) or not all(self._debtors(now).values())
+        )
 
     def _debtors(self, now: float) -> dict[PeerId, bool]:
         """Whether they are in debt, of the nodes that wait."""
@@ -125,7 +127,9 @@ class FairQueue(Generic[T]):
             not self._is_full(node, now) or self._worst(node, now) is not None
         )
 
-    def push(self, node: PeerId, version: PolicyVersion, item: T, now: float) -> tuple[bool, T | None]:
+    def push(
+        self, node: PeerId, version: PolicyVersion, item: T, now: float
+    ) -> tuple[bool, T | None]:
         """Whether ``item`` has a place in the queue, and what must leave it for that."""
         if not self.has_room(node, now):
             return False, None
@@ -173,7 +177,9 @@ class FairQueue(Generic[T]):
         assert self._serving is not None
         node, line = self._serving
         if line:
-            self._typical = seconds if not self._typical else 0.9 * self._typical + 0.1 * seconds
+            self._typical = (
+                seconds if not self._typical else 0.9 * self._typical + 0.1 * seconds
+            )
         cost = max(seconds, self._typical)
         self._served[node] = self._served.pop(node, self._clock[line]) + cost
         self._spent[line] += cost / (1 - STRANGERS_SHARE if line else STRANGERS_SHARE)
@@ -193,7 +199,9 @@ class FairQueue(Generic[T]):
             return True
         if self.is_proven(node, now):
             return False
-        others = sum(len(held) for one, held in self._waiting.items() if not self.is_proven(one, now))
+        others = sum(
+            len(held) for one, held in self._waiting.items() if not self.is_proven(one, now)
+        )
         return others >= QUEUE // 2
 
     def _standing(self, node: PeerId, count: int, now: float) -> tuple[bool, int, int]:
@@ -203,7 +211,9 @@ class FairQueue(Generic[T]):
     def _worst(self, asker: PeerId, now: float) -> PeerId | None:
         """The node that stands worst, if it is worse than ``asker`` with one more."""
         own = self._standing(asker, len(self._waiting.get(asker, ())) + 1, now)
-        ranks = {node: self._standing(node, len(held), now) for node, held in self._waiting.items()}
+        ranks = {
+            node: self._standing(node, len(held), now) for node, held in self._waiting.items()
+        }
         worst = max(ranks, key=ranks.__getitem__)
         return worst if worst != asker and ranks[worst] > own else None
 

@@ -43,7 +43,12 @@ class Replayer:
     """The validator's engine and environment, and what they say of a submission."""
 
     def __init__(
-        self, node: Node, run: Run, environment: ContainedEnvironment, engine: Engine, standing: RoleStanding
+        self,
+        node: Node,
+        run: Run,
+        environment: ContainedEnvironment,
+        engine: Engine,
+        standing: RoleStanding,
     ) -> None:
         self._node = node
         self._run = run
@@ -83,7 +88,10 @@ class Replayer:
             return self.sign(commitment, Verdict.REJECTED, OTHER_POLICY)
         try:
             groups, judgement = await decode_off_loop(
-                self._node.world, self._open_groups_untrusted, submission.content, rate=DECODE_RATE
+                self._node.world,
+                self._open_groups_untrusted,
+                submission.content,
+                rate=DECODE_RATE,
             )
         except BadMessage as error:
             return self.sign(commitment, Verdict.REJECTED, str(error))

@@ -56,7 +56,9 @@ class Validator:
         session = self.session
         if session is None:
             return Progress(text=self.stats.describe(waiting=0))
-        text = self.stats.describe(waiting=session.waiting) + (", rests" if session.is_at_rest else "")
+        text = self.stats.describe(waiting=session.waiting) + (
+            ", rests" if session.is_at_rest else ""
+        )
         return Progress(text=text, over=session.is_over)
 
     async def run(self, node: Node) -> None:
@@ -68,7 +70,9 @@ class Validator:
         engine_config = run.engine_config(limits, threads=config.threads, nice=config.nice)
         async with (
             open_environment_of(node.world, run, limits) as environment,
-            open_engine(node.world, replace(engine_config, profile=config.profile), name=self.name) as engine,
+            open_engine(
+                node.world, replace(engine_config, profile=config.profile), name=self.name
+            ) as engine,
         ):
             ledger = await node.ledger.opened()
             standing = RoleStanding(node, "validator", self.name)

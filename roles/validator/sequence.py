@@ -115,7 +115,9 @@ class DrawSequences:
         for seen in self._seen.values():
             if seen.beyond:
                 top = max(seen.beyond)
-                seen.unsure = {i: None for i in range(seen.lowest_missing, top) if i not in seen.beyond}
+                seen.unsure = {
+                    i: None for i in range(seen.lowest_missing, top) if i not in seen.beyond
+                }
                 seen.advance(top + 1)
 
     def has_strayed(self, node: PeerId, version: PolicyVersion) -> bool:

@@ -120,7 +120,9 @@ class ValidatorSession:
         self._durable = Durable(node.world, "validator")
         self._sequences = DrawSequences()
         self._verdicts = VerdictIndex()
-        self._queue: FairQueue[Job] = FairQueue(lambda peer: stats.records.of(peer).accepted > 0)
+        self._queue: FairQueue[Job] = FairQueue(
+            lambda peer: stats.records.of(peer).accepted > 0
+        )
         self._work = trio.Event()
         self._recording = trio.Semaphore(RECORDING)
         self._streams = Seats(in_all=MAX_SERVED)
@@ -162,7 +164,9 @@ class ValidatorSession:
     @property
     def is_over(self) -> bool:
         """Whether nothing is left to judge in this run."""
-        return self.node.shardcast.newest >= self.run.terms.recipe.steps and not len(self._queue)
+        return self.node.shardcast.newest >= self.run.terms.recipe.steps and not len(
+            self._queue
+        )
 
     async def work_forever(self) -> None:
         """Take up what an earlier life left, then judge until cancelled."""
@@ -201,7 +205,9 @@ class ValidatorSession:
             if verdict.reason in (REPLAYED, GAP):
                 self._sequences.misplace(judged.node, judged.version)
             else:
-                self._sequences.recall(judged.node, judged.version, judged.index, judged.content)
+                self._sequences.recall(
+                    judged.node, judged.version, judged.index, judged.content
+                )
             self._stats.records.count(verdict)
         self._sequences.settle()  # places answered `INCONCLUSIVE` are not in the ledger
 
@@ -211,11 +217,17 @@ class ValidatorSession:
         """A `StreamHandler`: one submission in, one answer out."""
         with self._streams.seat(stream.peer) as seated:
             if not seated:
-                reply: SignedVerdict | Refusal | None = self._refuse("too many streams", retry=True)
+                reply: SignedVerdict | Refusal | None = self._refuse(
+                    "too many streams", retry=True
+                )
             elif self.is_at_rest:
                 reply = self._rest()
-            elif not self.node.may(stream.peer, Capability.GENERATE):  # not a byte of it is read
-                reply = self._refuse("not admitted", f"{stream.peer} may not generate in this run")
+            elif not self.node.may(
+                stream.peer, Capability.GENERATE
+            ):  # not a byte of it is read
+                reply = self._refuse(
+                    "not admitted", f"{stream.peer} may not generate in this run"
+                )
             else:
                 try:
                     reply = await self._hear(stream)
@@ -254,7 +266,9 @@ class ValidatorSession:
                 evict=scope.cancel,
             )
             if seat is None:
-                return self._refuse("no seat", "too many submissions are on their way", retry=True)
+                return self._refuse(
+                    "no seat", "too many submissions are on their way", retry=True
+                )
             try:
                 content = await receive_content(stream, head, seat)
                 if content is not None:
@@ -265,7 +279,11 @@ class ValidatorSession:
                 self._seats.leave(seat)
             evicted = seat.evicted
         if submission is None:
-            why = "too slow while others wait for a seat" if evicted else "it took too long to arrive"
+            why = (
+                "too slow while others wait for a seat"
+                if evicted
+                else "it took too long to arrive"
+            )
             return self._refuse("too slow", why, retry=True)
         return await self._answer(submission, head.total)
 
@@ -291,7 +309,9 @@ class ValidatorSession:
         if early is not None:
             return early
         job = Job(submission, length)
-        taken, gone = self._queue.push(commitment.node, commitment.version, job, self._world.now())
+        taken, gone = self._queue.push(
+            commitment.node, commitment.version, job, self._world.now()
+        )
         if gone is not None:  # its worker is told to ask again
             self._verdicts.drop(gone)
             gone.finish()
@@ -302,7 +322,9 @@ class ValidatorSession:
         return await self._wait_verdict(job)
 
     async def _wait_verdict(self, job: Job) -> SignedVerdict | Refusal:
-        with trio.move_on_after(0 if self._world.buggify("validator/says not yet") else PATIENCE):
+        with trio.move_on_after(
+            0 if self._world.buggify("validator/says not yet") else PATIENCE
+        ):
             await job.done.wait()
         return job.verdict or self._refuse("not judged yet", retry=True)
 
@@ -316,7 +338,9 @@ class ValidatorSession:
                 f"{run.id.hex()[:12]}: start the node with that run",
             )
         if commitment.node != peer:
-            return self._refuse("another node", "a submission must come from the node that signed it")
+            return self._refuse(
+                "another node", "a submission must come from the node that signed it"
+            )
         return None
 
     async def _prepare(self, commitment: Commitment) -> SignedVerdict | Refusal | None:
@@ -328,17 +352,23 @@ class ValidatorSession:
             return self._give_up(commitment, STALE)
         if judge != self.node.host.peer_id:
             self.node.book.hint(author)  # it may know an edition that names this node its judge
-            return self._refuse("another judge", f"{judge} judges this node under this policy", retry=True)
+            return self._refuse(
+                "another judge", f"{judge} judges this node under this policy", retry=True
+            )
         world.sometimes("validator/waits for a policy", shardcast.newest < version)
         await self._wait_policy(commitment)
         if shardcast.newest < version:
-            return self._refuse("policy to come", "the validator has no such policy yet", retry=True)
+            return self._refuse(
+                "policy to come", "the validator has no such policy yet", retry=True
+            )
         if not shardcast.holds(version):
             self._fill(commitment)
             return self._give_up(commitment, NOT_HELD)
         if self._sequences.has_strayed(author, version):
             return self._refuse("out of place", "too many submissions out of place", retry=True)
-        if not self._queue.has_room(author, world.now()) or world.buggify("validator/full queue"):
+        if not self._queue.has_room(author, world.now()) or world.buggify(
+            "validator/full queue"
+        ):
             return self._refuse("queue is full", retry=True)
         return None
 
@@ -350,7 +380,9 @@ class ValidatorSession:
         author, now = commitment.node, self._world.now()
         is_stranger = not self._queue.is_proven(author, now)
         with trio.move_on_after(POLICY_SECONDS) as scope:
-            waiting = self._forthcoming.take(author, now, is_stranger=is_stranger, evict=scope.cancel)
+            waiting = self._forthcoming.take(
+                author, now, is_stranger=is_stranger, evict=scope.cancel
+            )
             if waiting is not None:
                 try:
                     await self.node.shardcast.wait_policy(commitment.version)
@@ -378,7 +410,9 @@ class ValidatorSession:
 
     def _fill(self, commitment: Commitment) -> None:
         """The place is taken, whatever the verdict on it will be."""
-        self._sequences.fill(commitment.node, commitment.version, commitment.index, commitment.content)
+        self._sequences.fill(
+            commitment.node, commitment.version, commitment.index, commitment.content
+        )
 
     def _is_stale(self, version: PolicyVersion) -> bool:
         """Whether no trainer can use work under ``version`` any more."""
@@ -478,12 +512,18 @@ class ValidatorSession:
             try:
                 return await self.judge(submission, weights)
             except EnvironmentFailed as error:
-                self._failures.tell(error, "submissions on which it fails are judged inconclusive")
+                self._failures.tell(
+                    error, "submissions on which it fails are judged inconclusive"
+                )
                 return self._give_up(commitment, ENVIRONMENT_FAILED)
             except (EngineError, StorageError) as error:
                 # Foreign tokens went in; that they have the right shape is no promise that no
                 # sum overflows.
-                author, version, index = commitment.node.short, commitment.version, commitment.index
+                author, version, index = (
+                    commitment.node.short,
+                    commitment.version,
+                    commitment.index,
+                )
                 logger.error("engine_failed %s v%d/%d: %s", author, version, index, error)
                 return self._give_up(commitment, ENGINE_FAILED)
 
@@ -511,13 +551,19 @@ class ValidatorSession:
             # too.
             await durable.insist(partial(deliveries.keep, verdict, job.submission))
         await dawdle(self._world, "validator/slow record")
-        entry = await durable.insist(partial(self._ledger.append, VERDICT_KIND, verdict.to_bytes()))
+        entry = await durable.insist(
+            partial(self._ledger.append, VERDICT_KIND, verdict.to_bytes())
+        )
         self._verdicts.record(commitment, entry.seqno)
-        self._verdicts.forget_below(PolicyVersion(self.node.shardcast.newest - self.run.terms.recipe.lag))
+        self._verdicts.forget_below(
+            PolicyVersion(self.node.shardcast.newest - self.run.terms.recipe.lag)
+        )
         self._stats.records.count(verdict)
         self.node.host.protect("work", self._stats.records.workers)
         job.finish(verdict)
         self._recording.release()
-        self._world.trace("verdict", verdict=verdict.verdict.value, version=int(commitment.version))
+        self._world.trace(
+            "verdict", verdict=verdict.verdict.value, version=int(commitment.version)
+        )
         if verdict.verdict is Verdict.ACCEPTED:
             deliveries.deliver(verdict, job.submission)

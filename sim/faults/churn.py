@@ -68,7 +68,10 @@ PRESETS: Final[Mapping[str, tuple[Span, Span]]] = {
     "spot": (Lognormal(math.exp(-0.23) * HOUR, 1.46), Lognormal(math.exp(-0.40) * HOUR, 1.28)),
     # The same, preemption/1-node/aws-04-22-2023: V100 preemptions, 4 zones, 7 days, 202
     # intervals.
-    "preemption": (Lognormal(math.exp(-0.54) * HOUR, 1.68), Lognormal(math.exp(-0.88) * HOUR, 1.47)),
+    "preemption": (
+        Lognormal(math.exp(-0.54) * HOUR, 1.68),
+        Lognormal(math.exp(-0.88) * HOUR, 1.47),
+    ),
     # Stutzbach and Rejaie, Understanding Churn in P2P Networks, IMC 2006 (Debian): sessions,
     # also for gaps.
     "bittorrent": (Weibull(0.38, 42.4 * 60), Weibull(0.38, 42.4 * 60)),
@@ -119,7 +122,8 @@ class ChurnModel:
         """
         turn = self.day_swing * self.day / (2 * math.pi)
 
-        def spent(seconds: float) -> float:  # the integral of the chance to come, over the average
+        # the integral of the chance to come, over the average
+        def spent(seconds: float) -> float:
             return seconds + turn * (_wave(now + seconds, self.day) - _wave(now, self.day))
 
         low, high = max(0.0, away - 2 * turn), away + 2 * turn
@@ -206,12 +210,16 @@ class Churn:
 
     def add(self, name: str) -> None:
         """Let a node that has just been added live by the model from now on."""
-        self._after(self.model.up.draw(self._rng), self._die, name, self._swarm.nodes[name].life)
+        self._after(
+            self.model.up.draw(self._rng), self._die, name, self._swarm.nodes[name].life
+        )
 
     def add_zone(self, zone: str) -> None:
         """Let events hit ``zone`` from now on."""
         if self.model.zone_interval < math.inf:
-            self._after(self._rng.expovariate(1 / self.model.zone_interval), self._hit_zone, zone)
+            self._after(
+                self._rng.expovariate(1 / self.model.zone_interval), self._hit_zone, zone
+            )
 
     def stop(self) -> None:
         """No more deaths; machines that are away still come back."""
@@ -235,7 +243,11 @@ class Churn:
     def _pause(self) -> float:
         """Time away: drawn, and spent slowly while people sleep."""
         away = self.model.down.draw(self._rng)
-        return self.model.return_after(self._swarm.simulation.now, away) if self.model.day_swing else away
+        return (
+            self.model.return_after(self._swarm.simulation.now, away)
+            if self.model.day_swing
+            else away
+        )
 
     def _return(self, name: str) -> None:
         self.returns += 1

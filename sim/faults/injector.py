@@ -19,7 +19,12 @@ from typing import Any, Final, TypeVar
 
 from p2p.errors import ConfigError
 from p2p.node.usage import did_you_mean
-from sim.faults.overlapping_faults import Change, MessageFaults, OverlappingChanges, OverlappingFaults
+from sim.faults.overlapping_faults import (
+    Change,
+    MessageFaults,
+    OverlappingChanges,
+    OverlappingFaults,
+)
 from sim.faults.plan import Fault, share_of
 from sim.kernel.queue import SECOND
 from sim.net.link import LinkSpec
@@ -65,7 +70,9 @@ class FaultInjector:
         undo = ACTIONS[fault.kind](self, replace(fault, who=known))
         if fault.seconds > 0:
             due = simulation.queue.now + int(fault.seconds * SECOND)
-            simulation.queue.schedule(due, simulation.queue.kernel, f"end of {fault.kind}", undo)
+            simulation.queue.schedule(
+                due, simulation.queue.kernel, f"end of {fault.kind}", undo
+            )
 
 
 def victims_of(swarm: Swarm, fault: Fault) -> tuple[str, ...]:
@@ -81,7 +88,9 @@ def victims_of(swarm: Swarm, fault: Fault) -> tuple[str, ...]:
         if not hit:
             zones = [f"zone:{node.zone}" for node in swarm.nodes.values() if node.zone]
             near = did_you_mean(word, [*swarm.nodes, *dict.fromkeys(zones)])
-            raise ConfigError(f"fault {fault.kind} at {fault.at:g} s: no node is meant by {word!r}; {near}")
+            raise ConfigError(
+                f"fault {fault.kind} at {fault.at:g} s: no node is meant by {word!r}; {near}"
+            )
         found.update(dict.fromkeys(hit))
     return tuple(found)
 
@@ -96,7 +105,12 @@ def _meant(swarm: Swarm, word: str) -> list[str]:
 
 
 def _kill(
-    injector: FaultInjector, fault: Fault, *, silent: bool = False, torn: bool = False, wipe: bool = False
+    injector: FaultInjector,
+    fault: Fault,
+    *,
+    silent: bool = False,
+    torn: bool = False,
+    wipe: bool = False,
 ) -> Undo:
     killed = [name for name in fault.who if injector.swarm.nodes[name].alive]
     for name in killed:
@@ -160,18 +174,29 @@ def _change(
 
 
 def _clog(injector: FaultInjector, fault: Fault) -> Undo:
-    pairs = {f"{name}>{other}": 0.0 for name in fault.who for other in injector.swarm.nodes if other != name}
+    pairs = {
+        f"{name}>{other}": 0.0
+        for name in fault.who
+        for other in injector.swarm.nodes
+        if other != name
+    }
 
     def put(pair: str, seconds: float) -> None:
         one, _, other = pair.partition(">")
         injector.swarm.fabric.clog(one, other, seconds)
 
-    return _change(injector.overlapping.clogs, pairs, lambda seconds: seconds + fault.value, put)
+    return _change(
+        injector.overlapping.clogs, pairs, lambda seconds: seconds + fault.value, put
+    )
 
 
-def _change_links(injector: FaultInjector, fault: Fault, **changes: Callable[[float], float]) -> Undo:
+def _change_links(
+    injector: FaultInjector, fault: Fault, **changes: Callable[[float], float]
+) -> Undo:
     def change(spec: LinkSpec) -> LinkSpec:
-        new: dict[str, Any] = {field: change(getattr(spec, field)) for field, change in changes.items()}
+        new: dict[str, Any] = {
+            field: change(getattr(spec, field)) for field, change in changes.items()
+        }
         return replace(spec, **new)
 
     ends = {name: injector.swarm.nodes[name].endpoint for name in fault.who}
@@ -206,16 +231,23 @@ def _change_clocks(injector: FaultInjector, fault: Fault, change: Change[ClockMo
     clocks = {name: injector.swarm.nodes[name].clock for name in fault.who}
     models = {name: clock.model for name, clock in clocks.items()}
     return _change(
-        injector.overlapping.clocks, models, change, lambda name, model: clocks[name].set_model(model)
+        injector.overlapping.clocks,
+        models,
+        change,
+        lambda name, model: clocks[name].set_model(model),
     )
 
 
 def _skew(injector: FaultInjector, fault: Fault) -> Undo:
-    return _change_clocks(injector, fault, lambda model: replace(model, skew=model.skew + fault.value))
+    return _change_clocks(
+        injector, fault, lambda model: replace(model, skew=model.skew + fault.value)
+    )
 
 
 def _drift(injector: FaultInjector, fault: Fault) -> Undo:
-    return _change_clocks(injector, fault, lambda model: replace(model, rate=model.rate * fault.value))
+    return _change_clocks(
+        injector, fault, lambda model: replace(model, rate=model.rate * fault.value)
+    )
 
 
 def _slow_cpu(injector: FaultInjector, fault: Fault) -> Undo:
@@ -236,7 +268,9 @@ def _change_disks(injector: FaultInjector, fault: Fault, change: Change[DiskMode
 
 def _slow_disk(injector: FaultInjector, fault: Fault) -> Undo:
     return _change_disks(
-        injector, fault, lambda model: replace(model, fsync=fault.value, bytes_per_second=SLOW_DISK_RATE)
+        injector,
+        fault,
+        lambda model: replace(model, fsync=fault.value, bytes_per_second=SLOW_DISK_RATE),
     )
 
 
@@ -254,10 +288,13 @@ def _decay(injector: FaultInjector, fault: Fault) -> Undo:
     return _nothing
 
 
-def _change_messages(injector: FaultInjector, fault: Fault, change: Change[MessageFaults]) -> Undo:
+def _change_messages(
+    injector: FaultInjector, fault: Fault, change: Change[MessageFaults]
+) -> Undo:
     ends = {name: injector.swarm.nodes[name].endpoint for name in fault.who}
     faults = {
-        name: MessageFaults(lies=end.lies, repeats=end.repeats, lags=end.lags) for name, end in ends.items()
+        name: MessageFaults(lies=end.lies, repeats=end.repeats, lags=end.lags)
+        for name, end in ends.items()
     }
 
     def put(name: str, now: MessageFaults) -> None:
@@ -275,7 +312,9 @@ def _lie(injector: FaultInjector, fault: Fault) -> Undo:
 
 def _repeat(injector: FaultInjector, fault: Fault) -> Undo:
     return _change_messages(
-        injector, fault, lambda faults: replace(faults, repeats=max(faults.repeats, fault.value))
+        injector,
+        fault,
+        lambda faults: replace(faults, repeats=max(faults.repeats, fault.value)),
     )
 
 

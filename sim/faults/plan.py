@@ -65,9 +65,13 @@ class Fault:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ConfigError(f"no fault is called {self.kind!r}; {did_you_mean(self.kind, KINDS)}")
+            raise ConfigError(
+                f"no fault is called {self.kind!r}; {did_you_mean(self.kind, KINDS)}"
+            )
         if not (self.at >= 0 and self.seconds >= 0 and math.isfinite(self.at + self.seconds)):
-            raise ConfigError(f"fault {self.kind}: at and seconds must be finite and not negative")
+            raise ConfigError(
+                f"fault {self.kind}: at and seconds must be finite and not negative"
+            )
         if not self.who:
             raise ConfigError(f"fault {self.kind} at {self.at:g} s: who names no node")
         for word in self.who:
@@ -91,7 +95,8 @@ class FaultKind:
 
 
 KINDS: Final[Mapping[str, FaultKind]] = {
-    "kill": FaultKind((0, 0), 3),  # the process ends, its peers are told; it comes back after `seconds`
+    # the process ends, its peers are told; it comes back after `seconds`
+    "kill": FaultKind((0, 0), 3),
     "vanish": FaultKind((0, 0), 3),  # the machine is gone without a word
     "torn": FaultKind((0, 0)),  # power cut: a random part of the unsynced writes survives
     "wipe": FaultKind((0, 0)),  # comes back with an empty disk
@@ -110,9 +115,12 @@ KINDS: Final[Mapping[str, FaultKind]] = {
     "full_disk": FaultKind((0, 0)),
     "slow_cpu": FaultKind((2, 20), 3),  # value: factor on blocking work
     "decay": FaultKind((0, 0)),  # one bit of one stored file flips
-    "liar": FaultKind((0.05, 1.0)),  # value: share of messages and stream segments with a flipped bit
+    # value: share of messages and stream segments with a flipped bit
+    "liar": FaultKind((0.05, 1.0)),
     "equivocator": FaultKind((0.05, 0.5)),  # value: share of messages replaced by older ones
-    "reorder": FaultKind((0.05, 0.5), 3),  # value: share of messages that other protocols' overtake
+    "reorder": FaultKind(
+        (0.05, 0.5), 3
+    ),  # value: share of messages that other protocols' overtake
     "impostor": FaultKind((0, 0), 3),  # the first answers where the others are dialled
 }
 
@@ -154,7 +162,9 @@ def draw_plan(
             continue
         for _ in range(1 + int(rng.expovariate(FURTHER_RATE))):
             at = rng.uniform(start, end - 1)
-            seconds = min(end - at - SHORTEST, rng.lognormvariate(math.log(MEDIAN_SECONDS), SIGMA))
+            seconds = min(
+                end - at - SHORTEST, rng.lognormvariate(math.log(MEDIAN_SECONDS), SIGMA)
+            )
             count = min(len(victims) // 2 or 1, 1 + int(rng.random() * row.victims))
             if kind == "impostor":
                 count = 2

@@ -12,7 +12,15 @@ import hashlib
 from random import Random
 from typing import Final
 
-from p2p.identity import SEED_BYTES, SIGNATURE_BYTES, KeyPair, PeerId, Signer, signed_bytes, verify
+from p2p.identity import (
+    SEED_BYTES,
+    SIGNATURE_BYTES,
+    KeyPair,
+    PeerId,
+    Signer,
+    signed_bytes,
+    verify,
+)
 
 _MEMO_ENTRIES: Final = 32_768
 """Verdicts per generation; two generations are kept, about 20 MB with 211-byte heartbeats."""

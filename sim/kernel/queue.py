@@ -129,7 +129,10 @@ class EventQueue:
     def rearrange(self, due: Callable[[int, SimTimer], int]) -> None:
         """Ask for every event, in order, when it is due from now on. Sorts all: for what is
         rare."""
-        heap = [(max(due(when, timer), self.now), order, timer) for when, order, timer in sorted(self._heap)]
+        heap = [
+            (max(due(when, timer), self.now), order, timer)
+            for when, order, timer in sorted(self._heap)
+        ]
         heapify(heap)
         self._heap = heap
 
@@ -172,7 +175,9 @@ class EventQueue:
         else:
             self._same_instant += 1
             if self._same_instant > MAX_SAME_INSTANT:
-                raise SimStuck(f"{timer.owner.name}: {timer.label} events breed at {when / 1e9:.9f} s")
+                raise SimStuck(
+                    f"{timer.owner.name}: {timer.label} events breed at {when / 1e9:.9f} s"
+                )
         callback = timer.callback
         assert callback is not None, "next_due drops cancelled timers"
         timer.callback = None

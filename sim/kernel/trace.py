@@ -101,5 +101,7 @@ def plain(value: object) -> object:
         return [plain(item) for item in value]
     text = repr(value)
     if " at 0x" in text:
-        raise TypeError(f"{text} has no repr of its own: its address would differ from run to run")
+        raise TypeError(
+            f"{text} has no repr of its own: its address would differ from run to run"
+        )
     return text

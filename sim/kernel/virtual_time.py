@@ -31,7 +31,12 @@ from typing import Final, Generic, TypeVar
 import trio
 
 from sim.errors import SimDeadlock, SimStuck, SimulationError
-from sim.kernel.determinism import closed_doors, deterministic, lift_shields, raised_gc_thresholds
+from sim.kernel.determinism import (
+    closed_doors,
+    deterministic,
+    lift_shields,
+    raised_gc_thresholds,
+)
 from sim.kernel.queue import SECOND, EventQueue, nanoseconds
 from sim.kernel.simulation import CURRENT_NODE, SimOptions, Simulation
 
@@ -49,7 +54,14 @@ INSISTENCE: Final = 100
 _MAX_NAMED: Final = 12
 """Waiting tasks that a `SimDeadlock` names."""
 _PLUMBING: Final = frozenset(
-    ["_real_async_yield", "wait_task_rescheduled", "sleep_forever", "sleep", "checkpoint", "ParkingLot.park"]
+    [
+        "_real_async_yield",
+        "wait_task_rescheduled",
+        "sleep_forever",
+        "sleep",
+        "checkpoint",
+        "ParkingLot.park",
+    ]
 )
 """Innermost functions that say nothing about what a task waits for."""
 
@@ -100,7 +112,9 @@ class SimClock(trio.abc.Clock):
             else:
                 try:
                     queue.run_next()
-                except SimulationError as error:  # past this frame trio would call it TrioInternalError
+                except (
+                    SimulationError
+                ) as error:  # past this frame trio would call it TrioInternalError
                     self.end(error)
         return 0.0
 
@@ -109,7 +123,9 @@ class SimClock(trio.abc.Clock):
         if self._ending:
             names = "; ".join(_some(_waiting_tasks()))
             self._insist(
-                SimStuck(f"cleanup takes more than {WINDING_DOWN // SECOND} virtual seconds: {names}")
+                SimStuck(
+                    f"cleanup takes more than {WINDING_DOWN // SECOND} virtual seconds: {names}"
+                )
             )
         else:
             self.end(None)
@@ -194,10 +210,14 @@ class _Watch(trio.abc.Instrument):
             trio.lowlevel.add_instrument(self._sampler)
         elif self._sampler is not None and self._passes >= SPIN_PASSES + SPIN_SAMPLE:
             trio.lowlevel.remove_instrument(self._sampler)
-            names = ", ".join(f"{name} ({count} steps)" for name, count in self._sampler.steps.most_common(5))
+            names = ", ".join(
+                f"{name} ({count} steps)" for name, count in self._sampler.steps.most_common(5)
+            )
             self._sampler = None
             self._passes = 0
-            self._clock.break_off(SimStuck(f"spinning at {self._clock.current_time():.9f} s: {names}"))
+            self._clock.break_off(
+                SimStuck(f"spinning at {self._clock.current_time():.9f} s: {names}")
+            )
 
 
 class _StepSampler(trio.abc.Instrument):
@@ -276,7 +296,10 @@ def run_simulation(
     started = time.process_time()
     with deterministic(seed):
         value = trio.run(
-            clock.run, partial(main, simulation), clock=clock, instruments=[_Watch(clock, queue)]
+            clock.run,
+            partial(main, simulation),
+            clock=clock,
+            instruments=[_Watch(clock, queue)],
         )
     return Outcome(
         value=value,
@@ -289,7 +312,9 @@ def run_simulation(
     )
 
 
-def run_bare(main: Callable[[Simulation], T], *, seed: int, options: SimOptions | None = None) -> Outcome[T]:
+def run_bare(
+    main: Callable[[Simulation], T], *, seed: int, options: SimOptions | None = None
+) -> Outcome[T]:
     """Run ``main`` without trio (L0): it fills ``simulation.queue`` and runs it itself."""
     simulation = Simulation(seed, options or SimOptions())
     started = time.process_time()

@@ -82,7 +82,9 @@ async def _pause(faults: EmulationFaults, machine: LabMachine, fault: Fault) -> 
 
 async def _throttle(faults: EmulationFaults, machine: LabMachine, fault: Fault) -> Undo:
     return await _change_line(
-        faults, machine, lambda link: replace(link, up=link.up * fault.value, down=link.down * fault.value)
+        faults,
+        machine,
+        lambda link: replace(link, up=link.up * fault.value, down=link.down * fault.value),
     )
 
 
@@ -103,7 +105,8 @@ async def _change_line(
 
 
 KINDS: Final[Mapping[str, Act]] = {
-    "kill": _kill,  # kill -9; the kernel tells its peers; it comes back on its disk after `seconds`
+    # kill -9; the kernel tells its peers; it comes back on its disk after `seconds`
+    "kill": _kill,
     "wipe": _wipe,  # comes back with an empty disk
     "pause": _pause,  # SIGSTOP, SIGCONT: its kernel goes on to acknowledge
     "throttle": _throttle,  # value: share of the bandwidth that is left

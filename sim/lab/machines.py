@@ -134,8 +134,12 @@ class Program:
         code = await self._process.wait()
         self._ended.set()
         if self._wanted:
-            words = self._complaints.read_text(encoding="utf-8", errors="replace").strip()[-LAST_WORDS:]
-            raise LabError(f"{name} ended with {code}, which was not planned: {words or 'it says nothing'}")
+            words = self._complaints.read_text(encoding="utf-8", errors="replace").strip()[
+                -LAST_WORDS:
+            ]
+            raise LabError(
+                f"{name} ended with {code}, which was not planned: {words or 'it says nothing'}"
+            )
 
 
 def _report(name: str, line: bytes) -> dict[str, Any]:
@@ -181,7 +185,8 @@ class LabMachine:
         if self._emulation.congestion:
             # By route: many kernels allow a namespace fewer defaults than there are.
             route = (
-                f"ip route change {NETWORK} dev eth0 src {self.address} congctl {self._emulation.congestion}"
+                f"ip route change {NETWORK} dev eth0 src {self.address} congctl"
+                f" {self._emulation.congestion}"
             )
             await within(self._keeper.pid, route)
 
@@ -230,7 +235,12 @@ class Emulation:
     """All machines, and the clock of what is played there. Open it with `open_emulation`."""
 
     def __init__(
-        self, config: EmulationConfig, world: World, progress: Progress | None, hub: Hub, folder: Path
+        self,
+        config: EmulationConfig,
+        world: World,
+        progress: Progress | None,
+        hub: Hub,
+        folder: Path,
     ) -> None:
         self.seed = config.seed
         self.congestion = config.congestion
@@ -243,7 +253,9 @@ class Emulation:
         self.stack: AsyncExitStack
         self._zero = math.inf
 
-    async def add(self, name: str, link: LinkSpec, furnish: Callable[[Path], None]) -> LabMachine:
+    async def add(
+        self, name: str, link: LinkSpec, furnish: Callable[[Path], None]
+    ) -> LabMachine:
         """Build one more machine; ``furnish`` fills a new disk's folder. Raises `LabError`."""
         if len(self.machines) >= MAX_MACHINES:
             raise LabError(f"more than {MAX_MACHINES} machines do not fit on one bridge")
@@ -254,7 +266,9 @@ class Emulation:
             with trio.fail_after(BUILD_SECONDS):
                 await machine.open()
         except trio.TooSlowError:
-            raise LabError(f"the line of {name} was not laid within {BUILD_SECONDS:.0f} s") from None
+            raise LabError(
+                f"the line of {name} was not laid within {BUILD_SECONDS:.0f} s"
+            ) from None
         return machine
 
     def begin(self, zero: float) -> None:
@@ -307,7 +321,9 @@ async def open_emulation(
 @contextmanager
 def _own_folder() -> Iterator[Path]:
     base = _disks()
-    with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX, dir=base, ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(
+        prefix=FOLDER_PREFIX, dir=base, ignore_cleanup_errors=True
+    ) as name:
         folder = Path(name)
         with locked_folder(folder):
             yield folder

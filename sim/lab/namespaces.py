@@ -49,8 +49,8 @@ CAPABILITIES: Final = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
 sets."""
 
 _PROBE = (
-    "ip link add b0 type bridge; ip link add v0 type veth peer name v1; tc qdisc add dev v0 root tbf "
-    "rate 8000kbit burst 32kb latency 100ms"
+    "ip link add b0 type bridge; ip link add v0 type veth peer name v1; tc qdisc add dev v0"
+    " root tbf rate 8000kbit burst 32kb latency 100ms"
 )
 
 
@@ -70,19 +70,27 @@ def reason_to_skip() -> str | None:
     missing = [tool for tool in TOOLS if shutil.which(tool, path=_path()) is None]
     if missing:
         return f"needs {', '.join(missing)} (packages iproute2 and util-linux)"
-    forbidden = _missing_capabilities(Path("/proc/self/status").read_text(encoding="ascii", errors="replace"))
+    forbidden = _missing_capabilities(
+        Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    )
     if forbidden:
         return f"needs root, or {' and '.join(forbidden)}"
     command = ["unshare", "--net", "sh", "-ec", _PROBE]
-    probe = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
-    return None if probe.returncode == 0 else f"no shaped namespaces here: {probe.stderr.strip()}"
+    probe = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, check=False
+    )
+    return (
+        None if probe.returncode == 0 else f"no shaped namespaces here: {probe.stderr.strip()}"
+    )
 
 
 def require_lab() -> None:
     """Raises `LabUnavailable` where `reason_to_skip` has one."""
     reason = reason_to_skip()
     if reason is not None:
-        raise LabUnavailable(f"level 3 runs real processes in shaped network namespaces: {reason}")
+        raise LabUnavailable(
+            f"level 3 runs real processes in shaped network namespaces: {reason}"
+        )
 
 
 def _missing_capabilities(status: str) -> list[str]:
@@ -112,7 +120,10 @@ class Hub:
 
     def _shape(self, verb: str, device: str, mbit: float) -> str:
         rate, queue = round(mbit * 1000), round(self._queue * 1000)
-        return f"tc qdisc {verb} dev {device} root tbf rate {rate}kbit burst {BURST} latency {queue}ms"
+        return (
+            f"tc qdisc {verb} dev {device} root tbf rate {rate}kbit burst {BURST} latency"
+            f" {queue}ms"
+        )
 
     async def connect(self, pid: int, number: int, link: LinkSpec) -> None:
         """Lay the line of machine ``number``, whose namespace process ``pid`` is in, and shape
@@ -121,7 +132,9 @@ class Hub:
         Raises `LabError`.
         """
         if math.isinf(link.up) or math.isinf(link.down):
-            raise LabError(f"machine {number} has an infinite line, and `tc` shapes no such thing")
+            raise LabError(
+                f"machine {number} has an infinite line, and `tc` shapes no such thing"
+            )
         await within(
             self._process.pid,
             f"ip link add m{number} type veth peer name eth0 netns {pid}",

@@ -157,7 +157,10 @@ class Wire:
     def __init__(self, fabric: Fabric, dialer: Endpoint, listener: Endpoint) -> None:
         latency = fabric.latency_of(dialer, listener)
         self._fabric = fabric
-        self.directions = (Direction(dialer, listener, latency), Direction(listener, dialer, latency))
+        self.directions = (
+            Direction(dialer, listener, latency),
+            Direction(listener, dialer, latency),
+        )
         self.on_broken: list[Callable[[], None]] = [_ignore, _ignore]
 
     def close(self, side: int) -> None:
@@ -215,12 +218,18 @@ class Fabric:
         self.detours: dict[int, int] = {}
         """Who answers in whose place: machine numbers."""
 
-    def add(self, name: str, owner: Owner, link: LinkSpec | None = None, region: str = "") -> Endpoint:
+    def add(
+        self, name: str, owner: Owner, link: LinkSpec | None = None, region: str = ""
+    ) -> Endpoint:
         """Connect a new machine; its number is its address, ``/memory/<number>``."""
         if name in self.by_name:
             raise ValueError(f"there is a machine called {name} already")
         endpoint = Endpoint(
-            len(self.endpoints) + 1, name, owner, region, lambda: self.simulation.rng(name, "link")
+            len(self.endpoints) + 1,
+            name,
+            owner,
+            region,
+            lambda: self.simulation.rng(name, "link"),
         )
         if link is not None:
             endpoint.set_link(link)
@@ -252,7 +261,12 @@ class Fabric:
         return wire
 
     def transmit(
-        self, direction: Direction, size: int, label: str, deliver: Callable[..., None], *args: Any
+        self,
+        direction: Direction,
+        size: int,
+        label: str,
+        deliver: Callable[..., None],
+        *args: Any,
     ) -> None:
         """Send ``size`` bytes; call ``deliver``, in the receiver's name, when they are
         there."""
@@ -269,7 +283,9 @@ class Fabric:
         if arrival < direction.last:
             arrival = direction.last
         direction.last = arrival
-        self._queue.schedule(arrival, dst.owner, label, self.arrive, direction, size, label, deliver, args)
+        self._queue.schedule(
+            arrival, dst.owner, label, self.arrive, direction, size, label, deliver, args
+        )
 
     def _mishap(self, direction: Direction) -> int:
         """Nanoseconds lost to jitter, retransmission and clogs."""
@@ -283,7 +299,12 @@ class Fabric:
         return delay
 
     def arrive(
-        self, direction: Direction, size: int, label: str, deliver: Callable[..., None], args: tuple[Any, ...]
+        self,
+        direction: Direction,
+        size: int,
+        label: str,
+        deliver: Callable[..., None],
+        args: tuple[Any, ...],
     ) -> None:
         """A transfer has reached the receiver's line."""
         if not direction.open:
@@ -299,14 +320,18 @@ class Fabric:
             src.down_free = max(src.down_free, now) + int(ACK_SHARE * size * src.down_cost)
         if dst.down_free > now - took:
             dst.down_free += took
-            self._queue.schedule(dst.down_free, dst.owner, label, deliver_if_open, direction, deliver, args)
+            self._queue.schedule(
+                dst.down_free, dst.owner, label, deliver_if_open, direction, deliver, args
+            )
         else:
             dst.down_free = now
             deliver(*args)
 
     # What may go wrong.
 
-    def cut(self, sources: Iterable[str], targets: Iterable[str], *, breaks: bool = True) -> Cut:
+    def cut(
+        self, sources: Iterable[str], targets: Iterable[str], *, breaks: bool = True
+    ) -> Cut:
         """Stop traffic from ``sources`` to ``targets`` until `repair`."""
         cut = Cut(frozenset(sources), frozenset(targets), breaks)
         self._cuts[cut] = None
@@ -317,7 +342,9 @@ class Fabric:
                         direction.held = []
                 if breaks:
                     due = self._queue.now + IDLE_TIMEOUT
-                    self._queue.schedule(due, self._queue.kernel, "idle", self._time_out, cut, wire)
+                    self._queue.schedule(
+                        due, self._queue.kernel, "idle", self._time_out, cut, wire
+                    )
         return cut
 
     def repair(self, cut: Cut) -> None:
@@ -325,7 +352,9 @@ class Fabric:
         self._cuts.pop(cut, None)
         for wire in self._wires():
             for direction in wire.directions:
-                if direction.held is not None and not any(other.covers(direction) for other in self._cuts):
+                if direction.held is not None and not any(
+                    other.covers(direction) for other in self._cuts
+                ):
                     held, direction.held = direction.held, None
                     direction.last = max(direction.last, self._queue.now)
                     for item in held:
@@ -393,7 +422,9 @@ def tampered(src: Endpoint, data: bytes) -> bytes:
     return bytes(flipped)
 
 
-def deliver_if_open(direction: Direction, deliver: Callable[..., None], args: tuple[Any, ...]) -> None:
+def deliver_if_open(
+    direction: Direction, deliver: Callable[..., None], args: tuple[Any, ...]
+) -> None:
     """A transfer has come through the receiver's line."""
     if direction.open:
         deliver(*args)

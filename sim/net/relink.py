@@ -34,7 +34,11 @@ def relink(queue: EventQueue, endpoint: Endpoint, spec: LinkSpec) -> None:
             when = _stretch(when - behind, now, up) + behind
         elif direction.dst is endpoint:
             begun = when - int(size * down_before)
-            when = begun + int(size * endpoint.down_cost) if begun > now else _stretch(when, now, down)
+            when = (
+                begun + int(size * endpoint.down_cost)
+                if begun > now
+                else _stretch(when, now, down)
+            )
         else:
             return when
         last[direction] = direction.last = max(when, last.get(direction, 0))

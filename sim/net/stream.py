@@ -102,7 +102,11 @@ class SimStream(trio.abc.HalfCloseableStream):
             segment = tampered(self._direction.src, segment)
         self._under_way += len(segment)
         self._fabric.transmit(
-            self._direction, len(segment) + OVERHEAD, "segment", self._other._take_segment, segment
+            self._direction,
+            len(segment) + OVERHEAD,
+            "segment",
+            self._other._take_segment,
+            segment,
         )
 
     def _check_sendable(self) -> None:

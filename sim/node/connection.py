@@ -27,17 +27,25 @@ _OPEN_BYTES: Final = 64
 class SimHostStream(SimStream, Stream):
     """A stream to one authenticated peer, for one protocol."""
 
-    def __init__(self, fabric: Fabric, direction: Direction, end: End, protocol: ProtocolId) -> None:
+    def __init__(
+        self, fabric: Fabric, direction: Direction, end: End, protocol: ProtocolId
+    ) -> None:
         super().__init__(fabric, direction)
         self.peer = end.peer
         self.protocol = protocol
         self._end = end
 
     def __repr__(self) -> str:
-        return f"SimHostStream({self._end.host.name} to {self._end.other.host.name}, {self.protocol})"
+        return (
+            f"SimHostStream({self._end.host.name} to {self._end.other.host.name},"
+            f" {self.protocol})"
+        )
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         if kind is not None:
             self.reset()
@@ -145,7 +153,9 @@ class End:
             self.dropped += 1
             return False
         self.queued += size
-        self._fabric.transmit(self.direction, size, "message", self.other.take_message, protocol, message)
+        self._fabric.transmit(
+            self.direction, size, "message", self.other.take_message, protocol, message
+        )
         return True
 
     def _misspoken(self, src: Endpoint, protocol: ProtocolId, message: bytes) -> bytes:
@@ -158,7 +168,9 @@ class End:
 
     def take_message(self, protocol: ProtocolId, message: bytes, late: bool = False) -> None:
         """A message has come off the wire; ``late`` if it has fallen behind others since."""
-        lags = self.other.direction.src.lags or (self._extras is not None and self._extras.behind)
+        lags = self.other.direction.src.lags or (
+            self._extras is not None and self._extras.behind
+        )
         if lags and not late and self._falls_behind(protocol, message):
             return
         self.other.queued -= len(message) + OVERHEAD
@@ -181,7 +193,9 @@ class End:
             behind.pop(protocol, None)
             return False
         behind[protocol] = due
-        queue.schedule(due, self.direction.src.owner, "late", self.take_message, protocol, message, True)
+        queue.schedule(
+            due, self.direction.src.owner, "late", self.take_message, protocol, message, True
+        )
         return True
 
     def open_stream(self, protocol: ProtocolId, opening: Opening | None) -> SimHostStream:
@@ -193,7 +207,9 @@ class End:
         self.extras.streams[near] = None
         if opening is not None:
             self.extras.openings[opening] = None
-        self._fabric.transmit(self.direction, _OPEN_BYTES, "open", self.other.take_stream, far, opening)
+        self._fabric.transmit(
+            self.direction, _OPEN_BYTES, "open", self.other.take_stream, far, opening
+        )
         return near
 
     def take_stream(self, stream: SimHostStream, opening: Opening | None) -> None:
@@ -202,7 +218,12 @@ class End:
         accepted = handler is not None and len(self.extras.streams) < MAX_STREAMS
         if opening is not None:
             self._fabric.transmit(
-                self.direction, _OPEN_BYTES, "negotiate", self.other.take_answer, opening, accepted
+                self.direction,
+                _OPEN_BYTES,
+                "negotiate",
+                self.other.take_answer,
+                opening,
+                accepted,
             )
         if handler is None or not accepted:
             stream.reset()

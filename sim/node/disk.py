@@ -77,7 +77,11 @@ class _File:
             else:
                 offset, old, length = step
                 self.data[offset : offset + len(old)] = old
-                half = torn.randint(0, len(self.data) - length) if torn is not None and number == keep else 0
+                half = (
+                    torn.randint(0, len(self.data) - length)
+                    if torn is not None and number == keep
+                    else 0
+                )
                 del self.data[length + half :]
         self._undo.clear()
 
@@ -159,7 +163,9 @@ class SimDisk:
             self._durable[path] = file
             self._sync_removals(path.rpartition("/")[0])
             return
-        inside = {name: file for name, file in self._files.items() if name.rpartition("/")[0] == path}
+        inside = {
+            name: file for name, file in self._files.items() if name.rpartition("/")[0] == path
+        }
         if not inside and self.list_now(path) == []:
             raise FileNotFoundError(f"{self.node}:{path}")
         self._durable.update(inside)
@@ -191,7 +197,9 @@ class SimDisk:
 
     def remove_now(self, path: str) -> None:
         """Remove a file or folder, at once."""
-        for name in [name for name in self._files if name == path or name.startswith(path + "/")]:
+        for name in [
+            name for name in self._files if name == path or name.startswith(path + "/")
+        ]:
             self.used -= len(self._files.pop(name).data)
 
     def list_now(self, folder: str) -> list[str]:
@@ -211,7 +219,10 @@ class DiskHandle:
     """What one life of a node sees of its disk (a `Disk`): every call takes the disk's time."""
 
     def __init__(
-        self, disk: SimDisk, sleep: Callable[[float], Awaitable[None]], alive: Callable[[], bool]
+        self,
+        disk: SimDisk,
+        sleep: Callable[[float], Awaitable[None]],
+        alive: Callable[[], bool],
     ) -> None:
         self._disk = disk
         self._sleep = sleep
@@ -231,7 +242,8 @@ class DiskHandle:
         else:
             await trio.lowlevel.checkpoint()
         if not self._alive():
-            await trio.lowlevel.checkpoint()  # a killed process writes nothing more; it is being cancelled
+            # a killed process writes nothing more; it is being cancelled
+            await trio.lowlevel.checkpoint()
             raise StorageError(f"{self._disk.node} is gone")  # and this leaves a shield
 
     async def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
@@ -241,7 +253,9 @@ class DiskHandle:
         await self._take(size if length is None else min(length, size))
         return self._disk.read_now(path, offset, length)
 
-    async def write(self, path: str, data: bytes | memoryview, offset: int | None = None) -> None:
+    async def write(
+        self, path: str, data: bytes | memoryview, offset: int | None = None
+    ) -> None:
         """Replace the whole file, or, with ``offset``, overwrite from there."""
         self._check(path)
         await self._take(len(data))

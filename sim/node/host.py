@@ -78,7 +78,9 @@ class SimHost:
         "name",
     )  # fmt: skip
 
-    def __init__(self, world: SimWorld, fabric: Fabric, endpoint: Endpoint, nursery: trio.Nursery) -> None:
+    def __init__(
+        self, world: SimWorld, fabric: Fabric, endpoint: Endpoint, nursery: trio.Nursery
+    ) -> None:
         self.fabric = fabric
         self.name = world.name
         self.handlers: dict[ProtocolId, StreamHandler] = {}
@@ -99,7 +101,9 @@ class SimHost:
         self._scores = Scores()
         self._unreachable: dict[PeerId, float] = {}
         self._traffic: dict[PeerId, tuple[int, int]] = {}
-        self._addrs = (Multiaddr((("memory", str(endpoint.index)), ("p2p", str(self._peer_id)))),)
+        self._addrs = (
+            Multiaddr((("memory", str(endpoint.index)), ("p2p", str(self._peer_id)))),
+        )
         self._closed = False
 
     def __repr__(self) -> str:
@@ -221,7 +225,9 @@ class SimHost:
         delays = [self._delay(machine, peer) for machine in machines]
         target = machines[delays.index(min(delays))] if delays else None
         due = self._queue.now + min(delays, default=0)
-        self._queue.schedule(due, self._endpoint.owner, "dial", self._finish_dial, peer, dial, target)
+        self._queue.schedule(
+            due, self._endpoint.owner, "dial", self._finish_dial, peer, dial, target
+        )
         return dial
 
     def _machine(self, addr: Multiaddr) -> Endpoint | None:
@@ -269,8 +275,14 @@ class SimHost:
     def _dial_error(self, peer: PeerId, machine: Endpoint | None) -> ShoalError | None:
         if peer == self._peer_id:
             return PeerUnreachable("a node does not dial itself")
-        if machine is None or machine.host is None or not self.fabric.reachable(self._endpoint, machine):
-            return PeerUnreachable(f"{peer!r} does not answer at any of {len(self._book.of(peer))} addresses")
+        if (
+            machine is None
+            or machine.host is None
+            or not self.fabric.reachable(self._endpoint, machine)
+        ):
+            return PeerUnreachable(
+                f"{peer!r} does not answer at any of {len(self._book.of(peer))} addresses"
+            )
         if machine.host.peer_id != peer:
             return WrongPeer(f"{machine.host.peer_id!r} answered instead of {peer!r}")
         if self.refuses(peer) or machine.host.refuses(self._peer_id):
@@ -352,7 +364,9 @@ class SimHost:
     def send(self, peer: PeerId, protocol: ProtocolId, message: bytes) -> bool:
         """Queue a message. False if it was dropped at once."""
         if len(message) > MAX_MESSAGE:
-            raise LocalProtocolError(f"a message of {len(message)} bytes is over the limit of {MAX_MESSAGE}")
+            raise LocalProtocolError(
+                f"a message of {len(message)} bytes is over the limit of {MAX_MESSAGE}"
+            )
         end = self._ends.get(peer)
         if end is not None:
             return end.send(protocol, message)
@@ -376,7 +390,9 @@ class SimHost:
     def take_message(self, end: End, protocol: ProtocolId, message: bytes) -> None:
         """A message has arrived."""
         sender = end.other.direction.src.name
-        self._queue.trace.record((self._queue.now, self.name, protocol, sender, zlib.crc32(message)))
+        self._queue.trace.record(
+            (self._queue.now, self.name, protocol, sender, zlib.crc32(message))
+        )
         taker = self._message_handlers.get(protocol)
         if taker is None:
             self.dropped += 1
@@ -384,7 +400,9 @@ class SimHost:
         handler, limit = taker
         try:
             if len(message) > limit:
-                raise BadMessage(f"a message of {len(message)} bytes is over the limit of {limit}")
+                raise BadMessage(
+                    f"a message of {len(message)} bytes is over the limit of {limit}"
+                )
             handler(end.peer, message)
         except RemoteProtocolError as error:
             self.penalise(end.peer, VIOLATION, str(error))
@@ -415,7 +433,9 @@ class SimHost:
 
     def serve(self, stream: SimHostStream, handler: StreamHandler) -> None:
         """Run ``handler`` on an incoming stream."""
-        self._nursery.start_soon(self._serve, stream, handler, name=f"{self.name}{stream.protocol}")
+        self._nursery.start_soon(
+            self._serve, stream, handler, name=f"{self.name}{stream.protocol}"
+        )
 
     async def _serve(self, stream: SimHostStream, handler: StreamHandler) -> None:
         scope = self._served[stream] = trio.CancelScope()

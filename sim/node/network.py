@@ -104,7 +104,9 @@ class SimNetwork:
         await trio.lowlevel.checkpoint()
         number = memory_number(addr)
         if number is None:
-            raise ConfigError(f"{addr} is not a /memory/ address, the only kind a simulation has")
+            raise ConfigError(
+                f"{addr} is not a /memory/ address, the only kind a simulation has"
+            )
         if number == 0:
             number = self._endpoint.index
             while self._listener_at(number) is not None:
@@ -127,7 +129,9 @@ class SimNetwork:
         `PeerUnreachable`."""
         number = memory_number(addr)
         if number is None:
-            raise PeerUnreachable(f"{addr} is not a /memory/ address, the only kind a simulation has")
+            raise PeerUnreachable(
+                f"{addr} is not a /memory/ address, the only kind a simulation has"
+            )
         number = self._fabric.detours.get(number, number)
         there = self._machine_of(number)
         if there is None or not self._fabric.reachable(self._endpoint, there):
@@ -135,7 +139,9 @@ class SimNetwork:
             raise PeerUnreachable(f"{addr} does not answer")
         await self._world.sleep(2 * self._fabric.latency_of(self._endpoint, there) / SECOND)
         listener = there.listeners.get(number)
-        if not isinstance(listener, SimListener) or not self._fabric.reachable(self._endpoint, there):
+        if not isinstance(listener, SimListener) or not self._fabric.reachable(
+            self._endpoint, there
+        ):
             raise PeerUnreachable(f"{addr} refuses connections")
         near, far = join_streams(self._fabric, self._endpoint, there)
         if not listener.offer(far):
@@ -150,7 +156,9 @@ class SimNetwork:
         return machines[number - 1] if 1 <= number <= len(machines) else None
 
 
-def join_streams(fabric: Fabric, dialer: Endpoint, listener: Endpoint) -> tuple[SimStream, SimStream]:
+def join_streams(
+    fabric: Fabric, dialer: Endpoint, listener: Endpoint
+) -> tuple[SimStream, SimStream]:
     """Two ends of a new stream on a wire of its own."""
     wire = fabric.connect(dialer, listener)
     near, far = WireStream(fabric, wire, 0), WireStream(fabric, wire, 1)

@@ -45,7 +45,9 @@ collector. A life that has ended is cycles of some 150 KiB, which it would leave
 class SimNode:
     """One machine of a swarm."""
 
-    def __init__(self, swarm: Swarm, name: str, main: NodeMain, *, link: LinkSpec, zone: str) -> None:
+    def __init__(
+        self, swarm: Swarm, name: str, main: NodeMain, *, link: LinkSpec, zone: str
+    ) -> None:
         self.name = name
         self.zone = zone
         """Machines of one zone fail together."""
@@ -144,7 +146,10 @@ class _Named:
         pass
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> bool:
         if not isinstance(error, Exception) or isinstance(error, NodeFailed):
             return False
@@ -161,7 +166,12 @@ class Swarm:
     """All nodes of a simulation. Open it with `open_swarm`."""
 
     def __init__(
-        self, simulation: Simulation, nursery: trio.Nursery, latency: Latency | None, *, strict: bool
+        self,
+        simulation: Simulation,
+        nursery: trio.Nursery,
+        latency: Latency | None,
+        *,
+        strict: bool,
     ) -> None:
         self.simulation = simulation
         self.fabric = Fabric(simulation, latency)
@@ -199,7 +209,9 @@ class Swarm:
         """Let time pass until so many virtual seconds after the start."""
         await self._world.sleep_until(seconds)
 
-    def add(self, name: str, main: NodeMain, *, link: LinkSpec | None = None, zone: str = "") -> SimNode:
+    def add(
+        self, name: str, main: NodeMain, *, link: LinkSpec | None = None, zone: str = ""
+    ) -> SimNode:
         """Add a machine and start its first life."""
         node = self.nodes[name] = SimNode(self, name, main, link=link or LinkSpec(), zone=zone)
         if self._regions is not None:
@@ -274,7 +286,10 @@ class Swarm:
 
     def hold(self, one: str, other: str) -> list[Cut]:
         """Keep everything between two nodes back until it is released; connections survive."""
-        return [self.fabric.cut([one], [other], breaks=False), self.fabric.cut([other], [one], breaks=False)]
+        return [
+            self.fabric.cut([one], [other], breaks=False),
+            self.fabric.cut([other], [one], breaks=False),
+        ]
 
     def repair(self, cuts: Iterable[Cut] | None = None) -> None:
         """End these partitions and holds, or all."""

@@ -123,7 +123,9 @@ class SimWorld:
         result = outcome.capture(function, *args)
         task = trio.lowlevel.current_task()
         due = self._queue.now + nanoseconds(max(0.0, cost * self.clock.model.slowness))
-        self._blocking[task] = self._queue.schedule(due, self.owner, "blocking", self._unblock, task)
+        self._blocking[task] = self._queue.schedule(
+            due, self.owner, "blocking", self._unblock, task
+        )
         if not self.owner.alive:
             self.release_blocking()
         await trio.lowlevel.wait_task_rescheduled(lambda _: trio.lowlevel.Abort.FAILED)
@@ -140,9 +142,13 @@ class SimWorld:
         for task in list(self._blocking):
             self._unblock(task)
 
-    def open_worker(self, argv: Sequence[str], *, name: str) -> AbstractAsyncContextManager[Worker]:
+    def open_worker(
+        self, argv: Sequence[str], *, name: str
+    ) -> AbstractAsyncContextManager[Worker]:
         """A bug: simulations have no processes."""
-        raise SimForbidden(f"a worker process ({name}) in a simulation: use an engine that needs none")
+        raise SimForbidden(
+            f"a worker process ({name}) in a simulation: use an engine that needs none"
+        )
 
     def trace(self, name: str, **fields: object) -> None:
         """Hash what happened into the trace."""

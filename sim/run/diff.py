@@ -74,14 +74,18 @@ def _run(side: Side, block: int | None) -> Mapping[str, Any]:
     ]
     arguments += [str(block)] if block is not None else []
     environment = {**os.environ, "PYTHONHASHSEED": side.hash_seed}
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run(
+        arguments, capture_output=True, text=True, check=False, env=environment
+    )
     if done.returncode != 0:
         raise SimulationError(f"{' '.join(arguments)} failed: {done.stderr.strip()[-2000:]}")
     report: dict[str, Any] = json.loads(done.stdout)
     return report
 
 
-def report(scenario: str, seed: int, changes: Mapping[str, Any], keep: int | None) -> dict[str, Any]:
+def report(
+    scenario: str, seed: int, changes: Mapping[str, Any], keep: int | None
+) -> dict[str, Any]:
     """Digests of all blocks, and the events of block ``keep``."""
     traces: list[Simulation] = []
     options = SimOptions(keep_trace=() if keep is None else (keep,))
@@ -105,5 +109,7 @@ def _text(item: object) -> object:
 if __name__ == "__main__":
     name, seed, changes, *block = sys.argv[1:]
     sys.stdout.write(
-        json.dumps(report(name, int(seed), json.loads(changes), int(block[0]) if block else None))
+        json.dumps(
+            report(name, int(seed), json.loads(changes), int(block[0]) if block else None)
+        )
     )

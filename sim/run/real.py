@@ -29,7 +29,9 @@ MAX_LATENCY: Final = 0.001
 class RealWorkload(Protocol):
     """A workload that also runs at level 3: processes on shaped lines."""
 
-    async def run_real(self, emulation: Emulation, scenario: Scenario) -> Mapping[str, float | int | str]:
+    async def run_real(
+        self, emulation: Emulation, scenario: Scenario
+    ) -> Mapping[str, float | int | str]:
         """Play the scenario with real processes and return the metrics of the other levels."""
         ...
 
@@ -44,7 +46,9 @@ def play_real(
     """
     assert isinstance(workload, RealWorkload), "it says that it runs at level 3"
     if observers.started is not None:
-        raise ConfigError(f"scenario {scenario.name}: the real world of level 3 leaves no trace")
+        raise ConfigError(
+            f"scenario {scenario.name}: the real world of level 3 leaves no trace"
+        )
     check(scenario)
     config = EmulationConfig(
         seed=seed,
@@ -83,7 +87,10 @@ def _cpu_seconds_of_children() -> float:
 
 
 async def _play(
-    scenario: Scenario, workload: RealWorkload, config: EmulationConfig, progress: Progress | None
+    scenario: Scenario,
+    workload: RealWorkload,
+    config: EmulationConfig,
+    progress: Progress | None,
 ) -> tuple[Mapping[str, float | int | str], float]:
     async with open_emulation(config, progress) as emulation:
         return await workload.run_real(emulation, scenario), emulation.now()
@@ -95,7 +102,8 @@ def check(scenario: Scenario) -> None:
     link = scenario.link
     lacks = {
         f"more than {MAX_NODES} nodes": scenario.nodes > MAX_NODES,
-        f"latency (it must be at most {MAX_LATENCY} s)": scenario.latency > MAX_LATENCY or scenario.regions,
+        f"latency (it must be at most {MAX_LATENCY} s)": scenario.latency > MAX_LATENCY
+        or scenario.regions,
         "jitter, loss or NAT": bool(link.jitter or link.loss or link.nat),
         "faults drawn from the seed": scenario.draw is not None,
     }

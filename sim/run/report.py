@@ -29,7 +29,8 @@ _COLOURS: Final = ("#1f6f8b", "#c8553d", "#588157", "#8e6c8a", "#d9a441")
 _STYLE: Final = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:1020px;margin:2em auto;padding:0 1em}
 body{color:#1c1c1c;background:#fff}
-h1{font-size:1.5em;margin-bottom:0}h2{font-size:1.1em;margin:2em 0 .4em}p.caption{color:#555;margin-top:.2em}
+h1{font-size:1.5em;margin-bottom:0}h2{font-size:1.1em;margin:2em 0 .4em}
+p.caption{color:#555;margin-top:.2em}
 table{border-collapse:collapse}td,th{padding:.2em 1em .2em 0;text-align:left;vertical-align:top}
 td.n{text-align:right;font-variant-numeric:tabular-nums}.ok{color:#2d6a4f}.bad{color:#b00020;font-weight:600}
 figure{margin:0 1em 1em 0;display:inline-block}figcaption{font-size:.9em;color:#444}
@@ -49,7 +50,8 @@ def report(result: Result, caption: str, made_by: str = "") -> str:
         *_figures(result),
         _faults(result),
         f"<p class=foot>seed {result.seed}, level L{result.level}, {result.nodes} nodes, "
-        f"{result.virtual_seconds:,.0f} virtual seconds in {result.cpu_seconds:.1f} CPU seconds, "
+        f"{result.virtual_seconds:,.0f} virtual seconds "
+        f"in {result.cpu_seconds:.1f} CPU seconds, "
         f"{result.events:,} events, trace {result.trace_hash or '-'}</p>",
     ]
     return page(result.scenario, parts, made_by)
@@ -77,20 +79,29 @@ def _version() -> str:
 def sweep_report(name: str, caption: str, summary: Mapping[str, Any], made_by: str = "") -> str:
     """The page of a sweep: failures by seed, the spread of each metric, what was reached."""
     rows = "".join(
-        f"<tr><td>{html.escape(str(row['changes'] or 'as it is'))}</td><td>{html.escape(metric)}</td>"
-        + "".join(f"<td class=n>{_number(spread[key])}</td>" for key in ("min", "median", "max"))
+        f"<tr><td>{html.escape(str(row['changes'] or 'as it is'))}</td>"
+        f"<td>{html.escape(metric)}</td>"
+        + "".join(
+            f"<td class=n>{_number(spread[key])}</td>" for key in ("min", "median", "max")
+        )
         + "</tr>"
         for row in summary["settings"]
         for metric, spread in row["metrics"].items()
     )
     failed = "".join(
-        f"<tr><td class=n>{entry['seed']}</td><td>{html.escape(str(entry['changes'] or ''))}</td>"
+        f"<tr><td class=n>{entry['seed']}</td>"
+        f"<td>{html.escape(str(entry['changes'] or ''))}</td>"
         f"<td class=bad>{html.escape(entry['why'])}</td></tr>"
         for entry in summary["failed"]
     )
-    verdict = f"{len(summary['failed'])} of {summary['runs']} runs failed" if failed else "every run held"
+    verdict = (
+        f"{len(summary['failed'])} of {summary['runs']} runs failed"
+        if failed
+        else "every run held"
+    )
     parts = [
-        f"<h1>{html.escape(name)}, {summary['runs']} runs</h1><p class=caption>{html.escape(caption)}</p>",
+        f"<h1>{html.escape(name)}, {summary['runs']} runs</h1>"
+        f"<p class=caption>{html.escape(caption)}</p>",
         f"<p class={'bad' if failed else 'ok'}>{verdict}</p>",
         _rows("", ("seed", "setting", "why"), failed),
         _rows("Metrics", ("setting", "metric", "least", "median", "most"), rows),
@@ -111,8 +122,10 @@ def _rows(title: str, head: Sequence[str], rows: str) -> str:
 
 def _expectations(result: Result) -> str:
     rows = "".join(
-        f"<tr><td class={'ok' if entry['ok'] else 'bad'}>{'met' if entry['ok'] else 'FAILED'}</td>"
-        f"<td>{html.escape(str(entry['name']))}</td><td class=n>{_number(entry['value'])}</td></tr>"
+        f"<tr><td class={'ok' if entry['ok'] else 'bad'}>"
+        f"{'met' if entry['ok'] else 'FAILED'}</td>"
+        f"<td>{html.escape(str(entry['name']))}</td>"
+        f"<td class=n>{_number(entry['value'])}</td></tr>"
         for entry in result.expectations
     )
     return _rows("Expectations", ("verdict", "what", "is"), rows)
@@ -130,7 +143,8 @@ def _faults(result: Result) -> str:
     rows = "".join(
         f"<tr><td class=n>{fault['at']:g} s</td><td>{html.escape(fault['kind'])}</td>"
         f"<td class=n>{fault['seconds']:g} s</td><td class=n>{fault['value']:g}</td>"
-        f"<td>{html.escape(', '.join(fault['who'][:8]))}{' …' if len(fault['who']) > 8 else ''}</td></tr>"
+        f"<td>{html.escape(', '.join(fault['who'][:8]))}"
+        f"{' …' if len(fault['who']) > 8 else ''}</td></tr>"
         for fault in result.faults
     )
     return _rows("What went wrong on purpose", ("at", "what", "for", "how bad", "who"), rows)
@@ -162,7 +176,9 @@ def _round_numbers(low: float, high: float) -> list[float]:
     of ten."""
     rough = (high - low) / _TICKS
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
+    step = next(
+        factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9)
+    )
     first = math.ceil(low / step - 1e-9)
     return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
 
@@ -195,7 +211,9 @@ def line_plot(title: str, points: Points, faults: Sequence[Mapping[str, Any]] = 
         return _TOP + (high - y) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
 
     shades = "".join(
-        _shade(x_of(fault["at"]), x_of(min(right, fault["at"] + fault["seconds"])), fault["kind"])
+        _shade(
+            x_of(fault["at"]), x_of(min(right, fault["at"] + fault["seconds"])), fault["kind"]
+        )
         for fault in faults
         if left <= fault["at"] <= right
     )
@@ -229,22 +247,36 @@ def histogram(title: str, values: Sequence[float]) -> str:
         for index, count in enumerate(counts)
     )
     unit = _unit(title)
-    axes = _axis_x((low, high), lambda x: _LEFT + (x - low) / (high - low) * width * _BARS, "", unit)
+    axes = _axis_x(
+        (low, high), lambda x: _LEFT + (x - low) / (high - low) * width * _BARS, "", unit
+    )
     axes += _axis_y((0, max(counts)), lambda y: _TOP + full * (1 - y / max(counts)), _COUNT)
     span = f"{_tick(min(values), unit)} to {_tick(max(values), unit)}"
-    return _figure(title, f"{title}: a histogram of {len(values):,} values, {span}", bars + axes)
+    return _figure(
+        title, f"{title}: a histogram of {len(values):,} values, {span}", bars + axes
+    )
 
 
-def _axis_x(ends: tuple[float, float], x_of: Callable[[float], float], under: str, unit: str) -> str:
+def _axis_x(
+    ends: tuple[float, float], x_of: Callable[[float], float], under: str, unit: str
+) -> str:
     base = _HEIGHT - _BOTTOM
-    texts = [(x_of(value), base + 16, "middle", _tick(value, unit)) for value in _round_numbers(*ends)]
+    texts = [
+        (x_of(value), base + 16, "middle", _tick(value, unit))
+        for value in _round_numbers(*ends)
+    ]
     texts += [(_WIDTH - _RIGHT, base - 6, "end", under)] if under else []
-    return f"<path d='M{_LEFT} {base}H{_WIDTH - _RIGHT}' fill=none stroke=#999 />{_texts(texts)}"
+    return (
+        f"<path d='M{_LEFT} {base}H{_WIDTH - _RIGHT}' fill=none stroke=#999 />{_texts(texts)}"
+    )
 
 
 def _axis_y(ends: tuple[float, float], y_of: Callable[[float], float], unit: str) -> str:
     base = _HEIGHT - _BOTTOM
-    texts = [(_LEFT - 6.0, y_of(value) + 4, "end", _tick(value, unit)) for value in _round_numbers(*ends)]
+    texts = [
+        (_LEFT - 6.0, y_of(value) + 4, "end", _tick(value, unit))
+        for value in _round_numbers(*ends)
+    ]
     return f"<path d='M{_LEFT} {_TOP}V{base}' fill=none stroke=#999 />{_texts(texts)}"
 
 

@@ -55,7 +55,9 @@ def run_scenario(
     parameters = _noting_reads(scenario, workload)
     scenario = replace(scenario, parameters=parameters)
     observers = Observers(progress, started, [] if plan is None else plan)
-    result = LEVELS[scenario.level](scenario, workload, seed, options or SimOptions(), observers)
+    result = LEVELS[scenario.level](
+        scenario, workload, seed, options or SimOptions(), observers
+    )
     parameters.check_read()
     return result
 
@@ -80,7 +82,8 @@ def _check_level(scenario: Scenario, workload: Workload) -> None:
     if scenario.level not in levels:
         places = " and ".join(f"level {level}" for level in levels)
         raise ConfigError(
-            f"scenario {scenario.name}: {scenario.workload} runs at {places}, not at level {scenario.level}"
+            f"scenario {scenario.name}: {scenario.workload} runs at {places}, not at level"
+            f" {scenario.level}"
         )
 
 

@@ -66,7 +66,9 @@ class Workload(Protocol):
 class BareWorkload(Protocol):
     """A workload that also runs at level 0: cores on the heap, no trio."""
 
-    def run_bare(self, simulation: Simulation, scenario: Scenario) -> Mapping[str, float | int | str]:
+    def run_bare(
+        self, simulation: Simulation, scenario: Scenario
+    ) -> Mapping[str, float | int | str]:
         """Set up, let ``simulation.queue`` run, and return metrics."""
         ...
 
@@ -106,11 +108,15 @@ class Parameters(Mapping[str, Any]):
         if known is not None:
             for key in self._values:
                 if not _matches(key, known):
-                    raise ConfigError(f"no parameter is called {key!r}; {did_you_mean(key, known)}")
+                    raise ConfigError(
+                        f"no parameter is called {key!r}; {did_you_mean(key, known)}"
+                    )
 
     def __getitem__(self, key: str) -> Any:
         if self._known is not None and not _matches(key, self._known):
-            raise ConfigError(f"the workload reads the parameter {key!r} and does not name it (parameters)")
+            raise ConfigError(
+                f"the workload reads the parameter {key!r} and does not name it (parameters)"
+            )
         self._read.add(key)
         return self._values[key]
 
@@ -157,7 +163,12 @@ class Expectation:
         number = value if isinstance(value, int | float) else float("nan")
         ok = number >= limit if self.at_least is not None else number <= limit
         sign = ">=" if self.at_least is not None else "<="
-        return {"name": f"{self.metric} {sign} {limit:g}", "ok": bool(ok), "value": value, "limit": limit}
+        return {
+            "name": f"{self.metric} {sign} {limit:g}",
+            "ok": bool(ok),
+            "value": value,
+            "limit": limit,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +196,9 @@ class DrawnFaults:
             if kind not in KINDS:
                 raise ConfigError(f"no fault is called {kind!r}; {did_you_mean(kind, KINDS)}")
         if not 0 <= self.start <= self.end - LEAST_PHASE:
-            raise ConfigError(f"[draw] needs start >= 0 and end at least {LEAST_PHASE:g} s later")
+            raise ConfigError(
+                f"[draw] needs start >= 0 and end at least {LEAST_PHASE:g} s later"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,19 +252,31 @@ class Scenario:
     def __post_init__(self) -> None:
         self._check_types()
         if not 1 <= self.nodes <= MAX_NODES:
-            raise ConfigError(f"scenario {self.name}: nodes must be 1 to {MAX_NODES}, not {self.nodes}")
+            raise ConfigError(
+                f"scenario {self.name}: nodes must be 1 to {MAX_NODES}, not {self.nodes}"
+            )
         if not 0 < self.duration <= self.horizon:
-            raise ConfigError(f"scenario {self.name}: duration must be positive and within the horizon")
+            raise ConfigError(
+                f"scenario {self.name}: duration must be positive and within the horizon"
+            )
 
     def _check_types(self) -> None:
         for key in ("nodes", "level"):
             value = getattr(self, key)
             if isinstance(value, bool) or not isinstance(value, int):
-                raise ConfigError(f"scenario {self.name}: {key} must be a whole number, not {value!r}")
+                raise ConfigError(
+                    f"scenario {self.name}: {key} must be a whole number, not {value!r}"
+                )
         for key in ("duration", "horizon", "latency"):
             value = getattr(self, key)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise ConfigError(f"scenario {self.name}: {key} must be a number, not {value!r}")
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or not math.isfinite(value)
+            ):
+                raise ConfigError(
+                    f"scenario {self.name}: {key} must be a number, not {value!r}"
+                )
         if self.latency < 0:
             raise ConfigError(f"scenario {self.name}: latency must not be negative")
 
@@ -260,7 +285,9 @@ class Scenario:
         number."""
         value = self.parameters.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigError(f"scenario {self.name}: parameters.{key} must be a number, not {value!r}")
+            raise ConfigError(
+                f"scenario {self.name}: parameters.{key} must be a number, not {value!r}"
+            )
         return value
 
     def open_workload(self) -> Workload:
@@ -273,12 +300,16 @@ class Scenario:
         try:
             workload: Workload = getattr(importlib.import_module(module), name)()
         except (ImportError, AttributeError) as error:
-            raise ConfigError(f"scenario {self.name}: no workload {self.workload}: {error}") from error
+            raise ConfigError(
+                f"scenario {self.name}: no workload {self.workload}: {error}"
+            ) from error
         return workload
 
     def with_changes(self, **changes: Any) -> Scenario:
         """The same with other fields; those that are None stay as they are."""
-        return replace(self, **{key: value for key, value in changes.items() if value is not None})
+        return replace(
+            self, **{key: value for key, value in changes.items() if value is not None}
+        )
 
 
 def place_of(name: str) -> Path:
@@ -316,7 +347,8 @@ def scenario_from_table(name: str, table: Mapping[str, Any]) -> Scenario:
         if "link" in values:
             values["link"] = _build(LinkSpec, values["link"], f"scenario {name}, [link]")
         values["expect"] = tuple(
-            _build(Expectation, entry, f"scenario {name}, [[expect]]") for entry in values.get("expect", ())
+            _build(Expectation, entry, f"scenario {name}, [[expect]]")
+            for entry in values.get("expect", ())
         )
         values["faults"] = plan_from_table(values.get("faults", ()))
         if "draw" in values:
@@ -336,7 +368,8 @@ def scenario_to_table(scenario: Scenario) -> dict[str, Any]:
     del table["name"], table["source"]
     table["parameters"] = dict(scenario.parameters)
     table["expect"] = [
-        {key: value for key, value in asdict(one).items() if value is not None} for one in scenario.expect
+        {key: value for key, value in asdict(one).items() if value is not None}
+        for one in scenario.expect
     ]
     table["faults"] = plan_to_json(scenario.faults)
     if scenario.draw is None:
@@ -350,7 +383,9 @@ def _build(kind: type, table: object, where: str) -> Any:
     known = {item.name for item in fields(kind)} - {"source"}
     for key in table:
         if key not in known:
-            raise ConfigError(f"{where}: unknown key {key!r}; {did_you_mean(key, known, 'known are')}")
+            raise ConfigError(
+                f"{where}: unknown key {key!r}; {did_you_mean(key, known, 'known are')}"
+            )
     try:
         return kind(**table)
     except TypeError as error:

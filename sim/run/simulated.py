@@ -110,7 +110,9 @@ def _report_progress(simulation: Simulation, progress: Progress, step: float) ->
     simulation.queue.watch(int(step * 1e9), lambda: progress(simulation.now, "playing"))
 
 
-def _result(scenario: Scenario, seed: int, ended: Outcome[Metrics], plan: list[Fault]) -> Result:
+def _result(
+    scenario: Scenario, seed: int, ended: Outcome[Metrics], plan: list[Fault]
+) -> Result:
     metrics = plain_metrics(ended.value or {})
     return Result(
         scenario=scenario.name,

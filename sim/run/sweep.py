@@ -73,7 +73,9 @@ def run_one(scenario: Scenario, seed: int, changes: Mapping[str, Any]) -> SweepR
 def describe(error: BaseException) -> str:
     """The innermost reason, in one line; of a bug, with the file and line that raised it."""
     *around, reason = _chain(error)
-    where = "".join(f"node {e.node} at {e.seconds:g} s: " for e in around if isinstance(e, NodeFailed))
+    where = "".join(
+        f"node {e.node} at {e.seconds:g} s: " for e in around if isinstance(e, NodeFailed)
+    )
     origin = f" ({_origin(reason)})" if is_bug(reason) else ""
     return f"{where}{type(reason).__name__}: {reason}{origin}"
 
@@ -98,7 +100,11 @@ def is_bug(reason: BaseException) -> bool:
 
 def _origin(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
-    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}" if frames else "?"
+    return (
+        f"{Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}"
+        if frames
+        else "?"
+    )
 
 
 def grid(settings: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
@@ -127,7 +133,10 @@ def _hush() -> None:
 
 
 def sweep(
-    scenario: Scenario, seeds: Sequence[int], settings: Mapping[str, Sequence[Any]], executor: Executor
+    scenario: Scenario,
+    seeds: Sequence[int],
+    settings: Mapping[str, Sequence[Any]],
+    executor: Executor,
 ) -> Iterator[SweepRun]:
     """Run every seed with every combination of settings; runs come as they end."""
     strangers = active_children()
@@ -154,7 +163,10 @@ def _outcome(future: Future[SweepRun], seed: int, changes: Mapping[str, Any]) ->
         return future.result()
     except BrokenProcessPool:
         return SweepRun(
-            seed, changes, None, "its process, or one beside it, was killed: out of memory? try --jobs"
+            seed,
+            changes,
+            None,
+            "its process, or one beside it, was killed: out of memory? try --jobs",
         )
 
 
@@ -174,7 +186,9 @@ def summarise(runs: Sequence[SweepRun]) -> dict[str, Any]:
     all traces."""
     rows: dict[str, Any] = {}
     for run in sorted(runs, key=lambda run: (str(run.changes), run.seed)):
-        row = rows.setdefault(str(dict(run.changes)), {"changes": dict(run.changes), "runs": 0, "values": {}})
+        row = rows.setdefault(
+            str(dict(run.changes)), {"changes": dict(run.changes), "runs": 0, "values": {}}
+        )
         row["runs"] += 1
         for name, value in (run.result.metrics if run.result is not None else {}).items():
             if isinstance(value, int | float):
@@ -209,7 +223,9 @@ def _totals(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 def _hash_of_all(runs: Sequence[SweepRun]) -> str:
     """Equal for two sweeps in which every run had the same trace."""
     traces = sorted(
-        (str(dict(run.changes)), run.seed, run.result.trace_hash) for run in runs if run.result is not None
+        (str(dict(run.changes)), run.seed, run.result.trace_hash)
+        for run in runs
+        if run.result is not None
     )
     return hashlib.blake2b(repr(traces).encode(), digest_size=16).hexdigest()
 

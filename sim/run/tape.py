@@ -150,7 +150,8 @@ class Tape:
         self._births: list[_Birth] = []
         self._steps: list[_Step] = []
         self._calls: list[_Call] = []
-        self._parts: dict[int, tuple[object, _Birth]] = {}  # by address; kept, so none is used twice
+        # by address; kept, so none is used twice
+        self._parts: dict[int, tuple[object, _Birth]] = {}
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -200,7 +201,9 @@ class Tape:
             return _RandomState(item.getstate())
         return _Answers(item, self) if callable(item) and not isinstance(item, type) else item
 
-    def tell(self, number: int, handle: Callable[[Any, float], Any], event: Any, now: float) -> Any:
+    def tell(
+        self, number: int, handle: Callable[[Any, float], Any], event: Any, now: float
+    ) -> Any:
         """Let a core handle one event, and note it."""
         try:
             with self.at_work():
@@ -211,9 +214,13 @@ class Tape:
         self._steps.append(_Step(number, event, now, _digest(effects)))
         return effects
 
-    def asked(self, part: object, method: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    def asked(
+        self, part: object, method: str, args: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> None:
         """Note what a driver asks of a part."""
-        self._calls.append(_Call(len(self._steps), self._parts[id(part)][1], method, args, keywords))
+        self._calls.append(
+            _Call(len(self._steps), self._parts[id(part)][1], method, args, keywords)
+        )
 
     def replay(self) -> Replayed:
         """Make the cores again, without trio, and tell them the same."""
@@ -228,9 +235,16 @@ class Tape:
                 getattr(made[call.part], call.method)(*call.args, **call.keywords)
             digests.append(_answer(cores[step.core], step))
         differs_at = next(
-            (number for number, step in enumerate(self._steps) if step.effects != digests[number]), None
+            (
+                number
+                for number, step in enumerate(self._steps)
+                if step.effects != digests[number]
+            ),
+            None,
         )
-        return Replayed(len(digests), differs_at, _rolled(digests), time.process_time() - started)
+        return Replayed(
+            len(digests), differs_at, _rolled(digests), time.process_time() - started
+        )
 
 
 @contextmanager

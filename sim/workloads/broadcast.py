@@ -49,7 +49,9 @@ class FlowNode:
 
     __slots__ = ("done_at", "endpoint", "feeds", "has", "missing", "name", "owner", "peer")
 
-    def __init__(self, fabric: Fabric, name: str, peer: PeerId, link: LinkSpec, chunks: int) -> None:
+    def __init__(
+        self, fabric: Fabric, name: str, peer: PeerId, link: LinkSpec, chunks: int
+    ) -> None:
         self.name = name
         self.peer = peer
         self.owner = Owner(name)
@@ -80,7 +82,9 @@ class Broadcast:
         """There is no L1 side here: the roles' own workloads carry real chunks."""
         raise SimulationError("broadcast runs at level 0 only: use --level 0")
 
-    def run_bare(self, simulation: Simulation, scenario: Scenario) -> Mapping[str, float | int | str]:
+    def run_bare(
+        self, simulation: Simulation, scenario: Scenario
+    ) -> Mapping[str, float | int | str]:
         """Set up, let it flow, and measure."""
         self._simulation = simulation
         self._queue = simulation.queue
@@ -89,7 +93,9 @@ class Broadcast:
         self._chunk_bytes = int(scenario.parameter("chunk_bytes", 4 * 1024 * 1024))
         self._rng = simulation.rng("swarm", "broadcast")
         self._duplicates = 0
-        self._nodes = [self._make_node(f"n{number}", scenario) for number in range(scenario.nodes)]
+        self._nodes = [
+            self._make_node(f"n{number}", scenario) for number in range(scenario.nodes)
+        ]
         self._by_peer = {node.peer: node for node in self._nodes}
         self._origin = self._make_origin(scenario)
         self._forest = self._plant()
@@ -121,7 +127,8 @@ class Broadcast:
 
     def _plant(self) -> Forest:
         entries = [
-            RosterEntry(node.peer, 0.9 * node.endpoint.spec.up * 1e6 / 8) for node in self._nodes
+            RosterEntry(node.peer, 0.9 * node.endpoint.spec.up * 1e6 / 8)
+            for node in self._nodes
         ]  # relays pace to 90 % of their uplink
         signer = self._simulation.keys.signer("origin")
         return build_forest(Roster.sign(signer, b"simulated", 1, entries), PolicyVersion(1))
@@ -162,11 +169,18 @@ class Broadcast:
             self._pump(feed)
 
     def _pump(self, feed: _Feed) -> None:
-        while feed.under_way < 2 and feed.queue and feed.giver.owner.alive and feed.taker.owner.alive:
+        while (
+            feed.under_way < 2
+            and feed.queue
+            and feed.giver.owner.alive
+            and feed.taker.owner.alive
+        ):
             chunk = feed.queue.popleft()
             if not feed.taker.has[chunk]:
                 feed.under_way += 1
-                self._fabric.transmit(feed, self._chunk_bytes, "chunk", self._arrived, feed, chunk)
+                self._fabric.transmit(
+                    feed, self._chunk_bytes, "chunk", self._arrived, feed, chunk
+                )
 
     def _arrived(self, feed: _Feed, chunk: int) -> None:
         feed.under_way -= 1
@@ -192,7 +206,9 @@ class Broadcast:
 
     def _die(self, node: FlowNode) -> None:
         node.owner.alive = False
-        self._queue.schedule(self._queue.now + NOTICE, self._queue.kernel, "adoption", self._adopt, node)
+        self._queue.schedule(
+            self._queue.now + NOTICE, self._queue.kernel, "adoption", self._adopt, node
+        )
 
     def _adopt(self, dead: FlowNode) -> None:
         """The next living relay above feeds what the dead node fed."""
@@ -212,7 +228,9 @@ class Broadcast:
         if taker.owner.alive:
             feed = self._feed(stripe, giver, taker)
             wanted = range(stripe, self._chunks, self._stripes)
-            feed.queue.extend(chunk for chunk in wanted if giver.has[chunk] and not taker.has[chunk])
+            feed.queue.extend(
+                chunk for chunk in wanted if giver.has[chunk] and not taker.has[chunk]
+            )
             self._pump(feed)
         else:  # two in a row: the taker's own children have no parent until it is adopted too
             for feed in taker.feeds.pop(stripe, []):
@@ -225,10 +243,14 @@ class Broadcast:
         rate = [node.endpoint.spec.up * 1e6 / 8 for node in alive]
         slowest = min(node.endpoint.spec.down for node in alive) * 1e6 / 8
         origin_up = self._origin.endpoint.spec.up * 1e6 / 8
-        bound = max(size / origin_up, size / slowest, len(alive) * size / (origin_up + sum(rate)))
+        bound = max(
+            size / origin_up, size / slowest, len(alive) * size / (origin_up + sum(rate))
+        )
         last = done[-1] if len(done) == len(alive) else math.inf
         self._simulation.distributions["seconds until the policy was whole"] = done
-        self._simulation.distributions["bytes sent, by node"] = [float(n.endpoint.sent) for n in self._nodes]
+        self._simulation.distributions["bytes sent, by node"] = [
+            float(n.endpoint.sent) for n in self._nodes
+        ]
         return {
             "completed": round(len(done) / len(alive), 5),
             "seconds_50": round(statistics.median(done), 3) if done else math.inf,

@@ -70,8 +70,12 @@ class MembershipChurn:
         await swarm.sleep_until(scenario.duration)
         metrics = self._measure(swarm, churn, swarm.simulation.now)
         nodes = swarm.nodes.values()
-        swarm.simulation.distributions["bytes sent, by node"] = [float(node.endpoint.sent) for node in nodes]
-        swarm.simulation.distributions["seconds until a death was known"] = self._watch.delays(DRAWN)
+        swarm.simulation.distributions["bytes sent, by node"] = [
+            float(node.endpoint.sent) for node in nodes
+        ]
+        swarm.simulation.distributions["seconds until a death was known"] = self._watch.delays(
+            DRAWN
+        )
         return metrics
 
     async def _arrive(self, swarm: Swarm, scenario: Scenario, churn: Churn) -> None:
@@ -87,31 +91,45 @@ class MembershipChurn:
         for zone in range(zones):
             churn.add_zone(f"zone{zone}")
 
-    def _replay(self, swarm: Swarm, scenario: Scenario, churn: Churn, sessions: Sequence[Session]) -> None:
+    def _replay(
+        self, swarm: Swarm, scenario: Scenario, churn: Churn, sessions: Sequence[Session]
+    ) -> None:
         """A few nodes stay, the others do what the recording says."""
         for number in range(BOOTSTRAP):
             swarm.add(f"n{number}", self._live, link=scenario.link)
         recorded = {session.node: None for session in sessions}
-        if len(recorded) != scenario.nodes - BOOTSTRAP or not recorded.keys().isdisjoint(swarm.nodes):
+        if len(recorded) != scenario.nodes - BOOTSTRAP or not recorded.keys().isdisjoint(
+            swarm.nodes
+        ):
             raise ConfigError(
-                f"scenario {scenario.name}: {len(recorded)} machines were recorded, "
-                f"which with {BOOTSTRAP} that stay (n0 to n{BOOTSTRAP - 1}) must make {scenario.nodes} nodes"
+                f"scenario {scenario.name}: {len(recorded)} machines were recorded, which with"
+                f" {BOOTSTRAP} that stay (n0 to n{BOOTSTRAP - 1}) must make {scenario.nodes}"
+                " nodes"
             )
         churn.replay(sessions, lambda name: swarm.add(name, self._live, link=scenario.link))
 
     def _plot(self, swarm: Swarm) -> None:
         known = [view.size for view in self._views.values()]
         swarm.simulation.plot("nodes alive", len(swarm.alive))
-        swarm.simulation.plot("members known, mean over nodes", statistics.fmean(known) if known else 0)
-        swarm.simulation.plot("bytes sent so far", sum(node.endpoint.sent for node in swarm.nodes.values()))
+        swarm.simulation.plot(
+            "members known, mean over nodes", statistics.fmean(known) if known else 0
+        )
+        swarm.simulation.plot(
+            "bytes sent so far", sum(node.endpoint.sent for node in swarm.nodes.values())
+        )
 
     def _open_churn(self, swarm: Swarm, scenario: Scenario) -> Churn:
         preset = scenario.parameters.get("preset")
         if isinstance(preset, str):
             up, down = PRESETS[preset]
         else:
-            up = Lognormal(scenario.parameter("lifetime", 300.0), scenario.parameter("lifetime_sigma", 1.46))
-            down = Lognormal(scenario.parameter("downtime", 60.0), scenario.parameter("downtime_sigma", 1.28))
+            up = Lognormal(
+                scenario.parameter("lifetime", 300.0),
+                scenario.parameter("lifetime_sigma", 1.46),
+            )
+            down = Lognormal(
+                scenario.parameter("downtime", 60.0), scenario.parameter("downtime_sigma", 1.28)
+            )
         model = ChurnModel(
             up=up,
             down=down,
@@ -142,7 +160,9 @@ class MembershipChurn:
             node.open_host() as host,
             open_membership(node.world, host, MembershipConfig(), may=_anyone) as membership,
         ):
-            membership.on_change(lambda event: self._watch.changed(node.name, event, node.simulation.now))
+            membership.on_change(
+                lambda event: self._watch.changed(node.name, event, node.simulation.now)
+            )
             started = node.simulation.now
             self._since[node.name] = started
             self._views[node.name] = membership
@@ -161,7 +181,9 @@ class MembershipChurn:
             del self._views[name], self._since[name]
             self._watch.blind(name)
 
-    def _measure(self, swarm: Swarm, churn: Churn, now: float) -> Mapping[str, float | int | str]:
+    def _measure(
+        self, swarm: Swarm, churn: Churn, now: float
+    ) -> Mapping[str, float | int | str]:
         settled = {name for name, since in self._since.items() if now - since >= SETTLED}
         known = {swarm.nodes[name].peer_id: name for name in self._views if name in settled}
         alive = {node.peer_id for node in swarm.alive}
@@ -176,7 +198,9 @@ class MembershipChurn:
                 ghosts += sum(peer not in alive for peer in members)
                 listed += len(members)
         sent = sum(node.endpoint.sent for node in swarm.nodes.values())
-        by_day = sum(math.cos(2 * math.pi * when / churn.model.day) > 0 for when in self._returned)
+        by_day = sum(
+            math.cos(2 * math.pi * when / churn.model.day) > 0 for when in self._returned
+        )
         return {
             "coverage": round(statistics.fmean(coverage), 4) if coverage else 0.0,
             "ghost_share": round(ghosts / max(1, listed), 4),
@@ -185,7 +209,9 @@ class MembershipChurn:
             "returns_by_day": round(by_day / max(1, churn.returns), 4),
             "zone_events": churn.zone_events,
             **self._watch.metrics(now),
-            "join_seconds_median": round(statistics.median(self._join_seconds or [math.nan]), 3),
+            "join_seconds_median": round(
+                statistics.median(self._join_seconds or [math.nan]), 3
+            ),
             "bytes_per_second": round(sent / now / len(swarm.nodes), 1),
             "alive": len(alive),
         }
@@ -221,7 +247,10 @@ class DeathWatch:
     def died(self, name: str, peer: PeerId, now: float) -> None:
         """A node is about to die."""
         self.blind(name)
-        self._dying[peer] = (now, {holder: None for holder, view in self._views.items() if peer in view})
+        self._dying[peer] = (
+            now,
+            {holder: None for holder, view in self._views.items() if peer in view},
+        )
 
     def returned(self, peer: PeerId) -> None:
         """The peer lives again: holders that have not noticed need not any more."""
@@ -229,8 +258,12 @@ class DeathWatch:
 
     def metrics(self, now: float) -> dict[str, float | int | str]:
         """How quickly deaths became known."""
-        unaware = sum(len(who) for since, who in self._dying.values() if now - since > KNOWN_WITHIN)
-        late = sum(count for delay, count in self._delays.items() if delay > 1000 * KNOWN_WITHIN)
+        unaware = sum(
+            len(who) for since, who in self._dying.values() if now - since > KNOWN_WITHIN
+        )
+        late = sum(
+            count for delay, count in self._delays.items() if delay > 1000 * KNOWN_WITHIN
+        )
         total = unaware + self._delays.total()
         return {
             "deaths_known_share": round(1 - (unaware + late) / total, 4) if total else 1.0,

@@ -26,7 +26,10 @@ SEEDS: Final = 3
 STAMP_BITS: Final = 4
 """A work stamp is real work, which virtual time cannot shorten: here it is symbolic."""
 CONFIG: Final = DhtConfig(
-    difficulty=STAMP_BITS, refresh_interval=30.0, republish_interval=10.0, replicate_interval=60.0
+    difficulty=STAMP_BITS,
+    refresh_interval=30.0,
+    republish_interval=10.0,
+    replicate_interval=60.0,
 )
 
 
@@ -34,7 +37,13 @@ class Editions:
     """Nodes that publish editions of a record, read those of others, and are judged by what
     they read."""
 
-    parameters: ClassVar[Sequence[str]] = ("last_reading", "lifetime", "publish_until", "publish", "read")
+    parameters: ClassVar[Sequence[str]] = (
+        "last_reading",
+        "lifetime",
+        "publish_until",
+        "publish",
+        "read",
+    )
 
     def __init__(self) -> None:
         self._open: dict[str, Dht] = {}
@@ -59,7 +68,9 @@ class Editions:
             answers: list[tuple[int, int]] = []
             for node in honest:
                 nursery.start_soon(self._read_all, node, honest, answers)
-        found, newest = (sum(column) for column in zip(*answers, strict=True)) if answers else (0, 0)
+        found, newest = (
+            (sum(column) for column in zip(*answers, strict=True)) if answers else (0, 0)
+        )
         pairs = max(1, len(honest) * (len(honest) - 1))
         return {
             "wrong": len(self._wrong),
@@ -84,7 +95,9 @@ class Editions:
     async def _live(self, node: SimNode) -> None:
         async with node.open_host() as host, open_dht(node.world, host, CONFIG) as dht:
             self._open[node.name] = dht
-            await dht.bootstrap([other.addr for other in node.siblings[:SEEDS] if other is not node])
+            await dht.bootstrap(
+                [other.addr for other in node.siblings[:SEEDS] if other is not node]
+            )
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._publish, node, dht)
                 nursery.start_soon(self._keep_reading, node, dht)
@@ -102,7 +115,9 @@ class Editions:
     async def _keep_reading(self, node: SimNode, dht: Dht) -> None:
         dice = node.world.rng("readings")
         while True:
-            await node.world.sleep(dice.uniform(0.5, 1.5) * self._scenario.parameter("read", 4.0))
+            await node.world.sleep(
+                dice.uniform(0.5, 1.5) * self._scenario.parameter("read", 4.0)
+            )
             await self._edition(node, dht, dice.choice(node.siblings))
 
     async def _edition(self, node: SimNode, dht: Dht, of: SimNode) -> int:
@@ -124,12 +139,16 @@ class Editions:
         ):
             self._wrong.append(f"{node.name} read {record!r} at {node.simulation.now:.3f} s")
 
-    async def _read_all(self, node: SimNode, honest: list[SimNode], answers: list[tuple[int, int]]) -> None:
+    async def _read_all(
+        self, node: SimNode, honest: list[SimNode], answers: list[tuple[int, int]]
+    ) -> None:
         """Add how many records of others ``node`` finds, and how many of these are the
         newest."""
         dht = self._open[node.name]
         editions = {
-            other.peer_id: await self._edition(node, dht, other) for other in honest if other is not node
+            other.peer_id: await self._edition(node, dht, other)
+            for other in honest
+            if other is not node
         }
         found = sum(edition > 0 for edition in editions.values())
         newest = sum(edition == self._newest[peer] for peer, edition in editions.items())

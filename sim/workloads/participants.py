@@ -88,14 +88,18 @@ def draw_participants(scenario: Scenario, rng: Random) -> dict[str, Participant]
         link = _draw(scenario, rng)
         joins = scenario.parameter("late_at", 60.0) if number > late_from else 0.0
         participants[f"n{number}"] = Participant(link=link, claim=CLAIM * link.up, joins=joins)
-    best = max(participant.claim for name, participant in participants.items() if name != ORIGIN)
+    best = max(
+        participant.claim for name, participant in participants.items() if name != ORIGIN
+    )
     names = iter(list(participants)[1:])
     for name in _next(names, scenario.parameter("liars", 0)):
         participants[name] = replace(
             participants[name], claim=best, lies=scenario.parameter("lie_share", 1.0)
         )
     for name in _next(names, scenario.parameter("drippers", 0)):
-        participants[name] = replace(participants[name], claim=best, drips=scenario.parameter("drip", 0.5))
+        participants[name] = replace(
+            participants[name], claim=best, drips=scenario.parameter("drip", 0.5)
+        )
     for name in _next(names, scenario.parameter("slow_relays", 0)):
         slow = replace(participants[name].link, up=scenario.parameter("slow_up", 0.5))
         participants[name] = replace(participants[name], link=slow)
@@ -116,15 +120,23 @@ def _draw(scenario: Scenario, rng: Random) -> LinkSpec:
     return behind_nat(link) if rng.random() < scenario.parameter("nat_share", 0.0) else link
 
 
-def dishonest_host(host: Host, world: World, participant: Participant, chunk_bytes: int) -> Host:
+def dishonest_host(
+    host: Host, world: World, participant: Participant, chunk_bytes: int
+) -> Host:
     """``host`` itself for the honest; one whose bulk streams lie or drip for the others."""
-    return host if participant.honest else cast(Host, _DishonestHost(host, world, participant, chunk_bytes))
+    return (
+        host
+        if participant.honest
+        else cast(Host, _DishonestHost(host, world, participant, chunk_bytes))
+    )
 
 
 class _DishonestHost:
     """A host whose bulk streams lie or drip; everything else is the real one's."""
 
-    def __init__(self, host: Host, world: World, participant: Participant, chunk_bytes: int) -> None:
+    def __init__(
+        self, host: Host, world: World, participant: Participant, chunk_bytes: int
+    ) -> None:
         self._host = host
         self._world = world
         self._part = participant
@@ -138,13 +150,17 @@ class _DishonestHost:
         stream = await self._host.open_stream(peer, protocol)
         if protocol != BULK_PROTOCOL_ID:
             return stream
-        return cast(Stream, _DishonestStream(stream, self._world, self._part, self._chunk_bytes))
+        return cast(
+            Stream, _DishonestStream(stream, self._world, self._part, self._chunk_bytes)
+        )
 
 
 class _DishonestStream(trio.abc.SendStream):
     """Sends too slowly, or not quite what it was given."""
 
-    def __init__(self, stream: Stream, world: World, participant: Participant, chunk_bytes: int) -> None:
+    def __init__(
+        self, stream: Stream, world: World, participant: Participant, chunk_bytes: int
+    ) -> None:
         self._stream = stream
         self._world = world
         self._part = participant

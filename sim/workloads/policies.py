@@ -77,7 +77,9 @@ class Policies:
         self._size = int(scenario.parameter("policy_bytes", 2_000_000))
         self._participants = draw_participants(scenario, swarm.rng("links"))
         for name, participant in self._participants.items():
-            swarm.add(name, self._live_origin if name == ORIGIN else self._live, link=participant.link)
+            swarm.add(
+                name, self._live_origin if name == ORIGIN else self._live, link=participant.link
+            )
         swarm.every(1.0, lambda: self._plot(swarm))
         late_at = max(participant.joins for participant in self._participants.values())
         await swarm.sleep_until(late_at)
@@ -90,7 +92,9 @@ class Policies:
     async def _live_origin(self, node: SimNode) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(
-                self._live, node, lambda service: nursery.start_soon(self._publish, node, service)
+                self._live,
+                node,
+                lambda service: nursery.start_soon(self._publish, node, service),
             )
 
     async def _live(
@@ -119,7 +123,9 @@ class Policies:
                 roster=lambda: self._roster(node),
                 announce=announce,
             ) as service:
-                host.set_message_handler(ANNOUNCE, lambda peer, data: _hear(service, peer, data))
+                host.set_message_handler(
+                    ANNOUNCE, lambda peer, data: _hear(service, peer, data)
+                )
                 await self._meet(node, host)
                 self._services[node.name] = service
                 self._stats.append(service.stats)
@@ -176,12 +182,18 @@ class Policies:
     # What came of it
 
     def _receivers(self, swarm: Swarm) -> list[SimNode]:
-        return [node for node in swarm.alive if node.name != ORIGIN and self._participants[node.name].honest]
+        return [
+            node
+            for node in swarm.alive
+            if node.name != ORIGIN and self._participants[node.name].honest
+        ]
 
     def _plot(self, swarm: Swarm) -> None:
         newest = max(self._published, default=0)
         holders = [
-            n for n in self._receivers(swarm) if self._is_in(n) and self._services[n.name].newest >= newest
+            n
+            for n in self._receivers(swarm)
+            if self._is_in(n) and self._services[n.name].newest >= newest
         ]
         if newest:
             swarm.simulation.plot("honest nodes that hold the newest policy", len(holders))
@@ -194,7 +206,9 @@ class Policies:
         delays = []
         for node in receivers:
             if self._participants[node.name].joins <= published:
-                came = (when for when, held in self._arrivals.get(node.name, ()) if held >= version)
+                came = (
+                    when for when, held in self._arrivals.get(node.name, ()) if held >= version
+                )
                 delays.append(next(came, math.inf) - published)
         return sorted(delays)
 
@@ -202,7 +216,9 @@ class Policies:
         receivers = self._receivers(swarm)
         newest = max(self._published, default=0)
         holders = [
-            node for node in receivers if self._is_in(node) and self._services[node.name].newest >= newest
+            node
+            for node in receivers
+            if self._is_in(node) and self._services[node.name].newest >= newest
         ]
         by_version = {version: self._delays(receivers, version) for version in self._published}
         for percent in PERCENTILES:
@@ -214,7 +230,8 @@ class Policies:
         times = {
             f"seconds_{percent}": round(
                 statistics.median(
-                    [percentile(delays, percent) for delays in by_version.values()] or [math.inf]
+                    [percentile(delays, percent) for delays in by_version.values()]
+                    or [math.inf]
                 ),
                 3,
             )
@@ -247,7 +264,9 @@ class Policies:
         swarm.simulation.distributions["policies sent, by node"] = [
             value / bytes_published for value in sent.values()
         ]
-        relayed = sorted(value / bytes_published for name, value in sent.items() if name != ORIGIN)
+        relayed = sorted(
+            value / bytes_published for name, value in sent.items() if name != ORIGIN
+        )
         from_peers = sum(stats.from_peers for stats in self._stats)
         from_origin = sum(stats.from_origin for stats in self._stats)
         duplicates = sum(stats.duplicates for stats in self._stats)
@@ -272,7 +291,10 @@ class Policies:
         joined = self._participants[late[0].name].joins
         version = max((v for v, when in self._published.items() if when <= joined), default=0)
         delays = sorted(
-            next((when for when, held in self._arrivals.get(node.name, ()) if held >= version), math.inf)
+            next(
+                (when for when, held in self._arrivals.get(node.name, ()) if held >= version),
+                math.inf,
+            )
             - joined
             for node in late
         )
@@ -296,7 +318,12 @@ class Policies:
 def depth_of(forest: Forest) -> int:
     """Hops from the origin to the farthest peer of any stripe."""
     return max(
-        (stripe.depth(place) for stripe in forest.stripes for place in range(len(stripe.parent))), default=0
+        (
+            stripe.depth(place)
+            for stripe in forest.stripes
+            for place in range(len(stripe.parent))
+        ),
+        default=0,
     )
 
 

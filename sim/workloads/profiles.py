@@ -92,7 +92,8 @@ DEVICES: Final = {
         64 * GB,
         89.6 * GB,
         1.0e12,
-        "estimate: two channels of DDR5-5600 (2 x 8 bytes x 5.6 GT/s); 8 cores x 4 GHz x 32 flops (AVX2)",
+        "estimate: two channels of DDR5-5600 (2 x 8 bytes x 5.6 GT/s); 8 cores x 4 GHz x 32"
+        " flops (AVX2)",
     ),
 }
 """By name."""
@@ -100,7 +101,9 @@ DEVICES: Final = {
 MODELS: Final = {
     "1.5B": ModelSize("1.5B", 1.54e9, 4 * 28 * 2 * 128, "Qwen2.5-1.5B, config.json"),
     "8B": ModelSize("8B", 8.2e9, 4 * 36 * 8 * 128, "Qwen3-8B, config.json"),
-    "32B": ModelSize("32B", 32.5e9, 4 * 64 * 8 * 128, "Qwen2.5-32B (QwQ-32B has its shape), config.json"),
+    "32B": ModelSize(
+        "32B", 32.5e9, 4 * 64 * 8 * 128, "Qwen2.5-32B (QwQ-32B has its shape), config.json"
+    ),
 }
 """By name."""
 
@@ -132,15 +135,18 @@ class Machine:
     def sequences(self, model: ModelSize, context: float) -> int:
         """Sequences of ``context`` tokens that can be decoded at a time; 0 if the model does
         not fit."""
-        return max(0, min(MAX_SEQUENCES, int(self.room(model) / (model.cache_per_token * context))))
+        return max(
+            0, min(MAX_SEQUENCES, int(self.room(model) / (model.cache_per_token * context)))
+        )
 
     def check_generates(self, model: ModelSize, context: float) -> None:
         """Raise `ValueError` unless the weights and one sequence of ``context`` tokens fit."""
         if not self.sequences(model, context):
             raise ValueError(
-                f"{self} has {self.usable / GB:.1f} GB to use, and {model.name} needs "
-                f"{model.weight_bytes / GB:.1f} GB for its weights and "
-                f"{model.cache_per_token * context / GB:.1f} GB for each sequence of {context:.0f} tokens"
+                f"{self} has {self.usable / GB:.1f} GB to use, and {model.name} needs"
+                f" {model.weight_bytes / GB:.1f} GB for its weights and"
+                f" {model.cache_per_token * context / GB:.1f} GB for each sequence of"
+                f" {context:.0f} tokens"
             )
 
     def check_trains(self, model: ModelSize) -> None:
@@ -152,7 +158,9 @@ class Machine:
                 f"{needed / GB:.1f} GB"
             )
 
-    def generate_rate(self, model: ModelSize, context: float, rows: int = MAX_SEQUENCES) -> float:
+    def generate_rate(
+        self, model: ModelSize, context: float, rows: int = MAX_SEQUENCES
+    ) -> float:
         """Sampled tokens per second, all sequences together, at ``context`` tokens of mean
         length.
 

@@ -15,11 +15,11 @@ sum of lengths over all nodes, by node.
 
 A table grows if its largest size in the last quarter of the run is more than `TOLERANCE` times,
 and `LEAST` entries a node more than, its largest in the second quarter, and the third quarter
-lies between. The first quarter does not count: tables fill. A table whose
-type bounds it (`BoundedDict`, a deque with a length) cannot grow for ever, but may take longer than
-a month to fill: it remembers every peer that was ever met, say, up to 4,096, and this swarm meets
-some 600. Such tables are listed as filling, with their limits, and do not fail the scenario. A
-limit that stands only in the code around a plain dictionary does not count.
+lies between. The first quarter does not count: tables fill. A table whose type bounds it
+(`BoundedDict`, a deque with a length) cannot grow for ever, but may take longer than a month to
+fill: it remembers every peer that was ever met, say, up to 4,096, and this swarm meets some
+600. Such tables are listed as filling, with their limits, and do not fail the scenario. A limit
+that stands only in the code around a plain dictionary does not count.
 
 `_traffic` of the simulated host is left out: the simulator's own tally, which no real node has.
 
@@ -87,7 +87,9 @@ class Table:
 
     sizes: list[float] = field(default_factory=list)
     limit: int | None = 0
-    """The most entries that its type lets it have; None if one of its kind lets it have any number."""
+    """The most entries that its type lets it have; None if one of its kind lets it have any
+    number.
+    """
 
     def hold(self, limit: int | None) -> None:
         """One such table of one node was seen, with this limit."""
@@ -128,7 +130,10 @@ class Soak:
     async def run(self, swarm: Swarm, scenario: Scenario) -> Mapping[str, float | int | str]:
         """Let the nodes live, sample their tables, and say what grew."""
         self._scenario = scenario
-        self._run, self._config = _write_run(swarm), _config(scenario.parameter("interval", MAX_INTERVAL))
+        self._run, self._config = (
+            _write_run(swarm),
+            _config(scenario.parameter("interval", MAX_INTERVAL)),
+        )
         staying = max(2, round(scenario.nodes * STAYING))
         async with trio.open_nursery() as nursery:
             for number in range(scenario.nodes):
@@ -148,7 +153,9 @@ class Soak:
         swarm.add(name, self._live, link=self._scenario.link)
         self._identities += 1
         while not stays:
-            await swarm.sleep(dice.expovariate(1 / self._scenario.parameter("lifetime", 8 * HOUR)))
+            await swarm.sleep(
+                dice.expovariate(1 / self._scenario.parameter("lifetime", 8 * HOUR))
+            )
             swarm.kill(name, silent=dice.random() < 0.5)
             self._lives += 1
             await swarm.sleep(dice.expovariate(1 / self._scenario.parameter("downtime", HOUR)))
@@ -168,7 +175,9 @@ class Soak:
         bootstrap = () if machine is first else (first.addr,)
         async with (
             machine.open_host() as host,
-            open_node(machine.world, host, self._config, document=document, bootstrap=bootstrap) as node,
+            open_node(
+                machine.world, host, self._config, document=document, bootstrap=bootstrap
+            ) as node,
         ):
             self._nodes[machine.name], self._hosts[machine.name] = node, host
             try:
@@ -224,7 +233,9 @@ class Soak:
         growing = sorted(path for path, table in self._tables.items() if table.grows(least))
         filling = [path for path in growing if self._tables[path].limit is not None]
         growing = [path for path in growing if self._tables[path].limit is None]
-        largest = sorted(self._tables.items(), key=lambda item: (-max(item[1].halves), item[0]))[:LISTED]
+        largest = sorted(
+            self._tables.items(), key=lambda item: (-max(item[1].halves), item[0])
+        )[:LISTED]
         listed = {
             f"table_{place}": f"{path}: {table.halves[0]:.1f}, then {table.halves[1]:.1f}"
             for place, (path, table) in enumerate(largest, 1)
@@ -238,15 +249,20 @@ class Soak:
             )
             or "none",
             "filling": "; ".join(
-                f"{path} ({self._tables[path].most(3):.1f} of {self._tables[path].limit})" for path in filling
+                f"{path} ({self._tables[path].most(3):.1f} of {self._tables[path].limit})"
+                for path in filling
             )
             or "none",
             "samples": self._samples,
             "deaths": self._lives,
             "identities": self._identities,
             "living": len(self._nodes),
-            "versions": max((int(node.shardcast.newest) for node in self._nodes.values()), default=0),
-            "entries_per_node": round(sum(t.sizes[-1] for t in self._tables.values() if t.sizes), 1),
+            "versions": max(
+                (int(node.shardcast.newest) for node in self._nodes.values()), default=0
+            ),
+            "entries_per_node": round(
+                sum(t.sizes[-1] for t in self._tables.values() if t.sizes), 1
+            ),
             **listed,
         }
 
@@ -269,7 +285,9 @@ def walk(root: str, start: object, seen: set[int]) -> Iterator[tuple[str, Collec
         if isinstance(thing, TABLES):
             seen.add(id(thing))
             yield path, thing
-            inside: Any = thing.values() if isinstance(thing, dict) else () if _is_flat(thing) else thing
+            inside: Any = (
+                thing.values() if isinstance(thing, dict) else () if _is_flat(thing) else thing
+            )
             stack += [(f"{path}[]", item) for item in inside if _is_worth_a_look(item)]
         elif isinstance(thing, tuple):
             stack += [(path, item) for item in thing if _is_worth_a_look(item)]
@@ -289,12 +307,15 @@ def _is_worth_a_look(thing: object) -> bool:
     kind = type(thing)
     module = kind.__module__
     return (
-        module.startswith(("p2p.", "sim.")) and not module.startswith(STOPS) and not isinstance(thing, bytes)
+        module.startswith(("p2p.", "sim."))
+        and not module.startswith(STOPS)
+        and not isinstance(thing, bytes)
     )
 
 
 def _attributes(thing: object) -> Iterator[tuple[str, object]]:
-    far = "other" if isinstance(thing, End) else ""  # leads into the peer's host: its tables are the peer's
+    # leads into the peer's host: its tables are the peer's
+    far = "other" if isinstance(thing, End) else ""
     for kind in type(thing).__mro__:
         for name in getattr(kind, "__slots__", ()):
             if name not in (far, TALLY) and hasattr(thing, name):
@@ -318,7 +339,9 @@ def _write_run(swarm: Swarm) -> Run:
 
 def _config(interval: float) -> NodeConfig:
     config, interval = NodeConfig(), min(interval, MAX_INTERVAL)
-    gossip = replace(config.gossip, interval=interval, seen=max(config.gossip.seen, 8 * interval))
+    gossip = replace(
+        config.gossip, interval=interval, seen=max(config.gossip.seen, 8 * interval)
+    )
     return replace(
         config,
         dht=replace(

@@ -87,7 +87,9 @@ class Spine:
             roles = load_roles((role,), self._config.role)
             async with (
                 machine.open_host() as host,
-                open_node(machine.world, host, self._config, document=document, bootstrap=bootstrap) as node,
+                open_node(
+                    machine.world, host, self._config, document=document, bootstrap=bootstrap
+                ) as node,
             ):
                 self._open[machine.name] = node, roles
                 await run_roles(node, roles)

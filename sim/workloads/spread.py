@@ -58,11 +58,19 @@ class Spread:
         for number in range(1, scenario.nodes):
             link = scenario.link
             if "up_low" in scenario.parameters:
-                uplinks = scenario.parameter("up_low", 10.0), scenario.parameter("up_high", 200.0)
+                uplinks = (
+                    scenario.parameter("up_low", 10.0),
+                    scenario.parameter("up_high", 200.0),
+                )
                 link = drawn_link(dice, uplinks, scenario.parameter("down_factor", 4.0))
-            swarm.add(f"n{number}", self._live, link=behind_nat(link) if dice.random() < nat else link)
+            swarm.add(
+                f"n{number}", self._live, link=behind_nat(link) if dice.random() < nat else link
+            )
         await swarm.sleep(1)
-        versions, interval = int(scenario.parameter("versions", 5)), scenario.parameter("interval", 20.0)
+        versions, interval = (
+            int(scenario.parameter("versions", 5)),
+            scenario.parameter("interval", 20.0),
+        )
         for version in range(1, versions + 1):
             await self._publish(swarm, version)
             await swarm.sleep(interval)
@@ -85,13 +93,17 @@ class Spread:
             async with open_shardcast(
                 node.world,
                 host,
-                ShardcastConfig(chunk_bytes=int(self._scenario.parameter("chunk_bytes", 65536))),
+                ShardcastConfig(
+                    chunk_bytes=int(self._scenario.parameter("chunk_bytes", 65536))
+                ),
                 run=RUN,
                 may_publish=lambda peer: peer == origin.peer_id,
                 roster=lambda: self._roster(node),
                 announce=announce,
             ) as service:
-                host.set_message_handler(ANNOUNCE, lambda peer, data: _hear(service, peer, data))
+                host.set_message_handler(
+                    ANNOUNCE, lambda peer, data: _hear(service, peer, data)
+                )
                 self._services[node.name] = service
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(_meet_others, node, host)
@@ -117,7 +129,9 @@ class Spread:
             return
         path = f"weights-{version}.safetensors"
         size = int(self._scenario.parameter("policy_bytes", 2_000_000))
-        await origin.world.disk.replace(path, make_weights(swarm.rng(f"weights/{version}"), size))
+        await origin.world.disk.replace(
+            path, make_weights(swarm.rng(f"weights/{version}"), size)
+        )
         await self._services[ORIGIN].publish(PolicyVersion(version), path)
         self._published[version] = swarm.simulation.now
 
@@ -137,7 +151,9 @@ class Spread:
             "hold_newest": round(len(holders) / max(1, len(receivers)), 4),
             "published": len(self._published),
             "arrivals_share": round(
-                sum(map(len, self._arrived.values())) / max(1, len(self._published) * len(receivers)), 4
+                sum(map(len, self._arrived.values()))
+                / max(1, len(self._published) * len(receivers)),
+                4,
             ),
             "seconds_median": round(statistics.median(seconds), 3),
             "seconds_last": round(seconds[-1], 3),
@@ -152,7 +168,9 @@ class Spread:
 
 async def _meet_others(node: SimNode, host: SimHost) -> None:
     """Connect to the origin and to some others, as membership would have it."""
-    others = [other for other in node.siblings if other is not node and not other.endpoint.spec.nat]
+    others = [
+        other for other in node.siblings if other is not node and not other.endpoint.spec.nat
+    ]
     chosen = node.world.rng("friends").sample(others, min(FRIENDS, len(others)))
     for other in dict.fromkeys((node.siblings[0], *chosen)):
         if other is not node:

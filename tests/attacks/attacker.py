@@ -1,6 +1,8 @@
-"""``python -m tests.attacks.attacker NAME ADDR SECONDS RUN SEED TREE``: one attack, in a process of its own.
+"""``python -m tests.attacks.attacker NAME ADDR SECONDS RUN SEED TREE``: one attack, in a
+process of its own.
 
-It prints a line when it begins, and at its end, or when it is told to end (SIGTERM), what it did as JSON.
+It prints a line when it begins, and at its end, or when it is told to end (SIGTERM), what it
+did as JSON.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ SEEDS_APART: Final = 1_000_003
 
 
 async def _run(name: str, attack: Attack) -> None:
-    with trio.move_on_after(attack.seconds) as scope, trio.open_signal_receiver(signal.SIGTERM) as signals:
+    with (
+        trio.move_on_after(attack.seconds) as scope,
+        trio.open_signal_receiver(signal.SIGTERM) as signals,
+    ):
 
         async def end_when_told() -> None:
             async for _ in signals:
@@ -44,7 +49,11 @@ def main(arguments: Sequence[str]) -> int:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     attack = Attack(
-        Target.parse(addr), float(seconds), bytes.fromhex(run), Random(int(seed) * SEEDS_APART), tree
+        Target.parse(addr),
+        float(seconds),
+        bytes.fromhex(run),
+        Random(int(seed) * SEEDS_APART),
+        tree,
     )
     sys.stdout.write("ready\n")
     sys.stdout.flush()

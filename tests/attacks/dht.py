@@ -1,4 +1,6 @@
-"""DHT nodes for attacks: cores on the heap of `bench.dht.Swarm`, at places and addresses of our choice."""
+"""DHT nodes for attacks: cores on the heap of `bench.dht.Swarm`, at places and addresses of our
+choice.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from p2p.identity import KeyPair
 from p2p.multiaddr import Multiaddr
 
 DIFFICULTY = 4
-"""Bits of work, as in `bench.dht`: the attacks here are by those who have paid for their stamps."""
+"""Bits of work, as in `bench.dht`: the attacks here are by those who have paid for their
+stamps.
+"""
 
 
 def key_pair(number: int, tens: int = 0) -> KeyPair:
@@ -39,9 +43,13 @@ def move(swarm: Swarm, node: Node, host: str) -> None:
     swarm.give(node, Moved((node.addr,)))
 
 
-def tell(node: Node, sender: Contact, body: Request | Reply, now: float, request_id: int = 1) -> list[Effect]:
+def tell(
+    node: Node, sender: Contact, body: Request | Reply, now: float, request_id: int = 1
+) -> list[Effect]:
     """Hand one message to a core; what it wants done."""
-    return node.core.handle(Received(sender.peer, encode(request_id, sender, body), WALL + now), now)
+    return node.core.handle(
+        Received(sender.peer, encode(request_id, sender, body), WALL + now), now
+    )
 
 
 def sent(effects: list[Effect]) -> list[tuple[Send, Envelope]]:

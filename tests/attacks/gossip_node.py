@@ -1,4 +1,6 @@
-"""One gossip core under attack, on virtual time, with a host's score: what it did, and for whom."""
+"""One gossip core under attack, on virtual time, with a host's score: what it did, and for
+whom.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,13 @@ from p2p.gossip.core.events import (
     Validated,
     Validity,
 )
-from p2p.gossip.messages import PubsubMessage, Rpc, decode_rpc_untrusted, encode_rpc, sign_message
+from p2p.gossip.messages import (
+    PubsubMessage,
+    Rpc,
+    decode_rpc_untrusted,
+    encode_rpc,
+    sign_message,
+)
 from p2p.identity import PeerId
 from p2p.peers import Scores
 from tests.unit.core_swarm import FakeSigner, fake_verify_raw, peer_named
@@ -35,7 +43,9 @@ TOPIC = "run/policy"
 
 
 class Victim:
-    """A node that hears `TOPIC`. Data that begins with ``old`` is ignored, with ``bad`` rejected."""
+    """A node that hears `TOPIC`. Data that begins with ``old`` is ignored, with ``bad``
+    rejected.
+    """
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -47,7 +57,11 @@ class Victim:
         self.refused: dict[PeerId, float] = {}
         self._scores = Scores()
         self.core = GossipCore(
-            FakeSigner(peer_named(0)), GossipConfig(), Random(1), verify=self._verify, seqno=1_700_000_000
+            FakeSigner(peer_named(0)),
+            GossipConfig(),
+            Random(1),
+            verify=self._verify,
+            seqno=1_700_000_000,
         )
         self.do(Tick())
         self.do(Subscribe(TOPIC))
@@ -91,7 +105,9 @@ class Victim:
     def mesh(self) -> set[PeerId]:
         return set(self.core.topics[TOPIC])
 
-    def flood(self, peer: PeerId, rpcs: Callable[[int], bytes], *, rate: int, seconds: float) -> Flood:
+    def flood(
+        self, peer: PeerId, rpcs: Callable[[int], bytes], *, rate: int, seconds: float
+    ) -> Flood:
         """``rate`` RPCs a second by ``peer`` for ``seconds``, or until it is refused."""
         flood = Flood()
         start, since = time.thread_time(), self.now
@@ -130,5 +146,7 @@ def _judge(data: bytes) -> Validity:
     return Validity.REJECT if data.startswith(b"bad") else Validity.ACCEPT
 
 
-def said(author: PeerId, data: bytes = b"good", *, seqno: int = 7, topic: str = TOPIC) -> PubsubMessage:
+def said(
+    author: PeerId, data: bytes = b"good", *, seqno: int = 7, topic: str = TOPIC
+) -> PubsubMessage:
     return sign_message(FakeSigner(author), topic, data, seqno)

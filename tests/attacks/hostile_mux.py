@@ -78,7 +78,9 @@ class Hostile:
             pass
 
     @classmethod
-    async def dial(cls, world: RealWorld, network: MemoryNetwork, addr: Any, key: KeyPair) -> Hostile:
+    async def dial(
+        cls, world: RealWorld, network: MemoryNetwork, addr: Any, key: KeyPair
+    ) -> Hostile:
         """Shake hands with a whole host."""
         raw = await network.dial(addr)
         static = StaticKey.create(key, world.entropy(32))
@@ -120,7 +122,9 @@ async def open_victims(
     on_stream: Callable[[MuxedStream], None] | None = None,
     **options: Any,
 ) -> AsyncIterator[list[Victim]]:
-    """Connections of ours, one for each hostile peer of ``keys``; ``options`` are `Connection`'s."""
+    """Connections of ours, one for each hostile peer of ``keys``; ``options`` are
+    `Connection`'s.
+    """
     async with open_world(key=_OURS) as world, trio.open_nursery() as nursery:
         victims: list[Victim] = []
         for key in keys:

@@ -30,13 +30,16 @@ def play(
     change: Callable[[spine.Spine], None] = lambda _: None,
     **parameters: float,
 ) -> Health:
-    """Every node's health after ``seconds`` of a swarm with ``roles`` by name, or when the run is done."""
+    """Every node's health after ``seconds`` of a swarm with ``roles`` by name, or when the run
+    is done.
+    """
     cast = {**CAST, **roles}
     stage = spine.Spine(cast)
     change(stage)
     scenario: Scenario = load_scenario("spine").with_changes(nodes=len(cast), duration=seconds)
     scenario = replace(
-        scenario, parameters={**scenario.parameters, "steps": 12, "kill_at_step": 999, **parameters}
+        scenario,
+        parameters={**scenario.parameters, "steps": 12, "kill_at_step": 999, **parameters},
     )
     configured = spine._config()
     config = replace(configured, role={**configured.role, **(role_config or {})})

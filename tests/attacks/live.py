@@ -1,13 +1,16 @@
-"""A live node under attack: a real process, an attacker in another, and an honest newcomer once a second.
+"""A live node under attack: a real process, an attacker in another, and an honest newcomer once
+a second.
 
 Theory of operation
 -------------------
-The node is ``python -m p2p.node`` with an owner's run file, on loopback, without a role. Its numbers before
-the attack are taken after one newcomer was served, when all that is imported late is there. While the
-attack runs, a newcomer with a fresh key dials, pings and identifies the node each second; how long the worst
-of them waits is the figure. When the attack ends, the node has a minute to give back what it held.
+The node is ``python -m p2p.node`` with an owner's run file, on loopback, without a role. Its
+numbers before the attack are taken after one newcomer was served, when all that is imported
+late is there. While the attack runs, a newcomer with a fresh key dials, pings and identifies
+the node each second; how long the worst of them waits is the figure. When the attack ends, the
+node has a minute to give back what it held.
 
-The tree whose code the node runs is a parameter: the same attacks measure the code before and after.
+The tree whose code the node runs is a parameter: the same attacks measure the code before and
+after.
 """
 
 from __future__ import annotations
@@ -54,12 +57,15 @@ MOST_SECONDS: Final = 1.0
 MOST_MIB: Final = 150.0
 """Memory that the node may ever use."""
 FREED_MIB: Final = 32.0
-"""Memory above what it used before that counts as freed: the allocator keeps arenas that are nearly empty,
-and caches with a named limit (decoded heartbeats, contacts, places) are warm now."""
+"""Memory above what it used before that counts as freed: the allocator keeps arenas that are
+nearly empty, and caches with a named limit (decoded heartbeats, contacts, places) are warm
+now."""
 FREED_FILES: Final = 4
 """Descriptors above those before that count as freed: timers and neighbours come and go."""
 
-DRAFT: Final = 'name = "attacked"\ndays = 1\ntrainers = ["{trainer}"]\nvalidators = ["{validator}"]\n'
+DRAFT: Final = (
+    'name = "attacked"\ndays = 1\ntrainers = ["{trainer}"]\nvalidators = ["{validator}"]\n'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +82,11 @@ class Vitals:
     @classmethod
     def of(cls, pid: int) -> Vitals:
         """Raises `OSError` when the process has gone."""
-        status = dict(re.findall(r"^(\w+):\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE))
+        status = dict(
+            re.findall(
+                r"^(\w+):\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE
+            )
+        )
         if "VmRSS" not in status:
             raise ProcessLookupError(f"process {pid} has ended")
         times = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
@@ -108,7 +118,9 @@ class Outcome:
     threads_most: int = 0
     cpu_percent: float = 0.0
     freed_after: float = float("inf")
-    """Seconds after the attack until memory and descriptors were back; infinite if they were not in time."""
+    """Seconds after the attack until memory and descriptors were back; infinite if they were
+    not in time.
+    """
     crashes: int = 0
     """Tracebacks in the node's log and on its standard error."""
     blamed: int = 0
@@ -180,7 +192,9 @@ class LiveNode:
 
 @functools.cache
 def make_run_file(tree: Path) -> bytes:
-    """An owner's run file, made by the usual command of ``tree``; once for all attacks of a process."""
+    """An owner's run file, made by the usual command of ``tree``; once for all attacks of a
+    process.
+    """
     with tempfile.TemporaryDirectory(prefix="shoal-owner-") as name:
         folder = Path(name)
         draft, document = folder / "draft.toml", folder / "run.shoal"
@@ -188,7 +202,9 @@ def make_run_file(tree: Path) -> bytes:
         draft.write_text(DRAFT.format(trainer=trainer, validator=validator))
         where = ["--key", str(folder / "owner.key"), "--out", str(document)]
         command = [sys.executable, "-m", "roles.run", "create", str(draft), *where]
-        subprocess.run(command, check=True, capture_output=True, cwd=tree, env=_environment(tree))
+        subprocess.run(
+            command, check=True, capture_output=True, cwd=tree, env=_environment(tree)
+        )
         return document.read_bytes()
 
 
@@ -197,8 +213,12 @@ def _environment(tree: Path) -> dict[str, str]:
 
 
 @contextmanager
-def open_node_process(folder: Path, tree: Path, descriptors: int | None = None) -> Iterator[LiveNode]:
-    """A node that runs the code of ``tree``, with its own limit of open files; killed at the end."""
+def open_node_process(
+    folder: Path, tree: Path, descriptors: int | None = None
+) -> Iterator[LiveNode]:
+    """A node that runs the code of ``tree``, with its own limit of open files; killed at the
+    end.
+    """
     document = folder / "run.shoal"
     document.write_bytes(make_run_file(tree))
 
@@ -263,7 +283,15 @@ async def _keep_watching(node: LiveNode, outcome: Outcome) -> None:
 def _start_attacker(
     node: LiveNode, name: str, tree: Path, seconds: float, seed: int
 ) -> subprocess.Popen[str]:
-    command = ["tests.attacks.attacker", name, str(node.addr), str(seconds), node.run, str(seed), str(tree)]
+    command = [
+        "tests.attacks.attacker",
+        name,
+        str(node.addr),
+        str(seconds),
+        node.run,
+        str(seed),
+        str(tree),
+    ]
     return subprocess.Popen(
         [sys.executable, "-m", *command],
         stdout=subprocess.PIPE,
@@ -271,19 +299,28 @@ def _start_attacker(
         text=True,
         cwd=HERE,
         env=_environment(HERE),
-        # A session of its own: Linux shares the CPU among sessions first (autogroup), as among machines.
+        # A session of its own: Linux shares the CPU among sessions first (autogroup), as among
+        # machines.
         start_new_session=True,
     )
 
 
 async def _attack(
-    node: LiveNode, outcome: Outcome, tree: Path, seconds: float, seed: int, patience: float = PATIENCE
+    node: LiveNode,
+    outcome: Outcome,
+    tree: Path,
+    seconds: float,
+    seed: int,
+    patience: float = PATIENCE,
 ) -> None:
-    """Run the attack and the newcomers side by side; the attack ends when the last newcomer is done."""
+    """Run the attack and the newcomers side by side; the attack ends when the last newcomer is
+    done.
+    """
     process = _start_attacker(node, outcome.name, tree, seconds + 2 * patience, seed)
     try:
         assert process.stdout is not None
-        await trio.to_thread.run_sync(process.stdout.readline)  # it has imported what it needs, and begins
+        # it has imported what it needs, and begins
+        await trio.to_thread.run_sync(process.stdout.readline)
         cpu_before = node.vitals().cpu
         start = time.perf_counter()
         await pause(EVERY / 2)

@@ -28,11 +28,15 @@ FIRST_ENEMY = 10_000
 
 
 class HostileSwarm(MembershipSwarm):
-    """Hosts keep scores here as the real ones do: who loses 100 points is cut off for five minutes."""
+    """Hosts keep scores here as the real ones do: who loses 100 points is cut off for five
+    minutes.
+    """
 
     def __init__(self, size: int, seed: int = 1, **options: Any) -> None:
         self.enemies: dict[PeerId, None] = {}
-        self.on_message: Callable[[PeerId, PeerId, Message], None] = lambda enemy, sender, message: None
+        self.on_message: Callable[[PeerId, PeerId, Message], None] = (
+            lambda enemy, sender, message: None
+        )
         self._points: dict[tuple[PeerId, PeerId], tuple[float, float]] = {}
         self._refused: dict[tuple[PeerId, PeerId], float] = {}
         super().__init__(size, seed, **options)
@@ -105,7 +109,9 @@ class HostileSwarm(MembershipSwarm):
         self.call_at(self.now, again)
 
     def be_polite(self, addrs: Sequence[tuple[Multiaddr, ...]] = ()) -> None:
-        """Have the enemies answer as members do: whoever asks them becomes a neighbour, and hears them."""
+        """Have the enemies answer as members do: whoever asks them becomes a neighbour, and
+        hears them.
+        """
         places = dict(zip(self.enemies, addrs, strict=False))
 
         def answer(enemy: PeerId, sender: PeerId, message: Message) -> None:
@@ -133,7 +139,9 @@ class Seen:
     """Sent by an honest node, on average."""
 
 
-def watch(swarm: HostileSwarm, honest: Sequence[PeerId], seconds: float, step: float = 5.0) -> Seen:
+def watch(
+    swarm: HostileSwarm, honest: Sequence[PeerId], seconds: float, step: float = 5.0
+) -> Seen:
     """Let it go on for so long, and look all the time."""
     good = dict.fromkeys(honest)
     nodes = [swarm.nodes[peer] for peer in honest]
@@ -141,7 +149,9 @@ def watch(swarm: HostileSwarm, honest: Sequence[PeerId], seconds: float, step: f
     least, until = 10**9, swarm.now + seconds
     while swarm.now < until:
         swarm.run(step)
-        least = min(least, *(sum(peer in good for peer in node.core.neighbours) for node in nodes))
+        least = min(
+            least, *(sum(peer in good for peer in node.core.neighbours) for node in nodes)
+        )
     shares = []
     for node in nodes:
         members = [member.peer for member in node.core.members()]

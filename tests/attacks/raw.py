@@ -1,7 +1,8 @@
-"""Tools of the attacks on a live node: sockets, and connections whose Yamux frames are written by hand.
+"""Tools of the attacks on a live node: sockets, and connections whose Yamux frames are written
+by hand.
 
-Negotiation and Noise are the product's own; everything above is bytes that the attack chooses, legal or not.
-All traffic stays on the loopback interface: `Target` refuses other hosts.
+Negotiation and Noise are the product's own; everything above is bytes that the attack chooses,
+legal or not. All traffic stays on the loopback interface: `Target` refuses other hosts.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ KEPT: Final = 64 * 1024
 PATIENCE: Final = 5.0
 """Seconds an attacker waits for a connection or a handshake before it tries again."""
 RETRY: Final = 0.05
-"""Seconds between two tries of one worker: a refused attack is not to measure the attacker's own CPU."""
+"""Seconds between two tries of one worker: a refused attack is not to measure the attacker's
+own CPU.
+"""
 
 TROUBLE: Final = (
     OSError,
@@ -110,7 +113,9 @@ class Attack:
         self.tally["connections"] += 1
         return trio.SocketStream(sock)
 
-    async def crowd(self, count: int, one: Callable[[int], Awaitable[None]], retry: float = RETRY) -> None:
+    async def crowd(
+        self, count: int, one: Callable[[int], Awaitable[None]], retry: float = RETRY
+    ) -> None:
         """``count`` workers that run ``one`` again and again until the attack's time is up."""
 
         async def worker(number: int) -> None:
@@ -142,19 +147,22 @@ def stamp_of(peer: PeerId) -> bytes:
 
 
 _NONCES: Final = (
-    732858, 2014887, 387370, 1001558, 468046, 2850362, 509886, 640079, 1803641, 1212972, 1908654, 206837,
-    507420, 1037183, 469582, 3896158, 1235488, 980982, 370211, 2351475, 533183, 1837313, 135483, 439813,
-    593173, 278656, 306886, 453040, 1243676, 689773, 1301231, 15777,
+    732858, 2014887, 387370, 1001558, 468046, 2850362, 509886, 640079, 1803641, 1212972,
+    1908654, 206837, 507420, 1037183, 469582, 3896158, 1235488, 980982, 370211, 2351475, 533183,
+    1837313, 135483, 439813, 593173, 278656, 306886, 453040, 1243676, 689773, 1301231, 15777,
 )  # fmt: skip
 _MINTED: Final = {
-    minted(number).peer_id: nonce.to_bytes(NONCE_BYTES, "big") for number, nonce in enumerate(_NONCES)
+    minted(number).peer_id: nonce.to_bytes(NONCE_BYTES, "big")
+    for number, nonce in enumerate(_NONCES)
 }
 
 
 class RawPeer:
     """A secured connection of an attacker. Open it with `open_peer`."""
 
-    def __init__(self, attack: Attack, stream: trio.SocketStream, secured: Secured, key: KeyPair) -> None:
+    def __init__(
+        self, attack: Attack, stream: trio.SocketStream, secured: Secured, key: KeyPair
+    ) -> None:
         self.key = key
         self.gone = trio.Event()
         """Set when the target has closed the connection."""
@@ -181,7 +189,9 @@ class RawPeer:
             self._attack.tally["bytes"] += len(sealed)
             await self._stream.send_all(sealed)
 
-    async def frame(self, kind: int, flags: int, stream: int, length: int, body: bytes = b"") -> None:
+    async def frame(
+        self, kind: int, flags: int, stream: int, length: int, body: bytes = b""
+    ) -> None:
         """One Yamux frame, right or wrong."""
         await self.send(FRAME.pack(0, kind, flags, stream, length) + body)
 
@@ -277,9 +287,16 @@ class RawPeer:
 
 @asynccontextmanager
 async def open_peer(
-    attack: Attack, *, source: str = "", key: KeyPair | None = None, info: bytes = b"", reads: bool = True
+    attack: Attack,
+    *,
+    source: str = "",
+    key: KeyPair | None = None,
+    info: bytes = b"",
+    reads: bool = True,
 ) -> AsyncIterator[RawPeer]:
-    """A connection with finished handshake; ``reads`` says whether the attacker takes what comes."""
+    """A connection with finished handshake; ``reads`` says whether the attacker takes what
+    comes.
+    """
     key = key or attack.key()
     stream = await attack.dial(source)
     try:

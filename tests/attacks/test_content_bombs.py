@@ -1,4 +1,6 @@
-"""Issue 9.13: bytes that cost more to decode than to send: refused while they are read, by every parser."""
+"""Issue 9.13: bytes that cost more to decode than to send: refused while they are read, by
+every parser.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ from roles.run.file import DOMAIN, FORMAT, decode_run_untrusted
 
 KEY = KeyPair(digest_of(b"somebody"))
 PEAK = 12 * MIB
-"""Bytes that reading may take besides the message: 1,024 heads of lists of `MAX_PEERS` in the run file."""
+"""Bytes that reading may take besides the message: 1,024 heads of lists of `MAX_PEERS` in the
+run file.
+"""
 
 
 def listed(count: int, item: bytes) -> bytes:
@@ -54,7 +58,12 @@ BOMBS = {
 
 def signed_run(data: bytes) -> bytes:
     return pack(
-        [FORMAT, KEY.peer_id.digest, data, KEY.sign(DOMAIN, pack([FORMAT, KEY.peer_id.digest, data]))]
+        [
+            FORMAT,
+            KEY.peer_id.digest,
+            data,
+            KEY.sign(DOMAIN, pack([FORMAT, KEY.peer_id.digest, data])),
+        ]
     )
 
 
@@ -67,9 +76,13 @@ PARSERS: dict[str, Callable[[bytes], object]] = {
     "shardcast": decode_message_untrusted,
     "bulk": lambda data: decode_bulk_untrusted(b"\1" + data),
     "manifest": lambda data: decode_manifest_untrusted(data, b"run", verify),
-    "signed manifest": lambda data: decode_manifest_untrusted(signed_manifest(data), b"run", verify),
+    "signed manifest": lambda data: decode_manifest_untrusted(
+        signed_manifest(data), b"run", verify
+    ),
     "roster": lambda data: decode_roster_untrusted(data, b"run", verify),
-    "signed roster": lambda data: decode_roster_untrusted(signed_manifest(data), b"run", verify),
+    "signed roster": lambda data: decode_roster_untrusted(
+        signed_manifest(data), b"run", verify
+    ),
     "commitment": decode_commitment_untrusted,
     "groups": decode_groups_untrusted,
     "submission": lambda data: decode_submission_untrusted(data, verify),
@@ -120,9 +133,14 @@ def test_a_submission_with_a_bomb_inside_is_opened_as_far_as_its_signature() -> 
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("exponent", [13, 17, 21, 31], ids=["8 MiB", "128 MiB", "2 GiB", "2 TiB"])
-def test_a_chunk_with_a_huge_window_is_refused_before_memory_is_taken_for_it(exponent: int) -> None:
-    # A zstd frame: magic, descriptor (content size of 8 bytes, window follows), window, size, one raw block.
+@pytest.mark.parametrize(
+    "exponent", [13, 17, 21, 31], ids=["8 MiB", "128 MiB", "2 GiB", "2 TiB"]
+)
+def test_a_chunk_with_a_huge_window_is_refused_before_memory_is_taken_for_it(
+    exponent: int,
+) -> None:
+    # A zstd frame: magic, descriptor (content size of 8 bytes, window follows), window, size,
+    # one raw block.
     head = b"\x28\xb5\x2f\xfd\xc0" + bytes((exponent << 3,)) + (100).to_bytes(8, "little")
     wire = head + (100 << 3 | 1).to_bytes(3, "little") + bytes(100)
     tracemalloc.start()

@@ -73,7 +73,9 @@ def moody_world(folder: Path) -> tuple[RealWorld, Moody]:
     return world, disk
 
 
-async def test_a_newer_run_document_is_used_and_pinned_when_there_is_room(tmp_path: Path) -> None:
+async def test_a_newer_run_document_is_used_and_pinned_when_there_is_room(
+    tmp_path: Path,
+) -> None:
     world, disk = moody_world(tmp_path)
     book = RunBook(world, open_run)
     disk.full = False
@@ -88,7 +90,9 @@ async def test_a_newer_run_document_is_used_and_pinned_when_there_is_room(tmp_pa
     assert (tmp_path / PATH).read_bytes() == newer.document
 
 
-async def test_a_torn_ledger_opens_on_a_full_disk_and_is_cut_before_the_next_entry(tmp_path: Path) -> None:
+async def test_a_torn_ledger_opens_on_a_full_disk_and_is_cut_before_the_next_entry(
+    tmp_path: Path,
+) -> None:
     async with ledger_in(tmp_path) as ledger:
         await ledger.append_all([("verdict", b"one"), ("verdict", b"two")])
     segment = tmp_path / "ledger" / "00000000.seg"
@@ -142,7 +146,8 @@ async def test_a_full_disk_is_tried_ever_more_seldom(
     assert pauses[0] == pytest.approx(2 * FIRST_RETRY, abs=0.5)
     assert pauses[-1] == pytest.approx(LONGEST_RETRY, abs=0.5)
     disk.full = False
-    disk._disk = SimpleNamespace(replace=_take, remove=_take)  # a thread is slower than this clock
+    # a thread is slower than this clock
+    disk._disk = SimpleNamespace(replace=_take, remove=_take)
     with trio.fail_after(2 * LONGEST_RETRY):
         await care.wait_mended()
     assert not care.refuses
@@ -154,7 +159,14 @@ async def _take(*_: object) -> None:
 
 def manifest(version: int) -> Manifest:
     draft = ManifestBody(
-        b"run", PolicyVersion(version), NO_POLICY, b"", bytes(32), INDEX.size, 0, (Encoding.of(INDEX),)
+        b"run",
+        PolicyVersion(version),
+        NO_POLICY,
+        b"",
+        bytes(32),
+        INDEX.size,
+        0,
+        (Encoding.of(INDEX),),
     )
     return draft.sign(TRAINER)
 
@@ -171,12 +183,20 @@ def test_a_core_whose_disk_is_full_passes_news_on_fetches_nothing_and_catches_up
     assert ev.Abandon(manifest(1).digest) in effects
     assert core.downloads == ()
     assert core.wants(PARENT, ChunkHeader(manifest(1).digest, 1)) is None
-    effects = core.handle(ev.Heard(OTHER, PolicyNews(manifest(2).encode(), INDEX.data), gossip=True), 0.4)
+    effects = core.handle(
+        ev.Heard(OTHER, PolicyNews(manifest(2).encode(), INDEX.data), gossip=True), 0.4
+    )
     assert effects == [ev.PassOn()]
-    again = core.handle(ev.Heard(OTHER, PolicyNews(manifest(2).encode(), INDEX.data), gossip=True), 0.5)
+    again = core.handle(
+        ev.Heard(OTHER, PolicyNews(manifest(2).encode(), INDEX.data), gossip=True), 0.5
+    )
     assert again == []
     effects = core.handle(ev.Writable(), 600.0)
-    asked = {e.message.policy for e in effects if isinstance(e, ev.Send) and isinstance(e.message, Ask)}
+    asked = {
+        e.message.policy
+        for e in effects
+        if isinstance(e, ev.Send) and isinstance(e.message, Ask)
+    }
     assert asked == {manifest(1).digest, manifest(2).digest}
     assert len(core.downloads) == 2
 
@@ -184,7 +204,9 @@ def test_a_core_whose_disk_is_full_passes_news_on_fetches_nothing_and_catches_up
 def test_parents_hear_that_a_full_disk_takes_nothing() -> None:
     statements = Statements(b"run", TRAINER.peer_id.__eq__, verify)
     core = ShardcastCore(AUTHOR.peer_id, ShardcastConfig(), statements, Random(1))
-    roster = Roster.sign(TRAINER, b"run", 1, [RosterEntry(p, 1e6) for p in (PARENT, OTHER, AUTHOR.peer_id)])
+    roster = Roster.sign(
+        TRAINER, b"run", 1, [RosterEntry(p, 1e6) for p in (PARENT, OTHER, AUTHOR.peer_id)]
+    )
     core.handle(ev.Heard(PARENT, RosterNews(roster.encode())), 0.0)
     core.handle(ev.Heard(PARENT, PolicyNews(manifest(1).encode(), INDEX.data)), 0.1)
     effects = core.handle(ev.Unwritable(), 0.3)
@@ -204,7 +226,9 @@ async def test_weights_without_a_policy_file_do_not_stay_for_ever(tmp_path: Path
 
 async def test_what_is_being_fetched_counts_against_the_bytes_to_keep(tmp_path: Path) -> None:
     world = RealWorld(AUTHOR, tmp_path)
-    store = PolicyStore(world, ShardcastConfig(keep_bytes=2 * (INDEX.wire + INDEX.size)), b"run")
+    store = PolicyStore(
+        world, ShardcastConfig(keep_bytes=2 * (INDEX.wire + INDEX.size)), b"run"
+    )
     for version in (1, 2):
         store.begin(manifest(version), INDEX)
         entry = store.entry(manifest(version).digest)

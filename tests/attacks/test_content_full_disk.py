@@ -29,7 +29,9 @@ FULL_SECONDS = 600.0
 
 
 class FullDisks(spine.Spine):
-    """The spine, with the disks of ``who`` full for ten minutes once the first policy is out."""
+    """The spine, with the disks of ``who`` full for ten minutes once the first policy is
+    out.
+    """
 
     def __init__(self, *who: str) -> None:
         super().__init__(CAST)
@@ -52,7 +54,9 @@ class FullDisks(spine.Spine):
 
 
 async def end_for_good(node: SimNode, process: Any) -> None:
-    """No service manager starts a process again: what its disk ends stays ended, as the test then says."""
+    """No service manager starts a process again: what its disk ends stays ended, as the test
+    then says.
+    """
     await process(node)
 
 
@@ -94,4 +98,6 @@ def test_roles_with_full_disks_wait_and_lose_nothing(monkeypatch: pytest.MonkeyP
     assert end["done"] == 1
     after = end["health"]["validator-1"]["roles"]["validator"]
     assert after["rejected"] == 0 < after["accepted"]
-    assert not any(end["health"][name]["roles"][name.partition("-")[0]]["waits_for_disk"] for name in who)
+    assert not any(
+        end["health"][name]["roles"][name.partition("-")[0]]["waits_for_disk"] for name in who
+    )

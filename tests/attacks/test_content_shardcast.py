@@ -1,4 +1,6 @@
-"""Issue 9.10, 9.13: what strangers can send to SHARDCAST costs memory, traffic and trust within bounds."""
+"""Issue 9.10, 9.13: what strangers can send to SHARDCAST costs memory, traffic and trust within
+bounds.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ from p2p.shardcast.messages import (
 from p2p.wire import KI, MIB, encode_varint, frame
 from tests.unit.test_shardcast_service import Member, Town, publish
 
-TRAINER, LOCAL, STRANGER = (KeyPair(digest_of(name)) for name in (b"trainer", b"local", b"stranger"))
+TRAINER, LOCAL, STRANGER = (
+    KeyPair(digest_of(name)) for name in (b"trainer", b"local", b"stranger")
+)
 PEERS = [KeyPair(digest_of(b"%d" % number)).peer_id for number in range(400)]
 DATA = [b"chunk %d" % number for number in range(4)]
 INDEX = Index.of([Chunk(digest_of(data), len(data), 20) for data in DATA])
@@ -56,7 +60,14 @@ INDEX = Index.of([Chunk(digest_of(data), len(data), 20) for data in DATA])
 
 def manifest(signer: KeyPair = TRAINER, version: int = 1) -> Manifest:
     draft = ManifestBody(
-        b"run", PolicyVersion(version), NO_POLICY, b"", bytes(32), INDEX.size, 0, (Encoding.of(INDEX),)
+        b"run",
+        PolicyVersion(version),
+        NO_POLICY,
+        b"",
+        bytes(32),
+        INDEX.size,
+        0,
+        (Encoding.of(INDEX),),
     )
     return draft.sign(signer)
 
@@ -100,7 +111,9 @@ def test_hello_all_day_is_answered_once_per_connection() -> None:
 
 def test_an_index_is_handed_out_to_one_peer_a_few_times() -> None:
     course = Course(holds=True)
-    effects = [e for _ in range(1000) for e in course.hear(PEERS[0], Ask(manifest().digest, True))]
+    effects = [
+        e for _ in range(1000) for e in course.hear(PEERS[0], Ask(manifest().digest, True))
+    ]
     assert answers(effects, PolicyNews) <= MAX_INDEXES
 
 
@@ -114,20 +127,32 @@ def test_a_chunk_asked_for_again_and_again_is_sent_twice_the_policy_at_most() ->
     assert sent <= 2 * len(INDEX) + SPARE_ANSWERS
 
 
-@pytest.mark.parametrize("message", [Hello(-1), Ask(bytes(32), True), Want(manifest().digest, (0,))])
+@pytest.mark.parametrize(
+    "message", [Hello(-1), Ask(bytes(32), True), Want(manifest().digest, (0,))]
+)
 def test_gossip_makes_nobody_talk_to_its_author(message: Hello | Ask | Want) -> None:
-    """An announcement of 50 bytes once made each node of the run send 20 KiB to whom it named its author."""
+    """An announcement of 50 bytes once made each node of the run send 20 KiB to whom it named
+    its author.
+    """
     course = Course(holds=True)
     with pytest.raises(BadMessage):
         course.hear(STRANGER.peer_id, message, gossip=True)
 
 
 def test_a_wrong_index_does_not_make_old_news_of_a_manifest() -> None:
-    """A stranger that was first with a manifest, and an index of its own, once stopped its spread."""
+    """A stranger that was first with a manifest, and an index of its own, once stopped its
+    spread.
+    """
     course = Course()
     with pytest.raises(BadMessage, match="index"):
-        course.hear(STRANGER.peer_id, PolicyNews(manifest().encode(), bytes(len(INDEX.data))), gossip=True)
-    effects = course.hear(TRAINER.peer_id, PolicyNews(manifest().encode(), INDEX.data), gossip=True)
+        course.hear(
+            STRANGER.peer_id,
+            PolicyNews(manifest().encode(), bytes(len(INDEX.data))),
+            gossip=True,
+        )
+    effects = course.hear(
+        TRAINER.peer_id, PolicyNews(manifest().encode(), INDEX.data), gossip=True
+    )
     assert any(isinstance(effect, ev.PassOn) for effect in effects)
 
 
@@ -138,7 +163,9 @@ def test_what_strangers_sign_is_not_verified_and_pushes_nothing_out() -> None:
     for version in range(100):
         forged = PolicyNews(manifest(STRANGER, version).encode(), b"")
         assert not course.hear(STRANGER.peer_id, forged, gossip=True)
-        roster = Roster.sign(STRANGER, b"run", version, [RosterEntry(peer) for peer in PEERS[:3]])
+        roster = Roster.sign(
+            STRANGER, b"run", version, [RosterEntry(peer) for peer in PEERS[:3]]
+        )
         course.hear(STRANGER.peer_id, RosterNews(roster.encode()))
     course.hear(PEERS[0], PolicyNews(manifest().encode(), b""))
     assert course.verified == 1
@@ -152,7 +179,12 @@ def test_room_is_made_at_the_cost_of_who_has_no_business_here() -> None:
             hold(40)
             yield
 
-    frames = [begin("parent", True), begin("first", False), begin("second", False), begin("child", True)]
+    frames = [
+        begin("parent", True),
+        begin("first", False),
+        begin("second", False),
+        begin("child", True),
+    ]
     for one in frames:
         next(one)
     assert gone == ["first", "second"]
@@ -226,7 +258,9 @@ async def test_unfinished_messages_share_one_budget(tmp_path: Path) -> None:
     head = encode_varint(MAX_BULK_MESSAGE) + b"\1"
     streams = [Drip(peer, head, 40) for peer in PEERS[:40]]  # 2.5 MiB each, 100 in all
     async with besieged(tmp_path, streams) as member:
-        assert MAX_UNFINISHED - 3 * MIB < member.shardcast._receiver.budget.held <= MAX_UNFINISHED
+        assert (
+            MAX_UNFINISHED - 3 * MIB < member.shardcast._receiver.budget.held <= MAX_UNFINISHED
+        )
         assert sum(stream.was_reset for stream in streams) == 15
 
 
@@ -261,6 +295,10 @@ async def test_garbage_is_told_from_old_news(tmp_path: Path) -> None:
             unknown = encode_message(PolicyNews(manifest(STRANGER).encode(), b""))
             assert not trainer.shardcast.receive_announcement(STRANGER.peer_id, unknown)
             forged = Manifest(current.trainer, current.body, current.content, bytes(64))
-            for wrong in (b"garbage", encode_message(PolicyNews(forged.encode(), b"")), bytes(MIB)):
+            for wrong in (
+                b"garbage",
+                encode_message(PolicyNews(forged.encode(), b"")),
+                bytes(MIB),
+            ):
                 with pytest.raises(BadMessage):
                     trainer.shardcast.receive_announcement(STRANGER.peer_id, wrong)

@@ -8,7 +8,17 @@ from p2p.dht.core.events import Join, Received, Written
 from p2p.dht.core.publications import MAX_PUBLICATIONS
 from p2p.dht.core.responder import ALL_BURST, ALL_RATE, BURST_BYTES, RATE_BYTES
 from p2p.dht.core.store import MAX_PUBLISHERS
-from p2p.dht.messages import Contact, FindNode, FindValue, Nodes, Ping, Pong, Store, Stored, encode
+from p2p.dht.messages import (
+    Contact,
+    FindNode,
+    FindValue,
+    Nodes,
+    Ping,
+    Pong,
+    Store,
+    Stored,
+    encode,
+)
 from p2p.wire import KI
 from tests.attacks.dht import DIFFICULTY, contact, key_pair, place, sent, signed, tell
 
@@ -28,7 +38,9 @@ def holder() -> tuple[Node, bytes]:
     return node, key
 
 
-def served(node: Node, asker: Contact, body: FindValue | FindNode, now: float) -> tuple[int, int]:
+def served(
+    node: Node, asker: Contact, body: FindValue | FindNode, now: float
+) -> tuple[int, int]:
     """Bytes of one question, and of its answers."""
     data = encode(1, asker, body)
     effects = node.core.handle(Received(asker.peer, data, WALL + now), now)
@@ -61,7 +73,9 @@ def test_all_strangers_together_get_a_quarter_of_a_home_upload() -> None:
 
 
 def test_newcomers_and_contacts_are_answered_while_the_greedy_ask() -> None:
-    """Those who have had much wait for those who have had little; the table's peers draw on another pot."""
+    """Those who have had much wait for those who have had little; the table's peers draw on
+    another pot.
+    """
     node, key = holder()
     friend = contact(key_pair(999, 6))
     for _, question in sent(tell(node, friend, FindNode(bytes(20)), 50.0)):
@@ -96,12 +110,16 @@ def test_who_mints_names_to_have_its_allowance_forgotten_still_finds_the_pot_emp
 
 
 def test_a_swarm_of_six_takes_thirty_records_of_each_under_three_keys() -> None:
-    """The worst honest case: so few nodes that everybody's lookups ask everybody, all at once."""
+    """The worst honest case: so few nodes that everybody's lookups ask everybody, all at
+    once.
+    """
     swarm = Swarm(6, 1, config=DhtConfig(difficulty=DIFFICULTY))
     swarm.join_all()
     unanswered = [0]
     for node in swarm.nodes.values():
-        node.core._responder.quotas.admit = _noted(node.core._responder.quotas.admit, unanswered)  # type: ignore[method-assign]
+        node.core._responder.quotas.admit = _noted(
+            node.core._responder.quotas.admit, unanswered
+        )  # type: ignore[method-assign]
     nodes = list(swarm.nodes.values())
     for index in range(MAX_PUBLICATIONS - 2):
         for node in nodes:
@@ -138,7 +156,9 @@ def test_forty_join_through_one_seed_in_two_seconds() -> None:
 
 
 def test_an_answer_is_counted_also_if_it_is_small() -> None:
-    """A question costs us CPU, whatever its answer weighs: 512 a second of all strangers, 5 % of a core."""
+    """A question costs us CPU, whatever its answer weighs: 512 a second of all strangers, 5 %
+    of a core.
+    """
     node, _ = holder()
     answered = 0
     for step in range(20):
@@ -148,7 +168,8 @@ def test_an_answer_is_counted_also_if_it_is_small() -> None:
             answered += sum(isinstance(each.body, Pong) for _, each in sent(effects))
     assert answered <= ALL_BURST / 512 + 20 * ALL_RATE / 512
     assert not any(
-        isinstance(each.body, Nodes) for _, each in sent(tell(node, _cheap(1), FindNode(bytes(20)), 119.0))
+        isinstance(each.body, Nodes)
+        for _, each in sent(tell(node, _cheap(1), FindNode(bytes(20)), 119.0))
     )
 
 

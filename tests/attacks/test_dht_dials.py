@@ -1,4 +1,6 @@
-"""Issue 9.20: contacts at silent addresses hold the dial slots. Issue 9.21: dials to third parties."""
+"""Issue 9.20: contacts at silent addresses hold the dial slots. Issue 9.21: dials to third
+parties.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ from p2p.dht.messages import (
 from p2p.identity import PeerId
 from tests.attacks.dht import DIFFICULTY, contact, key_pair, sent, tell
 
-VICTIMS = tuple(contact(key_pair(number, 7), f"81.{number // 250}.{number % 250}.1") for number in range(400))
+VICTIMS = tuple(
+    contact(key_pair(number, 7), f"81.{number // 250}.{number % 250}.1")
+    for number in range(400)
+)
 """Stamped names at addresses of others, none of which knows about it."""
 
 LATER = 1000.0
@@ -44,14 +49,23 @@ def lie(request: Request, call: int) -> Reply:
 
 
 def play(
-    node: Node, effects: list[Effect], liars: dict[PeerId, Contact], *, since: float, until: float
+    node: Node,
+    effects: list[Effect],
+    liars: dict[PeerId, Contact],
+    *,
+    since: float,
+    until: float,
 ) -> list[PeerId]:
-    """Let liars answer at once and all others never; whom the node dialled otherwise, each as often."""
+    """Let liars answer at once and all others never; whom the node dialled otherwise, each as
+    often.
+    """
     dialled: list[PeerId] = []
     now, answers = since, 0
     while True:
         questions = [each for each in effects if isinstance(each, Send)]
-        dialled += [each.peer for each in effects if isinstance(each, Learn) and each.peer not in liars]
+        dialled += [
+            each.peer for each in effects if isinstance(each, Learn) and each.peer not in liars
+        ]
         effects = []
         for question in questions:
             liar = liars.get(question.peer)
@@ -94,8 +108,8 @@ def test_a_liar_in_the_table_makes_a_lookup_dial_four_victims_not_twenty() -> No
 
 
 def test_a_visiting_stranger_causes_no_dial_to_a_third_party() -> None:
-    """Before: who connected to a node that knew few was asked whom it knows, and the eight nearest were
-    dialled at once, more as those stayed silent.
+    """Before: who connected to a node that knew few was asked whom it knows, and the eight
+    nearest were dialled at once, more as those stayed silent.
     """
     (victim,) = Swarm(1, 1).nodes.values()
     dialled: list[PeerId] = []
@@ -135,11 +149,15 @@ def test_the_dead_among_an_honest_peers_contacts_hold_up_nothing() -> None:
     swarm.give(late, Join(999, (first.peer,)))
     swarm.run(swarm.now + 20)
     alive = [node for node in others if node.alive]
-    assert sum(late.core.contact_of(node.peer) is not None for node in alive) >= 0.9 * len(alive)
+    assert sum(late.core.contact_of(node.peer) is not None for node in alive) >= 0.9 * len(
+        alive
+    )
 
 
 def test_what_a_liar_says_of_a_peer_in_the_table_is_not_tried() -> None:
-    """Its own word counts, which address it has: else each lookup dials where a liar says that it is."""
+    """Its own word counts, which address it has: else each lookup dials where a liar says that
+    it is.
+    """
     victim = silent_node()
     liar, honest = contact(key_pair(1)), contact(key_pair(2))
     met(victim, liar)
@@ -150,14 +168,16 @@ def test_what_a_liar_says_of_a_peer_in_the_table_is_not_tried() -> None:
     learnt = [each for each in effects if isinstance(each, Learn)]
     for question, asked in sent(effects):
         if question.peer == liar.peer:
-            effects = tell(victim, liar, Values((), (elsewhere,)), LATER + 0.1, asked.request_id)
+            effects = tell(
+                victim, liar, Values((), (elsewhere,)), LATER + 0.1, asked.request_id
+            )
             learnt += [each for each in effects if isinstance(each, Learn)]
     assert {each.addrs for each in learnt} <= {honest.addrs}
 
 
 def test_a_stranger_that_has_gone_is_not_dialled_for_an_answer() -> None:
-    """It may have said that it lives at a third party's address, asked, and hung up. Our answer, our ping and
-    the two that repeat it wait for no connection.
+    """It may have said that it lives at a third party's address, asked, and hung up. Our
+    answer, our ping and the two that repeat it wait for no connection.
     """
     victim = silent_node()
     stranger = contact(key_pair(1), "81.2.3.4")

@@ -1,4 +1,6 @@
-"""What attackers do with records, beyond the list of Issue 9: fill a node, fill an answer, tire a reader."""
+"""What attackers do with records, beyond the list of Issue 9: fill a node, fill an answer, tire
+a reader.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,25 @@ from bench.dht import WALL, Node, Swarm
 from p2p.dht.config import DhtConfig
 from p2p.dht.core.events import Effect, Get, Moved, Penalise, Tick
 from p2p.dht.core.operations import MAX_FOUND, MAX_VALIDATED, GetOperation
-from p2p.dht.core.store import MAX_HELD, MAX_PER_PUBLISHER, MAX_PUBLISHERS, RecordStore, StoreResult
+from p2p.dht.core.store import (
+    MAX_HELD,
+    MAX_PER_PUBLISHER,
+    MAX_PUBLISHERS,
+    RecordStore,
+    StoreResult,
+)
 from p2p.dht.core.validation import RecordValidator
-from p2p.dht.messages import Contact, FindNode, FindValue, Nodes, Ping, Pong, Store, Stored, Values
+from p2p.dht.messages import (
+    Contact,
+    FindNode,
+    FindValue,
+    Nodes,
+    Ping,
+    Pong,
+    Store,
+    Stored,
+    Values,
+)
 from p2p.dht.record import MAX_VALUE
 from p2p.identity import KeyPair, PeerId
 from tests.attacks.dht import DIFFICULTY, contact, key_pair, place, sent, signed, tell
@@ -33,8 +51,9 @@ def met(node: Node, key: KeyPair) -> None:
 
 
 def test_names_near_a_node_do_not_push_out_what_it_holds_for_others() -> None:
-    """A publisher chooses its names and so its keys. Before: 256 stamps, two CPU minutes, and a node held
-    nothing but 16,384 records of the attacker's, since it dropped the keys farthest from it.
+    """A publisher chooses its names and so its keys. Before: 256 stamps, two CPU minutes, and a
+    node held nothing but 16,384 records of the attacker's, since it dropped the keys farthest
+    from it.
     """
     store = RecordStore(0, secret=b"ours")
     bare = signed(key_pair(1), b"honest")
@@ -76,7 +95,9 @@ def test_a_stranger_stores_its_own_records_and_no_others() -> None:
 
 
 def test_long_records_of_distant_expiry_do_not_crowd_others_out_of_an_answer() -> None:
-    """Before: an answer held the latest to expire, 46 of the attacker's 1.4 KiB and nothing else."""
+    """Before: an answer held the latest to expire, 46 of the attacker's 1.4 KiB and nothing
+    else.
+    """
     node = alone()
     key = b""
     for number in range(MAX_PUBLISHERS):
@@ -100,8 +121,9 @@ def asked(node: Node, liar: KeyPair) -> tuple[int, bytes]:
 
 
 def test_a_holder_with_many_editions_of_one_publisher_is_a_liar() -> None:
-    """One stamp signs as many editions as it likes; before, a reader verified 64 of each answer, of up to
-    120 answers under each of three keys: 23,040 signatures, 1.8 s of its event loop.
+    """One stamp signs as many editions as it likes; before, a reader verified 64 of each
+    answer, of up to 120 answers under each of three keys: 23,040 signatures, 1.8 s of its event
+    loop.
     """
     node = alone()
     liar = key_pair(1)
@@ -109,7 +131,9 @@ def test_a_holder_with_many_editions_of_one_publisher_is_a_liar() -> None:
     salt = next(salt for salt in range(3) if place(signed(liar, b"name"), salt) == key)
     editions = tuple(signed(liar, b"name", seqno=seqno).encode() for seqno in range(64))
     assert place(signed(liar, b"name"), salt) == key
-    effects: list[Effect] = tell(node, contact(liar), Values(editions, ()), LATER + 0.1, request_id)
+    effects: list[Effect] = tell(
+        node, contact(liar), Values(editions, ()), LATER + 0.1, request_id
+    )
     assert any(isinstance(effect, Penalise) for effect in effects)
     assert node.core.contact_of(liar.peer_id) is None
 
@@ -131,8 +155,9 @@ def test_a_reading_returns_a_bounded_number_of_publishers() -> None:
 
 
 def test_handing_on_stored_records_is_slow_and_steady() -> None:
-    """A key of 64 records at eight nodes is 512 messages of up to 1.4 KB; one such key is a step of 10 s.
-    Before: four of them, 290 KB/s of upload for records that an attacker stored once an hour.
+    """A key of 64 records at eight nodes is 512 messages of up to 1.4 KB; one such key is a
+    step of 10 s. Before: four of them, 290 KB/s of upload for records that an attacker stored
+    once an hour.
     """
     node = alone(replicate_interval=600.0)
     for number in range(8):
@@ -140,7 +165,9 @@ def test_handing_on_stored_records_is_slow_and_steady() -> None:
     sizes = []
     for name in range(6):
         for number in range(MAX_PUBLISHERS):
-            record = signed(key_pair(number), b"%d" % name, value=bytes(1000), lifetime=80_000.0)
+            record = signed(
+                key_pair(number), b"%d" % name, value=bytes(1000), lifetime=80_000.0
+            )
             node.core._store.put(place(record), record, record.encode(), WALL, 0.6)
     now = 1.0
     for _ in range(4000):

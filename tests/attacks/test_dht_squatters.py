@@ -48,12 +48,15 @@ def squat(swarm: Swarm, squatters: list[KeyPair], host: str = "10.66.0.{}") -> i
     held = 0
     for number, key in enumerate(squatters):
         lifetime = min(LIFETIME, MAX_RUN_LIFETIME)
-        record = signed(key, RUN, namespace="run", value=at(host.format(number % 250)), lifetime=lifetime)
+        record = signed(
+            key, RUN, namespace="run", value=at(host.format(number % 250)), lifetime=lifetime
+        )
         for node in swarm.nodes.values():
             for salt in range(3):
                 store = Store(place(record, salt), record.encode())
                 held += any(
-                    each.body == Stored(True) for _, each in sent(tell(node, contact(key), store, swarm.now))
+                    each.body == Stored(True)
+                    for _, each in sent(tell(node, contact(key), store, swarm.now))
                 )
     return held
 
@@ -71,8 +74,8 @@ def found(swarm: Swarm, reader: Node) -> set[PeerId]:
 
 
 def test_members_are_found_among_squatters_who_came_first() -> None:
-    """No node here takes part in the run, so none can tell a member. Before: 0 of 12 members found, for as
-    long as 64 squatters, half a CPU minute of stamps, renewed their records.
+    """No node here takes part in the run, so none can tell a member. Before: 0 of 12 members
+    found, for as long as 64 squatters, half a CPU minute of stamps, renewed their records.
     """
     swarm = town(16)
     nodes = list(swarm.nodes.values())
@@ -96,7 +99,9 @@ def test_squatters_of_one_network_get_a_quarter_of_the_places() -> None:
     squat(swarm, [key_pair(number, 66) for number in range(100)], host="81.2.3.{}")
     for node in swarm.nodes.values():
         for keys in node.core._store._keys.values():
-            assert sum(held.record.namespace == "run" for held in keys.values()) <= MAX_PER_PREFIX
+            assert (
+                sum(held.record.namespace == "run" for held in keys.values()) <= MAX_PER_PREFIX
+            )
 
 
 def knowing(members: set[PeerId], officers: set[PeerId]) -> Namespace:
@@ -112,7 +117,8 @@ def test_who_knows_the_run_holds_and_believes_its_members_only() -> None:
     swarm = town(12)
     nodes = list(swarm.nodes.values())
     members = {node.peer for node in nodes}
-    squat(swarm, [key_pair(number, 66) for number in range(MAX_PUBLISHERS)])  # before anybody knew
+    # before anybody knew
+    squat(swarm, [key_pair(number, 66) for number in range(MAX_PUBLISHERS)])
     for node in nodes:
         describe(node.core, knowing(members, set()))
     assert squat(swarm, [key_pair(number, 67) for number in range(10)]) == 0
@@ -144,8 +150,12 @@ def test_a_run_record_lives_an_hour_at_most() -> None:
     (node,) = swarm.nodes.values()
     squatter = key_pair(1, 66)
     for lifetime, expected in ((12 * 3600.0, False), (LIFETIME, True)):
-        record = signed(squatter, RUN, namespace="run", value=at("10.66.0.1"), lifetime=lifetime)
-        answer = sent(tell(node, contact(squatter), Store(place(record), record.encode()), swarm.now))[0][1]
+        record = signed(
+            squatter, RUN, namespace="run", value=at("10.66.0.1"), lifetime=lifetime
+        )
+        answer = sent(
+            tell(node, contact(squatter), Store(place(record), record.encode()), swarm.now)
+        )[0][1]
         assert answer.body == Stored(expected)
 
 

@@ -14,7 +14,9 @@ FAR = 0b00001
 
 
 def victim_and_twenty() -> tuple[Swarm, Node, list[Node]]:
-    """A node with one full bucket of twenty honest contacts that it has met, and may not split."""
+    """A node with one full bucket of twenty honest contacts that it has met, and may not
+    split.
+    """
     swarm = Swarm(0, 1)
     victim = add_at(swarm, 0b1, 1)
     honest = [add_at(swarm, FAR, 5) for _ in range(20)]
@@ -22,7 +24,9 @@ def victim_and_twenty() -> tuple[Swarm, Node, list[Node]]:
         for _ in range(2):  # the second finds it in the table
             swarm.at(
                 number * 0.1,
-                lambda node=node: swarm._send(node, victim.peer, encode(1, node.core.own, Ping())),
+                lambda node=node: swarm._send(
+                    node, victim.peer, encode(1, node.core.own, Ping())
+                ),
             )  # type: ignore[misc]
     swarm.run(60)
     for node in honest:
@@ -40,18 +44,24 @@ def known(victim: Node, honest: list[Node]) -> int:
     return sum(victim.core.contact_of(node.peer) is not None for node in honest)
 
 
-def flood(swarm: Swarm, victim: Node, attackers: list[Node], body: object, *, seconds: float) -> None:
-    """Every attacker says ``body`` 50 times a second, unasked; they answer what they are asked."""
+def flood(
+    swarm: Swarm, victim: Node, attackers: list[Node], body: object, *, seconds: float
+) -> None:
+    """Every attacker says ``body`` 50 times a second, unasked; they answer what they are
+    asked.
+    """
     for step in range(int(seconds * 50)):
         for attacker in attackers:
             data = encode(step, attacker.core.own, body)  # type: ignore[arg-type]
-            swarm.at(swarm.now + step / 50, lambda a=attacker, d=data: swarm._send(a, victim.peer, d))  # type: ignore[misc]
+            swarm.at(
+                swarm.now + step / 50, lambda a=attacker, d=data: swarm._send(a, victim.peer, d)
+            )  # type: ignore[misc]
     swarm.run(swarm.now + seconds + 10)
 
 
 def test_unsolicited_pongs_evict_nobody() -> None:
-    """Before: each Pong made the victim ping the oldest of the bucket, until the honest node's own meter
-    was empty, it answered no more, and lost its place: 20 of 20 within 30 s.
+    """Before: each Pong made the victim ping the oldest of the bucket, until the honest node's
+    own meter was empty, it answered no more, and lost its place: 20 of 20 within 30 s.
     """
     swarm, victim, honest = victim_and_twenty()
     assert known(victim, honest) == 20
@@ -66,7 +76,9 @@ def test_neither_do_requests_of_attackers_who_answer() -> None:
     attackers = [add_at(swarm, FAR, 5) for _ in range(20)]
     pinged: list[PeerId] = []
     swarm.tapped = lambda by, to, data: (
-        pinged.append(to) if by == victim.peer and isinstance(decode_untrusted(data).body, Ping) else None
+        pinged.append(to)
+        if by == victim.peer and isinstance(decode_untrusted(data).body, Ping)
+        else None
     )
     flood(swarm, victim, attackers, Ping(), seconds=10)
     assert known(victim, honest) == 20
@@ -92,11 +104,16 @@ def test_one_network_gets_ten_places_and_two_in_a_bucket() -> None:
     swarm = Swarm(1, 1)
     (victim,) = swarm.nodes.values()
     for tens, host in ((1, "81.2.3.{}"), (2, "2a01:4f8:1:{}::1")):
-        crowd = [contact(key_pair(number, tens), host.format(number % 250)) for number in range(200)]
+        crowd = [
+            contact(key_pair(number, tens), host.format(number % 250)) for number in range(200)
+        ]
         for each in crowd:
             greet(victim, each)
         table = victim.core._neighbours.table
-        in_bucket = [sum(node.contact in crowd for node in bucket.nodes.values()) for bucket in table.buckets]
+        in_bucket = [
+            sum(node.contact in crowd for node in bucket.nodes.values())
+            for bucket in table.buckets
+        ]
         assert max(in_bucket) <= 2
         assert sum(in_bucket) <= 10
     for number in range(100):
@@ -112,7 +129,9 @@ def greet(victim: Node, visitor: object, now: float = 1.0) -> None:
 
 
 def test_private_addresses_are_one_crowd_to_a_node_on_the_public_internet() -> None:
-    """Else the limit per network is passed by saying 10.0.0.1, which costs nothing and cannot be dialled."""
+    """Else the limit per network is passed by saying 10.0.0.1, which costs nothing and cannot
+    be dialled.
+    """
     swarm = Swarm(1, 1)
     (victim,) = swarm.nodes.values()
     victim.core.handle(Moved((Multiaddr.tcp("93.4.5.6", 4001),)), 0.0)
@@ -122,23 +141,31 @@ def test_private_addresses_are_one_crowd_to_a_node_on_the_public_internet() -> N
 
 
 def test_long_contacts_have_no_place() -> None:
-    """Twenty contacts with names of 250 characters would make each of our answers 10 or 20 KB."""
+    """Twenty contacts with names of 250 characters would make each of our answers 10 or 20
+    KB.
+    """
     swarm = Swarm(1, 1)
     (victim,) = swarm.nodes.values()
     for number in range(20):
         each = contact(key_pair(number))
         addrs = tuple(
-            Multiaddr((("dns", f"{number}-{digit}-" + 200 * "a"), ("tcp", "4001"))) for digit in range(4)
+            Multiaddr((("dns", f"{number}-{digit}-" + 200 * "a"), ("tcp", "4001")))
+            for digit in range(4)
         )
         greet(victim, type(each)(each.peer, each.nonce, addrs))
-    (answer,) = (each for each, _ in sent(tell(victim, contact(key_pair(99)), FindNode(bytes(20)), 2.0))[:1])
+    (answer,) = (
+        each
+        for each, _ in sent(tell(victim, contact(key_pair(99)), FindNode(bytes(20)), 2.0))[:1]
+    )
     assert len(answer.data) < 200
 
 
 def test_a_held_up_dial_evicts_nobody_and_a_dead_peer_is_forgotten() -> None:
-    """While silent addresses hold the host's dial slots, no answer comes from peers that are well.
+    """While silent addresses hold the host's dial slots, no answer comes from peers that are
+    well.
 
-    Before: what had no answer within a second or two left the table, all twenty at the first lookup.
+    Before: what had no answer within a second or two left the table, all twenty at the first
+    lookup.
     """
     swarm, victim, honest = victim_and_twenty()
     for node in honest:
@@ -168,4 +195,6 @@ def test_what_floods_is_not_even_read() -> None:
     garbage = victim.core.handle(Received(attacker.peer, b"garbage", WALL), swarm.now)
     assert garbage == [], "a peer far over its allowance is not decoded any more"
     answer = tell(victim, honest[0].core.own, FindNode(bytes(20)), swarm.now)
-    assert any(isinstance(reply.body, Nodes) for _, reply in sent(answer)), "and nobody else suffers from it"
+    assert any(isinstance(reply.body, Nodes) for _, reply in sent(answer)), (
+        "and nobody else suffers from it"
+    )

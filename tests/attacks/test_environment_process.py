@@ -82,7 +82,9 @@ async def earns(environment: WorkerEnvironment, first: int) -> list[float]:
 
 @pytest.mark.usefixtures("game")
 async def test_what_an_environment_does_costs_the_call_and_no_other() -> None:
-    """A reward that hangs stopped validator, trainer and worker for good; one that exits ended them."""
+    """A reward that hangs stopped validator, trainer and worker for good; one that exits ended
+    them.
+    """
     async with opened() as environment:
         assert environment.end_token == 0
         for number, said in {
@@ -126,7 +128,10 @@ async def test_calls_beside_one_that_hangs_are_made_after_it() -> None:
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("import time\ntime.sleep(3600)\n", "open of the environment 'dire': no answer in 0.3 s"),
+        (
+            "import time\ntime.sleep(3600)\n",
+            "open of the environment 'dire': no answer in 0.3 s",
+        ),
         ("1 / 0\n", "open of the environment 'dire': its process ended"),
         ("import nowhere\n", "cannot be loaded from dire_env:Game: No module named 'nowhere'"),
     ],
@@ -167,5 +172,8 @@ def resist(interruptions: int) -> None:
 
 def test_what_runs_in_the_learners_process_is_interrupted_however_it_resists() -> None:
     """The learner evaluates in its own process, which has too much to lose to be ended."""
-    with interrupted(Ration(cpu=0.05, patience=0.05)), pytest.raises(TimeoutError, match="has not returned"):
+    with (
+        interrupted(Ration(cpu=0.05, patience=0.05)),
+        pytest.raises(TimeoutError, match="has not returned"),
+    ):
         resist(3)

@@ -1,4 +1,6 @@
-"""Issue 10.8: a ledger whose files have changed opens with every acknowledged entry, or not at all."""
+"""Issue 10.8: a ledger whose files have changed opens with every acknowledged entry, or not at
+all.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,9 @@ def all_damage(disk: SimDisk) -> Iterator[tuple[str, Change]]:
     """Every flipped bit, every truncation, every zeroed tail, every removal."""
     for path in disk.paths():
         data = disk.read_now(path, 0, None)
-        meant = [*range(80), *range(4096, SLOTS)] if path.endswith("synced") else range(len(data))
+        meant = (
+            [*range(80), *range(4096, SLOTS)] if path.endswith("synced") else range(len(data))
+        )
         for byte in meant:
             for bit in range(8):
                 yield f"{path} bit {8 * byte + bit}", flip(path, data, 8 * byte + bit)
@@ -117,7 +121,9 @@ def is_said(sentence: str) -> bool:
     return "/ledger" in sentence and "restore the ledger" in sentence
 
 
-async def test_no_change_of_any_file_cuts_an_acknowledged_entry(caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_change_of_any_file_cuts_an_acknowledged_entry(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Issue 10.8: exhaustive, 12,000 damages of a ledger of 5 entries in 2 segments."""
     caplog.set_level(logging.ERROR)
     disk, told = await written(5, 400)
@@ -135,7 +141,9 @@ async def test_no_change_of_any_file_cuts_an_acknowledged_entry(caplog: pytest.L
 
 
 async def test_a_long_ledger_is_cut_by_nothing_either(caplog: pytest.LogCaptureFixture) -> None:
-    """Issue 10.8: a length near the end cut up to 8 entries; rot and trailing zeros cut 300 of 400."""
+    """Issue 10.8: a length near the end cut up to 8 entries; rot and trailing zeros cut 300 of
+    400.
+    """
     caplog.set_level(logging.ERROR)
     disk, told = await written(400, 40_000)
     rng = Random(8)
@@ -150,7 +158,10 @@ async def test_a_long_ledger_is_cut_by_nothing_either(caplog: pytest.LogCaptureF
                 flip(path, data, 8 * place + rng.randrange(8)),
                 flip(path, data, 8 * near_end + rng.randrange(8)),
                 put(path, data[:place]),
-                put(path, data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :] + bytes(16)),
+                put(
+                    path,
+                    data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :] + bytes(16),
+                ),
             ):
                 sentence = await outcome(disk, change, 40_000)
                 assert isinstance(sentence, str)
@@ -159,11 +170,19 @@ async def test_a_long_ledger_is_cut_by_nothing_either(caplog: pytest.LogCaptureF
     assert await reopen(copied(disk), 40_000) == told
 
 
-async def test_a_damaged_record_of_how_far_it_goes_is_made_again(caplog: pytest.LogCaptureFixture) -> None:
-    """Issue 10.8: `synced` is needed to tell torn from rotten; a ledger that is neither does without."""
+async def test_a_damaged_record_of_how_far_it_goes_is_made_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Issue 10.8: `synced` is needed to tell torn from rotten; a ledger that is neither does
+    without.
+    """
     disk, told = await written(5, 500)
     data = disk.read_now("ledger/synced", 0, None)
-    for change in (removed("ledger/synced"), put("ledger/synced", b""), flip("ledger/synced", data, 100)):
+    for change in (
+        removed("ledger/synced"),
+        put("ledger/synced", b""),
+        flip("ledger/synced", data, 100),
+    ):
         caplog.clear()
         assert await outcome(disk, change, 500) == told
         assert "it is made again" in caplog.text
@@ -211,7 +230,11 @@ class FaultyDisk:
 
     def __getattr__(self, name: str) -> Any:
         real = getattr(self._disk, name)
-        return partial(self._change, real) if name in {"write", "append", "fsync", "replace"} else real
+        return (
+            partial(self._change, real)
+            if name in {"write", "append", "fsync", "replace"}
+            else real
+        )
 
     async def _change(self, real: Any, path: str, *rest: Any) -> None:
         fault = self._faults.get(next(self._changes), "")
@@ -231,8 +254,12 @@ class FaultyDisk:
 FAULTS = ("refused", "half", "done, and refused", "power lost before", "power lost after")
 
 
-def live_through(lives: Sequence[Mapping[int, str]], torn: int | None, segment_bytes: int) -> None:
-    """Append in each life what its faults allow; in the last one, which has none, all must be there."""
+def live_through(
+    lives: Sequence[Mapping[int, str]], torn: int | None, segment_bytes: int
+) -> None:
+    """Append in each life what its faults allow; in the last one, which has none, all must be
+    there.
+    """
 
     async def main(simulation: Simulation) -> None:
         disk, acknowledged = SimDisk("node"), dict[int, bytes]()
@@ -243,7 +270,9 @@ def live_through(lives: Sequence[Mapping[int, str]], torn: int | None, segment_b
             try:
                 await ledger.recover()
                 for seqno, digest in acknowledged.items():
-                    assert (await ledger.read(seqno)).digest == digest, "an acknowledged entry is another"
+                    assert (await ledger.read(seqno)).digest == digest, (
+                        "an acknowledged entry is another"
+                    )
                 for number in range(4):
                     with suppress(StorageError):
                         entry = await ledger.append("verdict", bytes([life, number]) * 20)
@@ -259,7 +288,9 @@ def live_through(lives: Sequence[Mapping[int, str]], torn: int | None, segment_b
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_at_any_write_loses_no_acknowledged_entry_and_signs_no_number_twice(fault: str) -> None:
+def test_a_fault_at_any_write_loses_no_acknowledged_entry_and_signs_no_number_twice(
+    fault: str,
+) -> None:
     for change in range(16):
         live_through([{change: fault}], torn=1, segment_bytes=400)
 

@@ -1,4 +1,6 @@
-"""Issue 10.7: every file of a node, flipped, cut and removed: recovery, or a sentence with the remedy."""
+"""Issue 10.7: every file of a node, flipped, cut and removed: recovery, or a sentence with the
+remedy.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,11 @@ ROWS: Final = (
     Row("dht/seqno", "dht/seqno", ("relay-1",)),
     Row("membership/seqno", "membership/seqno", ("relay-1",)),
     Row("membership/anchors", "membership/anchors", ("inference-1",)),
-    Row("store/RUN/*.policy", f"{STORE}/v[0-9]{{16}}-[0-9a-f]{{8}}[.]policy", ("relay-1", "inference-1")),
+    Row(
+        "store/RUN/*.policy",
+        f"{STORE}/v[0-9]{{16}}-[0-9a-f]{{8}}[.]policy",
+        ("relay-1", "inference-1"),
+    ),
     Row("store/RUN/*.policy", f"{STORE}/v[0-9]{{16}}-[0-9a-f]{{8}}[.]policy", ("trainer-1",),
         ends=dict.fromkeys(HARM, "restore that folder")),
     Row("store/RUN/*.safetensors", f"{STORE}/v[0-9]{{16}}-[0-9a-f]{{8}}[.]safetensors",
@@ -98,7 +104,9 @@ def leaves(error: BaseException | None) -> list[BaseException]:
 
 
 class Damaged(Play):
-    """Row after row, all files of it on one node are changed while the node is down; then it starts again."""
+    """Row after row, all files of it on one node are changed while the node is down; then it
+    starts again.
+    """
 
     def __init__(self, rows: Sequence[Row], name: str, harm: str) -> None:
         super().__init__(CAST)
@@ -112,7 +120,9 @@ class Damaged(Play):
         for row in self._rows:
             if row.planted:
                 stored = next(path for path in machine.disk.paths() if re.match(STORE, path))
-                machine.disk.replace_now(f"{stored.rpartition('/')[0]}/publishing.tmp", bytes(1000))
+                machine.disk.replace_now(
+                    f"{stored.rpartition('/')[0]}/publishing.tmp", bytes(1000)
+                )
             while not (found := self._found(machine, row)):
                 assert relay.shardcast.newest < STEPS, f"there was no {row.path}"
                 await swarm.sleep(0.02)
@@ -143,7 +153,9 @@ def rows_of(name: str, harm: str, *, fatal: bool) -> list[Row]:
 @pytest.mark.parametrize("harm", HARM)
 @pytest.mark.parametrize("name", ["relay-1", "trainer-1", "validator-1", "inference-1"])
 def test_a_node_with_damaged_files_goes_on(name: str, harm: str) -> None:
-    """Issue 10.7: nothing is lost but work, nothing honest is rejected, nothing is told twice."""
+    """Issue 10.7: nothing is lost but work, nothing honest is rejected, nothing is told
+    twice.
+    """
     rows = rows_of(name, harm, fatal=False)
     play = Damaged(rows, name, harm)
     health = perform(play, steps=STEPS)

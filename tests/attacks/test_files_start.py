@@ -1,4 +1,6 @@
-"""Issue 10.7: the files that a node needs before it can do anything: its key and its pinned run file."""
+"""Issue 10.7: the files that a node needs before it can do anything: its key and its pinned run
+file.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +48,16 @@ def test_no_bit_of_a_key_changes_unseen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", RUN.document[:-5], flipped(RUN.document, 400)], ids=["empty", "cut", "flipped"]
+    "data",
+    [b"", RUN.document[:-5], flipped(RUN.document, 400)],
+    ids=["empty", "cut", "flipped"],
 )
-async def test_a_damaged_pin_is_replaced_by_the_person_only(data: bytes, tmp_path: Path) -> None:
-    """Issue 10.7: an emptied one counted as none, and the next peer chose the run and its owner."""
+async def test_a_damaged_pin_is_replaced_by_the_person_only(
+    data: bytes, tmp_path: Path
+) -> None:
+    """Issue 10.7: an emptied one counted as none, and the next peer chose the run and its
+    owner.
+    """
     (tmp_path / PATH).write_bytes(data)
     world = RealWorld(KeyPair(b"a" * 32), tmp_path)
     with pytest.raises(ConfigError, match=f"--run and a sound copy, or remove .*{PATH}"):
@@ -68,7 +76,10 @@ def test_a_key_that_is_damaged_ends_a_node_with_a_sentence(tmp_path: Path) -> No
     (tmp_path / "run.shoal").write_bytes(RUN.document)
     code, said = fail("--data", str(tmp_path))
     assert (code, said.count("\n")) == (1, 1), said
-    assert f"{tmp_path / 'key'} is damaged, or no key: restore it from a copy, or remove it" in said
+    assert (
+        f"{tmp_path / 'key'} is damaged, or no key: restore it from a copy, or remove it"
+        in said
+    )
 
 
 def test_a_node_starts_whatever_became_of_its_lock_and_its_logs(tmp_path: Path) -> None:
@@ -87,7 +98,9 @@ def test_a_node_starts_whatever_became_of_its_lock_and_its_logs(tmp_path: Path) 
 
 
 def start_and_end(folder: Path) -> int:
-    """The exit code of a node that is told to end once it has started. How fast is for others to test."""
+    """The exit code of a node that is told to end once it has started. How fast is for others
+    to test.
+    """
     with node(folder) as running:
         assert running.line()["event"] == "started"
         running.process.send_signal(signal.SIGINT)
@@ -95,7 +108,9 @@ def start_and_end(folder: Path) -> int:
 
 
 async def test_a_ledger_that_is_gone_as_a_whole_is_not_missed(tmp_path: Path) -> None:
-    """The table says so: it looks like a new node's. Only whoever kept an older entry can tell."""
+    """The table says so: it looks like a new node's. Only whoever kept an older entry can
+    tell.
+    """
     async with open_world(tmp_path) as world:
         async with open_ledger(world, "ledger") as ledger:
             await ledger.append("verdict", b"first")

@@ -44,7 +44,9 @@ LARGEST = {
     "empty controls": _full(field(3, b"")),
     "questions": _control(field(2, field(1, b"1"))),
     "ids in one question": field(3, field(2, field(1, b"1") * (MAX_RPC // 3 - 16))),
-    "ids in one topic": field(3, field(1, field(1, "t") + field(2, b"1") * (MAX_RPC // 3 - 16))),
+    "ids in one topic": field(
+        3, field(1, field(1, "t") + field(2, b"1") * (MAX_RPC // 3 - 16))
+    ),
     "topics told": _control(field(1, field(1, "t"))),
     "grafts": _control(field(3, field(1, "t"))),
     "prunes": _control(field(4, field(1, "t"))),
@@ -79,13 +81,18 @@ def test_honest_rpcs_are_read_to_their_last_field() -> None:
 def test_ids_are_counted_over_all_of_an_rpc() -> None:
     ids = [b"%d" % number for number in range(MAX_IDS // 2)]
     decode_rpc_untrusted(encode_rpc(Rpc(ihave=[(TOPIC, ids)], iwant=ids)))
-    for rpc in (Rpc(ihave=[(TOPIC, ids), (TOPIC, ids)], iwant=[b"1"]), Rpc(iwant=[*ids, *ids, b"1"])):
+    for rpc in (
+        Rpc(ihave=[(TOPIC, ids), (TOPIC, ids)], iwant=[b"1"]),
+        Rpc(iwant=[*ids, *ids, b"1"]),
+    ):
         with pytest.raises(BadMessage):
             decode_rpc_untrusted(encode_rpc(rpc))
 
 
 def test_the_first_forgery_ends_an_rpc() -> None:
-    """1,024 forged messages were all verified before anything was done about it: 60 to 120 ms."""
+    """1,024 forged messages were all verified before anything was done about it: 60 to 120
+    ms.
+    """
     victim = Victim()
     victim.meet(FRIEND, ENEMY)
     forged = [
@@ -112,7 +119,9 @@ def test_signatures_are_verified_on_account() -> None:
     before = victim.verified
     for number in range(1000):
         victim.later(0.01)
-        batch = [said(AUTHOR, b"old", seqno=10_000 + 100 * number + each) for each in range(100)]
+        batch = [
+            said(AUTHOR, b"old", seqno=10_000 + 100 * number + each) for each in range(100)
+        ]
         victim.hear(ENEMY, Rpc(messages=batch))
     assert victim.verified - before <= 10 * 256 * 1024 // 2048 + 1
     assert victim.points[ENEMY] in (0, 25)

@@ -30,11 +30,16 @@ JOIN = Rpc(subscriptions=[(TOPIC, True)], graft=[TOPIC])
 
 
 def reached(victim: Victim, data: bytes, peers: list[PeerId]) -> int:
-    return sum(any(m.data == data for rpc in victim.rpcs.get(p, ()) for m in rpc.messages) for p in peers)
+    return sum(
+        any(m.data == data for rpc in victim.rpcs.get(p, ()) for m in rpc.messages)
+        for p in peers
+    )
 
 
 def test_what_comes_after_a_connection_has_ended_leaves_nothing() -> None:
-    """A host reads on in what was buffered. Twelve such ghosts owned the mesh: 0 of 6 were reached."""
+    """A host reads on in what was buffered. Twelve such ghosts owned the mesh: 0 of 6 were
+    reached.
+    """
     victim = Victim()
     for ghost in GHOSTS:
         victim.do(Connected(ghost))
@@ -93,13 +98,17 @@ def test_strangers_who_graft_first_do_not_own_the_mesh(count: int) -> None:
             ):
                 victim.hear(stranger, Rpc(graft=[TOPIC]))
         assert len(victim.mesh() & set(HONEST[:3])) >= GossipConfig().outbound
-        assert len(victim.mesh() & set(strangers)) <= GossipConfig().high - GossipConfig().outbound
+        assert (
+            len(victim.mesh() & set(strangers)) <= GossipConfig().high - GossipConfig().outbound
+        )
     victim.do(Publish(TOPIC, b"news"))
     assert reached(victim, b"news", HONEST) == 6
 
 
 def test_peers_that_bring_news_take_the_seats_of_those_that_bring_none() -> None:
-    """Nobody was dialled here: what honest peers tell of from outside the mesh brings them into it."""
+    """Nobody was dialled here: what honest peers tell of from outside the mesh brings them into
+    it.
+    """
     victim = Victim()
     victim.meet(*GHOSTS[:12])
     for ghost in GHOSTS[:12]:
@@ -135,7 +144,9 @@ def test_a_publication_reaches_those_we_dialled_before_a_crowd_of_strangers() ->
 
 
 def test_a_swarm_with_a_crowd_of_silent_grafters_hears_everything() -> None:
-    """Thirty honest nodes; each has 16 connections from attackers that graft at once and pass nothing on."""
+    """Thirty honest nodes; each has 16 connections from attackers that graft at once and pass
+    nothing on.
+    """
     swarm = HostileSwarm(30, seed=5, attackers=16)
     swarm.run(30)
     for number in range(10):

@@ -48,7 +48,9 @@ def test_strangers_that_promise_thousands_of_ids_keep_no_room_from_others(count:
 
 
 def test_strangers_that_promise_an_id_do_not_keep_us_from_asking_for_it() -> None:
-    """The first to tell of an id was asked, and no other for 3 s: as long as honest peers tell of it."""
+    """The first to tell of an id was asked, and no other for 3 s: as long as honest peers tell
+    of it.
+    """
     victim = Victim()
     victim.meet(FRIEND, *STRANGERS)
     victim.hear(FRIEND, Rpc(messages=[said(AUTHOR, b"good", seqno=1)]))
@@ -76,7 +78,9 @@ def test_promises_of_a_peer_that_left_are_forgotten() -> None:
 
 
 def test_messages_that_are_no_news_do_not_flush_what_was_seen() -> None:
-    """66,000 signed messages of authors that no run knows: then all that was heard was heard again."""
+    """66,000 signed messages of authors that no run knows: then all that was heard was heard
+    again.
+    """
     victim = Victim()
     victim.meet(FRIEND, STRANGERS[0])
     news = said(AUTHOR, b"news")
@@ -115,7 +119,9 @@ def test_noise_evicts_the_noise_of_the_loudest_and_never_news(
 
 
 def test_ignored_messages_of_an_honest_forwarder_cost_it_nothing_but_its_quota() -> None:
-    """A trainer of a run document that we do not have yet: two policies and two rosters a minute."""
+    """A trainer of a run document that we do not have yet: two policies and two rosters a
+    minute.
+    """
     victim = Victim()
     victim.meet(FRIEND)
     for number in range(240):
@@ -147,7 +153,9 @@ def test_messages_without_data_are_not_kept_without_a_limit() -> None:
 
 
 def _empty(author: int, number: int) -> message_cache.PubsubMessage:
-    return message_cache.PubsubMessage(b"%036d" % author, number.to_bytes(8, "big"), TOPIC, None)
+    return message_cache.PubsubMessage(
+        b"%036d" % author, number.to_bytes(8, "big"), TOPIC, None
+    )
 
 
 def test_minted_names_wash_off_no_penalties(monkeypatch: pytest.MonkeyPatch) -> None:

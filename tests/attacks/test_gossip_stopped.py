@@ -1,4 +1,6 @@
-"""Issue 9.24: what waited while this process was stopped is held against no honest peer; and crashes."""
+"""Issue 9.24: what waited while this process was stopped is held against no honest peer; and
+crashes.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +28,31 @@ LARGE = field(9, bytes(1000))
 
 
 def test_a_minute_of_traffic_that_comes_at_once_is_no_flood() -> None:
-    """Stopped for 60 s: 8 honest peers, 600 messages and 60 lists of 200 ids each, in no time at all."""
+    """Stopped for 60 s: 8 honest peers, 600 messages and 60 lists of 200 ids each, in no time
+    at all.
+    """
     victim = Victim()
     victim.meet(*FRIENDS)
     victim.later(20)
     victim.now += 60
     lists = [
-        encode_rpc(Rpc(ihave=[(TOPIC, [said(friend, seqno=1000 * number + each).id for each in range(200)])]))
+        encode_rpc(
+            Rpc(
+                ihave=[
+                    (
+                        TOPIC,
+                        [said(friend, seqno=1000 * number + each).id for each in range(200)],
+                    )
+                ]
+            )
+        )
         for number, friend in enumerate(FRIENDS)
     ]
     for second in range(60):
         for each in range(10):
-            message = encode_rpc(Rpc(messages=[said(AUTHOR, bytes(200), seqno=10 * second + each)]))
+            message = encode_rpc(
+                Rpc(messages=[said(AUTHOR, bytes(200), seqno=10 * second + each)])
+            )
             for friend in FRIENDS:
                 victim.do(Received(friend, message))
         for friend, told in zip(FRIENDS, lists, strict=True):
@@ -55,7 +70,10 @@ def test_a_full_outbox_that_comes_at_once_is_no_flood(stopped: float) -> None:
     victim.meet(FRIENDS[0])
     victim.later(20)
     victim.now += stopped
-    rpcs = [encode_rpc(Rpc(messages=[said(AUTHOR, bytes(150), seqno=number)])) for number in range(500)]
+    rpcs = [
+        encode_rpc(Rpc(messages=[said(AUTHOR, bytes(150), seqno=number)]))
+        for number in range(500)
+    ]
     for number in range((MAX_OUTBOX + MIB) // len(rpcs[0])):
         victim.do(Received(FRIENDS[0], rpcs[number % 500]))
     victim.later(30)
@@ -76,7 +94,9 @@ def test_a_peer_that_goes_on_is_blamed_after_a_stop_too() -> None:
 
 
 async def test_a_validator_that_crashes_does_not_make_a_node_deaf(tmp_path: Path) -> None:
-    """Each crash left a message that waited for ever; after 1,024 of them no message was taken any more."""
+    """Each crash left a message that waited for ever; after 1,024 of them no message was taken
+    any more.
+    """
 
     def judge(author: PeerId, data: bytes) -> Validity:
         if data == b"crash":

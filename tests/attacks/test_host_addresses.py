@@ -1,4 +1,6 @@
-"""Issue 9.19: strangers flush the address book. 9.20: they hold the dial slots. 9.21: they aim our dials."""
+"""Issue 9.19: strangers flush the address book. 9.20: they hold the dial slots. 9.21: they aim
+our dials.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,13 @@ from p2p.limits import (
 from p2p.machine import open_world
 from p2p.multiaddr import Multiaddr
 from p2p.network import Listener
-from p2p.peers import MAX_HEARSAY_ADDRS, MAX_HEARSAY_PER_NETWORK, PENALTY_LIMIT, AddressBook, Scores
+from p2p.peers import (
+    MAX_HEARSAY_ADDRS,
+    MAX_HEARSAY_PER_NETWORK,
+    PENALTY_LIMIT,
+    AddressBook,
+    Scores,
+)
 from p2p.swarm import SwarmConfig, open_host
 from p2p.transport.connection import ConnectionConfig
 from p2p.transport.memory import MemoryNetwork
@@ -45,7 +53,9 @@ def ip4(number: int, port: int = 4001) -> Multiaddr:
 def test_strangers_push_out_neither_the_owners_nor_the_signed_addresses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Issue 9.19: before, 10,000 strangers (40 s at 250 a second) flushed every address this node knew."""
+    """Issue 9.19: before, 10,000 strangers (40 s at 250 a second) flushed every address this
+    node knew.
+    """
     monkeypatch.setattr(peers_module, "MAX_PEERS", 500)
     connected = peer_at(3)
     book = AddressBook(keeps=lambda peer: peer == connected)
@@ -81,7 +91,9 @@ def test_names_are_kept_on_the_owners_word_only() -> None:
 
 
 def test_minted_identities_wash_off_no_refusal() -> None:
-    """Beyond the list: before, 10,000 identities with a point each made a host forget whom it refuses."""
+    """Beyond the list: before, 10,000 identities with a point each made a host forget whom it
+    refuses.
+    """
     scores = Scores()
     assert scores.penalise(peer_at(0), PENALTY_LIMIT, now=0.0)
     scores.penalise(peer_at(1), PENALTY_LIMIT - 1, now=0.0)
@@ -118,7 +130,9 @@ class SilentNetwork(MemoryNetwork):
 async def test_silent_contacts_do_not_hold_up_a_dial_that_was_asked_for(
     autojump_clock: trio.abc.Clock,
 ) -> None:
-    """Issue 9.20: before, contacts at silent addresses held all slots: an honest dial took 20 to 60 s."""
+    """Issue 9.20: before, contacts at silent addresses held all slots: an honest dial took 20
+    to 60 s.
+    """
     network = SilentNetwork()
     async with (
         open_host(network=network, listen=("/memory/0",), strict=True, config=QUIET) as host,
@@ -139,7 +153,9 @@ async def test_silent_contacts_do_not_hold_up_a_dial_that_was_asked_for(
         assert world.now() - before < 60
 
 
-async def test_one_target_is_dialled_a_few_times_however_many_name_it(autojump_clock: trio.abc.Clock) -> None:
+async def test_one_target_is_dialled_a_few_times_however_many_name_it(
+    autojump_clock: trio.abc.Clock,
+) -> None:
     """Issue 9.21: before, each visiting stranger made us dial eight addresses of its choice."""
     network = SilentNetwork()
     async with open_host(network=network, listen=(), strict=True, config=QUIET) as host:
@@ -173,7 +189,9 @@ def test_targets_are_counted_by_host_and_network() -> None:
 
 
 async def test_a_stranger_names_no_private_place_to_a_public_node() -> None:
-    """Issue 9.21: before, a stranger made a public node dial its own loopback and its router."""
+    """Issue 9.21: before, a stranger made a public node dial its own loopback and its
+    router.
+    """
     near = [
         "/ip4/127.0.0.1/tcp/22",
         "/ip4/192.168.0.1/tcp/80",
@@ -191,7 +209,9 @@ async def test_a_stranger_names_no_private_place_to_a_public_node() -> None:
 
 
 async def test_slow_names_hold_up_no_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Issue 9.20: before, names without an answer filled trio's threads: a write waited 17.5 s."""
+    """Issue 9.20: before, names without an answer filled trio's threads: a write waited 17.5
+    s.
+    """
     release = threading.Event()
 
     def slow(*_: object) -> list[object]:

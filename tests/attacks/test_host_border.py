@@ -57,7 +57,9 @@ async def test_a_bug_that_a_peer_can_trigger_costs_that_peer_only(
         assert await request(honest, victim.peer_id, ECHO, b"still here") == b"still here"
 
 
-async def test_peers_that_do_not_read_hold_a_share_of_what_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_peers_that_do_not_read_hold_a_share_of_what_may_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Beyond the list: before, each of 1,024 peers could leave 4 MiB of messages unread."""
     monkeypatch.setattr(outbox_module, "MAX_WAITING", 2 * MAX_OUTBOX)
     box = outbox_module.Outbox(lambda lane: None)
@@ -66,12 +68,16 @@ async def test_peers_that_do_not_read_hold_a_share_of_what_may_wait(monkeypatch:
     for peer in peers:
         while box.put(peer, NEWS, message):
             pass
-    assert sum(box._bytes.values()) == box._total <= 2 * MAX_OUTBOX + 40 * outbox_module.MIN_OUTBOX
+    assert (
+        sum(box._bytes.values()) == box._total <= 2 * MAX_OUTBOX + 40 * outbox_module.MIN_OUTBOX
+    )
     reader = KeyPair(b"\x77" * 32).peer_id
     assert box.put(reader, NEWS, bytes(1000))  # a peer that reads is not held up by those
 
 
-async def test_a_lane_that_a_peer_does_not_read_is_given_up(autojump_clock: trio.abc.Clock) -> None:
+async def test_a_lane_that_a_peer_does_not_read_is_given_up(
+    autojump_clock: trio.abc.Clock,
+) -> None:
     """Beyond the list: before, what waited for a peer that never read waited for ever."""
     network = MemoryNetwork()
     async with (

@@ -1,4 +1,6 @@
-"""Issue 9.4: connections until there is no file descriptor left. Also: a key file that was left behind."""
+"""Issue 9.4: connections until there is no file descriptor left. Also: a key file that was left
+behind.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ trio.run(main)
 
 
 async def test_a_node_survives_more_connections_than_it_has_descriptors() -> None:
-    """Issue 9.4: before, 1,008 connections to a process with 1,024 descriptors ended it within 4 s."""
+    """Issue 9.4: before, 1,008 connections to a process with 1,024 descriptors ended it within
+    4 s.
+    """
     process = subprocess.Popen(  # noqa: ASYNC220 - starts at once
         [sys.executable, "-c", VICTIM], stdout=subprocess.PIPE, text=True
     )
@@ -56,7 +60,9 @@ async def test_a_node_survives_more_connections_than_it_has_descriptors() -> Non
                 raw.append(await network.dial(addr))
                 if number % 4:
                     continue  # silent sockets
-                static = StaticKey.create(KeyPair(number.to_bytes(32, "big")), world.entropy(32))
+                static = StaticKey.create(
+                    KeyPair(number.to_bytes(32, "big")), world.entropy(32)
+                )
                 with trio.fail_after(5):
                     await secure(raw[-1], static, world.entropy, dialer=True)
         with trio.fail_after(1):
@@ -70,7 +76,9 @@ async def test_a_node_survives_more_connections_than_it_has_descriptors() -> Non
             await trio.aclose_forcefully(stream)
 
 
-async def test_no_socket_for_a_look_at_our_own_address_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_socket_for_a_look_at_our_own_address_is_no_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Issue 9.4: `Host.addrs` is asked in timers; an error there ended the node."""
     listener = await TcpNetwork().listen(Multiaddr.parse("/ip4/0.0.0.0/tcp/0"))
     before = listener.addr
@@ -84,7 +92,9 @@ async def test_no_socket_for_a_look_at_our_own_address_is_no_end(monkeypatch: py
     await listener.aclose()
 
 
-async def test_no_socket_for_a_dial_is_a_peer_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_socket_for_a_dial_is_a_peer_that_cannot_be_reached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Issue 9.4: the machine's shortage is not the caller's error."""
 
     async def exhausted(*_: object, **__: object) -> None:
@@ -107,7 +117,9 @@ def test_limits_leave_a_reserve(descriptors: int) -> None:
 
 
 def test_a_key_file_that_a_killed_start_left_is_no_obstacle(tmp_path: Path) -> None:
-    """Small, of issue 9: before, a start with the same process id failed (in containers it always is)."""
+    """Small, of issue 9: before, a start with the same process id failed (in containers it
+    always is).
+    """
     (tmp_path / f".key.{os.getpid()}").write_bytes(b"half a key")
     key = load_or_create_key(tmp_path / "key")
     assert load_or_create_key(tmp_path / "key").peer_id == key.peer_id

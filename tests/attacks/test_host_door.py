@@ -1,4 +1,6 @@
-"""Issue 9.5: idle connections shut a node's door. 9.6: silent sockets do. 9.7: one identity does."""
+"""Issue 9.5: idle connections shut a node's door. 9.6: silent sockets do. 9.7: one identity
+does.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,14 @@ async def echo(peer: PeerId, data: bytes) -> bytes:
 
 
 @asynccontextmanager
-async def victim(limits: ResourceLimits = SMALL) -> AsyncIterator[tuple[MemoryNetwork, SwarmHost]]:
+async def victim(
+    limits: ResourceLimits = SMALL,
+) -> AsyncIterator[tuple[MemoryNetwork, SwarmHost]]:
     network = MemoryNetwork()
     config = SwarmConfig(limits=limits, connection=QUIET)
-    async with open_host(network=network, listen=("/memory/0",), strict=True, config=config) as host:
+    async with open_host(
+        network=network, listen=("/memory/0",), strict=True, config=config
+    ) as host:
         host.set_handler(ECHO, serve_requests(echo))
         yield network, host
 
@@ -56,12 +62,18 @@ async def stranger(
     raw = await network.dial(host.addrs[0])
     key = KeyPair(seed.to_bytes(32, "big"))
     return raw, await secure(
-        raw, StaticKey.create(key, world.entropy(32)), world.entropy, dialer=True, expected=host.peer_id
+        raw,
+        StaticKey.create(key, world.entropy(32)),
+        world.entropy,
+        dialer=True,
+        expected=host.peer_id,
     )
 
 
 async def test_idle_connections_make_room_for_newcomers_and_for_our_own_dials() -> None:
-    """Issue 9.5: before, a host full of idle connections refused newcomers, and dialled nobody itself."""
+    """Issue 9.5: before, a host full of idle connections refused newcomers, and dialled nobody
+    itself.
+    """
     async with victim() as (network, host), open_world(key=KeyPair(bytes(32))) as world:
         for seed in range(1, SMALL.connections + 9):
             await stranger(network, host, world, seed)
@@ -74,7 +86,9 @@ async def test_idle_connections_make_room_for_newcomers_and_for_our_own_dials() 
 
 
 async def test_silent_sockets_do_not_keep_dialers_out() -> None:
-    """Issue 9.6: before, 64 silent sockets held all handshakes for 10 s: 0 of 97 honest dials."""
+    """Issue 9.6: before, 64 silent sockets held all handshakes for 10 s: 0 of 97 honest
+    dials.
+    """
     async with victim() as (network, host), trio.open_nursery() as nursery:
         sockets = []
 
@@ -92,8 +106,12 @@ async def test_silent_sockets_do_not_keep_dialers_out() -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_first_words_alone_do_not_keep_dialers_out(autojump_clock: trio.abc.Clock) -> None:
-    """Beyond the list: 300 sockets a second that send the first line of a handshake and then nothing."""
+async def test_first_words_alone_do_not_keep_dialers_out(
+    autojump_clock: trio.abc.Clock,
+) -> None:
+    """Beyond the list: 300 sockets a second that send the first line of a handshake and then
+    nothing.
+    """
     async with victim() as (network, host), trio.open_nursery() as nursery:
         sockets = []
 
@@ -112,7 +130,9 @@ async def test_first_words_alone_do_not_keep_dialers_out(autojump_clock: trio.ab
 
 
 async def test_one_identity_has_four_connections_however_slowly_they_end() -> None:
-    """Issue 9.7: before, the fifth made the first say goodbye and wait for its reader: 447 were open."""
+    """Issue 9.7: before, the fifth made the first say goodbye and wait for its reader: 447 were
+    open.
+    """
     async with victim() as (network, host), open_world(key=KeyPair(bytes(32))) as world:
         kept = []
         for _ in range(40):
@@ -123,12 +143,18 @@ async def test_one_identity_has_four_connections_however_slowly_they_end() -> No
         await honest(network, host)
 
 
-async def test_idle_connections_end_and_messages_open_them_again(autojump_clock: trio.abc.Clock) -> None:
+async def test_idle_connections_end_and_messages_open_them_again(
+    autojump_clock: trio.abc.Clock,
+) -> None:
     """Issue 9.5: before, an idle connection stayed until its process ended."""
     async with (
         victim() as (network, host),
-        open_host(network=network, listen=("/memory/0",), config=SwarmConfig(connection=QUIET)) as talker,
-        open_host(network=network, listen=("/memory/0",), config=SwarmConfig(connection=QUIET)) as friend,
+        open_host(
+            network=network, listen=("/memory/0",), config=SwarmConfig(connection=QUIET)
+        ) as talker,
+        open_host(
+            network=network, listen=("/memory/0",), config=SwarmConfig(connection=QUIET)
+        ) as friend,
         open_world(key=KeyPair(bytes(32))) as world,
     ):
         received: list[bytes] = []
@@ -142,7 +168,8 @@ async def test_idle_connections_end_and_messages_open_them_again(autojump_clock:
         await trio.testing.wait_all_tasks_blocked()
         assert len(host.connected) == 3
         await world.sleep(UNUSED_TIMEOUT + 2 * SWEEP + 3)
-        assert set(host.connected) == {talker.peer_id, friend.peer_id}  # who never used it has gone
+        # who never used it has gone
+        assert set(host.connected) == {talker.peer_id, friend.peer_id}
         await world.sleep(IDLE_TIMEOUT + SWEEP + 3)
         assert host.connected == (friend.peer_id,)
         assert host.send(talker.peer_id, NEWS, b"second")

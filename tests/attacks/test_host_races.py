@@ -1,8 +1,10 @@
-"""Issue 9, third look: races. What is closed, evicted, replaced or raised in the middle of something else.
+"""Issue 9, third look: races. What is closed, evicted, replaced or raised in the middle of
+something else.
 
-The schedules at the end are random and repeatable: five hosts connect, disconnect, dial each other at once,
-fill lanes, hold streams, reset, evict, break the protocol and go away, with limits so small that most of it
-happens while something else is torn down. Then every account of every host must be empty.
+The schedules at the end are random and repeatable: five hosts connect, disconnect, dial each
+other at once, fill lanes, hold streams, reset, evict, break the protocol and go away, with
+limits so small that most of it happens while something else is torn down. Then every account of
+every host must be empty.
 """
 
 from __future__ import annotations
@@ -36,7 +38,16 @@ from p2p.transport.yamux import Mux
 from p2p.transport.yamux_frames import MAX_CONTROL
 from p2p.world import World
 from sim.kernel.determinism import deterministic
-from tests.attacks.hostile_mux import DATA, PING, SYN, Hostile, Victim, frame, hello, open_victims
+from tests.attacks.hostile_mux import (
+    DATA,
+    PING,
+    SYN,
+    Hostile,
+    Victim,
+    frame,
+    hello,
+    open_victims,
+)
 
 HELD = ProtocolId("/test/held")
 NEWS = ProtocolId("/test/news")
@@ -68,7 +79,9 @@ def crash(*_: object) -> None:
 
 
 async def test_a_listener_that_raises_keeps_nothing_from_the_others() -> None:
-    """Before, the listeners behind it missed the event: gossip kept a peer that had gone in its mesh."""
+    """Before, the listeners behind it missed the event: gossip kept a peer that had gone in its
+    mesh.
+    """
     async with pair() as (host, other):
         heard: list[PeerState] = []
         host.on_peer(crash)
@@ -109,7 +122,9 @@ async def test_a_listener_that_raises_is_loud_in_strict_mode() -> None:
 async def test_a_dial_that_fails_while_the_peer_dials_us_is_no_failure(
     autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before, `connect` raised, and listeners heard UNREACHABLE of a peer that was connected."""
+    """Before, `connect` raised, and listeners heard UNREACHABLE of a peer that was
+    connected.
+    """
     async with pair(strict=True) as (host, other):
         received: list[bytes] = []
         states: list[PeerState] = []
@@ -136,7 +151,9 @@ async def test_a_dial_that_fails_while_the_peer_dials_us_is_no_failure(
         assert received == [b"hello"]
 
 
-async def test_a_dial_that_a_bug_ended_is_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_dial_that_a_bug_ended_is_no_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Before, `connect` returned as if there were one."""
     async with pair() as (host, other):
         host.add_addrs(other.peer_id, other.addrs)
@@ -153,7 +170,9 @@ async def test_a_dial_that_a_bug_ended_is_no_connection(monkeypatch: pytest.Monk
 
 
 async def test_a_lane_has_no_task_while_nothing_waits() -> None:
-    """Before, each of two lanes to each idle peer kept a task and a deque: 12 KiB a connection."""
+    """Before, each of two lanes to each idle peer kept a task and a deque: 12 KiB a
+    connection.
+    """
     async with pair(strict=True) as (host, other):
         received: list[bytes] = []
         other.set_message_handler(NEWS, lambda _, message: received.append(message))
@@ -169,7 +188,9 @@ async def test_a_lane_has_no_task_while_nothing_waits() -> None:
 
 
 async def test_messages_that_wait_come_once_and_in_order_when_the_peer_returns() -> None:
-    """A full lane, the peer's newer connection, then the end of its old one: nothing comes twice."""
+    """A full lane, the peer's newer connection, then the end of its old one: nothing comes
+    twice.
+    """
     network, key = MemoryNetwork(), KeyPair(b"\x07" * 32)
     received: list[int] = []
     again: list[bytes] = []
@@ -210,7 +231,9 @@ async def test_messages_that_wait_come_once_and_in_order_when_the_peer_returns()
 async def test_an_identity_that_comes_without_end_is_closed_before_anything_is_begun_for_it(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """Before, each of 300 connections a second was registered, identified and torn down again."""
+    """Before, each of 300 connections a second was registered, identified and torn down
+    again.
+    """
     network, key = MemoryNetwork(), KeyPair(b"\x09" * 32)
     async with (
         open_host(network=network, listen=("/memory/0",), config=QUIET, strict=True) as host,
@@ -238,7 +261,9 @@ async def test_an_identity_that_comes_without_end_is_closed_before_anything_is_b
 
 
 async def choke(victim: Victim, filler: int) -> None:
-    """Pings whose answers are not taken, then bytes of no stream that the reader had read with them."""
+    """Pings whose answers are not taken, then bytes of no stream that the reader had read with
+    them.
+    """
     pings = frame(PING, SYN, 0, 1) * (2 * (PIPE_BYTES + 4 * 65_536) // 12)
     with trio.move_on_after(0.5):
         await victim.hostile.send(frame(DATA, 0, 999, bytes(4_000_000)))
@@ -246,7 +271,9 @@ async def choke(victim: Victim, filler: int) -> None:
         await victim.hostile.send(frame(DATA, 0, 999, bytes(filler)))
 
 
-async def test_records_that_wait_for_a_choked_peer_are_counted(autojump_clock: trio.abc.Clock) -> None:
+async def test_records_that_wait_for_a_choked_peer_are_counted(
+    autojump_clock: trio.abc.Clock,
+) -> None:
     """Before, up to 512 KiB a connection were in no account: 300 MiB for 768 connections."""
     budgets: list[HostBudget] = []
 
@@ -267,7 +294,9 @@ async def test_records_that_wait_for_a_choked_peer_are_counted(autojump_clock: t
 
 
 async def test_sealed_bytes_that_the_network_does_not_take_hold_others_back() -> None:
-    """Before, a peer that took nothing made us hold 256 KiB beside what it had queued: 192 MiB for 768."""
+    """Before, a peer that took nothing made us hold 256 KiB beside what it had queued: 192 MiB
+    for 768.
+    """
     budgets: list[HostBudget] = []
 
     def make(world: World) -> HostBudget:
@@ -314,7 +343,9 @@ def test_streams_that_peers_never_end_are_bounded_over_all_connections(
 
 
 async def test_a_connection_that_is_over_is_freed_at_once() -> None:
-    """Before, a cycle kept each dead connection for the collector: 18,000 objects after a flood."""
+    """Before, a cycle kept each dead connection for the collector: 18,000 objects after a
+    flood.
+    """
     async with pair(strict=True) as (host, other):
         await host.connect_addr(other.addrs[0])
         await trio.testing.wait_all_tasks_blocked()
@@ -336,9 +367,19 @@ async def test_a_connection_that_is_over_is_freed_at_once() -> None:
 
 def accounts(host: SwarmHost) -> dict[str, object]:
     """Whatever of a host's accounts is not empty."""
-    connector, budget, unread, outbox = host._connector, host.budget, host._connector._unread, host._outbox
+    connector, budget, unread, outbox = (
+        host._connector,
+        host.budget,
+        host._connector._unread,
+        host._outbox,
+    )
     table = {
-        "connections": (budget.connections, budget._of_peer, budget._inbound, connector._connections),
+        "connections": (
+            budget.connections,
+            budget._of_peer,
+            budget._inbound,
+            connector._connections,
+        ),
         "places": (budget._hosts.of, budget._networks.of, connector._targets._open.of),
         "handshakes": (budget.handshakes, connector._turns.waiting),
         "served": (budget.served, budget._served, host._incoming_lanes),
@@ -401,7 +442,9 @@ class Chaos:
             self.maybe_crash(0.05)
 
     async def talk(self, host: SwarmHost, other: SwarmHost) -> None:
-        async with await host.open_stream(other.peer_id, self.rng.choice([HELD, HELD, BUG])) as stream:
+        async with await host.open_stream(
+            other.peer_id, self.rng.choice([HELD, HELD, BUG])
+        ) as stream:
             for _ in range(self.rng.randrange(20)):
                 match self.rng.randrange(8):
                     case 0:
@@ -414,7 +457,9 @@ class Chaos:
                     case _:
                         await stream.send_all(bytes(self.rng.choice([1, 100, 70_000, 300_000])))
 
-    async def attempt(self, patience: float, work: Callable[..., Awaitable[object]], *args: object) -> None:
+    async def attempt(
+        self, patience: float, work: Callable[..., Awaitable[object]], *args: object
+    ) -> None:
         with trio.move_on_after(patience):
             try:
                 await work(*args)
@@ -458,7 +503,9 @@ class Chaos:
                 nursery.start_soon(self.attempt, patience, self.talk, host, other)
             case 6 | 7:
                 for _ in range(self.rng.randrange(6)):
-                    host.send(other.peer_id, NEWS, bytes(self.rng.choice([0, 10, 3000, 500_000])))
+                    host.send(
+                        other.peer_id, NEWS, bytes(self.rng.choice([0, 10, 3000, 500_000]))
+                    )
             case 8:
                 friends = self.rng.sample(self.hosts, self.rng.randrange(4))
                 host.protect(self.rng.choice("xy"), [friend.peer_id for friend in friends])
@@ -509,7 +556,8 @@ async def _chaos(seed: int, steps: int, *, buggy: bool) -> None:
                     strict=not buggy,
                     config=SwarmConfig(
                         limits=ResourceLimits(
-                            connections=rng.choice([4, 6, 20]), handshakes=rng.choice([2, 4, 16])
+                            connections=rng.choice([4, 6, 20]),
+                            handshakes=rng.choice([2, 4, 16]),
                         ),
                         connection=ConnectionConfig(keepalive=20.0),
                     ),
@@ -532,4 +580,7 @@ async def _chaos(seed: int, steps: int, *, buggy: bool) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_whatever_the_order_all_accounts_end_at_zero(seed: int, buggy: bool) -> None:
     with deterministic(seed):
-        trio.run(partial(_chaos, seed, 100, buggy=buggy), clock=trio.testing.MockClock(autojump_threshold=0))
+        trio.run(
+            partial(_chaos, seed, 100, buggy=buggy),
+            clock=trio.testing.MockClock(autojump_threshold=0),
+        )

@@ -1,4 +1,6 @@
-"""Issue 9.8: streams held without end. 9.10: messages never finished. 9.11: floods of messages."""
+"""Issue 9.8: streams held without end. 9.10: messages never finished. 9.11: floods of
+messages.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ async def echo(peer: PeerId, data: bytes) -> bytes:
     return data
 
 
-async def hold_streams(host: SwarmHost, victim: SwarmHost, count: int, data: bytes = b"") -> list[Stream]:
+async def hold_streams(
+    host: SwarmHost, victim: SwarmHost, count: int, data: bytes = b""
+) -> list[Stream]:
     streams = []
     for _ in range(count):
         try:
@@ -55,7 +59,9 @@ async def test_peers_that_hold_streams_starve_no_other(monkeypatch: pytest.Monke
         await trio.testing.wait_all_tasks_blocked()
         with trio.fail_after(1):
             for _ in range(20):
-                assert await request(honest, victim.peer_id, ECHO, b"still here") == b"still here"
+                assert (
+                    await request(honest, victim.peer_id, ECHO, b"still here") == b"still here"
+                )
 
 
 async def test_one_peer_has_a_share_over_all_its_connections() -> None:
@@ -90,7 +96,9 @@ async def test_a_frame_has_a_deadline(kind: str, autojump_clock: trio.abc.Clock)
         idle = await one.open_stream(victim.peer_id, ECHO)
         if kind == "messages":  # a second one would replace it
             await idle.aclose()
-        (unfinished,) = await hold_streams(one, victim, 1, encode_varint(MAX_MESSAGE) + bytes(200_000))
+        (unfinished,) = await hold_streams(
+            one, victim, 1, encode_varint(MAX_MESSAGE) + bytes(200_000)
+        )
         await trio.testing.wait_all_tasks_blocked()
         with trio.fail_after(120), pytest.raises(trio.BrokenResourceError):
             await unfinished.receive_some()
@@ -100,8 +108,12 @@ async def test_a_frame_has_a_deadline(kind: str, autojump_clock: trio.abc.Clock)
             assert await idle.receive_some()
 
 
-async def test_unfinished_frames_are_bounded_over_all_peers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Issue 9.10: before, every stream could hold up to 1 MiB of an unfinished frame: 8 GiB in all."""
+async def test_unfinished_frames_are_bounded_over_all_peers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Issue 9.10: before, every stream could hold up to 1 MiB of an unfinished frame: 8 GiB in
+    all.
+    """
     monkeypatch.setattr(limits_module, "MAX_UNFINISHED", 2_000_000)
     network = MemoryNetwork()
     async with (
@@ -140,8 +152,12 @@ async def test_a_peer_has_one_stream_for_the_messages_of_a_protocol() -> None:
         assert received == [b"the newest counts"]
 
 
-async def test_empty_messages_are_taken_no_faster_than_the_rate(autojump_clock: trio.abc.Clock) -> None:
-    """Issue 9.11: before, 98 KB/s of empty messages cost 54 % of a core, up to 65,536 in one go."""
+async def test_empty_messages_are_taken_no_faster_than_the_rate(
+    autojump_clock: trio.abc.Clock,
+) -> None:
+    """Issue 9.11: before, 98 KB/s of empty messages cost 54 % of a core, up to 65,536 in one
+    go.
+    """
     network = MemoryNetwork()
     count = 0
 
@@ -166,7 +182,9 @@ async def test_empty_messages_are_taken_no_faster_than_the_rate(autojump_clock: 
 
 
 async def test_other_tasks_have_their_turn_between_messages() -> None:
-    """Issue 9.11: before, the messages of 64 KiB were handled without a schedule point between them."""
+    """Issue 9.11: before, the messages of 64 KiB were handled without a schedule point between
+    them.
+    """
     network = MemoryNetwork()
     turns = count = most = 0
 

@@ -1,4 +1,6 @@
-"""A run file with a good signature and a hostile owner: what it can make a volunteer's machine do."""
+"""A run file with a good signature and a hostile owner: what it can make a volunteer's machine
+do.
+"""
 
 from __future__ import annotations
 
@@ -91,9 +93,11 @@ def with_number(path: tuple[Any, ...], value: float) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: ".".join(map(str, path)))
-def test_no_number_that_an_owner_signs_does_more_than_void_the_document(path: tuple[Any, ...]) -> None:
-    """Issue 10.1: key_heads = 0 raised ZeroDivisionError in every node; a ramp of 0, a temperature of -1
-    and a width of 10**12 passed."""
+def test_no_number_that_an_owner_signs_does_more_than_void_the_document(
+    path: tuple[Any, ...],
+) -> None:
+    """Issue 10.1: key_heads = 0 raised ZeroDivisionError in every node; a ramp of 0, a
+    temperature of -1 and a width of 10**12 passed."""
     voided = 0
     for value in HOSTILE:
         try:
@@ -128,7 +132,14 @@ def test_the_reported_values_are_refused_by_name(path: tuple[str, ...], value: f
         decode_run_untrusted(signed(with_number(path, value)))
 
 
-NAMES = ("os:abort", "os:fork", "http.server:test", "roles.envs.sort:SortEnvironment", "../x", "")
+NAMES = (
+    "os:abort",
+    "os:fork",
+    "http.server:test",
+    "roles.envs.sort:SortEnvironment",
+    "../x",
+    "",
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -163,13 +174,19 @@ def install(folder: Path) -> None:
 async def test_what_is_installed_is_compared_before_it_is_imported_and_never_by_a_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Issue 10.2: the digest of the package's files comes first, of helper modules and data too."""
+    """Issue 10.2: the digest of the package's files comes first, of helper modules and data
+    too.
+    """
     install(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     digest = environment_digest("shady")
-    other = sign_run(replace(TERMS, environments=(EnvironmentPin(name="shady", digest=bytes(32)),)), OWNER)
-    run = sign_run(replace(TERMS, environments=(EnvironmentPin(name="shady", digest=digest),)), OWNER)
+    other = sign_run(
+        replace(TERMS, environments=(EnvironmentPin(name="shady", digest=bytes(32)),)), OWNER
+    )
+    run = sign_run(
+        replace(TERMS, environments=(EnvironmentPin(name="shady", digest=digest),)), OWNER
+    )
     async with open_world(tmp_path / "node") as world:
         with pytest.raises(ConfigError, match="differs from the one of run"):
             async with open_environment_of(world, other, MachineLimits()):
@@ -184,8 +201,12 @@ async def test_what_is_installed_is_compared_before_it_is_imported_and_never_by_
 
 
 def test_a_machine_has_limits_of_its_own() -> None:
-    """Issue 10.2: no run, however well signed, makes a machine allocate more than its owner allows."""
-    shape = ModelShape(width=4096, layers=40, query_heads=32, head_width=128, feed_forward=16384)
+    """Issue 10.2: no run, however well signed, makes a machine allocate more than its owner
+    allows.
+    """
+    shape = ModelShape(
+        width=4096, layers=40, query_heads=32, head_width=128, feed_forward=16384
+    )
     large = sign_run(replace(TERMS, model=replace(TERMS.model, shape=shape)), OWNER)
     assert large.terms.model.shape.parameters > 9e9
     with pytest.raises(ConfigError, match=r"memory = .* this machine allows 17,179,869,184"):

@@ -1,7 +1,8 @@
 """Issue 9: a live node under attack serves an honest newcomer, lives on, and keeps its memory.
 
 The cheapest kinds of `tests.attacks.kinds`, for a second each; all of them, with the gate in
-seconds, are ``python -m bench attacks``. Nothing here asserts how long something took: machines are busy.
+seconds, are ``python -m bench attacks``. Nothing here asserts how long something took: machines
+are busy.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from tests.attacks.live import HERE, MOST_MIB, attack_live
 CHEAP = ("silent-64", "identify-own-id", "never-read", "empty-rpcs")
 """One for each of the worst findings: the door shut, the node ended, the loop filled twice."""
 PATIENCE = 15.0
-"""Seconds for a newcomer, and for what was held: a machine at five times its load is no failure."""
+"""Seconds for a newcomer, and for what was held: a machine at five times its load is no
+failure.
+"""
 
 
 def test_there_are_more_kinds_than_the_reviewers_keep() -> None:

@@ -1,6 +1,7 @@
 """Issue 9, second look: floods that fill the scheduler's passes, and what applications hold.
 
-Before, 36 connections that opened 256 streams each made passes of a second, and a newcomer needs ten of them.
+Before, 36 connections that opened 256 streams each made passes of a second, and a newcomer
+needs ten of them.
 """
 
 from __future__ import annotations
@@ -102,7 +103,9 @@ def test_a_mux_stops_when_its_allowance_is_used_up_and_goes_on_with_the_rest() -
 
 
 async def test_floods_of_streams_leave_room_in_each_pass() -> None:
-    """Eight peers send 250 openings in one record each: before, 2,000 handlers started in two passes."""
+    """Eight peers send 250 openings in one record each: before, 2,000 handlers started in two
+    passes.
+    """
     passes, started = Passes(), Counter[int]()
 
     async def serve(stream: Stream) -> None:
@@ -117,7 +120,8 @@ async def test_floods_of_streams_leave_room_in_each_pass() -> None:
     ):
         host.set_handler(ECHO, serve)
         floods = [
-            await Hostile.dial(world, network, host.addrs[0], KeyPair(bytes([n + 1]) * 32)) for n in range(8)
+            await Hostile.dial(world, network, host.addrs[0], KeyPair(bytes([n + 1]) * 32))
+            for n in range(8)
         ]
         for flood in floods:
             nursery.start_soon(flood.swallow)
@@ -131,7 +135,9 @@ async def test_floods_of_streams_leave_room_in_each_pass() -> None:
 
 
 async def test_what_an_application_received_counts_until_it_asks_for_more() -> None:
-    """An echo whose answers are not taken holds what it received: 64 KiB for each of thousands of streams."""
+    """An echo whose answers are not taken holds what it received: 64 KiB for each of thousands
+    of streams.
+    """
     budget: list[HostBudget] = []
 
     def make(world: p2p.World) -> HostBudget:

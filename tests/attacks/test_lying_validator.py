@@ -50,7 +50,9 @@ class LyingSession(ValidatorSession):
         await trio.lowlevel.checkpoint()
         groups = decode_groups_untrusted(submission.content)
         # With spread, or no step would take the group anyway.
-        rewards = tuple(self.reward * (i % 2) for group in groups for i, _ in enumerate(group.completions))
+        rewards = tuple(
+            self.reward * (i % 2) for group in groups for i, _ in enumerate(group.completions)
+        )
         me, commitment = self.node.host.peer_id, submission.commitment
         lie = SignedVerdict(me, commitment, Verdict.ACCEPTED, "fine", 0.0, 0.0, rewards)
         return lie.signed(self.node.world.signer)
@@ -79,7 +81,9 @@ def play(validator: type[Validator]) -> Mapping[str, Any]:
     }
     spine = Spine(cast)
     scenario: Scenario = load_scenario("spine").with_changes(nodes=len(cast))
-    scenario = replace(scenario, parameters={**scenario.parameters, "steps": 3, "kill_at_step": 99})
+    scenario = replace(
+        scenario, parameters={**scenario.parameters, "steps": 3, "kill_at_step": 99}
+    )
 
     async def main(simulation: Simulation) -> Mapping[str, Any]:
         async with open_swarm(simulation) as swarm:
@@ -93,14 +97,20 @@ def play(validator: type[Validator]) -> Mapping[str, Any]:
 
 
 @pytest.mark.parametrize("validator", [LyingValidator, FlatteringValidator])
-def test_no_group_is_learnt_from_with_rewards_that_its_tokens_do_not_earn(validator: type[Validator]) -> None:
-    """Issue 10.4: a reward of 3e38 was learnt from; the trainer computes rewards from tasks and tokens."""
+def test_no_group_is_learnt_from_with_rewards_that_its_tokens_do_not_earn(
+    validator: type[Validator],
+) -> None:
+    """Issue 10.4: a reward of 3e38 was learnt from; the trainer computes rewards from tasks and
+    tokens.
+    """
     trainer = play(validator)["trainer-1"]["roles"]["trainer"]
     assert trainer["groups_used"] == 0
     assert trainer["step"] == 0
 
 
-def delivery(judge: KeyPair, worker: KeyPair = WORKER, index: int = 0, content: bytes = b"1") -> bytes:
+def delivery(
+    judge: KeyPair, worker: KeyPair = WORKER, index: int = 0, content: bytes = b"1"
+) -> bytes:
     commitment = Commitment(
         RUN_ID, worker.peer_id, PolicyVersion(1), bytes(32), index, content_digest(content)
     )
@@ -136,7 +146,9 @@ def make_intake(check: type[DeliveryCheck] = CheckWithoutModel, inbox: Any = Non
     def may(peer: PeerId, _: object) -> bool:
         return peer != STRANGER.peer_id
 
-    node: Any = SimpleNamespace(world=world, shardcast=SimpleNamespace(holds=lambda _: True), may=may)
+    node: Any = SimpleNamespace(
+        world=world, shardcast=SimpleNamespace(holds=lambda _: True), may=may
+    )
     node.book = SimpleNamespace(hint=lambda _: False)
     disk: Any = _Disk()
     nothing: Any = SimpleNamespace()
@@ -146,7 +158,9 @@ def make_intake(check: type[DeliveryCheck] = CheckWithoutModel, inbox: Any = Non
 
 
 async def test_only_the_judge_of_a_place_delivers_it_once_and_for_admitted_workers() -> None:
-    """Issue 10.4: a validator sold others' places, one place many times, and workers of its invention."""
+    """Issue 10.4: a validator sold others' places, one place many times, and workers of its
+    invention.
+    """
     intake = make_intake()
     right = validator_of(TRAINER_RUN, WORKER.peer_id, PolicyVersion(1))
     judge, other = JUDGES if JUDGES[0].peer_id == right else JUDGES[::-1]
@@ -154,12 +168,17 @@ async def test_only_the_judge_of_a_place_delivers_it_once_and_for_admitted_worke
     async def hand_over(by: KeyPair, payload: bytes) -> tuple[Receipt, str]:
         return await intake.take(by.peer_id, payload)
 
-    assert (await hand_over(other, delivery(other)))[1].endswith("judges this node under this policy")
+    assert (await hand_over(other, delivery(other)))[1].endswith(
+        "judges this node under this policy"
+    )
     assert (await hand_over(judge, delivery(judge))) == (Receipt.TAKEN, "")
     receipt, reason = await hand_over(judge, delivery(judge, content=b"2"))
     assert receipt is Receipt.UNWANTED
     assert "another submission was taken for this place" in reason
-    assert (await hand_over(judge, delivery(judge, index=1, content=b"2"))) == (Receipt.TAKEN, "")
+    assert (await hand_over(judge, delivery(judge, index=1, content=b"2"))) == (
+        Receipt.TAKEN,
+        "",
+    )
     for by in JUDGES:
         receipt, reason = await hand_over(by, delivery(by, STRANGER))
         assert receipt is Receipt.UNWANTED
@@ -167,7 +186,9 @@ async def test_only_the_judge_of_a_place_delivers_it_once_and_for_admitted_worke
 
 
 async def test_work_that_no_step_can_use_is_not_kept_on_the_trainers_disk() -> None:
-    """Files go when a step is done: accepted work without spread brings none, and filled the disk."""
+    """Files go when a step is done: accepted work without spread brings none, and filled the
+    disk.
+    """
     kept: list[int] = []
 
     class Check(CheckWithoutModel):

@@ -1,7 +1,9 @@
-"""Issue 9.15: requests to be neighbours, urgent or not, do not take a node's neighbours from it.
+"""Issue 9.15: requests to be neighbours, urgent or not, do not take a node's neighbours from
+it.
 
-Before, an urgent request could not be refused and pushed out a random neighbour. The swarms here have 40
-nodes and are attacked for a minute; `python -m sim run urgent_links` is the long form.
+Before, an urgent request could not be refused and pushed out a random neighbour. The swarms
+here have 40 nodes and are attacked for a minute; `python -m sim run urgent_links` is the long
+form.
 """
 
 from __future__ import annotations
@@ -63,7 +65,9 @@ def test_one_node_alone_is_not_surrounded() -> None:
     for number, enemy in enumerate(enemies):
         swarm.call_at(
             swarm.now + number / 6,
-            lambda e=enemy: swarm.tell(e, victim, Neighbor(True, swarm.words(e, int(swarm.now * 1000)))),
+            lambda e=enemy: swarm.tell(
+                e, victim, Neighbor(True, swarm.words(e, int(swarm.now * 1000)))
+            ),
         )
     swarm.run(60)
     kept = before & set(swarm.nodes[victim].core.neighbours)
@@ -80,7 +84,9 @@ def test_the_lonely_still_find_neighbours_while_requests_flood_all() -> None:
     def ask() -> None:
         for enemy in enemies:
             for victim in rng.sample(honest, 2):
-                swarm.tell(enemy, victim, Neighbor(True, swarm.words(enemy, int(swarm.now * 1000))))
+                swarm.tell(
+                    enemy, victim, Neighbor(True, swarm.words(enemy, int(swarm.now * 1000)))
+                )
 
     swarm.every(2.0, ask)
     swarm.run(30)
@@ -130,14 +136,17 @@ def test_one_network_has_a_share_of_neighbours_and_of_the_view() -> None:
     assert sum(peer in bad for peer in members) <= 53
     assert sum(peer not in bad for peer in members) == 39
     swarm.run(5)
-    for enemy in enemies[:8]:  # a peer without a place is no news, though it comes again and again
+    # a peer without a place is no news, though it comes again and again
+    for enemy in enemies[:8]:
         words = swarm.words(enemy, 2, addrs=(of_one_network(enemies.index(enemy)),))
         swarm.drive(victim, Received(enemy, encode_message(Beat(False, words))))
     assert not victim.core._dissemination.has_newcomers
 
 
 def test_a_full_view_is_not_flushed_by_those_that_come_last() -> None:
-    """Sybils without end, named by two neighbours or by themselves: they get an eighth in ten minutes."""
+    """Sybils without end, named by two neighbours or by themselves: they get an eighth in ten
+    minutes.
+    """
     config = MembershipConfig()
     swarm = HostileSwarm(0, config=config)
     view = MemberList(peer_named(0), config, Random(1))
@@ -147,7 +156,11 @@ def test_a_full_view_is_not_flushed_by_those_that_come_last() -> None:
     active = dict.fromkeys(honest[:7], 0.0)
     for number in range(2000):
         enemy = peer_named(10_000 + number)
-        view.update(swarm.words(enemy, 1), (honest[0], honest[1], enemy)[number % 3], 700.0 + number / 10)
+        view.update(
+            swarm.words(enemy, 1),
+            (honest[0], honest[1], enemy)[number % 3],
+            700.0 + number / 10,
+        )
         surplus = view.evictee(active, enemy, 700.0 + number / 10)
         assert surplus is not None
         view.drop(surplus)
@@ -162,5 +175,7 @@ def test_after_a_restart_the_anchors_are_asked_first() -> None:
     newcomer = swarm.start(50, bootstrap=None)
     swarm.run(0.1)
     event = Bootstrap((addr_of(5),), (addr_of(3), addr_of(4)))
-    asked = [each.peer for each in newcomer.core.handle(event, swarm.now) if isinstance(each, Send)]
+    asked = [
+        each.peer for each in newcomer.core.handle(event, swarm.now) if isinstance(each, Send)
+    ]
     assert asked == [peer_named(3), peer_named(4)]

@@ -38,7 +38,9 @@ QUIET = 900.0
 
 @pytest.mark.parametrize("liars", [1, 10])
 def test_accusations_of_everybody_cost_little_and_kill_nobody(liars: int) -> None:
-    """Members, and neighbours of some, accuse all others with their newest words, all the time."""
+    """Members, and neighbours of some, accuse all others with their newest words, all the
+    time.
+    """
     swarm = HostileSwarm(SIZE)
     swarm.run(60)
     everybody, rng, since = list(swarm.nodes), Random(1), swarm.now
@@ -72,7 +74,10 @@ def test_names_of_ghosts_are_not_told_to_all(kind: str) -> None:
     def lie() -> None:
         for victim in swarm.nodes[liar].core.neighbours:
             ghosts = tuple(
-                [swarm.words(peer_named(next(count)), 1, leaving=kind == "leave") for _ in range(16)]
+                [
+                    swarm.words(peer_named(next(count)), 1, leaving=kind == "leave")
+                    for _ in range(16)
+                ]
             )
             message: Message = Heartbeats(ghosts)
             if kind == "accuse":
@@ -86,7 +91,8 @@ def test_names_of_ghosts_are_not_told_to_all(kind: str) -> None:
     swarm.every(1.0, lie)
     swarm.run(60)  # what each may start at once
     seen = watch(swarm, honest, SECONDS)
-    assert seen.neighbours >= 2  # of three at least in a swarm of this size, and one may be the liar
+    # of three at least in a swarm of this size, and one may be the liar
+    assert seen.neighbours >= 2
     assert seen.bytes_per_second <= 3 * QUIET
 
 
@@ -110,7 +116,9 @@ def test_accusing_a_peer_does_not_make_it_beat_to_all_its_neighbours() -> None:
     victim = swarm.nodes[peer_named(4)]
     (enemy,) = swarm.enlist(1)
     beats = victim.core._local.beats
-    swarm.every(0.1, lambda: swarm.tell(enemy, victim.peer, Suspect((victim.core._local.newest(),))))
+    swarm.every(
+        0.1, lambda: swarm.tell(enemy, victim.peer, Suspect((victim.core._local.newest(),)))
+    )
     swarm.run(60)
     assert victim.core._local.beats - beats <= 13  # before: 48
 
@@ -135,8 +143,13 @@ def test_ghosts_do_not_keep_us_from_asking_for_the_living() -> None:
     liar, teller = core.neighbours[:2]
     now, asked = swarm.now, 0
     for second in range(60):
-        ghosts = [Digest(peer_named(50_000 + 256 * second + n).public_key[:8], 1, -1) for n in range(256)]
-        effects = core.handle(Received(liar, encode_message(Newcomers(tuple(ghosts)))), now + second)
+        ghosts = [
+            Digest(peer_named(50_000 + 256 * second + n).public_key[:8], 1, -1)
+            for n in range(256)
+        ]
+        effects = core.handle(
+            Received(liar, encode_message(Newcomers(tuple(ghosts)))), now + second
+        )
         asked += sum(
             len(message.keys)
             for message in (decode_message_untrusted(each.data) for each in effects)
@@ -163,16 +176,20 @@ def test_an_obsolete_accusation_costs_points() -> None:
     swarm.drive(node, Received(victim.peer, encode_message(newer)))
     liar = node.core.neighbours[0]
     accusation = Received(liar, encode_message(Suspect((old,))))
-    soon, later = node.core.handle(accusation, swarm.now), node.core.handle(accusation, swarm.now + 20)
+    soon, later = (
+        node.core.handle(accusation, swarm.now),
+        node.core.handle(accusation, swarm.now + 20),
+    )
     assert [effect for effect in soon if isinstance(effect, Penalise)] == []
     assert [effect.peer for effect in later if isinstance(effect, Penalise)] == [liar]
 
 
 def test_identities_of_one_network_are_not_led_through_the_swarm_one_by_one() -> None:
-    """Issue 9.15: 200 stamped identities of one /24 that ask all made 200 nodes send 3.6 times as much.
+    """Issue 9.15: 200 stamped identities of one /24 that ask all made 200 nodes send 3.6 times
+    as much.
 
-    Each asks every honest node once, as a newcomer asks its bootstrap. What the swarm sends for it is bounded
-    by the network's share, not by the number of identities.
+    Each asks every honest node once, as a newcomer asks its bootstrap. What the swarm sends for
+    it is bounded by the network's share, not by the number of identities.
     """
 
     def rate(enemies: int) -> float:

@@ -63,7 +63,9 @@ def make_core(clock: float = 0.0) -> MembershipCore:
 def words(peer: PeerId, seqno: int = 5, stamp: bytes | None = None) -> SignedHeartbeat:
     nonce = make_stamp(peer, BITS) if stamp is None else stamp
     profile = Profile(roles=("worker",), stamp=nonce)
-    heartbeat = Heartbeat(peer=peer, seqno=seqno, expires=round(WALL + 1800), interval=5.0, profile=profile)
+    heartbeat = Heartbeat(
+        peer=peer, seqno=seqno, expires=round(WALL + 1800), interval=5.0, profile=profile
+    )
     return sign_heartbeat(heartbeat, FakeSigner(peer))
 
 
@@ -138,7 +140,9 @@ def test_we_show_ours() -> None:
     core.handle(UpdateProfile(Profile(stamp=b"12345678")), 1.0)
     (effect,) = core.handle(Tick(), core.next_deadline)
     assert isinstance(effect, Send)
-    assert decode_message_untrusted(effect.data).heartbeat.heartbeat.profile.stamp == b"12345678"
+    assert (
+        decode_message_untrusted(effect.data).heartbeat.heartbeat.profile.stamp == b"12345678"
+    )
 
 
 def test_a_clock_that_is_wrong_is_said() -> None:

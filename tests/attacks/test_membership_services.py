@@ -1,4 +1,6 @@
-"""Issue 9.19: a member's heartbeat restores its address; anchors outlive a restart; the small ones."""
+"""Issue 9.19: a member's heartbeat restores its address; anchors outlive a restart; the small
+ones.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Town:
     async def live(self, node: SimNode) -> None:
         async with node.open_host() as host:
             self.names[host.peer_id] = node.name
-            async with open_membership(node.world, host, CONFIG, may=lambda peer: True) as service:
+            async with open_membership(
+                node.world, host, CONFIG, may=lambda peer: True
+            ) as service:
                 self.services[node.name] = service
                 await service.join([self.swarm.nodes["n0"].addr])
                 await trio.sleep_forever()

@@ -1,7 +1,7 @@
 """Issue 9: the hostile scenarios hold at a size for every test run.
 
-The form in which they are judged (200 nodes, ten virtual minutes) is `python -m sim run NAME --nodes 200
---duration 660`; what is asserted here is the same, of smaller swarms.
+The form in which they are judged (200 nodes, ten virtual minutes) is `python -m sim run NAME
+--nodes 200 --duration 660`; what is asserted here is the same, of smaller swarms.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ SMALL = {
     "squatters": (30, 100.0, {"holders": 24, "squatters": 90}),
     "soak": (8, 10_800.0, {"least": 16.0}),
 }
-"""Nodes, seconds and parameters. 250 strangers a second for 42 s are more than the address book holds."""
+"""Nodes, seconds and parameters. 250 strangers a second for 42 s are more than the address book
+holds.
+"""
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -32,7 +34,10 @@ def test_a_hostile_scenario_holds(name: str) -> None:
     nodes, duration, parameters = SMALL[name]
     scenario = load_scenario(name)
     scenario = dataclasses.replace(
-        scenario, nodes=nodes, duration=duration, parameters={**scenario.parameters, **parameters}
+        scenario,
+        nodes=nodes,
+        duration=duration,
+        parameters={**scenario.parameters, **parameters},
     )
     result = run_scenario(scenario, 1)
     assert result.ok, (result.expectations, result.metrics)

@@ -1,4 +1,6 @@
-"""Run files with good signatures and hostile contents, handed over by a peer that has joined."""
+"""Run files with good signatures and hostile contents, handed over by a peer that has
+joined.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,16 @@ from p2p.node.tables import read_table
 from p2p.peers import VIOLATION
 from p2p.transport.memory import MemoryNetwork
 from p2p.wire import pack
-from roles.run.file import DOMAIN, MAX_COMPLAINT, MAX_RUN, Run, _sorted, open_run, sign_run, write_table
+from roles.run.file import (
+    DOMAIN,
+    MAX_COMPLAINT,
+    MAX_RUN,
+    Run,
+    _sorted,
+    open_run,
+    sign_run,
+    write_table,
+)
 from tests.unit.test_node import CONFIG, Echo, member, wait_members
 from tests.unit.test_run_file import OWNER, RUN, STRANGER, TERMS, TRAINER, VALIDATOR
 
@@ -36,11 +47,11 @@ NESTED: Any = b""
 for _ in range(7):
     NESTED = [NESTED]
 HOSTILE_VALUES: tuple[Any, ...] = (
-    None, True, False, 0, -1, 1, 2**63, 2**64 - 1, -(2**63), 0.0, -0.0, 1e308, 1e-320, math.inf, -math.inf,
-    math.nan, "", "x" * 50_000, "\x1b[2J\r\n\0", "\u202eevil\u2066", "\U0010ffff", b"", b"\0" * 50_000,
-    [], {}, [[]], [None] * 1_000, [0] * 1_000, ["1" * 128] * 900, ["z" * 128], [{}] * 1_000,
-    {"": {}}, {"name": {"name": {}}},
-    NESTED, {str(number): number for number in range(1_000)},
+    None, True, False, 0, -1, 1, 2**63, 2**64 - 1, -(2**63), 0.0, -0.0, 1e308, 1e-320, math.inf,
+    -math.inf, math.nan, "", "x" * 50_000, "\x1b[2J\r\n\0", "\u202eevil\u2066", "\U0010ffff",
+    b"", b"\0" * 50_000, [], {}, [[]], [None] * 1_000, [0] * 1_000, ["1" * 128] * 900,
+    ["z" * 128], [{}] * 1_000, {"": {}}, {"name": {"name": {}}}, NESTED,
+    {str(number): number for number in range(1_000)},
     [{"name": "sort", "digest": b"0" * 32}] * 65, [str(OWNER.peer_id)] * 1_000,
 )  # fmt: skip
 
@@ -53,7 +64,13 @@ def signed(body: bytes, key: KeyPair = OWNER) -> bytes:
 def places(table: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The path of everything in the table."""
     yield path
-    items = table.items() if isinstance(table, dict) else enumerate(table) if isinstance(table, list) else ()
+    items = (
+        table.items()
+        if isinstance(table, dict)
+        else enumerate(table)
+        if isinstance(table, list)
+        else ()
+    )
     for key, value in items:
         yield from places(value, (*path, key))
 
@@ -85,7 +102,8 @@ def peculiar_bodies() -> Iterator[bytes]:
     yield sound.replace(
         pack("epoch") + b"\x01", pack("epoch") + b"\xcd\0\x01"
     )  # an int longer than it must be
-    yield sound.replace(pack("epoch") + b"\x01", pack("epoch") + b"\xd6\xff\0\0\0\x01")  # a timestamp
+    # a timestamp
+    yield sound.replace(pack("epoch") + b"\x01", pack("epoch") + b"\xd6\xff\0\0\0\x01")
     yield pack(_sorted({**TABLE, "surprise": 1}))
     yield pack(_sorted({**TABLE, "x" * 100_000: 1}))
     yield pack(_sorted({**TABLE, "\x1b[2J\u202e": 1}))
@@ -128,7 +146,9 @@ class Reader:
         self.crashes: list[Exception] = []
         self.calls = 0
 
-    def __call__(self, document: bytes, verify: Verify, pin: SignedRun | None = None, /) -> SignedRun:
+    def __call__(
+        self, document: bytes, verify: Verify, pin: SignedRun | None = None, /
+    ) -> SignedRun:
         self.calls += 1
         try:
             return open_run(document, verify, pin)
@@ -145,11 +165,16 @@ def check_complaint(error: BadMessage) -> None:
 
 
 @pytest.mark.parametrize("is_pinned", [True, False], ids=["pinned", "new"])
-async def test_whatever_an_owner_signs_a_book_refuses_or_takes_it(tmp_path: Path, is_pinned: bool) -> None:
-    """Issue 10.1: wrong types, sizes, keys and forms everywhere in the table, all well signed."""
+async def test_whatever_an_owner_signs_a_book_refuses_or_takes_it(
+    tmp_path: Path, is_pinned: bool
+) -> None:
+    """Issue 10.1: wrong types, sizes, keys and forms everywhere in the table, all well
+    signed.
+    """
     reader, rng, refused = Reader(), random.Random(1), 0
     worst = 0.0
-    single = list(hostile_bodies())  # thousands: each book gets a part of them, all kinds in both
+    # thousands: each book gets a part of them, all kinds in both
+    single = list(hostile_bodies())
     bodies = [*peculiar_bodies(), *single[is_pinned::5], *(mixed(rng) for _ in range(150))]
     for number, body in enumerate(bodies):
         book = RunBook(RealWorld(KeyPair(b"k" * 32), tmp_path / str(number % 8)), reader)
@@ -168,7 +193,9 @@ async def test_whatever_an_owner_signs_a_book_refuses_or_takes_it(tmp_path: Path
     assert worst < 0.5
 
 
-async def test_another_owners_document_costs_no_signature_and_another_runs_one(tmp_path: Path) -> None:
+async def test_another_owners_document_costs_no_signature_and_another_runs_one(
+    tmp_path: Path,
+) -> None:
     """Issue 10.1: the whole table was read before the run was compared."""
     judged: list[PeerId] = []
 
@@ -192,7 +219,9 @@ async def test_another_owners_document_costs_no_signature_and_another_runs_one(t
         assert len(judged) == signatures
 
 
-async def test_what_was_judged_is_not_judged_again_and_little_is_remembered(tmp_path: Path) -> None:
+async def test_what_was_judged_is_not_judged_again_and_little_is_remembered(
+    tmp_path: Path,
+) -> None:
     """Issue 10.1: the same document could be handed over, and read, for ever."""
     reader = Reader()
     book = RunBook(RealWorld(KeyPair(b"k" * 32), tmp_path), reader)
@@ -231,7 +260,9 @@ async def test_a_reader_that_crashes_refuses(tmp_path: Path, crash: type[Excepti
 
 
 def test_what_a_check_of_a_table_raises_is_the_tables_fault() -> None:
-    """Issue 10.1: only ValueError was; an integer beyond a float's range is a TOML file's own."""
+    """Issue 10.1: only ValueError was; an integer beyond a float's range is a TOML file's
+    own.
+    """
 
     with pytest.raises(ConfigError, match="too large"):
         read_table(RunConfig, {"refresh": 10**400}, "[run]")
@@ -253,7 +284,9 @@ class Fence:
 
 
 def hand_out(host: Host, documents: list[bytes]) -> trio.Event:
-    """Answer whoever asks for the run with the next hostile document; set when all were handed out."""
+    """Answer whoever asks for the run with the next hostile document; set when all were handed
+    out.
+    """
     left, done = list(documents), trio.Event()
 
     async def answer(_: PeerId, __: bytes) -> bytes:
@@ -274,7 +307,8 @@ async def test_one_joining_peer_ends_no_relay_worker_or_validator(
     shape = {**TABLE["model"]["shape"], "key_heads": 0}  # type: ignore[index]
     lethal = {**TABLE, "model": {**TABLE["model"], "shape": shape}}  # type: ignore[dict-item]
     bodies = [
-        pack(_sorted(table)) for table in (lethal, {**TABLE, "recipe": {"ramp": 0}}, {**TABLE, "epoch": "2"})
+        pack(_sorted(table))
+        for table in (lethal, {**TABLE, "recipe": {"ramp": 0}}, {**TABLE, "epoch": "2"})
     ]
     documents = [signed(body, key) for body in bodies for key in (STRANGER, OWNER)] * 3
     void = [b"garbage", signed(bodies[0])[:-1]]
@@ -289,7 +323,11 @@ async def test_one_joining_peer_ends_no_relay_worker_or_validator(
             nodes: list[Node] = [first]
             for number, key in enumerate((VALIDATOR, KeyPair(b"w" * 32)), 1):
                 joined = member(
-                    network, tmp_path / str(number), key, bootstrap=first.host.addrs, config=config
+                    network,
+                    tmp_path / str(number),
+                    key,
+                    bootstrap=first.host.addrs,
+                    config=config,
                 )
                 nodes.append(await stack.enter_async_context(joined))
             hostile = await stack.enter_async_context(
@@ -311,7 +349,9 @@ async def test_one_joining_peer_ends_no_relay_worker_or_validator(
                     await first.book.ask(first.host, joining.peer_id)
             assert (joining.peer_id, VIOLATION) in fence.penalties
             assert len(fence.penalties) <= len(void)
-            newcomer = member(network, tmp_path / "n", KeyPair(b"n" * 32), bootstrap=first.host.addrs)
+            newcomer = member(
+                network, tmp_path / "n", KeyPair(b"n" * 32), bootstrap=first.host.addrs
+            )
             late = await stack.enter_async_context(newcomer)
             assert late.run == RUN
             assert all(node.run == RUN for node in nodes)

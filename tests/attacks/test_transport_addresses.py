@@ -1,4 +1,6 @@
-"""Issue 9.1: a listen address that is no place, told by identify, ended the node with a ValueError."""
+"""Issue 9.1: a listen address that is no place, told by identify, ended the node with a
+ValueError.
+"""
 
 from __future__ import annotations
 

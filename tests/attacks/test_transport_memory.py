@@ -1,4 +1,6 @@
-"""Issue 9.9: one-byte frames cost 85 bytes a byte, and windows of all peers together had no limit."""
+"""Issue 9.9: one-byte frames cost 85 bytes a byte, and windows of all peers together had no
+limit.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ async def test_records_that_are_cut_in_front_do_not_own_what_was_cut() -> None:
         with grown() as cost:
             for stream_id in range(1, 65, 2):
                 await victim.hostile.send(hello(stream_id))
-                record = frame(DATA, 0, 9_999, bytes(waste - 24)) + frame(DATA, 0, stream_id, bytes(kept))
+                record = frame(DATA, 0, 9_999, bytes(waste - 24)) + frame(
+                    DATA, 0, stream_id, bytes(kept)
+                )
                 await victim.hostile.send(record)
                 await trio.testing.wait_all_tasks_blocked()
         assert cost[0] < 32 * (kept * 5 // 4 + 10 * KI)
@@ -73,7 +77,9 @@ async def test_records_that_are_cut_in_front_do_not_own_what_was_cut() -> None:
 def _budget(size: int, protected: PeerId | None = None):
     from p2p.transport.budget import HostBudget
 
-    return lambda world: HostBudget(world.now, max_held=size, protected=lambda peer: peer == protected)
+    return lambda world: HostBudget(
+        world.now, max_held=size, protected=lambda peer: peer == protected
+    )
 
 
 async def _hoard(victim: Victim, streams: int, size: int) -> None:
@@ -81,12 +87,15 @@ async def _hoard(victim: Victim, streams: int, size: int) -> None:
     for index in range(streams):
         stream_id = 2 * index + 1
         await victim.hostile.send(hello(stream_id))
-        for _ in range(0, size - 16 * KI, 16 * KI):  # the negotiation took a little of the window
+        # the negotiation took a little of the window
+        for _ in range(0, size - 16 * KI, 16 * KI):
             await victim.hostile.send(frame(DATA, 0, stream_id, bytes(16 * KI)))
         await trio.testing.wait_all_tasks_blocked()
 
 
-async def test_what_is_over_the_limit_is_taken_from_the_hoard_not_from_the_fast_reader() -> None:
+async def test_what_is_over_the_limit_is_taken_from_the_hoard_not_from_the_fast_reader() -> (
+    None
+):
     limit = 4 * MIB
     async with open_victims(7, 8, 9, budget=_budget(limit)) as (hoarder, other, honest):
         budget = honest.connection.budget
@@ -141,7 +150,9 @@ async def test_the_protected_are_evicted_last(autojump_clock: trio.testing.MockC
 async def test_the_old_hoard_of_many_goes_before_the_young_bytes_of_one(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    """Sybils with a little each for a minute, against one honest sender whose application is at work."""
+    """Sybils with a little each for a minute, against one honest sender whose application is at
+    work.
+    """
     keys = range(20, 40)
     async with open_victims(7, *keys, budget=_budget(MIB)) as (honest, *sybils):
         for sybil in sybils:
@@ -168,7 +179,10 @@ async def test_an_unfinished_record_counts_and_may_cost_the_connection() -> None
 
 async def test_unfinished_frames_count() -> None:
     """A megabyte announced, and all of it but one byte sent, on many streams."""
-    async with open_victims(7, budget=_budget(2 * MIB)) as (victim,), trio.open_nursery() as nursery:
+    async with (
+        open_victims(7, budget=_budget(2 * MIB)) as (victim,),
+        trio.open_nursery() as nursery,
+    ):
         ended = 0
 
         async def serve(stream: trio.abc.ReceiveStream) -> None:
@@ -197,10 +211,14 @@ async def test_streams_without_a_protocol_count() -> None:
         budget = victims[0].connection.budget
         for victim in victims:
             await victim.hostile.send(
-                b"".join(frame(WINDOW_UPDATE, SYN, 2 * index + 1, 0) for index in range(MAX_STREAMS))
+                b"".join(
+                    frame(WINDOW_UPDATE, SYN, 2 * index + 1, 0) for index in range(MAX_STREAMS)
+                )
             )
             await trio.testing.wait_all_tasks_blocked()
-        assert sum(len(victim.connection.mux.stream_ids) for victim in victims) <= 4 * MIB // (4 * KI)
+        assert sum(len(victim.connection.mux.stream_ids) for victim in victims) <= 4 * MIB // (
+            4 * KI
+        )
         assert budget.held <= 4 * MIB
         for victim in victims:
             await victim.hostile.raw.aclose()
@@ -212,9 +230,15 @@ async def test_streams_without_a_protocol_count() -> None:
 async def test_what_was_held_is_given_back_however_a_stream_ends() -> None:
     async with open_victims(7) as (victim,):
         budget = victim.connection.budget
-        for index, ending in enumerate(("close", "reset", "peer", "peer, unnamed", "connection")):
+        for index, ending in enumerate(
+            ("close", "reset", "peer", "peer, unnamed", "connection")
+        ):
             stream_id = 2 * index + 1
-            opening = frame(WINDOW_UPDATE, SYN, stream_id, 0) if "unnamed" in ending else hello(stream_id)
+            opening = (
+                frame(WINDOW_UPDATE, SYN, stream_id, 0)
+                if "unnamed" in ending
+                else hello(stream_id)
+            )
             await victim.hostile.send(opening)
             if "unnamed" not in ending:
                 await victim.hostile.send(frame(DATA, 0, stream_id, bytes(50_000)))

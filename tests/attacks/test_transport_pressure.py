@@ -1,4 +1,6 @@
-"""Issue 9.24: what our own stop did was held against the peer; floods of small frames took the whole loop."""
+"""Issue 9.24: what our own stop did was held against the peer; floods of small frames took the
+whole loop.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ async def _flood(hostile: Hostile, count: int) -> None:
 
 
 async def test_questions_that_we_could_not_answer_are_not_blamed_on_the_peer() -> None:
-    """Ten seconds of a peer's pings wait for a node that was stopped, and its answers find a full socket."""
+    """Ten seconds of a peer's pings wait for a node that was stopped, and its answers find a
+    full socket.
+    """
     async with open_victims(7) as (victim,), trio.open_nursery() as nursery:
         nursery.start_soon(_flood, victim.hostile, 20)
         await trio.testing.wait_all_tasks_blocked()
@@ -54,7 +58,9 @@ async def test_questions_that_we_could_not_answer_are_not_blamed_on_the_peer() -
         assert not mux.is_choked
 
 
-async def test_two_that_choke_each_other_part_without_blame(autojump_clock: trio.testing.MockClock) -> None:
+async def test_two_that_choke_each_other_part_without_blame(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     """Neither reads until the other has: the keep-alive ends it."""
     async with open_victims(7, keepalive=10) as (victim,), trio.open_nursery() as nursery:
         nursery.start_soon(_flood, victim.hostile, 50)
@@ -84,7 +90,9 @@ async def test_a_keep_alive_that_is_late_says_nothing_about_the_peer(
         nursery.cancel_scope.cancel()
 
 
-async def test_streams_without_a_protocol_outlive_our_own_stop(mock_clock: trio.testing.MockClock) -> None:
+async def test_streams_without_a_protocol_outlive_our_own_stop(
+    mock_clock: trio.testing.MockClock,
+) -> None:
     async with open_victims(7, keepalive=30) as (victim,):
         await victim.hostile.send(frame(WINDOW_UPDATE, SYN, 1, 0))
         await trio.testing.wait_all_tasks_blocked()
@@ -119,7 +127,9 @@ async def test_a_flood_of_small_frames_is_slowed_down(
         assert victim.connection.mux._streams[1].send_window < 2**32
 
 
-async def test_a_flood_of_tiny_records_is_slowed_down(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_flood_of_tiny_records_is_slowed_down(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     """One byte a record, as a dripping peer sends them: each costs a decryption."""
     async with open_victims(7) as (victim,):
         start = victim.world.now()
@@ -166,7 +176,9 @@ async def test_a_peer_of_small_frames_is_read_in_small_pieces() -> None:
         assert sum(size > 16 * KI for size in asked) <= 1  # before the first of them was seen
 
 
-async def test_a_flood_of_proposals_is_slowed_down(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_flood_of_proposals_is_slowed_down(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     """32 refused proposals in a frame of 116 bytes take as long as 30 frames."""
     async with open_victims(7) as (victim,), trio.open_nursery() as nursery:
         nursery.start_soon(victim.hostile.swallow)
@@ -175,7 +187,8 @@ async def test_a_flood_of_proposals_is_slowed_down(autojump_clock: trio.testing.
         for first in range(1, 16001, 100):
             await victim.hostile.send(
                 b"".join(
-                    frame(DATA, SYN, stream_id, proposals) + frame(WINDOW_UPDATE, RST, stream_id, 0)
+                    frame(DATA, SYN, stream_id, proposals)
+                    + frame(WINDOW_UPDATE, RST, stream_id, 0)
                     for stream_id in range(first, first + 100, 2)
                 )
             )

@@ -1,4 +1,6 @@
-"""Issue 9.3: a stream id used twice left a handler that waited for ever, until none was served any more."""
+"""Issue 9.3: a stream id used twice left a handler that waited for ever, until none was served
+any more.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ async def test_every_stream_handed_out_ends_with_the_connection() -> None:
         for index in range(20):
             await victim.hostile.send(reused(8 * index + 1) + hello(8 * index + 3))
             # ended by both, reset, left alone
-            await victim.hostile.send(hello(8 * index + 5) + frame(WINDOW_UPDATE, RST, 8 * index + 5, 0))
+            await victim.hostile.send(
+                hello(8 * index + 5) + frame(WINDOW_UPDATE, RST, 8 * index + 5, 0)
+            )
         await trio.testing.wait_all_tasks_blocked()
         waiting = 0
 
@@ -85,10 +89,14 @@ async def test_a_host_serves_as_before_when_the_attacker_has_gone() -> None:
         trio.open_nursery() as nursery,
     ):
         host.set_handler(ECHO, echo)
-        hostile = await Hostile.dial(world, network, host.addrs[0].transport, KeyPair(b"\x06" * 32))
+        hostile = await Hostile.dial(
+            world, network, host.addrs[0].transport, KeyPair(b"\x06" * 32)
+        )
         nursery.start_soon(hostile.swallow)
         for start in range(0, 1000, 100):
-            await hostile.send(b"".join(reused(2 * index + 1) for index in range(start, start + 100)))
+            await hostile.send(
+                b"".join(reused(2 * index + 1) for index in range(start, start + 100))
+            )
         await trio.testing.wait_all_tasks_blocked()
         await hostile.raw.aclose()
         await trio.testing.wait_all_tasks_blocked()
@@ -97,7 +105,9 @@ async def test_a_host_serves_as_before_when_the_attacker_has_gone() -> None:
 
 
 async def test_streams_that_the_peer_never_ends_do_not_block_ours() -> None:
-    """The peer answers and never says FIN: 256 such streams, and the next was `LimitExceeded` for good."""
+    """The peer answers and never says FIN: 256 such streams, and the next was `LimitExceeded`
+    for good.
+    """
     async with open_victims(7) as (victim,), trio.open_nursery() as nursery:
         nursery.start_soon(victim.hostile.swallow)
         for _ in range(1000):

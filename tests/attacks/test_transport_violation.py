@@ -1,4 +1,6 @@
-"""Issue 9.2: a reset and a broken frame in one record left streams that raised LocalProtocolError."""
+"""Issue 9.2: a reset and a broken frame in one record left streams that raised
+LocalProtocolError.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,17 @@ import trio.testing
 from p2p.errors import RemoteProtocolError
 from p2p.transport.yamux_frames import MAX_QUEUED
 from p2p.wire import KI
-from tests.attacks.hostile_mux import ACK, DATA, ECHO, RST, WINDOW_UPDATE, Victim, frame, hello, open_victims
+from tests.attacks.hostile_mux import (
+    ACK,
+    DATA,
+    ECHO,
+    RST,
+    WINDOW_UPDATE,
+    Victim,
+    frame,
+    hello,
+    open_victims,
+)
 
 BAD = frame(9, 0, 0, 0)
 
@@ -73,7 +85,9 @@ async def test_what_came_before_the_violation_is_delivered() -> None:
 
 
 async def test_a_send_that_crosses_a_reset_is_broken_not_a_bug_of_ours() -> None:
-    """The machine knows of the reset, the stream does not yet: as between two events of one record."""
+    """The machine knows of the reset, the stream does not yet: as between two events of one
+    record.
+    """
     async with open_victims(7) as (victim,):
         stream = victim.connection.open_stream(ECHO)
         victim.connection.mux.receive_data(bytearray(frame(WINDOW_UPDATE, RST, 2, 0)))

@@ -57,8 +57,11 @@ class WordySession(InferenceSession):
 def test_a_submission_that_is_too_long_is_answered_for_good_and_leaves_no_gap(
     verdict: Verdict, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Issue 10.10: it was asked again for ever, with an empty refusal, and locked its worker out."""
-    if verdict is Verdict.INCONCLUSIVE:  # as if our own limit were lower than what the recipe allows
+    """Issue 10.10: it was asked again for ever, with an empty refusal, and locked its worker
+    out.
+    """
+    # as if our own limit were lower than what the recipe allows
+    if verdict is Verdict.INCONCLUSIVE:
         monkeypatch.setattr(replay, "MAX_SUBMISSION", 0)
     health = play({"inference-1": "inference", "wordy-1": f"{__name__}:Wordy"}, 60.0, steps=5)
     wordy = health["wordy-1"]["roles"]["wordy"]
@@ -105,18 +108,26 @@ FAILURES: dict[str, Callable[..., Any]] = {
 def test_whatever_an_environment_raises_or_pays_is_one_error_with_a_place(
     failure: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Issue 10.10: an environment's exception went through to the role, and a reward could be anything."""
+    """Issue 10.10: an environment's exception went through to the role, and a reward could be
+    anything.
+    """
     environment = SortEnvironment()
     task = environment.task(bytes(32))
     monkeypatch.setattr(SortEnvironment, "reward", failure)
     monkeypatch.setattr(SortEnvironment, "task", failure)
-    with pytest.raises(EnvironmentFailed, match=r"reward\(\) of the environment 'sort': .*" + PLACE):
+    with pytest.raises(
+        EnvironmentFailed, match=r"reward\(\) of the environment 'sort': .*" + PLACE
+    ):
         reward_of(environment, task, (1, 2))
-    with pytest.raises(EnvironmentFailed, match=r"task\(\) of the environment 'sort': .*" + PLACE):
+    with pytest.raises(
+        EnvironmentFailed, match=r"task\(\) of the environment 'sort': .*" + PLACE
+    ):
         task_of(environment, bytes(32))
 
 
-def fails_sometimes(original: Callable[..., Any], failure: Callable[..., Any]) -> Callable[..., Any]:
+def fails_sometimes(
+    original: Callable[..., Any], failure: Callable[..., Any]
+) -> Callable[..., Any]:
     """``failure`` for one task in four."""
 
     def reward(self: SortEnvironment, task: Task, tokens: Sequence[int]) -> Any:
@@ -129,9 +140,15 @@ def fails_sometimes(original: Callable[..., Any], failure: Callable[..., Any]) -
 def test_a_reward_that_fails_costs_its_submissions_and_no_validator(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Issue 10.10: a reward function that raises ended the validator, and its resubmission did it again."""
-    monkeypatch.setattr(SortEnvironment, "reward", fails_sometimes(SortEnvironment.reward, FAILURES[name]))
-    health = play({"inference-1": "inference", "inference-2": "inference"}, 120.0, steps=3, submission=1)
+    """Issue 10.10: a reward function that raises ended the validator, and its resubmission did
+    it again.
+    """
+    monkeypatch.setattr(
+        SortEnvironment, "reward", fails_sometimes(SortEnvironment.reward, FAILURES[name])
+    )
+    health = play(
+        {"inference-1": "inference", "inference-2": "inference"}, 120.0, steps=3, submission=1
+    )
     assert trainer(health)["step"] == 3
     assert validator(health)["inconclusive"][ENVIRONMENT_FAILED] > 0
     assert validator(health)["rejected"] == 0
@@ -143,7 +160,9 @@ def test_a_reward_that_fails_costs_its_submissions_and_no_validator(
 def test_a_task_that_fails_ends_no_worker(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Issue 10.10: it is drawn by all roles; a worker stops until the next policy has other tasks."""
+    """Issue 10.10: it is drawn by all roles; a worker stops until the next policy has other
+    tasks.
+    """
     original = SortEnvironment.task
 
     def task(self: SortEnvironment, seed: bytes, *, held_out: bool = False) -> Task:
@@ -168,7 +187,9 @@ async def test_an_environment_that_fails_at_the_trainer_loses_a_submission_and_i
 
     class FailingCheck(CheckWithoutModel):
         async def groups(self, *_: object) -> list[Any]:
-            raise EnvironmentFailed("reward() of the environment 'sort': ZeroDivisionError (sort.py:1)")
+            raise EnvironmentFailed(
+                "reward() of the environment 'sort': ZeroDivisionError (sort.py:1)"
+            )
 
     intake = make_intake(FailingCheck)
     right = validator_of(TRAINER_RUN, WORKER.peer_id, PolicyVersion(1))
@@ -183,12 +204,16 @@ async def test_an_environment_that_fails_at_the_trainer_loses_a_submission_and_i
     assert not intake._filled
 
 
-async def test_an_evaluation_that_fails_stops_no_learning(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_evaluation_that_fails_stops_no_learning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Issue 10.10: the held-out tasks are paid by the same foreign code."""
 
     class Learner:
         async def evaluate(self) -> None:
-            raise EngineError("evaluate failed with EnvironmentFailed: reward() of the environment 'sort'")
+            raise EngineError(
+                "evaluate failed with EnvironmentFailed: reward() of the environment 'sort'"
+            )
 
     curve = LearningCurve(cast(Any, None), steps=10, evaluate_every=1)
     await curve.evaluate(cast(Any, Learner()), 0)

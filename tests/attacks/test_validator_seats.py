@@ -61,7 +61,9 @@ class HeadAndOneByte(Holder):
     """Sends a head that says all that it should, and one byte of 60,000."""
 
     def opening(self, node: Node, number: int) -> bytes:
-        whole = frame(forge(node, max(0, node.shardcast.newest), number, bytes(60_000)).to_bytes())
+        whole = frame(
+            forge(node, max(0, node.shardcast.newest), number, bytes(60_000)).to_bytes()
+        )
         return whole[: len(whole) - 60_000 + 1]
 
 
@@ -73,10 +75,14 @@ class FutureClaims(Holder):
 
 
 @pytest.mark.parametrize("kind", [Holder, HeadAndOneByte, FutureClaims])
-def test_sixteen_identities_that_hold_eight_streams_each_starve_nobody(kind: type[Holder]) -> None:
+def test_sixteen_identities_that_hold_eight_streams_each_starve_nobody(
+    kind: type[Holder],
+) -> None:
     """Issue 10.3: 16 peers held 128 seats by a byte each: 0 of 12 steps in 60 s."""
     holders = {f"holder-{number}": f"{__name__}:{kind.__name__}" for number in range(HOLDERS)}
-    health = play({"inference-1": "inference", "inference-2": "inference", **holders}, 30.0, steps=STEPS)
+    health = play(
+        {"inference-1": "inference", "inference-2": "inference", **holders}, 30.0, steps=STEPS
+    )
     assert trainer(health)["step"] == STEPS
     assert validator(health)["rejected"] == 0
     assert accepted(health, "inference") > 0
@@ -84,11 +90,15 @@ def test_sixteen_identities_that_hold_eight_streams_each_starve_nobody(kind: typ
 
 
 def test_connections_of_peers_with_accepted_work_are_kept() -> None:
-    """Issue 10.3: a full host closed the connections of those who did the work like any other."""
+    """Issue 10.3: a full host closed the connections of those who did the work like any
+    other.
+    """
     stages: list[Any] = []
     health = play({"inference-1": "inference"}, 60.0, steps=3, change=stages.append)
     node, _ = stages[0]._open["validator-1"]
-    assert [str(peer) for peer in node.host._protected["work"]] == [health["inference-1"]["peer"]]
+    assert [str(peer) for peer in node.host._protected["work"]] == [
+        health["inference-1"]["peer"]
+    ]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +134,9 @@ def test_a_seat_goes_from_the_slowest_to_who_asks_once_it_had_its_chance() -> No
     assert seats.take(late, GRACE) is not None
     assert gone == ["slow"]
     assert first.evicted
-    assert seats.take(slow, 2 * GRACE) is None, "a peer that was too slow takes no seat from one that was not"
+    assert seats.take(slow, 2 * GRACE) is None, (
+        "a peer that was too slow takes no seat from one that was not"
+    )
     seats.leave(second)
     again = seats.take(slow, GRACE)
     assert again is not None
@@ -133,13 +145,17 @@ def test_a_seat_goes_from_the_slowest_to_who_asks_once_it_had_its_chance() -> No
 
 
 def test_strangers_never_take_the_seats_of_peers_with_accepted_work() -> None:
-    """Issue 10.3: seats knew no difference between a stranger and a peer of a thousand submissions."""
+    """Issue 10.3: seats knew no difference between a stranger and a peer of a thousand
+    submissions.
+    """
     seats, known = Seats(per_peer=2, in_all=8, strangers=4), peers(20)
     strangers = [seats.take(peer, 0.0, is_stranger=True) for peer in known[:6]]
     assert [seat is not None for seat in strangers] == [True] * 4 + [False] * 2
     workers = [seats.take(peer, 0.0) for peer in known[6:10]]
     assert None not in workers
-    assert seats.take(known[10], 10.0, is_stranger=True) is not None, "in place of another stranger"
+    assert seats.take(known[10], 10.0, is_stranger=True) is not None, (
+        "in place of another stranger"
+    )
     assert not any(seat.evicted for seat in workers if seat is not None)
     assert seats.take(known[11], 20.0) is not None, "strangers make room for work"
     assert len(seats) == 8

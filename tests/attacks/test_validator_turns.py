@@ -21,7 +21,13 @@ from roles.envs.client import LocalEnvironment
 from roles.envs.sort import VOCABULARY
 from roles.inference.role import Inference
 from roles.protocol.assignment import draw_order
-from roles.protocol.messages import ROLLOUT_PROTOCOL, Commitment, SignedVerdict, content_digest, encode_groups
+from roles.protocol.messages import (
+    ROLLOUT_PROTOCOL,
+    Commitment,
+    SignedVerdict,
+    content_digest,
+    encode_groups,
+)
 from roles.protocol.request import ask
 from roles.run import run_of
 from roles.validator.fair_queue import PER_NODE, QUEUE, REJECTIONS, STRANGERS_SHARE, FairQueue
@@ -35,12 +41,14 @@ SCARCE_SCORER = {
     "validator": {"profile": {"score_rate": 2_500.0}},
     "trainer": {"evaluate_every": 0, "profile": {"step_seconds": 0.1}},
 }
-"""Four workers draw more than is judged, and the trainer takes all that is: each replay of garbage is one
-less of honest work."""
+"""Four workers draw more than is judged, and the trainer takes all that is: each replay of
+garbage is one less of honest work."""
 
 
 class Flooder(Inference):
-    """Hands in one submission after the other in the order of its draws, none of which has cost it work."""
+    """Hands in one submission after the other in the order of its draws, none of which has cost
+    it work.
+    """
 
     name: ClassVar[str] = "flooder"
 
@@ -49,7 +57,9 @@ class Flooder(Inference):
         raise NotImplementedError
 
     def version(self, node: Node) -> PolicyVersion:
-        """Under which policy it says to have worked: the oldest that the run uses goes first."""
+        """Under which policy it says to have worked: the oldest that the run uses goes
+        first.
+        """
         return PolicyVersion(max(0, node.shardcast.newest - run_of(node).terms.recipe.lag))
 
     async def run(self, node: Node) -> None:
@@ -71,7 +81,9 @@ class Flooder(Inference):
             self._next[version] = index + 1
             order = draw_order(node, run_of(node), version)
             tasks = [task for _, task in await order.tasks(self._environment, index)]
-            payload = forge(node, version, index, encode_groups(self.groups(node, tasks))).to_bytes()
+            payload = forge(
+                node, version, index, encode_groups(self.groups(node, tasks))
+            ).to_bytes()
             while node.shardcast.newest - version <= run_of(node).terms.recipe.lag:
                 answer = await ask(node, validator, ROLLOUT_PROTOCOL, payload)
                 if answer is not None and b"verdict" in answer[:16]:
@@ -97,11 +109,15 @@ class WellFormed(Flooder):
         groups = []
         for task in tasks:
             completions = tuple(
-                Completion((*(rng.choice(others) for _ in range(recipe.max_new_tokens - 1)), end),
-                           (-1.0,) * recipe.max_new_tokens)
+                Completion(
+                    (*rng.choices(others, k=recipe.max_new_tokens - 1), end),
+                    (-1.0,) * recipe.max_new_tokens,
+                )
                 for _ in range(recipe.group_size)
-            )  # fmt: skip
-            groups.append(Group(task.group, completions, struct.pack(">4sI16s", bytes(4), 1, bytes(16))))
+            )
+            groups.append(
+                Group(task.group, completions, struct.pack(">4sI16s", bytes(4), 1, bytes(16)))
+            )
         return tuple(groups)
 
 
@@ -112,8 +128,12 @@ SECONDS = 30.0
 
 def flood(kinds: Sequence[type[Flooder]], seconds: float = SECONDS) -> Any:
     count = FLOODERS if kinds else 0
-    flooders = {f"flooder-{n}": f"{__name__}:{kinds[n % len(kinds)].__name__}" for n in range(count)}
-    return play({**WORKERS, **flooders}, seconds, role_config=SCARCE_SCORER, steps=1000, groups=48)
+    flooders = {
+        f"flooder-{n}": f"{__name__}:{kinds[n % len(kinds)].__name__}" for n in range(count)
+    }
+    return play(
+        {**WORKERS, **flooders}, seconds, role_config=SCARCE_SCORER, steps=1000, groups=48
+    )
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +145,9 @@ def quiet() -> int:
 def test_eight_flooders_cost_four_workers_less_than_a_tenth(
     quiet: int, kinds: Sequence[type[Flooder]]
 ) -> None:
-    """Issue 10.5: garbage under the oldest policy went first, and honest work lost a third and more."""
+    """Issue 10.5: garbage under the oldest policy went first, and honest work lost a third and
+    more.
+    """
     health = flood(kinds)
     assert validator(health)["rejected"] > 0
     assert accepted(health, "flooder") == 0
@@ -145,7 +167,9 @@ def turns(*proven: PeerId) -> FairQueue[str]:
     return FairQueue(lambda peer: peer in proven)
 
 
-def served(queue: FairQueue[str], count: int, now: float = 0.0, seconds: float = 1.0) -> list[str]:
+def served(
+    queue: FairQueue[str], count: int, now: float = 0.0, seconds: float = 1.0
+) -> list[str]:
     out = []
     for _ in range(count):
         out.append(queue.pop(now))
@@ -162,7 +186,9 @@ def test_nodes_take_turns_by_time_and_the_oldest_policy_breaks_ties() -> None:
         queue.push(OTHER, V2, f"new {number}", 0.0)
     order = served(queue, 16)
     assert order[0] == "old 0"
-    assert [name for name in order if name.startswith("new")] == [f"new {number}" for number in range(8)]
+    assert [name for name in order if name.startswith("new")] == [
+        f"new {number}" for number in range(8)
+    ]
     assert 3 <= sum(name.startswith("new") for name in order[:10]) <= 6
     queue.push(WORKER, V1, "dear", 0.0)
     served(queue, 1, seconds=100.0)
@@ -210,12 +236,14 @@ def test_a_full_queue_lets_go_of_who_stands_worst() -> None:
     """Issue 10.5: 64 submissions of flooders were 64 refusals for others."""
     queue, debtor = turns(WORKER), node(99)
     queue.blame(debtor, 0.0)
-    assert [queue.push(debtor, V0, f"{n}", 0.0)[0] for n in range(PER_NODE + 1)] == [True] * PER_NODE + [
-        False
-    ]
+    assert [queue.push(debtor, V0, f"{n}", 0.0)[0] for n in range(PER_NODE + 1)] == [
+        True
+    ] * PER_NODE + [False]
     strangers = [node(number) for number in range(100, 100 + QUEUE)]
     taken = [queue.push(stranger, V0, "stranger", 0.0) for stranger in strangers]
-    assert sum(ok for ok, _ in taken) == QUEUE // 2, "half of it is for nodes without accepted work"
+    assert sum(ok for ok, _ in taken) == QUEUE // 2, (
+        "half of it is for nodes without accepted work"
+    )
     gone = [item for _, item in taken if item is not None]
     assert sorted(gone) == [f"{n}" for n in range(PER_NODE)]
     assert all(queue.push(WORKER, V0, "worker", 0.0) == (True, None) for _ in range(PER_NODE))
@@ -234,7 +262,9 @@ def test_an_idle_line_saves_nothing_up() -> None:
 
 
 def test_garbage_of_one_identity_fills_no_ledger() -> None:
-    """Each rejection is kept for ever: there were 2,208 in 20 s, which is 4.7 GB of disk a day."""
+    """Each rejection is kept for ever: there were 2,208 in 20 s, which is 4.7 GB of disk a
+    day.
+    """
     health = play({"flooder-1": f"{__name__}:Malformed"}, 12.0, steps=1000)
     assert REJECTIONS <= validator(health)["rejected"] <= REJECTIONS + 12 * 2 * REJECTIONS / 60
 
@@ -257,7 +287,9 @@ def test_when_much_was_rejected_nodes_in_debt_wait_and_newcomers_do_not() -> Non
 
 
 def test_claims_of_old_work_displace_no_answer_that_must_be_given_again() -> None:
-    """1,024 of them, a kilobyte each: who then asked again about work that was given up was a replayer."""
+    """1,024 of them, a kilobyte each: who then asked again about work that was given up was a
+    replayer.
+    """
     key = KeyPair(b"v" * 32)
 
     def sign(commitment: Commitment, verdict: Verdict, reason: str) -> SignedVerdict:
@@ -283,7 +315,10 @@ def test_what_is_known_of_stale_policies_is_bounded(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("roles.validator.verdicts.KNOWN", 16)
     stages: list[Any] = []
     health = play(
-        {"inference-1": "inference", "inference-2": "inference"}, 60.0, steps=8, change=stages.append
+        {"inference-1": "inference", "inference-2": "inference"},
+        60.0,
+        steps=8,
+        change=stages.append,
     )
     role = stages[0]._open["validator-1"][1][0]
     assert validator(health)["accepted"] > 48

@@ -1,8 +1,8 @@
 """Where the conformance suites get their subjects from.
 
-A subject is a function that runs one law in a world of its own: it builds networks or hosts, runs the law
-on trio (real or simulated clock), and tears everything down. To put another network or host under the same
-laws, add a function to `NETWORKS` or `HOSTS`.
+A subject is a function that runs one law in a world of its own: it builds networks or hosts,
+runs the law on trio (real or simulated clock), and tears everything down. To put another
+network or host under the same laws, add a function to `NETWORKS` or `HOSTS`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class Networks:
 
 @dataclass(frozen=True)
 class Hosts:
-    """Three hosts, a, b and c, that can reach each other, and know nothing of each other yet."""
+    """Three hosts, a, b and c, that can reach each other, and know nothing of each other
+    yet.
+    """
 
     a: Host
     b: Host
@@ -64,7 +66,14 @@ def on_memory(law: NetworkLaw) -> None:
     async def main() -> None:
         network = MemoryNetwork()
         with trio.fail_after(PATIENCE):
-            await law(Networks(network, network, Multiaddr.parse("/memory/0"), Multiaddr.parse("/memory/99")))
+            await law(
+                Networks(
+                    network,
+                    network,
+                    Multiaddr.parse("/memory/0"),
+                    Multiaddr.parse("/memory/99"),
+                )
+            )
 
     trio.run(main)
 
@@ -73,7 +82,14 @@ def on_tcp(law: NetworkLaw) -> None:
     async def main() -> None:
         anywhere = Multiaddr.parse("/ip4/127.0.0.1/tcp/0")
         with trio.fail_after(PATIENCE):
-            await law(Networks(TcpNetwork(), TcpNetwork(), anywhere, Multiaddr.parse("/ip4/127.0.0.1/tcp/1")))
+            await law(
+                Networks(
+                    TcpNetwork(),
+                    TcpNetwork(),
+                    anywhere,
+                    Multiaddr.parse("/ip4/127.0.0.1/tcp/1"),
+                )
+            )
 
     trio.run(main)
 
@@ -87,12 +103,20 @@ def _run_hosts(law: HostLaw, network: Network, anywhere: str, nowhere: str) -> N
             async with AsyncExitStack() as stack:
                 hosts = []
                 for seed in (1, 2, 3):
-                    world = await stack.enter_async_context(open_world(key=KeyPair(bytes([seed]) * 32)))
+                    world = await stack.enter_async_context(
+                        open_world(key=KeyPair(bytes([seed]) * 32))
+                    )
                     host = open_host(
-                        network=network, world=world, listen=(anywhere,), strict=True, config=config
+                        network=network,
+                        world=world,
+                        listen=(anywhere,),
+                        strict=True,
+                        config=config,
                     )
                     hosts.append(await stack.enter_async_context(host))
-                await law(Hosts(*hosts, stranger=KeyPair(bytes(32)), nowhere=Multiaddr.parse(nowhere)))
+                await law(
+                    Hosts(*hosts, stranger=KeyPair(bytes(32)), nowhere=Multiaddr.parse(nowhere))
+                )
 
     trio.run(main)
 
@@ -113,7 +137,9 @@ def on_simulation(law: NetworkLaw) -> None:
     async def main(simulation: Simulation) -> None:
         async with open_swarm(simulation) as swarm:
             networks = [swarm.add(name, _idle).network for name in "ab"]
-            await law(Networks(*networks, Multiaddr.parse("/memory/0"), Multiaddr.parse("/memory/99")))
+            await law(
+                Networks(*networks, Multiaddr.parse("/memory/0"), Multiaddr.parse("/memory/99"))
+            )
 
     run_simulation(main, seed=1, horizon=3600)
 
@@ -131,7 +157,11 @@ def simulated_hosts(law: HostLaw) -> None:
             for name in "abc":
                 swarm.add(name, live)
                 await swarm.sleep(0.001)
-            await law(Hosts(*opened, stranger=KeyPair(bytes(32)), nowhere=Multiaddr.parse("/memory/99")))
+            await law(
+                Hosts(
+                    *opened, stranger=KeyPair(bytes(32)), nowhere=Multiaddr.parse("/memory/99")
+                )
+            )
 
     run_simulation(main, seed=1, horizon=3600)
 
@@ -145,7 +175,9 @@ def swarm_on_simulation(law: HostLaw) -> None:
 
             async def live(node: SimNode) -> None:
                 config = SwarmConfig(strict=True, connection=ConnectionConfig(yield_every=0))
-                host = open_host(network=node.network, world=node.world, listen=("/memory/0",), config=config)
+                host = open_host(
+                    network=node.network, world=node.world, listen=("/memory/0",), config=config
+                )
                 async with host as swarm_host:
                     opened.append(swarm_host)
                     await trio.sleep_forever()
@@ -153,7 +185,11 @@ def swarm_on_simulation(law: HostLaw) -> None:
             for name in "abc":
                 swarm.add(name, live)
                 await swarm.sleep(0.001)
-            await law(Hosts(*opened, stranger=KeyPair(bytes(32)), nowhere=Multiaddr.parse("/memory/99")))
+            await law(
+                Hosts(
+                    *opened, stranger=KeyPair(bytes(32)), nowhere=Multiaddr.parse("/memory/99")
+                )
+            )
 
     run_simulation(main, seed=1, horizon=3600)
 

@@ -6,7 +6,13 @@ import pytest
 import trio
 import trio.testing
 
-from p2p.errors import BadMessage, LocalProtocolError, PeerUnreachable, ProtocolNotSupported, WrongPeer
+from p2p.errors import (
+    BadMessage,
+    LocalProtocolError,
+    PeerUnreachable,
+    ProtocolNotSupported,
+    WrongPeer,
+)
 from p2p.host import (
     MAX_MESSAGE,
     MAX_OUTBOX,
@@ -81,7 +87,9 @@ def introduce(one: Host, *others: Host) -> None:
 
 
 async def stream_pair(one: Host, other: Host, protocol: ProtocolId) -> tuple[Stream, Stream]:
-    """A stream from ``one``, and its end at ``other``, which stays open until the host closes."""
+    """A stream from ``one``, and its end at ``other``, which stays open until the host
+    closes.
+    """
     accepted, stays_open = trio.open_memory_channel[Stream](1)
 
     async def serve(stream: Stream) -> None:
@@ -105,7 +113,9 @@ def test_a_request_gets_its_answer(hosts) -> None:
 
 
 def test_an_answer_may_come_before_the_question_is_over(hosts) -> None:
-    """Issue 10.10: a peer that has heard enough answers, and closes; the asker was still sending."""
+    """Issue 10.10: a peer that has heard enough answers, and closes; the asker was still
+    sending.
+    """
 
     async def law(h: Hosts) -> None:
         async def serve(stream: Stream) -> None:
@@ -225,7 +235,9 @@ def test_a_protocol_is_served_for_the_length_of_a_block(hosts) -> None:
 
 
 def test_a_block_that_ends_resets_what_it_was_serving(hosts) -> None:
-    """Issue 11.4: nothing of a block outlives it, least of all a handler whose session is gone."""
+    """Issue 11.4: nothing of a block outlives it, least of all a handler whose session is
+    gone.
+    """
 
     async def law(h: Hosts) -> None:
         serving, ended = trio.Event(), trio.Event()
@@ -261,9 +273,15 @@ def test_a_protocol_has_one_block_at_a_time(hosts) -> None:
             second = h.a.serving(ECHO, serve_requests(echo))
             with pytest.raises(ValueError, match="served already"), second:
                 pass
-        with pytest.raises(ValueError, match="no protocol id"), h.a.serving(ProtocolId("bad id"), print):
+        with (
+            pytest.raises(ValueError, match="no protocol id"),
+            h.a.serving(ProtocolId("bad id"), print),
+        ):
             pass
-        with pytest.raises(ValueError, match="no protocol id"), h.a.receiving(ProtocolId("bad id"), print):
+        with (
+            pytest.raises(ValueError, match="no protocol id"),
+            h.a.receiving(ProtocolId("bad id"), print),
+        ):
             pass
         with h.a.serving(ECHO, serve_requests(echo)):
             pass  # a refused block takes nothing away
@@ -312,7 +330,9 @@ def test_peers_are_watched_for_the_length_of_a_block(hosts) -> None:
 
 
 def test_known_addresses_end_in_the_peers_id(hosts) -> None:
-    """Issue 11.4: the law for `Host.addrs_of`, to the letter: the answer can be dialled as it is."""
+    """Issue 11.4: the law for `Host.addrs_of`, to the letter: the answer can be dialled as it
+    is.
+    """
 
     async def law(h: Hosts) -> None:
         bare = tuple(addr.transport for addr in h.b.addrs)
@@ -480,7 +500,9 @@ def test_an_outbox_is_bounded(hosts) -> None:
         introduce(h.a, h.b)
         Mailbox(h.b)
         message = bytes(MAX_MESSAGE // 2)
-        taken = [h.a.send(h.b.peer_id, NEWS, message) for _ in range(2 * MAX_OUTBOX // len(message))]
+        taken = [
+            h.a.send(h.b.peer_id, NEWS, message) for _ in range(2 * MAX_OUTBOX // len(message))
+        ]
         assert taken[0]
         assert not taken[-1]
         assert sum(taken) * len(message) <= MAX_OUTBOX
@@ -576,7 +598,8 @@ def test_a_banned_peer_is_gone_and_stays_out(hosts) -> None:
             await h.a.connect(h.b.peer_id)
         assert not h.a.send(h.b.peer_id, NEWS, b"x")
         h.a.set_handler(ECHO, serve_requests(echo))
-        with pytest.raises(PeerUnreachable):  # from b's side too: refused after the handshake at the latest
+        # from b's side too: refused after the handshake at the latest
+        with pytest.raises(PeerUnreachable):
             await request(h.b, h.a.peer_id, ECHO, b"x")
         assert h.b.peer_id not in h.a.connected
 
@@ -664,7 +687,9 @@ def test_a_message_beyond_the_protocols_limit_costs_the_connection(hosts) -> Non
         introduce(h.a, h.b)
         watch = Watch(h.b)
         received = []
-        h.b.set_message_handler(NEWS, lambda _, message: received.append(message), max_message=100)
+        h.b.set_message_handler(
+            NEWS, lambda _, message: received.append(message), max_message=100
+        )
         h.a.send(h.b.peer_id, NEWS, bytes(100))
         h.a.send(h.b.peer_id, NEWS, bytes(101))
         await watch.wait(h.a.peer_id, PeerState.DISCONNECTED)

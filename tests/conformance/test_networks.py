@@ -11,7 +11,9 @@ from p2p.identity import KeyPair
 from tests.conformance.conftest import Networks
 
 
-async def connect(nets: Networks) -> tuple[trio.abc.HalfCloseableStream, trio.abc.HalfCloseableStream]:
+async def connect(
+    nets: Networks,
+) -> tuple[trio.abc.HalfCloseableStream, trio.abc.HalfCloseableStream]:
     """A dialled stream and its other end."""
     listener = await nets.listener.listen(nets.anywhere)
     accepted = []
@@ -79,7 +81,9 @@ def test_bytes_go_both_ways_at_once(networks) -> None:
 
 def test_streams_keep_trios_rules(networks) -> None:
     async def law(nets: Networks) -> None:
-        await trio.testing.check_half_closeable_stream(lambda: connect(nets), lambda: connect_clogged(nets))
+        await trio.testing.check_half_closeable_stream(
+            lambda: connect(nets), lambda: connect_clogged(nets)
+        )
 
     networks(law)
 

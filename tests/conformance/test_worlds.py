@@ -130,7 +130,9 @@ async def test_a_timer_in_the_past_fires_soon(world: World) -> None:
 
 @world_test
 async def test_generators_have_a_purpose(world: World) -> None:
-    assert [world.rng("a").random() for _ in range(3)] != [world.rng("b").random() for _ in range(3)]
+    assert [world.rng("a").random() for _ in range(3)] != [
+        world.rng("b").random() for _ in range(3)
+    ]
     assert len(world.entropy(32)) == 32
     assert world.entropy(32) != world.entropy(32)
 

@@ -34,7 +34,9 @@ def test_a_bare_node_says_who_and_where_it_is_and_waits(tmp_path: Path) -> None:
         assert re.fullmatch(r"node     12D3Koo\w+\n", block[0])
         assert re.fullmatch(r"address  /ip4/127\.0\.0\.1/tcp/\d+/p2p/12D3Koo\w+\n", block[1])
         assert block[2:4] == ["roles    none\n", f"data     {tmp_path}/.shoal\n"]
-        assert block[4].startswith("next     no run yet: start again with --bootstrap ADDR of a member")
+        assert block[4].startswith(
+            "next     no run yet: start again with --bootstrap ADDR of a member"
+        )
         assert process.poll() is None
         process.terminate()
         assert process.wait(timeout=3) == 0
@@ -87,9 +89,13 @@ def test_a_folder_pinned_to_one_run_does_not_join_another(tmp_path: Path) -> Non
     with node(tmp_path / "a", "--run", str(theirs)) as stranger:
         addr = stranger.line()["addrs"][0]
         stranger.line()
-        code, error = fail("--data", str(tmp_path / "b"), *LOOPBACK, "--run", str(ours), "--bootstrap", addr)
+        code, error = fail(
+            "--data", str(tmp_path / "b"), *LOOPBACK, "--run", str(ours), "--bootstrap", addr
+        )
         assert code == 1
-        assert error.startswith(f"error: the run file of {addr} cannot be used: it is of run 'theirs'")
+        assert error.startswith(
+            f"error: the run file of {addr} cannot be used: it is of run 'theirs'"
+        )
         assert "this node is pinned to 'sorting'" in error
         assert error.endswith("use another --data, or a member of that run\n")
 
@@ -122,15 +128,31 @@ def test_a_node_dies_with_its_parent(tmp_path: Path) -> None:
             2,
             "the role 'nowhere:Role' cannot be loaded from nowhere:Role: No module",
         ),
-        (["--config", "missing.toml"], 2, "missing.toml cannot be read: No such file or directory"),
+        (
+            ["--config", "missing.toml"],
+            2,
+            "missing.toml cannot be read: No such file or directory",
+        ),
         (
             ["--run", "missing.shoal"],
             2,
             "the run file missing.shoal cannot be read: No such file or directory",
         ),
-        (["--run", str(ROOT / "LICENSE")], 2, f"the run file {ROOT / 'LICENSE'} cannot be used: "),
-        (["--bootstrap", "/ip4/1.2.3.4/tcp/1"], 2, "the bootstrap address /ip4/1.2.3.4/tcp/1 must end in"),
-        (["--listen", "/ip4/203.0.113.1/tcp/1"], 1, "cannot listen at /ip4/203.0.113.1/tcp/1: "),
+        (
+            ["--run", str(ROOT / "LICENSE")],
+            2,
+            f"the run file {ROOT / 'LICENSE'} cannot be used: ",
+        ),
+        (
+            ["--bootstrap", "/ip4/1.2.3.4/tcp/1"],
+            2,
+            "the bootstrap address /ip4/1.2.3.4/tcp/1 must end in",
+        ),
+        (
+            ["--listen", "/ip4/203.0.113.1/tcp/1"],
+            1,
+            "cannot listen at /ip4/203.0.113.1/tcp/1: ",
+        ),
         (["--data", "/proc/nowhere"], 1, "/proc/nowhere cannot be used: "),
     ],
 )
@@ -180,7 +202,15 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = tmp_path_factory.mktemp("source") / "package"
     shutil.copytree(PLUGIN, source)
     target = tmp_path_factory.mktemp("site")
-    command = ["pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target", str(target)]
+    command = [
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--target",
+        str(target),
+    ]
     subprocess.run([sys.executable, "-m", *command, str(source)], check=True, timeout=120)
     return target
 
@@ -211,11 +241,28 @@ def test_discovery_without_kademlia_names_the_package(tmp_path: Path) -> None:
 
 
 def test_the_wheel_holds_four_packages_and_nothing_else(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "hatchling",
+        "build",
+        "--target",
+        "wheel",
+        "--directory",
+        str(tmp_path),
+    ]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=START_SECONDS)
     (wheel,) = tmp_path.glob("*.whl")
     listing = subprocess.run(
-        [sys.executable, "-m", "zipfile", "-l", str(wheel)], check=True, capture_output=True, text=True
+        [sys.executable, "-m", "zipfile", "-l", str(wheel)],
+        check=True,
+        capture_output=True,
+        text=True,
     )
     names = {line.split("/")[0] for line in listing.stdout.splitlines()[1:]}
-    assert {name for name in names if not name.endswith(".dist-info")} == {"p2p", "proofs", "roles", "sim"}
+    assert {name for name in names if not name.endswith(".dist-info")} == {
+        "p2p",
+        "proofs",
+        "roles",
+        "sim",
+    }

@@ -1,7 +1,7 @@
 """Issue 10.11 and 10.13 to 10.22: what a person meets who starts from the README.
 
-Commands run as real processes where signals, pipes or missing modules matter, and in this process
-elsewhere.
+Commands run as real processes where signals, pipes or missing modules matter, and in this
+process elsewhere.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ ADDR = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooWCKCeqLPSgMnDjyFsJuWqREDtKNHx1JEBiw
 
 
 @contextmanager
-def started(*command: str, cwd: Path | None = None, **env: str) -> Iterator[subprocess.Popen[str]]:
+def started(
+    *command: str, cwd: Path | None = None, **env: str
+) -> Iterator[subprocess.Popen[str]]:
     """A process of this Python, ended whatever happens; standard output and error together."""
     process = subprocess.Popen(
         [sys.executable, *command],
@@ -146,11 +148,15 @@ def stub_node(world, *, newest: int = 3) -> SimpleNamespace:
     members = [SimpleNamespace(policy=4), SimpleNamespace(policy=2)]
     membership = SimpleNamespace(size=2, members=lambda: members)
     return SimpleNamespace(
-        world=world, membership=membership, shardcast=SimpleNamespace(newest=newest, fetching=None)
+        world=world,
+        membership=membership,
+        shardcast=SimpleNamespace(newest=newest, fetching=None),
     )
 
 
-async def test_a_piped_node_tells_once_a_minute_and_when_the_run_is_over(autojump_clock) -> None:
+async def test_a_piped_node_tells_once_a_minute_and_when_the_run_is_over(
+    autojump_clock,
+) -> None:
     """Issue 10.13: a joined worker printed its run's owner, and then nothing for ever."""
     worker = Worker()
     async with open_world() as world:
@@ -165,7 +171,13 @@ async def test_a_piped_node_tells_once_a_minute_and_when_the_run_is_over(autojum
         (0, told),
         (60, told),
         (120, told),
-        (151, "over     the run is over: nothing is left to do, and this node only relays; Ctrl-C ends it"),
+        (
+            151,
+            (
+                "over     the run is over: nothing is left to do, and this node only relays;"
+                " Ctrl-C ends it"
+            ),
+        ),
         (151, told),
         (200, f"ended    {told}"),
     ]
@@ -184,7 +196,9 @@ def test_how_much_of_a_policy_is_fetched_is_said() -> None:
 
     assert fetching() is None
     assert fetching(policy(3, 0b11111111, stored=True)) is None
-    assert fetching(policy(3, 1, stored=True), policy(4, 1), policy(5, 0b111), policy(6, 0)) == (6, 0.0)
+    assert fetching(
+        policy(3, 1, stored=True), policy(4, 1), policy(5, 0b111), policy(6, 0)
+    ) == (6, 0.0)
     node = stub_node(None)
     for coming, text in [
         (None, "policy 3 (the swarm has 4)"),
@@ -198,7 +212,9 @@ def test_how_much_of_a_policy_is_fetched_is_said() -> None:
 
 
 def test_a_worker_says_what_it_made_and_why_it_was_rejected() -> None:
-    """Issue 10.13: made, accepted, rejected and why, in rollouts, with nothing that moves a cursor."""
+    """Issue 10.13: made, accepted, rejected and why, in rollouts, with nothing that moves a
+    cursor.
+    """
     counts = InferenceCounts(submitted=9, rollouts=128)
     for verdict, reason in [
         (Verdict.ACCEPTED, "within limits"),
@@ -207,8 +223,10 @@ def test_a_worker_says_what_it_made_and_why_it_was_rejected() -> None:
         (Verdict.REJECTED, "activation exponents differ"),
     ]:
         counts.count(SimpleNamespace(verdict=verdict, reason=reason))  # type: ignore[arg-type]
-    assert counts.describe() == (
-        "rollouts 1,152 made, 128 accepted, 384 rejected (activation exponents differ, tokens implausible)"
+    assert (
+        counts.describe()
+        == "rollouts 1,152 made, 128 accepted, 384 rejected (activation exponents differ,"
+        " tokens implausible)"
     )
     for number in range(MAX_REASONS + 5):
         hostile = SimpleNamespace(verdict=Verdict.REJECTED, reason=f"\x1b[2J{number}")
@@ -223,7 +241,9 @@ def test_a_worker_says_what_it_made_and_why_it_was_rejected() -> None:
 
 
 def verdict_of(verdict: Verdict, reason: str) -> SignedVerdict:
-    commitment = Commitment(bytes(32), KeyPair(b"w" * 32).peer_id, PolicyVersion(0), bytes(32), 0, bytes(32))
+    commitment = Commitment(
+        bytes(32), KeyPair(b"w" * 32).peer_id, PolicyVersion(0), bytes(32), 0, bytes(32)
+    )
     return SignedVerdict(KeyPair(b"v" * 32).peer_id, commitment, verdict, reason, 0.0, 0.0, ())
 
 
@@ -231,15 +251,18 @@ def test_a_validator_says_what_it_judged_and_why_it_rejected() -> None:
     """Issue 10.13: between ``owner`` and its end it said nothing."""
     role = Validator(ValidatorConfig())
     assert isinstance(role, Reporter)
-    assert role.progress() == Progress(text="submissions 0 judged, 0 accepted, 0 rejected, 0 waiting")
+    assert role.progress() == Progress(
+        text="submissions 0 judged, 0 accepted, 0 rejected, 0 waiting"
+    )
     reasons = ["tokens implausible", *["\x1b[2Jdiffer"] * 2, "c", "d", "e"]
     for number in range(1200):
         role.stats.records.count(verdict_of(Verdict.ACCEPTED, "within limits"))
         if number < len(reasons):
             role.stats.records.count(verdict_of(Verdict.REJECTED, reasons[number]))
     role.stats.inconclusive = {"the policy is older than the run uses": 3}
-    assert role.progress().text == (
-        "submissions 1,209 judged, 1,200 accepted, 6 rejected (?[2Jdiffer, c, d, e, ...), "
+    assert (
+        role.progress().text
+        == "submissions 1,209 judged, 1,200 accepted, 6 rejected (?[2Jdiffer, c, d, e, ...), "
         "3 undecided (the policy is older than the run uses), 0 waiting"
     )
 
@@ -259,13 +282,17 @@ def test_a_trainer_says_how_far_it_is_and_what_waits() -> None:
     role._steps, role.session = 60, session
     assert role.progress().text == "step 0 of 60, 0 groups learnt from, 0 waiting"
     group = TrainingGroup((1,), (), (0.0, 1.0))
-    buffer.add(BufferedGroup(PolicyVersion(0), bytes([number]), 0, group) for number in range(4))
+    buffer.add(
+        BufferedGroup(PolicyVersion(0), bytes([number]), 0, group) for number in range(4)
+    )
     assert buffer.take(3, 0) is not None
     learnt.step, learnt.groups_used, session.is_over = 17, 1024, True
     learnt.greedy_start, learnt.greedy = 0.31, 0.642
     assert role.progress() == Progress(
-        text="step 17 of 60, 1,024 groups learnt from (75% of what came), 1 waiting, "
-        "held-out tasks solved 31% -> 64%",
+        text=(
+            "step 17 of 60, 1,024 groups learnt from (75% of what came), 1 waiting, "
+            "held-out tasks solved 31% -> 64%"
+        ),
         over=True,
     )
 
@@ -284,18 +311,31 @@ def test_a_node_in_a_pipe_has_a_first_line_and_a_last_one(tmp_path: Path) -> Non
         assert process.wait(timeout=START_SECONDS) == 0
 
 
-def test_a_node_lives_without_streams_and_says_what_is_wrong_with_its_log(tmp_path: Path) -> None:
+def test_a_node_lives_without_streams_and_says_what_is_wrong_with_its_log(
+    tmp_path: Path,
+) -> None:
     """Beside issue 10.16: ``2>&-`` and a log that is no file were tracebacks."""
     (tmp_path / "n" / "log").mkdir(parents=True)
     code, said = fail("--data", str(tmp_path / "n"), *LOOPBACK)
     assert (code, said) == (
         1,
-        f"error: the log {tmp_path / 'n' / 'log'} cannot be written: Is a directory; remove it\n",
+        (
+            f"error: the log {tmp_path / 'n' / 'log'} cannot be written: Is a directory; remove"
+            " it\n"
+        ),
     )
     run_file = tmp_path / "run.shoal"
     run_file.write_bytes(RUN.document)
     arguments = ["--data", str(tmp_path / "m"), "--run", str(run_file), *LOOPBACK]
-    command = ["sh", "-c", 'exec "$0" "$@" >&- 2>&-', sys.executable, "-m", "p2p.node", *arguments]
+    command = [
+        "sh",
+        "-c",
+        'exec "$0" "$@" >&- 2>&-',
+        sys.executable,
+        "-m",
+        "p2p.node",
+        *arguments,
+    ]
     process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)})
     try:
         while not (tmp_path / "m" / "run.shoal").exists() and process.poll() is None:
@@ -346,7 +386,10 @@ class Deaf:
     ("error", "cause"),
     [
         (PeerUnreachable("refused"), "nothing answers there: does that node run, "),
-        (WrongPeer("another"), "another node answers there: is the id in the address out of date?"),
+        (
+            WrongPeer("another"),
+            "another node answers there: is the id in the address out of date?",
+        ),
         (ProtocolNotSupported("x"), "what answers there is no node of Shoal"),
         (trio.TooSlowError(), "no answer in time: is there a firewall"),
     ],
@@ -360,7 +403,9 @@ async def test_a_bootstrap_that_does_not_answer_is_one_line(
         with trio.move_on_after(600):
             await RunBook(world).wait_for_document(host, [Multiaddr.parse(ADDR)], RunConfig())  # type: ignore[arg-type]
     assert 20 <= host.dialled <= 24  # after 2, 6, 14, 30 and then every 30 seconds
-    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    warnings = [
+        record.getMessage() for record in caplog.records if record.levelname == "WARNING"
+    ]
     assert len(warnings) == 1
     assert warnings[0].startswith(f"no run from {ADDR}: {cause}")
 
@@ -415,18 +460,32 @@ def scenario_file(folder: Path, workload: str, code: str = "", rest: str = "") -
     module, _, _ = workload.partition(":")
     (folder / f"{module}.py").write_text(code)
     path = folder / "mine.toml"
-    path.write_text(f'caption = "Mine?"\nworkload = "{workload}"\nnodes = 2\nduration = 9.0\n{rest}')
+    path.write_text(
+        f'caption = "Mine?"\nworkload = "{workload}"\nnodes = 2\nduration = 9.0\n{rest}'
+    )
     return path
 
 
-def test_a_saved_plan_holds_all_that_the_run_had(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_saved_plan_holds_all_that_the_run_had(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Issue 10.14: `replay` of ``run --duration 150 --save-plan`` played 300 s."""
     path, plan = tmp_path / "mine.toml", tmp_path / "plan.json"
     path.write_text(CHURN)
     results = [tmp_path / "one.json", tmp_path / "other.json"]
-    arguments = ["--duration", "25", "--nodes", "5", "--set", "lifetime=7", "--save-plan", str(plan)]
+    arguments = [
+        "--duration",
+        "25",
+        "--nodes",
+        "5",
+        "--set",
+        "lifetime=7",
+        "--save-plan",
+        str(plan),
+    ]
     assert sim_main(["run", str(path), *arguments, "--json", str(results[0])]) == 0
-    path.write_text(CHURN.replace("arrival = 1.0", "arrival = 3.0"))  # the scenario has changed since
+    # the scenario has changed since
+    path.write_text(CHURN.replace("arrival = 1.0", "arrival = 3.0"))
     assert sim_main(["replay", str(plan), "--json", str(results[1])]) == 0
     one, other = (json.loads(result.read_text()) for result in results)
     assert other["virtual_seconds"] == 25
@@ -443,7 +502,10 @@ def test_a_saved_plan_holds_all_that_the_run_had(tmp_path: Path, capsys: pytest.
             ["run", "churn", "--set", "lifetme=60"],
             "no parameter is called 'lifetme'; did you mean 'lifetime'?",
         ),
-        (["run", "churn", "--set", "lifetime=60,70"], "one value at a time; `sweep` tries several"),
+        (
+            ["run", "churn", "--set", "lifetime=60,70"],
+            "one value at a time; `sweep` tries several",
+        ),
         (["run", "churn", "--set", "lifetime="], "write KEY=VALUE"),
         (["run", "churn", "--set", "nodes=2.5"], "nodes must be a whole number, not 2.5"),
         (["run", "churn", "--duration", "nan"], "duration must be a number, not nan"),
@@ -457,14 +519,29 @@ def test_a_saved_plan_holds_all_that_the_run_had(tmp_path: Path, capsys: pytest.
         ),
         (["trace", "churn", "--out", "x.json", "--set", "up=1"], "no parameter is called 'up'"),
         (["rnu", "churn"], "there is no command 'rnu'; did you mean 'run'?"),
-        (["run", "churn", "--report", "gone/x.html"], "--report gone/x.html: there is no folder gone"),
-        (["run", "churn", "--json", "gone/x.json"], "--json gone/x.json: there is no folder gone"),
+        (
+            ["run", "churn", "--report", "gone/x.html"],
+            "--report gone/x.html: there is no folder gone",
+        ),
+        (
+            ["run", "churn", "--json", "gone/x.json"],
+            "--json gone/x.json: there is no folder gone",
+        ),
         (["run", "churn", "--json", "."], "--json .: that is a folder"),
-        (["run", "churn", "--save-plan", "gone/x"], "--save-plan gone/x: there is no folder gone"),
-        (["run", "churn", "--baseline", "gone/x.json"], "--baseline gone/x.json cannot be read"),
+        (
+            ["run", "churn", "--save-plan", "gone/x"],
+            "--save-plan gone/x: there is no folder gone",
+        ),
+        (
+            ["run", "churn", "--baseline", "gone/x.json"],
+            "--baseline gone/x.json cannot be read",
+        ),
         (["run", "churn", "--baseline", "list.json"], "is no result of `sim run --json`"),
         (["sweep", "churn", "--report", "gone/x.html"], "there is no folder gone"),
-        (["trace", "churn", "--out", "gone/x.json"], "--out gone/x.json: there is no folder gone"),
+        (
+            ["trace", "churn", "--out", "gone/x.json"],
+            "--out gone/x.json: there is no folder gone",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_said_before_anything_is_played(
@@ -494,7 +571,9 @@ def test_a_parameter_that_nothing_reads_fails_the_run(
     assert sim_main(["run", str(path)]) == 0
 
 
-def test_what_diff_and_trace_are_told_they_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_diff_and_trace_are_told_they_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Issue 10.15: `diff` ignored --duration and --json, `trace` --json."""
     path = tmp_path / "mine.toml"
     path.write_text(CHURN)
@@ -502,7 +581,9 @@ def test_what_diff_and_trace_are_told_they_do(tmp_path: Path, capsys: pytest.Cap
     few = [str(path), "--nodes", "2", "--duration", "3"]
     assert sim_main(["diff", *few, "--seed2", "2", "--json", str(found)]) == 1
     assert json.loads(found.read_text())["first"]["number"] >= 0
-    assert sim_main(["trace", *few, "--out", str(tmp_path / "t.json"), "--json", str(traced)]) == 0
+    assert (
+        sim_main(["trace", *few, "--out", str(tmp_path / "t.json"), "--json", str(traced)]) == 0
+    )
     assert json.loads(traced.read_text())["virtual_seconds"] == 3
 
 
@@ -516,7 +597,9 @@ def test_a_bug_in_ones_own_workload_has_a_file_and_a_line(tmp_path: Path) -> Non
     assert last == ": node n0 at 1 s: KeyError: 'missing' (wrong.py:10 in live)"
 
 
-def test_the_plan_of_a_run_that_raised_is_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_of_a_run_that_raised_is_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Beside issue 10.14: of all plans the one that ends a simulation was not saved."""
     draw = '[draw]\nstart = 0.5\nend = 8.0\nkinds = ["skew", "jitter", "lossy", "slow_disk"]\n'
     path = scenario_file(tmp_path, "raises:Wrong", WRONG, draw)
@@ -551,8 +634,12 @@ def test_ctrl_c_of_a_sweep_keeps_what_had_ended(tmp_path: Path) -> None:
 def test_shoal_sim_finds_a_workload_beside_its_scenario(tmp_path: Path) -> None:
     """Issue 10.21: only ``python -m sim`` in that folder found it."""
     path = scenario_file(tmp_path / "sub", "beside:Reads", WRONG)
-    (tmp_path / "shoal").write_text("import sys\nfrom p2p.node.cli import main\nsys.exit(main())\n")
-    code, output = play(str(tmp_path / "shoal"), "sim", "run", str(path), "--set", "lifetime=4", cwd=ROOT)
+    (tmp_path / "shoal").write_text(
+        "import sys\nfrom p2p.node.cli import main\nsys.exit(main())\n"
+    )
+    code, output = play(
+        str(tmp_path / "shoal"), "sim", "run", str(path), "--set", "lifetime=4", cwd=ROOT
+    )
     assert (code, "lifetime" in output) == (0, True), output
 
 
@@ -583,7 +670,10 @@ def no_demo_begins(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--seed", "1e30"], "argument --seed: '1e30' is no whole number"),
         (["--seed", str(2**70)], "argument --seed: "),
         (["--json", "gone/x.json"], "error: --json gone/x.json: there is no folder gone"),
-        (["--data", "/proc/nowhere"], "error: the nodes' data cannot be kept in /proc/nowhere: "),
+        (
+            ["--data", "/proc/nowhere"],
+            "error: the nodes' data cannot be kept in /proc/nowhere: ",
+        ),
         (["--data", "old"], "error: --data old holds the nodes of an earlier demo"),
     ],
 )
@@ -594,7 +684,9 @@ def test_a_demo_that_cannot_be_played_does_not_begin(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Issue 10.16: ``--steps -1`` and ``--json gone/x`` were tracebacks, the second after the whole demo."""
+    """Issue 10.16: ``--steps -1`` and ``--json gone/x`` were tracebacks, the second after the
+    whole demo.
+    """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "run.shoal").touch()
@@ -609,15 +701,23 @@ def test_the_demo_says_what_the_machine_lacks(
     """Issue 10.18: without torch it said ``cheat-1 ended (exit status 1)``."""
     find_spec = importlib.util.find_spec
     with monkeypatch.context() as patch:
-        patch.setattr("importlib.util.find_spec", lambda name: None if name == "torch" else find_spec(name))
+        patch.setattr(
+            "importlib.util.find_spec",
+            lambda name: None if name == "torch" else find_spec(name),
+        )
         code, said = demo([], capsys)
         assert (code, "pip install 'shoal[torch]'" in said) == (2, True), said
     with monkeypatch.context() as patch:
         patch.setattr("roles.demo.command.free_memory", lambda: 0.5e9)
         code, said = demo([], capsys)
-        assert (code, "of free memory, and this machine has 500.0 MB: close" in said) == (2, True), said
+        assert (code, "of free memory, and this machine has 500.0 MB: close" in said) == (
+            2,
+            True,
+        ), said
     with monkeypatch.context() as patch:
-        patch.setattr("roles.demo.command.shutil.disk_usage", lambda _: SimpleNamespace(free=1e6))
+        patch.setattr(
+            "roles.demo.command.shutil.disk_usage", lambda _: SimpleNamespace(free=1e6)
+        )
         code, said = demo(["--data", str(tmp_path)], capsys)
         assert (code, "of disk, and" in said, "--data" in said) == (2, True, True), said
     with monkeypatch.context() as patch:
@@ -627,7 +727,9 @@ def test_the_demo_says_what_the_machine_lacks(
     assert free_memory() > 0
 
 
-def test_ctrl_c_pressed_twice_ends_a_node_and_a_demo_without_a_traceback(tmp_path: Path) -> None:
+def test_ctrl_c_pressed_twice_ends_a_node_and_a_demo_without_a_traceback(
+    tmp_path: Path,
+) -> None:
     """Issue 10.16: the second SIGINT came out as a `KeyboardInterrupt`."""
     arguments = ["--data", str(tmp_path / "n"), *LOOPBACK]
     with started("-m", "p2p.node", *arguments) as process:
@@ -656,7 +758,9 @@ FIGURES = {
 
 
 def test_a_short_demo_promises_no_gain() -> None:
-    """Issue 10.11: with fewer ``--steps`` than the default it ended with exit 1 and two red lines."""
+    """Issue 10.11: with fewer ``--steps`` than the default it ended with exit 1 and two red
+    lines.
+    """
     assert list(complaints(FIGURES, promised=False)) == []
     assert len(list(complaints(FIGURES, promised=True))) == 2
     assert len(list(complaints({**FIGURES, "cheater_accepted": 2}, promised=False))) == 1
@@ -664,17 +768,32 @@ def test_a_short_demo_promises_no_gain() -> None:
 
 def test_the_demos_table_fits_a_terminal() -> None:
     """Issue 10.22: at 80 x 24 its lines wrapped, and what was redrawn scrolled away."""
-    stats = {"newest": 1000, "from_peers": 900_100_000, "from_origin": 1, "uploaded_as_origin": 900_100_000}
-    node = {"peer": "12D3KooWabc", "members": 12, "shardcast": {**stats, "uploaded_as_relay": 0}}
-    record = {"accepted": 9999, "rejected": 9999, "reasons": {f"reason {n}" * 9: n for n in range(20)}}
+    stats = {
+        "newest": 1000,
+        "from_peers": 900_100_000,
+        "from_origin": 1,
+        "uploaded_as_origin": 900_100_000,
+    }
+    node = {
+        "peer": "12D3KooWabc",
+        "members": 12,
+        "shardcast": {**stats, "uploaded_as_relay": 0},
+    }
+    record = {
+        "accepted": 9999,
+        "rejected": 9999,
+        "reasons": {f"reason {n}" * 9: n for n in range(20)},
+    }
     curve = [(step, 0.5, 0.5) for step in range(0, 1000, 10)]
     trainer = {
-        "step": 1000, "steps": 1000, "greedy_start": 0.1, "greedy": 0.9, "reward_start": 0.1, "reward": 0.9,
-        "staleness_max": 2, "curve": curve, "groups_used": 12345, "pooled": 1234,
+        "step": 1000, "steps": 1000, "greedy_start": 0.1, "greedy": 0.9, "reward_start": 0.1,
+        "reward": 0.9, "staleness_max": 2, "curve": curve, "groups_used": 12345, "pooled": 1234,
     }  # fmt: skip
     roles = {
         "relay-1": {}, "trainer-1": {"trainer": trainer},
-        "validator-1": {"validator": {"accepted": 9999, "rejected": 9999, "nodes": {"a": record}}},
+        "validator-1": {
+            "validator": {"accepted": 9999, "rejected": 9999, "nodes": {"a": record}}
+        },
         **{f"inference-{n}": {"inference": {"submitted": 9999}} for n in (1, 2)},
         "cheat-1": {"cheat": {"submitted": 9999}},
     }  # fmt: skip
@@ -695,9 +814,15 @@ def test_the_demos_table_fits_a_terminal() -> None:
 
 
 def git(folder: Path, *arguments: str) -> str:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("GIT_")
+    }
     return subprocess.run(
-        ["git", "-C", str(folder), *arguments], env=environment, check=True, capture_output=True, text=True
+        ["git", "-C", str(folder), *arguments],
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
     ).stdout
 
 
@@ -705,7 +830,9 @@ def git(folder: Path, *arguments: str) -> str:
 def test_no_key_is_made_where_git_would_take_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Issue 10.19: ``git add .`` staged the private key of a node that was started in a checkout."""
+    """Issue 10.19: ``git add .`` staged the private key of a node that was started in a
+    checkout.
+    """
     git(tmp_path, "init", "--quiet")
     monkeypatch.chdir(tmp_path)
     for command in (
@@ -729,16 +856,26 @@ def test_no_key_is_made_where_git_would_take_it(
     assert git(tmp_path, "status", "--porcelain", "--untracked-files=all") == "?? .gitignore\n"
     git(tmp_path, "add", "--force", "mine/key")
     with pytest.raises(ConfigError, match="would be a private key"):
-        check_key_place(tmp_path / "mine" / "key")  # tracked already: an ignore file does not help
+        # tracked already: an ignore file does not help
+        check_key_place(tmp_path / "mine" / "key")
     check_key_place(tmp_path.parent / "elsewhere" / "key")
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 def test_this_checkout_ignores_what_the_readme_and_nodes_leave(tmp_path: Path) -> None:
-    """Issue 10.19: of the names that people chose after reading the README, none was ignored."""
+    """Issue 10.19: of the names that people chose after reading the README, none was
+    ignored.
+    """
     shutil.copy(ROOT / ".gitignore", tmp_path)
     git(tmp_path, "init", "--quiet")
-    for name in ("my-node/key", "node-1/key", "data/key", "owner.key", "run.shoal", "demo-data/owner.key"):
+    for name in (
+        "my-node/key",
+        "node-1/key",
+        "data/key",
+        "owner.key",
+        "run.shoal",
+        "demo-data/owner.key",
+    ):
         assert git(tmp_path, "check-ignore", name) == f"{name}\n"
     assert "--data my-node" not in (ROOT / "README.md").read_text()
 
@@ -754,19 +891,39 @@ def test_the_sdist_holds_what_it_lists_and_no_key(tmp_path: Path) -> None:
         shutil.copy(ROOT / name, tree)
     (tree / "worker").mkdir()
     (tree / "worker" / "key").write_bytes(bytes(32))
-    command = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "hatchling",
+        "build",
+        "--target",
+        "sdist",
+        "--directory",
+        str(tmp_path),
+    ]
     subprocess.run(command, cwd=tree, check=True, capture_output=True, timeout=START_SECONDS)
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as packed:
         names = {name.split("/", 2)[1] for name in packed.getnames()}
-    files = {"pyproject.toml", "README.md", "LICENSE", "Makefile", "constraints.txt", "PKG-INFO"}
+    files = {
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "Makefile",
+        "constraints.txt",
+        "PKG-INFO",
+    }
     assert names == wanted | files
 
 
 def test_without_fcntl_the_remedy_is_named(tmp_path: Path) -> None:
-    """Issue 10.16: on Windows the first thing that a newcomer saw was ``No module named 'fcntl'``."""
+    """Issue 10.16: on Windows the first thing that a newcomer saw was ``No module named
+    'fcntl'``.
+    """
     for name in ("fcntl", "resource"):
-        (tmp_path / f"{name}.py").write_text(f"raise ImportError(\"No module named '{name}'\")\n")
+        (tmp_path / f"{name}.py").write_text(
+            f"raise ImportError(\"No module named '{name}'\")\n"
+        )
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     code, said = play("-m", "p2p.node", "--data", str(tmp_path / "n"), PYTHONPATH=path)
     assert (code, "WSL2" in said, "Traceback" in said) == (2, True, False), said
@@ -787,11 +944,17 @@ def test_without_fcntl_the_remedy_is_named(tmp_path: Path) -> None:
 def test_a_draft_that_makes_no_sense_is_not_signed(
     draft: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Issue 10.15: ``days = 0`` and an engine that does not exist were signed; 10.21: exit code 2."""
+    """Issue 10.15: ``days = 0`` and an engine that does not exist were signed; 10.21: exit code
+    2.
+    """
     path, out = tmp_path / "draft.toml", tmp_path / "run.shoal"
     trainer, validator = (KeyPair(bytes([n]) * 32).peer_id for n in (1, 2))
-    path.write_text(f'name = "x"\ntrainers = ["{trainer}"]\nvalidators = ["{validator}"]\n{draft}\n')
-    assert run_main(["create", str(path), "--key", str(tmp_path / "key"), "--out", str(out)]) == 2
+    path.write_text(
+        f'name = "x"\ntrainers = ["{trainer}"]\nvalidators = ["{validator}"]\n{draft}\n'
+    )
+    assert (
+        run_main(["create", str(path), "--key", str(tmp_path / "key"), "--out", str(out)]) == 2
+    )
     assert sentence in capsys.readouterr().err
     assert not out.exists()
 
@@ -804,7 +967,9 @@ def test_shoal_run_is_a_command() -> None:
 
 
 def test_the_chat_of_the_documents_runs(tmp_path: Path) -> None:
-    """Issue 10.21: what a newcomer writes over gossip and the DHT, in 28 lines and with no configuration."""
+    """Issue 10.21: what a newcomer writes over gossip and the DHT, in 28 lines and with no
+    configuration.
+    """
     page = (ROOT / "docs" / "embedding.md").read_text()
     found = re.search(r"<!-- chat.*?-->\n```python\n(.*?)```", page, re.DOTALL)
     assert found is not None
@@ -832,15 +997,16 @@ def test_the_chat_of_the_documents_runs(tmp_path: Path) -> None:
 
 
 def test_services_are_exported_and_imported_when_asked_for() -> None:
-    """Issue 10.21: `open_gossip` and others were found by module only; ``import p2p`` stays light."""
+    """Issue 10.21: `open_gossip` and others were found by module only; ``import p2p`` stays
+    light.
+    """
     code = (
-        "import sys, p2p\n"
-        "heavy = {'asyncio', 'kademlia', 'numpy', 'torch', 'p2p.dht', 'p2p.gossip', 'p2p.membership'}\n"
-        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
-        "for name in ('open_world', 'open_gossip', 'open_dht', 'open_membership'):\n"
-        "    assert name in p2p.__all__ and callable(getattr(p2p, name)), name\n"
-        "assert all(hasattr(p2p, name) for name in p2p.__all__)\n"
-        "try:\n    p2p.open_gosip\nexcept AttributeError as error:\n    print(error)\n"
+        "import sys, p2p\nheavy = {'asyncio', 'kademlia', 'numpy', 'torch', 'p2p.dht',"
+        " 'p2p.gossip', 'p2p.membership'}\nassert not heavy & set(sys.modules), heavy &"
+        " set(sys.modules)\nfor name in ('open_world', 'open_gossip', 'open_dht',"
+        " 'open_membership'):\n    assert name in p2p.__all__ and callable(getattr(p2p, name)),"
+        " name\nassert all(hasattr(p2p, name) for name in p2p.__all__)\ntry:\n   "
+        " p2p.open_gosip\nexcept AttributeError as error:\n    print(error)\n"
     )
     assert play("-c", code) == (0, "module 'p2p' has no attribute 'open_gosip'\n")
 
@@ -861,7 +1027,9 @@ async def test_an_address_may_be_text_and_a_protocol_must_be_one() -> None:
 
 
 @pytest.mark.parametrize("interval", ["-1", "0", "nan", "inf", "often"])
-def test_the_interval_of_status_is_checked(interval: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_interval_of_status_is_checked(
+    interval: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Issue 10.15: ``--status -1`` was taken for twenty lines a second."""
     with pytest.raises(SystemExit, match="2"):
         node_main(["--status", interval])
@@ -871,7 +1039,9 @@ def test_the_interval_of_status_is_checked(interval: str, capsys: pytest.Capture
 # 22: the page
 
 
-def test_the_page_of_a_run_can_be_read_by_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_of_a_run_can_be_read_by_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Issue 10.22: drawings have names, axes units, and the page says what made it."""
     path, page = tmp_path / "mine.toml", tmp_path / "out.html"
     path.write_text(CHURN)

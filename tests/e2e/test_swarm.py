@@ -1,4 +1,6 @@
-"""A real swarm of processes, small enough for every test run: it learns, and it survives kill -9."""
+"""A real swarm of processes, small enough for every test run: it learns, and it survives kill
+-9.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,13 @@ from roles.demo.status import Status
 from roles.rl.recipe import Recipe, WarmUp
 
 SMALL = replace(
-    Recipe(), warm_up=WarmUp(steps=80, ramp=20), steps=14, groups=8, group_size=8, minibatches=2, submission=4
+    Recipe(),
+    warm_up=WarmUp(steps=80, ramp=20),
+    steps=14,
+    groups=8,
+    group_size=8,
+    minibatches=2,
+    submission=4,
 )
 PATIENCE = 400
 """Seconds for the whole play on a busy machine; alone on two cores it takes about 30."""
@@ -34,7 +42,9 @@ async def staged(folder: Path, steps: int = SMALL.steps) -> AsyncIterator[DemoNo
     recipe = replace(SMALL, steps=steps)
     with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
-            stage = DemoNodes(DemoPlan(seed=1, recipe=recipe, evaluate_every=0, folder=folder), nursery)
+            stage = DemoNodes(
+                DemoPlan(seed=1, recipe=recipe, evaluate_every=0, folder=folder), nursery
+            )
             try:
                 await stage.start()
                 yield stage
@@ -44,13 +54,19 @@ async def staged(folder: Path, steps: int = SMALL.steps) -> AsyncIterator[DemoNo
 
 
 def ledger(folder: Path, name: str) -> bytes:
-    return b"".join(path.read_bytes() for path in sorted((folder / name / "ledger").glob("*.seg")))
+    return b"".join(
+        path.read_bytes() for path in sorted((folder / name / "ledger").glob("*.seg"))
+    )
 
 
 def policies(folder: Path, name: str) -> dict[str, bytes]:
     """What lies in a node's store, by path below it."""
     store = folder / name / "store"
-    return {str(path.relative_to(store)): path.read_bytes() for path in store.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(store)): path.read_bytes()
+        for path in store.rglob("*")
+        if path.is_file()
+    }
 
 
 def holds(version: int):
@@ -97,27 +113,36 @@ async def test_killed_nodes_lose_nothing_and_the_run_goes_on(tmp_path: Path) -> 
     assert figures["cheater_submitted"] > 0
     assert figures["cheater_accepted"] == 0
     assert figures["honest_rejected"] == 0
-    assert {name for name in CAST if not (tmp_path / name / "key").stat().st_mode & 0o077} == set(CAST)
+    assert {
+        name for name in CAST if not (tmp_path / name / "key").stat().st_mode & 0o077
+    } == set(CAST)
 
 
 async def test_another_shell_joins_with_one_address_and_works(tmp_path: Path) -> None:
-    # Nobody works under the last policy: the run has to outlast the newcomer's start on a busy machine.
+    # Nobody works under the last policy: the run has to outlast the newcomer's start on a busy
+    # machine.
     async with staged(tmp_path, steps=500) as stage:
         await stage.children["trainer-1"].wait_status(holds(1))
         newcomer = NodeProcess("newcomer", tmp_path)
         newcomer.folder.mkdir()
         command = re.sub(r"~/shoal-\w+", str(newcomer.folder), join_command(stage)).split()[3:]
-        process = await newcomer.start([*command, "--json", "--status", "0.5", "--die-with-parent"])
+        process = await newcomer.start(
+            [*command, "--json", "--status", "0.5", "--die-with-parent"]
+        )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(newcomer.listen, lambda: None)
-            await newcomer.wait_status(lambda status: status["roles"]["inference"]["accepted"] > 0)
+            await newcomer.wait_status(
+                lambda status: status["roles"]["inference"]["accepted"] > 0
+            )
             await newcomer.stop()
         assert process.returncode == 0
 
 
 def descendants(ancestor: int) -> list[int]:
     """Processes below a process, engines below nodes included."""
-    table = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    table = subprocess.run(
+        ["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True
+    ).stdout
     family = [ancestor]
     for pid, parent in sorted(tuple(map(int, line.split())) for line in table.splitlines()):
         if parent in family:
@@ -126,7 +151,9 @@ def descendants(ancestor: int) -> list[int]:
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_however_the_demo_ends_nothing_of_it_is_left(tmp_path: Path, how: signal.Signals) -> None:
+def test_however_the_demo_ends_nothing_of_it_is_left(
+    tmp_path: Path, how: signal.Signals
+) -> None:
     demo = subprocess.Popen(
         [sys.executable, "-m", "roles.demo", "--data", str(tmp_path / "swarm")],
         stdout=subprocess.PIPE,

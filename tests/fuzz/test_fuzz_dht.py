@@ -41,7 +41,9 @@ VALID = [encode(7, ONE.core.own, body) for body in BODIES]
 INTEGERS = st.integers(-(2**63), 2**64 - 1)
 ANYTHING = st.recursive(
     st.none() | st.booleans() | INTEGERS | st.floats() | st.binary(max_size=60) | st.text(),
-    lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=6) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=20,
 )  # fmt: skip
 
@@ -51,7 +53,9 @@ def mangled(draw: st.DrawFn) -> bytes:
     data = bytearray(draw(st.sampled_from(VALID)))
     for _ in range(draw(st.integers(1, 4))):
         data[draw(st.integers(0, len(data) - 1))] = draw(st.integers(0, 255))
-    return bytes(data[: draw(st.integers(0, len(data)))]) if draw(st.booleans()) else bytes(data)
+    return (
+        bytes(data[: draw(st.integers(0, len(data)))]) if draw(st.booleans()) else bytes(data)
+    )
 
 
 FOREIGN = st.binary(max_size=300) | ANYTHING.map(pack) | mangled()
@@ -99,5 +103,7 @@ def test_a_core_punishes_garbage_and_holds_none_of_it(data: bytes, seed: int) ->
     except BadMessage:
         assert any(isinstance(effect, Penalise) for effect in effects)
     else:
-        assert sender.peer == other.peer or any(isinstance(effect, Penalise) for effect in effects)
+        assert sender.peer == other.peer or any(
+            isinstance(effect, Penalise) for effect in effects
+        )
     assert victim.core.records == held

@@ -66,7 +66,11 @@ def damage(cut: tuple[int, int], flips: list[tuple[int, int]]) -> bytes:
 @settings(max_examples=200)
 @given(GARBAGE | DAMAGED)
 def test_decoders_raise_bad_message_and_nothing_else(data: bytes) -> None:
-    for decode in (decode_rpc_untrusted, decode_message_untrusted, lambda each: list(fields_untrusted(each))):
+    for decode in (
+        decode_rpc_untrusted,
+        decode_message_untrusted,
+        lambda each: list(fields_untrusted(each)),
+    ):
         with contextlib.suppress(BadMessage):
             decode(data)
 
@@ -91,7 +95,8 @@ RPCS = st.builds(
     Rpc,
     subscriptions=st.lists(st.tuples(TOPICS, st.booleans()), max_size=3),
     messages=st.lists(
-        st.builds(sign_message, st.just(ENEMY), TOPICS, st.just(b"data"), st.integers(1, 9)), max_size=3
+        st.builds(sign_message, st.just(ENEMY), TOPICS, st.just(b"data"), st.integers(1, 9)),
+        max_size=3,
     ),
     ihave=st.lists(st.tuples(TOPICS, IDS), max_size=2),
     iwant=IDS,
@@ -111,7 +116,9 @@ EVENTS = st.one_of(
 
 @settings(max_examples=200)
 @given(st.lists(st.tuples(EVENTS, st.floats(0, 30)), max_size=40))
-def test_peers_that_are_gone_leave_nothing_that_holds_them(events: list[tuple[Event, float]]) -> None:
+def test_peers_that_are_gone_leave_nothing_that_holds_them(
+    events: list[tuple[Event, float]],
+) -> None:
     core = GossipCore(KEY, GossipConfig(), Random(1), verify=lambda *_: True, seqno=1)
     now = 0.0
     for event, later in events:
@@ -122,7 +129,9 @@ def test_peers_that_are_gone_leave_nothing_that_holds_them(events: list[tuple[Ev
                 assert effect.peer in connected | set(core._mesh.connected_peers())
             elif isinstance(effect, Validate):
                 core.handle(Validated(effect.id, Validity.ACCEPT), now)
-        assert all(set(mesh) <= set(core._mesh.connected_peers()) for mesh in core.topics.values())
+        assert all(
+            set(mesh) <= set(core._mesh.connected_peers()) for mesh in core.topics.values()
+        )
     for peer in PEERS:
         core.handle(Disconnected(peer), now)
     mesh, promises = core._mesh, core._promises

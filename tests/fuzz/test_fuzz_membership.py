@@ -12,7 +12,12 @@ from p2p.identity import KeyPair, verify
 from p2p.membership.config import MembershipConfig
 from p2p.membership.core.core import MembershipCore
 from p2p.membership.core.events import Received, Tick
-from p2p.membership.heartbeat import Heartbeat, Profile, decode_heartbeat_untrusted, sign_heartbeat
+from p2p.membership.heartbeat import (
+    Heartbeat,
+    Profile,
+    decode_heartbeat_untrusted,
+    sign_heartbeat,
+)
 from p2p.membership.messages import (
     Beat,
     Digest,
@@ -34,7 +39,9 @@ from p2p.wire import pack
 
 KEY = KeyPair(bytes(range(32)))
 ENEMY = KeyPair(bytes(32))
-PROFILE = Profile(addrs=(Multiaddr.parse("/ip4/1.2.3.4/tcp/5"),), roles=("liar",), policy=3, version="0.1.0")
+PROFILE = Profile(
+    addrs=(Multiaddr.parse("/ip4/1.2.3.4/tcp/5"),), roles=("liar",), policy=3, version="0.1.0"
+)
 OWN = sign_heartbeat(
     Heartbeat(peer=ENEMY.peer_id, seqno=7, expires=1000, interval=5.0, profile=PROFILE), ENEMY
 )
@@ -62,7 +69,9 @@ VALUES = st.recursive(
 FOREIGN = st.one_of(
     st.binary(max_size=300),
     VALUES.map(pack),
-    st.builds(lambda kind, rest: pack([kind, *rest]), st.integers(0, 10), st.lists(VALUES, max_size=4)),
+    st.builds(
+        lambda kind, rest: pack([kind, *rest]), st.integers(0, 10), st.lists(VALUES, max_size=4)
+    ),
     st.builds(
         lambda message, index, mask: flip(encode_message(message), index, mask),
         st.sampled_from(HONEST),
@@ -93,7 +102,9 @@ def test_messages_are_decoded_or_refused(data: bytes) -> None:
         VALUES.map(lambda value: pack(value) + bytes(64)),
         st.lists(VALUES, min_size=13, max_size=13).map(lambda value: pack(value) + bytes(64)),
         st.builds(
-            lambda index, mask: flip(OWN.wire, index, mask), st.integers(0, 10**6), st.integers(0, 255)
+            lambda index, mask: flip(OWN.wire, index, mask),
+            st.integers(0, 10**6),
+            st.integers(0, 255),
         ),
     )
 )

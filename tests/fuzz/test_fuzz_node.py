@@ -1,4 +1,6 @@
-"""Run files, run requests, run records, ledger entries: whatever the bytes, `BadMessage` and nothing else."""
+"""Run files, run requests, run records, ledger entries: whatever the bytes, `BadMessage` and
+nothing else.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ def test_the_valid_example_is_valid(decode: Callable[[bytes], object], valid: by
 @pytest.mark.parametrize(("decode", "valid"), DECODERS, ids=NAMES)
 @given(data=st.data())
 @settings(max_examples=40)
-def test_damaged_bytes(decode: Callable[[bytes], object], valid: bytes, data: st.DataObject) -> None:
+def test_damaged_bytes(
+    decode: Callable[[bytes], object], valid: bytes, data: st.DataObject
+) -> None:
     damaged = bytearray(valid)
     for _ in range(data.draw(st.integers(1, 4))):
         position = data.draw(st.integers(0, len(damaged) - 1))
@@ -77,7 +81,9 @@ def test_damaged_bytes(decode: Callable[[bytes], object], valid: bytes, data: st
 plain = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text(max_size=4)
 nested = st.recursive(
     plain | st.binary(max_size=40),
-    lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=6) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
     max_leaves=12,
 )
 
@@ -85,7 +91,9 @@ nested = st.recursive(
 @pytest.mark.parametrize(("decode", "valid"), DECODERS, ids=NAMES)
 @given(value=nested)
 @settings(max_examples=60)
-def test_well_formed_nonsense(decode: Callable[[bytes], object], valid: bytes, value: object) -> None:
+def test_well_formed_nonsense(
+    decode: Callable[[bytes], object], valid: bytes, value: object
+) -> None:
     survives(decode, pack(value))
 
 
@@ -101,5 +109,6 @@ def test_a_segment_never_raises(data: bytes) -> None:
 def test_run_requests(question: bytes) -> None:
     book = RunBook(RealWorld(AUTHOR, Path("/nowhere")), open_run)
     steps = book._answer(AUTHOR.peer_id, question)
-    with pytest.raises((BadMessage, StopIteration)):  # it never waits: it has answered, or refused
+    # it never waits: it has answered, or refused
+    with pytest.raises((BadMessage, StopIteration)):
         steps.send(None)

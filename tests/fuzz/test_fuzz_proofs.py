@@ -1,4 +1,6 @@
-"""Whatever the bytes, `verify` answers with a value; whatever the claims, so do replay and the judge."""
+"""Whatever the bytes, `verify` answers with a value; whatever the claims, so do replay and the
+judge.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def test_arbitrary_tokens_replay(tokens: list[int], temperature: float) -> None:
 )
 @settings(max_examples=200, deadline=None)
 def test_arbitrary_shapes(tokens: list[list[int]], logprobs: list[list[float]]) -> None:
-    check_shape(tokens, logprobs, Shape(group_size=2, max_new_tokens=4, vocabulary=10, end_token=9))
+    check_shape(
+        tokens, logprobs, Shape(group_size=2, max_new_tokens=4, vocabulary=10, end_token=9)
+    )
 
 
 @given(*[st.floats()] * 6, st.integers(0), st.integers(0), st.integers(0, 1 << 30))
@@ -87,7 +91,9 @@ def test_arbitrary_evidence(
 ) -> None:
     numbers = (mean, median, distance, end, surprise, logprob)
     judgement = judge(
-        Evidence(tokens, "", exponents, mean, median, distance, mismatches, end, surprise, logprob),
+        Evidence(
+            tokens, "", exponents, mean, median, distance, mismatches, end, surprise, logprob
+        ),
         Limits.bf16(),
     )
     if any(math.isnan(number) for number in numbers) and tokens:

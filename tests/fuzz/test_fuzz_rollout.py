@@ -1,4 +1,6 @@
-"""Whatever bytes come, the parsers of roles/protocol/messages.py raise `BadMessage` and nothing else."""
+"""Whatever bytes come, the parsers of roles/protocol/messages.py raise `BadMessage` and nothing
+else.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,18 @@ from roles.protocol.messages import (
 from tests.attacks.test_content_bombs import BOMBS
 
 values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.binary() | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.binary()
+    | st.text(),
     lambda inner: st.lists(inner, max_size=8),
     max_leaves=12,
 )
-bombs = st.builds(lambda bomb, cut: bomb[:cut], st.sampled_from(list(BOMBS.values())), st.integers(0, 5000))
+bombs = st.builds(
+    lambda bomb, cut: bomb[:cut], st.sampled_from(list(BOMBS.values())), st.integers(0, 5000)
+)
 packed = values.map(pack) | bombs
 foreign = st.binary(max_size=200) | packed | st.lists(packed, max_size=8).map(pack)
 

@@ -1,4 +1,6 @@
-"""Whatever comes in, SHARDCAST's parsers raise `BadMessage` or give a value that encodes back."""
+"""Whatever comes in, SHARDCAST's parsers raise `BadMessage` or give a value that encodes
+back.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ KEY = KeyPair(digest_of(b"trainer"))
 OTHERS = [KeyPair(digest_of(b"%d" % number)).peer_id for number in range(3)]
 NAME = digest_of(b"policy")
 INDEX = Index.of([Chunk(digest_of(b"%d" % number), 10, 20) for number in range(5)])
-DRAFT = ManifestBody(b"run", PolicyVersion(1), NO_POLICY, b"", NAME, 100, 0, (Encoding.of(INDEX),))
+DRAFT = ManifestBody(
+    b"run", PolicyVersion(1), NO_POLICY, b"", NAME, 100, 0, (Encoding.of(INDEX),)
+)
 MANIFEST = DRAFT.sign(KEY)
 ROSTER = Roster.sign(KEY, b"run", 1, [RosterEntry(peer) for peer in OTHERS])
 MESSAGES: list[Message] = [
@@ -78,9 +82,22 @@ nested = st.recursive(
     lambda inner: st.lists(inner, max_size=9),
     max_leaves=12,
 )
-KINDS = ("hello", "policy", "roster", "evidence", "ask", "have", "taken", "want", "credit", "blame")
+KINDS = (
+    "hello",
+    "policy",
+    "roster",
+    "evidence",
+    "ask",
+    "have",
+    "taken",
+    "want",
+    "credit",
+    "blame",
+)
 kinds = st.sampled_from(KINDS)
-shaped = st.tuples(kinds, st.lists(nested, max_size=4)).map(lambda pair: pack([pair[0], *pair[1]]))
+shaped = st.tuples(kinds, st.lists(nested, max_size=4)).map(
+    lambda pair: pack([pair[0], *pair[1]])
+)
 valid = st.sampled_from([encode_message(message) for message in MESSAGES])
 
 
@@ -89,10 +106,14 @@ def mutated(draw, source):
     data = bytearray(draw(source))
     for _ in range(draw(st.integers(0, 3))):
         data[draw(st.integers(0, len(data) - 1))] = draw(st.integers(0, 255))
-    return bytes(data[: draw(st.integers(0, len(data)))]) if draw(st.booleans()) else bytes(data)
+    return (
+        bytes(data[: draw(st.integers(0, len(data)))]) if draw(st.booleans()) else bytes(data)
+    )
 
 
-bombs = st.builds(lambda bomb, cut: bomb[:cut], st.sampled_from(list(BOMBS.values())), st.integers(0, 5000))
+bombs = st.builds(
+    lambda bomb, cut: bomb[:cut], st.sampled_from(list(BOMBS.values())), st.integers(0, 5000)
+)
 foreign = st.one_of(st.binary(max_size=200), shaped, mutated(valid), bombs)
 
 
@@ -111,7 +132,11 @@ def test_messages(data: bytes) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(
-    st.one_of(st.binary(max_size=100), foreign.map(lambda data: b"\1" + data), st.binary().map(b"\0".__add__))
+    st.one_of(
+        st.binary(max_size=100),
+        foreign.map(lambda data: b"\1" + data),
+        st.binary().map(b"\0".__add__),
+    )
 )
 def test_bulk_frames(data: bytes) -> None:
     with contextlib.suppress(BadMessage):
@@ -121,7 +146,11 @@ def test_bulk_frames(data: bytes) -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.one_of(st.binary(max_size=200), nested.map(pack), mutated(st.just(MANIFEST.encode())), bombs))
+@given(
+    st.one_of(
+        st.binary(max_size=200), nested.map(pack), mutated(st.just(MANIFEST.encode())), bombs
+    )
+)
 def test_manifests(data: bytes) -> None:
     with contextlib.suppress(BadMessage):
         assert decode_manifest_untrusted(data, b"run", lambda *_: True).encode()
@@ -161,14 +190,19 @@ def test_indexes(data: bytes) -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.one_of(st.binary(max_size=100), st.binary(max_size=50).map(lambda b: b"\x28\xb5\x2f\xfd" + b)))
+@given(
+    st.one_of(
+        st.binary(max_size=100), st.binary(max_size=50).map(lambda b: b"\x28\xb5\x2f\xfd" + b)
+    )
+)
 def test_chunks(data: bytes) -> None:
     with contextlib.suppress(BadMessage):
         decode_chunk_untrusted(Chunk(digest_of(data), len(data), 100), data)
 
 
 steps = st.lists(
-    st.tuples(st.sampled_from(OTHERS), st.one_of(st.sampled_from(MESSAGES), st.integers(0, 8))), max_size=25
+    st.tuples(st.sampled_from(OTHERS), st.one_of(st.sampled_from(MESSAGES), st.integers(0, 8))),
+    max_size=25,
 )
 
 
@@ -194,5 +228,7 @@ def test_no_order_of_messages_breaks_a_core(course) -> None:
 def _about(message: Message) -> Message:
     """The same about the policy that the core may know."""
     if isinstance(message, Ask | Have | Taken | Skipped | Want | Credit | Blame):
-        return type(message)(MANIFEST.digest, *[getattr(message, name) for name in message.__slots__[1:]])
+        return type(message)(
+            MANIFEST.digest, *[getattr(message, name) for name in message.__slots__[1:]]
+        )
     return message

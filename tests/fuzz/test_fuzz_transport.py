@@ -23,7 +23,13 @@ from p2p.transport.noise import (
 )
 from p2p.transport.yamux import Mux
 from p2p.transport.yamux_frames import HEADER, ProtocolViolated
-from p2p.wire import FrameParser, decode_varint_untrusted, encode_varint, frame, unpack_untrusted
+from p2p.wire import (
+    FrameParser,
+    decode_varint_untrusted,
+    encode_varint,
+    frame,
+    unpack_untrusted,
+)
 
 ALICE, BOB = KeyPair(b"\x01" * 32), KeyPair(b"\x02" * 32)
 PUBLIC_KEY = field(1, 1) + field(2, ALICE.peer_id.public_key)
@@ -46,7 +52,9 @@ def mutated(valid: bytes) -> st.SearchStrategy[bytes]:
         return bytes(data[: cut % (len(data) + 1)]) + extra
 
     changes = st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=4)
-    return st.binary(max_size=200) | st.builds(mutate, changes, st.integers(0, 10_000), st.binary(max_size=8))
+    return st.binary(max_size=200) | st.builds(
+        mutate, changes, st.integers(0, 10_000), st.binary(max_size=8)
+    )
 
 
 @given(mutated(PUBLIC_KEY))
@@ -77,7 +85,9 @@ def test_identify_goes_both_ways() -> None:
     assert info.observed_addr == Multiaddr.tcp("::1", 6)
 
 
-@given(mutated(Multiaddr.parse("/dns4/example.org/tcp/4001").with_peer(ALICE.peer_id).to_bytes()))
+@given(
+    mutated(Multiaddr.parse("/dns4/example.org/tcp/4001").with_peer(ALICE.peer_id).to_bytes())
+)
 def test_addresses(data: bytes) -> None:
     try:
         addr = decode_multiaddr_untrusted(data)
@@ -110,7 +120,10 @@ def test_small_parsers(data: bytes) -> None:
 
 @given(mutated(line("/multistream/1.0.0") + line("/a") + line("na")), st.integers(1, 50))
 def test_negotiations(data: bytes, step: int) -> None:
-    for machine in (Proposer([ProtocolId("/a"), ProtocolId("/b")]), Chooser({"/b"}.__contains__)):
+    for machine in (
+        Proposer([ProtocolId("/a"), ProtocolId("/b")]),
+        Chooser({"/b"}.__contains__),
+    ):
         with contextlib.suppress(RemoteProtocolError, ProtocolNotSupported):
             for start in range(0, len(data), step):
                 machine.receive_data(data[start : start + step])
@@ -157,7 +170,9 @@ headers = st.builds(
 )
 
 
-@given(st.lists(headers | st.binary(max_size=20), max_size=20), st.integers(1, 100), st.booleans())
+@given(
+    st.lists(headers | st.binary(max_size=20), max_size=20), st.integers(1, 100), st.booleans()
+)
 def test_yamux(pieces: list[bytes], step: int, dialer: bool) -> None:
     mux = Mux(dialer=dialer)
     mux.send(mux.open_stream(), memoryview(b"something"))

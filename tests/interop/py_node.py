@@ -1,6 +1,8 @@
-"""A py-libp2p node for Shoal's tests; runs under a Python that has the package libp2p, never under ours.
+"""A py-libp2p node for Shoal's tests; runs under a Python that has the package libp2p, never
+under ours.
 
-``py_node.py dial ADDR`` pings and echoes 1 MiB, then leaves; ``py_node.py listen`` echoes until it is killed.
+``py_node.py dial ADDR`` pings and echoes 1 MiB, then leaves; ``py_node.py listen`` echoes until
+it is killed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""js-libp2p on the other side of the wire. ``make interop`` installs it; without it these tests skip."""
+"""js-libp2p on the other side of the wire. ``make interop`` installs it; without it these tests
+skip.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,11 @@ async def js_node() -> AsyncIterator[p2p.Multiaddr]:
     """A js-libp2p node that echoes, and where it listens."""
     async with trio.open_nursery() as nursery:
         run = partial(
-            trio.run_process, command("listen"), cwd=JS, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            trio.run_process,
+            command("listen"),
+            cwd=JS,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
         process = await nursery.start(partial(run, capture_stdout=False))
         line = bytearray()
@@ -59,7 +65,9 @@ async def test_js_dials_us() -> None:
     with trio.fail_after(PATIENCE):
         async with p2p.open_host(strict=True) as host:
             host.set_handler(ECHO, echo)
-            done = await trio.run_process(command("dial", str(host.addrs[0])), cwd=JS, capture_stdout=True)
+            done = await trio.run_process(
+                command("dial", str(host.addrs[0])), cwd=JS, capture_stdout=True
+            )
             said: dict[str, object] = {}
             for line in done.stdout.splitlines():
                 said |= json.loads(line)

@@ -1,6 +1,8 @@
-"""py-libp2p on the other side of the wire, in an environment of its own (it brings sixty packages).
+"""py-libp2p on the other side of the wire, in an environment of its own (it brings sixty
+packages).
 
-``python -m venv env && env/bin/pip install libp2p``, then ``PY_LIBP2P=env/bin/python pytest tests/interop``.
+``python -m venv env && env/bin/pip install libp2p``, then ``PY_LIBP2P=env/bin/python pytest
+tests/interop``.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ PATIENCE = 60
 
 pytestmark = [
     pytest.mark.interop,
-    pytest.mark.skipif(not PYTHON, reason="py-libp2p not installed: set PY_LIBP2P to a Python that has it"),
+    pytest.mark.skipif(
+        not PYTHON, reason="py-libp2p not installed: set PY_LIBP2P to a Python that has it"
+    ),
 ]
 
 
@@ -38,12 +42,17 @@ async def test_py_dials_us() -> None:
             host.set_handler(ECHO, echo)
             command = [PYTHON, str(NODE), "dial", str(host.addrs[0])]
             done = await trio.run_process(command, capture_stdout=True, capture_stderr=True)
-            assert [json.loads(line) for line in done.stdout.splitlines()] == [{"ping": True}, {"echo": True}]
+            assert [json.loads(line) for line in done.stdout.splitlines()] == [
+                {"ping": True},
+                {"echo": True},
+            ]
 
 
 async def test_we_dial_py() -> None:
     command = [PYTHON, str(NODE), "listen"]
-    process = await trio.lowlevel.open_process(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    process = await trio.lowlevel.open_process(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
     assert process.stdout is not None
     try:
         with trio.fail_after(PATIENCE):

@@ -1,4 +1,6 @@
-"""A load whose order trio is free to choose: run by test_canary.py in plain processes, never imported."""
+"""A load whose order trio is free to choose: run by test_canary.py in plain processes, never
+imported.
+"""
 
 from __future__ import annotations
 

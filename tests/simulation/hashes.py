@@ -1,7 +1,8 @@
-"""Prints the hashes of small storms as JSON: ``python -m tests.simulation.hashes SECONDS KIND:SEED ...``.
+"""Prints the hashes of small storms as JSON: ``python -m tests.simulation.hashes SECONDS
+KIND:SEED ...``.
 
-For each: the trace hash at the level at which it runs, and, where cores were told anything, the digest of
-what all of them did when they were played back at L0, without trio.
+For each: the trace hash at the level at which it runs, and, where cores were told anything, the
+digest of what all of them did when they were played back at L0, without trio.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ KINDS: Final = (*STORMS, "churn", *BARE)
 
 def mixed(count: int) -> list[str]:
     """So many storms and scenarios, kinds in turn."""
-    return [f"{KINDS[number % len(KINDS)]}:{1 + number // len(KINDS)}" for number in range(count)]
+    return [
+        f"{KINDS[number % len(KINDS)]}:{1 + number // len(KINDS)}" for number in range(count)
+    ]
 
 
 def small(kind: str, seconds: float = SECONDS) -> Scenario:
@@ -42,7 +45,10 @@ def small(kind: str, seconds: float = SECONDS) -> Scenario:
     scenario = load_scenario(kind)
     if kind in BARE:
         return replace(
-            scenario, nodes=BARE_NODES, expect=(), parameters={**scenario.parameters, **BARE[kind]}
+            scenario,
+            nodes=BARE_NODES,
+            expect=(),
+            parameters={**scenario.parameters, **BARE[kind]},
         )
     return replace(scenario, nodes=15, duration=seconds, expect=())
 
@@ -56,7 +62,9 @@ def hashes(wanted: Iterable[str], seconds: float = SECONDS) -> dict[str, list[st
             result = run_scenario(small(kind, seconds), int(seed))
         replayed = tape.replay()
         if replayed.differs_at is not None:
-            raise SimulationError(f"{name}: L0 differs from L1: {tape.describe(replayed.differs_at)}")
+            raise SimulationError(
+                f"{name}: L0 differs from L1: {tape.describe(replayed.differs_at)}"
+            )
         found[name] = [result.trace_hash, replayed.digest] if len(tape) else [result.trace_hash]
     return found
 

@@ -1,6 +1,8 @@
-"""Looks for seeds that fail and says which faults matter: ``python -m tests.simulation.hunt --help``.
+"""Looks for seeds that fail and says which faults matter: ``python -m tests.simulation.hunt
+--help``.
 
-With ``--mutant`` a planted bug is looked for: a seed counts that fails with it and passes without.
+With ``--mutant`` a planted bug is looked for: a seed counts that fails with it and passes
+without.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ Bug = Callable[[], AbstractContextManager[object]]
 
 
 SAME_INSTANT: Final = 10_000
-"""Events at one nanosecond before a storm counts as stuck: it has a hundredth of the nodes that may be."""
+"""Events at one nanosecond before a storm counts as stuck: it has a hundredth of the nodes that
+may be.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +65,20 @@ def drawn_plan() -> Iterator[list[Fault]]:
 
 def play(scenario: Scenario, seed: int, bug: Bug = nullcontext) -> Find:
     """Run once, with a bug planted or not."""
-    with bug(), drawn_plan() as drawn, patch.object(sim.kernel.queue, "MAX_SAME_INSTANT", SAME_INSTANT):
+    with (
+        bug(),
+        drawn_plan() as drawn,
+        patch.object(sim.kernel.queue, "MAX_SAME_INSTANT", SAME_INSTANT),
+    ):
         try:
             result = run_scenario(scenario, seed)
         except (SimulationError, ShoalError, ExceptionGroup) as error:
             return Find(seed, (*scenario.faults, *drawn), describe(error))
-    broken = [f"{entry['name']} (is {entry['value']})" for entry in result.expectations if not entry["ok"]]
+    broken = [
+        f"{entry['name']} (is {entry['value']})"
+        for entry in result.expectations
+        if not entry["ok"]
+    ]
     return Find(seed, (*scenario.faults, *drawn), "; ".join(broken) or None)
 
 
@@ -78,12 +90,16 @@ def with_plan(scenario: Scenario, plan: Sequence[Fault]) -> Scenario:
 
 def smallest(scenario: Scenario, find: Find, bug: Bug = nullcontext) -> list[Fault]:
     """The faults of a find that matter."""
-    return shrink(find.plan, lambda plan: play(with_plan(scenario, plan), find.seed, bug).why is not None)
+    return shrink(
+        find.plan, lambda plan: play(with_plan(scenario, plan), find.seed, bug).why is not None
+    )
 
 
 @cache
 def passes(storm: str, seed: int) -> bool:
-    """Whether nothing is wrong without a planted bug. One seed finds several: it is played once for all."""
+    """Whether nothing is wrong without a planted bug. One seed finds several: it is played once
+    for all.
+    """
     return play(load_storm(storm), seed).why is None
 
 
@@ -104,14 +120,20 @@ def say(text: str) -> None:
 
 
 def main() -> int:
-    """Print what was found; return 1 if a run without planted bugs failed, or a planted bug escaped."""
+    """Print what was found; return 1 if a run without planted bugs failed, or a planted bug
+    escaped.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--storm", choices=STORMS, action="append", help="only these storms")
-    parser.add_argument("--mutant", choices=["all", *MUTANTS], action="append", help="look for planted bugs")
+    parser.add_argument(
+        "--mutant", choices=["all", *MUTANTS], action="append", help="look for planted bugs"
+    )
     parser.add_argument("--seeds", default="1-200", help="FIRST-LAST")
-    parser.add_argument("--out", type=Path, help="write shrunk plans of unplanted bugs to this folder")
+    parser.add_argument(
+        "--out", type=Path, help="write shrunk plans of unplanted bugs to this folder"
+    )
     options = parser.parse_args()
     logging.disable(logging.ERROR)  # a crash is in what is printed
     first, _, last = options.seeds.partition("-")
@@ -130,7 +152,8 @@ def _hunt_mutant(name: str, seeds: Sequence[int]) -> int:
         return 1
     plan = smallest(load_storm(mutant.storm), find, mutant.plant)
     say(
-        f"{name}: {mutant.storm} seed {find.seed}, {len(find.plan)} faults, shrunk to {len(plan)}: {find.why}"
+        f"{name}: {mutant.storm} seed {find.seed}, {len(find.plan)} faults, shrunk to"
+        f" {len(plan)}: {find.why}"
     )
     for fault in plan:
         say(f"    {fault}")

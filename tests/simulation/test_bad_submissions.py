@@ -1,5 +1,5 @@
-"""Workers that break the rules of `/shoal/rollout/1.0.0`: each is told why, none gets anything accepted,
-and the honest nodes of the same swarm do not notice."""
+"""Workers that break the rules of `/shoal/rollout/1.0.0`: each is told why, none gets anything
+accepted, and the honest nodes of the same swarm do not notice."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ class ForgingSession(InferenceSession):
         groups = self.forger.forge_groups(decode_groups_untrusted(honest.content))
         content = encode_groups(groups)
         fields = {"content": content_digest(content), **self.forger.forge(honest)}
-        return Submission.sign(replace(honest.commitment, **fields), content, self.node.world.signer)
+        return Submission.sign(
+            replace(honest.commitment, **fields), content, self.node.world.signer
+        )
 
 
 class OtherRun(Forger):
@@ -84,7 +86,10 @@ class Replayer(Forger):
 
     def forge_groups(self, groups: tuple[Group, ...]) -> tuple[Group, ...]:
         self.turn += 1
-        return (replace(groups[0], proof=groups[0].proof + bytes([self.turn % 256])), *groups[1:])
+        return (
+            replace(groups[0], proof=groups[0].proof + bytes([self.turn % 256])),
+            *groups[1:],
+        )
 
     def forge(self, honest: Submission) -> dict[str, Any]:
         return {"index": 0}
@@ -123,7 +128,9 @@ class Babbler(Inference):
 
 
 def play(attacker: type[Inference]) -> Mapping[str, Any]:
-    """The spine without its cheat, with ``attacker`` instead; returns every node's health at the end."""
+    """The spine without its cheat, with ``attacker`` instead; returns every node's health at
+    the end.
+    """
     cast = {
         "relay-1": "none",
         "trainer-1": "trainer",
@@ -133,7 +140,9 @@ def play(attacker: type[Inference]) -> Mapping[str, Any]:
     }
     spine = Spine(cast)
     scenario: Scenario = load_scenario("spine").with_changes(nodes=len(cast))
-    scenario = replace(scenario, parameters={**scenario.parameters, "steps": 3, "kill_at_step": 99})
+    scenario = replace(
+        scenario, parameters={**scenario.parameters, "steps": 3, "kill_at_step": 99}
+    )
 
     async def main(simulation: Simulation) -> dict[str, Any]:
         async with open_swarm(simulation) as swarm:
@@ -156,7 +165,9 @@ def play(attacker: type[Inference]) -> Mapping[str, Any]:
         (Short, "wrong number of completions"),
     ],
 )
-def test_a_forged_submission_is_rejected_for_what_it_is(attacker: type[Forger], reason: str) -> None:
+def test_a_forged_submission_is_rejected_for_what_it_is(
+    attacker: type[Forger], reason: str
+) -> None:
     health = play(attacker)
     assert health["done"] == 1
     records = health["validator-1"]["roles"]["validator"]["nodes"]
@@ -174,7 +185,9 @@ def test_a_submission_for_another_run_is_refused_with_a_sentence() -> None:
     refused = health["validator-1"]["roles"]["validator"]["refused"]
     assert list(refused) == ["another run"]
     assert "is for run 787878787878" in health["attacker-1"]["roles"]["forger"]["refusal"]
-    assert health["attacker-1"]["peer"] not in health["validator-1"]["roles"]["validator"]["nodes"]
+    assert (
+        health["attacker-1"]["peer"] not in health["validator-1"]["roles"]["validator"]["nodes"]
+    )
 
 
 def test_garbage_costs_its_sender_the_stream_and_nobody_else_anything() -> None:

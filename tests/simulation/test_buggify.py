@@ -1,4 +1,5 @@
-"""Every site in production code that misbehaves on purpose does so, and every claim it makes comes true.
+"""Every site in production code that misbehaves on purpose does so, and every claim it makes
+comes true.
 
 Sites and claims are found by reading the code: a new one that is never reached here fails.
 """
@@ -27,7 +28,9 @@ from tests.simulation.storms import load_storm
 
 ROOT: Final = Path(__file__).parent.parent.parent
 SEAM: Final = ("p2p/machine.py", "p2p/world.py")
-"""Where the functions below are written, and call each other with the name that they were given."""
+"""Where the functions below are written, and call each other with the name that they were
+given.
+"""
 SITES: Final = {"buggify": 0, "lateness": 1, "dawdle": 1}
 CLAIMS: Final = {"sometimes": 0}
 """Which argument is the name."""
@@ -41,17 +44,27 @@ def names(functions: Mapping[str, int]) -> Iterator[tuple[str, str]]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.Call) or where in SEAM:
                 continue
-            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            called = (
+                node.func.attr
+                if isinstance(node.func, ast.Attribute)
+                else getattr(node.func, "id", "")
+            )
             if called in functions:
                 name = node.args[functions[called]]
-                assert isinstance(name, ast.Constant), f"{where}:{node.lineno} makes up its name"
+                assert isinstance(name, ast.Constant), (
+                    f"{where}:{node.lineno} makes up its name"
+                )
                 yield where, name.value
 
 
 def storms() -> Iterator[Scenario]:
-    """Faults that between them bring about everything that is claimed; what is drawn might not."""
+    """Faults that between them bring about everything that is claimed; what is drawn might
+    not.
+    """
     lies = Fault(at=10, kind="liar", who=("n1",), seconds=30, value=0.5)
-    crashes = [Fault(at=11 + 10 * n, kind="torn", who=(f"n{n + 2}",), seconds=12) for n in range(5)]
+    crashes = [
+        Fault(at=11 + 10 * n, kind="torn", who=(f"n{n + 2}",), seconds=12) for n in range(5)
+    ]
     yield with_plan(load_storm("gossip"), [lies])
     yield with_plan(load_storm("policies"), [lies, *crashes])
     yield with_plan(load_storm("transport"), [lies, *crashes[:2]])
@@ -59,7 +72,12 @@ def storms() -> Iterator[Scenario]:
     assert spine.draw is not None
     deaths = [
         Fault(at=at, kind="kill", who=(who,), seconds=2)
-        for at, who in ((14, "trainer-1"), (20, "validator-1"), (26, "inference-2"), (32, "trainer-1"))
+        for at, who in (
+            (14, "trainer-1"),
+            (20, "validator-1"),
+            (26, "inference-2"),
+            (32, "trainer-1"),
+        )
     ]
     yield with_plan(replace(spine, draw=replace(spine.draw, end=300.0)), deaths)
 
@@ -93,11 +111,15 @@ def test_nothing_breaks_though_every_site_misbehaves() -> None:
 
 
 def test_every_site_misbehaves() -> None:
-    assert {name for _, name in names(SITES)} - happened(result.fired for result in results()) == set()
+    assert {name for _, name in names(SITES)} - happened(
+        result.fired for result in results()
+    ) == set()
 
 
 def test_every_claim_comes_true() -> None:
-    assert {name for _, name in names(CLAIMS)} - happened(result.witnessed for result in results()) == set()
+    assert {name for _, name in names(CLAIMS)} - happened(
+        result.witnessed for result in results()
+    ) == set()
 
 
 def test_production_is_never_late(tmp_path: Path) -> None:

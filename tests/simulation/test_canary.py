@@ -1,5 +1,5 @@
-"""What the simulator relies on in trio, pinned in plain processes: pytest-trio and Hypothesis set the same
-switches and would hide that they were not set."""
+"""What the simulator relies on in trio, pinned in plain processes: pytest-trio and Hypothesis
+set the same switches and would hide that they were not set."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ ROOT = Path(__file__).parent.parent.parent
 def python(*arguments: str, hash_seed: str) -> str:
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, check=True, cwd=ROOT, env=environment
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+        env=environment,
     )
     return done.stdout
 

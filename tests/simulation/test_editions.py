@@ -1,4 +1,6 @@
-"""A later edition of the run file reaches running roles: who is not named stops, and what expires, rests."""
+"""A later edition of the run file reaches running roles: who is not named stops, and what
+expires, rests.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ class Edited(Play):
     """Who signed a verdict, the epoch that it knew, and what it said."""
     published: list[tuple[str, int]]
 
-    def __init__(self, cast: Mapping[str, str], change: Callable[[Swarm, Terms], Terms]) -> None:
+    def __init__(
+        self, cast: Mapping[str, str], change: Callable[[Swarm, Terms], Terms]
+    ) -> None:
         super().__init__(cast)
         self._change = change
         self.signed = []
@@ -112,7 +116,9 @@ def roles_of(health: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def test_a_removed_validator_signs_nothing_more_and_its_work_goes_to_the_new_one(
-    two_validators: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    two_validators: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Issue 10.9: it signed 679 more acceptances; workers went on asking it."""
     play = Edited(two_validators, naming(validators=("validator-2",)))
@@ -124,17 +130,30 @@ def test_a_removed_validator_signs_nothing_more_and_its_work_goes_to_the_new_one
     assert [said for said in play.signed if said[0] == "validator-2" and said[1] == 2]
     assert all(verdict is not Verdict.REJECTED for _, _, verdict in play.signed)
     assert health["trainer-1"]["roles"]["trainer"]["step"] > 3
-    assert health["validator-1"]["shardcast"]["newest"] == health["trainer-1"]["shardcast"]["newest"]
-    said = [record.getMessage() for record in caplog.records if "the validator rests" in record.getMessage()]
+    assert (
+        health["validator-1"]["shardcast"]["newest"]
+        == health["trainer-1"]["shardcast"]["newest"]
+    )
+    said = [
+        record.getMessage()
+        for record in caplog.records
+        if "the validator rests" in record.getMessage()
+    ]
     assert len(said) == 1
     assert "its owner names" in said[0]
     profile = play._open["validator-1"][0].membership.me.profile
     assert profile.roles == ()
-    assert profile.stamp, "whom the document does not name must show its stamp, or is heard by nobody"
+    assert profile.stamp, (
+        "whom the document does not name must show its stamp, or is heard by nobody"
+    )
 
 
-def test_work_is_not_blamed_when_its_only_judge_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Issue 10.9: to the new judge all that the old one had judged looks like places left out."""
+def test_work_is_not_blamed_when_its_only_judge_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Issue 10.9: to the new judge all that the old one had judged looks like places left
+    out.
+    """
     cast = {**CAST, "validator-2": "validator"}
     play = Edited(cast, naming(validators=("validator-2",)))
     play.seconds = 6
@@ -146,17 +165,26 @@ def test_work_is_not_blamed_when_its_only_judge_is_replaced(monkeypatch: pytest.
         return sign_run(terms, swarm.simulation.keys.signer("owner"))
 
     monkeypatch.setattr(spine, "_write_run", write_run)
-    # All of epoch 1 is judged by validator-1, as if it alone were named, and many places of each node.
+    # All of epoch 1 is judged by validator-1, as if it alone were named, and many places of
+    # each node.
     plain = assignment.validator_of
 
     def validator_of(run: Run, node: Any, version: Any) -> Any:
-        return run.terms.validators[1] if len(run.terms.validators) == 2 else plain(run, node, version)
+        return (
+            run.terms.validators[1]
+            if len(run.terms.validators) == 2
+            else plain(run, node, version)
+        )
 
     for module in (inference_session, trainer_check, validator_session):
         monkeypatch.setattr(module, "validator_of", validator_of)
     play.spy(monkeypatch)
     health = perform(play, steps=400, groups=64)
-    assert [said for said in play.signed if said[:2] == ("validator-2", 2) and said[2] is Verdict.ACCEPTED]
+    assert [
+        said
+        for said in play.signed
+        if said[:2] == ("validator-2", 2) and said[2] is Verdict.ACCEPTED
+    ]
     assert [said for said in play.signed if said[2] is Verdict.REJECTED] == []
     assert health["trainer-1"]["roles"]["trainer"]["step"] >= 2
 
@@ -164,7 +192,9 @@ def test_work_is_not_blamed_when_its_only_judge_is_replaced(monkeypatch: pytest.
 def test_work_finds_its_way_when_only_the_validators_have_the_edition(
     two_validators: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Issue 10.9: the trainer refused the new judge's work for good, workers went on asking the old one."""
+    """Issue 10.9: the trainer refused the new judge's work for good, workers went on asking the
+    old one.
+    """
 
     class Ahead(Edited):
         async def hand_out(self, run: Run) -> None:
@@ -187,7 +217,9 @@ def test_workers_that_are_admitted_no_longer_rest(caplog: pytest.LogCaptureFixtu
 
     def change(swarm: Swarm, terms: Terms) -> Terms:
         allowed = names(swarm, "relay-1", "inference-1")
-        return replace(terms, admission=AdmissionRules(mode=AdmissionMode.ALLOW, allowed=allowed))
+        return replace(
+            terms, admission=AdmissionRules(mode=AdmissionMode.ALLOW, allowed=allowed)
+        )
 
     play = Edited(CAST, change)
     play.seconds = 1
@@ -217,7 +249,9 @@ def test_a_removed_trainer_publishes_nothing_more(monkeypatch: pytest.MonkeyPatc
 def test_an_edition_that_changes_what_engines_are_made_of_stops_roles_until_a_restart(
     key: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Issue 10.9: half of a swarm would work by the old recipe, and be rejected by the other half."""
+    """Issue 10.9: half of a swarm would work by the old recipe, and be rejected by the other
+    half.
+    """
 
     def change(_: Swarm, terms: Terms) -> Terms:
         pin = replace(terms.environments[0], digest=bytes(32))
@@ -309,6 +343,8 @@ def test_an_edition_that_expires_in_the_middle_stops_all_work_until_the_next(
     assert [said for said in play.signed if said[2] is Verdict.REJECTED] == []
     assert all(node["in_force"] for node in health.values() if isinstance(node, dict))
     said = [record.getMessage() for record in caplog.records]
-    assert sum("has expired: no role works until a newer edition comes" in line for line in said) == len(CAST)
+    assert sum(
+        "has expired: no role works until a newer edition comes" in line for line in said
+    ) == len(CAST)
     assert sum("rests, the node goes on relaying" in line for line in said) == len(CAST) - 1
     assert roles_of(health, "trainer-1")["step"] > 2

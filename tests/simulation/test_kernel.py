@@ -19,7 +19,9 @@ from sim.kernel.virtual_time import run_simulation
 from sim.node.world import SimWorld
 
 
-def with_world(body: Callable[[SimWorld], Awaitable[Any]], **options: Any) -> kernel.Outcome[Any]:
+def with_world(
+    body: Callable[[SimWorld], Awaitable[Any]], **options: Any
+) -> kernel.Outcome[Any]:
     async def main(simulation: Simulation) -> Any:
         return await body(SimWorld(simulation, "node"))
 
@@ -218,13 +220,17 @@ def test_clocks_can_lie() -> None:
 
 def test_buggify_fires_only_where_and_when_it_is_switched_on() -> None:
     async def body(world: SimWorld) -> list[str]:
-        return [site for site in map(str, range(200)) if any(world.buggify(site) for _ in range(40))]
+        return [
+            site for site in map(str, range(200)) if any(world.buggify(site) for _ in range(40))
+        ]
 
     assert with_world(body).value == []
     active = with_world(body, options=SimOptions(buggify=True))
     assert 20 < len(active.value) < 80, "a quarter of the sites is active in a run"
     assert len(active.simulation.fired) == 200
-    assert sorted(site for site, times in active.simulation.fired.items() if times) == sorted(active.value)
+    assert sorted(site for site, times in active.simulation.fired.items() if times) == sorted(
+        active.value
+    )
 
 
 def test_claims_are_counted() -> None:
@@ -238,7 +244,11 @@ def test_claims_are_counted() -> None:
 
 def test_each_node_and_purpose_draws_for_itself() -> None:
     async def main(simulation: Simulation) -> list[float]:
-        worlds = [SimWorld(simulation, "a"), SimWorld(simulation, "b"), SimWorld(simulation, "a", life=1)]
+        worlds = [
+            SimWorld(simulation, "a"),
+            SimWorld(simulation, "b"),
+            SimWorld(simulation, "a", life=1),
+        ]
         return [world.rng(purpose).random() for world in worlds for purpose in ("x", "y")]
 
     drawn = run_simulation(main, seed=1).value

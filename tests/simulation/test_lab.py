@@ -1,4 +1,6 @@
-"""The lab: one broadcast over virtual streams, over exact sharing, and over real, shaped links."""
+"""The lab: one broadcast over virtual streams, over exact sharing, and over real, shaped
+links.
+"""
 
 from __future__ import annotations
 
@@ -39,15 +41,21 @@ CHAIN = Topology(
 
 
 def exact_times(topology: Topology) -> Mapping[str, float]:
-    return broadcast_times(topology.parents, topology.links, topology.chunks, topology.chunk_bytes)
+    return broadcast_times(
+        topology.parents, topology.links, topology.chunks, topology.chunk_bytes
+    )
 
 
 @pytest.mark.parametrize("level", [1, 2])
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: topology.name)
 def test_simulated_links_are_as_wide_as_they_should_be(topology: Topology, level: int) -> None:
-    """No faster than exact sharing, and slower by what real links are: 15 % where all uplinks are full."""
+    """No faster than exact sharing, and slower by what real links are: 15 % where all uplinks
+    are full.
+    """
     simulated, exact = simulated_times(topology, level), exact_times(topology)
-    assert list(simulated) == [name for name, parent in topology.parents.items() if parent is not None]
+    assert list(simulated) == [
+        name for name, parent in topology.parents.items() if parent is not None
+    ]
     assert 0.99 < max(simulated.values()) / max(exact.values()) < 1.15
 
 
@@ -66,7 +74,8 @@ def test_the_six_topologies_are_the_ones_they_are_called() -> None:
 @pytest.mark.parametrize("parents", [{}, {"a": None, "b": None}, {"a": "b", "b": None}])
 def test_a_topology_is_one_tree_with_parents_first(parents: dict[str, str | None]) -> None:
     members = tuple(
-        TreeMember(name=name, parent=parent, link=LinkSpec(up=1, down=1)) for name, parent in parents.items()
+        TreeMember(name=name, parent=parent, link=LinkSpec(up=1, down=1))
+        for name, parent in parents.items()
     )
     with pytest.raises(ValueError, match=r"root|parent"):
         Topology(name="odd", caption="", members=members)
@@ -100,7 +109,9 @@ def is_gone(pid: int) -> bool:
 
 @pytest.mark.usefixtures("shaped_links")
 async def test_real_links_are_as_wide_as_they_should_be() -> None:
-    """Never faster than exact sharing allows (a burst of 32 KiB is free), and not far behind it."""
+    """Never faster than exact sharing allows (a burst of 32 KiB is free), and not far behind
+    it.
+    """
     before, exact = interfaces(), exact_times(CHAIN)
     async with open_lab(CHAIN, ANY) as lab:
         assert interfaces() == before
@@ -139,7 +150,9 @@ trio.run(main)
 @pytest.mark.usefixtures("shaped_links")
 def test_nothing_outlives_a_lab_whose_owner_is_killed() -> None:
     command = [sys.executable, "-c", ORPHANED]
-    with subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE) as owner:
+    with subprocess.Popen(
+        command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE
+    ) as owner:
         assert owner.stdout is not None
         machines = [os.pidfd_open(int(pid)) for pid in owner.stdout.readline().split()]
         owner.kill()

@@ -1,4 +1,6 @@
-"""The link model against exact max-min sharing, on the six trees that were measured on real links."""
+"""The link model against exact max-min sharing, on the six trees that were measured on real
+links.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,16 @@ from sim.lab.link_model.topologies import TOPOLOGIES, Topology
 
 @pytest.fixture(autouse=True)
 def even_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exact sharing is even; streams as uneven as TCP's are held against real links (bench links)."""
+    """Exact sharing is even; streams as uneven as TCP's are held against real links (bench
+    links).
+    """
     monkeypatch.setattr("sim.net.stream.WINDOW_PIECES", (4,))
 
 
 def exact_times(topology: Topology) -> Mapping[str, float]:
-    return broadcast_times(topology.parents, topology.links, topology.chunks, topology.chunk_bytes)
+    return broadcast_times(
+        topology.parents, topology.links, topology.chunks, topology.chunk_bytes
+    )
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: topology.name)

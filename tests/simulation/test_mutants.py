@@ -13,7 +13,9 @@ PROMISED = range(1, 201)
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_bug_is_found(name: str) -> None:
-    """At once with the seed that found it last; when traces have changed since, after a search."""
+    """At once with the seed that found it last; when traces have changed since, after a
+    search.
+    """
     mutant = MUTANTS[name]
     assert hunt(mutant.storm, (mutant.seed, *PROMISED), mutant.plant) is not None
 

@@ -1,4 +1,6 @@
-"""Whole nodes on every level: one scenario, the same metrics, in simulations and as real processes."""
+"""Whole nodes on every level: one scenario, the same metrics, in simulations and as real
+processes.
+"""
 
 from __future__ import annotations
 
@@ -138,7 +140,9 @@ def test_whole_nodes_are_honest(parameters: dict) -> None:
 def test_without_namespaces_one_sentence_says_why(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sim.lab.namespaces.reason_to_skip", lambda: "needs root, or CAP_NET_ADMIN")
+    monkeypatch.setattr(
+        "sim.lab.namespaces.reason_to_skip", lambda: "needs root, or CAP_NET_ADMIN"
+    )
     assert main(["run", "lab_broadcast", "--level", "3"]) == EXIT_UNAVAILABLE
     assert "needs root" in capsys.readouterr().err
 
@@ -193,8 +197,12 @@ def shaped_lines() -> None:
 
 
 @pytest.mark.usefixtures("shaped_lines")
-def test_real_nodes_answer_the_same_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lines bind (nobody beats the bound), a killed process comes back, and nothing is left behind."""
+def test_real_nodes_answer_the_same_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lines bind (nobody beats the bound), a killed process comes back, and nothing is left
+    behind.
+    """
     monkeypatch.setattr("sim.lab.machines.MEMORY", tmp_path)
     interfaces = sorted(os.listdir("/sys/class/net"))
     real = play(KILLED, 3)
@@ -224,7 +232,9 @@ async def test_a_program_that_ends_unasked_is_reported_with_its_last_words() -> 
     async def live() -> None:
         async with open_emulation(EmulationConfig()) as emulation:
             machine = await one_machine(emulation)
-            await machine.start(said_by("import sys; sys.exit('no more bread')"), lambda report: None)
+            await machine.start(
+                said_by("import sys; sys.exit('no more bread')"), lambda report: None
+            )
             with trio.fail_after(30):
                 await trio.sleep_forever()
 
@@ -259,7 +269,10 @@ import json, os, sys, trio
 from sim.lab.machines import EmulationConfig, open_emulation
 from tests.simulation.test_nodes import one_machine, said_by
 
-PROGRAM = "import json, os, sys; print(json.dumps({'pid': os.getpid()}), flush=True); sys.stdin.read()"
+PROGRAM = (
+    "import json, os, sys; print(json.dumps({'pid': os.getpid()}), flush=True); "
+    "sys.stdin.read()"
+)
 
 async def main():
     async with open_emulation(EmulationConfig()) as emulation:
@@ -275,7 +288,9 @@ trio.run(main)
 @pytest.mark.usefixtures("shaped_lines")
 def test_nothing_outlives_a_street_whose_owner_is_killed() -> None:
     command = [sys.executable, "-c", OWNER]
-    with subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE) as owner:
+    with subprocess.Popen(
+        command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE
+    ) as owner:
         assert owner.stdout is not None
         told = json.loads(owner.stdout.readline())
         program = os.pidfd_open(told["pid"])

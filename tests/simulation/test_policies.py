@@ -1,4 +1,6 @@
-"""Policies over misbehaving relays, the INTELLECT-2 stage, and the machines on it: small versions."""
+"""Policies over misbehaving relays, the INTELLECT-2 stage, and the machines on it: small
+versions.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from sim.workloads.profiles import DEVICES, MODELS, Machine, machine_named
 SMALL: Mapping[str, float] = {"policy_bytes": 600_000, "chunk_bytes": 32_768}
 
 
-def play(name: str, seed: int = 1, nodes: int = 0, duration: float = 0.0, **parameters: float) -> Result:
+def play(
+    name: str, seed: int = 1, nodes: int = 0, duration: float = 0.0, **parameters: float
+) -> Result:
     scenario = load_scenario(name)
     changed = {**scenario.parameters, **parameters}
     return run_scenario(
@@ -39,7 +43,9 @@ def play(name: str, seed: int = 1, nodes: int = 0, duration: float = 0.0, **para
 
 
 def test_honest_relays_bring_every_version_to_everybody() -> None:
-    result = play("dripper", nodes=10, duration=40.0, drippers=0, versions=2, interval=15.0, **SMALL)
+    result = play(
+        "dripper", nodes=10, duration=40.0, drippers=0, versions=2, interval=15.0, **SMALL
+    )
     metrics = result.metrics
     assert metrics["hold_newest"] == metrics["arrived_share"] == 1.0
     assert (metrics["published"], metrics["chunks_bad"]) == (2, 0)
@@ -50,7 +56,14 @@ def test_honest_relays_bring_every_version_to_everybody() -> None:
 
 def test_a_liar_is_noticed_and_costs_each_victim_little() -> None:
     metrics = play(
-        "liar", nodes=12, duration=40.0, versions=2, interval=15.0, liars=1, lie_share=1.0, **SMALL
+        "liar",
+        nodes=12,
+        duration=40.0,
+        versions=2,
+        interval=15.0,
+        liars=1,
+        lie_share=1.0,
+        **SMALL,
     ).metrics
     assert metrics["hold_newest"] == metrics["arrived_share"] == 1.0
     assert 1 <= metrics["chunks_bad"] <= 10 * 2
@@ -96,22 +109,35 @@ def test_parts_are_cast_by_number() -> None:
     )  # fmt: skip
     participants = draw_participants(scenario, Random(1))
     assert next(iter(participants)) == ORIGIN
-    best = max(participant.claim for name, participant in participants.items() if name != ORIGIN)
+    best = max(
+        participant.claim for name, participant in participants.items() if name != ORIGIN
+    )
     assert [name for name, participant in participants.items() if participant.lies] == ["n1"]
-    assert [name for name, participant in participants.items() if participant.drips < math.inf] == [
+    assert [
+        name for name, participant in participants.items() if participant.drips < math.inf
+    ] == [
         "n2",
         "n3",
     ]
     assert participants["n1"].claim == participants["n2"].claim == best
     assert participants["n4"].link.up == 2.0 < participants["n4"].claim
-    assert [name for name, participant in participants.items() if participant.joins] == ["n9", "n10"]
+    assert [name for name, participant in participants.items() if participant.joins] == [
+        "n9",
+        "n10",
+    ]
     assert not participants["n3"].honest
     assert participants["n4"].honest
 
 
 def test_percentiles_name_a_value_that_occurs() -> None:
     values = [1.0, 2.0, 3.0, math.inf]
-    assert [percentile(values, p) for p in (1, 50, 75, 99, 100)] == [1, 2, 3, math.inf, math.inf]
+    assert [percentile(values, p) for p in (1, 50, 75, 99, 100)] == [
+        1,
+        2,
+        3,
+        math.inf,
+        math.inf,
+    ]
     assert percentile([], 50) == math.inf
 
 
@@ -134,20 +160,28 @@ def test_the_core_and_the_tree_play_on_the_same_lines() -> None:
     assert ours["bound_seconds"] == tree["bound_seconds"]
     assert ours["seconds_100"] >= ours["bound_seconds"]
     assert tree["seconds_100"] >= tree["bound_seconds"]
-    assert ours["origin_policies_sent"] < tree["origin_policies_sent"] == pytest.approx(2.0, rel=0.02)
+    assert (
+        ours["origin_policies_sent"]
+        < tree["origin_policies_sent"]
+        == pytest.approx(2.0, rel=0.02)
+    )
     assert tree["relays_policies_sent"] == pytest.approx(20, rel=0.02)
     assert tree["worker_policies_sent_100"] == 0 < ours["worker_policies_sent_50"]
     assert tree["refusals"] > 0
 
 
 def test_the_core_survives_deaths() -> None:
-    metrics = play("intellect2", nodes=20, duration=900.0, coarse=16, **{**STAGE, "deaths": 0.1}).metrics
+    metrics = play(
+        "intellect2", nodes=20, duration=900.0, coarse=16, **{**STAGE, "deaths": 0.1}
+    ).metrics
     assert metrics["dead"] == 2
     assert metrics["got_share"] == 1.0
 
 
 def test_one_client_of_the_tree_gets_what_its_line_carries() -> None:
-    metrics = play("intellect2_reference", nodes=1, duration=4000.0, **{**STAGE, "relays": 1}).metrics
+    metrics = play(
+        "intellect2_reference", nodes=1, duration=4000.0, **{**STAGE, "relays": 1}
+    ).metrics
     own = metrics["own_line_seconds_50"]
     assert own < metrics["seconds_100"] < own + 2 * 30 + 15 + 2 * FILE * 8 / MBIT / 200
 
@@ -188,7 +222,8 @@ def test_profiles_are_within_a_factor_of_two_of_what_was_published() -> None:
 @pytest.mark.parametrize("model", MODELS.values(), ids=lambda model: model.name)
 def test_more_and_better_devices_are_faster(model) -> None:
     rates = [
-        machine_named(name).generate_rate(model, 3000) for name in ("4x3090", "4x4090", "4xH100", "8xH100")
+        machine_named(name).generate_rate(model, 3000)
+        for name in ("4x3090", "4x4090", "4xH100", "8xH100")
     ]
     assert rates == sorted(rates)
     table = H100S.engine_table(model, context=3000, step_tokens=1e6)

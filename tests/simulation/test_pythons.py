@@ -1,7 +1,9 @@
-"""The same seeds in another process, with other hashes and perhaps another Python: equal at both levels.
+"""The same seeds in another process, with other hashes and perhaps another Python: equal at
+both levels.
 
-``SHOAL_OTHER_PYTHON`` names the executable of another Python that has Shoal and its dependencies, of the
-same versions; ``SHOAL_OTHER_SEEDS`` sets how many storms are compared, ``SHOAL_OTHER_SECONDS`` how long each.
+``SHOAL_OTHER_PYTHON`` names the executable of another Python that has Shoal and its
+dependencies, of the same versions; ``SHOAL_OTHER_SEEDS`` sets how many storms are compared,
+``SHOAL_OTHER_SECONDS`` how long each.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Roles under crashes, several validators, greedy peers: nothing honest is rejected, lost or used twice."""
+"""Roles under crashes, several validators, greedy peers: nothing honest is rejected, lost or
+used twice.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,9 @@ def two_validators(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     def write_run(swarm: Swarm, recipe: Recipe) -> Run:
         keys = swarm.simulation.keys
         judges = tuple(keys.signer(name).peer_id for name in ("validator-1", "validator-2"))
-        return sign_run(replace(one(swarm, recipe).terms, validators=judges), keys.signer("owner"))
+        return sign_run(
+            replace(one(swarm, recipe).terms, validators=judges), keys.signer("owner")
+        )
 
     monkeypatch.setattr(spine, "_write_run", write_run)
     return {**CAST, "validator-2": "validator"}
@@ -149,7 +153,9 @@ CHECKPOINTS = ("trainer/checkpoint", "trainer/checkpoint.previous")
 def test_a_trainer_with_damaged_files_goes_on_and_contradicts_nothing(
     paths: tuple[str, ...], harm: str
 ) -> None:
-    """Issue 10.6 and 10.7: it ended with a traceback, or wrote other weights under a published version."""
+    """Issue 10.6 and 10.7: it ended with a traceback, or wrote other weights under a published
+    version.
+    """
 
     class Rotten(Play):
         published: Mapping[str, bytes]
@@ -267,7 +273,9 @@ def test_nobody_works_under_the_last_policy(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_places_that_a_validator_gave_up_are_no_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has a newer policy before an older one, which comes after all: what it gave up meanwhile is done."""
+    """It has a newer policy before an older one, which comes after all: what it gave up
+    meanwhile is done.
+    """
     holds = Shardcast.holds
     asked = itertools.count()
 
@@ -313,7 +321,9 @@ def test_clocks_ten_minutes_off_change_nothing() -> None:
             plain = super()._life(role)
 
             async def live(machine: SimNode) -> None:
-                machine.clock.change(skew={"trainer-1": 600.0, "inference-1": -600.0}.get(machine.name, 0.0))
+                machine.clock.change(
+                    skew={"trainer-1": 600.0, "inference-1": -600.0}.get(machine.name, 0.0)
+                )
                 await plain(machine)
 
             return live
@@ -322,7 +332,10 @@ def test_clocks_ten_minutes_off_change_nothing() -> None:
     assert health["done"] == 1
     judge = validators(health)[0]
     assert judge["rejected"] == 0
-    assert all(judge["nodes"][health[name]["peer"]]["accepted"] for name in ("inference-1", "inference-2"))
+    assert all(
+        judge["nodes"][health[name]["peer"]]["accepted"]
+        for name in ("inference-1", "inference-2")
+    )
 
 
 def test_a_submission_that_is_stuck_is_not_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,6 +348,7 @@ def test_a_submission_that_is_stuck_is_not_left_behind(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(InferenceSession, "ask", ask)
     cast = {name: role for name, role in CAST.items() if name != "inference-2"}
-    health = perform(Play(cast), steps=2, groups=64)  # sixteen submissions of one node under one policy
+    # sixteen submissions of one node under one policy
+    health = perform(Play(cast), steps=2, groups=64)
     assert health["done"] == 1
     assert validators(health)[0]["rejected"] == 0

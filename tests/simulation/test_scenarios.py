@@ -27,15 +27,19 @@ def test_every_scenario_loads_and_says_what_it_asks(name: str) -> None:
 
 
 COSTLY = (
-    "intellect2", "origin_dies", "slow_relay", "soak", "soak_month", "squatters", "ten_thousand", "thousand",
-    "volunteers",
+    "intellect2", "origin_dies", "slow_relay", "soak", "soak_month", "squatters",
+    "ten_thousand", "thousand", "volunteers",
 )  # fmt: skip
-"""Scenarios of about 10 CPU seconds and more (44, 16, 11, 10, an hour, 10, 10, 100, 400): for sweeps."""
+"""Scenarios of about 10 CPU seconds and more (44, 16, 11, 10, an hour, 10, 10, 100, 400): for
+sweeps.
+"""
 
 
 @pytest.mark.parametrize("name", [name for name in scenario_names() if name not in COSTLY])
 def test_a_scenario_keeps_what_it_expects_of_itself(name: str) -> None:
-    """Issue 10.14: ``churn`` and ``eclipse`` failed at their own defaults; tests only loaded them."""
+    """Issue 10.14: ``churn`` and ``eclipse`` failed at their own defaults; tests only loaded
+    them.
+    """
     result = run_scenario(load_scenario(name), 1)
     assert result.ok, [entry for entry in result.expectations if not entry["ok"]]
 
@@ -55,7 +59,8 @@ def test_a_swarm_is_whole_again_after_a_storm(seed: int) -> None:
     result = run_scenario(small("storm", nodes=14), seed)
     assert result.ok, result.expectations
     assert all(
-        name in result.witnessed for name in {f"fault/{fault['kind']}": None for fault in result.faults}
+        name in result.witnessed
+        for name in {f"fault/{fault['kind']}": None for fault in result.faults}
     )
 
 
@@ -64,7 +69,12 @@ def test_a_policy_reaches_all_past_a_liar_and_a_dripper() -> None:
         Fault(at=2.0, kind="liar", who=("n2",), seconds=20.0, value=0.5),
         Fault(at=2.0, kind="drip", who=("n3",), value=0.05),
     )
-    parameters = {"versions": 2, "interval": 20.0, "policy_bytes": 600_000, "chunk_bytes": 32_768}
+    parameters = {
+        "versions": 2,
+        "interval": 20.0,
+        "policy_bytes": 600_000,
+        "chunk_bytes": 32_768,
+    }
     result = run_scenario(
         small("slow_relay", nodes=10, faults=faults, parameters=parameters, duration=70.0), 1
     )
@@ -123,17 +133,32 @@ def test_what_is_wrong_in_a_scenario_is_named(change: dict, complaint: str) -> N
         load_scenario("no-such")
 
 
-def test_a_broken_expectation_fails_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_expectation_fails_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(
-        'caption = "Mine?"\nworkload = "sim.workloads.churn:MembershipChurn"\nnodes = 5\nduration = 40.0\n'
-        '[[expect]]\nmetric = "alive"\nat_least = 6\n[[expect]]\nmetric = "no_such"\nat_most = 1\n'
+        'caption = "Mine?"\nworkload = "sim.workloads.churn:MembershipChurn"\nnodes ='
+        ' 5\nduration = 40.0\n[[expect]]\nmetric = "alive"\nat_least = 6\n[[expect]]\nmetric ='
+        ' "no_such"\nat_most = 1\n'
     )
     out = tmp_path / "out.json"
-    assert main(["run", str(path), "--json", str(out), "--report", str(tmp_path / "out.html")]) == 1
+    assert (
+        main(["run", str(path), "--json", str(out), "--report", str(tmp_path / "out.html")])
+        == 1
+    )
     result = json.loads(out.read_text())
     assert [entry["ok"] for entry in result["expectations"]] == [False, False]
-    keys = {"scenario", "seed", "level", "nodes", "trace_hash", "events", "virtual_seconds", "cpu_seconds"}
+    keys = {
+        "scenario",
+        "seed",
+        "level",
+        "nodes",
+        "trace_hash",
+        "events",
+        "virtual_seconds",
+        "cpu_seconds",
+    }
     assert keys <= result.keys()
     assert "FAILED" in capsys.readouterr().out
     assert main(["run", str(path), "--baseline", str(out)]) == 1
@@ -150,12 +175,14 @@ def test_commands_that_make_no_sense(capsys: pytest.CaptureFixture[str]) -> None
     assert "churn" in capsys.readouterr().out
 
 
-def test_a_saved_plan_is_replayed_and_shrunk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_saved_plan_is_replayed_and_shrunk(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(
-        'caption = "Mine?"\nworkload = "sim.workloads.churn:MembershipChurn"\nnodes = 6\nduration = 60.0\n'
-        "[parameters]\nlifetime = 1e9\narrival = 1.0\n"
-        '[[expect]]\nmetric = "alive"\nat_least = 6\n'
+        'caption = "Mine?"\nworkload = "sim.workloads.churn:MembershipChurn"\nnodes ='
+        " 6\nduration = 60.0\n[parameters]\nlifetime = 1e9\narrival = 1.0\n[[expect]]\nmetric ="
+        ' "alive"\nat_least = 6\n'
     )
     faults = [
         {"at": 20.0, "kind": "skew", "who": ["n1", "n2"], "seconds": 5.0, "value": 3.0},
@@ -163,7 +190,9 @@ def test_a_saved_plan_is_replayed_and_shrunk(tmp_path: Path, capsys: pytest.Capt
         {"at": 31.0, "kind": "clog", "who": ["n1"], "seconds": 5.0, "value": 1.0},
     ]
     plan = tmp_path / "plan.json"
-    plan.write_text(json.dumps({"scenario": str(path), "seed": 1, "nodes": 6, "faults": faults}))
+    plan.write_text(
+        json.dumps({"scenario": str(path), "seed": 1, "nodes": 6, "faults": faults})
+    )
     assert main(["replay", str(plan)]) == 1
     small_plan = tmp_path / "small.json"
     assert main(["shrink", str(plan), "--out", str(small_plan)]) == 1
@@ -179,7 +208,9 @@ def test_a_trace_opens_in_perfetto(tmp_path: Path) -> None:
     events = json.loads(out.read_text())["traceEvents"]
     kinds = {event["ph"] for event in events}
     assert kinds == {"X", "s", "f", "M"}
-    assert {event["args"]["name"] for event in events if event["ph"] == "M"} >= {f"n{n}" for n in range(5)}
+    assert {event["args"]["name"] for event in events if event["ph"] == "M"} >= {
+        f"n{n}" for n in range(5)
+    }
 
 
 def test_sweeps_try_every_setting_with_every_seed() -> None:
@@ -207,7 +238,9 @@ class Balance(HTMLParser):
         self.text: list[str] = []
 
     def handle_starttag(self, tag: str, attrs) -> None:
-        assert not any(str(value).startswith("http") for _, value in attrs), "a report fetches nothing"
+        assert not any(str(value).startswith("http") for _, value in attrs), (
+            "a report fetches nothing"
+        )
         if tag in self.OPEN:
             self.stack.append(tag)
 
@@ -221,7 +254,10 @@ class Balance(HTMLParser):
 
 def test_reports_are_whole_pages_that_fetch_nothing() -> None:
     scenario = small(
-        "churn", nodes=8, duration=60.0, faults=(Fault(at=30.0, kind="kill", who=("n1",), seconds=5.0),)
+        "churn",
+        nodes=8,
+        duration=60.0,
+        faults=(Fault(at=30.0, kind="kill", who=("n1",), seconds=5.0),),
     )
     result = run_scenario(scenario, 1)
     summary = summarise([run_one(scenario, 1, {})])

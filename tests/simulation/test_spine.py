@@ -15,9 +15,10 @@ from sim.run.runner import run_scenario
 from sim.run.scenario import load_scenario
 
 DEMO_KEYS = {
-    "peers", "greedy_start", "greedy_end", "reward_start", "reward_end", "policies", "staleness_max",
-    "rollouts_accepted", "rollouts_rejected", "cheater_submitted", "cheater_accepted", "honest_rejected",
-    "policy_bytes", "origin_upload_bytes", "leaf_share_from_peers", "seconds",
+    "peers", "greedy_start", "greedy_end", "reward_start", "reward_end", "policies",
+    "staleness_max", "rollouts_accepted", "rollouts_rejected", "cheater_submitted",
+    "cheater_accepted", "honest_rejected", "policy_bytes", "origin_upload_bytes",
+    "leaf_share_from_peers", "seconds",
 }  # fmt: skip
 
 

@@ -20,7 +20,9 @@ REGRESSIONS = sorted((Path(__file__).parent / "regressions").glob("*.json"))
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("storm", ["dht", "gossip", "ledger", "membership", "policies", "spine", "transport"])
+@pytest.mark.parametrize(
+    "storm", ["dht", "gossip", "ledger", "membership", "policies", "spine", "transport"]
+)
 def test_a_storm_breaks_nothing(storm: str, seed: int) -> None:
     assert play(load_storm(storm), seed).why is None
 

@@ -67,7 +67,10 @@ class Stage:
 
 
 def play(
-    body: Callable[[Stage], Awaitable[Any]], names: str = "abc", strict: bool = True, **options: Any
+    body: Callable[[Stage], Awaitable[Any]],
+    names: str = "abc",
+    strict: bool = True,
+    **options: Any,
 ) -> Any:
     async def main(simulation: Simulation) -> Any:
         async with open_swarm(simulation, lambda one, other: LATENCY, strict=strict) as swarm:
@@ -147,7 +150,9 @@ def test_a_killed_process_is_noticed_at_once_and_a_vanished_machine_later() -> N
         stage.swarm.kill("c", silent=True)
         await stage.swarm.sleep(60)
         gone = [
-            at - start for name, state, at in stage.events if name == "a" and state is PeerState.DISCONNECTED
+            at - start
+            for name, state, at in stage.events
+            if name == "a" and state is PeerState.DISCONNECTED
         ]
         assert gone == pytest.approx([LATENCY, IDLE_TIMEOUT / SECOND], abs=1e-3)
         assert stage.hosts["a"].connected == ()
@@ -305,7 +310,10 @@ def test_a_paused_node_does_everything_at_once_when_it_wakes() -> None:
             stage.hosts["a"].send(peer, NEWS, text.encode())
             await stage.swarm.sleep(0.5)
         await stage.swarm.sleep(5)
-        assert [(text, round(at - start, 3)) for _, text, at in stage.heard] == [("one", 3.0), ("two", 3.0)]
+        assert [(text, round(at - start, 3)) for _, text, at in stage.heard] == [
+            ("one", 3.0),
+            ("two", 3.0),
+        ]
 
     play(body)
 

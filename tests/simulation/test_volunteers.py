@@ -1,4 +1,6 @@
-"""The scenario `volunteers`, small: real roles whose time and sizes come from device profiles."""
+"""The scenario `volunteers`, small: real roles whose time and sizes come from device
+profiles.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +34,14 @@ from sim.workloads.volunteers.timesheet import DECODING, IDLE, WAITING, Timeshee
 
 # An 8 B policy for a dozen volunteers on fast lines: steps of some minutes, 15 chunks.
 SMALL = {
-    "sized_for": 12,
-    "model": "8B", "policy_bytes": 16e9, "coarse": 256, "relays": 1, "validators": 1, "trainer": "4xH100",
-    "share_8xH100": 0.0, "share_4x4090": 0.5, "share_4x3090": 0.5, "batch_rollouts": 768, "group_size": 8,
-    "answer_tokens": 3000, "up_low": 1000.0, "up_high": 4000.0, "lifetime": 3000, "patience": 900,
+    "sized_for": 12, "model": "8B", "policy_bytes": 16e9, "coarse": 256, "relays": 1,
+    "validators": 1, "trainer": "4xH100", "share_8xH100": 0.0, "share_4x4090": 0.5,
+    "share_4x3090": 0.5, "batch_rollouts": 768, "group_size": 8, "answer_tokens": 3000,
+    "up_low": 1000.0, "up_high": 4000.0, "lifetime": 3000, "patience": 900,
 }  # fmt: skip
 TWO_4090S = {
-    "model": "32B", "trainer": "8xH100", "share_4x4090": 0.0, "share_4x3090": 0.0, "share_2x4090": 1.0,
+    "model": "32B", "trainer": "8xH100", "share_4x4090": 0.0, "share_4x3090": 0.0,
+    "share_2x4090": 1.0,
 }  # fmt: skip
 HEAVY = ProtocolId("/test/heavy/1.0.0")
 
@@ -59,7 +62,16 @@ def test_the_shares_of_everybodys_time_add_up_to_one() -> None:
     groups: dict[str, list[float]] = {}
     for name, value in metrics.items():
         group, _, activity = name.rpartition("_")
-        if activity in {"training", "saving", "encoding", "generating", "scoring", "loading", WAITING, IDLE}:
+        if activity in {
+            "training",
+            "saving",
+            "encoding",
+            "generating",
+            "scoring",
+            "loading",
+            WAITING,
+            IDLE,
+        }:
             groups.setdefault(group, []).append(float(value))
     assert set(groups) == {"trainer", "validators", "volunteers", "4x4090", "4x3090"}
     for group, shares in groups.items():
@@ -71,10 +83,12 @@ def test_the_shares_of_everybodys_time_add_up_to_one() -> None:
 def test_every_rollout_has_one_fate() -> None:
     metrics = outcome().metrics
     fates = (
-        "learnt_from", "in_a_step_at_end", "without_spread", "pooled_at_end", "on_the_way_at_end",
-        "unanswered_at_end", "lost_stale", "rejected",
+        "learnt_from", "in_a_step_at_end", "without_spread", "pooled_at_end",
+        "on_the_way_at_end", "unanswered_at_end", "lost_stale", "rejected",
     )  # fmt: skip
-    assert sum(int(metrics[f"rollouts_{fate}"]) for fate in fates) == metrics["rollouts_generated"]
+    assert (
+        sum(int(metrics[f"rollouts_{fate}"]) for fate in fates) == metrics["rollouts_generated"]
+    )
     assert all(int(metrics[f"rollouts_{fate}"]) >= 0 for fate in fates)
     assert metrics["rollouts_rejected"] == 0
 
@@ -108,7 +122,9 @@ def test_twice_as_fast_lines_do_not_lengthen_the_broadcast() -> None:
 
 def test_the_same_seed_gives_the_same_trace_under_another_hash_seed(tmp_path: Path) -> None:
     scenario = replace(small(arrival=60), duration=420.0)
-    numbers = "\n".join(f"{key} = {json.dumps(value)}" for key, value in scenario.parameters.items())
+    numbers = "\n".join(
+        f"{key} = {json.dumps(value)}" for key, value in scenario.parameters.items()
+    )
     path = tmp_path / "small.toml"
     path.write_text(
         f'caption = "small"\nworkload = "{scenario.workload}"\nnodes = 12\nduration = 420.0\n'
@@ -118,7 +134,17 @@ def test_the_same_seed_gives_the_same_trace_under_another_hash_seed(tmp_path: Pa
     for hash_seed in ("1", "2"):
         result = tmp_path / hash_seed
         subprocess.run(
-            [sys.executable, "-m", "sim", "run", str(path), "--seed", "5", "--json", str(result)],
+            [
+                sys.executable,
+                "-m",
+                "sim",
+                "run",
+                str(path),
+                "--seed",
+                "5",
+                "--json",
+                str(result),
+            ],
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
             capture_output=True,
             check=True,
@@ -138,7 +164,9 @@ def test_the_same_seed_gives_the_same_trace_under_another_hash_seed(tmp_path: Pa
         ({"share_4x3090": 0.4}, "must add up to 1"),
     ],
 )
-def test_machines_that_cannot_do_their_job_are_refused(change: dict[str, object], complaint: str) -> None:
+def test_machines_that_cannot_do_their_job_are_refused(
+    change: dict[str, object], complaint: str
+) -> None:
     with pytest.raises(ConfigError, match=complaint):
         run_scenario(small(**change), 1)
 
@@ -146,7 +174,9 @@ def test_machines_that_cannot_do_their_job_are_refused(change: dict[str, object]
 def test_machines_are_dealt_by_their_shares() -> None:
     plan = plan_of(load_scenario("volunteers"))
     dealt = deal_machines(plan, 200, Random(1))
-    assert [sum(str(one) == name for one in dealt) for name in ("8xH100", "4x4090", "4x3090")] == [
+    assert [
+        sum(str(one) == name for one in dealt) for name in ("8xH100", "4x4090", "4x3090")
+    ] == [
         10,
         90,
         100,
@@ -188,7 +218,12 @@ def test_a_timesheet_accounts_for_every_second_of_every_life() -> None:
     with sheet.doing("loading"):
         now[0] = 17
     now[0] = 20
-    assert (sheet.alive, sheet.spent(WAITING), sheet.spent("loading"), sheet.spent(IDLE)) == (20, 15, 2, 3)
+    assert (sheet.alive, sheet.spent(WAITING), sheet.spent("loading"), sheet.spent(IDLE)) == (
+        20,
+        15,
+        2,
+        3,
+    )
     with sheet.doing("generating"):
         now[0] = 24
         sheet.end_life()
@@ -204,7 +239,9 @@ def test_a_timesheet_accounts_for_every_second_of_every_life() -> None:
     assert (sheet.alive, sheet.spent("generating"), sheet.spent(IDLE)) == (3, 1, 2)
 
 
-def heavy_arrivals(frames: int, scale: float, *, dies: float | None = None) -> list[tuple[float, bytes]]:
+def heavy_arrivals(
+    frames: int, scale: float, *, dies: float | None = None
+) -> list[tuple[float, bytes]]:
     """When frames of 1,000 bytes that stand for ``scale`` times as many come over 80 Mbit/s."""
     came: list[tuple[float, bytes]] = []
 

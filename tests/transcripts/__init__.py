@@ -1,20 +1,21 @@
-"""Protocols as transcripts: events in, effects out, state after, as text that a stranger reads first.
+"""Protocols as transcripts: events in, effects out, state after, as text that a stranger reads
+first.
 
-A transcript is a text file in the manner of etcd/raft's testdata. It holds comments (``#``), steps
-(``> command arguments``) and, below each step, what came of it:
+A transcript is a text file in the manner of etcd/raft's testdata. It holds comments (``#``),
+steps (``> command arguments``) and, below each step, what came of it:
 
     # A root dies with a chunk that it has not passed on.
     > lose bob
     origin: bob is lost
       -> ann: chunk 1 of v1, stripe 0
 
-The folder names the player, which makes real cores, gives them the events that a step stands for,
-and writes down their effects and their state. `python -m tests.transcripts --write` renews the
-output of every step and leaves comments and steps as they are; the difference is for a person to
-read before it is committed. A test plays all of them.
+The folder names the player, which makes real cores, gives them the events that a step stands
+for, and writes down their effects and their state. `python -m tests.transcripts --write` renews
+the output of every step and leaves comments and steps as they are; the difference is for a
+person to read before it is committed. A test plays all of them.
 
-A further protocol needs one module in `tests/transcripts/players` with a class that is registered
-with `player`, and a folder of that name with texts.
+A further protocol needs one module in `tests/transcripts/players` with a class that is
+registered with `player`, and a folder of that name with texts.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class Player(Protocol):
     """One play of one transcript: made anew for each."""
 
     def play(self, command: str, args: list[str]) -> Iterator[str]:
-        """Carry out a step; gives the lines to be written below it. Raise `ValueError` if unknown."""
+        """Carry out a step; gives the lines to be written below it. Raise `ValueError` if
+        unknown.
+        """
         ...
 
 
@@ -83,7 +86,9 @@ def parse(text: str) -> list[Part]:
         elif parts and parts[-1].step:
             parts[-1] = replace(parts[-1], output=(*parts[-1].output, line))
         else:
-            raise ValueError(f"line {number} is no comment, no step and below no step: {line!r}")
+            raise ValueError(
+                f"line {number} is no comment, no step and below no step: {line!r}"
+            )
     return parts
 
 

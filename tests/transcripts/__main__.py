@@ -1,4 +1,6 @@
-"""`python -m tests.transcripts`: which transcripts come out differently; `--write` renews them."""
+"""`python -m tests.transcripts`: which transcripts come out differently; `--write` renews
+them.
+"""
 
 from __future__ import annotations
 

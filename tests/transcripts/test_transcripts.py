@@ -10,7 +10,9 @@ import pytest
 from tests.transcripts import HERE, PLAYERS, parse, play, play_file, transcripts
 
 
-@pytest.mark.parametrize("path", transcripts(), ids=lambda path: path.relative_to(HERE).as_posix())
+@pytest.mark.parametrize(
+    "path", transcripts(), ids=lambda path: path.relative_to(HERE).as_posix()
+)
 def test_it_comes_out_as_it_is_written(path: Path) -> None:
     """`python -m tests.transcripts --write` renews it, for a person to read the difference."""
     assert play_file(path).splitlines() == path.read_text(encoding="utf-8").splitlines()

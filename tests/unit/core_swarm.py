@@ -1,7 +1,9 @@
-"""A swarm of sans-I/O cores on one heap, for tests: latency, loss, connections, deaths, partitions.
+"""A swarm of sans-I/O cores on one heap, for tests: latency, loss, connections, deaths,
+partitions.
 
-A link is what a host offers: messages in order, connecting on demand. ``silent`` deaths are power cuts:
-nobody is told, bytes just vanish; the others are crashes, which the peers' hosts notice.
+A link is what a host offers: messages in order, connecting on demand. ``silent`` deaths are
+power cuts: nobody is told, bytes just vanish; the others are crashes, which the peers' hosts
+notice.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ def _mac(peer: PeerId, data: bytes) -> bytes:
 
 
 class FakeSigner:
-    """A signature is a keyed hash that anybody could make; attackers in tests are too honest to."""
+    """A signature is a keyed hash that anybody could make; attackers in tests are too honest
+    to.
+    """
 
     def __init__(self, peer: PeerId) -> None:
         self.peer_id = peer
@@ -75,7 +79,9 @@ class Node:
 class CoreSwarm:
     """Subclasses say how their core's events and effects are called."""
 
-    def __init__(self, seed: int, *, loss: float = 0.0, latency: tuple[float, float] = (0.01, 0.15)) -> None:
+    def __init__(
+        self, seed: int, *, loss: float = 0.0, latency: tuple[float, float] = (0.01, 0.15)
+    ) -> None:
         self.rng = Random(seed)
         self.loss = loss
         self.latency = latency
@@ -97,7 +103,9 @@ class CoreSwarm:
         raise NotImplementedError
 
     def connection_event(self, peer: PeerId, state: str) -> Any | None:
-        """``state`` is connected, disconnected or unreachable; None if the core does not care."""
+        """``state`` is connected, disconnected or unreachable; None if the core does not
+        care.
+        """
         return None
 
     def carry_out(self, node: Node, effect: Any) -> None:
@@ -146,10 +154,14 @@ class CoreSwarm:
         delay = self.rng.uniform(*self.latency)
         if pair not in self._links:
             if not self.reaches(node, other):
-                self.call_at(self.now + DIAL_TIMEOUT, lambda: self.notify(node, peer, "unreachable"))
+                self.call_at(
+                    self.now + DIAL_TIMEOUT, lambda: self.notify(node, peer, "unreachable")
+                )
                 return
             self._links[pair] = self.now
-            self._arrival[node.peer, peer] = self._arrival[peer, node.peer] = self.now + 4 * delay
+            self._arrival[node.peer, peer] = self._arrival[peer, node.peer] = (
+                self.now + 4 * delay
+            )
             self.call_at(self.now + 4 * delay, lambda: self._connected(node, peer))
         if self.rng.random() < self.loss:
             return

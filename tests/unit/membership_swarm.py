@@ -70,7 +70,9 @@ class MembershipSwarm(CoreSwarm):
         clock: float = 0.0,
         seqno: int | None = None,
     ) -> Node:
-        """Start (or restart) a node ``at`` seconds from now; its wall clock is ``clock`` seconds off."""
+        """Start (or restart) a node ``at`` seconds from now; its wall clock is ``clock``
+        seconds off.
+        """
         self.started += 1
         peer = peer_named(number)
         first = int((WALL + self.now + at + clock) * 1000) if seqno is None else seqno
@@ -111,6 +113,6 @@ class MembershipSwarm(CoreSwarm):
 
 
 def addr_of(number: int) -> Multiaddr:
-    return Multiaddr.parse(f"/ip4/10.{number >> 16}.{number >> 8 & 255}.{number & 255}/tcp/4001").with_peer(
-        peer_named(number)
-    )
+    return Multiaddr.parse(
+        f"/ip4/10.{number >> 16}.{number >> 8 & 255}.{number & 255}/tcp/4001"
+    ).with_peer(peer_named(number))

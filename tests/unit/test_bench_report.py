@@ -29,7 +29,13 @@ def test_a_report_has_the_promised_shape(tmp_path: Path) -> None:
         "median": 500.0,
     }
     assert table["ratios"] == [
-        {"case": "loopback", "metric": "throughput", "of": "shoal", "to": "other", "median": 5.0}
+        {
+            "case": "loopback",
+            "metric": "throughput",
+            "of": "shoal",
+            "to": "other",
+            "median": 5.0,
+        }
     ]
     assert "shoal / other" in str(report)
     report.write(None)

@@ -43,7 +43,9 @@ def test_there_is_no_way_around_the_limit() -> None:
     st.integers(1, 5),
     st.lists(st.tuples(st.booleans(), st.integers(0, 9))),
 )
-def test_the_limit_holds_and_the_last_key_is_there(limit: int, steps: list[tuple[bool, int]]) -> None:
+def test_the_limit_holds_and_the_last_key_is_there(
+    limit: int, steps: list[tuple[bool, int]]
+) -> None:
     table: BoundedDict[int, int] = BoundedDict(limit)
     for renewed, key in steps:
         if renewed:

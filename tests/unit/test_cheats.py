@@ -31,7 +31,9 @@ CLEAN = Evidence(
     logprob_error=0.0,
 )
 SURE = replace(CLEAN, draw_mismatches=1, draw_distance=5e-5)
-"""Of a greedy answer under a policy that is nearly sure: within the limits, and rightly accepted."""
+"""Of a greedy answer under a policy that is nearly sure: within the limits, and rightly
+accepted.
+"""
 CAUGHT = replace(CLEAN, draw_mismatches=400, draw_distance=0.4)
 TASKS = [GroupTask(group=7, prompt=(1, 2), seeds=(bytes(32), bytes(32)))]
 
@@ -47,7 +49,9 @@ class SureEngine:
         self.loaded = int(weights)
 
     async def generate(self, tasks, sampling) -> list[Group]:
-        way = {0.0: "greedy", 1.0: "honest" if self.loaded == 5 else "stale"}.get(sampling.temperature, "hot")
+        way = {0.0: "greedy", 1.0: "honest" if self.loaded == 5 else "stale"}.get(
+            sampling.temperature, "hot"
+        )
         if way == "hot":
             assert tasks[0].seeds != TASKS[0].seeds
         return [Group(task.group, (), way.encode()) for task in tasks]
@@ -63,31 +67,47 @@ def pin(version: int) -> Iterator[str]:
     yield str(version)
 
 
-async def handed_in(engine: SureEngine, *, stale_turn: bool, held: tuple[int, ...] = (5, 4)) -> str:
+async def handed_in(
+    engine: SureEngine, *, stale_turn: bool, held: tuple[int, ...] = (5, 4)
+) -> str:
     shardcast = SimpleNamespace(held=held, pin=pin, holds=held.__contains__)
-    run: Any = SimpleNamespace(terms=SimpleNamespace(recipe=RUN.terms.recipe, limits=DEMO_LIMITS))
+    run: Any = SimpleNamespace(
+        terms=SimpleNamespace(recipe=RUN.terms.recipe, limits=DEMO_LIMITS)
+    )
     node: Any = SimpleNamespace(shardcast=shardcast, world=None, run=RUN)
     nothing: Any = None
     counts = InferenceCounts(version=PolicyVersion(5))
     working: Any = engine
     session = CheatSession(node, run, nothing, working, nothing, "cheat", counts)
-    session.mode, session.is_stale_turn, session.in_engine = CheatMode.TURNS, stale_turn, PolicyVersion(5)
+    session.mode, session.is_stale_turn, session.in_engine = (
+        CheatMode.TURNS,
+        stale_turn,
+        PolicyVersion(5),
+    )
     (group,) = await session.draw(TASKS)
     return group.proof.decode()
 
 
 async def test_what_might_pass_is_not_handed_in() -> None:
-    """Issue 10.11: late in a run a greedy submission was within limits: the demo ended with exit 1."""
+    """Issue 10.11: late in a run a greedy submission was within limits: the demo ended with
+    exit 1.
+    """
     sure = SureEngine(greedy=SURE, stale=SURE, hot=CAUGHT)
     assert judge(SURE, DEMO_LIMITS).verdict is Verdict.ACCEPTED
     assert judge_pool([SURE], DEMO_LIMITS).verdict is Verdict.ACCEPTED
     assert await handed_in(sure, stale_turn=False) == "hot"
     assert await handed_in(sure, stale_turn=True) == "hot"
-    assert await handed_in(SureEngine(greedy=SURE, hot=CAUGHT), stale_turn=False, held=(5,)) == "hot"
+    assert (
+        await handed_in(SureEngine(greedy=SURE, hot=CAUGHT), stale_turn=False, held=(5,))
+        == "hot"
+    )
     assert await handed_in(SureEngine(greedy=SURE, stale=CAUGHT), stale_turn=False) == "stale"
     assert await handed_in(SureEngine(greedy=CAUGHT, stale=SURE), stale_turn=True) == "greedy"
     for stale_turn, way in ((False, "greedy"), (True, "stale")):
-        assert await handed_in(SureEngine(greedy=CAUGHT, stale=CAUGHT), stale_turn=stale_turn) == way
+        assert (
+            await handed_in(SureEngine(greedy=CAUGHT, stale=CAUGHT), stale_turn=stale_turn)
+            == way
+        )
     with pytest.raises(EngineError, match="no way to cheat"):
         await handed_in(SureEngine(greedy=SURE, stale=SURE, hot=SURE), stale_turn=False)
 

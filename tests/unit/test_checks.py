@@ -40,7 +40,9 @@ def with_field(field: str, value: Any) -> Evidence:
 
 
 def shape_reason(*completions: list[int]) -> Reason:
-    return reason(check_shape(completions, [[-1.0] * len(tokens) for tokens in completions], SHAPE))
+    return reason(
+        check_shape(completions, [[-1.0] * len(tokens) for tokens in completions], SHAPE)
+    )
 
 
 # Shape
@@ -117,13 +119,19 @@ def test_every_limit_bites(limits: Limits, field: str, value: Any, expected: Rea
 
 
 @pytest.mark.parametrize("limits", LIMITS)
-@pytest.mark.parametrize("field", [f.name for f in fields(Evidence) if f.name not in ("tokens", "malformed")])
+@pytest.mark.parametrize(
+    "field", [f.name for f in fields(Evidence) if f.name not in ("tokens", "malformed")]
+)
 def test_nan_never_passes(limits: Limits, field: str) -> None:
     assert judge(with_field(field, nan), limits).verdict is Verdict.REJECTED
 
 
 def test_fp32_is_tighter_than_bf16() -> None:
-    for field, value in [("mantissa_mean", 0.3), ("draw_distance", 0.01), ("logprob_error", 0.1)]:
+    for field, value in [
+        ("mantissa_mean", 0.3),
+        ("draw_distance", 0.01),
+        ("logprob_error", 0.1),
+    ]:
         evidence = with_field(field, value)
         assert judge(evidence, Limits.fp32()).verdict is Verdict.REJECTED
         assert judge(evidence, Limits.bf16()).verdict is Verdict.ACCEPTED
@@ -140,7 +148,9 @@ def test_a_judgement_says_what_decided_it() -> None:
     assert str(judge(replace(HONEST, tokens=0), Limits.fp32())) == "inconclusive: no tokens"
 
 
-@pytest.mark.parametrize("change", [{"surprise": nan}, {"mantissa_mean": -1.0}, {"false_alarm": 0.0}])
+@pytest.mark.parametrize(
+    "change", [{"surprise": nan}, {"mantissa_mean": -1.0}, {"false_alarm": 0.0}]
+)
 def test_limits_are_checked_at_birth(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"must be from 0|false_alarm"):
         replace(Limits.fp32(), **change)
@@ -161,13 +171,20 @@ def test_the_pool_catches_a_shift_of_the_mantissas() -> None:
     assert judge(group, Limits.bf16()).verdict is Verdict.ACCEPTED
     assert reason(judge_pool([group] * 15, Limits.bf16())) is Reason.WITHIN_LIMITS
     assert reason(judge_pool([group] * 16, Limits.bf16())) is Reason.MANTISSA_MEAN
-    assert reason(judge_pool([replace(group, mantissa_mean=nan)] * 16, Limits.bf16())) is Reason.MANTISSA_MEAN
+    assert (
+        reason(judge_pool([replace(group, mantissa_mean=nan)] * 16, Limits.bf16()))
+        is Reason.MANTISSA_MEAN
+    )
 
 
 def test_an_honest_pool_is_accepted() -> None:
     rng = np.random.default_rng(0)
     pool = [
-        replace(HONEST, draw_mismatches=int(rng.poisson(0.3)), mantissa_mean=float(rng.uniform(0.1, 1.3)))
+        replace(
+            HONEST,
+            draw_mismatches=int(rng.poisson(0.3)),
+            mantissa_mean=float(rng.uniform(0.1, 1.3)),
+        )
         for _ in range(200)
     ]
     assert judge_pool(pool, Limits.bf16()).verdict is Verdict.ACCEPTED

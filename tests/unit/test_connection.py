@@ -103,7 +103,12 @@ async def _negotiate(raw: trio.abc.Stream, machine: Proposer | Chooser) -> None:
 
 @pytest.mark.parametrize(
     "reply",
-    [line("/multistream/1.0.0") + line("na"), b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", b"\xff" * 5000],
+    [
+        line("/multistream/1.0.0") + line("na"),
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        b"",
+        b"\xff" * 5000,
+    ],
 )
 async def test_a_listener_that_is_no_shoal_node(reply: bytes) -> None:
     async with open_world(key=ALICE) as world:
@@ -111,7 +116,9 @@ async def test_a_listener_that_is_no_shoal_node(reply: bytes) -> None:
         await theirs.send_all(reply)
         await theirs.send_eof()
         with pytest.raises((RemoteProtocolError, ProtocolNotSupported)), trio.fail_after(5):
-            await secure(ours, StaticKey.create(ALICE, world.entropy(32)), world.entropy, dialer=True)
+            await secure(
+                ours, StaticKey.create(ALICE, world.entropy(32)), world.entropy, dialer=True
+            )
 
 
 async def test_plaintext_on_offer_is_refused() -> None:

@@ -16,7 +16,10 @@ TARGET = bytes(20)
 
 def contacts(count: int, seed: int = 1) -> list[Contact]:
     rng = Random(seed)
-    made = [Contact(PeerId.from_public_key(rng.randbytes(32)), rng.randbytes(8), ()) for _ in range(count)]
+    made = [
+        Contact(PeerId.from_public_key(rng.randbytes(32)), rng.randbytes(8), ())
+        for _ in range(count)
+    ]
     return sorted(made, key=lambda each: each.number)
 
 
@@ -24,9 +27,16 @@ def shape(**changes: int) -> LookupShape:
     return LookupShape(**{"alpha": 3, "paths": 2, "width": 8, **changes})
 
 
-@given(st.integers(1, 80), st.integers(0, 2**32), st.integers(1, 3), st.sets(st.integers(0, 79), max_size=30))
+@given(
+    st.integers(1, 80),
+    st.integers(0, 2**32),
+    st.integers(1, 3),
+    st.sets(st.integers(0, 79), max_size=30),
+)
 @settings(max_examples=60, deadline=None)
-def test_it_finds_the_nearest_that_live(size: int, seed: int, paths: int, dead: set[int]) -> None:
+def test_it_finds_the_nearest_that_live(
+    size: int, seed: int, paths: int, dead: set[int]
+) -> None:
     """Everybody knows the twenty nearest to each of 16 points and a few random others."""
     everybody = contacts(size, seed)
     rng = Random(seed)
@@ -60,7 +70,9 @@ def test_paths_ask_disjoint_nodes_and_alpha_of_them_each() -> None:
 
 
 def test_a_liar_leads_one_path_only() -> None:
-    """A liar's nearer and nearer inventions occupy its own path; the other still ends at the honest."""
+    """A liar's nearer and nearer inventions occupy its own path; the other still ends at the
+    honest.
+    """
     honest = contacts(40, 2)
     invented = contacts(2000, 3)[:60]
     lookup = Lookup(TARGET, honest[20:], shape(paths=2))
@@ -156,7 +168,9 @@ def test_request_ids_wrap_and_do_not_collide() -> None:
             return 2**32 - 1
 
     calls: Calls[str] = Calls(Last())
-    ids = [calls.open(peer(1), "", lambda _: b"", 0.0, connected=True).request_id for _ in range(3)]
+    ids = [
+        calls.open(peer(1), "", lambda _: b"", 0.0, connected=True).request_id for _ in range(3)
+    ]
     assert ids == [2**32 - 1, 0, 1]
 
 
@@ -177,7 +191,12 @@ def test_time_limits_stay_sane(samples: list[float]) -> None:
     trips = RoundTrips()
     for sample in samples:
         trips.measure(sample)
-    assert MIN_TIMEOUT <= trips.timeout(connected=True) <= trips.timeout(connected=False) <= MAX_TIMEOUT
+    assert (
+        MIN_TIMEOUT
+        <= trips.timeout(connected=True)
+        <= trips.timeout(connected=False)
+        <= MAX_TIMEOUT
+    )
 
 
 def test_failing_a_peer_returns_its_calls_only() -> None:

@@ -5,7 +5,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from p2p.dht.core.store import MAX_PER_PREFIX, MAX_PER_PUBLISHER, MAX_PUBLISHERS, RecordStore, StoreResult
+from p2p.dht.core.store import (
+    MAX_PER_PREFIX,
+    MAX_PER_PUBLISHER,
+    MAX_PUBLISHERS,
+    RecordStore,
+    StoreResult,
+)
 from p2p.dht.core.validation import (
     ADDRESSES,
     CLOCK_TOLERANCE,
@@ -61,7 +67,9 @@ def place(each: Record, salt: int = 0) -> bytes:
     st.binary(max_size=MAX_VALUE),
 )
 @settings(max_examples=60, deadline=None)
-def test_a_record_survives_the_wire(namespace: str, name: bytes, seqno: int, value: bytes) -> None:
+def test_a_record_survives_the_wire(
+    namespace: str, name: bytes, seqno: int, value: bytes
+) -> None:
     sent = record(namespace=namespace, name=name, seqno=seqno, value=value)
     blob = sent.encode()
     assert len(blob) <= MAX_RECORD
@@ -75,7 +83,10 @@ def test_it_belongs_under_its_salted_keys_only() -> None:
     assert len(dict.fromkeys(keys)) == SALTS
     assert all(VALIDATOR.validate(good, key, WALL) is RecordValidity.VALID for key in keys)
     assert VALIDATOR.validate(good, bytes(20), WALL) is RecordValidity.FORGED
-    assert VALIDATOR.validate(good, record_key("run", good.name, SALTS), WALL) is RecordValidity.FORGED
+    assert (
+        VALIDATOR.validate(good, record_key("run", good.name, SALTS), WALL)
+        is RecordValidity.FORGED
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,7 +119,9 @@ def test_a_publisher_without_a_stamp_says_nothing() -> None:
         (600 + CLOCK_TOLERANCE, RecordValidity.STALE),
     ],
 )
-def test_time_is_judged_with_five_minutes_of_tolerance(age: float, expected: RecordValidity) -> None:
+def test_time_is_judged_with_five_minutes_of_tolerance(
+    age: float, expected: RecordValidity
+) -> None:
     assert VALIDATOR.validate(record(), place(record()), WALL + age) is expected
 
 
@@ -118,15 +131,18 @@ def test_an_address_record_is_by_and_about_its_publisher() -> None:
     assert VALIDATOR.validate(own, place(own), WALL) is RecordValidity.VALID
     assert VALIDATOR.keys("addr", own.name) == (place(own),)
     about_another = record(namespace="addr", name=b"x" * 38, value=value)
-    assert VALIDATOR.validate(about_another, place(about_another), WALL) is RecordValidity.REFUSED
+    assert (
+        VALIDATOR.validate(about_another, place(about_another), WALL) is RecordValidity.REFUSED
+    )
     no_address = record(namespace="addr", name=KEY.peer_id.digest, value=b"no address")
     assert VALIDATOR.validate(no_address, place(no_address), WALL) is RecordValidity.REFUSED
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"namespace": ""}, {"namespace": "x" * 33}, {"namespace": "ü"}, {"name": bytes(65)}, {"seqno": -1},
-     {"value": bytes(MAX_VALUE + 1)}, {"nonce": bytes(7)}, {"signature": bytes(63)}, {"expires": -1}],
+    [{"namespace": ""}, {"namespace": "x" * 33}, {"namespace": "ü"}, {"name": bytes(65)},
+     {"seqno": -1}, {"value": bytes(MAX_VALUE + 1)}, {"nonce": bytes(7)},
+     {"signature": bytes(63)}, {"expires": -1}],
 )  # fmt: skip
 def test_fields_out_of_bounds_do_not_decode(change: dict[str, object]) -> None:
     with pytest.raises(BadMessage):
@@ -136,7 +152,9 @@ def test_fields_out_of_bounds_do_not_decode(change: dict[str, object]) -> None:
 # The store.
 
 
-def keep(store: RecordStore, each: Record, now: float = 0.0, key: bytes | None = None) -> StoreResult:
+def keep(
+    store: RecordStore, each: Record, now: float = 0.0, key: bytes | None = None
+) -> StoreResult:
     return store.put(key or place(each), each, each.encode(), WALL, now)
 
 
@@ -151,10 +169,14 @@ def test_the_newest_sequence_number_wins() -> None:
 
 
 def crowd(size: int, tens: int = 1) -> list[Record]:
-    """Records of many publishers under one key; they are not verified here, so none is signed."""
+    """Records of many publishers under one key; they are not verified here, so none is
+    signed.
+    """
     bare = record()
     return [
-        replace(bare, publisher=KeyPair(bytes([tens, each % 256, each // 256] + 29 * [0])).peer_id)
+        replace(
+            bare, publisher=KeyPair(bytes([tens, each % 256, each // 256] + 29 * [0])).peer_id
+        )
         for each in range(size)
     ]
 
@@ -166,9 +188,14 @@ def publishers(store: RecordStore) -> list[PeerId]:
 def test_many_publishers_share_a_key_up_to_a_limit() -> None:
     store = RecordStore(0, secret=b"ours")
     everybody = crowd(MAX_PUBLISHERS + 36)
-    assert [keep(store, each) for each in everybody[:MAX_PUBLISHERS]] == [StoreResult.NEW] * MAX_PUBLISHERS
+    assert [keep(store, each) for each in everybody[:MAX_PUBLISHERS]] == [
+        StoreResult.NEW
+    ] * MAX_PUBLISHERS
     later = [keep(store, each) for each in everybody[MAX_PUBLISHERS:]]
-    assert set(later) == {StoreResult.NEW, StoreResult.FULL}, "a fair sample of all, not the first to come"
+    assert set(later) == {
+        StoreResult.NEW,
+        StoreResult.FULL,
+    }, "a fair sample of all, not the first to come"
     assert len(store.get(place(record()))) == MAX_PUBLISHERS
     kept = dict.fromkeys(publishers(store))
     for each in everybody:
@@ -199,7 +226,10 @@ def test_one_prefix_gets_a_quarter_of_a_key_and_the_reserved_give_way_to_nobody(
     assert len(store.get(place(record()))) == 2 * MAX_PER_PREFIX
     officer = crowd(1, tens=3)[0]
     reserved = RecordPriority(reserved=True, groups=near.groups)
-    assert store.put(place(officer), officer, officer.encode(), WALL, 0.0, reserved) is StoreResult.NEW
+    assert (
+        store.put(place(officer), officer, officer.encode(), WALL, 0.0, reserved)
+        is StoreResult.NEW
+    )
     for each in crowd(300, tens=4):
         keep(store, each)
     assert officer.publisher in publishers(store)
@@ -231,7 +261,8 @@ def test_a_full_node_takes_from_those_who_have_most() -> None:
     assert len(store) == 4 * MAX_PER_PUBLISHER
     modest = crowd(100, tens=2)
     assert {
-        keep(store, each, key=b"\xff" * 18 + number.to_bytes(2, "big")) for number, each in enumerate(modest)
+        keep(store, each, key=b"\xff" * 18 + number.to_bytes(2, "big"))
+        for number, each in enumerate(modest)
     } == {StoreResult.NEW}
     assert len(store) == 4 * MAX_PER_PUBLISHER
     counts = [len(keys) for keys in store._by_publisher.values()]
@@ -250,7 +281,9 @@ def test_one_publisher_gets_so_much_and_no_more() -> None:
 def test_a_full_node_drops_what_lies_farthest() -> None:
     own = 0
     store = RecordStore(own, limit=16)
-    records = [record(KeyPair(bytes([2, each] + 30 * [0])), name=b"%d" % each) for each in range(40)]
+    records = [
+        record(KeyPair(bytes([2, each] + 30 * [0])), name=b"%d" % each) for each in range(40)
+    ]
     for each in records:
         keep(store, each)
     assert len(store) <= 16
@@ -284,8 +317,13 @@ def test_renewing_often_costs_no_memory() -> None:
 @settings(max_examples=60, deadline=None)
 def test_the_store_converges_whatever_the_order(puts: list[tuple[int, int]]) -> None:
     one, two = RecordStore(0), RecordStore(0)
-    bare = [replace(record(), publisher=KeyPair(bytes([3, who] + 30 * [0])).peer_id) for who in range(6)]
+    bare = [
+        replace(record(), publisher=KeyPair(bytes([3, who] + 30 * [0])).peer_id)
+        for who in range(6)
+    ]
     for store, order in ((one, puts), (two, puts[::-1])):
         for who, seqno in order:
-            store.put(place(bare[0]), replace(bare[who], seqno=seqno), bytes([who, seqno]), WALL, 0.0)
+            store.put(
+                place(bare[0]), replace(bare[who], seqno=seqno), bytes([who, seqno]), WALL, 0.0
+            )
     assert sorted(one.blobs(place(bare[0]))) == sorted(two.blobs(place(bare[0])))

@@ -152,10 +152,14 @@ def test_stamp_and_sequence_number_survive_a_restart() -> None:
     in_town(main)
 
 
-def test_a_crash_during_the_first_write_and_a_clock_set_back_take_nothing_from_the_next_life() -> None:
+def test_a_crash_in_the_first_write_and_a_clock_set_back_take_nothing_from_the_next_life() -> (
+    None
+):
     async def main(town: Town) -> None:
         async def live_on_a_slow_disk(node: SimNode) -> None:
-            await node.world.disk.replace(STAMP_PATH, make_stamp(node.peer_id, CONFIG.difficulty))
+            await node.world.disk.replace(
+                STAMP_PATH, make_stamp(node.peer_id, CONFIG.difficulty)
+            )
             node.disk.model = DiskModel(fsync=2)
             await town.live(node)
 
@@ -179,7 +183,9 @@ def test_a_crash_during_the_first_write_and_a_clock_set_back_take_nothing_from_t
 def test_a_full_disk_stops_no_publishing() -> None:
     async def main(town: Town) -> None:
         async def live_on_a_full_disk(node: SimNode) -> None:
-            await node.world.disk.replace(STAMP_PATH, make_stamp(node.peer_id, CONFIG.difficulty))
+            await node.world.disk.replace(
+                STAMP_PATH, make_stamp(node.peer_id, CONFIG.difficulty)
+            )
             node.disk.model = DiskModel(capacity=0)
             await town.live(node)
 
@@ -201,7 +207,9 @@ def test_who_waits_for_the_disk_when_it_closes_is_let_go() -> None:
         copies: list[int] = []
 
         async def live_briefly(node: SimNode) -> None:
-            await node.world.disk.replace(STAMP_PATH, make_stamp(node.peer_id, CONFIG.difficulty))
+            await node.world.disk.replace(
+                STAMP_PATH, make_stamp(node.peer_id, CONFIG.difficulty)
+            )
             node.disk.model = DiskModel(fsync=100)
             async with (
                 node.open_host() as host,
@@ -255,8 +263,13 @@ def test_namespaces_are_enforced_by_holders() -> None:
 def test_what_is_too_large_or_badly_named_is_refused_at_once() -> None:
     async def main(town: Town) -> None:
         (dht,) = await town.grow(1)
-        for arguments in (("", b"n", b"v", 60), ("x" * 33, b"n", b"v", 60), ("run", bytes(65), b"v", 60),
-                          ("run", b"n", bytes(MAX_VALUE + 1), 60), ("run", b"n", b"v", 0)):  # fmt: skip
+        for arguments in (
+            ("", b"n", b"v", 60),
+            ("x" * 33, b"n", b"v", 60),
+            ("run", bytes(65), b"v", 60),
+            ("run", b"n", bytes(MAX_VALUE + 1), 60),
+            ("run", b"n", b"v", 0),
+        ):
             with pytest.raises(ValueError):  # noqa: PT011
                 await dht.put(*arguments)
         with pytest.raises(ValueError, match="/p2p/"):
@@ -287,7 +300,9 @@ async def test_it_runs_over_the_real_host(tmp_path: Path) -> None:
         for index in range(5):
             world = await stack.enter_async_context(open_world(tmp_path / str(index)))
             host = await stack.enter_async_context(
-                open_host(network=network, world=world, listen=[f"/memory/{index + 1}"], strict=True)
+                open_host(
+                    network=network, world=world, listen=[f"/memory/{index + 1}"], strict=True
+                )
             )
             dhts.append(await stack.enter_async_context(open_dht(world, host, CONFIG)))
             hosts.append(host)

@@ -3,7 +3,15 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from p2p.dht.stamp import ID_BYTES, MAX_DIFFICULTY, check_stamp, dht_id, make_stamp, stamp_cost, stamp_work
+from p2p.dht.stamp import (
+    ID_BYTES,
+    MAX_DIFFICULTY,
+    check_stamp,
+    dht_id,
+    make_stamp,
+    stamp_cost,
+    stamp_work,
+)
 from p2p.identity import PeerId
 
 PEER = PeerId.from_public_key(bytes(range(32)))

@@ -1,4 +1,6 @@
-"""Whole swarms of DHT cores on one heap (`bench.dht.Swarm`): joins, deaths, loss, lies, partitions."""
+"""Whole swarms of DHT cores on one heap (`bench.dht.Swarm`): joins, deaths, loss, lies,
+partitions.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,30 @@ import pytest
 
 from bench.dht import WALL, Case, Node, Swarm, measure
 from p2p.dht.config import DhtConfig
-from p2p.dht.core.events import Forget, Get, Join, Moved, PeerDown, Penalise, Received, Send, Tick
+from p2p.dht.core.events import (
+    Forget,
+    Get,
+    Join,
+    Moved,
+    PeerDown,
+    Penalise,
+    Received,
+    Send,
+    Tick,
+)
 from p2p.dht.core.publications import MAX_PUBLICATIONS
 from p2p.dht.core.validation import CLOCK_TOLERANCE
-from p2p.dht.messages import Contact, FindNode, Nodes, Ping, Pong, Store, Stored, decode_untrusted, encode
+from p2p.dht.messages import (
+    Contact,
+    FindNode,
+    Nodes,
+    Ping,
+    Pong,
+    Store,
+    Stored,
+    decode_untrusted,
+    encode,
+)
 from p2p.dht.record import Record, record_key, sign_record
 from p2p.errors import LimitExceeded
 
@@ -23,7 +45,12 @@ def joined(size: int, seed: int = 1, **options: float) -> Swarm:
 
 
 def signed(
-    node: Node, *, name: bytes = b"name", seqno: int = 1, lifetime: float = 600, value: bytes = b"v"
+    node: Node,
+    *,
+    name: bytes = b"name",
+    seqno: int = 1,
+    lifetime: float = 600,
+    value: bytes = b"v",
 ) -> Record:
     own = node.core.own
     bare = Record("test", name, own.peer, own.nonce, seqno, int(WALL + lifetime), value, b"")
@@ -31,10 +58,14 @@ def signed(
 
 
 def ask(swarm: Swarm, node: Node, sender: Node, body: object) -> list[object]:
-    """Hand a request to a core; the bodies of its answers and its other effects, less its own question."""
+    """Hand a request to a core; the bodies of its answers and its other effects, less its own
+    question.
+    """
     data = encode(1, sender.core.own, body)  # type: ignore[arg-type]
     effects = node.core.handle(Received(sender.peer, data, WALL + swarm.now), swarm.now)
-    said = [decode_untrusted(each.data).body if isinstance(each, Send) else each for each in effects]
+    said = [
+        decode_untrusted(each.data).body if isinstance(each, Send) else each for each in effects
+    ]
     return [each for each in said if not isinstance(each, Ping)]
 
 
@@ -56,9 +87,9 @@ def test_everybody_meets_everybody_near() -> None:
     nodes = list(swarm.nodes.values())
     for node in nodes:
         own = node.core.own.number
-        nearest = sorted((each.core.own for each in nodes if each is not node), key=lambda c: c.number ^ own)[
-            :10
-        ]
+        nearest = sorted(
+            (each.core.own for each in nodes if each is not node), key=lambda c: c.number ^ own
+        )[:10]
         known = [node.core.contact_of(contact.peer) is not None for contact in nearest]
         assert all(known)
 
@@ -71,7 +102,9 @@ def test_what_one_puts_all_can_read() -> None:
     assert written.copies == 3 * swarm.config.replicas
     for reader in (nodes[0], nodes[10], nodes[35], nodes[59]):
         seconds, records = swarm.get(reader, b"name")
-        assert [(record.publisher, record.value) for record in records] == [(nodes[10].peer, b"value")]
+        assert [(record.publisher, record.value) for record in records] == [
+            (nodes[10].peer, b"value")
+        ]
         assert seconds < 3
     assert swarm.get(nodes[5], b"another name")[1] == ()
 
@@ -205,7 +238,9 @@ def test_the_dead_leave_the_tables() -> None:
         swarm.kill(node)
     swarm.run(swarm.now + 1500)
     gone = [node.peer for node in nodes[20:]]
-    assert sum(node.core.contact_of(peer) is not None for node in nodes[:20] for peer in gone) <= 4
+    assert (
+        sum(node.core.contact_of(peer) is not None for node in nodes[:20] for peer in gone) <= 4
+    )
 
 
 def test_who_has_no_address_reads_but_is_in_no_table() -> None:
@@ -245,7 +280,9 @@ def test_it_stores_what_is_signed(pair: tuple[Swarm, Node, Node]) -> None:
 def test_a_forged_record_is_refused_and_punished(pair: tuple[Swarm, Node, Node]) -> None:
     swarm, victim, other = pair
     forged = replace(signed(victim), value=b"lie")
-    assert ask(swarm, victim, other, store(forged)) == [Stored(False)], "a stranger brings only its own"
+    assert ask(swarm, victim, other, store(forged)) == [Stored(False)], (
+        "a stranger brings only its own"
+    )
     swarm.now = 60.0
     meet(swarm, victim, other)
     held = victim.core.records
@@ -263,7 +300,9 @@ def test_an_expired_record_is_refused_without_blame(pair: tuple[Swarm, Node, Nod
     assert ask(swarm, victim, other, store(eternal)) == [Stored(False)]
 
 
-def test_a_replayed_older_record_does_not_replace_the_newer(pair: tuple[Swarm, Node, Node]) -> None:
+def test_a_replayed_older_record_does_not_replace_the_newer(
+    pair: tuple[Swarm, Node, Node],
+) -> None:
     swarm, victim, other = pair
     old, new = signed(other, seqno=1, value=b"old"), signed(other, seqno=2, value=b"new")
     ask(swarm, victim, other, store(new))
@@ -301,16 +340,22 @@ def test_unasked_answers_change_nothing(pair: tuple[Swarm, Node, Node]) -> None:
     assert victim.core.contacts == 0
 
 
-def test_who_asks_is_pinged_once_and_who_answers_is_known(pair: tuple[Swarm, Node, Node]) -> None:
+def test_who_asks_is_pinged_once_and_who_answers_is_known(
+    pair: tuple[Swarm, Node, Node],
+) -> None:
     swarm, victim, other = pair
     data = encode(1, other.core.own, FindNode(bytes(20)))
     asked = victim.core.handle(Received(other.peer, data, WALL), 0.0)
     again = victim.core.handle(Received(other.peer, data, WALL), 0.0)
-    assert [type(decode_untrusted(each.data).body) for each in asked if isinstance(each, Send)] == [
+    assert [
+        type(decode_untrusted(each.data).body) for each in asked if isinstance(each, Send)
+    ] == [
         Nodes,
         Ping,
     ]
-    assert [type(decode_untrusted(each.data).body) for each in again if isinstance(each, Send)] == [Nodes]
+    assert [
+        type(decode_untrusted(each.data).body) for each in again if isinstance(each, Send)
+    ] == [Nodes]
     assert victim.core.contacts == 0
     swarm.now = 60.0
     meet(swarm, victim, other)
@@ -343,7 +388,8 @@ def test_publications_are_bounded() -> None:
         swarm.put(node, b"one too many", b"value")
     swarm.give(node, Moved(()))
     swarm.put(node, b"in the place of our address", b"value")
-    swarm.give(node, Moved((node.addr,)))  # we can be dialled again, and nobody is there to be told
+    # we can be dialled again, and nobody is there to be told
+    swarm.give(node, Moved((node.addr,)))
 
 
 def test_a_core_says_when_it_wants_to_be_woken() -> None:

@@ -46,7 +46,9 @@ def test_closest_are_the_closest(size: int, seed: int, count: int) -> None:
 
 @given(st.integers(0, 400), st.integers(0, 2**32), st.integers(1, 20))
 @settings(max_examples=40, deadline=None)
-def test_buckets_cover_the_space_once_and_hold_their_own(size: int, seed: int, ksize: int) -> None:
+def test_buckets_cover_the_space_once_and_hold_their_own(
+    size: int, seed: int, ksize: int
+) -> None:
     table, _ = table_with(size, seed, ksize)
     ranges = [bucket.range for bucket in table.buckets]
     assert ranges[0][0] == 0
@@ -54,7 +56,9 @@ def test_buckets_cover_the_space_once_and_hold_their_own(size: int, seed: int, k
     assert all(one[1] + 1 == two[0] for one, two in pairwise(ranges))
     for bucket in table.buckets:
         assert len(bucket) <= ksize
-        assert all(bucket.range[0] <= node.long_id <= bucket.range[1] for node in bucket.nodes.values())
+        assert all(
+            bucket.range[0] <= node.long_id <= bucket.range[1] for node in bucket.nodes.values()
+        )
     assert all(table.contact_of(each.peer) is each for each in held(table))
     assert len(table) == len(held(table))
 
@@ -77,7 +81,9 @@ def test_a_full_bucket_names_whom_to_ping_and_the_silent_make_room() -> None:
     table, _ = table_with(300, 7, ksize=4)
     before = held(table)
     newcomer = next(
-        each for each in (contact(Random(seed)) for seed in range(1000)) if table.add(each) is not None
+        each
+        for each in (contact(Random(seed)) for seed in range(1000))
+        if table.add(each) is not None
     )
     oldest = table.add(newcomer)
     assert oldest is not None
@@ -124,7 +130,9 @@ def test_the_package_finds_neighbours_through_us() -> None:
     assert [each.contact for each in node] == table.closest(heard[0].number, 6)[1:]
 
 
-def test_without_kademlia_the_operator_reads_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_kademlia_the_operator_reads_the_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in [name for name in sys.modules if name.split(".")[0] == "kademlia"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "kademlia", None)
@@ -139,10 +147,15 @@ def python(code: str) -> str:
 
 
 def test_the_package_imports_without_warnings_and_without_its_wire() -> None:
-    code = "import sys, p2p.dht.core.table; print('kademlia' in sys.modules, 'rpcudp' in sys.modules)"
+    code = (
+        "import sys, p2p.dht.core.table; print('kademlia' in sys.modules, 'rpcudp' in"
+        " sys.modules)"
+    )
     assert python(code) == "True False"
 
 
 def test_nobody_loads_kademlia_before_a_dht_is_opened() -> None:
-    code = "import sys, p2p, p2p.dht; print('kademlia' in sys.modules, 'asyncio' in sys.modules)"
+    code = (
+        "import sys, p2p, p2p.dht; print('kademlia' in sys.modules, 'asyncio' in sys.modules)"
+    )
     assert python(code).split()[0] == "False"

@@ -1,4 +1,6 @@
-"""The fake engine: everything a function of its inputs, and each cheat with its own kind of evidence."""
+"""The fake engine: everything a function of its inputs, and each cheat with its own kind of
+evidence.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -58,7 +60,11 @@ def make_world() -> tuple[CountingWorld, World]:
 def make_tasks(count: int) -> list[GroupTask]:
     rng = Random(7)
     return [
-        GroupTask(group, SORT.task(rng.randbytes(32)).prompt, tuple(rng.randbytes(32) for _ in range(8)))
+        GroupTask(
+            group,
+            SORT.task(rng.randbytes(32)).prompt,
+            tuple(rng.randbytes(32) for _ in range(8)),
+        )
         for group in range(count)
     ]
 
@@ -72,8 +78,12 @@ def reward(tasks: list[GroupTask], groups: list[Group]) -> float:
     return sum(rewards) / len(rewards)
 
 
-async def reasons(generator: EngineConfig, steps: int, cheat: Sampling = SAMPLING) -> set[Reason]:
-    """Why groups of a policy ``steps`` old are judged as they are by a validator of `CONFIG`."""
+async def reasons(
+    generator: EngineConfig, steps: int, cheat: Sampling = SAMPLING
+) -> set[Reason]:
+    """Why groups of a policy ``steps`` old are judged as they are by a validator of
+    `CONFIG`.
+    """
     _, world = make_world()
     tasks = make_tasks(40)
     async with open_engine(world, CONFIG) as learner, open_engine(world, generator) as theirs:
@@ -113,7 +123,10 @@ async def test_a_forged_proof_and_edited_tokens_are_seen() -> None:
         first, *others = group.completions
         edited = replace(first, tokens=(5, *first.tokens[1:]))
         forged = [replace(group, proof=b""), replace(group, completions=(edited, *others))]
-        seen = [judge((await engine.score(tasks, [one], SAMPLING))[0], Limits.fp32()) for one in forged]
+        seen = [
+            judge((await engine.score(tasks, [one], SAMPLING))[0], Limits.fp32())
+            for one in forged
+        ]
     assert [one.reason for one in seen] == [Reason.MALFORMED_PROOF, Reason.EXPONENTS]
 
 

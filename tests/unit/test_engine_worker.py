@@ -1,4 +1,6 @@
-"""An engine in a process of its own: values and errors cross whole, and nothing outlives the node."""
+"""An engine in a process of its own: values and errors cross whole, and nothing outlives the
+node.
+"""
 
 import os
 import signal
@@ -15,18 +17,29 @@ from p2p.errors import ConfigError, WorkerDied
 from p2p.machine import RealWorld, open_world
 from proofs.checks import Limits, Verdict, judge
 from roles.engines import codec
-from roles.engines.base import Completion, EngineError, Group, GroupTask, Sampling, TrainingGroup
+from roles.engines.base import (
+    Completion,
+    EngineError,
+    Group,
+    GroupTask,
+    Sampling,
+    TrainingGroup,
+)
 from roles.engines.client import open_engine
 from roles.engines.config import EngineConfig, config_from_wire, config_to_wire
 from roles.envs.base import Task
 from roles.envs.sort import SortEnvironment
 from roles.rl.recipe import Recipe, WarmUp
 
-CONFIG = EngineConfig(recipe=Recipe(minibatches=2, warm_up=WarmUp(steps=60, batch=32, ramp=10)), nice=5)
+CONFIG = EngineConfig(
+    recipe=Recipe(minibatches=2, warm_up=WarmUp(steps=60, batch=32, ramp=10)), nice=5
+)
 SAMPLING = Sampling(1.0, 12, 4)
 SORT = SortEnvironment()
 PATIENCE = 120
-"""Seconds for an engine to end on a busy machine; alone it takes one. What it computes has no end."""
+"""Seconds for an engine to end on a busy machine; alone it takes one. What it computes has no
+end.
+"""
 
 
 @asynccontextmanager
@@ -73,9 +86,13 @@ async def test_a_round_of_the_recipe(tmp_path: Path) -> None:
 
 async def test_errors_arrive_whole(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world, open_engine(world, CONFIG) as engine:
-        with pytest.raises(EngineError, match=r"load failed with FileNotFoundError: .*nothing\.safetensors"):
+        with pytest.raises(
+            EngineError, match=r"load failed with FileNotFoundError: .*nothing\.safetensors"
+        ):
             await engine.load("nothing.safetensors")
-        with pytest.raises(EngineError, match="generate failed with EngineError: no weights were loaded"):
+        with pytest.raises(
+            EngineError, match="generate failed with EngineError: no weights were loaded"
+        ):
             await engine.generate(make_tasks(1), SAMPLING)
         with pytest.raises(EngineError, match="the learner was not opened"):
             await engine.step([])
@@ -93,7 +110,10 @@ async def test_a_wrong_configuration_is_named(tmp_path: Path) -> None:
 
 
 async def test_a_killed_worker_is_reported(tmp_path: Path) -> None:
-    async with world_at(tmp_path) as world, world.open_worker(["roles.engines.worker"], name="w") as worker:
+    async with (
+        world_at(tmp_path) as world,
+        world.open_worker(["roles.engines.worker"], name="w") as worker,
+    ):
         await worker.call(codec.encode_request("configure", config_to_wire(CONFIG)))
         os.kill(worker.pid, signal.SIGKILL)
         with pytest.raises(WorkerDied):
@@ -162,7 +182,8 @@ def rate(task: GroupTask, group: Group) -> TrainingGroup:
     """Rewards for ending early: any policy shows spread in that."""
     full = Task(task.prompt, SORT.solution(task.prompt))
     rewards = tuple(
-        max(SORT.reward(full, one.tokens), float(len(one.tokens) < 6)) for one in group.completions
+        max(SORT.reward(full, one.tokens), float(len(one.tokens) < 6))
+        for one in group.completions
     )
     return TrainingGroup(task.prompt, group.completions, rewards)
 
@@ -174,13 +195,19 @@ def test_values_survive_the_pipe() -> None:
     training = TrainingGroup((9, 8), (completion,), (1.0,))
     reply = codec.decode_reply(
         codec.encode_reply(
-            [codec.group_to_wire(group), codec.task_to_wire(task), codec.training_to_wire(training)]
+            [
+                codec.group_to_wire(group),
+                codec.task_to_wire(task),
+                codec.training_to_wire(training),
+            ]
         )
     )
     assert codec.group_from_wire(reply[0]) == group
     assert codec.task_from_wire(reply[1]) == task
     assert codec.training_from_wire(reply[2]) == training
-    method, arguments = codec.decode_request(codec.encode_request("configure", config_to_wire(CONFIG)))
+    method, arguments = codec.decode_request(
+        codec.encode_request("configure", config_to_wire(CONFIG))
+    )
     assert (method, config_from_wire(arguments[0])) == ("configure", CONFIG)
 
 

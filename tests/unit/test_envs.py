@@ -1,4 +1,6 @@
-"""The sort environment: determinism, the held-out rule, rewards; and how environments are found."""
+"""The sort environment: determinism, the held-out rule, rewards; and how environments are
+found.
+"""
 
 import sys
 from collections import Counter
@@ -56,7 +58,9 @@ def test_evaluation_is_fixed_held_out_and_long() -> None:
     tasks = SORT.evaluation()
     assert tasks == SortEnvironment().evaluation()
     assert len(tasks) == 512
-    assert all(is_held_out(decode(task.prompt)) and 7 <= len(task.prompt) <= 10 for task in tasks)
+    assert all(
+        is_held_out(decode(task.prompt)) and 7 <= len(task.prompt) <= 10 for task in tasks
+    )
 
 
 def test_reward_is_right_or_wrong() -> None:
@@ -85,5 +89,7 @@ def test_environments_are_light() -> None:
     import subprocess
 
     code = "import roles.envs.sort, roles.engines.client, sys; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "False"

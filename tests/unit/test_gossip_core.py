@@ -26,7 +26,12 @@ from p2p.gossip.core.events import (
     Validity,
 )
 from p2p.gossip.core.mesh import FLOOD_PUBLISH_BYTES, MAX_FLOOD_PUBLISH, MAX_TOPICS_OF_PEER
-from p2p.gossip.core.message_cache import MAX_CACHE_BYTES, MAX_RETRANSMISSIONS, MESSAGE_COST, MessageCache
+from p2p.gossip.core.message_cache import (
+    MAX_CACHE_BYTES,
+    MAX_RETRANSMISSIONS,
+    MESSAGE_COST,
+    MessageCache,
+)
 from p2p.gossip.core.promises import MAX_ASKED
 from p2p.gossip.core.seen import SeenCache
 from p2p.gossip.messages import (
@@ -51,7 +56,9 @@ def verify(peer: PeerId, domain: str, payload: bytes, signature: bytes) -> bool:
 
 
 class GossipSwarm(CoreSwarm):
-    """Everybody is connected to ``degree`` random others and hears `TOPIC`; ``bad`` data is rejected."""
+    """Everybody is connected to ``degree`` random others and hears `TOPIC`; ``bad`` data is
+    rejected.
+    """
 
     def __init__(self, size: int, seed: int = 1, degree: int = 10, **link: Any) -> None:
         super().__init__(seed, **link)
@@ -115,7 +122,11 @@ class GossipSwarm(CoreSwarm):
 
 def make_core(peer: PeerId, *, seed: int = 1, config: GossipConfig | None = None) -> GossipCore:
     return GossipCore(
-        FakeSigner(peer), config or GossipConfig(), Random(seed), verify=verify, seqno=1_700_000_000
+        FakeSigner(peer),
+        config or GossipConfig(),
+        Random(seed),
+        verify=verify,
+        seqno=1_700_000_000,
     )
 
 
@@ -149,15 +160,21 @@ class Lone:
 
 def rpcs(effects: list[Any], peer: PeerId) -> list[Rpc]:
     return [
-        decode_rpc_untrusted(each.data) for each in effects if isinstance(each, Send) and each.peer == peer
+        decode_rpc_untrusted(each.data)
+        for each in effects
+        if isinstance(each, Send) and each.peer == peer
     ]
 
 
 def blamed(effects: list[Any]) -> list[tuple[PeerId, str]]:
-    return [(each.peer, each.reason.split(":")[0]) for each in effects if isinstance(each, Penalise)]
+    return [
+        (each.peer, each.reason.split(":")[0]) for each in effects if isinstance(each, Penalise)
+    ]
 
 
-def message_of(author: PeerId, data: bytes = b"good", *, seqno: int = 7, topic: str = TOPIC) -> PubsubMessage:
+def message_of(
+    author: PeerId, data: bytes = b"good", *, seqno: int = 7, topic: str = TOPIC
+) -> PubsubMessage:
     return sign_message(FakeSigner(author), topic, data, seqno)
 
 
@@ -317,7 +334,9 @@ def test_a_forger_leaves_the_mesh_and_is_not_taken_back() -> None:
 def test_messages_of_foreign_keys_and_topics_are_dropped_without_blame() -> None:
     lone = Lone()
     foreign = PubsubMessage(b"\x12\x20" + bytes(32), bytes(8), TOPIC, b"x", bytes(64))
-    wrong_key = PubsubMessage(peer_named(3).digest, bytes(8), TOPIC, b"x", bytes(64), key=b"another")
+    wrong_key = PubsubMessage(
+        peer_named(3).digest, bytes(8), TOPIC, b"x", bytes(64), key=b"another"
+    )
     assert lone.hear(FRIEND, Rpc(messages=[foreign, wrong_key])) == []
     assert lone.hear(FRIEND, Rpc(messages=[message_of(peer_named(3), topic="other")])) == []
     assert lone.core.counters["foreign key"] == 2
@@ -351,7 +370,8 @@ def test_promises_that_are_kept_or_broken() -> None:
     assert rpc.iwant == [told[0].id]
     lone.later(1)
     (rpc,) = rpcs(lone.hear(FRIEND, Rpc(ihave=[(TOPIC, [each.id for each in told])])), FRIEND)
-    assert set(rpc.iwant) == {each.id for each in told}  # nobody has seen the enemy keep a promise
+    # nobody has seen the enemy keep a promise
+    assert set(rpc.iwant) == {each.id for each in told}
     lone.hear(FRIEND, Rpc(messages=[told[1]]))
     assert blamed(lone.later(2.5)) == [(ENEMY, "broken promise")]
     assert blamed(lone.later(5)) == [(FRIEND, "broken promise")]
@@ -379,7 +399,11 @@ def test_ids_of_topics_that_we_do_not_hear_are_not_asked_for() -> None:
 def test_ids_are_asked_for_within_a_limit() -> None:
     lone = Lone()
     ids = [b"%d" % number for number in range(2000)]
-    asked = [each for rpc in rpcs(lone.hear(ENEMY, Rpc(ihave=[(TOPIC, ids)])), ENEMY) for each in rpc.iwant]
+    asked = [
+        each
+        for rpc in rpcs(lone.hear(ENEMY, Rpc(ihave=[(TOPIC, ids)])), ENEMY)
+        for each in rpc.iwant
+    ]
     assert len(asked) == len(set(asked)) == MAX_ASKED
     assert rpcs(lone.hear(ENEMY, Rpc(ihave=[(TOPIC, ids)])), ENEMY) == []
 
@@ -403,9 +427,15 @@ def test_outsiders_are_told_ids_for_three_intervals() -> None:
     for _ in range(6):
         effects = lone.later(1)
         told.append(
-            {each.peer for each in effects if isinstance(each, Send) and rpcs([each], each.peer)[0].ihave}
+            {
+                each.peer
+                for each in effects
+                if isinstance(each, Send) and rpcs([each], each.peer)[0].ihave
+            }
         )
-    assert all(len(peers) == GossipConfig().lazy and not peers & set(mesh) for peers in told[:3])
+    assert all(
+        len(peers) == GossipConfig().lazy and not peers & set(mesh) for peers in told[:3]
+    )
     assert told[3:] == [set(), set(), set()]
 
 
@@ -414,12 +444,22 @@ def test_fanout_reaches_hearers_of_a_topic_that_we_do_not_hear() -> None:
     for number in range(1, MAX_FLOOD_PUBLISH + 20):
         lone.do(Connected(peer_named(number)))
         lone.hear(peer_named(number), Rpc(subscriptions=[("elsewhere", True)]))
-    first = {each.peer for each in lone.do(Publish("elsewhere", b"1")) if isinstance(each, Send)}
+    first = {
+        each.peer for each in lone.do(Publish("elsewhere", b"1")) if isinstance(each, Send)
+    }
     assert len(first) == MAX_FLOOD_PUBLISH
-    second = {each.peer for each in lone.do(Publish("elsewhere", b"2")) if isinstance(each, Send)}
+    second = {
+        each.peer for each in lone.do(Publish("elsewhere", b"2")) if isinstance(each, Send)
+    }
     assert len(second & first) >= GossipConfig().degree
-    large = {each.peer for each in lone.do(Publish("elsewhere", bytes(MAX_DATA))) if isinstance(each, Send)}
-    assert len(large) == GossipConfig().degree + FLOOD_PUBLISH_BYTES // (MAX_DATA + MESSAGE_COST)
+    large = {
+        each.peer
+        for each in lone.do(Publish("elsewhere", bytes(MAX_DATA)))
+        if isinstance(each, Send)
+    }
+    assert len(large) == GossipConfig().degree + FLOOD_PUBLISH_BYTES // (
+        MAX_DATA + MESSAGE_COST
+    )
     assert "elsewhere" not in lone.core.topics
 
 

@@ -92,11 +92,15 @@ def test_absent_data_is_not_empty_data() -> None:
 
 
 def test_unknown_fields_are_read_over() -> None:
-    extra = field(9, b"later") + bytes([10 << 3 | 1]) + bytes(8) + bytes([11 << 3 | 5]) + bytes(4)
+    extra = (
+        field(9, b"later") + bytes([10 << 3 | 1]) + bytes(8) + bytes([11 << 3 | 5]) + bytes(4)
+    )
     rpc = Rpc(graft=["t"])
     assert decode_rpc_untrusted(extra + encode_rpc(rpc)) == rpc
     px = field(4, field(1, "t") + field(2, field(1, b"peer")) + field(3, 10**6))
-    assert decode_rpc_untrusted(field(3, px + field(5, b"idontwant"))) == Rpc(prune=[("t", MAX_BACKOFF)])
+    assert decode_rpc_untrusted(field(3, px + field(5, b"idontwant"))) == Rpc(
+        prune=[("t", MAX_BACKOFF)]
+    )
 
 
 @pytest.mark.parametrize(
@@ -131,7 +135,10 @@ def test_what_breaks_the_rules_is_a_bad_message(data: bytes) -> None:
 
 @settings(max_examples=60)
 @given(
-    st.lists(st.tuples(st.integers(1, 2**20), st.integers(0, 2**63 - 1) | st.binary(max_size=40)), max_size=8)
+    st.lists(
+        st.tuples(st.integers(1, 2**20), st.integers(0, 2**63 - 1) | st.binary(max_size=40)),
+        max_size=8,
+    )
 )
 def test_protobuf_fields_survive_the_wire(fields: list[tuple[int, int | bytes]]) -> None:
     wire = b"".join(field(number, value) for number, value in fields)

@@ -35,12 +35,17 @@ class Stage:
             swarm.add(f"n{number}", self.live)
 
     async def live(self, node: SimNode) -> None:
-        async with node.open_host() as host, open_gossip(node.world, host, GossipConfig()) as service:
+        async with (
+            node.open_host() as host,
+            open_gossip(node.world, host, GossipConfig()) as service,
+        ):
             self.services[node.name] = service
             self.heard[node.name] = []
             number = int(node.name[1:])
             if number != self.size - 1:
-                service.subscribe(TOPIC, self.validate, lambda *said: self.heard[node.name].append(said))
+                service.subscribe(
+                    TOPIC, self.validate, lambda *said: self.heard[node.name].append(said)
+                )
             await self.swarm.sleep(0.1)
             for step in (1, 3):
                 other = self.swarm.nodes[f"n{(number + step) % self.size}"]
@@ -123,7 +128,11 @@ def test_a_restarted_node_is_heard_again() -> None:
         stage.services["n2"].publish(TOPIC, b"version 2")
         stage.services["n6"].publish(TOPIC, b"version 3")
         await stage.swarm.sleep(2)
-        assert sorted(data for _, data in stage.heard["n7"]) == [b"version 1", b"version 2", b"version 3"]
+        assert sorted(data for _, data in stage.heard["n7"]) == [
+            b"version 1",
+            b"version 2",
+            b"version 3",
+        ]
         assert [data for _, data in stage.heard["n2"]] == [b"version 3"]
 
     play(body)

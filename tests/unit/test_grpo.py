@@ -1,4 +1,6 @@
-"""The recipe's losses against vectors worked out in float64, and its schedules and advantages."""
+"""The recipe's losses against vectors worked out in float64, and its schedules and
+advantages.
+"""
 
 import math
 
@@ -42,8 +44,8 @@ def test_one_token(advantage: float, ratio: float, loss: float, gradient: float)
     assert clipped.item() is (gradient == 0)
 
 
-# Two rows of three and two tokens with rewards 1 and 0, flattened. The fifth log-prob is above 0 on
-# purpose: it drives the ratio beyond the second clip.
+# Two rows of three and two tokens with rewards 1 and 0, flattened. The fifth log-prob is above
+# 0 on purpose: it drives the ratio beyond the second clip.
 CURRENT = (-0.7, -0.6, -2.5, -0.2, 0.3)
 OLD = vector(-1.0, -0.5, -2.0, -0.3, -1.2)
 BEHAVIOUR = vector(-1.1, -0.5, -1.0, -0.3, -2.4)
@@ -76,8 +78,12 @@ def test_two_rows(case: str, loss: float, gradient: tuple[float, ...]) -> None:
 
 def test_importance_weights() -> None:
     expected = [1.105171, 1, 0.367879, 1, 3.320117]
-    assert importance_weight(OLD, BEHAVIOUR, math.inf).tolist() == pytest.approx(expected, abs=1e-6)
-    assert importance_weight(OLD, BEHAVIOUR, 2.0).tolist() == pytest.approx([*expected[:4], 2.0], abs=1e-6)
+    assert importance_weight(OLD, BEHAVIOUR, math.inf).tolist() == pytest.approx(
+        expected, abs=1e-6
+    )
+    assert importance_weight(OLD, BEHAVIOUR, 2.0).tolist() == pytest.approx(
+        [*expected[:4], 2.0], abs=1e-6
+    )
     impossible = vector(-math.inf)  # a sampler that claims to have drawn what it could not
     assert importance_weight(vector(-1.0), impossible, 2.0).item() == 2.0
 
@@ -90,7 +96,9 @@ def test_through_the_softmax() -> None:
         logits = torch.tensor([[0.2, -0.1, 0.5]], dtype=torch.float64, requires_grad=True)
         current = token_logprobs(logits, torch.tensor([2]), 0.6)
         assert current.item() == pytest.approx(-0.680270, abs=1e-6)
-        value = clipped_loss(current, vector(old), vector(0.7), clip=0.2, clip_negative=4.0).sum()
+        value = clipped_loss(
+            current, vector(old), vector(0.7), clip=0.2, clip_negative=4.0
+        ).sum()
         torch.autograd.backward(value)
         assert logits.grad is not None
         assert value.item() == pytest.approx(loss, abs=1e-6)
@@ -112,8 +120,12 @@ def test_k3(difference: float, value: float, gradient: float) -> None:
 
 def test_advantages() -> None:
     assert group_advantages([1, 0], 1e-6) == pytest.approx([0.707106, -0.707106], abs=1e-6)
-    assert group_advantages([1, 1, 0, 0], 1e-6) == pytest.approx([0.866024] * 2 + [-0.866024] * 2, abs=1e-6)
-    assert group_advantages([1] + [0] * 7, 1e-6) == pytest.approx([2.474867] + [-0.353552] * 7, abs=1e-6)
+    assert group_advantages([1, 1, 0, 0], 1e-6) == pytest.approx(
+        [0.866024] * 2 + [-0.866024] * 2, abs=1e-6
+    )
+    assert group_advantages([1] + [0] * 7, 1e-6) == pytest.approx(
+        [2.474867] + [-0.353552] * 7, abs=1e-6
+    )
     with pytest.raises(ValueError, match="two completions"):
         group_advantages([1], 1e-6)
 

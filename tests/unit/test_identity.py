@@ -37,7 +37,9 @@ def test_what_is_no_base58_is_refused(text: str) -> None:
 
 def test_a_peer_id_is_libp2ps() -> None:
     # RFC 8032, test 1.
-    key = KeyPair(bytes.fromhex("9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60"))
+    key = KeyPair(
+        bytes.fromhex("9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60")
+    )
     public = "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a"
     assert key.peer_id.public_key.hex() == public
     assert str(key.peer_id).startswith("12D3Koo")
@@ -70,8 +72,12 @@ def test_a_signature_holds_for_its_domain_only() -> None:
     assert not verify(key.peer_id, "/shoal/a/1.0.0", b"payload", b"short")
 
 
-@given(st.text(max_size=20), st.binary(max_size=20), st.text(max_size=20), st.binary(max_size=20))
-def test_no_two_domains_and_payloads_sign_the_same_bytes(a: str, x: bytes, b: str, y: bytes) -> None:
+@given(
+    st.text(max_size=20), st.binary(max_size=20), st.text(max_size=20), st.binary(max_size=20)
+)
+def test_no_two_domains_and_payloads_sign_the_same_bytes(
+    a: str, x: bytes, b: str, y: bytes
+) -> None:
     assert (signed_bytes(a, x) == signed_bytes(b, y)) == ((a, x) == (b, y))
 
 

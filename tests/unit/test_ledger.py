@@ -1,4 +1,6 @@
-"""The ledger: a chain that survives being killed at every byte, and lies that prove themselves."""
+"""The ledger: a chain that survives being killed at every byte, and lies that prove
+themselves.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ OTHER = KeyPair(b"b" * 32)
 def chain(length: int, author: KeyPair = AUTHOR) -> list[Entry]:
     entries, head = [], EMPTY
     for number in range(length):
-        entries.append(make_entry(head, author, "verdict", bytes([number]) * number, wall=1000.5))
+        entries.append(
+            make_entry(head, author, "verdict", bytes([number]) * number, wall=1000.5)
+        )
         head = check_link(head, entries[-1])
     return entries
 
@@ -121,7 +125,9 @@ def test_a_segment_cut_anywhere_keeps_every_whole_entry() -> None:
         count = sum(end <= cut for end in ends) - 1
         assert (len(segment.places), segment.whole) == (count, ends[count])
         assert bool(segment.flaw) == (cut not in ends)
-        assert segment.head == (EMPTY if not count else Head(count - 1, entries[count - 1].digest))
+        assert segment.head == (
+            EMPTY if not count else Head(count - 1, entries[count - 1].digest)
+        )
 
 
 def test_no_bit_of_a_record_changes_unseen() -> None:
@@ -172,7 +178,13 @@ async def test_what_was_not_acknowledged_is_cut_off_or_counts(tmp_path: Path) ->
     late = make_entry(head, AUTHOR, "verdict", b"late", 0)
     path = tmp_path / "ledger" / "00000000.seg"
     told, record = path.read_bytes(), encode_record(late)
-    for end in (record[:-1], record[:3], bytes(4096), record[:20] + bytes(512), flipped(record, 200)):
+    for end in (
+        record[:-1],
+        record[:3],
+        bytes(4096),
+        record[:20] + bytes(512),
+        flipped(record, 200),
+    ):
         path.write_bytes(told + end)
         async with ledger_in(tmp_path) as ledger:
             assert [entry async for entry in ledger.entries()] == [kept]
@@ -188,7 +200,9 @@ async def test_what_was_not_acknowledged_is_cut_off_or_counts(tmp_path: Path) ->
 async def test_a_ledger_of_another_key_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ledger").mkdir()
     (tmp_path / "ledger" / "00000000.seg").write_bytes(on_disk(chain(2, OTHER)))
-    with pytest.raises(StorageError, match=r"damaged at byte 0 \(an entry was signed with another key"):
+    with pytest.raises(
+        StorageError, match=r"damaged at byte 0 \(an entry was signed with another key"
+    ):
         async with ledger_in(tmp_path):
             pass
 
@@ -206,7 +220,9 @@ async def test_a_ledger_of_an_older_version_is_named_as_such(tmp_path: Path) -> 
 async def test_a_disk_that_fails_once_leaves_the_chain_whole(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The segment is half written, not synced, or synced while ``synced`` may or may not say so."""
+    """The segment is half written, not synced, or synced while ``synced`` may or may not say
+    so.
+    """
     async with ledger_in(tmp_path) as ledger:
         first = await ledger.append("verdict", b"first")
         disk = ledger._world.disk

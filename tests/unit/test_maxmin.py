@@ -14,12 +14,16 @@ NAMES = "abcdef"
 CHUNK = 256 * 1024
 
 capacities = st.fixed_dictionaries({name: st.integers(1, 100).map(float) for name in NAMES})
-flow = st.tuples(st.sampled_from(NAMES), st.sampled_from(NAMES)).filter(lambda ends: ends[0] != ends[1])
+flow = st.tuples(st.sampled_from(NAMES), st.sampled_from(NAMES)).filter(
+    lambda ends: ends[0] != ends[1]
+)
 flow_lists = st.lists(flow.map(lambda ends: Flow(*ends)), max_size=12)
 
 
 def shares(flows: list[Flow], rates: list[float], name: str, side: str) -> list[float]:
-    return [rate for flow, rate in zip(flows, rates, strict=True) if getattr(flow, side) == name]
+    return [
+        rate for flow, rate in zip(flows, rates, strict=True) if getattr(flow, side) == name
+    ]
 
 
 @given(flow_lists, capacities, capacities)
@@ -44,7 +48,8 @@ def test_every_flow_has_a_full_link_on_which_nobody_gets_more(
             (down[flow.dst], shares(flows, rates, flow.dst, "dst")),
         ]
         assert any(
-            math.isclose(sum(on_link), capacity, rel_tol=1e-9) and rate >= max(on_link) * (1 - 1e-9)
+            math.isclose(sum(on_link), capacity, rel_tol=1e-9)
+            and rate >= max(on_link) * (1 - 1e-9)
             for capacity, on_link in links
         )
 
@@ -83,7 +88,9 @@ def test_each_hop_of_a_chain_adds_one_chunk() -> None:
 
 
 def test_receivers_that_are_done_leave_their_share_to_the_rest() -> None:
-    """Two receivers share 10 Mbit/s; the narrow one takes 2 of it, to the end of the other and beyond."""
+    """Two receivers share 10 Mbit/s; the narrow one takes 2 of it, to the end of the other and
+    beyond.
+    """
     links = {"root": line(10), "wide": line(100), "narrow": line(2)}
     times = broadcast_times({"root": None, "wide": "root", "narrow": "root"}, links, 8, CHUNK)
     assert times["wide"] == pytest.approx(seconds(8 * CHUNK, 8))
@@ -91,8 +98,12 @@ def test_receivers_that_are_done_leave_their_share_to_the_rest() -> None:
 
 
 @settings(max_examples=30)
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 100), st.integers(1, 100)), max_size=6))
-def test_nobody_is_faster_than_its_own_line_or_than_its_parent(shape: list[tuple[int, int, int]]) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(1, 100), st.integers(1, 100)), max_size=6)
+)
+def test_nobody_is_faster_than_its_own_line_or_than_its_parent(
+    shape: list[tuple[int, int, int]],
+) -> None:
     parents: dict[str, str | None] = {"0": None}
     links = {"0": line(50)}
     for number, (parent, up, down) in enumerate(shape, start=1):

@@ -25,7 +25,13 @@ from p2p.membership.core.events import (
 )
 from p2p.membership.core.local_heartbeat import SEQNO_BLOCK
 from p2p.membership.core.quotas import QUOTA_BURST, QUOTA_UNIT
-from p2p.membership.heartbeat import KEY_BYTES, Heartbeat, Profile, SignedHeartbeat, sign_heartbeat
+from p2p.membership.heartbeat import (
+    KEY_BYTES,
+    Heartbeat,
+    Profile,
+    SignedHeartbeat,
+    sign_heartbeat,
+)
 from p2p.membership.messages import (
     Beat,
     Disconnect,
@@ -140,7 +146,9 @@ def test_everybody_learns_of_a_death_within_fifteen_seconds(silent: bool) -> Non
         swarm.kill(victim, silent=silent)
         swarm.run(15)
         assert swarm.knowing(victim) == []
-        assert all(at < when(node, victim, Change.DIED, at) <= at + 15 for node in swarm.alive())
+        assert all(
+            at < when(node, victim, Change.DIED, at) <= at + 15 for node in swarm.alive()
+        )
 
 
 def test_two_lost_heartbeats_are_no_death() -> None:
@@ -161,7 +169,12 @@ def test_two_lost_heartbeats_are_no_death() -> None:
 def test_lost_messages_kill_nobody() -> None:
     swarm = MembershipSwarm(25, seed=5, loss=0.05)
     swarm.run(25 * INTERVAL)
-    died = [event for node in swarm.nodes.values() for _, event in node.events if event.change is Change.DIED]
+    died = [
+        event
+        for node in swarm.nodes.values()
+        for _, event in node.events
+        if event.change is Change.DIED
+    ]
     assert died == []
     assert all(len(node.core.members()) == 24 for node in swarm.nodes.values())
 
@@ -175,7 +188,9 @@ def test_a_clean_leave_is_known_at_once() -> None:
     swarm.kill(leaver.peer)
     swarm.run(3)
     assert swarm.knowing(leaver.peer) == []
-    assert all(changes(node, leaver.peer) == [Change.JOINED, Change.LEFT] for node in swarm.alive())
+    assert all(
+        changes(node, leaver.peer) == [Change.JOINED, Change.LEFT] for node in swarm.alive()
+    )
 
 
 @pytest.mark.parametrize("pause", [0.5, 30.0])
@@ -188,7 +203,9 @@ def test_a_restart_with_the_same_key_is_seen_as_alive(pause: float) -> None:
     swarm.run(6 * INTERVAL)
     for node in swarm.alive():
         if node.peer != peer_named(8):
-            (member,) = [member for member in node.core.members() if member.peer == peer_named(8)]
+            (member,) = [
+                member for member in node.core.members() if member.peer == peer_named(8)
+            ]
             assert member.roles == ("validator",)
             assert swarm.now - member.seen < 6 * INTERVAL
     assert len(swarm.nodes[peer_named(8)].core.members()) == 29
@@ -287,7 +304,9 @@ def test_churn_leaves_no_ghosts() -> None:
         contact = rng.choice(swarm.alive()[:-1])
         newcomer = swarm.nodes[peer_named(100 + round_number)]
         number = next(n for n in range(200) if peer_named(n) == contact.peer)
-        swarm.call_at(swarm.now, lambda n=newcomer, c=number: swarm.drive(n, Bootstrap((addr_of(c),))))
+        swarm.call_at(
+            swarm.now, lambda n=newcomer, c=number: swarm.drive(n, Bootstrap((addr_of(c),)))
+        )
         swarm.run(4)
     swarm.run(30)
     living = {node.peer for node in swarm.alive()}
@@ -334,7 +353,8 @@ def test_replaying_oneself_is_counted_and_penalised() -> None:
 
 
 @pytest.mark.parametrize(
-    ("off", "reason"), [(10 * 86400.0, "far future"), (-86400.0, "expired"), (-4000.0, "expired")]
+    ("off", "reason"),
+    [(10 * 86400.0, "far future"), (-86400.0, "expired"), (-4000.0, "expired")],
 )
 def test_heartbeats_from_another_time_are_dropped(off: float, reason: str) -> None:
     swarm = MembershipSwarm(3)
@@ -368,7 +388,11 @@ def test_an_accusation_cannot_kill_the_living() -> None:
                 tell(swarm, node, Suspect((victim.core._local.newest(),)))
         swarm.run(INTERVAL)
     assert len(swarm.knowing(victim.peer)) == 29
-    assert all(changes(node, victim.peer) == [Change.JOINED] for node in swarm.alive() if node is not victim)
+    assert all(
+        changes(node, victim.peer) == [Change.JOINED]
+        for node in swarm.alive()
+        if node is not victim
+    )
 
 
 def test_a_look_alike_of_the_last_words_is_not_passed_on() -> None:
@@ -397,18 +421,30 @@ def linked_core(neighbours: int) -> MembershipCore:
 
 
 def sent(effects: list[Effect]) -> list[tuple[PeerId, Message]]:
-    return [(each.peer, decode_message_untrusted(each.data)) for each in effects if isinstance(each, Send)]
+    return [
+        (each.peer, decode_message_untrusted(each.data))
+        for each in effects
+        if isinstance(each, Send)
+    ]
 
 
 def test_a_refutation_goes_where_the_accusation_went() -> None:
     core = linked_core(3)
     first, second = heartbeat_of(ENEMY, 5), heartbeat_of(ENEMY, 6)
-    for message in (Suspect((first,)), Suspect((first,)), Heartbeats((second,)), Suspect((first,))):
+    for message in (
+        Suspect((first,)),
+        Suspect((first,)),
+        Heartbeats((second,)),
+        Suspect((first,)),
+    ):
         core.handle(Received(peer_named(2), encode_message(message)), 1.0)
         told = sent(core.handle(Tick(), core.next_deadline)) if core.next_deadline < 2 else []
         if message == Heartbeats((second,)):
             refuted = [(peer, said) for peer, said in told if isinstance(said, Heartbeats)]
-            assert refuted == [(peer_named(3), Heartbeats((second,))), (peer_named(4), Heartbeats((second,)))]
+            assert refuted == [
+                (peer_named(3), Heartbeats((second,))),
+                (peer_named(4), Heartbeats((second,))),
+            ]
     answer = sent(core.handle(Received(peer_named(3), encode_message(Suspect((first,)))), 1.0))
     assert answer == [(peer_named(3), Heartbeats((second,)))]
 
@@ -426,7 +462,9 @@ def test_an_accusation_of_a_stranger_is_passed_on_once() -> None:
 
 def test_nothing_said_before_an_accusation_is_a_sign_of_life() -> None:
     core = linked_core(3)
-    core.handle(Received(peer_named(2), encode_message(Suspect((heartbeat_of(ENEMY, 5),)))), 1.0)
+    core.handle(
+        Received(peer_named(2), encode_message(Suspect((heartbeat_of(ENEMY, 5),)))), 1.0
+    )
     for seqno in (4, 5, 6):
         words = heartbeat_of(ENEMY, seqno)
         core.handle(Received(peer_named(3), encode_message(Newcomers((words.digest,)))), 1.1)
@@ -437,17 +475,23 @@ def test_nothing_said_before_an_accusation_is_a_sign_of_life() -> None:
 
 def test_who_is_accused_may_speak_for_itself_with_what_it_said_last() -> None:
     core = linked_core(3)
-    core.handle(Received(peer_named(2), encode_message(Suspect((heartbeat_of(ENEMY, 5),)))), 1.0)
+    core.handle(
+        Received(peer_named(2), encode_message(Suspect((heartbeat_of(ENEMY, 5),)))), 1.0
+    )
     core.handle(Received(ENEMY, encode_message(Neighbor(False, heartbeat_of(ENEMY, 5)))), 1.1)
     assert ENEMY in [member.peer for member in core.members()]
 
 
 def test_who_takes_us_for_a_neighbour_without_being_ours_is_told() -> None:
-    core = linked_core(MembershipConfig().active)  # the other seats are for those it chooses itself
+    # the other seats are for those it chooses itself
+    core = linked_core(MembershipConfig().active)
     beat = encode_message(Beat(True, heartbeat_of(ENEMY, 5)))
     assert sent(core.handle(Received(ENEMY, beat), 1.0)) == [(ENEMY, Disconnect())]
     assert ENEMY not in core.neighbours
-    core.handle(Received(peer_named(2), encode_message(Beat(False, heartbeat_of(peer_named(2), 2)))), 1.0)
+    core.handle(
+        Received(peer_named(2), encode_message(Beat(False, heartbeat_of(peer_named(2), 2)))),
+        1.0,
+    )
     assert peer_named(2) not in core.neighbours
 
 
@@ -465,7 +509,11 @@ def test_nobody_can_say_good_bye_for_another() -> None:
     swarm = MembershipSwarm(5)
     swarm.run(3 * INTERVAL)
     node = swarm.nodes[peer_named(1)]
-    tell(swarm, node, Heartbeats((heartbeat_of(peer_named(2), 2**61, signer=ENEMY, leaving=True),)))
+    tell(
+        swarm,
+        node,
+        Heartbeats((heartbeat_of(peer_named(2), 2**61, signer=ENEMY, leaving=True),)),
+    )
     assert changes(node, peer_named(2)) == [Change.JOINED]
     assert node.core.counters["forged"] == 1
 
@@ -501,11 +549,18 @@ def test_of_two_peers_with_the_same_key_in_digests_the_second_is_not_taken_in() 
     assert first in core
     assert second not in core
     assert core.counters["key taken"] == 1
-    core.handle(Received(second, encode_message(Heartbeats((heartbeat_of(second, 6, leaving=True),)))), 1.1)
-    core.handle(Received(first, encode_message(Heartbeats((heartbeat_of(first, 6, leaving=True),)))), 1.2)
+    core.handle(
+        Received(second, encode_message(Heartbeats((heartbeat_of(second, 6, leaving=True),)))),
+        1.1,
+    )
+    core.handle(
+        Received(first, encode_message(Heartbeats((heartbeat_of(first, 6, leaving=True),)))),
+        1.2,
+    )
     assert first not in core
     core.handle(Received(second, encode_message(Neighbor(True, heartbeat_of(second, 7)))), 1.3)
-    assert second not in core  # the dead keep their keys, too: old words must not pass for another's
+    # the dead keep their keys, too: old words must not pass for another's
+    assert second not in core
 
 
 def test_a_flood_is_cut_off_and_penalised() -> None:

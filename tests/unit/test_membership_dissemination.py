@@ -67,7 +67,9 @@ def test_the_rumours_of_a_disaster_are_gathered() -> None:
         dissemination.flood(words_of(number), suspected=True, source=peer_named(2), now=1.05)
     assert dissemination.flush_at == 1.0 + FLUSH_DELAY
     (_, of_first_wave), *_ = dissemination.take_floods(1.0 + FLUSH_DELAY, neighbours)[-1:]
-    assert [rumour.signed.peer for rumour in of_first_wave] == [peer_named(n) for n in range(51, 60)]
+    assert [rumour.signed.peer for rumour in of_first_wave] == [
+        peer_named(n) for n in range(51, 60)
+    ]
 
 
 def test_a_rumour_is_not_remembered_for_ever() -> None:

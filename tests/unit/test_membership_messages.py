@@ -66,7 +66,9 @@ HEARTBEATS = st.builds(
     peer=st.just(KEY.peer_id),
     seqno=st.integers(0, MAX_SEQNO),
     expires=st.integers(0, MAX_SEQNO),
-    interval=st.integers(round(MIN_INTERVAL * 1000), round(MAX_INTERVAL * 1000)).map(lambda ms: ms / 1000),
+    interval=st.integers(round(MIN_INTERVAL * 1000), round(MAX_INTERVAL * 1000)).map(
+        lambda ms: ms / 1000
+    ),
     leaving=st.booleans(),
     profile=PROFILES,
 )
@@ -74,7 +76,10 @@ HEARTBEATS = st.builds(
 
 def typical() -> SignedHeartbeat:
     profile = Profile(
-        addrs=(Multiaddr.parse("/ip4/203.0.113.9/tcp/4001"), Multiaddr.parse("/ip6/2001:db8::9/tcp/4001")),
+        addrs=(
+            Multiaddr.parse("/ip4/203.0.113.9/tcp/4001"),
+            Multiaddr.parse("/ip6/2001:db8::9/tcp/4001"),
+        ),
         roles=("inference",),
         run=bytes(32),
         policy=1234,
@@ -84,7 +89,11 @@ def typical() -> SignedHeartbeat:
         version="0.1.0",
     )
     heartbeat = Heartbeat(
-        peer=KEY.peer_id, seqno=1_700_000_000_000, expires=1_700_001_800, interval=5.0, profile=profile
+        peer=KEY.peer_id,
+        seqno=1_700_000_000_000,
+        expires=1_700_001_800,
+        interval=5.0,
+        profile=profile,
     )
     return sign_heartbeat(heartbeat, KEY)
 
@@ -114,7 +123,11 @@ def test_the_largest_heartbeat_fits() -> None:
         version="v" * 32,
     )
     heartbeat = Heartbeat(
-        peer=KEY.peer_id, seqno=MAX_SEQNO, expires=MAX_SEQNO, interval=MAX_INTERVAL, profile=profile
+        peer=KEY.peer_id,
+        seqno=MAX_SEQNO,
+        expires=MAX_SEQNO,
+        interval=MAX_INTERVAL,
+        profile=profile,
     )
     assert 800 < len(sign_heartbeat(heartbeat, KEY).wire) <= MAX_HEARTBEAT
 
@@ -167,7 +180,9 @@ def test_an_address_that_names_another_peer_is_refused() -> None:
     signed = typical()
     fields = unpack_untrusted(signed.body)
     assert isinstance(fields, list)
-    fields[5] = [Multiaddr.parse("/ip4/1.2.3.4/tcp/1").with_peer(KeyPair(bytes(32)).peer_id).to_bytes()]
+    fields[5] = [
+        Multiaddr.parse("/ip4/1.2.3.4/tcp/1").with_peer(KeyPair(bytes(32)).peer_id).to_bytes()
+    ]
     with pytest.raises(BadMessage):
         decode_heartbeat_untrusted(pack(fields) + signed.signature)
 

@@ -35,12 +35,16 @@ class Stage:
         self.leaving[node.name] = trio.Event()
         async with (
             node.open_host() as host,
-            open_membership(node.world, host, CONFIG, may=lambda peer: peer not in self.refused) as service,
+            open_membership(
+                node.world, host, CONFIG, may=lambda peer: peer not in self.refused
+            ) as service,
         ):
             self.services[node.name] = service
             self.events[node.name] = []
             service.on_change(self.events[node.name].append)
-            service.me.update(roles=("trainer",) if node.name == "n0" else ("inference",), version="1")
+            service.me.update(
+                roles=("trainer",) if node.name == "n0" else ("inference",), version="1"
+            )
             await service.join([self.swarm.nodes["n0"].addr])
             await self.leaving[node.name].wait()
             await self.swarm.sleep(0)

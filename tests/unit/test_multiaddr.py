@@ -14,10 +14,14 @@ PEER = KeyPair(b"\x01" * 32).peer_id
 hosts = st.one_of(
     st.ip_addresses(v=4).map(lambda ip: ("ip4", str(ip))),
     st.ip_addresses(v=6).map(lambda ip: ("ip6", str(ip))),
-    st.from_regex(r"[a-z0-9-]{1,20}(\.[a-z]{2,5})?", fullmatch=True).map(lambda name: ("dns4", name)),
+    st.from_regex(r"[a-z0-9-]{1,20}(\.[a-z]{2,5})?", fullmatch=True).map(
+        lambda name: ("dns4", name)
+    ),
 )
 addrs = st.one_of(
-    st.tuples(hosts, st.integers(0, 65535)).map(lambda t: Multiaddr((t[0], ("tcp", str(t[1]))))),
+    st.tuples(hosts, st.integers(0, 65535)).map(
+        lambda t: Multiaddr((t[0], ("tcp", str(t[1]))))
+    ),
     st.integers(0, 2**63 - 1).map(lambda number: Multiaddr((("memory", str(number)),))),
 )
 
@@ -31,7 +35,9 @@ def test_text_and_bytes_go_both_ways(addr: Multiaddr, named: bool) -> None:
 
 
 def test_the_binary_form_is_multiformats() -> None:
-    assert Multiaddr.parse("/ip4/127.0.0.1/tcp/4001").to_bytes().hex() == "047f00000106" + "0fa1"
+    assert (
+        Multiaddr.parse("/ip4/127.0.0.1/tcp/4001").to_bytes().hex() == "047f00000106" + "0fa1"
+    )
     assert Multiaddr.parse("/dns4/a.io/tcp/80").to_bytes().hex() == "3604612e696f060050"
 
 

@@ -9,7 +9,15 @@ from hypothesis import given, strategies as st
 
 from p2p.errors import BadMessage, LocalProtocolError, ProtocolNotSupported, RemoteProtocolError
 from p2p.identity import ProtocolId
-from p2p.transport.negotiate import HEADER, MAX_LINE, MAX_PROPOSALS, NOT_AVAILABLE, Chooser, Proposer, line
+from p2p.transport.negotiate import (
+    HEADER,
+    MAX_LINE,
+    MAX_PROPOSALS,
+    NOT_AVAILABLE,
+    Chooser,
+    Proposer,
+    line,
+)
 
 A, B, C = (ProtocolId(f"/test/{name}") for name in "abc")
 

@@ -71,15 +71,21 @@ async def member(
 ) -> AsyncIterator[Node]:
     async with (
         open_world(folder, key) as world,
-        open_host(network=network, world=world, listen=["/memory/0"], config=config.host) as host,
+        open_host(
+            network=network, world=world, listen=["/memory/0"], config=config.host
+        ) as host,
         open_node(world, host, config, document=document, bootstrap=bootstrap) as node,
     ):
         yield node
 
 
 @asynccontextmanager
-async def swarm(folder: Path, *others: KeyPair, config: NodeConfig = CONFIG) -> AsyncIterator[list[Node]]:
-    """A trainer with the run, and others that know only its address; all in each other's view."""
+async def swarm(
+    folder: Path, *others: KeyPair, config: NodeConfig = CONFIG
+) -> AsyncIterator[list[Node]]:
+    """A trainer with the run, and others that know only its address; all in each other's
+    view.
+    """
     network = MemoryNetwork()
     with trio.fail_after(60):
         async with AsyncExitStack() as stack:
@@ -97,7 +103,9 @@ async def _gather(
     first = await stack.enter_async_context(begins)
     nodes = [first]
     for number, key in enumerate(others, 1):
-        joined = member(network, folder / str(number), key, bootstrap=first.host.addrs, config=config)
+        joined = member(
+            network, folder / str(number), key, bootstrap=first.host.addrs, config=config
+        )
         nodes.append(await stack.enter_async_context(joined))
     for node in nodes:
         await wait_members(node, len(nodes) - 1)
@@ -123,7 +131,9 @@ async def test_nodes_with_one_address_get_the_run_and_each_other(tmp_path: Path)
         for node in nodes:
             assert node.run == RUN
             assert node.may(TRAINER.peer_id, Capability.PUBLISH)
-            assert (tmp_path / str(nodes.index(node)) / "run.shoal").read_bytes() == RUN.document
+            assert (
+                tmp_path / str(nodes.index(node)) / "run.shoal"
+            ).read_bytes() == RUN.document
         assert await nodes[1].locate(nodes[2].peer_id)
         assert not await nodes[1].locate(OWNER.peer_id)
 
@@ -131,7 +141,9 @@ async def test_nodes_with_one_address_get_the_run_and_each_other(tmp_path: Path)
 async def test_officers_of_a_later_epoch_get_heartbeats_themselves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An officer that is no neighbour, and not even running, is beaten to as soon as an edition names it."""
+    """An officer that is no neighbour, and not even running, is beaten to as soon as an edition
+    names it.
+    """
     worker, late = KeyPair(b"w" * 32), KeyPair(b"l" * 32)
     told: dict[PeerId, trio.Event] = {key.peer_id: trio.Event() for key in (TRAINER, worker)}
     send = SwarmHost.send
@@ -225,7 +237,9 @@ async def test_the_dht_is_a_second_way_to_find_members(
         async with member(network, tmp_path / "0", TRAINER, document=RUN.document) as first:
             monkeypatch.setattr(Membership, "join", join)
             addrs = first.host.addrs
-            async with member(network, tmp_path / "1", VALIDATOR, bootstrap=addrs, config=config) as second:
+            async with member(
+                network, tmp_path / "1", VALIDATOR, bootstrap=addrs, config=config
+            ) as second:
                 await wait_members(second, 1)
                 # A busy machine asks the DHT more than once before the heartbeat comes.
                 assert joins[:2] == [addrs, addrs]
@@ -241,7 +255,9 @@ async def test_a_pinned_run_needs_nobody(tmp_path: Path) -> None:
 
 async def test_without_run_and_peers_the_remedy_is_named(tmp_path: Path) -> None:
     with pytest.RaisesGroup(
-        pytest.RaisesExc(ConfigError, match="knows no run: give it --run FILE, or --bootstrap ADDR"),
+        pytest.RaisesExc(
+            ConfigError, match="knows no run: give it --run FILE, or --bootstrap ADDR"
+        ),
         flatten_subgroups=True,
     ):
         async with member(MemoryNetwork(), tmp_path, TRAINER):
@@ -250,7 +266,9 @@ async def test_without_run_and_peers_the_remedy_is_named(tmp_path: Path) -> None
 
 async def test_role_tables_come_from_the_configuration(tmp_path: Path) -> None:
     config = replace(CONFIG, role={"echo": {"loud": True}})
-    async with member(MemoryNetwork(), tmp_path, TRAINER, document=RUN.document, config=config) as node:
+    async with member(
+        MemoryNetwork(), tmp_path, TRAINER, document=RUN.document, config=config
+    ) as node:
         assert node.role_table("echo") == {"loud": True}
         assert node.role_table("other") == {}
         assert node.world.now() < math.inf

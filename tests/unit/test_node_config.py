@@ -1,4 +1,6 @@
-"""Configuration: tables map one to one to dataclasses, and every mistake is named with its place."""
+"""Configuration: tables map one to one to dataclasses, and every mistake is named with its
+place.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,11 @@ def test_a_table_becomes_a_value_and_back() -> None:
     assert read_table(Outer, write_table(value), "here") == value
 
 
-@given(st.builds(Inner, rate=st.floats(1e-9, 1e9), pair=st.tuples(st.floats(-9, 9), st.floats(-9, 9))))
+@given(
+    st.builds(
+        Inner, rate=st.floats(1e-9, 1e9), pair=st.tuples(st.floats(-9, 9), st.floats(-9, 9))
+    )
+)
 def test_writing_and_reading_are_inverse(inner: Inner) -> None:
     assert read_table(Inner, write_table(inner), "here") == inner
 
@@ -95,12 +101,18 @@ def test_writing_and_reading_are_inverse(inner: Inner) -> None:
         ({"name": "n", "colour": "green"}, "here: colour must be one of red, blue"),
         ({"name": "n", "peers": str(PEER)}, "here: peers must be a list, not a text"),
         ({"name": "n", "peers": ["x0"]}, "here: peers[0]: '0' is not a base58 character"),
-        ({"name": "n", "addr": "localhost"}, "here: addr: 'localhost' is no address; write for example"),
+        (
+            {"name": "n", "addr": "localhost"},
+            "here: addr: 'localhost' is no address; write for example",
+        ),
         ({"name": "n", "inner": 3}, "here: inner must be a table, not a whole number"),
         ({"name": "n", "inner": {"rate": 0}}, "here: inner: rate is positive"),
         ({"name": "n", "inner": {"rate": float("nan")}}, "here: inner: rate is not a number"),
         ({"name": "n", "inner": {"pair": [1]}}, "here: inner: pair must have 2 items, not 1"),
-        ({"name": "n", "inner": {"rat": 1}}, "here: inner: there is no key 'rat'; did you mean 'rate'?"),
+        (
+            {"name": "n", "inner": {"rat": 1}},
+            "here: inner: there is no key 'rat'; did you mean 'rate'?",
+        ),
         ({"name": "n", "rest": []}, "here: rest must be a table, not a list"),
         ([], "here must be a table, not a list"),
     ],
@@ -138,7 +150,10 @@ def test_a_node_is_configured_by_toml(tmp_path: Path) -> None:
 
 def test_mistakes_in_the_file_name_file_and_key(tmp_path: Path) -> None:
     for text, sentence in [
-        ("[membership]\nintervall = 1", "membership: there is no key 'intervall'; did you mean 'interval'?"),
+        (
+            "[membership]\nintervall = 1",
+            "membership: there is no key 'intervall'; did you mean 'interval'?",
+        ),
         ("[gosip]\n", "there is no key 'gosip'; did you mean 'gossip'?"),
         ("x = ", "is not TOML: "),
         ("bootstrap = ['/ip4/1.2.3.4/tcp/1']", "must end in /p2p/ and the peer's id"),

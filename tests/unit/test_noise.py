@@ -24,7 +24,8 @@ from p2p.transport.noise import (
     decode_public_key_untrusted,
 )
 
-# The whole handshake between fixed keys; the PyPI package noiseprotocol 0.3.1 makes the same bytes.
+# The whole handshake between fixed keys; the PyPI package noiseprotocol 0.3.1 makes the same
+# bytes.
 GOLDEN = "0452cfbe99eb62cf6965c17c3547ca45ad8b9d994a95616b1196fa3602928234"
 ALICE, BOB, CAROL = (KeyPair(bytes([seed]) * 32) for seed in (1, 2, 3))
 YAMUX, MPLEX = ProtocolId("/yamux/1.0.0"), ProtocolId("/mplex/6.7.0")
@@ -37,7 +38,9 @@ def static(key: KeyPair) -> StaticKey:
 def pair(**options) -> tuple[NoiseHandshake, NoiseHandshake]:
     """An initiator Alice and a responder Bob."""
     muxers = options.pop("muxers", ((YAMUX,), (YAMUX,)))
-    one = NoiseHandshake(static(ALICE), b"\x11" * 32, initiator=True, muxers=muxers[0], **options)
+    one = NoiseHandshake(
+        static(ALICE), b"\x11" * 32, initiator=True, muxers=muxers[0], **options
+    )
     other = NoiseHandshake(static(BOB), b"\x22" * 32, initiator=False, muxers=muxers[1])
     return one, other
 
@@ -131,7 +134,9 @@ def test_a_changed_bit_ends_the_handshake(message: int) -> None:
 
 
 def test_a_static_key_signed_by_another_identity_is_refused() -> None:
-    stolen = StaticKey(static(ALICE).private, static(ALICE).public, static(CAROL).identity, CAROL.peer_id)
+    stolen = StaticKey(
+        static(ALICE).private, static(ALICE).public, static(CAROL).identity, CAROL.peer_id
+    )
     one = NoiseHandshake(stolen, b"\x11" * 32, initiator=True)
     other = NoiseHandshake(static(BOB), b"\x22" * 32, initiator=False)
     other.receive_data(one.data_to_send())
@@ -187,7 +192,11 @@ def test_records_survive_any_split(sizes: list[int], step: int) -> None:
 def test_bytes_one_by_one() -> None:
     one, other = sessions()
     wire = one.seal(b"hello") + one.seal(b"world")
-    opened = [piece for index in range(len(wire)) for piece in other.receive_data(wire[index : index + 1])]
+    opened = [
+        piece
+        for index in range(len(wire))
+        for piece in other.receive_data(wire[index : index + 1])
+    ]
     assert opened == [b"hello", b"world"]
 
 
@@ -251,8 +260,8 @@ def test_rfc_8439_vector() -> None:
     nonce = bytes.fromhex("070000004041424344454647")
     associated = bytes.fromhex("50515253c0c1c2c3c4c5c6c7")
     text = (
-        b"Ladies and Gentlemen of the class of '99: If I could offer you only one tip for the future, "
-        b"sunscreen would be it."
+        b"Ladies and Gentlemen of the class of '99: If I could offer you only one tip for the"
+        b" future, sunscreen would be it."
     )
     out = bytearray(len(text) + cipher.TAG_BYTES)
     AEAD(key).seal_into(nonce, text, associated, memoryview(out))

@@ -72,13 +72,27 @@ def test_none_is_no_role_and_names_count_once() -> None:
 
 
 def test_every_failure_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, (plugins.ROLES, "lazy", THIS), (plugins.ROLES, "torn", "nowhere.at.all:X"))
+    install(
+        monkeypatch, (plugins.ROLES, "lazy", THIS), (plugins.ROLES, "torn", "nowhere.at.all:X")
+    )
     for name, sentence in [
-        ("watcher", "there is no role 'watcher'; installed are: lazy, none, torn (or give module:Class)"),
+        (
+            "watcher",
+            (
+                "there is no role 'watcher'; installed are: lazy, none, torn (or give"
+                " module:Class)"
+            ),
+        ),
         ("lasy", "there is no role 'lasy'; did you mean 'lazy'? (or give module:Class)"),
-        ("torn", "the role 'torn' cannot be loaded from nowhere.at.all:X: No module named 'nowhere'"),
+        (
+            "torn",
+            "the role 'torn' cannot be loaded from nowhere.at.all:X: No module named 'nowhere'",
+        ),
         ("p2p.errors:Nothing", "the role 'p2p.errors:Nothing' cannot be loaded"),
-        ("p2p.errors:ShoalError", "'p2p.errors:ShoalError' is no role: it lacks from_config or run"),
+        (
+            "p2p.errors:ShoalError",
+            "'p2p.errors:ShoalError' is no role: it lacks from_config or run",
+        ),
     ]:
         with pytest.raises(ConfigError) as caught:
             load_role(name, {})
@@ -98,10 +112,14 @@ def test_shoals_own_plugins_are_installed() -> None:
 def test_a_table_of_no_role_is_misspelt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Issue 10.15: ``[role.infrence]`` was accepted, and its settings had no effect."""
     install(monkeypatch, (plugins.ROLES, "lazy", THIS))
-    with pytest.raises(ConfigError, match=r"\[role\.lasy\]: no role is called so; did you mean 'lazy'\?"):
+    with pytest.raises(
+        ConfigError, match=r"\[role\.lasy\]: no role is called so; did you mean 'lazy'\?"
+    ):
         load_roles(["none"], {"lasy": {}})
-    assert load_roles(["none"], {"lazy": {}}) == []  # installed: the file is shared by several nodes
-    assert len(load_roles([THIS], {"idle": {}})) == 1  # not installed, and given as module:Class
+    # installed: the file is shared by several nodes
+    assert load_roles(["none"], {"lazy": {}}) == []
+    # not installed, and given as module:Class
+    assert len(load_roles([THIS], {"idle": {}})) == 1
 
 
 def test_run_documents_are_opened_by_the_installed_reader() -> None:
@@ -116,6 +134,8 @@ def test_without_a_reader_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -
         open_run_untrusted(RUN.document, verify)
 
 
-def test_a_command_that_cannot_be_loaded_says_so_in_the_help(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_that_cannot_be_loaded_says_so_in_the_help(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     install(monkeypatch, (plugins.COMMANDS, "torn", "no_such_module:main"))
     assert dict(command_summaries())["torn"].startswith("(the command 'torn' cannot be loaded")

@@ -8,7 +8,9 @@ from roles.trainer.buffer import BufferedGroup, GroupBuffer
 
 
 def group(version: int, *rewards: float, source: bytes = b"s") -> BufferedGroup:
-    return BufferedGroup(PolicyVersion(version), source, 0, TrainingGroup((version,), (), rewards))
+    return BufferedGroup(
+        PolicyVersion(version), source, 0, TrainingGroup((version,), (), rewards)
+    )
 
 
 def test_takes_the_oldest_first_and_only_when_there_are_enough() -> None:

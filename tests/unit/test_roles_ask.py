@@ -61,7 +61,9 @@ class Unlucky:
 
 def sound_world() -> SimpleNamespace:
     """Nothing misbehaves on purpose, as in production."""
-    return SimpleNamespace(verify=verify, buggify=lambda name: False, sometimes=lambda name, condition: None)
+    return SimpleNamespace(
+        verify=verify, buggify=lambda name: False, sometimes=lambda name, condition: None
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,7 +102,9 @@ def submission(index: int = 0, signer: KeyPair = WORKER) -> Submission:
 
 def delivery(index: int = 0) -> bytes:
     work = submission(index)
-    verdict = SignedVerdict(JUDGE.peer_id, work.commitment, Verdict.ACCEPTED, "", 0.0, 0.0, ()).signed(JUDGE)
+    verdict = SignedVerdict(
+        JUDGE.peer_id, work.commitment, Verdict.ACCEPTED, "", 0.0, 0.0, ()
+    ).signed(JUDGE)
     return encode_delivery(verdict, work)
 
 
@@ -125,7 +129,9 @@ async def _one_group(*_: object) -> list[BufferedGroup]:
 
 async def test_a_delivery_is_taken_only_when_it_is_durable_however_often_it_comes() -> None:
     disk = SlowDisk()
-    node: Any = SimpleNamespace(world=sound_world(), shardcast=SimpleNamespace(holds=lambda _: True))
+    node: Any = SimpleNamespace(
+        world=sound_world(), shardcast=SimpleNamespace(holds=lambda _: True)
+    )
     check: Any = SimpleNamespace(groups=_one_group, why_unwanted=lambda *_: "")
     both: Any = disk
     intake = Intake(node, Recipe(), check, both, both, GroupBuffer(100, 2), cast(Any, None))
@@ -160,7 +166,9 @@ async def test_a_full_trainer_says_later_before_the_validator_loses_patience(
 async def test_a_trainer_that_lost_its_policies_publishes_nothing_instead_of_a_contradiction(
     published: int, step: int
 ) -> None:
-    """Issue 10.7: it published its newest version anew, with another predecessor, and was halted by all."""
+    """Issue 10.7: it published its newest version anew, with another predecessor, and was
+    halted by all.
+    """
 
     class Opens:
         async def open(self, _: str) -> int:
@@ -171,7 +179,9 @@ async def test_a_trainer_that_lost_its_policies_publishes_nothing_instead_of_a_c
     node: Any = SimpleNamespace(shardcast=SimpleNamespace(newest=published))
     nothing: Any = None
     with pytest.raises(StorageError, match="gone from store/: restore that folder"):
-        await TrainerSession(node, Recipe(), engine, nothing, nothing, nothing, nothing).open_learner()
+        await TrainerSession(
+            node, Recipe(), engine, nothing, nothing, nothing, nothing
+        ).open_learner()
 
 
 @pytest.mark.parametrize("receipt", Receipt)
@@ -185,6 +195,8 @@ async def test_an_outbox_does_not_send_what_was_made_under_another_key(tmp_path:
     world = RealWorld(WORKER, tmp_path)
     outbox = await SubmissionOutbox.open(world, "outbox")
     await outbox.add(submission(3))
-    assert [item.commitment.index for item in await SubmissionOutbox.open(world, "outbox")] == [3]
+    assert [item.commitment.index for item in await SubmissionOutbox.open(world, "outbox")] == [
+        3
+    ]
     assert (await SubmissionOutbox.open(world, "outbox")).newest == 1
     assert not list(await SubmissionOutbox.open(RealWorld(JUDGE, tmp_path), "outbox"))

@@ -21,5 +21,7 @@ def test_the_map_names_every_module(package: Path) -> None:
 
 
 def test_the_map_of_all_names_every_package() -> None:
-    text = ast.get_docstring(ast.parse((ROLES / "__init__.py").read_text(encoding="utf-8"))) or ""
+    text = (
+        ast.get_docstring(ast.parse((ROLES / "__init__.py").read_text(encoding="utf-8"))) or ""
+    )
     assert [path.name for path in PACKAGES if f"`roles.{path.name}`" not in text] == []

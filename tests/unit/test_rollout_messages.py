@@ -113,8 +113,12 @@ def test_content_that_was_not_committed_to_is_refused() -> None:
 @pytest.mark.parametrize("field", ["run", "version", "policy", "index"])
 def test_a_commitment_cannot_be_altered(field: str) -> None:
     sent = submission(b"content")
-    other = {"run": b"x" * 32, "version": PolicyVersion(4), "policy": b"x" * 32, "index": 6}[field]
-    forged = Submission(submission(b"content", **{field: other}).commitment, sent.signature, b"content")
+    other = {"run": b"x" * 32, "version": PolicyVersion(4), "policy": b"x" * 32, "index": 6}[
+        field
+    ]
+    forged = Submission(
+        submission(b"content", **{field: other}).commitment, sent.signature, b"content"
+    )
     with pytest.raises(BadMessage, match="signature is not its node's"):
         decode_submission_untrusted(forged.to_bytes(), verify)
 
@@ -127,15 +131,18 @@ def test_a_submission_signed_by_another_is_refused() -> None:
 
 @pytest.mark.parametrize("verdict", list(Verdict))
 def test_replies_survive_the_wire(verdict: Verdict) -> None:
-    for reply in (verdict_on(submission(b"c"), verdict), Refusal("the queue is full", retry=True)):
+    for reply in (
+        verdict_on(submission(b"c"), verdict),
+        Refusal("the queue is full", retry=True),
+    ):
         assert decode_reply_untrusted(encode_reply(reply), verify) == reply
 
 
 def test_a_verdict_signed_by_another_is_refused() -> None:
     honest = verdict_on(submission(b"c"))
     forged = SignedVerdict(
-        WORKER.peer_id, honest.commitment, honest.verdict, honest.reason, 0.0, 1.0, honest.rewards,
-        honest.signature,
+        WORKER.peer_id, honest.commitment, honest.verdict, honest.reason, 0.0, 1.0,
+        honest.rewards, honest.signature,
     )  # fmt: skip
     with pytest.raises(BadMessage, match="signature is not its validator's"):
         decode_reply_untrusted(encode_reply(forged), verify)
@@ -143,7 +150,9 @@ def test_a_verdict_signed_by_another_is_refused() -> None:
 
 def test_a_delivery_must_belong_together() -> None:
     first, second = submission(b"first"), submission(b"second")
-    assert decode_delivery_untrusted(encode_delivery(verdict_on(first), first), verify)[1] == first
+    assert (
+        decode_delivery_untrusted(encode_delivery(verdict_on(first), first), verify)[1] == first
+    )
     with pytest.raises(BadMessage, match="about another submission"):
         decode_delivery_untrusted(encode_delivery(verdict_on(first), second), verify)
 

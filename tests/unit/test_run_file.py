@@ -112,16 +112,25 @@ def test_trainers_publish_validators_judge_and_the_rest_goes_by_admission() -> N
     assert not closed.may(STRANGER.peer_id, Capability.GOSSIP)
     for peer in (OWNER, TRAINER, VALIDATOR):
         assert closed.may(peer.peer_id, Capability.GOSSIP)
-    invited = sign_run(replace(TERMS, admission=replace(rules, allowed=(STRANGER.peer_id,))), OWNER)
+    invited = sign_run(
+        replace(TERMS, admission=replace(rules, allowed=(STRANGER.peer_id,))), OWNER
+    )
     assert invited.may(STRANGER.peer_id, Capability.GENERATE)
     assert decode_run_untrusted(invited.document) == invited
 
 
 def test_engine_and_environment_come_from_the_run() -> None:
     config = RUN.engine_config(threads=2)
-    assert (config.kind, config.environment, config.threads, config.recipe) == ("tiny", "sort", 2, Recipe())
+    assert (config.kind, config.environment, config.threads, config.recipe) == (
+        "tiny",
+        "sort",
+        2,
+        Recipe(),
+    )
     RUN.check_environments()
-    other = sign_run(replace(TERMS, environments=(EnvironmentPin(name="sort", digest=bytes(32)),)), OWNER)
+    other = sign_run(
+        replace(TERMS, environments=(EnvironmentPin(name="sort", digest=bytes(32)),)), OWNER
+    )
     with pytest.raises(ConfigError, match="differs from the one of run 'sorting'"):
         other.check_environments()
 
@@ -141,7 +150,10 @@ def test_a_draft_fills_in_the_rest() -> None:
     changes: list[tuple[dict[str, object], str]] = [
         ({"limits": {"preset": "fp8"}}, "draft.toml: limits: preset must be one of fp32, bf16"),
         ({"trainers": ["12D3"]}, r"draft.toml: trainers\[0\]"),
-        ({"recipe": {"stepps": 3}}, "draft.toml: recipe: there is no key 'stepps'; did you mean 'steps'"),
+        (
+            {"recipe": {"stepps": 3}},
+            "draft.toml: recipe: there is no key 'stepps'; did you mean 'steps'",
+        ),
         ({"environments": ["chess"]}, "no environment 'chess'"),
         ({"name": ""}, "draft.toml: a run's name"),
     ]
@@ -150,7 +162,9 @@ def test_a_draft_fills_in_the_rest() -> None:
             read_draft({**table, **change}, "draft.toml", now=0.0)
 
 
-def test_the_command_line_signs_and_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_signs_and_shows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     draft, key, out = (tmp_path / name for name in ("draft.toml", "key", "run.shoal"))
     peers = f'trainers = ["{TRAINER.peer_id}"]\nvalidators = ["{VALIDATOR.peer_id}"]\n'
     draft.write_text(f'name = "mine"\n{peers}')
@@ -159,7 +173,10 @@ def test_the_command_line_signs_and_shows(tmp_path: Path, capsys: pytest.Capture
     assert "mine" in capsys.readouterr().out
     assert main(["show", str(out), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert (shown["name"], shown["id"]) == ("mine", decode_run_untrusted(out.read_bytes()).id.hex())
+    assert (shown["name"], shown["id"]) == (
+        "mine",
+        decode_run_untrusted(out.read_bytes()).id.hex(),
+    )
     draft.write_text("name = ")
     assert main(["create", str(draft), "--key", str(key), "--out", str(out)]) == 2
     error = capsys.readouterr().err

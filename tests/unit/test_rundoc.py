@@ -61,7 +61,9 @@ async def test_a_book_pins_the_first_run_and_only_goes_forward(tmp_path: Path) -
     assert again.run == NEWER
 
 
-@pytest.mark.parametrize("run", [OTHER, STOLEN, EXPIRED], ids=["another name", "another owner", "expired"])
+@pytest.mark.parametrize(
+    "run", [OTHER, STOLEN, EXPIRED], ids=["another name", "another owner", "expired"]
+)
 async def test_a_pinned_book_refuses_the_rest(tmp_path: Path, run: Run) -> None:
     book = book_in(tmp_path)
     await book.offer(RUN.document)
@@ -79,7 +81,9 @@ async def test_a_rotten_pin_says_so(tmp_path: Path) -> None:
 
 
 @asynccontextmanager
-async def two_hosts(folder: Path) -> AsyncIterator[tuple[tuple[Host, RunBook], tuple[Host, RunBook]]]:
+async def two_hosts(
+    folder: Path,
+) -> AsyncIterator[tuple[tuple[Host, RunBook], tuple[Host, RunBook]]]:
     network = MemoryNetwork()
     worlds = [RealWorld(KeyPair(key * 32), folder / key.hex()) for key in (b"a", b"b")]
     listen = ["/memory/0"]
@@ -138,7 +142,9 @@ async def test_garbage_costs_the_asker_its_stream(tmp_path: Path) -> None:
                 await request(other, peer, PROTOCOL_ID, question)
 
 
-async def test_an_expired_pin_waits_for_the_next_edition_and_keeps_out_the_rest(tmp_path: Path) -> None:
+async def test_an_expired_pin_waits_for_the_next_edition_and_keeps_out_the_rest(
+    tmp_path: Path,
+) -> None:
     (tmp_path / PATH).write_bytes(sign_run(replace(TERMS, expiry=1), OWNER).document)
     book = book_in(tmp_path)
     await book.load()
@@ -170,7 +176,9 @@ class Wall:
 async def test_an_edition_ends_while_the_node_runs(
     tmp_path: Path, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Issue 10.9: it was in force until the next restart. Told a day and an hour before, and at the end."""
+    """Issue 10.9: it was in force until the next restart. Told a day and an hour before, and at
+    the end.
+    """
     run = sign_run(replace(TERMS, expiry=1_000_000), OWNER)
     wall = Wall(tmp_path, 0.0)
     book = RunBook(wall.world, open_run)
@@ -218,7 +226,9 @@ async def test_a_clock_within_the_tolerance_ends_nothing_and_one_set_right_begin
 async def test_hints_are_few_and_each_peer_is_asked_once_a_minute(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """Issue 10.9: whoever claims another edition can cause a question, and no more than that."""
+    """Issue 10.9: whoever claims another edition can cause a question, and no more than
+    that.
+    """
     wall = Wall(tmp_path, 0.0)
     wall.world.now = autojump_clock.current_time  # type: ignore[method-assign]
     wall.world.sleep_until = trio.sleep_until  # type: ignore[method-assign]

@@ -23,7 +23,11 @@ def raw_tensors(draw: st.DrawFn) -> RawTensor:
 
 
 @settings(max_examples=100)
-@given(st.dictionaries(st.text(max_size=8).filter(lambda name: name != "__metadata__"), raw_tensors()))
+@given(
+    st.dictionaries(
+        st.text(max_size=8).filter(lambda name: name != "__metadata__"), raw_tensors()
+    )
+)
 def test_round_trip(tensors: dict[str, RawTensor]) -> None:
     data = encode(tensors)
     back = decode_untrusted(data)

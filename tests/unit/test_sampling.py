@@ -114,7 +114,11 @@ def test_temperatures(temperature: float) -> None:
         choose(scores(1), np.array([0.5]), temperature)
 
 
-@given(st.integers(0, 2**32), st.sampled_from([0.0, 0.3, 0.7, 1.0, 1.3]), st.sampled_from([0.0, 1.0, 30.0]))
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from([0.0, 0.3, 0.7, 1.0, 1.3]),
+    st.sampled_from([0.0, 1.0, 30.0]),
+)
 @settings(max_examples=60, deadline=None)
 def test_honest_draws_replay_exactly(seed: int, temperature: float, scale: float) -> None:
     logits, u = scores(40, seed) * np.float32(scale), positions(40, seed)

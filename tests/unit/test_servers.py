@@ -1,4 +1,6 @@
-"""Tasks that serve one stream after another: what becomes of one stream never reaches the next."""
+"""Tasks that serve one stream after another: what becomes of one stream never reaches the
+next.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,12 @@ async def pair(
         return MARK.get().encode() + data
 
     async with (
-        open_host(network=network, listen=("/memory/0",), config=QUIET, strict=strict) as server,
-        open_host(network=network, listen=(), config=QUIET, key=KeyPair(b"\x11" * 32)) as client,
+        open_host(
+            network=network, listen=("/memory/0",), config=QUIET, strict=strict
+        ) as server,
+        open_host(
+            network=network, listen=(), config=QUIET, key=KeyPair(b"\x11" * 32)
+        ) as client,
     ):
         server.set_handler(ECHO, serve_requests(echo))
         await client.connect_addr(server.addrs[0])
@@ -156,7 +162,9 @@ async def test_context_variables_of_one_stream_do_not_reach_the_next() -> None:
         assert len(set(tasks)) == 1
 
 
-async def test_few_tasks_wait_when_many_streams_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_few_tasks_wait_when_many_streams_are_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(servers_module, "MAX_IDLE", 2)
     async with pair(strict=True) as (client, server, tasks):
         gate = trio.Event()

@@ -50,13 +50,17 @@ def key(number: int) -> KeyPair:
 
 
 class Policies:
-    """Made-up weights: incompressible, so that wire bytes are raw bytes and bounds are exact."""
+    """Made-up weights: incompressible, so that wire bytes are raw bytes and bounds are
+    exact.
+    """
 
     def __init__(self, trainer: KeyPair) -> None:
         self.trainer = trainer
         self.last: Manifest | None = None
 
-    def make(self, version: int, size: int, span: int, seed: int = 0) -> tuple[Manifest, Index, list[bytes]]:
+    def make(
+        self, version: int, size: int, span: int, seed: int = 0
+    ) -> tuple[Manifest, Index, list[bytes]]:
         raw = Random(version * 1000 + seed).randbytes(size)
         encoded = encode_spans(raw, span)
         index = Index.of([chunk for chunk, _ in encoded])
@@ -92,7 +96,9 @@ class Node:
 
 
 class Swarm:
-    """Nodes 0 (the origin) to N. Links in bytes per second; bulk is ordered per pair, messages just late."""
+    """Nodes 0 (the origin) to N. Links in bytes per second; bulk is ordered per pair, messages
+    just late.
+    """
 
     def __init__(
         self,
@@ -116,7 +122,9 @@ class Swarm:
             statements = Statements(RUN, self.trainer.peer_id.__eq__, verify)
             core = ShardcastCore(pair.peer_id, ShardcastConfig(), statements, Random(number))
             self.nodes[pair.peer_id] = Node(pair.peer_id, core, up(number), down(number))
-        entries = [RosterEntry(pair.peer_id, up(n)) for n, pair in enumerate(self.keys[: count + 1])]
+        entries = [
+            RosterEntry(pair.peer_id, up(n)) for n, pair in enumerate(self.keys[: count + 1])
+        ]
         self.roster: Roster | None = Roster.sign(self.trainer, RUN, 1, entries)
         self.gossip_delay = 0.05
         self.indexes: dict[bytes, Index] = {}
@@ -177,16 +185,28 @@ class Swarm:
                 for other in list(self.nodes.values()):
                     if other is not node:
                         when = self.now + self.gossip_delay
-                        self.at(when, lambda o=other: self.give(o, ev.Heard(node.peer, message, gossip=True)))
+                        self.at(
+                            when,
+                            lambda o=other: self.give(
+                                o, ev.Heard(node.peer, message, gossip=True)
+                            ),
+                        )
             case ev.Keep(policy, index, data):
                 node.chunks[policy, index] = data
             case ev.Finish(policy):
                 self.at(self.now + 0.002, lambda: self.give(node, ev.Stored(policy)))
-                version = next(p.manifest.version for p in node.core.downloads if p.manifest.digest == policy)
+                version = next(
+                    p.manifest.version
+                    for p in node.core.downloads
+                    if p.manifest.digest == policy
+                )
                 node.whole[version] = self.now
             case ev.Penalise(peer):
                 for one, other in ((node, self.nodes[peer]), (self.nodes[peer], node)):
-                    self.at(self.now + self.latency, lambda a=one, b=other: self.give(a, ev.PeerLost(b.peer)))
+                    self.at(
+                        self.now + self.latency,
+                        lambda a=one, b=other: self.give(a, ev.PeerLost(b.peer)),
+                    )
 
     def _upload(self, node: Node, size: int) -> float:
         node.sent += size
@@ -194,7 +214,9 @@ class Swarm:
         return node.up_free
 
     def _bulk(self, node: Node, peer: PeerId, left: float, size: int, event: ev.Event) -> None:
-        self.at(left + self.latency, lambda: self._download(node, self.nodes[peer], size, event))
+        self.at(
+            left + self.latency, lambda: self._download(node, self.nodes[peer], size, event)
+        )
 
     def _download(self, node: Node, receiver: Node, size: int, event: ev.Event) -> None:
         receiver.down_free = max(self.now, receiver.down_free + size / receiver.down)
@@ -210,7 +232,9 @@ class Swarm:
         node.alive = False
         for other in self.nodes.values():
             if other is not node:
-                self.at(self.now + self.detect, lambda o=other: self.give(o, ev.PeerLost(node.peer)))
+                self.at(
+                    self.now + self.detect, lambda o=other: self.give(o, ev.PeerLost(node.peer))
+                )
 
     def publish(self, version: int, size: int, span: int) -> Manifest:
         manifest, index, wires = self.policies.make(version, size, span)
@@ -229,7 +253,9 @@ def bound(size: int, swarm: Swarm) -> float:
     """Nobody beats it (Kumar and Ross 2006)."""
     nodes = swarm.peers
     total = swarm.origin.up + sum(node.up for node in nodes)
-    return max(size / swarm.origin.up, size / min(n.down for n in nodes), len(nodes) * size / total)
+    return max(
+        size / swarm.origin.up, size / min(n.down for n in nodes), len(nodes) * size / total
+    )
 
 
 def test_eight_equal_peers_are_fed_near_the_bound() -> None:
@@ -336,7 +362,9 @@ def test_weak_lines_do_not_hold_up_the_others() -> None:
 
 def test_lines_of_every_kind_are_filled() -> None:
     rates = [40, 100, 200, 50, 20, 10, 80]
-    swarm = Swarm(24, up=lambda n: rates[n % 7] * MBIT, down=lambda n: max(40, 2 * rates[n % 7]) * MBIT)
+    swarm = Swarm(
+        24, up=lambda n: rates[n % 7] * MBIT, down=lambda n: max(40, 2 * rates[n % 7]) * MBIT
+    )
     swarm.publish(1, 8 * MIB, 64 * KI)
     swarm.run(60)
     assert swarm.time_to_all(1) <= 1.3 * bound(8 * MIB, swarm)
@@ -357,18 +385,26 @@ def test_what_a_parent_skips_is_fetched_elsewhere_and_passed_on() -> None:
     core = next(node.core for node in alone if node.peer == roster.peers[place])
     core.handle(ev.Heard(parent, RosterNews(roster.encode())), 0)
     core.handle(ev.Heard(parent, PolicyNews(manifest.encode(), index.data)), 0)
-    skipped = core.handle(ev.Heard(parent, Skipped(manifest.digest, roster.epoch, 0, ((2, 2),))), 0)
+    skipped = core.handle(
+        ev.Heard(parent, Skipped(manifest.digest, roster.epoch, 0, ((2, 2),))), 0
+    )
     assert not [e for e in skipped if isinstance(e, ev.Send) and isinstance(e.message, Want)]
     other = next(peer for peer in roster.peers if peer not in (parent, roster.peers[place]))
     told = core.handle(ev.Heard(other, Have(manifest.digest, ((2, 1),))), 0)
     assert ev.Send(other, Want(manifest.digest, (2,))) in told
     late = core.handle(ev.Tick(), 5)
-    wanted = [e.message.chunks for e in late if isinstance(e, ev.Send) and isinstance(e.message, Want)]
+    wanted = [
+        e.message.chunks for e in late if isinstance(e, ev.Send) and isinstance(e.message, Want)
+    ]
     assert any(3 in chunks for chunks in wanted), "nobody but the parent has it"
     came = core.handle(ev.ChunkCame(other, ChunkHeader(manifest.digest, 2), wires[2]), 5)
-    pushed = [e.peer for e in came if isinstance(e, ev.Push) and isinstance(e.item, ChunkHeader)]
+    pushed = [
+        e.peer for e in came if isinstance(e, ev.Push) and isinstance(e.item, ChunkHeader)
+    ]
     assert pushed == list(below)
-    stranger = next(peer for peer in roster.peers if not forest.is_above(1, peer, roster.peers[place]))
+    stranger = next(
+        peer for peer in roster.peers if not forest.is_above(1, peer, roster.peers[place])
+    )
     core.handle(ev.Heard(stranger, Skipped(manifest.digest, roster.epoch, 1, ((0, 1),))), 5)
     assert all(0 not in chunks for chunks in core._upload._deferred.values())
     lie = core.handle(ev.Heard(parent, Skipped(manifest.digest, roster.epoch, 0, ((9, 1),))), 5)
@@ -444,7 +480,11 @@ def test_a_run_that_outpaces_its_links_still_delivers() -> None:
 
 
 def test_a_leaf_slower_than_the_run_is_not_starved() -> None:
-    swarm = Swarm(5, up=lambda n: (2 if n == 5 else 40) * MBIT, down=lambda n: (10 if n == 5 else 40) * MBIT)
+    swarm = Swarm(
+        5,
+        up=lambda n: (2 if n == 5 else 40) * MBIT,
+        down=lambda n: (10 if n == 5 else 40) * MBIT,
+    )
     for version in range(1, 31):
         swarm.publish(version, 2 * MIB, 64 * KI)
         swarm.run(version)

@@ -42,7 +42,9 @@ def reached(forest: Forest, number: int, gone: frozenset[PeerId] = frozenset()) 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(UPLOADS, min_size=1, max_size=120), st.integers(0, 10**6))
-def test_each_stripe_spans_all_and_each_peer_is_interior_once(uploads: list[float], version: int) -> None:
+def test_each_stripe_spans_all_and_each_peer_is_interior_once(
+    uploads: list[float], version: int
+) -> None:
     forest = build_forest(roster_of(uploads), PolicyVersion(version))
     interior: list[int] = []
     for number, stripe in enumerate(forest.stripes):
@@ -79,7 +81,9 @@ def test_the_forest_turns_with_the_version_and_nothing_else() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(50, 300), st.randoms(use_true_random=False))
-def test_with_two_in_a_hundred_dead_every_living_peer_is_still_reached(count: int, random) -> None:
+def test_with_two_in_a_hundred_dead_every_living_peer_is_still_reached(
+    count: int, random
+) -> None:
     forest = build_forest(roster_of([1e6] * count), PolicyVersion(1))
     gone = frozenset(random.sample(forest.roster.peers, count // 50))
     alive = [number for number, root in enumerate(forest.roots) if root not in gone]
@@ -121,13 +125,19 @@ def test_feeders_are_the_parents_and_for_the_dead_those_above(uploads: list[floa
     peers = forest.roster.peers
     for place, peer in enumerate(peers):
         parents = {stripe.parent[place] for stripe in forest.stripes} - {-1}
-        assert set(forest.parents(peer, lambda _: False)) == {peers[parent] for parent in parents}
-        assert all(forest.relays(n, peer) == (place in s.children) for n, s in enumerate(forest.stripes))
+        assert set(forest.parents(peer, lambda _: False)) == {
+            peers[parent] for parent in parents
+        }
+        assert all(
+            forest.relays(n, peer) == (place in s.children)
+            for n, s in enumerate(forest.stripes)
+        )
         dead = {peers[parent] for parent in parents}
         above = forest.parents(peer, dead.__contains__)
         assert not dead & set(above)
         assert all(
-            any(forest.is_above(n, other, peer) for n in range(len(forest.stripes))) for other in above
+            any(forest.is_above(n, other, peer) for n in range(len(forest.stripes)))
+            for other in above
         )
     assert forest.parents(ORIGIN.peer_id, lambda _: False) == ()
 
@@ -153,5 +163,11 @@ def test_rosters_survive_the_wire_and_refuse_what_is_wrong() -> None:
 
 
 def test_capacity_classes_are_powers_of_two() -> None:
-    assert [capacity_class(upload) for upload in (0, 16383, 16384, 32768, 5e6)] == [0, 0, 1, 2, 9]
+    assert [capacity_class(upload) for upload in (0, 16383, 16384, 32768, 5e6)] == [
+        0,
+        0,
+        1,
+        2,
+        9,
+    ]
     assert capacity_class(1e30) == 31

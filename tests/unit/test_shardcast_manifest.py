@@ -196,4 +196,6 @@ def test_a_hand_out_gives_every_chunk_once_to_those_with_credit() -> None:
     handout.lose(slow)
     handout.confirm(fast, 4, 6, 0.2)
     lost = [chunk for peer, _, chunk in given if peer == slow]
-    assert [gift and gift[2] for gift in (handout.give(lambda _: True, 0.2) for _ in range(2))] == lost
+    assert [
+        gift and gift[2] for gift in (handout.give(lambda _: True, 0.2) for _ in range(2))
+    ] == lost

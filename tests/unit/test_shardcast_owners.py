@@ -1,9 +1,9 @@
 """Each piece of SHARDCAST's state has one owner: no class writes into another's attributes.
 
-A method of `Upload` that sets ``download.stored`` or appends to ``queue.waiting`` makes the two one
-class in two places. The test reads the source: in p2p/shardcast every assignment to an attribute,
-every `del` of one, and every mutating call on one is to ``self`` (or to an object that the function
-has just made).
+A method of `Upload` that sets ``download.stored`` or appends to ``queue.waiting`` makes the two
+one class in two places. The test reads the source: in p2p/shardcast every assignment to an
+attribute, every `del` of one, and every mutating call on one is to ``self`` (or to an object
+that the function has just made).
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ ROOT = Path(__file__).parent.parent.parent
 SOURCES = sorted((ROOT / "p2p" / "shardcast").rglob("*.py"))
 
 MUTATORS = {
-    "add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "popleft",
-    "remove", "reverse", "setdefault", "sort", "update",
+    "add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem",
+    "popleft", "remove", "reverse", "setdefault", "sort", "update",
 }  # fmt: skip
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
 def own_nodes(function: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a function but for those of functions within it, which are judged themselves."""
+    """The nodes of a function but for those of functions within it, which are judged
+    themselves.
+    """
     for child in ast.iter_child_nodes(function):
         if not isinstance(child, FunctionNode):
             yield child
@@ -43,7 +45,9 @@ def is_foreign(node: ast.expr, made: set[str], borrowed: set[str]) -> bool:
             return True  # an attribute of an attribute
         case ast.Name(id=name):
             return name in borrowed
-        case ast.Call(func=ast.Attribute(value=inner, attr="get" | "setdefault" | "values" | "items")):
+        case ast.Call(
+            func=ast.Attribute(value=inner, attr="get" | "setdefault" | "values" | "items")
+        ):
             return is_foreign(inner, made, borrowed)  # what lies in the attribute
     return False
 
@@ -61,9 +65,13 @@ def locals_of(function: ast.AST) -> tuple[set[str], set[str]]:
             case _:
                 continue
         match value:
-            case ast.Call(func=ast.Name(id=kind)) if kind == "cls" or kind.lstrip("_")[:1].isupper():
+            case ast.Call(func=ast.Name(id=kind)) if (
+                kind == "cls" or kind.lstrip("_")[:1].isupper()
+            ):
                 made.add(name)
-            case ast.Attribute() | ast.Subscript() | ast.Call() if is_foreign(value, made, borrowed):
+            case ast.Attribute() | ast.Subscript() | ast.Call() if is_foreign(
+                value, made, borrowed
+            ):
                 borrowed.add(name)
     return made, borrowed
 
@@ -72,7 +80,8 @@ def writes(function: ast.AST) -> Iterator[tuple[int, str]]:
     """Where a function writes into what belongs to another object."""
     made, borrowed = locals_of(function)
     nodes = list(own_nodes(function))
-    awaited = [node.value for node in nodes if isinstance(node, ast.Await)]  # no container's method
+    # no container's method
+    awaited = [node.value for node in nodes if isinstance(node, ast.Await)]
 
     def judge(targets: list[ast.expr]) -> Iterator[tuple[int, str]]:
         for target in targets:
@@ -84,10 +93,14 @@ def writes(function: ast.AST) -> Iterator[tuple[int, str]]:
     for node in nodes:
         yield from judge(targets_of(node))
         match node:
-            case ast.Call(func=ast.Attribute(value=receiver, attr=method)) if method in MUTATORS:
+            case ast.Call(func=ast.Attribute(value=receiver, attr=method)) if (
+                method in MUTATORS
+            ):
                 if node not in awaited and is_foreign(receiver, made, borrowed):
                     yield node.lineno, ast.unparse(node)
-            case ast.Call(func=ast.Name(id="setattr" | "delattr"), args=[ast.Name(id=owner), *_]):
+            case ast.Call(
+                func=ast.Name(id="setattr" | "delattr"), args=[ast.Name(id=owner), *_]
+            ):
                 if owner != "self":
                     yield node.lineno, ast.unparse(node)
 
@@ -99,7 +112,11 @@ def targets_of(node: ast.AST) -> list[ast.expr]:
             return targets
         case ast.AugAssign(target=target) | ast.AnnAssign(target=target):
             return [target]
-        case ast.For(target=target) | ast.AsyncFor(target=target) | ast.comprehension(target=target):
+        case (
+            ast.For(target=target)
+            | ast.AsyncFor(target=target)
+            | ast.comprehension(target=target)
+        ):
             return [target]
         case ast.withitem(optional_vars=ast.expr() as target):
             return [target]
@@ -167,5 +184,7 @@ def test_the_check_lets_the_rest_pass(line: str) -> None:
 
 
 def test_nothing_is_waved_through() -> None:
-    """No `type: ignore` in SHARDCAST: it had two, both for lambdas that stood in for methods."""
+    """No `type: ignore` in SHARDCAST: it had two, both for lambdas that stood in for
+    methods.
+    """
     assert not [path for path in SOURCES if "type: ignore" in path.read_text(encoding="utf-8")]

@@ -116,7 +116,10 @@ async def test_a_late_joiner_and_a_restarted_node_catch_up(town: Town) -> None:
             weights = await publish(trainer, 5, 3_000_000)
             async with town.member(3) as late:
                 await late.shardcast.wait_policy(PolicyVersion(5))
-                assert await late.world.disk.read(late.shardcast.weights(PolicyVersion(5))) == weights
+                assert (
+                    await late.world.disk.read(late.shardcast.weights(PolicyVersion(5)))
+                    == weights
+                )
             async with town.member(3) as again:
                 assert again.shardcast.newest == 5
                 assert again.shardcast.stats.from_peers + again.shardcast.stats.from_origin == 0
@@ -171,7 +174,9 @@ async def test_two_who_publish_one_version_at_once_do_not_equivocate(town: Town)
             refused = []
 
             async def publish_either(seed: int) -> None:
-                await trainer.world.disk.write(f"weights-{seed}", Random(seed).randbytes(100_000))
+                await trainer.world.disk.write(
+                    f"weights-{seed}", Random(seed).randbytes(100_000)
+                )
                 try:
                     await trainer.shardcast.publish(PolicyVersion(1), f"weights-{seed}")
                 except LocalProtocolError:

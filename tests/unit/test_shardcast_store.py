@@ -37,7 +37,14 @@ def policy(version: int, size: int = 300_000) -> tuple[Manifest, Index, list[byt
     encoded = encode_spans(raw, 32 * KI)
     index = Index.of([chunk for chunk, _ in encoded])
     draft = ManifestBody(
-        RUN, PolicyVersion(version), NO_POLICY, b"", digest_of(raw), size, 0, (Encoding.of(index),)
+        RUN,
+        PolicyVersion(version),
+        NO_POLICY,
+        b"",
+        digest_of(raw),
+        size,
+        0,
+        (Encoding.of(index),),
     )
     return draft.sign(KEY), index, [wire for _, wire in encoded], raw
 
@@ -91,7 +98,9 @@ async def test_what_was_flushed_before_a_crash_is_resumed(world: RealWorld) -> N
 
 async def test_a_decayed_chunk_is_not_believed(world: RealWorld) -> None:
     entry = await fetch(open_store(world), 1)
-    await world.disk.write(entry.path, b"decay", chunks_at(len(entry.index)) + entry.index.offsets[3])
+    await world.disk.write(
+        entry.path, b"decay", chunks_at(len(entry.index)) + entry.index.offsets[3]
+    )
     (again,) = await open_store(world).load()
     assert again.verified == ChunkSet.below(len(entry.index)).excluding(3)
     assert not again.stored

@@ -38,7 +38,11 @@ def write(folder: Path, text: str) -> Path:
 
 def test_a_recording_is_read_in_order_of_time(tmp_path: Path) -> None:
     path = write(tmp_path, "start,node,end\n20,b,30.5\n0,a,10\n\n10,a,12\n")
-    assert read_sessions(path) == [Session(0, 10, "a"), Session(10, 12, "a"), Session(20, 30.5, "b")]
+    assert read_sessions(path) == [
+        Session(0, 10, "a"),
+        Session(10, 12, "a"),
+        Session(20, 30.5, "b"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +80,11 @@ def test_a_recording_that_is_not_there_or_no_text_is_named(tmp_path: Path) -> No
 
 
 @settings(max_examples=30)
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 50), st.integers(1, 20)), max_size=12))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(0, 50), st.integers(1, 20)), max_size=12
+    )
+)
 def test_a_replay_is_exactly_what_was_recorded(drawn: list[tuple[str, int, int]]) -> None:
     sessions: list[Session] = []
     for name, start, length in drawn:
@@ -98,7 +106,9 @@ def test_a_replay_is_exactly_what_was_recorded(drawn: list[tuple[str, int, int]]
 
             swarm.on_return.append(lambda node: births.update({node.name: simulation.now - 3}))
             swarm.on_death.append(
-                lambda node: seen.append(Session(births[node.name], simulation.now - 3, node.name))
+                lambda node: seen.append(
+                    Session(births[node.name], simulation.now - 3, node.name)
+                )
             )
             await swarm.sleep(3)
             churn = Churn(swarm, ChurnModel(up=FOREVER, down=FOREVER, silent=0.5))
@@ -108,7 +118,10 @@ def test_a_replay_is_exactly_what_was_recorded(drawn: list[tuple[str, int, int]]
 
     counts = run_simulation(main, seed=1, horizon=2000).value
     assert sorted(seen) == sorted(sessions)
-    assert counts == (len(sessions), len(sessions) - len({session.node for session in sessions}))
+    assert counts == (
+        len(sessions),
+        len(sessions) - len({session.node for session in sessions}),
+    )
 
 
 def test_the_recorded_scenario_has_the_deaths_of_its_recording() -> None:
@@ -116,7 +129,9 @@ def test_the_recorded_scenario_has_the_deaths_of_its_recording() -> None:
     sessions = read_sessions(place_of(scenario.parameters["sessions"]))
     result = run_scenario(scenario, 1)
     assert result.ok, result.expectations
-    assert result.metrics["deaths"] == sum(session.end < scenario.duration for session in sessions)
+    assert result.metrics["deaths"] == sum(
+        session.end < scenario.duration for session in sessions
+    )
     lasting = sum(session.start < scenario.duration <= session.end for session in sessions)
     assert result.metrics["alive"] == 3 + lasting
 
@@ -130,7 +145,9 @@ def test_a_recording_of_another_number_of_machines_is_refused() -> None:
 
 
 @given(st.floats(0, 10 * DAY), st.floats(0, 3 * DAY), st.floats(0, 1))
-def test_time_away_is_spent_at_the_pace_of_the_hour(now: float, away: float, swing: float) -> None:
+def test_time_away_is_spent_at_the_pace_of_the_hour(
+    now: float, away: float, swing: float
+) -> None:
     model = ChurnModel(up=FOREVER, down=FOREVER, day_swing=swing)
     seconds = model.return_after(now, away)
     steps = 2000
@@ -150,7 +167,9 @@ def test_who_stays_away_longer_returns_later(now: float, away: float, more: floa
 
 @pytest.mark.parametrize("swing", [0.0, 0.8])
 def test_arrivals_follow_the_curve_of_the_day(swing: float) -> None:
-    """Whoever is away comes back with the chance 1 + swing * cos: 3,000 machines, two days, hour by hour."""
+    """Whoever is away comes back with the chance 1 + swing * cos: 3,000 machines, two days,
+    hour by hour.
+    """
     arrivals: list[float] = []
     mean = 1.5 * DAY
     nodes = 3000
@@ -173,7 +192,11 @@ def test_arrivals_follow_the_curve_of_the_day(swing: float) -> None:
         begin, end = (DAY / 5 + (number + step) * 2 * DAY / bins for step in (0, 1))
         came = sum(begin <= when < end for when in arrivals)
         turns = [2 * math.pi * when / DAY for when in (begin, end)]
-        pace = end - begin + swing * DAY / (2 * math.pi) * (math.sin(turns[1]) - math.sin(turns[0]))
+        pace = (
+            end
+            - begin
+            + swing * DAY / (2 * math.pi) * (math.sin(turns[1]) - math.sin(turns[0]))
+        )
         chance = 1 - math.exp(-pace / mean)
         surprise += (came - away * chance) ** 2 / (away * chance * (1 - chance))
         away -= came
@@ -188,7 +211,8 @@ def test_an_hour_away_is_short_by_day_and_long_by_night() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"silent": 1.1}, {"day_swing": -0.1}, {"zone_all": 2}, {"day": 0}, {"zone_interval": 0}]
+    "fields",
+    [{"silent": 1.1}, {"day_swing": -0.1}, {"zone_all": 2}, {"day": 0}, {"zone_interval": 0}],
 )
 def test_a_model_that_makes_no_sense_is_refused(fields: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="churn"):
@@ -246,7 +270,9 @@ def test_no_other_failure_is_restarted(wrong: Exception) -> None:
 
 
 def test_membership_survives_full_disks() -> None:
-    """A node that starts on a full disk cannot write its numbers: it ends, and comes back when it can."""
+    """A node that starts on a full disk cannot write its numbers: it ends, and comes back when
+    it can.
+    """
     faults = (
         Fault(at=20.0, kind="full_disk", who=("n5", "n6"), seconds=30.0),
         Fault(at=25.0, kind="kill", who=("n5", "n7"), seconds=3.0),

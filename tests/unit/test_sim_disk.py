@@ -105,7 +105,9 @@ def test_a_new_disk_is_empty() -> None:
 PATHS = st.sampled_from(["a", "b", "d/c"])
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("write"), PATHS, st.binary(max_size=4), st.none() | st.integers(0, 6)),
+        st.tuples(
+            st.just("write"), PATHS, st.binary(max_size=4), st.none() | st.integers(0, 6)
+        ),
         st.tuples(st.just("sync"), PATHS),
         st.tuples(st.just("remove"), PATHS),
         st.tuples(st.just("replace"), PATHS, st.binary(max_size=4)),
@@ -141,7 +143,9 @@ def test_what_is_synced_last_survives_any_crash(steps: list[tuple], seed: int) -
     before = {path: disk.read_now(path, 0, None) for path in disk.paths()}
     disk.write_now("other", b"x", None)
     disk.crash(Random(seed) if seed else None)
-    assert {path: disk.read_now(path, 0, None) for path in disk.paths() if path in before} == before
+    assert {
+        path: disk.read_now(path, 0, None) for path in disk.paths() if path in before
+    } == before
 
 
 def test_a_torn_write_keeps_a_beginning() -> None:

@@ -84,7 +84,9 @@ def test_every_fault_is_witnessed_and_undone(kind: str) -> None:
             await swarm.sleep(1)
             before = state_of(swarm)
             value = KINDS[kind].value[1] or 0.5
-            FaultInjector(swarm).apply([Fault(at=2.0, kind=kind, who=("n1", "n2"), seconds=5.0, value=value)])
+            FaultInjector(swarm).apply(
+                [Fault(at=2.0, kind=kind, who=("n1", "n2"), seconds=5.0, value=value)]
+            )
             await swarm.sleep_until(4)
             if kind != "pause":
                 assert state_of(swarm) != before
@@ -104,7 +106,9 @@ def test_every_fault_is_witnessed_and_undone(kind: str) -> None:
         ("slow_cpu", 8.0, ClockModel(slowness=8.0)),
     ],
 )
-def test_a_restart_does_not_set_a_machine_right(kind: str, value: float, wrong: ClockModel) -> None:
+def test_a_restart_does_not_set_a_machine_right(
+    kind: str, value: float, wrong: ClockModel
+) -> None:
     seen = play_plan(
         Fault(at=2, kind=kind, who=("n1",), seconds=6, value=value),
         Fault(at=4, kind="kill", who=("n1",), seconds=1),
@@ -134,12 +138,25 @@ def test_a_clock_that_has_drifted_goes_on_from_where_it_is() -> None:
         ("slow_cpu", (2.0, 5.0), lambda node: node.clock.model.slowness, [2.0, 10.0, 5.0, 1.0]),
         ("liar", (0.9, 0.4), lambda node: node.endpoint.lies, [0.9, 0.9, 0.4, 0.0]),
         ("equivocator", (0.2, 0.4), lambda node: node.endpoint.repeats, [0.2, 0.4, 0.4, 0.0]),
-        ("throttle", (0.5, 0.1), lambda node: node.endpoint.spec.up / LinkSpec().up, [0.5, 0.05, 0.1, 1.0]),
-        ("full_disk", (0.0, 0.0), lambda node: node.disk.model.capacity == 0, [True, True, True, False]),
+        (
+            "throttle",
+            (0.5, 0.1),
+            lambda node: node.endpoint.spec.up / LinkSpec().up,
+            [0.5, 0.05, 0.1, 1.0],
+        ),
+        (
+            "full_disk",
+            (0.0, 0.0),
+            lambda node: node.disk.model.capacity == 0,
+            [True, True, True, False],
+        ),
     ],
 )
 def test_what_one_fault_leaves_of_another(
-    kind: str, values: tuple[float, float], state: Callable[[SimNode], float], expected: list[float]
+    kind: str,
+    values: tuple[float, float],
+    state: Callable[[SimNode], float],
+    expected: list[float],
 ) -> None:
     seen = play_plan(
         Fault(at=2, kind=kind, who=("n1",), seconds=2, value=values[0]),
@@ -160,7 +177,9 @@ def test_an_impostor_answers_on_the_raw_network_too() -> None:
 
         async with open_swarm(simulation) as swarm:
             nodes = [swarm.add(name, live) for name in NAMES[:3]]
-            FaultInjector(swarm).apply([Fault(at=1, kind="impostor", who=("n1", "n2"), seconds=5)])
+            FaultInjector(swarm).apply(
+                [Fault(at=1, kind="impostor", who=("n1", "n2"), seconds=5)]
+            )
             answers = []
             for time in (0.5, 3, 10):
                 await swarm.sleep_until(time)
@@ -180,7 +199,10 @@ def hear_two_protocols(share: float) -> list[tuple[str, int]]:
         async with node.open_host() as host:
             for protocol in (one, other):
                 host.set_message_handler(
-                    protocol, lambda peer, message, protocol=protocol: heard.append((protocol, int(message)))
+                    protocol,
+                    lambda peer, message, protocol=protocol: heard.append(
+                        (protocol, int(message))
+                    ),
                 )
             if node.name == "n1":
                 await node.world.sleep(1)
@@ -196,7 +218,9 @@ def hear_two_protocols(share: float) -> list[tuple[str, int]]:
         async with open_swarm(simulation) as swarm:
             swarm.add("n1", live)
             swarm.add("n2", live)
-            FaultInjector(swarm).apply([Fault(at=0.5, kind="reorder", who=("n1",), seconds=8, value=share)])
+            FaultInjector(swarm).apply(
+                [Fault(at=0.5, kind="reorder", who=("n1",), seconds=8, value=share)]
+            )
             await swarm.sleep(20)
 
     run_simulation(main, seed=1, horizon=100)
@@ -210,17 +234,23 @@ def test_protocols_overtake_each_other_and_no_message_its_own() -> None:
         by_protocol.setdefault(protocol, []).append(number)
     assert all(numbers == list(range(100)) for numbers in by_protocol.values())
     assert [number for _, number in heard] != sorted(number for _, number in heard)
-    assert [number for _, number in heard][-30:] == sorted([*range(85, 100)] * 2), "it ends with the fault"
+    assert [number for _, number in heard][-30:] == sorted([*range(85, 100)] * 2), (
+        "it ends with the fault"
+    )
 
 
 def arrivals(*plan: Fault) -> list[float]:
-    """When n2 has each of four megabytes that n1 sends at once, one after the other, at 8 Mbit/s."""
+    """When n2 has each of four megabytes that n1 sends at once, one after the other, at 8
+    Mbit/s.
+    """
     times: list[float] = []
     bulk = ProtocolId("/test/bulk/1.0.0")
 
     async def live(node: SimNode) -> None:
         async with node.open_host() as host:
-            host.set_message_handler(bulk, lambda peer, message: times.append(node.simulation.now))
+            host.set_message_handler(
+                bulk, lambda peer, message: times.append(node.simulation.now)
+            )
             if node.name == "n1":
                 friend = node.siblings[-1]
                 host.add_addrs(friend.peer_id, [friend.addr])
@@ -247,9 +277,12 @@ def test_what_waits_on_a_line_goes_at_the_pace_the_line_has() -> None:
     assert len(whole) == 4
     gap = whole[1] - whole[0]
     slow = arrivals(Fault(at=0.5, kind="throttle", who=("n1",), seconds=10.5, value=0.01))
-    # Nine seconds at a hundredth, then whole: all four arrive as if they had been sent nine seconds later.
+    # Nine seconds at a hundredth, then whole: all four arrive as if they had been sent nine
+    # seconds later.
     assert slow == pytest.approx([when + 9 * 0.99 for when in whole], abs=0.2)
-    begun = arrivals(Fault(at=whole[0] + 0.1, kind="throttle", who=("n1",), seconds=5, value=0.01))
+    begun = arrivals(
+        Fault(at=whole[0] + 0.1, kind="throttle", who=("n1",), seconds=5, value=0.01)
+    )
     assert begun[0] == whole[0]
     assert begun[1] == pytest.approx(whole[1] + 5 * 0.99, abs=0.2)
     assert begun[3] - begun[2] == pytest.approx(gap, abs=0.1)
@@ -289,7 +322,9 @@ def test_victims_can_be_patterns_shares_and_zones() -> None:
             await swarm.sleep(1)
             dead = []
             for when, who in enumerate((("n1*",), ("50%",), ("zone:z1",)), start=2):
-                FaultInjector(swarm).apply([Fault(at=float(when), kind="kill", who=who, seconds=0.5)])
+                FaultInjector(swarm).apply(
+                    [Fault(at=float(when), kind="kill", who=who, seconds=0.5)]
+                )
                 await swarm.sleep_until(when + 0.1)
                 dead.append([name for name, node in swarm.nodes.items() if not node.alive])
                 await swarm.sleep_until(when + 0.9)
@@ -306,12 +341,16 @@ def test_victims_can_be_patterns_shares_and_zones() -> None:
 def test_a_fault_that_names_no_node_fails_the_run(who: str) -> None:
     """Issue 10.15: it did not happen, and the run said that everything was met."""
     fault = Fault(at=2.0, kind="kill", who=("n1", who), seconds=0.5)
-    with pytest.raises(NodeFailed, match=f"fault kill at 2 s: no node is meant by {re.escape(repr(who))}"):
+    with pytest.raises(
+        NodeFailed, match=f"fault kill at 2 s: no node is meant by {re.escape(repr(who))}"
+    ):
         play_plan(fault, until=3, ask=lambda swarm: len(swarm.alive))
 
 
 def test_a_share_of_the_nodes_is_one() -> None:
-    """Issue 10.15: ``25 %`` was a ValueError in the middle of a run, and 250% one of random.sample."""
+    """Issue 10.15: ``25 %`` was a ValueError in the middle of a run, and 250% one of
+    random.sample.
+    """
     for who in ("many%", "-1%", "250%"):
         with pytest.raises(ConfigError, match="is no share of the nodes"):
             Fault(at=2.0, kind="kill", who=(who,))
@@ -320,7 +359,9 @@ def test_a_share_of_the_nodes_is_one() -> None:
 
 
 @given(st.integers(0, 10_000), st.floats(5, 50), st.floats(10, 300))
-def test_drawn_faults_lie_within_the_safety_phase(seed: int, start: float, length: float) -> None:
+def test_drawn_faults_lie_within_the_safety_phase(
+    seed: int, start: float, length: float
+) -> None:
     plan = draw_plan(Random(seed), NAMES, start, start + length)
     assert plan == draw_plan(Random(seed), NAMES, start, start + length)
     assert plan == sorted(plan)
@@ -340,11 +381,20 @@ def test_half_of_the_kinds_are_off_in_a_plan_and_all_occur_over_many() -> None:
 
 
 def test_some_nodes_can_be_spared() -> None:
-    plans = [draw_plan(Random(seed), NAMES, 10, 100, spare={"liar": ["n1", "n2"]}) for seed in range(200)]
-    liars = {name for plan in plans for fault in plan if fault.kind == "liar" for name in fault.who}
+    plans = [
+        draw_plan(Random(seed), NAMES, 10, 100, spare={"liar": ["n1", "n2"]})
+        for seed in range(200)
+    ]
+    liars = {
+        name for plan in plans for fault in plan if fault.kind == "liar" for name in fault.who
+    }
     assert liars == {"n0", "n3", "n4", "n5"}
     assert "n1" in {
-        name for plan in plans for fault in plan if fault.kind == "equivocator" for name in fault.who
+        name
+        for plan in plans
+        for fault in plan
+        if fault.kind == "equivocator"
+        for name in fault.who
     }
 
 
@@ -373,7 +423,9 @@ def test_a_wrong_plan_is_named(rows: object, complaint: str) -> None:
 
 @settings(max_examples=40)
 @given(st.integers(0, 1000), st.data())
-def test_shrinking_leaves_exactly_the_faults_that_matter(seed: int, data: st.DataObject) -> None:
+def test_shrinking_leaves_exactly_the_faults_that_matter(
+    seed: int, data: st.DataObject
+) -> None:
     plan = draw_plan(Random(seed), NAMES, 10, 400)
     if len(plan) < 3:
         return

@@ -20,7 +20,9 @@ def make_queue() -> EventQueue:
 
 
 @given(st.floats(0, 1e7, allow_nan=False))
-def test_a_deadline_in_nanoseconds_is_the_first_that_compares_as_reached(seconds: float) -> None:
+def test_a_deadline_in_nanoseconds_is_the_first_that_compares_as_reached(
+    seconds: float,
+) -> None:
     when = nanoseconds(seconds)
     assert when / 1e9 >= seconds
     assert when == 0 or (when - 2) / 1e9 < seconds
@@ -62,7 +64,9 @@ def test_the_dead_get_no_events_and_the_paused_get_them_later() -> None:
     seen: list[tuple[str, int]] = []
     for when in (1, 2):
         queue.schedule(when, dead, "event", seen.append, ("dead", when))
-        queue.schedule(when, paused, "event", lambda when=when: seen.append(("paused", queue.now)))
+        queue.schedule(
+            when, paused, "event", lambda when=when: seen.append(("paused", queue.now))
+        )
     dead.alive = False
     paused.paused_until = 10
     queue.run()
@@ -71,7 +75,9 @@ def test_the_dead_get_no_events_and_the_paused_get_them_later() -> None:
 
 def test_cancelled_timers_are_swept() -> None:
     queue = make_queue()
-    timers = [queue.schedule(when, queue.kernel, "event", pytest.fail) for when in range(20_000)]
+    timers = [
+        queue.schedule(when, queue.kernel, "event", pytest.fail) for when in range(20_000)
+    ]
     for timer in timers[:-1]:
         timer.cancel()
     timers[-1].cancel()

@@ -65,7 +65,9 @@ async def wait_and_wait(node: SimNode) -> None:
 
 
 def test_cleanup_that_waits_for_nobody_is_a_deadlock_with_names() -> None:
-    with pytest.raises(SimDeadlock, match=r"5\.0+ s; n1: keeper waits in wait_for_ever; n2: keeper"):
+    with pytest.raises(
+        SimDeadlock, match=r"5\.0+ s; n1: keeper waits in wait_for_ever; n2: keeper"
+    ):
         play(wait_for_ever)
 
 

@@ -1,4 +1,6 @@
-"""How sim reads: it names who acts, opens each folder with a map, and calls no two classes alike."""
+"""How sim reads: it names who acts, opens each folder with a map, and calls no two classes
+alike.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,14 @@ def test_no_class_of_sim_has_a_name_that_another_has() -> None:
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_a_folder_opens_with_a_map_that_names_its_files(folder: Path) -> None:
-    text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
-    files = {path.stem for path in folder.glob("*.py")} - {"__init__", "__main__", "cli", "errors"}
+    text = (
+        ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
+    )
+    files = {path.stem for path in folder.glob("*.py")} - {
+        "__init__",
+        "__main__",
+        "cli",
+        "errors",
+    }
     folders = {path.parent.name for path in folder.glob("*/__init__.py")}
     assert [name for name in sorted(files | folders) if f"{name}`" not in text] == []

@@ -48,7 +48,8 @@ def test_versions_and_nodes_have_orders_of_their_own() -> None:
 
 def test_what_a_restart_forgets_is_no_gap_and_may_still_come_once() -> None:
     book = DrawSequences()
-    recorded = [index for index in range(30) if index not in (3, 27)]  # nobody's fault, or on the way
+    # nobody's fault, or on the way
+    recorded = [index for index in range(30) if index not in (3, 27)]
     for index in recorded:
         book.recall(NODE, V1, index, b"")
     book.settle()

@@ -57,7 +57,9 @@ async def two_hosts(
     network = MemoryNetwork()
     async with (
         open_host(network=network, listen=("/memory/0",), strict=strict, config=config) as one,
-        open_host(network=network, listen=("/memory/0",), strict=strict, config=config) as other,
+        open_host(
+            network=network, listen=("/memory/0",), strict=strict, config=config
+        ) as other,
     ):
         one.add_addrs(other.peer_id, other.addrs)
         yield one, other
@@ -86,7 +88,9 @@ async def test_an_identity_may_be_given_or_comes_from_the_world() -> None:
 @pytest.mark.parametrize(
     "addr", ["nonsense", "/memory/1", "/ip4/127.0.0.1/tcp/1/p2p", "/ip4/203.0.113.1/tcp/1"]
 )
-async def test_an_address_that_cannot_be_had_is_an_error_of_the_configuration(addr: str) -> None:
+async def test_an_address_that_cannot_be_had_is_an_error_of_the_configuration(
+    addr: str,
+) -> None:
     with pytest.raises(ConfigError):
         async with open_host(listen=(addr,)):
             pass
@@ -227,7 +231,9 @@ async def test_silent_visitors_are_shown_out(autojump_clock) -> None:
 
 
 async def _is_closed(stream: trio.abc.HalfCloseableStream) -> bool:
-    """Whether the other side has hung up: reads over the negotiation header that waits otherwise."""
+    """Whether the other side has hung up: reads over the negotiation header that waits
+    otherwise.
+    """
     with trio.move_on_after(0.001):
         while await stream.receive_some():
             pass
@@ -262,7 +268,9 @@ async def test_one_peer_may_have_a_few_connections_only() -> None:
         raw = []
         for _ in range(ResourceLimits().per_peer + 3):
             stream = await network.dial(host.addrs[0])
-            await secure(stream, StaticKey.create(key, world.entropy(32)), world.entropy, dialer=True)
+            await secure(
+                stream, StaticKey.create(key, world.entropy(32)), world.entropy, dialer=True
+            )
             raw.append(stream)
             await trio.testing.wait_all_tasks_blocked()
         assert host.connected == (key.peer_id,)
@@ -308,7 +316,9 @@ async def test_a_wrong_echo_is_a_bad_message() -> None:
             await p2p.ping(one, other.peer_id)
 
 
-async def test_messages_wait_while_the_peer_is_dialled_and_stop_when_it_is_gone(autojump_clock) -> None:
+async def test_messages_wait_while_the_peer_is_dialled_and_stop_when_it_is_gone(
+    autojump_clock,
+) -> None:
     async with two_hosts() as (one, other):
         stranger = KeyPair(b"\x0a" * 32).peer_id
         assert one.send(stranger, NEWS, b"lost")
@@ -372,7 +382,9 @@ def test_importing_p2p_is_light() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
     assert "trio" in loaded
-    assert not {"asyncio", "numpy", "torch", "cryptography.x509", "zstandard", "blake3"} & set(loaded)
+    assert not {"asyncio", "numpy", "torch", "cryptography.x509", "zstandard", "blake3"} & set(
+        loaded
+    )
 
 
 def test_the_public_api_is_what_it_says() -> None:

@@ -28,7 +28,9 @@ def one_thread() -> None:
 
 
 def make_model(seed: int = 0, sharpness: float = 1.0) -> TinyModel:
-    """A random model whose head is scaled up, so that its distributions are as peaked as a trained one's."""
+    """A random model whose head is scaled up, so that its distributions are as peaked as a
+    trained one's.
+    """
     model = TinyModel(ModelShape())
     model.initialise(seed)
     with torch.no_grad():
@@ -42,7 +44,10 @@ def make_tasks(count: int, completions: int = 4) -> list[GroupTask]:
         GroupTask(
             group,
             environment.task(hashlib.sha256(f"task {group}".encode()).digest()).prompt,
-            tuple(hashlib.sha256(f"draw {group} {slot}".encode()).digest() for slot in range(completions)),
+            tuple(
+                hashlib.sha256(f"draw {group} {slot}".encode()).digest()
+                for slot in range(completions)
+            ),
         )
         for group in range(count)
     ]
@@ -63,7 +68,9 @@ def test_the_shape_has_the_documented_size() -> None:
 def test_decoding_equals_prefill() -> None:
     model, tasks = make_model(), make_tasks(12)
     drawn = sampler.draw(model, tasks, SAMPLING, END)
-    groups = [Group(task.group, one.completions, b"") for task, one in zip(tasks, drawn, strict=True)]
+    groups = [
+        Group(task.group, one.completions, b"") for task, one in zip(tasks, drawn, strict=True)
+    ]
     with torch.inference_mode():
         replayed = scorer.replay_hidden(model, tasks, groups)
     assert len({len(task.prompt) for task in tasks}) > 2  # padding mattered
@@ -81,7 +88,9 @@ def test_padding_and_company_change_nothing() -> None:
 
 def test_completions_end_once_or_at_the_limit() -> None:
     model, tasks = make_model(sharpness=0.3), make_tasks(30)
-    completions = [c for one in sampler.draw(model, tasks, SAMPLING, END) for c in one.completions]
+    completions = [
+        c for one in sampler.draw(model, tasks, SAMPLING, END) for c in one.completions
+    ]
     assert {len(one.tokens) for one in completions} >= {1, 12}
     for one in completions:
         assert END not in one.tokens[:-1]
@@ -92,7 +101,9 @@ def test_completions_end_once_or_at_the_limit() -> None:
 
 def test_a_batch_is_cut_where_rows_are_too_many() -> None:
     model, tasks = make_model(), make_tasks(3, completions=sampler.ROWS // 2 + 1)
-    assert [len(one.completions) for one in sampler.draw(model, tasks, SAMPLING, END)] == [129] * 3
+    assert [len(one.completions) for one in sampler.draw(model, tasks, SAMPLING, END)] == [
+        129
+    ] * 3
     assert sampler.draw(model, [], SAMPLING, END) == []
 
 
@@ -102,7 +113,9 @@ def test_honest_work_is_accepted() -> None:
     evidence = scorer.score(model, tasks, groups, SAMPLING, END)
     assert {judge(one, Limits.fp32()).verdict for one in evidence} == {Verdict.ACCEPTED}
     assert max(one.logprob_error for one in evidence) < 1e-4
-    assert [one.tokens for one in evidence] == [sum(len(c.tokens) for c in g.completions) for g in groups]
+    assert [one.tokens for one in evidence] == [
+        sum(len(c.tokens) for c in g.completions) for g in groups
+    ]
 
 
 def test_greedy_sold_as_drawn_is_seen() -> None:
@@ -136,7 +149,10 @@ def test_other_weights_and_other_seeds_are_seen() -> None:
 def test_an_empty_or_foreign_proof_is_malformed() -> None:
     model, tasks = make_model(), make_tasks(2)
     groups = sampler.generate(model, tasks, SAMPLING, END)
-    bad = [replace(groups[0], proof=b""), replace(groups[1], proof=b"\0" * len(groups[1].proof))]
+    bad = [
+        replace(groups[0], proof=b""),
+        replace(groups[1], proof=b"\0" * len(groups[1].proof)),
+    ]
     assert set(verdicts(model, tasks, bad)) == {Reason.MALFORMED_PROOF}
 
 
@@ -151,8 +167,12 @@ def test_weights_go_through_a_file(tmp_path: Path) -> None:
     model, other = make_model(), make_model(seed=3)
     save_folder(model, tmp_path)
     load_weights(other, tmp_path / "model.safetensors")
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
-    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["Qwen3ForCausalLM"]
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True)
+    )
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == [
+        "Qwen3ForCausalLM"
+    ]
 
 
 def test_other_readers_agree_on_the_container(tmp_path: Path) -> None:
@@ -162,7 +182,9 @@ def test_other_readers_agree_on_the_container(tmp_path: Path) -> None:
     assert loaded.keys() == model.state_dict().keys()
     assert all(torch.equal(loaded[name], weight) for name, weight in model.state_dict().items())
     path = tmp_path / "theirs.safetensors"
-    loader.save_file({name: weight.bfloat16() for name, weight in model.state_dict().items()}, path)
+    loader.save_file(
+        {name: weight.bfloat16() for name, weight in model.state_dict().items()}, path
+    )
     load_weights(model, path)
 
 

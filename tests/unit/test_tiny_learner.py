@@ -20,7 +20,12 @@ from roles.rl.recipe import Recipe, WarmUp
 
 # A sixteenth of the recipe's work: enough to see it learn something.
 FAST = Recipe(
-    groups=4, draw=8, draw_limit=16, minibatches=2, steps=10, warm_up=WarmUp(steps=60, batch=32, ramp=10)
+    groups=4,
+    draw=8,
+    draw_limit=16,
+    minibatches=2,
+    steps=10,
+    warm_up=WarmUp(steps=60, batch=32, ramp=10),
 )
 CONFIG = EngineConfig(recipe=FAST, seed=3)
 SORT = SortEnvironment()
@@ -43,7 +48,11 @@ def make_groups(learner: TinyLearner, count: int, size: int = 8) -> list[Trainin
     ]
     drawn = sampler.draw(learner.model, tasks, Sampling(1.0, 12, size), SORT.end_token)
     groups = [
-        TrainingGroup(task.prompt, one.completions, tuple(float(len(c.tokens) < 6) for c in one.completions))
+        TrainingGroup(
+            task.prompt,
+            one.completions,
+            tuple(float(len(c.tokens) < 6) for c in one.completions),
+        )
         for task, one in zip(tasks, drawn, strict=True)
     ]
     return [group for group in groups if has_spread(group.rewards)]
@@ -63,7 +72,10 @@ def test_continuing_from_a_checkpoint_is_bit_identical(tmp_path: Path) -> None:
     assert other.step(groups) == expected
     pairs = zip(learner.model.parameters(), other.model.parameters(), strict=True)
     assert all(torch.equal(one, another) for one, another in pairs)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "weights.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "checkpoint",
+        "weights.safetensors",
+    ]
 
 
 def test_a_step_makes_what_was_rewarded_likelier() -> None:
@@ -74,7 +86,9 @@ def test_a_step_makes_what_was_rewarded_likelier() -> None:
         report = learner.step(before)
     after = make_groups(learner, 16)
     assert report.step == 6
-    assert report.tokens == sum(len(one.tokens) for group in before for one in group.completions)
+    assert report.tokens == sum(
+        len(one.tokens) for group in before for one in group.completions
+    )
     assert report.k3 > 0
     assert _mean(after) > _mean(before)
 
@@ -105,7 +119,9 @@ def test_what_cannot_be_learned_from_is_refused(tmp_path: Path) -> None:
 
 
 def test_one_flipped_bit_in_a_checkpoint_is_noticed(tmp_path: Path) -> None:
-    """Issue 10.6: a weight of 3.2e37 was loaded without a word. The generation before stands in."""
+    """Issue 10.6: a weight of 3.2e37 was loaded without a word. The generation before stands
+    in.
+    """
     path = tmp_path / "checkpoint"
     learner = TinyLearner(CONFIG, SORT)
     learner.start()
@@ -128,7 +144,9 @@ def test_one_flipped_bit_in_a_checkpoint_is_noticed(tmp_path: Path) -> None:
     assert TinyLearner(CONFIG, SORT).open(path) == 2
     (tmp_path / "checkpoint.previous").write_bytes(b"rot")
     path.write_bytes(sound[:100])
-    with pytest.raises(EngineError, match=r"checkpoint is damaged.*checkpoint\.previous is damaged.*remove"):
+    with pytest.raises(
+        EngineError, match=r"checkpoint is damaged.*checkpoint\.previous is damaged.*remove"
+    ):
         TinyLearner(CONFIG, SORT).open(path)
 
 

@@ -1,4 +1,6 @@
-"""Activation proofs: the package's bytes, the law of interpolation, and every way to cheat them."""
+"""Activation proofs: the package's bytes, the law of interpolation, and every way to cheat
+them.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def test_newton_vector_of_the_package() -> None:
         ([7, 65504, 131001], [1, 2, 3], "ffd8ffd300010000"),
     ],
 )
-def test_point_vectors_of_the_package(indices: list[int], patterns: list[int], proof: str) -> None:
+def test_point_vectors_of_the_package(
+    indices: list[int], patterns: list[int], proof: str
+) -> None:
     assert encode(np.array([indices]), np.array([patterns])) == [bytes.fromhex(proof)]
 
 
@@ -133,17 +137,30 @@ def test_the_field_at_its_edges() -> None:
 
 
 def test_rounding_is_to_nearest_even() -> None:
-    bits = [0x3F808000, 0x3F818000, 0x3F808001, 0x3F807FFF, 0x7F7FFFFF, 0xFFFFFFFF, 0x80000000, 0x7F800000]
+    bits = [
+        0x3F808000,
+        0x3F818000,
+        0x3F808001,
+        0x3F807FFF,
+        0x7F7FFFFF,
+        0xFFFFFFFF,
+        0x80000000,
+        0x7F800000,
+    ]
     values = np.array(bits, dtype=np.uint32).view(np.float32)
     rounded = [0x3F80, 0x3F82, 0x3F81, 0x3F80, 0x7F80, 0x7FC0, 0x8000, 0x7F80]
     assert bfloat16_patterns(values).tolist() == rounded
 
 
-@given(st.integers(1, 5000), st.sampled_from([0.0, 1e-40, 1e-3, 1.0, 1e30]), st.integers(0, 2**32))
+@given(
+    st.integers(1, 5000), st.sampled_from([0.0, 1e-40, 1e-3, 1.0, 1e30]), st.integers(0, 2**32)
+)
 @settings(max_examples=60, deadline=None)
 def test_largest_agrees_with_sorting(size: int, scale: float, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    rows = (np.round(rng.standard_normal((2, size)), rng.integers(0, 4)) * scale).astype(np.float32)
+    rows = (np.round(rng.standard_normal((2, size)), rng.integers(0, 4)) * scale).astype(
+        np.float32
+    )
     k = min(128, size)
     indices, patterns = largest(rows, k)
     for row, got, values in zip(rows, indices, patterns, strict=True):
@@ -155,8 +172,14 @@ def test_largest_agrees_with_sorting(size: int, scale: float, seed: int) -> None
 
 def test_moduli_step_down_together_and_stop() -> None:
     rows = np.array([[1, 2], [0, MAX_MODULUS], [5, 5 + MAX_MODULUS], [0, 3]])
-    assert injective_moduli(rows).tolist() == [MAX_MODULUS, MAX_MODULUS - 1, MAX_MODULUS - 1, MAX_MODULUS]
-    # 256 k - i takes every value from 32,513 to 65,536: each modulus there brings two of these together.
+    assert injective_moduli(rows).tolist() == [
+        MAX_MODULUS,
+        MAX_MODULUS - 1,
+        MAX_MODULUS - 1,
+        MAX_MODULUS,
+    ]
+    # 256 k - i takes every value from 32,513 to 65,536: each modulus there brings two of these
+    # together.
     clash = np.array([[*range(256), *range(256 * 128, 256 * 257, 256)]])
     with pytest.raises(ValueError, match="32768"):
         injective_moduli(clash)
@@ -190,7 +213,8 @@ def test_small_numeric_noise_is_seen_in_the_mantissas_only() -> None:
 def test_doubled_activations_disagree_everywhere() -> None:
     rows = noise(64, 64)
     stats = stats_of(commit([rows])[0], rows * np.float32(2))
-    assert stats.exponent_mismatches >= 120  # all that are compared: those at the border are not
+    # all that are compared: those at the border are not
+    assert stats.exponent_mismatches >= 120
     assert stats.mantissa_mean == stats.mantissa_median == np.inf
 
 
@@ -205,7 +229,10 @@ def test_the_package_statistics() -> None:
     rows = noise(64, 64)
     (proof,) = commit([rows])
     assert package_statistics(proof, rows) == [ChunkStats(0, 0.0, 0.0)] * 2
-    assert package_statistics(proof, rows * np.float32(2)) == [ChunkStats(128, NO_MATCH, NO_MATCH)] * 2
+    assert (
+        package_statistics(proof, rows * np.float32(2))
+        == [ChunkStats(128, NO_MATCH, NO_MATCH)] * 2
+    )
     noisy = rows * (1 + 0.03 * noise(64, 64, seed=9))
     for chunk in package_statistics(proof, noisy):
         assert 15 <= chunk.exponent_mismatches <= 60
@@ -215,8 +242,9 @@ def test_the_package_statistics() -> None:
 
 
 def test_a_border_value_that_rounds_the_other_way_rejects_no_honest_work() -> None:
-    """Issue 10.12: one value, half-way between two bfloat16 numbers, stands 16 times at the border of a
-    chunk's top 128; decode and prefill differ by 2e-7, so all 16 enter or leave together."""
+    """Issue 10.12: one value, half-way between two bfloat16 numbers, stands 16 times at the
+    border of a chunk's top 128; decode and prefill differ by 2e-7, so all 16 enter or leave
+    together."""
     rng = np.random.default_rng(7)
     rows = rng.uniform(0.1, 2.0, (32, 64)).astype(np.float32)
     flat = rows.reshape(-1)
@@ -245,7 +273,9 @@ def test_one_step_across_a_power_of_two_is_rounding() -> None:
 
 
 def test_equal_activations_are_still_compared() -> None:
-    """Issue 10.12: where no value lies above the border, all are compared: ones prove ones only."""
+    """Issue 10.12: where no value lies above the border, all are compared: ones prove ones
+    only.
+    """
     ones = np.ones((32, 64), dtype=np.float32)
     assert stats_of(commit([ones])[0], ones) == ToplocStats(1, 0, 0.0, 0.0)
     assert stats_of(commit([ones])[0], -ones).exponent_mismatches == 128
@@ -318,7 +348,9 @@ def test_wide_chunks_may_need_a_smaller_modulus_but_not_any() -> None:
 
 
 def test_noise_in_values_near_zero_is_nobodys_fault() -> None:
-    """One row is one chunk, and its top k takes all of it, down to values as small as float32 noise."""
+    """One row is one chunk, and its top k takes all of it, down to values as small as float32
+    noise.
+    """
     theirs = noise(1, 64)
     theirs[0, :4] = 3e-6, -4e-6, 5e-6, 1e-5
     mine = theirs.copy()

@@ -73,12 +73,15 @@ def test_who_keeps_sending_out_of_place_gets_no_more_verdicts() -> None:
 
 async def test_after_a_restart_a_place_that_was_nobodys_fault_is_no_gap(tmp_path: Path) -> None:
     judge = KeyPair(b"j" * 32)
-    places = [(index, Verdict.ACCEPTED, "") for index in range(30) if index != 3]  # 3 was `INCONCLUSIVE`
+    # 3 was `INCONCLUSIVE`
+    places = [(index, Verdict.ACCEPTED, "") for index in range(30) if index != 3]
     places.append((1000, Verdict.REJECTED, GAP))
     async with open_world(tmp_path, key=judge) as world, open_ledger(world, "ledger") as ledger:
         for index, kind, reason in places:
             commitment = Commitment(bytes(32), NODE, V1, bytes(32), index, bytes(32))
-            judged = SignedVerdict(judge.peer_id, commitment, kind, reason, 0.0, 0.0, ()).signed(judge)
+            judged = SignedVerdict(
+                judge.peer_id, commitment, kind, reason, 0.0, 0.0, ()
+            ).signed(judge)
             await ledger.append(VERDICT_KIND, judged.to_bytes())
         node, nothing = cast(Node, SimpleNamespace(world=world)), cast(Any, None)
         session = ValidatorSession(node, nothing, nothing, ledger, nothing, ValidatorStats())

@@ -84,7 +84,15 @@ def test_msgpack_goes_both_ways(value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\xc1", b"\x91" * 17 + b"\x00", b"\xdd\xff\xff\xff\xff", b"\x00\x00", b"\x81\x01\x02\x03"]
+    "data",
+    [
+        b"",
+        b"\xc1",
+        b"\x91" * 17 + b"\x00",
+        b"\xdd\xff\xff\xff\xff",
+        b"\x00\x00",
+        b"\x81\x01\x02\x03",
+    ],
 )
 def test_what_is_no_msgpack_is_a_bad_message(data: bytes) -> None:
     with pytest.raises(BadMessage):
@@ -93,7 +101,13 @@ def test_what_is_no_msgpack_is_a_bad_message(data: bytes) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [[0] * 7, [[0] * 3, [0] * 3], [[], [], [], []], [{"a": 0, "b": 0}, {"c": 0}, []], {"a": [0] * 6}],
+    [
+        [0] * 7,
+        [[0] * 3, [0] * 3],
+        [[], [], [], []],
+        [{"a": 0, "b": 0}, {"c": 0}, []],
+        {"a": [0] * 6},
+    ],
 )
 def test_items_are_counted_in_all_lists_and_tables_together(value: object) -> None:
     behind = b"x" * 10  # data no longer than the limit need not be counted

@@ -328,7 +328,9 @@ def test_an_overrun_window_breaks_the_protocol() -> None:
     other = Mux(dialer=False)
     feed(other, frame(WINDOW_UPDATE, SYN, 1, 0))
     feed(other, HEADER.pack(0, DATA, 0, 1, INITIAL_WINDOW))
-    assert "overran" in violation(feed(other, bytes(INITIAL_WINDOW) + HEADER.pack(0, DATA, 0, 1, 1)))
+    assert "overran" in violation(
+        feed(other, bytes(INITIAL_WINDOW) + HEADER.pack(0, DATA, 0, 1, 1))
+    )
 
 
 def test_a_huge_announced_frame_is_refused_by_its_header() -> None:
@@ -338,8 +340,14 @@ def test_a_huge_announced_frame_is_refused_by_its_header() -> None:
 
 def test_frames_of_unknown_streams_are_read_over() -> None:
     one, _, stream_id = connected()
-    late = frame(DATA, 0, 77, b"who?") + frame(WINDOW_UPDATE, 0, 77, 5) + frame(DATA, FIN, 77, b"bye")
-    assert feed(one, late + frame(DATA, 0, stream_id, b"ok")) == [DataReceived(stream_id, bytearray(b"ok"))]
+    late = (
+        frame(DATA, 0, 77, b"who?")
+        + frame(WINDOW_UPDATE, 0, 77, 5)
+        + frame(DATA, FIN, 77, b"bye")
+    )
+    assert feed(one, late + frame(DATA, 0, stream_id, b"ok")) == [
+        DataReceived(stream_id, bytearray(b"ok"))
+    ]
     assert not one.has_data
 
 
@@ -381,14 +389,19 @@ def test_ten_thousand_openings_cost_refusals_not_memory() -> None:
 
 def test_what_came_before_a_violation_has_happened_and_nothing_after_it_does() -> None:
     one, _, stream_id = connected()
-    events = feed(one, frame(WINDOW_UPDATE, RST, stream_id, 0) + frame(9, 0, 0, 0) + frame(PING, ACK, 0, 1))
+    events = feed(
+        one,
+        frame(WINDOW_UPDATE, RST, stream_id, 0) + frame(9, 0, 0, 0) + frame(PING, ACK, 0, 1),
+    )
     assert events == [StreamReset(stream_id), ProtocolViolated("yamux frame type 9 is unknown")]
     assert feed(one, frame(PING, ACK, 0, 2)) == []
 
 
 def test_a_flood_whose_answers_are_not_read_chokes_us_and_is_no_violation() -> None:
     other = Mux(dialer=False)
-    flood = b"".join(frame(PING, SYN, 0, value) for value in range(MAX_CONTROL // HEADER.size + 2))
+    flood = b"".join(
+        frame(PING, SYN, 0, value) for value in range(MAX_CONTROL // HEADER.size + 2)
+    )
     assert feed(other, flood) == []
     assert other.is_choked
     with pytest.raises(LimitExceeded, match="control frames"):
@@ -397,7 +410,9 @@ def test_a_flood_whose_answers_are_not_read_chokes_us_and_is_no_violation() -> N
     assert not other.is_choked
 
 
-@pytest.mark.parametrize("again", [frame(WINDOW_UPDATE, SYN, 1, 0), frame(DATA, SYN, 1, b"hello")])
+@pytest.mark.parametrize(
+    "again", [frame(WINDOW_UPDATE, SYN, 1, 0), frame(DATA, SYN, 1, b"hello")]
+)
 def test_a_stream_id_is_used_once(again: bytes) -> None:
     other = Mux(dialer=False)
     feed(other, frame(WINDOW_UPDATE, SYN, 1, 0) + frame(WINDOW_UPDATE, RST, 1, 0))
@@ -420,10 +435,14 @@ def test_ids_may_come_in_any_order_once_as_go_yamux_sends_them() -> None:
 def test_skipped_ids_are_remembered_within_a_bound() -> None:
     other = Mux(dialer=False)
     for stream_id in range(1, 2**32, 2**24):
-        feed(other, frame(WINDOW_UPDATE, SYN, stream_id, 0) + frame(WINDOW_UPDATE, RST, stream_id, 0))
+        feed(
+            other,
+            frame(WINDOW_UPDATE, SYN, stream_id, 0) + frame(WINDOW_UPDATE, RST, stream_id, 0),
+        )
         drain(other)
     assert len(other._skipped) == MAX_SKIPPED
-    assert feed(other, frame(WINDOW_UPDATE, SYN, 3, 0)) == []  # too late to be told from a second use
+    # too late to be told from a second use
+    assert feed(other, frame(WINDOW_UPDATE, SYN, 3, 0)) == []
 
 
 def test_a_connection_that_has_used_up_its_ids_opens_no_stream() -> None:
@@ -455,7 +474,9 @@ def test_streams_that_the_peer_never_ends_make_room_for_new_ones(ours: bool) -> 
     for index in range(3 * MAX_STREAMS):
         stream_id = mux.open_stream() if ours else 2 * index + 1
         if not ours:
-            assert feed(mux, frame(WINDOW_UPDATE, SYN, stream_id, 0)) == [StreamOpened(stream_id)]
+            assert feed(mux, frame(WINDOW_UPDATE, SYN, stream_id, 0)) == [
+                StreamOpened(stream_id)
+            ]
         ids.append(stream_id)
         if index < MAX_STREAMS - 1:
             drain(mux)
@@ -596,7 +617,11 @@ def test_small_writes_grow_into_large_frames() -> None:
     one, _, stream_id = connected()
     for _ in range(32):
         send(one, stream_id, bytes(4 * KI))
-    assert [length for _, _, _, length in frames(drain(one))] == [65507, 65507, 32 * 4 * KI - 2 * 65507]
+    assert [length for _, _, _, length in frames(drain(one))] == [
+        65507,
+        65507,
+        32 * 4 * KI - 2 * 65507,
+    ]
 
 
 def test_many_control_frames_take_several_records() -> None:

@@ -49,7 +49,9 @@ async def secure_pair(
     async def shake(raw: trio.abc.HalfCloseableStream, key: KeyPair, dialer: bool) -> None:
         static = StaticKey.create(key, world.entropy(32))
         expected = BOB.peer_id if dialer else None
-        done[dialer] = await secure(raw, static, world.entropy, dialer=dialer, expected=expected)
+        done[dialer] = await secure(
+            raw, static, world.entropy, dialer=dialer, expected=expected
+        )
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(shake, one, ALICE, True)
@@ -73,10 +75,22 @@ async def open_pair(config: ConnectionConfig | None = None) -> AsyncIterator[Pai
         pair = Pair(
             world,
             Connection(
-                world, raw[0], secured[0], dialer=True, serves=serves, on_stream=accept, config=config
+                world,
+                raw[0],
+                secured[0],
+                dialer=True,
+                serves=serves,
+                on_stream=accept,
+                config=config,
             ),
             Connection(
-                world, raw[1], secured[1], dialer=False, serves=serves, on_stream=accept, config=config
+                world,
+                raw[1],
+                secured[1],
+                dialer=False,
+                serves=serves,
+                on_stream=accept,
+                config=config,
             ),
             raw,
         )

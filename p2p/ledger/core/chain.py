@@ -66,7 +66,9 @@ class Entry:
         return hashlib.sha256(self._signed()).digest()
 
     def _signed(self) -> bytes:
-        return pack([self.author.digest, self.seqno, self.previous, self.kind, self.wall, self.body])
+        return pack(
+            [self.author.digest, self.seqno, self.previous, self.kind, self.wall, self.body]
+        )
 
     def encode(self) -> bytes:
         """The bytes that travel and are stored."""
@@ -91,7 +93,9 @@ EMPTY: Final = Head(-1, GENESIS)
 def make_entry(head: Head, signer: Signer, kind: str, body: bytes, wall: float) -> Entry:
     """The entry behind ``head``, signed. Raises `ValueError` if kind or body are too long."""
     if not 0 < len(kind) <= MAX_KIND or len(body) > MAX_BODY:
-        raise ValueError(f"an entry has a kind of 1 to {MAX_KIND} characters and at most {MAX_BODY} bytes")
+        raise ValueError(
+            f"an entry has a kind of 1 to {MAX_KIND} characters and at most {MAX_BODY} bytes"
+        )
     bare = Entry(signer.peer_id, head.seqno + 1, head.digest, kind, int(wall), body, b"")
     signature = signer.sign(DOMAIN, bare._signed())
     return Entry(bare.author, bare.seqno, bare.previous, kind, bare.wall, body, signature)
@@ -102,16 +106,24 @@ def decode_entry_untrusted(data: bytes) -> Entry:
     here.
     """
     if len(data) > MAX_ENTRY:
-        raise BadMessage(f"a ledger entry of {len(data)} bytes is too long (at most {MAX_ENTRY})")
-    signed, signature = fields_untrusted(unpack_untrusted(data), bytes, bytes, what="ledger entry")
+        raise BadMessage(
+            f"a ledger entry of {len(data)} bytes is too long (at most {MAX_ENTRY})"
+        )
+    signed, signature = fields_untrusted(
+        unpack_untrusted(data), bytes, bytes, what="ledger entry"
+    )
     kinds = (bytes, int, bytes, str, int, bytes)
     author, seqno, previous, kind, wall, body = fields_untrusted(
         unpack_untrusted(signed), *kinds, what="ledger entry"
     )
-    entry = Entry(decode_peer_id_untrusted(author), seqno, previous, kind, wall, body, signature)
+    entry = Entry(
+        decode_peer_id_untrusted(author), seqno, previous, kind, wall, body, signature
+    )
     sizes_ok = len(entry.previous) == DIGEST_BYTES and len(signature) == SIGNATURE_BYTES
     if not sizes_ok or not 0 <= entry.seqno < 2**63 or not 0 < len(entry.kind) <= MAX_KIND:
-        raise BadMessage("a ledger entry has a number, digest, kind or signature of the wrong size")
+        raise BadMessage(
+            "a ledger entry has a number, digest, kind or signature of the wrong size"
+        )
     if len(entry.body) > MAX_BODY or entry.encode() != data:
         raise BadMessage("a ledger entry is too long, or not in its one canonical form")
     return entry
@@ -122,7 +134,9 @@ def check_link(head: Head, entry: Entry) -> Head:
     ``head``.
     """
     if entry.seqno != head.seqno + 1 or entry.previous != head.digest:
-        raise BadMessage(f"ledger entry {entry.seqno} does not continue the log at {head.seqno}")
+        raise BadMessage(
+            f"ledger entry {entry.seqno} does not continue the log at {head.seqno}"
+        )
     return Head(entry.seqno, entry.digest)
 
 
@@ -138,7 +152,9 @@ class Equivocation:
     def __post_init__(self) -> None:
         a, b = self.first, self.second
         if a.author != b.author or a.seqno != b.seqno or a.digest == b.digest:
-            raise ValueError("an equivocation is two entries of one author and number that differ")
+            raise ValueError(
+                "an equivocation is two entries of one author and number that differ"
+            )
 
     @property
     def culprit(self) -> PeerId:

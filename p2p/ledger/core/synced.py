@@ -49,7 +49,9 @@ class Synced:
 
     def encode(self) -> bytes:
         """The bytes of its slot."""
-        fields = _FIELDS.pack(_MAGIC, self.turn, self.segment, self.size, self.head.seqno, self.head.digest)
+        fields = _FIELDS.pack(
+            _MAGIC, self.turn, self.segment, self.size, self.head.seqno, self.head.digest
+        )
         return fields + checksum(fields)
 
 
@@ -66,7 +68,9 @@ def encode_slots(synced: Synced) -> tuple[Synced, bytes]:
 
 def read_slots(data: bytes) -> tuple[Synced | None, bool]:
     """The newer of the slots that are sound, and whether both are. Never raises."""
-    found = [slot for offset in (0, SLOT_BYTES) if (slot := _read_slot(data, offset)) is not None]
+    found = [
+        slot for offset in (0, SLOT_BYTES) if (slot := _read_slot(data, offset)) is not None
+    ]
     return max(found, key=lambda slot: slot.turn, default=None), len(found) == 2
 
 

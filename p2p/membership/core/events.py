@@ -163,7 +163,9 @@ class Leave:
     """We are going: say good-bye."""
 
 
-Event = Received | Disconnected | Unreachable | Bootstrap | Interest | UpdateProfile | Tick | Leave
+Event = (
+    Received | Disconnected | Unreachable | Bootstrap | Interest | UpdateProfile | Tick | Leave
+)
 
 
 # Effects: what the driver is to do.

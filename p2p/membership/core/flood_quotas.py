@@ -135,7 +135,9 @@ class FloodQuotas:
         self._asks = KeyedQuotas(1 / (ASK_INTERVALS * interval), ASKS)
         self._refusals = Quota(REFUSALS_PER_INTERVAL / interval, REFUSALS, REFUSALS, 0.0)
         self._walks = KeyedQuotas(1 / (WALK_INTERVALS * interval), 1.0)
-        self._network_walks = KeyedQuotas(1 / (NETWORK_WALK_INTERVALS * interval), NETWORK_WALKS)
+        self._network_walks = KeyedQuotas(
+            1 / (NETWORK_WALK_INTERVALS * interval), NETWORK_WALKS
+        )
         self._network_refusals = KeyedQuotas(
             NETWORK_REFUSALS_PER_INTERVAL / interval,
             NETWORK_REFUSALS,

@@ -71,7 +71,9 @@ class Availability:
 
     def needs(self, peer: PeerId, chunk: int) -> bool:
         """Whether ``peer`` may still need this chunk, as far as this node knows."""
-        return chunk not in self._holders.get(peer, EMPTY) and chunk not in self._takers.get(peer, EMPTY)
+        return chunk not in self._holders.get(peer, EMPTY) and chunk not in self._takers.get(
+            peer, EMPTY
+        )
 
     def lose(self, peer: PeerId) -> None:
         """Forget ``peer``."""

@@ -6,9 +6,9 @@ from typing import Final
 
 SMOOTHING: Final = 0.25
 """Weight of the newest sample: after four samples two thirds of the value are theirs. TCP's
-round-trip estimate takes 1/8 (RFC 6298), of many samples a second; here a sample is a chunk, and
-one policy has a few hundred. Example: a line that took 0.1 s a chunk and takes 0.4 s from now on is
-taken for 0.175 s after one chunk, then 0.231, 0.273 and 0.305 s."""
+round-trip estimate takes 1/8 (RFC 6298), of many samples a second; here a sample is a chunk,
+and one policy has a few hundred. Example: a line that took 0.1 s a chunk and takes 0.4 s from
+now on is taken for 0.175 s after one chunk, then 0.231, 0.273 and 0.305 s."""
 
 
 class SmoothedAverage:

@@ -50,7 +50,9 @@ class ChunkStates:
 
     __slots__ = ("all", "left", "requested", "verified")
 
-    def __init__(self, count: int, verified: ChunkSet = EMPTY, requested: ChunkSet = EMPTY) -> None:
+    def __init__(
+        self, count: int, verified: ChunkSet = EMPTY, requested: ChunkSet = EMPTY
+    ) -> None:
         self.all = ChunkSet.below(count)
         self.verified = verified
         self.requested = requested
@@ -73,7 +75,9 @@ class ChunkStates:
         before = self.of(chunk)
         after = TRANSITIONS.get((before, event))
         if after is None:
-            raise LocalProtocolError(f"chunk {chunk} is {before.name}: {event.name} cannot happen")
+            raise LocalProtocolError(
+                f"chunk {chunk} is {before.name}: {event.name} cannot happen"
+            )
         if after is ChunkState.REQUESTED:
             self.requested = self.requested.including(chunk)
         elif before is ChunkState.REQUESTED:

@@ -72,7 +72,9 @@ from p2p.shardcast.messages import (
 class ShardcastCore:
     """One node's part in distributing policies: events and time in, effects out."""
 
-    def __init__(self, local: PeerId, config: ShardcastConfig, statements: Statements, rng: Random) -> None:
+    def __init__(
+        self, local: PeerId, config: ShardcastConfig, statements: Statements, rng: Random
+    ) -> None:
         self.stats = ShardcastStats()
         self.newest: Manifest | None = None
         """The newest policy that is whole and assembled here."""
@@ -83,7 +85,9 @@ class ShardcastCore:
         self._downloads: dict[bytes, Download] = {}
         self._peers = Peers()
         self._announcer = Announcer(local, statements, self._peers)
-        self._repair = Repair(local, statements, self._peers, self._announcer, rng, config.stall)
+        self._repair = Repair(
+            local, statements, self._peers, self._announcer, rng, config.stall
+        )
         self._upload = Upload(local, statements, self._downloads, self._announcer, self._peers)
         self._origin = Origin(statements, self._peers.is_gone, config.stall)
         self._pending = PendingNames()
@@ -95,7 +99,10 @@ class ShardcastCore:
         self._now = -math.inf
 
     def __repr__(self) -> str:
-        return f"ShardcastCore({self._local!r}, newest {self.newest!r}, {len(self._downloads)} held)"
+        return (
+            f"ShardcastCore({self._local!r}, newest {self.newest!r}, {len(self._downloads)}"
+            " held)"
+        )
 
     @property
     def downloads(self) -> tuple[Download, ...]:
@@ -137,7 +144,15 @@ class ShardcastCore:
 
     def _disk_says(
         self,
-        event: ev.Publish | ev.Resumed | ev.Stored | ev.Unusable | ev.Forgotten | ev.Unwritable | ev.Writable,
+        event: (
+            ev.Publish
+            | ev.Resumed
+            | ev.Stored
+            | ev.Unusable
+            | ev.Forgotten
+            | ev.Unwritable
+            | ev.Writable
+        ),
     ) -> None:
         match event:
             case ev.Publish():
@@ -289,7 +304,9 @@ class ShardcastCore:
     def _postpone(self, manifest: Manifest) -> None:
         self._postponed[manifest.digest] = manifest
         if len(self._postponed) > MAX_FETCHES:
-            del self._postponed[min(self._postponed, key=lambda name: self._postponed[name].version)]
+            del self._postponed[
+                min(self._postponed, key=lambda name: self._postponed[name].version)
+            ]
 
     def _fetch_postponed(self) -> None:
         """Fetch what came while the disk refused: it is not pushed any more."""
@@ -319,7 +336,9 @@ class ShardcastCore:
         roster = self.statements.roster(download.manifest.trainer)
         if roster is not None:
             self._out.append(ev.Send(peer, RosterNews(roster.encode())))
-        self._out.append(ev.Send(peer, news_of(download.manifest, download.index, INLINE_INDEX)))
+        self._out.append(
+            ev.Send(peer, news_of(download.manifest, download.index, INLINE_INDEX))
+        )
 
     def _answer_ask(self, peer: PeerId, download: Download, wants_index: bool) -> None:
         if self._upload.may_answer(peer, download):
@@ -467,7 +486,9 @@ class ShardcastCore:
         if event.manifest.trainer == self._local and event.stored:
             self._origin.publish(download, resumed=True)
 
-    def _hold(self, manifest: Manifest, index: Index, verified: ChunkSet, *, stored: bool) -> Download:
+    def _hold(
+        self, manifest: Manifest, index: Index, verified: ChunkSet, *, stored: bool
+    ) -> Download:
         stall = self._config.stall
         download = Download.held(manifest, index, verified, self._now, stall, stored=stored)
         self._downloads[download.name] = download
@@ -479,7 +500,8 @@ class ShardcastCore:
         self._peers.note_connected(peer)
         for download in self._downloads.values():
             if download.manifest.trainer == peer and not download.is_whole:
-                download.inquire_now(self._now)  # it may be back, and have what no other peer has
+                # it may be back, and have what no other peer has
+                download.inquire_now(self._now)
         newest = max((d.manifest.version for d in self._downloads.values()), default=NO_POLICY)
         self._out.append(ev.Send(peer, Hello(newest)))
 

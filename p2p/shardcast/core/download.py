@@ -102,7 +102,9 @@ class Download:
         return download
 
     def __repr__(self) -> str:
-        return f"Download(v{self.manifest.version}, {len(self.verified)} of {self.count} chunks)"
+        return (
+            f"Download(v{self.manifest.version}, {len(self.verified)} of {self.count} chunks)"
+        )
 
     # What it is
 
@@ -287,7 +289,9 @@ class Download:
 
     def expire(self, now: float) -> dict[int, Request]:
         """Give up requests that are past their deadline; returns them."""
-        overdue = {c: request for c, request in self._requests.items() if request.deadline <= now}
+        overdue = {
+            c: request for c, request in self._requests.items() if request.deadline <= now
+        }
         for chunk, request in overdue.items():
             self._give_up(chunk, ChunkEvent.STALLED)
             self._availability.note_undelivered(request.peer, chunk)

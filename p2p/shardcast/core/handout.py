@@ -154,7 +154,9 @@ class HandOut:
         """Whether nothing is left to give, or no root to give it to."""
         return (self._next == self._count and not self._again) or not self._roots
 
-    def give(self, has_room: Callable[[PeerId], bool], now: float) -> tuple[PeerId, int, int] | None:
+    def give(
+        self, has_room: Callable[[PeerId], bool], now: float
+    ) -> tuple[PeerId, int, int] | None:
         """The next (root, stripe, chunk); None while no root has credit or nothing is left.
 
         The root with the fewest unconfirmed chunks comes first, then the one that had the
@@ -251,5 +253,7 @@ class HandOut:
     @property
     def next_deadline(self) -> float:
         """When `expire` next has something to do."""
-        waiting = [self._due(root) for root in self._roots.values() if root.trusted and root.pending]
+        waiting = [
+            self._due(root) for root in self._roots.values() if root.trusted and root.pending
+        ]
         return min(waiting, default=math.inf)

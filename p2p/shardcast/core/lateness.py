@@ -22,8 +22,9 @@ class LateChunks:
     """The missing chunks of one version: seen at others, withheld by a parent, or urgent.
 
     A chunk that a neighbour has is *seen*: the forest will probably push it soon. It becomes
-    urgent when it has been seen for `ChunkPace.patience`, when the peer that was first to have it is
-    lost, when a request for it failed, or at once when a parent says that it will not push it.
+    urgent when it has been seen for `ChunkPace.patience`, when the peer that was first to have
+    it is lost, when a request for it failed, or at once when a parent says that it will not
+    push it.
 
     In the last case the parent does hold the chunk, but it has mostly more to send than its
     line carries; so it counts as a source again only after the same patience. Example: a parent
@@ -62,7 +63,9 @@ class LateChunks:
 
     def lose(self, peer: PeerId, requested: ChunkSet) -> None:
         """What ``peer`` was first to have is urgent, unless it is asked of another."""
-        self._withheld = {c: withheld for c, withheld in self._withheld.items() if withheld.peer != peer}
+        self._withheld = {
+            c: withheld for c, withheld in self._withheld.items() if withheld.peer != peer
+        }
         for chunk, seen in self._seen.items():
             if seen.peer == peer and chunk not in requested:
                 self.note_urgent(chunk)

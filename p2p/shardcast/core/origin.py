@@ -29,7 +29,9 @@ class Origin:
     whole versions, the last among them, instead of forty parts.
     """
 
-    def __init__(self, statements: Statements, is_gone: Callable[[PeerId], bool], stall: float) -> None:
+    def __init__(
+        self, statements: Statements, is_gone: Callable[[PeerId], bool], stall: float
+    ) -> None:
         self._statements = statements
         self._is_gone = is_gone
         self._overtime = _OVERTIME * stall
@@ -50,7 +52,9 @@ class Origin:
     def start(self, now: float) -> list[ev.Effect]:
         """Announce and hand out what is next, if it is its turn."""
         download = self._next
-        if download is None or any(self._delays(handout, now) for handout in self._handouts.values()):
+        if download is None or any(
+            self._delays(handout, now) for handout in self._handouts.values()
+        ):
             return []
         self._next = None
         announcement = ev.Gossip(news_of(download.manifest, download.index, INLINE_INDEX))
@@ -68,7 +72,9 @@ class Origin:
     def _delays(self, handout: HandOut, now: float) -> bool:
         return not handout.exhausted and now < handout.progress + self._overtime
 
-    def give(self, has_room: Callable[[PeerId], bool], now: float) -> Iterator[tuple[PeerId, ChunkHeader]]:
+    def give(
+        self, has_room: Callable[[PeerId], bool], now: float
+    ) -> Iterator[tuple[PeerId, ChunkHeader]]:
         """What roots have credit for. ``has_room`` is asked anew before each chunk."""
         for name, handout in self._handouts.items():
             while (given := handout.give(has_room, now)) is not None:

@@ -30,7 +30,16 @@ _MAX_NEWS: Final = 16
 class SendQueue:
     """The bulk stream to one peer, as the core sees it."""
 
-    __slots__ = ("_current", "_news", "_recent", "_started", "_time", "_waiting", "owed", "rate")
+    __slots__ = (
+        "_current",
+        "_news",
+        "_recent",
+        "_started",
+        "_time",
+        "_waiting",
+        "owed",
+        "rate",
+    )
 
     def __init__(self) -> None:
         self.owed = 0

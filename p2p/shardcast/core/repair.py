@@ -55,7 +55,9 @@ class Repair:
         origin = download.manifest.trainer
         roster = self._statements.roster(origin)
         fed = roster.peers if roster is not None and download.pull_only else ()
-        others = dict.fromkeys([*self._announcer.audience(download), *self._peers.connected, *fed])
+        others = dict.fromkeys(
+            [*self._announcer.audience(download), *self._peers.connected, *fed]
+        )
         us = origin, self._local
         candidates = [p for p in others if p not in us and not self._peers.is_gone(p)]
         chosen = self._rng.sample(candidates, min(_INQUIRIES, len(candidates)))
@@ -70,7 +72,9 @@ class Repair:
             return
         plan = self._sources.plan(download, now, partial(self._rate, download))
         wanted = {peer: ChunkSet.of(chunks) for peer, chunks in plan.items()}
-        yield from (ev.Send(peer, Want(download.name, tuple(chunks))) for peer, chunks in plan.items())
+        yield from (
+            ev.Send(peer, Want(download.name, tuple(chunks))) for peer, chunks in plan.items()
+        )
         if not wanted or download.pull_only:
             return
         taken = EMPTY
@@ -98,7 +102,9 @@ class Repair:
 
     def decline(self, download: Download) -> Iterator[ev.Effect]:
         """Tell parents, and peers that were asked for chunks, that none is needed here."""
-        for peer in dict.fromkeys([*self._announcer.parents(download), *download.asked_peers()]):
+        for peer in dict.fromkeys(
+            [*self._announcer.parents(download), *download.asked_peers()]
+        ):
             if self._can_tell(download, peer):
                 yield ev.Send(peer, Taken(download.name, ((0, download.count),)))
 

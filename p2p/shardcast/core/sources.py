@@ -153,7 +153,9 @@ class Sources:
         while open_to:
             # No source is faster than this node's own line; beyond its rate several at once are
             # better than one.
-            peer = min(open_to, key=lambda p: (open_to[p].owed + 1) * max(open_to[p].chunk_time, own))
+            peer = min(
+                open_to, key=lambda p: (open_to[p].owed + 1) * max(open_to[p].chunk_time, own)
+            )
             room = open_to[peer].room
             chunk = next(self._pick(download.holders[peer] & late, room), None)
             if chunk is None:

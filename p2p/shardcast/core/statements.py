@@ -32,7 +32,9 @@ class _Stranger(ShoalError):
 class Statements:
     """Signed statements, each judged once and not again."""
 
-    def __init__(self, run: bytes, may_publish: Callable[[PeerId], bool], verify: Verify) -> None:
+    def __init__(
+        self, run: bytes, may_publish: Callable[[PeerId], bool], verify: Verify
+    ) -> None:
         self._run = run
         self._may_publish = may_publish
         self._verify = verify
@@ -80,7 +82,12 @@ class Statements:
         first = self._by_version.setdefault(manifest.version, manifest)
         before = self._by_version.get(manifest.body.previous_version)
         after = next(
-            (m for m in self._by_version.values() if m.body.previous_version == manifest.version), None
+            (
+                m
+                for m in self._by_version.values()
+                if m.body.previous_version == manifest.version
+            ),
+            None,
         )
         if len(self._by_version) > MAX_MANIFESTS:
             del self._by_version[min(self._by_version)]
@@ -96,7 +103,10 @@ class Statements:
     def evidence_untrusted(self, message: Evidence) -> Equivocation | None:
         """The proof in a message; None if its trainer is not trusted anyway. Raise `BadMessage`
         if none."""
-        first, second = self.manifest_untrusted(message.first), self.manifest_untrusted(message.second)
+        first, second = (
+            self.manifest_untrusted(message.first),
+            self.manifest_untrusted(message.second),
+        )
         if first is None or second is None:
             return None
         evidence = Equivocation(first, second)

@@ -33,7 +33,15 @@ from p2p.shardcast.core.peers import Peers
 from p2p.shardcast.core.queue import SendQueue
 from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.forest import Forest, build_forest
-from p2p.shardcast.messages import NO_STRIPE, ChunkHeader, Credit, Have, RosterNews, Skipped, news_of
+from p2p.shardcast.messages import (
+    NO_STRIPE,
+    ChunkHeader,
+    Credit,
+    Have,
+    RosterNews,
+    Skipped,
+    news_of,
+)
 
 MAX_OWED: Final = 16
 """Chunks that one peer may have asked for and not got. A node asks one holder for four at a
@@ -115,7 +123,9 @@ class Upload:
 
     # Along the stripes
 
-    def relay(self, download: Download, header: ChunkHeader, sender: PeerId, now: float) -> None:
+    def relay(
+        self, download: Download, header: ChunkHeader, sender: PeerId, now: float
+    ) -> None:
         """A chunk has come: pass it on, along the stripe that should have brought it if none
         did."""
         deferred = self._deferred.get(download.name, {}).pop(header.index, None)
@@ -123,7 +133,9 @@ class Upload:
             header, sender = deferred.header, deferred.parent
         self.forward(download, header, sender, now)
 
-    def take_over(self, parent: PeerId, download: Download, skipped: Skipped, now: float) -> None:
+    def take_over(
+        self, parent: PeerId, download: Download, skipped: Skipped, now: float
+    ) -> None:
         """``parent`` pushes no chunks of these to this node, which passes them on all the
         same."""
         forest = self._forest(download, skipped.epoch)
@@ -138,7 +150,9 @@ class Upload:
                 deferred[chunk] = _Deferred(parent, header)
                 download.note_withheld(chunk, parent, now)
 
-    def forward(self, download: Download, header: ChunkHeader, sender: PeerId, now: float) -> None:
+    def forward(
+        self, download: Download, header: ChunkHeader, sender: PeerId, now: float
+    ) -> None:
         """Queue a chunk that came along a stripe for this node's children in it."""
         forest = self._forest(download, header.epoch) if header.stripe != NO_STRIPE else None
         if forest is None or not forest.is_above(header.stripe, sender, self._local):
@@ -156,7 +170,11 @@ class Upload:
 
     def _usual_rate(self, children: tuple[PeerId, ...]) -> float:
         """Chunks per second that a child's line carries in the mean."""
-        rates = [q.rate for child in children if (q := self._queues.get(child)) is not None and q.rate]
+        rates = [
+            q.rate
+            for child in children
+            if (q := self._queues.get(child)) is not None and q.rate
+        ]
         return sum(rates) / len(rates) if rates else 0.0
 
     def _offer(
@@ -171,14 +189,24 @@ class Upload:
         relay it."""
         needed = download.is_needed_by(child, header.index)
         queue = self._queue(child)
-        room = CHILD_BACKLOG * min(1.0, queue.rate / usual) if queue.rate and usual else CHILD_BACKLOG
+        room = (
+            CHILD_BACKLOG * min(1.0, queue.rate / usual)
+            if queue.rate and usual
+            else CHILD_BACKLOG
+        )
         if needed and queue.backlog < max(1.0, room):
             self.push(child, header)
         else:
             self._withhold(child, header, download, now, needed=needed)
 
     def _withhold(
-        self, child: PeerId, header: ChunkHeader, download: Download, now: float, *, needed: bool
+        self,
+        child: PeerId,
+        header: ChunkHeader,
+        download: Download,
+        now: float,
+        *,
+        needed: bool,
     ) -> None:
         """A child that lacks the chunk, or has children itself, is told that it is not
         pushed."""
@@ -191,7 +219,9 @@ class Upload:
         lag."""
         for download in self._downloads.values() if self._credits else ():
             credit = self._credits.get(download.name)
-            news = credit.confirm(lags=self._lag(credit.children)) if credit is not None else None
+            news = (
+                credit.confirm(lags=self._lag(credit.children)) if credit is not None else None
+            )
             if news is not None:
                 yield ev.Send(download.manifest.trainer, Credit(download.name, *news))
 
@@ -210,13 +240,17 @@ class Upload:
         """Count an `Ask` of ``peer``. False if it has asked for more than it can need."""
         return self._allowance(download).take_answer(peer)
 
-    def answer(self, peer: PeerId, download: Download, *, wants_index: bool) -> Iterator[ev.Effect]:
+    def answer(
+        self, peer: PeerId, download: Download, *, wants_index: bool
+    ) -> Iterator[ev.Effect]:
         """Tell what is here; bring the index on the bulk stream if it is wanted."""
         index = download.index
         if wants_index and index is not None and self._allowance(download).take_index(peer):
             self._queue(peer).note_news(download.name)
             yield ev.Push(peer, news_of(download.manifest, index))
-        yield from (ev.Send(peer, Have(download.name, part)) for part in download.verified.ranges())
+        yield from (
+            ev.Send(peer, Have(download.name, part)) for part in download.verified.ranges()
+        )
 
     def serve(self, peer: PeerId, download: Download, chunk: int) -> None:
         """Queue a chunk that ``peer`` asked for, if it is here and ``peer`` is not owed too
@@ -290,7 +324,9 @@ class Upload:
     def _is_wanted(self, peer: PeerId, download: Download, chunk: int) -> bool:
         return chunk in download.verified and download.is_needed_by(peer, chunk)
 
-    def _explain(self, peer: PeerId, queue: SendQueue, header: ChunkHeader) -> Iterator[ev.Effect]:
+    def _explain(
+        self, peer: PeerId, queue: SendQueue, header: ChunkHeader
+    ) -> Iterator[ev.Effect]:
         download = self._downloads[header.policy]
         forest = self._forest(download, header.epoch) if header.stripe != NO_STRIPE else None
         if forest is not None and queue.note_news(forest.roster.name):
@@ -316,7 +352,9 @@ class Upload:
         download = self._downloads.get(policy)
         return download is not None and download.manifest.trainer == trainer
 
-    def _adopt_children(self, download: Download, header: ChunkHeader, peer: PeerId, now: float) -> None:
+    def _adopt_children(
+        self, download: Download, header: ChunkHeader, peer: PeerId, now: float
+    ) -> None:
         forest = self._forest(download, header.epoch)
         is_origin = download.manifest.trainer == self._local
         if forest is None or is_origin or not forest.is_above(header.stripe, self._local, peer):

@@ -1,4 +1,6 @@
-"""The tiny engine as its worker process sees it: one policy to sample and score with, one to train."""
+"""The tiny engine as its worker process sees it: one policy to sample and score with, one to
+train.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,9 @@ class TinyEngine:
         self._environment = open_environment(config.environment)
         if len(self._environment.vocabulary) > config.shape.vocabulary:
             raise ConfigError(
-                f"the environment {config.environment!r} has {len(self._environment.vocabulary)} tokens,"
-                f" the model {config.shape.vocabulary}"
+                f"the environment {config.environment!r} has"
+                f" {len(self._environment.vocabulary)} tokens, the model"
+                f" {config.shape.vocabulary}"
             )
         self._policy: TinyModel | None = None
         self._learner: TinyLearner | None = None
@@ -55,7 +58,9 @@ class TinyEngine:
         self, tasks: Sequence[GroupTask], groups: Sequence[Group], sampling: Sampling
     ) -> list[Evidence]:
         """See `roles.engines.base.Scorer`."""
-        return scorer.score(self._loaded(), tasks, groups, sampling, self._environment.end_token)
+        return scorer.score(
+            self._loaded(), tasks, groups, sampling, self._environment.end_token
+        )
 
     def open(self, checkpoint: str) -> int:
         """See `roles.engines.base.Learner`."""

@@ -1,4 +1,6 @@
-"""Weights as safetensors and folders that transformers loads; everything written atomically and synced."""
+"""Weights as safetensors and folders that transformers loads; everything written atomically and
+synced.
+"""
 
 from __future__ import annotations
 
@@ -74,14 +76,18 @@ def encode_weights(model: nn.Module) -> bytes:
     weights = sorted(model.state_dict().items())
     return safetensors.encode(
         {
-            name: RawTensor("F32", tuple(weight.shape), weight.detach().contiguous().numpy().tobytes())
+            name: RawTensor(
+                "F32", tuple(weight.shape), weight.detach().contiguous().numpy().tobytes()
+            )
             for name, weight in weights
         }
     )
 
 
 def load_weights(model: TinyModel, path: Path) -> None:
-    """Replace the weights of ``model`` in place. Raises `EngineError` if the file does not fit it."""
+    """Replace the weights of ``model`` in place. Raises `EngineError` if the file does not fit
+    it.
+    """
     try:
         tensors = safetensors.decode_untrusted(bytearray(path.read_bytes()))
     except BadMessage as error:
@@ -89,10 +95,14 @@ def load_weights(model: TinyModel, path: Path) -> None:
     parameters = dict(model.named_parameters())
     if tensors.keys() != parameters.keys():
         odd = sorted(tensors.keys() ^ parameters.keys())
-        raise EngineError(f"{path} does not hold this model: {len(odd)} names differ, the first is {odd[0]}")
+        raise EngineError(
+            f"{path} does not hold this model: {len(odd)} names differ, the first is {odd[0]}"
+        )
     for name, raw in tensors.items():
         if raw.shape != tuple(parameters[name].shape) or raw.dtype not in _DTYPES:
-            raise EngineError(f"{path}: {name} is {raw.dtype} of shape {raw.shape}, not what the model has")
+            raise EngineError(
+                f"{path}: {name} is {raw.dtype} of shape {raw.shape}, not what the model has"
+            )
     with torch.no_grad():
         for name, raw in tensors.items():
             stored = torch.frombuffer(raw.data, dtype=_DTYPES[raw.dtype]).view(raw.shape)
@@ -102,7 +112,9 @@ def load_weights(model: TinyModel, path: Path) -> None:
 def save_folder(model: TinyModel, folder: Path) -> None:
     """Write a model folder that transformers and vLLM load as Qwen3."""
     write_atomically(folder / "model.safetensors", encode_weights(model))
-    write_atomically(folder / "config.json", json.dumps(hugging_face_config(model.shape), indent=2).encode())
+    write_atomically(
+        folder / "config.json", json.dumps(hugging_face_config(model.shape), indent=2).encode()
+    )
 
 
 def hugging_face_config(shape: ModelShape) -> dict[str, object]:

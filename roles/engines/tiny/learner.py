@@ -52,7 +52,9 @@ _FORMAT: Final = "shoal tiny checkpoint 2"
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Prompts with completions, padded on the right. Column p of all but ``tokens`` is about token p + 1."""
+    """Prompts with completions, padded on the right. Column p of all but ``tokens`` is about
+    token p + 1.
+    """
 
     tokens: Tensor
     answer: Tensor
@@ -68,8 +70,8 @@ class _Rows:
         """Some of the rows, without the columns that they do not need."""
         width = int(self.answer[rows].any(0).nonzero().max()) + 1
         return _Rows(
-            self.tokens[rows, : width + 1], self.answer[rows, :width], self.behaviour[rows, :width],
-            self.advantage[rows], self.columns,
+            self.tokens[rows, : width + 1], self.answer[rows, :width],
+            self.behaviour[rows, :width], self.advantage[rows], self.columns,
         )  # fmt: skip
 
 
@@ -94,11 +96,17 @@ class TinyLearner:
         self.model = TinyModel(config.shape)
         self.step_number = 0
         self._optimiser = torch.optim.AdamW(
-            self.model.parameters(), self._recipe.rate, self._recipe.betas, weight_decay=0.0, fused=True
+            self.model.parameters(),
+            self._recipe.rate,
+            self._recipe.betas,
+            weight_decay=0.0,
+            fused=True,
         )
 
     def open(self, checkpoint: Path) -> int:
-        """Continue from the newest sound checkpoint, or initialise and warm up. Returns the step."""
+        """Continue from the newest sound checkpoint, or initialise and warm up. Returns the
+        step.
+        """
         damage = []
         for path in (checkpoint, Path(previous_generation(str(checkpoint)))):
             if path.exists():
@@ -109,7 +117,9 @@ class TinyLearner:
                 else:
                     return self.step_number
         if damage:
-            raise EngineError(f"{'; '.join(damage)}; to begin again from the warm-up, remove what is damaged")
+            raise EngineError(
+                f"{'; '.join(damage)}; to begin again from the warm-up, remove what is damaged"
+            )
         self.start()
         return self.step_number
 
@@ -126,10 +136,16 @@ class TinyLearner:
     def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
         """One optimiser step with advantages relative to each group."""
         epsilon = self._recipe.advantage_epsilon
-        return self.update(groups, [group_advantages(group.rewards, epsilon) for group in groups])
+        return self.update(
+            groups, [group_advantages(group.rewards, epsilon) for group in groups]
+        )
 
-    def update(self, groups: Sequence[TrainingGroup], advantages: Sequence[Sequence[float]]) -> StepReport:
-        """One optimiser step: minibatches of shuffled rows, one epoch. Raises `EngineError` without rows."""
+    def update(
+        self, groups: Sequence[TrainingGroup], advantages: Sequence[Sequence[float]]
+    ) -> StepReport:
+        """One optimiser step: minibatches of shuffled rows, one epoch. Raises `EngineError`
+        without rows.
+        """
         if not any(group.completions for group in groups):
             raise EngineError("a step needs at least one group")
         rows = _rows(groups, advantages)
@@ -165,7 +181,9 @@ class TinyLearner:
             "shuffle": self._shuffle.get_state(),
         }
         torch.save(state, buffer)
-        write_generation(checkpoint, Path(previous_generation(str(checkpoint))), seal(buffer.getvalue()))
+        write_generation(
+            checkpoint, Path(previous_generation(str(checkpoint))), seal(buffer.getvalue())
+        )
         write_atomically(weights, encode_weights(self.model))
 
     def evaluate(self) -> Evaluation:
@@ -173,12 +191,18 @@ class TinyLearner:
         return Evaluation(self.reward_at(0.0), self.reward_at(self._recipe.temperature))
 
     def reward_at(self, temperature: float) -> float:
-        """Mean reward on the held-out tasks at one temperature, with the recipe's evaluation seed."""
+        """Mean reward on the held-out tasks at one temperature, with the recipe's evaluation
+        seed.
+        """
         with interrupted(Ration()):
             tasks = self._environment.evaluation()
         seed = self._recipe.evaluation_seed
         prompts = [
-            GroupTask(index, task.prompt, (hashlib.sha256(f"evaluation {seed} {index}".encode()).digest(),))
+            GroupTask(
+                index,
+                task.prompt,
+                (hashlib.sha256(f"evaluation {seed} {index}".encode()).digest(),),
+            )
             for index, task in enumerate(tasks)
         ]
         sampling = Sampling(temperature, self._recipe.max_new_tokens, 1)
@@ -194,7 +218,11 @@ class TinyLearner:
         """Supervised learning on clean examples; the loss is on the answers only."""
         recipe, rng = self._recipe.warm_up, Random(self._config.seed)
         optimiser = torch.optim.AdamW(
-            self.model.parameters(), recipe.rate, recipe.betas, weight_decay=recipe.weight_decay, fused=True
+            self.model.parameters(),
+            recipe.rate,
+            recipe.betas,
+            weight_decay=recipe.weight_decay,
+            fused=True,
         )
         for step in range(recipe.steps):
             for parameters in optimiser.param_groups:
@@ -210,10 +238,17 @@ class TinyLearner:
 
     @torch.no_grad()
     def _old_logprobs(self, rows: _Rows) -> tuple[Tensor, float]:
-        """Log-probs before the step, shaped as `_Rows.answer`, and the mean entropy over the answers."""
+        """Log-probs before the step, shaped as `_Rows.answer`, and the mean entropy over the
+        answers.
+        """
         old = torch.zeros_like(rows.behaviour)
         entropy = 0.0
-        order = rows.answer.long().mul(torch.arange(rows.answer.shape[1])).amax(1).argsort(stable=True)
+        order = (
+            rows.answer.long()
+            .mul(torch.arange(rows.answer.shape[1]))
+            .amax(1)
+            .argsort(stable=True)
+        )
         for start in range(0, len(order), _CHUNK):
             part = order[start : start + _CHUNK]
             chunk = rows.select(part)
@@ -243,7 +278,9 @@ class TinyLearner:
         )
         self._optimiser.step()
         current = current.detach()
-        clipped = is_clipped(current, before, advantage, clip=recipe.clip, clip_negative=recipe.clip_negative)
+        clipped = is_clipped(
+            current, before, advantage, clip=recipe.clip, clip_negative=recipe.clip_negative
+        )
         ratio = float((current - before).exp().max())
         return _Update(float(loss.detach()), ratio, float(clipped.float().mean()), float(norm))
 
@@ -255,7 +292,9 @@ class TinyLearner:
 
     def _restore(self, checkpoint: Path) -> None:
         try:
-            state = torch.load(io.BytesIO(open_seal(checkpoint.read_bytes())), weights_only=True)
+            state = torch.load(
+                io.BytesIO(open_seal(checkpoint.read_bytes())), weights_only=True
+            )
         except (EngineError, pickle.UnpicklingError, EOFError, RuntimeError) as error:
             raise EngineError(f"the checkpoint {checkpoint} is damaged: {error}") from error
         if not isinstance(state, dict) or state.get("format") != _FORMAT:
@@ -292,7 +331,9 @@ def _rows(groups: Sequence[TrainingGroup], advantages: Sequence[Sequence[float]]
 
 
 def _examples(tasks: Sequence[Task]) -> tuple[Tensor, Tensor]:
-    """Tokens of prompts with answers, and which of them (from the second) belong to an answer."""
+    """Tokens of prompts with answers, and which of them (from the second) belong to an
+    answer.
+    """
     width = max(len(task.prompt) + len(task.answer) for task in tasks)
     tokens = _padded([task.prompt + task.answer for task in tasks], width, 0)
     answer = [[False] * (len(task.prompt) - 1) + [True] * len(task.answer) for task in tasks]

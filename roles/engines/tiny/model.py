@@ -1,7 +1,8 @@
-"""A Qwen3-style decoder with Hugging Face's tensor names: transformers and vLLM load the same weights.
+"""A Qwen3-style decoder with Hugging Face's tensor names: transformers and vLLM load the same
+weights.
 
-RMSNorm before each block, grouped-query attention with per-head RMSNorm of queries and keys before the
-rotary embedding (halves, not pairs), SwiGLU, no biases, an untied head.
+RMSNorm before each block, grouped-query attention with per-head RMSNorm of queries and keys
+before the rotary embedding (halves, not pairs), SwiGLU, no biases, an untied head.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from roles.engines.config import ModelShape
 
 @dataclass(slots=True)
 class Cache:
-    """Keys and values of what was read, a pair per layer: (rows, key heads, capacity, head width)."""
+    """Keys and values of what was read, a pair per layer: (rows, key heads, capacity, head
+    width).
+    """
 
     layers: list[tuple[Tensor, Tensor]]
     used: int
@@ -43,12 +46,18 @@ class Rotary:
         self._table = torch.empty(0, 2, shape.head_width)
 
     def at(self, positions: Tensor) -> Tensor:
-        """(2, rows, 1, length, head width) for positions (rows, length): cosines, signed sines."""
+        """(2, rows, 1, length, head width) for positions (rows, length): cosines, signed
+        sines.
+        """
         needed = int(positions.max()) + 1
         if needed > len(self._table):
-            angles = torch.outer(torch.arange(2 * needed, dtype=torch.float32), self._frequencies)
+            angles = torch.outer(
+                torch.arange(2 * needed, dtype=torch.float32), self._frequencies
+            )
             cosine, sine = angles.cos(), angles.sin()
-            self._table = torch.stack([torch.cat([cosine, cosine], -1), torch.cat([-sine, sine], -1)], 1)
+            self._table = torch.stack(
+                [torch.cat([cosine, cosine], -1), torch.cat([-sine, sine], -1)], 1
+            )
         return self._table[positions].permute(2, 0, 1, 3).unsqueeze(2)
 
 
@@ -72,12 +81,21 @@ class Attention(nn.Module):
         self.k_norm = nn.RMSNorm(shape.head_width, eps=shape.epsilon)
 
     def forward(
-        self, x: Tensor, rotary: Tensor, mask: Tensor | None, layer: tuple[Tensor, Tensor] | None, used: int
+        self,
+        x: Tensor,
+        rotary: Tensor,
+        mask: Tensor | None,
+        layer: tuple[Tensor, Tensor] | None,
+        used: int,
     ) -> Tensor:
-        """Mix (rows, length, width) over what is seen; ``layer`` holds, and takes, keys and values."""
+        """Mix (rows, length, width) over what is seen; ``layer`` holds, and takes, keys and
+        values.
+        """
         rows, length, _ = x.shape
         query_heads, key_heads, width = self._heads
-        queries = self.q_norm(self.q_proj(x).view(rows, length, query_heads, width)).transpose(1, 2)
+        queries = self.q_norm(self.q_proj(x).view(rows, length, query_heads, width)).transpose(
+            1, 2
+        )
         keys = self.k_norm(self.k_proj(x).view(rows, length, key_heads, width)).transpose(1, 2)
         values = self.v_proj(x).view(rows, length, key_heads, width).transpose(1, 2)
         queries, keys = rotate(queries, rotary), rotate(keys, rotary)
@@ -85,11 +103,16 @@ class Attention(nn.Module):
             stored_keys, stored_values = layer
             stored_keys[:, :, used : used + length] = keys
             stored_values[:, :, used : used + length] = values
-            keys, values = stored_keys[:, :, : used + length], stored_values[:, :, : used + length]
+            keys, values = (
+                stored_keys[:, :, : used + length],
+                stored_values[:, :, : used + length],
+            )
         mixed = F.scaled_dot_product_attention(
             queries, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=True
         )
-        out: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(rows, length, query_heads * width))
+        out: Tensor = self.o_proj(
+            mixed.transpose(1, 2).reshape(rows, length, query_heads * width)
+        )
         return out
 
 
@@ -109,7 +132,9 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then feed-forward, each on a normalised input and added to the residual stream."""
+    """Attention, then feed-forward, each on a normalised input and added to the residual
+    stream.
+    """
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
@@ -119,7 +144,12 @@ class Block(nn.Module):
         self.mlp = FeedForward(shape)
 
     def forward(
-        self, x: Tensor, rotary: Tensor, mask: Tensor | None, layer: tuple[Tensor, Tensor] | None, used: int
+        self,
+        x: Tensor,
+        rotary: Tensor,
+        mask: Tensor | None,
+        layer: tuple[Tensor, Tensor] | None,
+        used: int,
     ) -> Tensor:
         """See `Attention.forward`."""
         x = x + self.self_attn(self.input_layernorm(x), rotary, mask, layer, used)
@@ -156,8 +186,9 @@ class TinyModel(nn.Module):
     ) -> Tensor:
         """Hidden states (rows, length, width) of tokens (rows, length).
 
-        Without ``mask`` attention is causal, which suits rows padded on the right; with it (rows, 1,
-        length, keys), True is seen. With ``cache`` the tokens come after those that it holds.
+        Without ``mask`` attention is causal, which suits rows padded on the right; with it
+        (rows, 1, length, keys), True is seen. With ``cache`` the tokens come after those that
+        it holds.
         """
         if positions is None:
             positions = torch.arange(tokens.shape[1]).unsqueeze(0)
@@ -172,14 +203,20 @@ class TinyModel(nn.Module):
         return hidden
 
     def initialise(self, seed: int) -> None:
-        """Draw weights: embedding and head N(0, 0.02), others N(0, 1/fan-in), outputs over sqrt(2 layers)."""
+        """Draw weights: embedding and head N(0, 0.02), others N(0, 1/fan-in), outputs over
+        sqrt(2 layers).
+        """
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for name, weight in self.named_parameters():
                 if weight.dim() < 2:
                     weight.fill_(1.0)
                     continue
-                scale = 0.02 if "embed" in name or "head" in name else 1 / math.sqrt(weight.shape[1])
+                scale = (
+                    0.02
+                    if "embed" in name or "head" in name
+                    else 1 / math.sqrt(weight.shape[1])
+                )
                 if "o_proj" in name or "down_proj" in name:
                     scale /= math.sqrt(2 * self.shape.layers)
                 weight.normal_(0.0, scale, generator=generator)

@@ -2,11 +2,11 @@
 
 Theory of operation
 -------------------
-The completions of a group share their prompt: it is read once, padded on the left, and its keys and
-values are then repeated for every completion. One decode step draws one token for every row by inverse
-CDF with the row's next uniform. Rows that have ended are dropped from the batch once a quarter of it
-has. The hidden state from which a token was drawn (final-normed, the head's input) is kept for the
-activation proof.
+The completions of a group share their prompt: it is read once, padded on the left, and its keys
+and values are then repeated for every completion. One decode step draws one token for every row
+by inverse CDF with the row's next uniform. Rows that have ended are dropped from the batch once
+a quarter of it has. The hidden state from which a token was drawn (final-normed, the head's
+input) is kept for the activation proof.
 """
 
 from __future__ import annotations
@@ -34,13 +34,17 @@ _KEPT: Final = 0.75
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Completions of one group and the hidden state behind each token, completion after completion."""
+    """Completions of one group and the hidden state behind each token, completion after
+    completion.
+    """
 
     completions: tuple[Completion, ...]
     activations: NDArray[np.float32]
 
 
-def generate(model: TinyModel, tasks: Sequence[GroupTask], sampling: Sampling, end_token: int) -> list[Group]:
+def generate(
+    model: TinyModel, tasks: Sequence[GroupTask], sampling: Sampling, end_token: int
+) -> list[Group]:
     """Groups with proofs, in the order of the tasks."""
     drawn = draw(model, tasks, sampling, end_token)
     proofs = toploc.commit([one.activations for one in drawn])
@@ -51,10 +55,14 @@ def generate(model: TinyModel, tasks: Sequence[GroupTask], sampling: Sampling, e
 
 
 @torch.inference_mode()
-def draw(model: TinyModel, tasks: Sequence[GroupTask], sampling: Sampling, end_token: int) -> list[Drawn]:
+def draw(
+    model: TinyModel, tasks: Sequence[GroupTask], sampling: Sampling, end_token: int
+) -> list[Drawn]:
     """Completions without proofs, in the order of the tasks."""
     return [
-        group for batch in _batches(tasks) for group in _Batch(model, batch, sampling, end_token).groups()
+        group
+        for batch in _batches(tasks)
+        for group in _Batch(model, batch, sampling, end_token).groups()
     ]
 
 
@@ -96,8 +104,11 @@ class _Batch:
         self._decode()
         drawn = torch.arange(self._sampling.max_new_tokens) < self._lengths[:, None]
         hidden = self._hidden[drawn]
-        temperature = self._sampling.temperature or 1.0  # greedy tokens are reported as at T = 1
-        logprobs = token_logprobs(self._model.lm_head(hidden), self._tokens[drawn], temperature).tolist()
+        # greedy tokens are reported as at T = 1
+        temperature = self._sampling.temperature or 1.0
+        logprobs = token_logprobs(
+            self._model.lm_head(hidden), self._tokens[drawn], temperature
+        ).tolist()
         ends = self._lengths.cumsum(0).tolist()
         tokens = self._tokens[drawn].tolist()
         completions = [
@@ -106,7 +117,9 @@ class _Batch:
         ]
         return list(self._by_group(completions, hidden.numpy()))
 
-    def _by_group(self, completions: list[Completion], hidden: NDArray[np.float32]) -> Iterator[Drawn]:
+    def _by_group(
+        self, completions: list[Completion], hidden: NDArray[np.float32]
+    ) -> Iterator[Drawn]:
         row = at = 0
         for size in self._sizes:
             mine = tuple(completions[row : row + size])
@@ -117,7 +130,9 @@ class _Batch:
     def _decode(self) -> None:
         prompts, pads = self._padded_prompts()
         width = prompts.shape[1]
-        cache = Cache.empty(self._model.shape, len(prompts), width + self._sampling.max_new_tokens)
+        cache = Cache.empty(
+            self._model.shape, len(prompts), width + self._sampling.max_new_tokens
+        )
         last = self._read_prompts(prompts, pads, cache)
         alive = torch.arange(len(self._tokens))
         group = torch.repeat_interleave(torch.arange(len(prompts)), torch.tensor(self._sizes))
@@ -128,7 +143,12 @@ class _Batch:
             if step + 1 == self._sampling.max_new_tokens or not len(going):
                 return
             if len(going) <= _KEPT * len(alive):
-                alive, chosen, pads, cache = alive[going], chosen[going], pads[going], cache.select(going)
+                alive, chosen, pads, cache = (
+                    alive[going],
+                    chosen[going],
+                    pads[going],
+                    cache.select(going),
+                )
             visible = torch.arange(width + step + 1) >= pads[:, None]
             positions = (width + step - pads)[:, None]
             last = self._model(chosen[:, None], positions, visible[:, None, None], cache)[:, 0]
@@ -137,11 +157,16 @@ class _Batch:
         """(prompts, width), padded on the left, and how many pads each has."""
         width = max(len(task.prompt) for task in self._tasks)
         pads = [width - len(task.prompt) for task in self._tasks]
-        rows = [[self._end] * pad + list(task.prompt) for pad, task in zip(pads, self._tasks, strict=True)]
+        rows = [
+            [self._end] * pad + list(task.prompt)
+            for pad, task in zip(pads, self._tasks, strict=True)
+        ]
         return torch.tensor(rows), torch.tensor(pads)
 
     def _read_prompts(self, prompts: Tensor, pads: Tensor, cache: Cache) -> Tensor:
-        """Fill the cache; return the hidden state behind each first token. Pads see, and show, nothing."""
+        """Fill the cache; return the hidden state behind each first token. Pads see, and show,
+        nothing.
+        """
         columns = torch.arange(prompts.shape[1])
         positions = (columns - pads[:, None]).clamp(min=0)
         seen = (columns <= columns[:, None]) & (columns >= pads[:, None, None])
@@ -149,10 +174,14 @@ class _Batch:
         return hidden[:, -1]
 
     def _draw_step(self, last: Tensor, alive: Tensor, step: int) -> Tensor:
-        """Draw one token for every row of ``alive``; those of rows that have ended are not recorded."""
+        """Draw one token for every row of ``alive``; those of rows that have ended are not
+        recorded.
+        """
         logits = self._model.lm_head(last).numpy()
         uniforms = self._uniforms[alive.numpy(), step]
-        chosen = torch.from_numpy(draws.choose(logits, uniforms, self._sampling.temperature)).long()
+        chosen = torch.from_numpy(
+            draws.choose(logits, uniforms, self._sampling.temperature)
+        ).long()
         unfinished = self._unfinished[alive]
         at = alive[unfinished]
         self._tokens[at, step] = chosen[unfinished]

@@ -1,7 +1,8 @@
-"""Replaying other people's completions by one prefill: hidden states, logits, and what they say.
+"""Replaying other people's completions by one prefill: hidden states, logits, and what they
+say.
 
-Rows of all groups are read in chunks of similar length, padded on the right, where causal attention
-needs no mask. The statistics are then taken group by group from float32 logits.
+Rows of all groups are read in chunks of similar length, padded on the right, where causal
+attention needs no mask. The statistics are then taken group by group from float32 logits.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ CHUNK: Final = 64
 
 @torch.inference_mode()
 def score(
-    model: TinyModel, tasks: Sequence[GroupTask], groups: Sequence[Group], sampling: Sampling, end_token: int
+    model: TinyModel,
+    tasks: Sequence[GroupTask],
+    groups: Sequence[Group],
+    sampling: Sampling,
+    end_token: int,
 ) -> list[Evidence]:
     """One `Evidence` per group, in order. Tokens and their numbers were checked before."""
     hidden = replay_hidden(model, tasks, groups)
@@ -36,27 +41,35 @@ def score(
     ]
 
 
-def replay_hidden(model: TinyModel, tasks: Sequence[GroupTask], groups: Sequence[Group]) -> list[Tensor]:
-    """The hidden state behind every completion token, one (tokens, width) tensor per group, in order."""
+def replay_hidden(
+    model: TinyModel, tasks: Sequence[GroupTask], groups: Sequence[Group]
+) -> list[Tensor]:
+    """The hidden state behind every completion token, one (tokens, width) tensor per group, in
+    order.
+    """
     rows = [
         (task.prompt, one.tokens)
         for task, group in zip(tasks, groups, strict=True)
         for one in group.completions
     ]
     if any(not 0 <= token < model.shape.vocabulary for _, tokens in rows for token in tokens):
-        raise EngineError("a token is outside the vocabulary; shapes are checked before scoring")
+        raise EngineError(
+            "a token is outside the vocabulary; shapes are checked before scoring"
+        )
     order = sorted(range(len(rows)), key=lambda row: len(rows[row][0]) + len(rows[row][1]))
     found: list[Tensor] = [torch.empty(0)] * len(rows)
     for start in range(0, len(order), CHUNK):
         chunk = order[start : start + CHUNK]
-        texts = [rows[row][0] + rows[row][1][:-1] for row in chunk]  # nothing follows the last token
+        # nothing follows the last token
+        texts = [rows[row][0] + rows[row][1][:-1] for row in chunk]
         width = len(texts[-1])
         hidden = model(torch.tensor([list(text) + [0] * (width - len(text)) for text in texts]))
         for row, text, states in zip(chunk, texts, hidden, strict=True):
             found[row] = states[len(rows[row][0]) - 1 : len(text)]
     ends = np.cumsum([len(group.completions) for group in groups])
     return [
-        torch.cat(found[end - len(group.completions) : end]) for end, group in zip(ends, groups, strict=True)
+        torch.cat(found[end - len(group.completions) : end])
+        for end, group in zip(ends, groups, strict=True)
     ]
 
 
@@ -77,7 +90,9 @@ def _evidence(
     replay = draws.replay(logits, tokens.tolist(), uniforms[taken], temperature)
     last = np.cumsum(lengths) - 1
     early = (np.array(lengths) < sampling.max_new_tokens) & (tokens[last] == end_token)
-    sound = stats if isinstance(stats, toploc.ToplocStats) else toploc.ToplocStats(0, 0, 0.0, 0.0)
+    sound = (
+        stats if isinstance(stats, toploc.ToplocStats) else toploc.ToplocStats(0, 0, 0.0, 0.0)
+    )
     return Evidence(
         tokens=len(tokens),
         malformed="" if isinstance(stats, toploc.ToplocStats) else stats.reason,

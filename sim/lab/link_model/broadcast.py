@@ -29,7 +29,9 @@ class TreeBroadcast:
         self._changed = trio.Event()
 
     async def run(
-        self, upstream: trio.abc.ReceiveStream | None, downstreams: Sequence[trio.abc.SendStream]
+        self,
+        upstream: trio.abc.ReceiveStream | None,
+        downstreams: Sequence[trio.abc.SendStream],
     ) -> None:
         """Play the part: the root has no ``upstream``. Return when everything is received and
         sent.
@@ -51,7 +53,9 @@ class TreeBroadcast:
             while len(chunk) < self._chunk_bytes:
                 piece = await stream.receive_some(self._chunk_bytes - len(chunk))
                 if not piece:
-                    raise trio.BrokenResourceError("the parent ended the stream before the last chunk")
+                    raise trio.BrokenResourceError(
+                        "the parent ended the stream before the last chunk"
+                    )
                 chunk += piece
             self._take(bytes(chunk))
 

@@ -33,14 +33,18 @@ class Flow:
     dst: str
 
 
-def fair_rates(flows: Sequence[Flow], up: Mapping[str, float], down: Mapping[str, float]) -> list[float]:
+def fair_rates(
+    flows: Sequence[Flow], up: Mapping[str, float], down: Mapping[str, float]
+) -> list[float]:
     """The max-min fair rate of each flow, in the unit of the capacities ``up`` and ``down``."""
     rates = [math.inf] * len(flows)
     links = _links(flows, up, down)
     left = [capacity for capacity, _ in links]
     waiting = [dict.fromkeys(users) for _, users in links]
     while any(waiting):
-        share, tightest = min((left[i] / len(users), i) for i, users in enumerate(waiting) if users)
+        share, tightest = min(
+            (left[i] / len(users), i) for i, users in enumerate(waiting) if users
+        )
         for flow in list(waiting[tightest]):
             rates[flow] = share
             for i, users in enumerate(waiting):

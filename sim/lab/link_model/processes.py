@@ -77,12 +77,17 @@ class Lab:
             with trio.fail_after(RUN_SECONDS):
                 return await self._play()
         except trio.TooSlowError as error:
-            raise LabError(f"{self.topology.name} did not end within {RUN_SECONDS:.0f} s") from error
+            raise LabError(
+                f"{self.topology.name} did not end within {RUN_SECONDS:.0f} s"
+            ) from error
 
     async def _play(self) -> dict[str, float]:
         topology = self.topology
         joins = {
-            name: f"join {_address(topology, parent) if parent else '-'} {len(topology.children(name))}"
+            name: (
+                f"join {_address(topology, parent) if parent else '-'}"
+                f" {len(topology.children(name))}"
+            )
             for name, parent in topology.parents.items()
         }
         play = f"play {topology.chunks} {topology.chunk_bytes}"
@@ -132,7 +137,9 @@ async def open_lab(topology: Topology, congestion: str = CUBIC) -> AsyncIterator
             with trio.fail_after(START_SECONDS):
                 await _build(await stack.enter_async_context(open_hub()), lab)
         except trio.TooSlowError as error:
-            raise LabError(f"{topology.name} was not up within {START_SECONDS:.0f} s") from error
+            raise LabError(
+                f"{topology.name} was not up within {START_SECONDS:.0f} s"
+            ) from error
         yield lab
 
 

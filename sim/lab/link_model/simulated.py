@@ -28,14 +28,19 @@ def simulated_times(topology: Topology, level: int, seed: int = 1) -> dict[str, 
 
     ``level`` is 1 or 2. Must not be called where trio runs. Raises what `run_simulation` does.
     """
-    kinds: dict[int, Callable[[Topology, Swarm], _SimulatedTree]] = {1: _TreeOverHosts, 2: _TreeOverStreams}
+    kinds: dict[int, Callable[[Topology, Swarm], _SimulatedTree]] = {
+        1: _TreeOverHosts,
+        2: _TreeOverStreams,
+    }
     outcome = run_simulation(partial(_play, topology, kinds[level]), seed=seed, horizon=HORIZON)
     assert outcome.value is not None
     return outcome.value
 
 
 async def _play(
-    topology: Topology, kind: Callable[[Topology, Swarm], _SimulatedTree], simulation: Simulation
+    topology: Topology,
+    kind: Callable[[Topology, Swarm], _SimulatedTree],
+    simulation: Simulation,
 ) -> dict[str, float]:
     async with open_swarm(simulation, lambda one, other: LATENCY) as swarm:
         tree = kind(topology, swarm)
@@ -66,14 +71,18 @@ class _SimulatedTree(ABC):
     async def live(self, node: SimNode) -> None:
         """One machine: connect, wait for the others, play."""
 
-    async def play(self, node: SimNode, up: trio.abc.Stream | None, down: list[trio.abc.Stream]) -> None:
+    async def play(
+        self, node: SimNode, up: trio.abc.Stream | None, down: list[trio.abc.Stream]
+    ) -> None:
         """Play once all machines are connected."""
         self._ready[node.name] = True
         if all(self._ready.values()):
             self._start.set()
         await self._start.wait()
         topology = self.topology
-        broadcast = TreeBroadcast(topology.chunks, topology.chunk_bytes, lambda: self._swarm.simulation.now)
+        broadcast = TreeBroadcast(
+            topology.chunks, topology.chunk_bytes, lambda: self._swarm.simulation.now
+        )
         self._broadcasts[node.name] = broadcast
         await broadcast.run(up, down)
         self._ended[node.name].set()
@@ -90,7 +99,9 @@ class _TreeOverStreams(_SimulatedTree):
             parent = self.topology.parents[node.name]
             up = None
             if parent is not None:
-                up = await stack.enter_async_context(await node.network.dial(self._swarm.nodes[parent].addr))
+                up = await stack.enter_async_context(
+                    await node.network.dial(self._swarm.nodes[parent].addr)
+                )
             down: list[trio.abc.Stream] = []
             for _ in self.topology.children(node.name):
                 down.append(await stack.enter_async_context(await listener.accept()))

@@ -41,8 +41,12 @@ class Topology:
     def __post_init__(self) -> None:
         known: dict[str, None] = {}
         for member in self.members:
-            if member.name in known or (member.parent is not None and member.parent not in known):
-                raise ValueError(f"{self.name}: {member.name} is twice there, or before its parent")
+            if member.name in known or (
+                member.parent is not None and member.parent not in known
+            ):
+                raise ValueError(
+                    f"{self.name}: {member.name} is twice there, or before its parent"
+                )
             known[member.name] = None
         if not self.members or [member.parent for member in self.members].count(None) != 1:
             raise ValueError(f"{self.name} must have one root")
@@ -106,7 +110,8 @@ BINARY: Final = _tree(
 )
 MIXED: Final = _tree(
     "mixed tree 13",
-    "Three relays with three children each, of all speeds; the uplinks of two relays are the bottleneck.",
+    "Three relays with three children each, of all speeds; the uplinks of two relays are the"
+    " bottleneck.",
     ("root", None, 40, 40),
     ("fast", "root", 40, 40),
     ("middling", "root", 24, 40),

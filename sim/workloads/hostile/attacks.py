@@ -18,7 +18,12 @@ from p2p.gossip.messages import PROTOCOL_ID as MESHSUB, Rpc, encode_rpc
 from p2p.host import AddrSource, Host, MessageHandler
 from p2p.identity import PeerId, ProtocolId
 from p2p.membership import Membership
-from p2p.membership.heartbeat import MAX_INTERVAL, MIN_INTERVAL, PROTOCOL_ID as HEARTBEAT, SignedHeartbeat
+from p2p.membership.heartbeat import (
+    MAX_INTERVAL,
+    MIN_INTERVAL,
+    PROTOCOL_ID as HEARTBEAT,
+    SignedHeartbeat,
+)
 from p2p.membership.messages import (
     MAX_HEARTBEATS,
     Beat,
@@ -55,7 +60,9 @@ class Attacker:
     def alive(self, interval: float = 5.0) -> SignedHeartbeat:
         """A new heartbeat of its own."""
         wall, addrs = self._node.world.wall(), self._host.addrs
-        return say_alive(self._node.world.signer, next(self._numbers), wall, interval=interval, addrs=addrs)
+        return say_alive(
+            self._node.world.signer, next(self._numbers), wall, interval=interval, addrs=addrs
+        )
 
     def silence(self) -> None:
         """End the honest membership of this node without the good-bye that its service would
@@ -97,11 +104,17 @@ class AccuseFlood(HostileWorkload):
                 attacker.send(peer, Beat(False, attacker.alive(interval)))
             await node.world.sleep(2.0 if role == 1 else 10**6)
 
-    async def _accuse(self, node: SimNode, attacker: Attacker, honest: list[PeerId], rng: Random) -> None:
+    async def _accuse(
+        self, node: SimNode, attacker: Attacker, honest: list[PeerId], rng: Random
+    ) -> None:
         said: dict[PeerId, int] = {}
         targets = int(self.scenario.parameter("targets", 3))
         while True:
-            fresh = [signed for signed in attacker.words() if signed.seqno > said.get(signed.peer, -1)]
+            fresh = [
+                signed
+                for signed in attacker.words()
+                if signed.seqno > said.get(signed.peer, -1)
+            ]
             chosen = rng.sample(fresh, min(MAX_HEARTBEATS, len(fresh)))
             said.update({signed.peer: signed.seqno for signed in chosen})
             for peer in rng.sample(honest, min(targets, len(honest))) if chosen else ():
@@ -126,8 +139,8 @@ class UrgentLinks(HostileWorkload):
     """Members ask every honest node urgently to be their neighbour, say yes to all, and name no
     other member.
 
-    ``every`` seconds each hostile member sends an urgent `Neighbor` (every fifth time a `Join`) and
-    a heartbeat that says "we are neighbours" to every honest node.
+    ``every`` seconds each hostile member sends an urgent `Neighbor` (every fifth time a `Join`)
+    and a heartbeat that says "we are neighbours" to every honest node.
     """
 
     async def be_hostile(self, node: SimNode, host: SimHost, membership: Membership) -> None:
@@ -135,7 +148,9 @@ class UrgentLinks(HostileWorkload):
         requests."""
         attacker = Attacker(node, host, membership)
         attacker.silence()
-        host.set_message_handler(HEARTBEAT, lambda peer, data: self._accept(attacker, peer, data))
+        host.set_message_handler(
+            HEARTBEAT, lambda peer, data: self._accept(attacker, peer, data)
+        )
         honest = [other.peer_id for other in node.siblings if other.name.startswith(HONEST)]
         every = self.scenario.parameter("every", 1.0)
         await node.world.sleep(node.world.rng("start").uniform(0, every))
@@ -215,7 +230,9 @@ class _LateHost:
     disconnection. Here each waits for ``delay`` seconds.
     """
 
-    def __init__(self, node: SimNode, host: SimHost, late: dict[PeerId, None], delay: float) -> None:
+    def __init__(
+        self, node: SimNode, host: SimHost, late: dict[PeerId, None], delay: float
+    ) -> None:
         self._node = node
         self._host = host
         self._late = late
@@ -257,7 +274,9 @@ class GhostMesh(HostileWorkload):
 
     async def be_honest(self, node: SimNode, host: SimHost, membership: Membership) -> None:
         """Hear the topic; publish now and then."""
-        late = cast(Host, _LateHost(node, host, self.hostile, self.scenario.parameter("buffered", 0.3)))
+        late = cast(
+            Host, _LateHost(node, host, self.hostile, self.scenario.parameter("buffered", 0.3))
+        )
         async with open_gossip(node.world, late, GossipConfig()) as gossip:
             await self.attack.wait()
             await node.world.sleep(SUBSCRIBED_AFTER)

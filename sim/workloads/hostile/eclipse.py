@@ -37,7 +37,9 @@ class Eclipse:
         evil = round(scenario.nodes * scenario.parameter("coalition_share", 0.2))
         newcomers = int(scenario.parameter("newcomers", 10))
         for number in range(evil):
-            self._evil[swarm.add(f"{_COALITION}{number}", self._live, link=scenario.link).peer_id] = None
+            self._evil[
+                swarm.add(f"{_COALITION}{number}", self._live, link=scenario.link).peer_id
+            ] = None
         for number in range(scenario.nodes - evil - newcomers):
             swarm.add(f"n{number}", self._live, link=scenario.link)
         await swarm.sleep(scenario.parameter("settle", 60.0))
@@ -63,14 +65,19 @@ class Eclipse:
             ) as membership,
         ):
             self._views[node.name] = membership
-            await membership.join([other.addr for other in self._bootstrap(node) if other is not node])
+            await membership.join(
+                [other.addr for other in self._bootstrap(node) if other is not node]
+            )
             await trio.sleep_forever()
 
     def _bootstrap(self, node: SimNode) -> list[SimNode]:
         evil = [other for other in node.siblings if other.peer_id in self._evil]
         honest = [other for other in node.siblings if other.peer_id not in self._evil]
         if node.peer_id in self._newcomers or node.name.startswith("new"):
-            return [*node.world.rng("bootstrap").sample(evil, min(4, len(evil))), *honest[:_HONEST_BOOTSTRAP]]
+            return [
+                *node.world.rng("bootstrap").sample(evil, min(4, len(evil))),
+                *honest[:_HONEST_BOOTSTRAP],
+            ]
         return (evil if node.peer_id in self._evil else honest)[:3]
 
     def _only_ours(self, peer: PeerId) -> bool:
@@ -80,7 +87,9 @@ class Eclipse:
         view = self._views[name]
         members = [member.peer for member in view.members()]
         honest = sum(peer not in self._evil for peer in members)
-        return honest / max(1, len(members)), sum(peer not in self._evil for peer in view.neighbours)
+        return honest / max(1, len(members)), sum(
+            peer not in self._evil for peer in view.neighbours
+        )
 
 
 def _anyone(peer: PeerId) -> bool:

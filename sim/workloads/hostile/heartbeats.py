@@ -33,7 +33,9 @@ def say_alive(
     Every heartbeat of every attack is made here: what honest nodes must bring along (a work
     stamp), hostile ones bring along as well, since they have paid for it.
     """
-    paid: dict[str, Any] = {"stamp": stamp} if stamp and "stamp" in Profile.__dataclass_fields__ else {}
+    paid: dict[str, Any] = (
+        {"stamp": stamp} if stamp and "stamp" in Profile.__dataclass_fields__ else {}
+    )
     heartbeat = Heartbeat(
         peer=signer.peer_id,
         seqno=seqno,

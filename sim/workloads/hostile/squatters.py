@@ -55,9 +55,12 @@ class Squatters:
         self._every = scenario.parameter("every", 15.0)
         run = self._run = _write_run(swarm)
         early = int(scenario.parameter("holders", 30))
-        members = [f"n{number}" for number in range(early + int(scenario.parameter("members", 4)))]
+        members = [
+            f"n{number}" for number in range(early + int(scenario.parameter("members", 4)))
+        ]
         honest = {
-            swarm.add(name, self._member, link=scenario.link).peer_id for name in (RELAY, *members[:early])
+            swarm.add(name, self._member, link=scenario.link).peer_id
+            for name in (RELAY, *members[:early])
         }
         await swarm.sleep(10.0)
         self._mint(swarm, int(scenario.parameter("squatters", 80)))
@@ -70,7 +73,9 @@ class Squatters:
         }
         relay = swarm.nodes[RELAY]
         await swarm.sleep_until(scenario.duration - 30.0)
-        newcomers = [f"new{number}" for number in range(int(scenario.parameter("newcomers", 5)))]
+        newcomers = [
+            f"new{number}" for number in range(int(scenario.parameter("newcomers", 5)))
+        ]
         for name in newcomers:
             swarm.add(name, self._newcomer(relay), link=scenario.link)
         await swarm.sleep(10.0)
@@ -79,14 +84,20 @@ class Squatters:
         seen = [publishers for publishers, _ in found]
         return {
             "squatters": len(self._minted),
-            "squatters_read_most": max(len(self._minted.keys() & publishers) for publishers in seen),
+            "squatters_read_most": max(
+                len(self._minted.keys() & publishers) for publishers in seen
+            ),
             "officers_in_key_least": min(len(officers & publishers) for publishers in seen),
-            "honest_in_key_least": min(len((honest | late) & publishers) for publishers in seen),
+            "honest_in_key_least": min(
+                len((honest | late) & publishers) for publishers in seen
+            ),
             "latecomers_in_key_least": min(len(late & publishers) for publishers in seen),
             "officers_located_least": min(located for _, located in found),
         }
 
-    async def _look_up(self, dht: Dht, run: Run, officers: set[PeerId]) -> tuple[set[PeerId], int]:
+    async def _look_up(
+        self, dht: Dht, run: Run, officers: set[PeerId]
+    ) -> tuple[set[PeerId], int]:
         """Who a newcomer reads of under the run's key, and how many officers it can locate."""
         records = await dht.get(RUN_RECORDS.name, run.id)
         located = [bool(await dht.find_peer(officer)) for officer in sorted(officers)]
@@ -123,7 +134,11 @@ class Squatters:
             await dht.bootstrap([other.addr for other in machine.siblings[:3]])
             while True:
                 requests = [
-                    encode(serial, dht.contact, Store(record_key(RUN_RECORDS.name, self._run.id, salt), blob))
+                    encode(
+                        serial,
+                        dht.contact,
+                        Store(record_key(RUN_RECORDS.name, self._run.id, salt), blob),
+                    )
                     for serial, (salt, blob) in enumerate(
                         (salt, self._record(machine, signer, nonce))
                         for signer, nonce in minted

@@ -122,7 +122,9 @@ class HostileWorkload:
         await swarm.sleep_until(attack_at)
         quiet = (self._sent(swarm) - before) / (attack_at - quiet_from)
         before = self._sent(swarm)
-        few = [name for name in self.honest_names(swarm) if self.honest_neighbours(name) < ENOUGH]
+        few = [
+            name for name in self.honest_names(swarm) if self.honest_neighbours(name) < ENOUGH
+        ]
         self._unlucky, self._unlucky_at_first = dict.fromkeys(few), len(few)
         self._attack_at = attack_at
         self.attack.set()
@@ -167,7 +169,9 @@ class HostileWorkload:
 
     def honest_names(self, swarm: Swarm) -> list[str]:
         """The honest nodes that run."""
-        return [name for name in self.views if name.startswith(HONEST) and swarm.nodes[name].alive]
+        return [
+            name for name in self.views if name.startswith(HONEST) and swarm.nodes[name].alive
+        ]
 
     def honest_neighbours(self, name: str) -> int:
         """How many honest neighbours a node has now."""
@@ -180,7 +184,9 @@ class HostileWorkload:
         names = self.honest_names(swarm)
         held = {name: self.honest_neighbours(name) for name in names}
         found = list(held.values())
-        neighbours += [count for name, count in held.items() if not self._is_excused(name, count, swarm)]
+        neighbours += [
+            count for name, count in held.items() if not self._is_excused(name, count, swarm)
+        ]
         swarm.simulation.plot("honest neighbours, least", min(found))
         swarm.simulation.plot("honest neighbours, mean", statistics.fmean(found))
         swarm.simulation.plot("bytes sent by the honest", self._sent(swarm))
@@ -199,7 +205,9 @@ class HostileWorkload:
         return name in self._unlucky
 
     def _sent(self, swarm: Swarm) -> int:
-        return sum(node.endpoint.sent for name, node in swarm.nodes.items() if name.startswith(HONEST))
+        return sum(
+            node.endpoint.sent for name, node in swarm.nodes.items() if name.startswith(HONEST)
+        )
 
 
 def _mean(values: list[int] | list[float]) -> float:

@@ -128,7 +128,9 @@ class Downloader:
         self.has[file] = 1
         self._missing -= 1
         if self._missing == 0:
-            self._tree.sites.arrived(self.site, CHECK_PASSES * self._tree.sites.policy_bytes / DISK_RATE)
+            self._tree.sites.arrived(
+                self.site, CHECK_PASSES * self._tree.sites.policy_bytes / DISK_RATE
+            )
         self._next()
 
     def _learn(self, place: int, rate: float, success: float) -> None:
@@ -148,7 +150,9 @@ class StaticTree:
         """There is no L1 side: 62 GB a node have no bytes."""
         raise SimulationError("the static tree runs at level 0 only: use --level 0")
 
-    def run_bare(self, simulation: Simulation, scenario: Scenario) -> Mapping[str, float | int | str]:
+    def run_bare(
+        self, simulation: Simulation, scenario: Scenario
+    ) -> Mapping[str, float | int | str]:
         """Set up, let it flow, and measure."""
         self.sites = sites = Sites(simulation, scenario)
         self.files = math.ceil(sites.policy_bytes / FILE)
@@ -161,11 +165,15 @@ class StaticTree:
             downloader.start()
         for site in sites.workers:
             if math.isfinite(site.died):
-                sites.queue.schedule(nanoseconds(site.died), sites.queue.kernel, "death", _die, site)
+                sites.queue.schedule(
+                    nanoseconds(site.died), sites.queue.kernel, "death", _die, site
+                )
         sites.queue.run(until=scenario.duration)
         return {
             **sites.distribution(),
-            "relays_seconds_100": round(max((site.whole for site in sites.relays), default=math.inf), 1),
+            "relays_seconds_100": round(
+                max((site.whole for site in sites.relays), default=math.inf), 1
+            ),
             "refusals": sum(downloader.refusals for downloader in (*relays, *clients)),
             **sites.generation(),
         }

@@ -82,9 +82,13 @@ class Peer:
         self.site = site
         self._swarm = swarm
         self._queue = sites.queue
-        statements = Statements(RUN, lambda peer: peer == sites.origin.peer, sites.simulation.keys.verify)
+        statements = Statements(
+            RUN, lambda peer: peer == sites.origin.peer, sites.simulation.keys.verify
+        )
         config = ShardcastConfig(stall=ShardcastConfig().stall * swarm.coarse)
-        self.core = ShardcastCore(site.peer, config, statements, sites.simulation.rng(site.name, "shardcast"))
+        self.core = ShardcastCore(
+            site.peer, config, statements, sites.simulation.rng(site.name, "shardcast")
+        )
         self._streams: dict[PeerId, _Stream] = {}
         self._timer: SimTimer | None = None
         self._timer_at = math.inf
@@ -98,7 +102,9 @@ class Peer:
             if self._timer is not None:
                 self._timer.cancel()
             self._timer_at = due
-            self._timer = self._queue.schedule(nanoseconds(due), self.site.owner, "tick", self._tick)
+            self._timer = self._queue.schedule(
+                nanoseconds(due), self.site.owner, "tick", self._tick
+            )
 
     def _tick(self) -> None:
         self._timer, self._timer_at = None, math.inf
@@ -118,7 +124,9 @@ class Peer:
             case ev.Finish(policy):
                 self._finish(policy)
             case ev.Penalise(peer, reason):
-                raise SimulationError(f"{self.site.name} convicts {peer!r}, who is honest: {reason}")
+                raise SimulationError(
+                    f"{self.site.name} convicts {peer!r}, who is honest: {reason}"
+                )
             case _:
                 pass  # there is no disk, and announcements are passed on by the swarm
 
@@ -147,7 +155,9 @@ class Peer:
         latency = self._swarm.sites.fabric.latency_of(self.site.endpoint, other.site.endpoint)
         stream = self._streams[other.site.peer] = _Stream(self, other, latency)
         stream.last = self._queue.now + DIAL_LATENCIES * latency
-        self._queue.schedule(stream.last, self.site.owner, "up", self.handle, ev.PeerUp(other.site.peer))
+        self._queue.schedule(
+            stream.last, self.site.owner, "up", self.handle, ev.PeerUp(other.site.peer)
+        )
 
     def _say(self, peer: PeerId, message: Message) -> None:
         stream = self._stream(peer)
@@ -157,7 +167,9 @@ class Peer:
             self._swarm.control_bytes += size
             stream.last = max(stream.last, self._queue.now + stream.latency)
             event = ev.Heard(self.site.peer, message)
-            self._queue.schedule(stream.last, stream.taker.site.owner, "message", stream.taker.handle, event)
+            self._queue.schedule(
+                stream.last, stream.taker.site.owner, "message", stream.taker.handle, event
+            )
 
     def _pump(self, stream: _Stream) -> None:
         while stream.items and stream.under_way < WINDOW:
@@ -227,7 +239,9 @@ class CoreSwarm:
         index = Index.of([Chunk(digest_of(data), MAX_SPAN, MAX_SPAN) for data in self.chunks])
         weights = digest_of(index.data)
         encodings = (Encoding.of(index),)
-        body = ManifestBody(RUN, PolicyVersion(1), NO_POLICY, b"", weights, index.size, 0, encodings)
+        body = ManifestBody(
+            RUN, PolicyVersion(1), NO_POLICY, b"", weights, index.size, 0, encodings
+        )
         manifest = body.sign(self.sites.simulation.keys.signer("origin"))
         self.peers[self.sites.origin.peer].handle(ev.Publish(manifest, index, self.roster()))
 
@@ -250,7 +264,9 @@ class Intellect2:
         """There is no L1 side: 62 GB a node have no bytes."""
         raise SimulationError("intellect2 runs at level 0 only: use --level 0")
 
-    def run_bare(self, simulation: Simulation, scenario: Scenario) -> Mapping[str, float | int | str]:
+    def run_bare(
+        self, simulation: Simulation, scenario: Scenario
+    ) -> Mapping[str, float | int | str]:
         """Set up, let it flow, and measure."""
         sites = Sites(simulation, scenario)
         swarm = CoreSwarm(sites, int(scenario.parameter("coarse", 16)))
@@ -258,7 +274,9 @@ class Intellect2:
         queue.schedule(0, sites.origin.owner, "publish", swarm.publish)
         for site in sites.workers:
             if math.isfinite(site.died):
-                queue.schedule(nanoseconds(site.died), queue.kernel, "death", swarm.peers[site.peer].die)
+                queue.schedule(
+                    nanoseconds(site.died), queue.kernel, "death", swarm.peers[site.peer].die
+                )
         queue.run(until=scenario.duration)
         return {
             **sites.distribution(),
@@ -268,7 +286,9 @@ class Intellect2:
         }
 
 
-def _counted(stats: list[ShardcastStats], sites: Sites, swarm: CoreSwarm) -> dict[str, float | int | str]:
+def _counted(
+    stats: list[ShardcastStats], sites: Sites, swarm: CoreSwarm
+) -> dict[str, float | int | str]:
     from_peers = sum(one.from_peers for one in stats)
     from_origin = sum(one.from_origin for one in stats)
     came = max(1, from_peers + from_origin)

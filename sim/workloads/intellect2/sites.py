@@ -27,7 +27,14 @@ from sim.net.fabric import Endpoint, Fabric
 from sim.net.link import MBIT, LinkSpec, drawn_link
 from sim.run.scenario import Scenario
 from sim.workloads.policies import percentile
-from sim.workloads.profiles import DEVICES, MODELS, PREFILL_FLOPS, TRAINING_FLOPS, Machine, machine_named
+from sim.workloads.profiles import (
+    DEVICES,
+    MODELS,
+    PREFILL_FLOPS,
+    TRAINING_FLOPS,
+    Machine,
+    machine_named,
+)
 
 MODEL = MODELS["32B"]
 FILE_BYTES = 62e9
@@ -89,10 +96,15 @@ class Sites:
         self.interval = scenario.parameter("interval", 1320.0)
         self.versions = int(scenario.parameter("versions", 4))
         self.policy_bytes = scenario.parameter("policy_bytes", FILE_BYTES)
-        trainer, server = scenario.parameter("origin_up", 10_000.0), scenario.parameter("relay_up", 10_000.0)
+        trainer, server = (
+            scenario.parameter("origin_up", 10_000.0),
+            scenario.parameter("relay_up", 10_000.0),
+        )
         self.origin = self._add("origin", LinkSpec(up=trainer, down=trainer))
         line = LinkSpec(up=server, down=server)
-        self.relays = [self._add(f"relay{n}", line) for n in range(int(scenario.parameter("relays", 10)))]
+        self.relays = [
+            self._add(f"relay{n}", line) for n in range(int(scenario.parameter("relays", 10)))
+        ]
         self.workers = [self._draw_worker(n) for n in range(scenario.nodes)]
         self._schedule_deaths()
 
@@ -124,7 +136,9 @@ class Sites:
         dice = rng.random()
         large = scenario.parameter("share_8xH100", 0.05)
         middle = large + scenario.parameter("share_4x4090", 0.45)
-        site.machine = machine_named("8xH100" if dice < large else "4x4090" if dice < middle else "4x3090")
+        site.machine = machine_named(
+            "8xH100" if dice < large else "4x4090" if dice < middle else "4x3090"
+        )
         return site
 
     def _schedule_deaths(self) -> None:
@@ -154,7 +168,10 @@ class Sites:
         return {
             "got_share": round(len(done) / max(1, len(delays)), 4),
             "seconds_mean": round(mean, 1),
-            **{f"seconds_{percent}": round(percentile(delays, percent), 1) for percent in PERCENTILES},
+            **{
+                f"seconds_{percent}": round(percentile(delays, percent), 1)
+                for percent in PERCENTILES
+            },
             "mbits_at_mean": round(8 * self.policy_bytes / MBIT / mean, 1),
             "own_line_seconds_50": round(self._own_line(alive), 1),
             "bound_seconds": round(self._bound(alive), 1),
@@ -171,7 +188,9 @@ class Sites:
     def _own_line(self, alive: Sequence[Site]) -> float:
         """Seconds that a policy fills the median worker's own downlink: no design can be
         faster."""
-        return statistics.median(self.policy_bytes * site.endpoint.down_cost / SECOND for site in alive)
+        return statistics.median(
+            self.policy_bytes * site.endpoint.down_cost / SECOND for site in alive
+        )
 
     def _bound(self, alive: Sequence[Site]) -> float:
         """Seconds until the last worker has a policy at best (Kumar and Ross, HotWeb 2006)."""
@@ -189,9 +208,13 @@ class Sites:
         end = self.versions * self.interval
         outputs = [self._generate(site, answer, end) for site in self.workers]
         delivered = [
-            (when, version, count) for output in outputs for when, version, count in output.delivered
+            (when, version, count)
+            for output in outputs
+            for when, version, count in output.delivered
         ]
-        staleness = [(self.version_at(when) - version, count) for when, version, count in delivered]
+        staleness = [
+            (self.version_at(when) - version, count) for when, version, count in delivered
+        ]
         rollouts = sum(count for _, count in staleness)
         stale = sum(count for lag, count in staleness if lag > limit)
         died = sum(output.died_with for output in outputs)
@@ -203,9 +226,13 @@ class Sites:
         return {
             "tokens_per_second": round(tokens / end),
             "utilisation": round(
-                sum(output.busy for output in outputs) / sum(min(end, site.died) for site in self.workers), 4
+                sum(output.busy for output in outputs)
+                / sum(min(end, site.died) for site in self.workers),
+                4,
             ),
-            "staleness_mean": round(sum(lag * count for lag, count in staleness) / max(1, rollouts), 3),
+            "staleness_mean": round(
+                sum(lag * count for lag, count in staleness) / max(1, rollouts), 3
+            ),
             "staleness_max": max((lag for lag, _ in staleness), default=0),
             "rollouts": rollouts,
             "rollouts_lost_share": round((stale + died) / max(1, rollouts + died), 4),
@@ -219,7 +246,11 @@ class Sites:
         }
 
     def _generate(self, site: Site, answer: float, end: float) -> Output:
-        step = max(1, math.ceil(site.ready / self.interval)) if site.ready < math.inf else self.versions + 1
+        step = (
+            max(1, math.ceil(site.ready / self.interval))
+            if site.ready < math.inf
+            else self.versions + 1
+        )
         ready = [
             ((version - 1) * self.interval + site.ready, version)
             for version in range(1, self.versions + 1, step)

@@ -40,7 +40,9 @@ class Deployment:
         """Raises `ConfigError` if the scenario wants nodes that are not whole and honest."""
         self.participants = draw_participants(scenario, derived_rng(seed, "swarm", "links"))
         if not all(participant.honest for participant in self.participants.values()):
-            raise ConfigError(f"scenario {scenario.name}: whole nodes neither lie nor drip; use Policies")
+            raise ConfigError(
+                f"scenario {scenario.name}: whole nodes neither lie nor drip; use Policies"
+            )
         self.policy_bytes = int(scenario.parameter("policy_bytes", 4_000_000))
         self.versions = int(scenario.parameter("versions", 1))
         self._scenario = scenario
@@ -73,10 +75,16 @@ class Deployment:
 
     def table(self, name: str) -> Mapping[str, Mapping[str, object]]:
         """A node's configuration, as its TOML file has it."""
-        role: dict[str, object] = {"witness": {"upload": round(self.participants[name].claim * MBIT / 8)}}
+        role: dict[str, object] = {
+            "witness": {"upload": round(self.participants[name].claim * MBIT / 8)}
+        }
         if name == ORIGIN:
             role = {"publisher": self._schedule()}
-        return {"membership": {"interval": HEARTBEAT}, "dht": {"difficulty": STAMP_BITS}, "role": role}
+        return {
+            "membership": {"interval": HEARTBEAT},
+            "dht": {"difficulty": STAMP_BITS},
+            "role": role,
+        }
 
     def config(self, name: str) -> NodeConfig:
         """A node's configuration, read from its `table` as production reads its file."""

@@ -24,11 +24,17 @@ class PolicyFlow(Broadcast):
     def __init__(self, deployment: Deployment) -> None:
         self._deployment = deployment
 
-    def run_bare(self, simulation: Simulation, scenario: Scenario) -> Mapping[str, float | int | str]:
+    def run_bare(
+        self, simulation: Simulation, scenario: Scenario
+    ) -> Mapping[str, float | int | str]:
         """Set up, let it flow, and measure under the names of the other levels."""
         deployment = self._deployment
-        if scenario.faults or any(participant.joins for participant in deployment.participants.values()):
-            raise ConfigError(f"scenario {scenario.name}: at level 0 nothing goes wrong and no node is late")
+        if scenario.faults or any(
+            participant.joins for participant in deployment.participants.values()
+        ):
+            raise ConfigError(
+                f"scenario {scenario.name}: at level 0 nothing goes wrong and no node is late"
+            )
         chunk_bytes = int(scenario.parameter("chunk_bytes", 65_536))
         parameters = {
             "chunks": -(-deployment.policy_bytes // chunk_bytes),
@@ -67,4 +73,6 @@ class PolicyFlow(Broadcast):
             for name in deployment.receivers
         ]
         signer = self._simulation.keys.signer(ORIGIN)
-        return build_forest(Roster.sign(signer, deployment.run.id, 1, entries), PolicyVersion(1))
+        return build_forest(
+            Roster.sign(signer, deployment.run.id, 1, entries), PolicyVersion(1)
+        )

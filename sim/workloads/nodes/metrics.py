@@ -75,7 +75,10 @@ def seconds_to_whole(
     published = origin.published[version]
     delays = []
     for name in deployment.receivers:
-        if name in alive and (origin.zero or 0.0) + deployment.participant(name).joins <= published:
+        if (
+            name in alive
+            and (origin.zero or 0.0) + deployment.participant(name).joins <= published
+        ):
             came = [when for held, when in logs[name].arrivals.items() if held >= version]
             delays.append(min(came, default=math.inf) - published)
     return sorted(delays)
@@ -94,14 +97,19 @@ def measure(
         "hold_newest": round(len(holders) / max(1, len(receivers)), 4),
         "published": len(published),
         "arrived_share": round(sum(map(math.isfinite, delays)) / max(1, len(delays)), 4),
-        **{f"seconds_{percent}": round(_typical(by_version, percent), 3) for percent in PERCENTILES},
+        **{
+            f"seconds_{percent}": round(_typical(by_version, percent), 3)
+            for percent in PERCENTILES
+        },
         "bound_seconds": round(bound_seconds(deployment, receivers), 3),
         **_traffic(deployment, logs),
     }
 
 
 def _typical(by_version: Sequence[Sequence[float]], percent: int) -> float:
-    return statistics.median([percentile(delays, percent) for delays in by_version] or [math.inf])
+    return statistics.median(
+        [percentile(delays, percent) for delays in by_version] or [math.inf]
+    )
 
 
 def bound_seconds(deployment: Deployment, receivers: Sequence[str]) -> float:

@@ -63,10 +63,14 @@ class NodeProcesses:
         (emulation.folder / "run.shoal").write_bytes(deployment.run.document)
         for name, participant in deployment.participants.items():
             emulation.tell(
-                0.0, f"laying lines ({len(emulation.machines) + 1} of {len(deployment.participants)})"
+                0.0,
+                f"laying lines ({len(emulation.machines) + 1} of"
+                f" {len(deployment.participants)})",
             )
             await emulation.add(name, participant.link, partial(self._furnish, name))
-            (emulation.folder / f"{name}.toml").write_text(toml_of(deployment.table(name)), encoding="utf-8")
+            (emulation.folder / f"{name}.toml").write_text(
+                toml_of(deployment.table(name)), encoding="utf-8"
+            )
         zero = await self._start_all()
         emulation.begin(zero)
         for name in self._latecomers():
@@ -82,11 +86,17 @@ class NodeProcesses:
         for name, sent in (await emulation.sent_bytes()).items():
             self._logs[name].line_bytes = sent
         return measure(
-            deployment, self._logs, [machine.name for machine in emulation.machines.values() if machine.alive]
+            deployment,
+            self._logs,
+            [machine.name for machine in emulation.machines.values() if machine.alive],
         )
 
     def _latecomers(self) -> list[str]:
-        return [name for name, participant in self._deployment.participants.items() if participant.joins > 0]
+        return [
+            name
+            for name, participant in self._deployment.participants.items()
+            if participant.joins > 0
+        ]
 
     # Starting
 
@@ -94,7 +104,9 @@ class NodeProcesses:
         """Start who is there from the beginning; the wall clock time of second 0, once it is
         known."""
         first = [
-            name for name, participant in self._deployment.participants.items() if participant.joins == 0
+            name
+            for name, participant in self._deployment.participants.items()
+            if participant.joins == 0
         ]
         try:
             with trio.fail_after(START_SECONDS + SECONDS_A_NODE * len(first)):
@@ -115,19 +127,42 @@ class NodeProcesses:
         await self._start(name)
 
     async def _start(self, name: str) -> None:
-        await self._emulation.machines[name].start(self._command(name), partial(self._hear, self._logs[name]))
+        await self._emulation.machines[name].start(
+            self._command(name), partial(self._hear, self._logs[name])
+        )
 
     def _command(self, name: str) -> list[str]:
         emulation = self._emulation
         machine = emulation.machines[name]
-        command = [sys.executable, "-m", "p2p.node", "--json", "--status", str(STATUS), "--die-with-parent"]
-        command += ["--data", str(machine.folder), "--config", str(emulation.folder / f"{name}.toml")]
-        command += ["--run", str(emulation.folder / "run.shoal"), "--listen", _multiaddr(machine)]
+        command = [
+            sys.executable,
+            "-m",
+            "p2p.node",
+            "--json",
+            "--status",
+            str(STATUS),
+            "--die-with-parent",
+        ]
+        command += [
+            "--data",
+            str(machine.folder),
+            "--config",
+            str(emulation.folder / f"{name}.toml"),
+        ]
+        command += [
+            "--run",
+            str(emulation.folder / "run.shoal"),
+            "--listen",
+            _multiaddr(machine),
+        ]
         for role in self._deployment.roles(name):
             command += ["--role", role]
         for other in list(emulation.machines.values())[:2]:
             if other is not machine:
-                command += ["--bootstrap", f"{_multiaddr(other)}/p2p/{self._deployment.peer(other.name)}"]
+                command += [
+                    "--bootstrap",
+                    f"{_multiaddr(other)}/p2p/{self._deployment.peer(other.name)}",
+                ]
         return command
 
     def _furnish(self, name: str, folder: Path) -> None:
@@ -168,7 +203,9 @@ class NodeProcesses:
     @property
     def _survivors(self) -> set[str]:
         """All nodes but those that a fault kills for good."""
-        lost = [word for fault in self._scenario.faults if is_final(fault) for word in fault.who]
+        lost = [
+            word for fault in self._scenario.faults if is_final(fault) for word in fault.who
+        ]
         return {
             name
             for name in self._deployment.participants

@@ -58,7 +58,9 @@ class WholeNodes:
         """Play in a simulation until all hold the last policy, or the duration is
         over."""
         self._scenario = scenario
-        self._deployment = deployment = Deployment(scenario, swarm.simulation.seed, swarm.simulation.keys)
+        self._deployment = deployment = Deployment(
+            scenario, swarm.simulation.seed, swarm.simulation.keys
+        )
         for name, participant in deployment.participants.items():
             self._open[name] = []
             swarm.add(name, self._live, link=participant.link)
@@ -68,11 +70,15 @@ class WholeNodes:
         await swarm.sleep(LINGER)
         return measure(deployment, self._logs(swarm), [node.name for node in swarm.alive])
 
-    async def run_real(self, emulation: Emulation, scenario: Scenario) -> Mapping[str, float | int | str]:
+    async def run_real(
+        self, emulation: Emulation, scenario: Scenario
+    ) -> Mapping[str, float | int | str]:
         """Play with real processes, to the same end."""
         return await NodeProcesses(emulation, scenario).play()
 
-    def run_bare(self, simulation: Simulation, scenario: Scenario) -> Mapping[str, float | int | str]:
+    def run_bare(
+        self, simulation: Simulation, scenario: Scenario
+    ) -> Mapping[str, float | int | str]:
         """Play as a flow over the real forest."""
         return PolicyFlow(Deployment(scenario, simulation.seed, simulation.keys)).run_bare(
             simulation, scenario
@@ -88,7 +94,9 @@ class WholeNodes:
         doors = [other.addr for other in machine.siblings[:2] if other is not machine]
         async with (
             self._open_host(machine) as host,
-            open_node(machine.world, host, config, document=deployment.run.document, bootstrap=doors) as node,
+            open_node(
+                machine.world, host, config, document=deployment.run.document, bootstrap=doors
+            ) as node,
         ):
             self._open[name].append((node, roles))
             await run_roles(node, roles)
@@ -96,7 +104,9 @@ class WholeNodes:
     def _open_host(self, machine: SimNode) -> AbstractAsyncContextManager[Host]:
         if self._scenario.level == 1:
             return machine.open_host()
-        return open_host(network=machine.network, world=machine.world, listen=["/memory/0"], strict=True)
+        return open_host(
+            network=machine.network, world=machine.world, listen=["/memory/0"], strict=True
+        )
 
     # What came of it
 
@@ -104,11 +114,17 @@ class WholeNodes:
         """Who lives and holds the last policy."""
         last = self._deployment.versions
         lives = {node.name: self._open[node.name] for node in swarm.alive}
-        return [name for name, nodes in lives.items() if nodes and nodes[-1][0].shardcast.newest >= last]
+        return [
+            name
+            for name, nodes in lives.items()
+            if nodes and nodes[-1][0].shardcast.newest >= last
+        ]
 
     def _is_over(self, swarm: Swarm) -> bool:
         now = swarm.simulation.now
-        return now >= self._deployment.busy_until and len(self._holders(swarm)) == len(swarm.alive)
+        return now >= self._deployment.busy_until and len(self._holders(swarm)) == len(
+            swarm.alive
+        )
 
     def _plot(self, swarm: Swarm) -> None:
         swarm.simulation.plot("nodes that hold the last policy", len(self._holders(swarm)))

@@ -101,7 +101,9 @@ class Journal:
 
     def only(self, kind: type[Role]) -> list[Any]:
         """All roles of a kind, of all lives."""
-        return [role for roles in self.roles.values() for role in roles if isinstance(role, kind)]
+        return [
+            role for roles in self.roles.values() for role in roles if isinstance(role, kind)
+        ]
 
     @property
     def trainer(self) -> dict[str, Any]:
@@ -112,16 +114,23 @@ class Journal:
 
 def plot(journal: Journal, swarm: Swarm) -> None:
     """Add a point to each curve of the report."""
-    simulation, alive = swarm.simulation, [n.name for n in swarm.alive if n.name.startswith(VOLUNTEER)]
+    simulation, alive = (
+        swarm.simulation,
+        [n.name for n in swarm.alive if n.name.startswith(VOLUNTEER)],
+    )
     newest = max(journal.published, default=-1)
     count = max(1, len(alive))
-    behind = [newest - journal.policies[name].newest for name in alive if name in journal.policies]
+    behind = [
+        newest - journal.policies[name].newest for name in alive if name in journal.policies
+    ]
     generating = sum(journal.sheets[name].is_doing("generating") for name in alive)
     waiting = sum(journal.sheets[name].is_doing(WAITING) for name in alive)
     simulation.plot("volunteers alive", len(alive))
     simulation.plot("share of them that generate", generating / count)
     simulation.plot("share of them that wait for their first policy", waiting / count)
-    simulation.plot("versions that they are behind, mean", statistics.fmean(behind) if behind else 0)
+    simulation.plot(
+        "versions that they are behind, mean", statistics.fmean(behind) if behind else 0
+    )
     simulation.plot("policies published", newest + 1)
     simulation.plot("rollouts generated so far", len(journal.submitted) * journal.plan.rows)
     learnt = journal.trainer["groups_used"] * journal.plan.recipe.group_size
@@ -139,7 +148,9 @@ def figures(journal: Journal, swarm: Swarm, scenario: Scenario) -> Figures:
         _share(journal, [name], "generating") for name in journal.volunteers()
     ]
     distributions["staleness of groups learnt from"] = [
-        float(late) for late, count in sorted(journal.trainer["staleness"].items()) for _ in range(count)
+        float(late)
+        for late, count in sorted(journal.trainer["staleness"].items())
+        for _ in range(count)
     ]
     return {
         **_use_of_time(journal),
@@ -188,12 +199,19 @@ def _delays(journal: Journal, scenario: Scenario) -> Iterator[tuple[str, float]]
     for version, published in journal.published.items():
         for name in journal.volunteers():
             life = next(
-                (life for life in journal.lives.get(name, ()) if life[0] <= published < life[1]), None
+                (
+                    life
+                    for life in journal.lives.get(name, ())
+                    if life[0] <= published < life[1]
+                ),
+                None,
             )
             if life is None:
                 continue
             arrivals = (
-                when for when, held in journal.arrivals.get(name, ()) if held >= version and when >= published
+                when
+                for when, held in journal.arrivals.get(name, ())
+                if held >= version and when >= published
             )
             arrived = next(arrivals, math.inf)
             if arrived <= min(life[1], scenario.duration):
@@ -219,7 +237,9 @@ def _journeys(journal: Journal, scenario: Scenario) -> Figures:
         "broadcast_missed_widest_mbit": round(max(without, default=0.0)),
         "broadcast_seconds_mean": round(statistics.fmean(done), 1) if done else math.inf,
         **{
-            f"broadcast_seconds_{percent}": round(percentile(delays, percent), 1) if delays else math.inf
+            f"broadcast_seconds_{percent}": round(percentile(delays, percent), 1)
+            if delays
+            else math.inf
             for percent in PERCENTILES
         },
         "own_line_seconds_50": round(
@@ -245,11 +265,16 @@ def _fates(journal: Journal, swarm: Swarm) -> Figures:
     validators = journal.only(Validator)
     workers = journal.only(Inference)
     accepted = sum(validator.records.accepted for validator in validators) * rows
-    stale_at_judge = sum(worker.counts.verdicts.get("inconclusive", 0) for worker in workers) * rows
+    stale_at_judge = (
+        sum(worker.counts.verdicts.get("inconclusive", 0) for worker in workers) * rows
+    )
     rejected = sum(validator.records.rejected for validator in validators) * rows
     generated = len(journal.submitted) * rows
     begun = generated + journal.cut_short * rows
-    on_the_way = sum(len(swarm.nodes[name].disk.list_now(ACCEPTED)) for name in journal.validators()) * rows
+    on_the_way = (
+        sum(len(swarm.nodes[name].disk.list_now(ACCEPTED)) for name in journal.validators())
+        * rows
+    )
     turned_down = max(0, accepted - trainer["submissions_taken"] * rows - on_the_way)
     stale = stale_at_judge + turned_down + trainer["groups_stale"] * size
     return {
@@ -257,7 +282,10 @@ def _fates(journal: Journal, swarm: Swarm) -> Figures:
         "rollouts_accepted": accepted,
         "rollouts_rejected": rejected,
         "rollouts_learnt_from": trainer["groups_used"] * size,
-        "rollouts_in_a_step_at_end": (sum(trainer["staleness"].values()) - trainer["groups_used"]) * size,
+        "rollouts_in_a_step_at_end": (
+            sum(trainer["staleness"].values()) - trainer["groups_used"]
+        )
+        * size,
         "rollouts_without_spread": trainer["groups_without_spread"] * size,
         "rollouts_pooled_at_end": trainer["pooled"] * size,
         "rollouts_unanswered_at_end": generated - accepted - rejected - stale_at_judge,
@@ -268,7 +296,9 @@ def _fates(journal: Journal, swarm: Swarm) -> Figures:
         "useful_share": round(trainer["groups_used"] * size / max(1, begun), 4),
         "policies_skipped": sum(worker.counts.policies_skipped for worker in workers),
         "retries": sum(worker.counts.retries for worker in workers),
-        "deaths": sum(len(lives) - (lives[-1][1] == math.inf) for lives in journal.lives.values()),
+        "deaths": sum(
+            len(lives) - (lives[-1][1] == math.inf) for lives in journal.lives.values()
+        ),
     }
 
 
@@ -283,7 +313,9 @@ def _learning(journal: Journal, scenario: Scenario) -> Figures:
         "steps": trainer["step"],
         "step_seconds_50": round(statistics.median(steps), 1) if steps else math.inf,
         "step_seconds_100": round(max(steps), 1) if steps else math.inf,
-        "staleness_mean": round(sum(late * count for late, count in by_staleness.items()) / used, 3),
+        "staleness_mean": round(
+            sum(late * count for late, count in by_staleness.items()) / used, 3
+        ),
         "staleness_max": max(by_staleness, default=0),
         **{
             f"staleness_{late}_share": round(by_staleness.get(late, 0) / used, 4)
@@ -312,12 +344,16 @@ def _work(journal: Journal) -> Figures:
     useful = PREFILL_FLOPS * token * plan.answer * plan.batch * trainer["step"]
     sheets, machines = journal.sheets, journal.machines
     volunteers = sum(sheets[name].alive * machines[name].flops for name in journal.volunteers())
-    decoding = sum(sheets[name].spent("generating") * machines[name].flops for name in journal.volunteers())
+    decoding = sum(
+        sheets[name].spent("generating") * machines[name].flops for name in journal.volunteers()
+    )
     site = sheets["trainer"].alive * plan.trainer.flops
     busy = sheets["trainer"].spent("training") * plan.trainer.flops
     return {
         "inference_per_training_flops": round(generated / trained, 3) if trained else math.inf,
-        "useful_inference_per_training_flops": round(useful / trained, 3) if trained else math.inf,
+        "useful_inference_per_training_flops": round(useful / trained, 3)
+        if trained
+        else math.inf,
         "inference_per_training_hours": round(volunteers / site, 3) if site else math.inf,
         "busy_inference_per_training_hours": round(decoding / busy, 3) if busy else math.inf,
     }
@@ -337,6 +373,8 @@ def _bill(journal: Journal, scenario: Scenario) -> Figures:
     hours = max(1e-9, journal.sheets["trainer"].alive / HOUR)
     return {
         "cost_per_hour": round((volunteers + site + validators) / hours, 2),
-        "cost_share_volunteers": round(volunteers / max(1e-9, volunteers + site + validators), 4),
+        "cost_share_volunteers": round(
+            volunteers / max(1e-9, volunteers + site + validators), 4
+        ),
         "cost_share_trainer": round(site / max(1e-9, volunteers + site + validators), 4),
     }

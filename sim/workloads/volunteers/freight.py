@@ -69,7 +69,9 @@ class Freight:
             return None
         return Direction(source, target, self._swarm.fabric.latency_of(source, target))
 
-    async def send(self, direction: Direction, size: int, land: Callable[..., None], *args: Any) -> None:
+    async def send(
+        self, direction: Direction, size: int, land: Callable[..., None], *args: Any
+    ) -> None:
         """Put ``size`` bytes on the line; return when they have left it. ``land`` is called on
         arrival."""
         self._swarm.fabric.transmit(direction, size, "freight", land, *args)
@@ -90,7 +92,9 @@ class Freight:
 class _FreightHost:
     """A host whose weighed streams take the freight line; everything else is the real one's."""
 
-    def __init__(self, freight: Freight, node: SimNode, host: Host, nursery: trio.Nursery) -> None:
+    def __init__(
+        self, freight: Freight, node: SimNode, host: Host, nursery: trio.Nursery
+    ) -> None:
         self._freight = freight
         self._node = node
         self._host = host
@@ -129,7 +133,9 @@ class _FreightHost:
 class _FreightStream(Stream):
     """A stream whose frames go over the freight line before they go where they belong."""
 
-    def __init__(self, freight: Freight, stream: Stream, direction: Direction, weigh: Weigh) -> None:
+    def __init__(
+        self, freight: Freight, stream: Stream, direction: Direction, weigh: Weigh
+    ) -> None:
         self.peer = stream.peer
         self.protocol = stream.protocol
         self._freight = freight
@@ -146,7 +152,10 @@ class _FreightStream(Stream):
         self._changed = trio.Event()
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         if kind is not None:
             self.reset()

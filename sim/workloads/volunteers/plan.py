@@ -136,7 +136,11 @@ class Plan:
             rows=self.rows,
             scale=self.token_scale,
         )
-        size = {"policy_bytes": self.simulated_bytes, "start_skill": skill, "learning": learning}
+        size = {
+            "policy_bytes": self.simulated_bytes,
+            "start_skill": skill,
+            "learning": learning,
+        }
         return {"profile": {**speeds, **size}}
 
 
@@ -191,14 +195,18 @@ def _shrunk(trainer: Machine, model: ModelSize, share: float) -> Machine:
 def _text(scenario: Scenario, key: str, default: str) -> str:
     value = scenario.parameters.get(key, default)
     if not isinstance(value, str):
-        raise ConfigError(f"scenario {scenario.name}: parameters.{key} must be a text, not {value!r}")
+        raise ConfigError(
+            f"scenario {scenario.name}: parameters.{key} must be a text, not {value!r}"
+        )
     return value
 
 
 def _model(scenario: Scenario) -> ModelSize:
     name = _text(scenario, "model", "32B")
     if name not in MODELS:
-        raise ConfigError(f"scenario {scenario.name}: no model {name!r}; there are {', '.join(MODELS)}")
+        raise ConfigError(
+            f"scenario {scenario.name}: no model {name!r}; there are {', '.join(MODELS)}"
+        )
     return MODELS[name]
 
 
@@ -221,7 +229,9 @@ def _mix(scenario: Scenario) -> dict[Machine, float]:
     }
     shares = {machine: share for machine, share in shares.items() if share}
     if not shares or min(shares.values()) < 0 or not math.isclose(sum(shares.values()), 1):
-        raise ConfigError(f"scenario {scenario.name}: the shares of machines must add up to 1, not {shares}")
+        raise ConfigError(
+            f"scenario {scenario.name}: the shares of machines must add up to 1, not {shares}"
+        )
     return shares
 
 
@@ -252,7 +262,9 @@ def write_run(simulation: Simulation, plan: Plan, trainer: str, validators: list
     terms = Terms(
         name="volunteers",
         expiry=2**32 - 1,
-        environments=(EnvironmentPin(name=ENVIRONMENT, digest=environment_digest(ENVIRONMENT)),),
+        environments=(
+            EnvironmentPin(name=ENVIRONMENT, digest=environment_digest(ENVIRONMENT)),
+        ),
         trainers=(peer(trainer),),
         validators=tuple(peer(name) for name in validators),
         model=Model(engine="fake"),
@@ -271,8 +283,12 @@ def node_config(scenario: Scenario, plan: Plan) -> NodeConfig:
     return replace(
         config,
         run=replace(config.run, refresh=look),
-        dht=replace(config.dht, difficulty=STAMP_BITS, refresh_interval=look, republish_interval=look),
-        membership=replace(config.membership, interval=scenario.parameter("beat_interval", 60.0)),
+        dht=replace(
+            config.dht, difficulty=STAMP_BITS, refresh_interval=look, republish_interval=look
+        ),
+        membership=replace(
+            config.membership, interval=scenario.parameter("beat_interval", 60.0)
+        ),
         gossip=replace(config.gossip, interval=scenario.parameter("gossip_interval", 20.0)),
         shardcast=replace(config.shardcast, stall=config.shardcast.stall * plan.coarse),
         role={"trainer": {"evaluate_every": 1}},

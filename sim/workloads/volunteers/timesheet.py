@@ -99,7 +99,9 @@ class Timesheet:
             known = dict.fromkeys((*self._spent, *self._begun))
             return self.alive - sum(self.spent(other) for other in known if other not in BESIDE)
         start = self._begun.get(activity)
-        return self._spent.get(activity, 0.0) + (self._clock() - start if start is not None else 0.0)
+        return self._spent.get(activity, 0.0) + (
+            self._clock() - start if start is not None else 0.0
+        )
 
 
 class TimedWorld:

@@ -138,7 +138,9 @@ class Volunteers:
 
         def weigh_bulk(frame: bytes) -> float:
             start = decode_varint_untrusted(frame)
-            is_chunk = start is not None and isinstance(decode_bulk_untrusted(frame[start[1] :]), tuple)
+            is_chunk = start is not None and isinstance(
+                decode_bulk_untrusted(frame[start[1] :]), tuple
+            )
             return len(frame) * (policies if is_chunk else 1)
 
         def weigh_rollouts(frame: bytes) -> float:
@@ -150,7 +152,9 @@ class Volunteers:
             VERDICT_PROTOCOL: weigh_rollouts,
         }
 
-    def _add(self, swarm: Swarm, name: str, role: str, machine: Machine | None, link: LinkSpec) -> None:
+    def _add(
+        self, swarm: Swarm, name: str, role: str, machine: Machine | None, link: LinkSpec
+    ) -> None:
         self._journal.sheets[name] = Timesheet(lambda: swarm.simulation.now)
         if machine is not None:
             self._journal.machines[name] = machine
@@ -185,13 +189,19 @@ class Volunteers:
     def _tables(self, role: str, machine: Machine | None) -> dict[str, dict[str, Any]]:
         if machine is None:
             return {}
-        learning, skill = self._scenario.parameter("learning", 0.02), self._scenario.parameter("skill", 0.35)
+        learning, skill = (
+            self._scenario.parameter("learning", 0.02),
+            self._scenario.parameter("skill", 0.35),
+        )
         table = dict(self._config.role.get(role, {}))
         return {role: {**table, **self._plan.role_table(machine, learning, skill)}}
 
     def _timed(self, node: SimNode) -> World:
         note = partial(self._journal.note, node.name)
-        return cast(World, TimedWorld(node.world, self._journal.sheets[node.name], self._plan.scale, note))
+        return cast(
+            World,
+            TimedWorld(node.world, self._journal.sheets[node.name], self._plan.scale, note),
+        )
 
     async def _work(self, node: SimNode, opened: Node, roles: list[Role]) -> None:
         self._journal.policies[node.name] = opened.shardcast

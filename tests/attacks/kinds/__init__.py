@@ -1,4 +1,6 @@
-"""The kinds of attack on a live node, by name. Each runs until it is cancelled, in a process of its own."""
+"""The kinds of attack on a live node, by name. Each runs until it is cancelled, in a process of
+its own.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Corners of one connection, taken by hundreds: what is sealed, decrypted, lingering or half-closed."""
+"""Corners of one connection, taken by hundreds: what is sealed, decrypted, lingering or
+half-closed.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ GHOST = 2**31 + 1
 async def _each(
     attack: Attack, count: int, one: Callable[[RawPeer], Awaitable[None]], *, reads: bool = True
 ) -> None:
-    """``count`` connections of fresh identities, begun a few milliseconds apart, each doing ``one``."""
+    """``count`` connections of fresh identities, begun a few milliseconds apart, each doing
+    ``one``.
+    """
 
     async def run(number: int) -> None:
         await pause(0.003 * number)
@@ -57,12 +61,17 @@ async def _each(
 
 
 async def _stay(peer: RawPeer) -> None:
-    """Hold the connection; who reads nothing does not see its end, and comes again after a while."""
+    """Hold the connection; who reads nothing does not see its end, and comes again after a
+    while.
+    """
     with trio.move_on_after(20):
         await peer.gone.wait()
 
 
-@kind("256 KiB of pings on each of 500 connections whose answers are not read: sealed, and not sent")
+@kind(
+    "256 KiB of pings on each of 500 connections whose answers are not read: sealed, and not"
+    " sent"
+)
 async def sealed_hoard(attack: Attack) -> None:
     async def one(peer: RawPeer) -> None:
         streams = [await peer.open(identify.PING_ID) for _ in range(4)]
@@ -74,7 +83,9 @@ async def sealed_hoard(attack: Attack) -> None:
     await _each(attack, 500, one, reads=False)
 
 
-@kind("pings until the node stops reading, before half a megabyte that it has decrypted already")
+@kind(
+    "pings until the node stops reading, before half a megabyte that it has decrypted already"
+)
 async def choked_hoard(attack: Attack) -> None:
     async def one(peer: RawPeer) -> None:
         for _ in range(20):
@@ -96,7 +107,9 @@ async def control_hoard(attack: Attack) -> None:
     await _each(attack, 700, one, reads=False)
 
 
-@kind("256 streams on each of 400 connections, answered by the node and never ended by the peer")
+@kind(
+    "256 streams on each of 400 connections, answered by the node and never ended by the peer"
+)
 async def lingering_streams(attack: Attack) -> None:
     async def one(peer: RawPeer) -> None:
         for _ in range(8):
@@ -125,7 +138,9 @@ async def half_closed(attack: Attack) -> None:
 
 @kind("identify answers of the largest size, told by 700 peers that stay")
 async def fat_identities(attack: Attack) -> None:
-    names = b"".join(field(3, f"/fat/{number:05}/".encode() + b"x" * 36) for number in range(120))
+    names = b"".join(
+        field(3, f"/fat/{number:05}/".encode() + b"x" * 36) for number in range(120)
+    )
     addrs = b"".join(
         field(2, Multiaddr.parse(f"/ip4/127.9.{number}.1/tcp/{4000 + number}").to_bytes())
         for number in range(16)
@@ -154,7 +169,9 @@ async def odd_noise(attack: Attack) -> None:
                 await stream.send_all(head + b"\x00\x20" + points[turn])
             else:
                 size = attack.rng.choice((0, 1, 31, 33, 4095, 4097, 65535))
-                await stream.send_all(head + struct.pack(">H", size) + attack.rng.randbytes(min(size, 5000)))
+                await stream.send_all(
+                    head + struct.pack(">H", size) + attack.rng.randbytes(min(size, 5000))
+                )
             with trio.move_on_after(0.5):
                 while await stream.receive_some(4096):
                     pass
@@ -178,7 +195,9 @@ async def early_data(attack: Attack) -> None:
         body = bytearray()
         for _ in range(200):
             body += (
-                FRAME.pack(0, DATA, SYN, peer.next_id(), len(PING_HELLO) + 4000) + PING_HELLO + bytes(4000)
+                FRAME.pack(0, DATA, SYN, peer.next_id(), len(PING_HELLO) + 4000)
+                + PING_HELLO
+                + bytes(4000)
             )
         await peer.send(bytes(body))
         await pause(0.05)
@@ -200,7 +219,13 @@ async def long_proposals(attack: Attack) -> None:
 
 @kind("`ls` and empty lines in the negotiation of streams")
 async def odd_negotiations(attack: Attack) -> None:
-    bodies = (line("ls") * 500, b"\x00" * 3000, b"\x01\n" * 3000, line("na") * 500, line(MULTISTREAM) * 500)
+    bodies = (
+        line("ls") * 500,
+        b"\x00" * 3000,
+        b"\x01\n" * 3000,
+        line("na") * 500,
+        line(MULTISTREAM) * 500,
+    )
 
     async def one(peer: RawPeer) -> None:
         for turn in range(250):
@@ -249,7 +274,11 @@ async def byte_windows(attack: Attack) -> None:
                 await peer.data(stream, bytes(29_000))
         while True:
             await peer.send(
-                b"".join(FRAME.pack(0, WINDOW_UPDATE, 0, stream, 1) for stream in streams for _ in range(5))
+                b"".join(
+                    FRAME.pack(0, WINDOW_UPDATE, 0, stream, 1)
+                    for stream in streams
+                    for _ in range(5)
+                )
             )
 
     await _each(attack, 6, one)
@@ -330,7 +359,9 @@ async def churn_with_reset(attack: Attack) -> None:
             stream = await peer.open(identify.PING_ID, b"y" * 32)
             with trio.move_on_after(1):
                 await peer.reply(stream, 32)
-            peer._stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            peer._stream.socket.setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+            )
 
     await attack.crowd(64, one, retry=0.0)
 
@@ -351,7 +382,9 @@ async def busy_pings(attack: Attack) -> None:
     async def one(peer: RawPeer) -> None:
         streams = [await peer.open(identify.PING_ID) for _ in range(250)]
         while True:
-            await peer.send(b"".join(FRAME.pack(0, DATA, 0, stream, 1) + b"x" for stream in streams))
+            await peer.send(
+                b"".join(FRAME.pack(0, DATA, 0, stream, 1) + b"x" for stream in streams)
+            )
 
     await _each(attack, 4, one)
 
@@ -402,7 +435,9 @@ async def gone_and_staying(attack: Attack) -> None:
     keys = [attack.key() for _ in range(60)]
 
     async def one(number: int) -> None:
-        async with open_peer(attack, key=keys[number % 60], source=attack.somewhere(number)) as peer:
+        async with open_peer(
+            attack, key=keys[number % 60], source=attack.somewhere(number)
+        ) as peer:
             await peer.open(MESHSUB, b"\x00")
             await peer.frame(GO_AWAY, 0, 0, 0)
             for _ in range(100):

@@ -25,7 +25,9 @@ async def _linger(stream: trio.SocketStream) -> None:
         pass
 
 
-async def _hold(attack: Attack, count: int, first: Callable[[int], bytes], *, spread: bool = False) -> None:
+async def _hold(
+    attack: Attack, count: int, first: Callable[[int], bytes], *, spread: bool = False
+) -> None:
     async def one(number: int) -> None:
         async with await attack.dial(attack.somewhere(number) if spread else "") as stream:
             if greeting := first(number):
@@ -127,7 +129,9 @@ async def connect_and_reset(attack: Attack) -> None:
     async def one(_: int) -> None:
         for _ in range(100):
             stream = await attack.dial()
-            stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            stream.socket.setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+            )
             await trio.aclose_forcefully(stream)
 
     await attack.crowd(8, one, retry=0.0)

@@ -1,4 +1,6 @@
-"""Frames and messages: unfinished ones, floods, bombs, and what is said by identify and gossip."""
+"""Frames and messages: unfinished ones, floods, bombs, and what is said by identify and
+gossip.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,13 @@ import trio
 
 from p2p import identify
 from p2p.dht.record import PROTOCOL_ID as KAD
-from p2p.gossip.messages import PROTOCOL_ID as MESHSUB, PubsubMessage, Rpc, encode_rpc, sign_message
+from p2p.gossip.messages import (
+    PROTOCOL_ID as MESHSUB,
+    PubsubMessage,
+    Rpc,
+    encode_rpc,
+    sign_message,
+)
 from p2p.identity import KeyPair, ProtocolId
 from p2p.membership.heartbeat import PROTOCOL_ID as HEARTBEAT
 from p2p.multiaddr import Multiaddr
@@ -37,7 +45,12 @@ async def _strangers(attack: Attack, count: int, info: Callable[[KeyPair], bytes
 
 
 async def _writers(
-    attack: Attack, count: int, protocol: str, payload: Callable[[RawPeer], bytes], *, rest: float = 0.0
+    attack: Attack,
+    count: int,
+    protocol: str,
+    payload: Callable[[RawPeer], bytes],
+    *,
+    rest: float = 0.0,
 ) -> None:
     """Identities that write messages to ``protocol`` for as long as they are let."""
 
@@ -57,7 +70,9 @@ async def _writers(
 # Unfinished.
 
 
-async def _unfinished(attack: Attack, connections: int, protocols: tuple[str, ...], size: int) -> None:
+async def _unfinished(
+    attack: Attack, connections: int, protocols: tuple[str, ...], size: int
+) -> None:
     async def one(number: int) -> None:
         async with open_peer(attack, source=attack.somewhere(number)) as peer:
             for protocol in protocols:
@@ -93,7 +108,9 @@ async def unfinished_bulk(attack: Attack) -> None:
 async def dripped_frames(attack: Attack) -> None:
     async def one(number: int) -> None:
         async with open_peer(attack, source=attack.somewhere(number)) as peer:
-            streams = [await peer.open(each, encode_varint(10_000)) for each in (*MESSAGES, RUN, BULK)]
+            streams = [
+                await peer.open(each, encode_varint(10_000)) for each in (*MESSAGES, RUN, BULK)
+            ]
             while not peer.gone.is_set():
                 for stream in streams:
                     await peer.data(stream, b"x")
@@ -144,7 +161,10 @@ async def identify_victims(attack: Attack) -> None:
         attack.tally["dials of the victim"] += 1
 
     def info(key: KeyPair) -> bytes:
-        addrs = [Multiaddr.tcp("127.9.9.9", port), *(Multiaddr.tcp("192.0.2.1", n) for n in range(1, 8))]
+        addrs = [
+            Multiaddr.tcp("127.9.9.9", port),
+            *(Multiaddr.tcp("192.0.2.1", n) for n in range(1, 8)),
+        ]
         return identify.encode_info(key.peer_id, MESSAGES, addrs, None)
 
     async with trio.open_nursery() as nursery:
@@ -155,7 +175,9 @@ async def identify_victims(attack: Attack) -> None:
 @kind("identify with addresses at which nobody answers")
 async def identify_silent(attack: Attack) -> None:
     def info(key: KeyPair) -> bytes:
-        addrs = [Multiaddr.tcp(f"192.0.2.{1 + attack.rng.randrange(250)}", 4001) for _ in range(8)]
+        addrs = [
+            Multiaddr.tcp(f"192.0.2.{1 + attack.rng.randrange(250)}", 4001) for _ in range(8)
+        ]
         return identify.encode_info(key.peer_id, MESSAGES, addrs, None)
 
     await _strangers(attack, 64, info)
@@ -166,7 +188,9 @@ async def identify_garbage(attack: Attack) -> None:
     def info(key: KeyPair) -> bytes:
         names = [ProtocolId(f"/{attack.rng.randbytes(20).hex()}") for _ in range(128)]
         long = identify.encode_info(key.peer_id, names, (), None)
-        return attack.rng.choice((attack.rng.randbytes(2000), bytes(9000), long, b"\x12\x01\xff"))
+        return attack.rng.choice(
+            (attack.rng.randbytes(2000), bytes(9000), long, b"\x12\x01\xff")
+        )
 
     await _strangers(attack, 16, info)
 
@@ -179,7 +203,9 @@ async def identify_strangers(attack: Attack) -> None:
 
     async def one(number: int) -> None:
         key = attack.key()
-        async with open_peer(attack, key=key, info=info(key), source=attack.somewhere(number)) as peer:
+        async with open_peer(
+            attack, key=key, info=info(key), source=attack.somewhere(number)
+        ) as peer:
             with trio.move_on_after(0.2):
                 while identify.PROTOCOL_ID not in peer.opened.values():
                     await pause(0.01)
@@ -202,7 +228,13 @@ async def empty_rpcs_flood(attack: Attack) -> None:
 
 @kind("1 MiB RPCs of the smallest control entries")
 async def tiny_control(attack: Attack) -> None:
-    entries = (field(1, b""), field(2, b""), field(3, field(1, "t")), field(4, b""), field(9, b""))
+    entries = (
+        field(1, b""),
+        field(2, b""),
+        field(3, field(1, "t")),
+        field(4, b""),
+        field(9, b""),
+    )
     bodies = [frame(field(3, entry * ((MIB - 64) // len(entry)))) for entry in entries]
     await _writers(attack, 4, MESHSUB, lambda _: attack.rng.choice(bodies))
 
@@ -221,7 +253,9 @@ async def forged_messages(attack: Attack) -> None:
 
     def body(_: RawPeer) -> bytes:
         messages = [
-            PubsubMessage(author, attack.rng.randbytes(8), topic, b"lie", attack.rng.randbytes(64))
+            PubsubMessage(
+                author, attack.rng.randbytes(8), topic, b"lie", attack.rng.randbytes(64)
+            )
             for _ in range(1024)
         ]
         return frame(encode_rpc(Rpc(messages=messages)))
@@ -243,7 +277,9 @@ async def nobodies_messages(attack: Attack) -> None:
 @kind("signed messages of 256 KiB on topics that nobody hears")
 async def large_messages(attack: Attack) -> None:
     def body(peer: RawPeer) -> bytes:
-        message = sign_message(peer.key, "/nobody", bytes(255 * KI), attack.rng.randrange(2**40))
+        message = sign_message(
+            peer.key, "/nobody", bytes(255 * KI), attack.rng.randrange(2**40)
+        )
         return frame(encode_rpc(Rpc(messages=[message] * 3)))
 
     await _writers(attack, 4, MESHSUB, body)
@@ -349,7 +385,9 @@ async def garbage_messages(attack: Attack) -> None:
     async def one(number: int) -> None:
         async with open_peer(attack, source=attack.somewhere(number)) as peer:
             for protocol in (*MESSAGES, RUN, BULK):
-                await peer.open(protocol, frame(attack.rng.randbytes(attack.rng.randrange(1, 60))))
+                await peer.open(
+                    protocol, frame(attack.rng.randbytes(attack.rng.randrange(1, 60)))
+                )
             await pause(0.05)
 
     await attack.crowd(16, one)

@@ -35,13 +35,17 @@ from tests.attacks.raw import (
 LANES = (HEARTBEAT, KAD, MESHSUB, SHARDCAST, RUN)
 PING_HELLO = line(MULTISTREAM) + line(identify.PING_ID)
 BATCH = 512
-"""Frames of a flood that share a record: small frames alone would measure the attacker's own cipher."""
+"""Frames of a flood that share a record: small frames alone would measure the attacker's own
+cipher.
+"""
 
 
 async def _peers(
     attack: Attack, count: int, one: Callable[[RawPeer], Awaitable[None]], *, reads: bool = True
 ) -> None:
-    """``count`` connections of fresh identities from different addresses, each doing ``one``."""
+    """``count`` connections of fresh identities from different addresses, each doing
+    ``one``.
+    """
 
     async def run(number: int) -> None:
         async with open_peer(attack, source=attack.somewhere(number), reads=reads) as peer:
@@ -50,7 +54,9 @@ async def _peers(
     await attack.crowd(count, run, retry=0.2)
 
 
-@kind("[SYN id, RST id, SYN id, hello] 250 times on each of 40 connections, which then come again")
+@kind(
+    "[SYN id, RST id, SYN id, hello] 250 times on each of 40 connections, which then come again"
+)
 async def syn_rst_syn(attack: Attack) -> None:
     async def one(peer: RawPeer) -> None:
         for _ in range(250):
@@ -140,7 +146,9 @@ async def empty_frames(attack: Attack) -> None:
     await _peers(attack, 2, one)
 
 
-@kind("256 KiB unread in each of 256 streams of 16 connections: pings whose answers are not taken")
+@kind(
+    "256 KiB unread in each of 256 streams of 16 connections: pings whose answers are not taken"
+)
 async def window_hoard(attack: Attack) -> None:
     async def one(peer: RawPeer) -> None:
         peer.credits = False
@@ -287,10 +295,13 @@ async def last_ids(attack: Attack) -> None:
 @kind("[RST of the node's stream][bad frame] while the node's writer is blocked")
 async def reset_and_bad_frame(attack: Attack) -> None:
     async def one(peer: RawPeer) -> None:
-        # The node's own streams to us have even ids; pings whose answers nobody takes fill its socket.
+        # The node's own streams to us have even ids; pings whose answers nobody takes fill its
+        # socket.
         await peer.send(FRAME.pack(0, PING, SYN, 0, 1) * BATCH * 16)
         await pause(0.3)
-        resets = b"".join(FRAME.pack(0, WINDOW_UPDATE, RST, stream, 0) for stream in range(2, 20, 2))
+        resets = b"".join(
+            FRAME.pack(0, WINDOW_UPDATE, RST, stream, 0) for stream in range(2, 20, 2)
+        )
         await peer.send(resets + FRAME.pack(9, 9, 9, 9, 9))
         await pause(0.3)
 
@@ -319,7 +330,10 @@ async def never_read(attack: Attack) -> None:
     await _peers(attack, 16, one, reads=False)
 
 
-@kind("bulk until the node reads in large pieces, then records full of new streams, again and again")
+@kind(
+    "bulk until the node reads in large pieces, then records full of new streams, again and"
+    " again"
+)
 async def bulk_then_streams(attack: Attack) -> None:
     async def one(peer: RawPeer) -> None:
         while True:
@@ -351,7 +365,9 @@ async def echo_hoard(attack: Attack) -> None:
     await _peers(attack, 32, one, reads=False)
 
 
-@kind("streams of every protocol at once, each with a first byte, on connections that come and go")
+@kind(
+    "streams of every protocol at once, each with a first byte, on connections that come and go"
+)
 async def all_protocols(attack: Attack) -> None:
     names = (identify.PROTOCOL_ID, identify.PING_ID, *LANES)
 
@@ -383,7 +399,9 @@ async def goodbye_first(attack: Attack) -> None:
         await peer.frame(GO_AWAY, 0, 0, 0)
         for _ in range(64):
             await peer.open(identify.PROTOCOL_ID)
-        peer._stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        peer._stream.socket.setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+        )
 
     await _peers(attack, 16, one)
 
@@ -411,7 +429,11 @@ async def tiny_records(attack: Attack) -> None:
 @kind("negotiations of streams with lines without end")
 async def stream_lines(attack: Attack) -> None:
     async def one(peer: RawPeer) -> None:
-        for body in (b"\xff" * 12, encode_varint(MIB) + b"/", line(MULTISTREAM) + line("/no/1.0.0") * 200):
+        for body in (
+            b"\xff" * 12,
+            encode_varint(MIB) + b"/",
+            line(MULTISTREAM) + line("/no/1.0.0") * 200,
+        ):
             await peer.data(peer.next_id(), body, SYN)
         await pause(0.1)
 

@@ -28,12 +28,16 @@ class Kind:
 KINDS: Final[dict[str, Kind]] = {}
 
 
-def kind(about: str, *, descriptors: int | None = None, honest: bool = False) -> Callable[[Run], Run]:
+def kind(
+    about: str, *, descriptors: int | None = None, honest: bool = False
+) -> Callable[[Run], Run]:
     """Register an attack under its function's name."""
 
     def register(run: Run) -> Run:
         name = run.__name__.replace("_", "-")
-        KINDS[name] = Kind(name=name, about=about, run=run, descriptors=descriptors, honest=honest)
+        KINDS[name] = Kind(
+            name=name, about=about, run=run, descriptors=descriptors, honest=honest
+        )
         return run
 
     return register

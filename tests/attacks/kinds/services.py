@@ -1,4 +1,6 @@
-"""The swarm's services: heartbeats, the DHT, SHARDCAST, the run document, and an honest peer that pauses."""
+"""The swarm's services: heartbeats, the DHT, SHARDCAST, the run document, and an honest peer
+that pauses.
+"""
 
 from __future__ import annotations
 
@@ -49,12 +51,22 @@ def _alive(attack: Attack, key: KeyPair, interval: float = 5.0) -> SignedHeartbe
     wall = time.time()  # noqa: TID251 - an attacker is no node
     stamp = _stamps.get(key.peer_id, b"")
     return say_alive(
-        key, next(_numbers), wall, interval=interval, addrs=(SILENT,), run=attack.run_id, stamp=stamp
+        key,
+        next(_numbers),
+        wall,
+        interval=interval,
+        addrs=(SILENT,),
+        run=attack.run_id,
+        stamp=stamp,
     )
 
 
 async def _members(
-    attack: Attack, members: int, messages: Callable[[RawPeer, int], list[Message]], *, rest: float = 0.0
+    attack: Attack,
+    members: int,
+    messages: Callable[[RawPeer, int], list[Message]],
+    *,
+    rest: float = 0.0,
 ) -> None:
     """Members that have paid for a stamp and then say what ``messages`` makes."""
     keys = [minted(number) for number in range(members)]
@@ -65,7 +77,9 @@ async def _members(
             stream = await peer.open(HEARTBEAT)
             turn = 0
             while not peer.gone.is_set():
-                body = b"".join(frame(encode_message(message)) for message in messages(peer, turn))
+                body = b"".join(
+                    frame(encode_message(message)) for message in messages(peer, turn)
+                )
                 for start in range(0, len(body), 60_000):
                     await peer.data(stream, body[start : start + 60_000])
                 turn += 1
@@ -80,7 +94,9 @@ async def _members(
 
 @kind("heartbeats of one's own, each newer than the last, without end")
 async def heartbeat_flood(attack: Attack) -> None:
-    await _members(attack, 4, lambda peer, _: [Beat(True, _alive(attack, peer.key))] * 16, rest=0.001)
+    await _members(
+        attack, 4, lambda peer, _: [Beat(True, _alive(attack, peer.key))] * 16, rest=0.001
+    )
 
 
 @kind("heartbeats of hundreds of identities that do not exist")
@@ -95,17 +111,23 @@ async def invented_members(attack: Attack) -> None:
 
 @kind("newcomers that are forwarded for a walk, without end")
 async def invented_newcomers(attack: Attack) -> None:
-    await _members(attack, 4, lambda *_: [ForwardJoin(8, _alive(attack, attack.key()))] * 8, rest=0.01)
+    await _members(
+        attack, 4, lambda *_: [ForwardJoin(8, _alive(attack, attack.key()))] * 8, rest=0.01
+    )
 
 
 @kind("urgent requests to be a neighbour, from 32 members")
 async def urgent_links(attack: Attack) -> None:
-    await _members(attack, 32, lambda peer, _: [Neighbor(True, _alive(attack, peer.key))], rest=0.2)
+    await _members(
+        attack, 32, lambda peer, _: [Neighbor(True, _alive(attack, peer.key))], rest=0.2
+    )
 
 
 @kind("joins and departures of 32 members by turns")
 async def join_and_leave(attack: Attack) -> None:
-    await _members(attack, 32, lambda peer, _: [Join(_alive(attack, peer.key)), Disconnect()], rest=0.05)
+    await _members(
+        attack, 32, lambda peer, _: [Join(_alive(attack, peer.key)), Disconnect()], rest=0.05
+    )
 
 
 @kind("accusations of members that do not exist, with their own last words")
@@ -196,7 +218,10 @@ async def dht_answers_unread(attack: Attack) -> None:
 @kind("FIND_NODE of random targets, without end")
 async def find_node_flood(attack: Attack) -> None:
     def say(_: RawPeer, contact: Contact, turn: int) -> list[bytes]:
-        return [encode(turn * 64 + n, contact, FindNode(attack.rng.randbytes(20))) for n in range(64)]
+        return [
+            encode(turn * 64 + n, contact, FindNode(attack.rng.randbytes(20)))
+            for n in range(64)
+        ]
 
     await _askers(attack, 2, say, rest=0.01)
 
@@ -209,7 +234,14 @@ async def store_flood(attack: Attack) -> None:
             name = attack.rng.randbytes(32)
             expires = int(time.time()) + 3000  # noqa: TID251 - an attacker is no node
             unsigned = Record(
-                "junk", name, peer.key.peer_id, contact.nonce, next(_numbers), expires, bytes(1000), bytes(64)
+                "junk",
+                name,
+                peer.key.peer_id,
+                contact.nonce,
+                next(_numbers),
+                expires,
+                bytes(1000),
+                bytes(64),
             )
             store = Store(record_key("junk", name, 0), sign_record(unsigned, peer.key).encode())
             said.append(encode(turn * 16 + number, contact, store))
@@ -225,7 +257,14 @@ async def forged_records_dht(attack: Attack) -> None:
         expires = int(time.time()) + 3000  # noqa: TID251 - an attacker is no node
         value = encode_addrs((SILENT,))
         record = Record(
-            "addr", name, peer.key.peer_id, contact.nonce, next(_numbers), expires, value, bytes(64)
+            "addr",
+            name,
+            peer.key.peer_id,
+            contact.nonce,
+            next(_numbers),
+            expires,
+            value,
+            bytes(64),
         )
         store = Store(record_key("addr", name, 0), record.encode())
         return [encode(turn * 16 + number, contact, store) for number in range(16)]
@@ -266,7 +305,9 @@ async def shardcast_asks(attack: Attack) -> None:
             while not peer.gone.is_set():
                 asks: list[shardcast.Message] = [shardcast.Hello(-1)]
                 asks += [shardcast.Ask(attack.rng.randbytes(32), True) for _ in range(200)]
-                await peer.data(stream, b"".join(frame(shardcast.encode_message(ask)) for ask in asks))
+                await peer.data(
+                    stream, b"".join(frame(shardcast.encode_message(ask)) for ask in asks)
+                )
                 await pause(0.005)
 
     await attack.crowd(4, one)
@@ -319,7 +360,15 @@ async def run_requests_unread(attack: Attack) -> None:
 
 def _start_honest(attack: Attack, folder: str) -> subprocess.Popen[bytes]:
     addr = f"/ip4/{attack.target.host}/tcp/{attack.target.port}/p2p/{attack.target.peer}"
-    command = ["p2p.node", "--data", folder, "--bootstrap", addr, "--listen", "/ip4/127.0.0.1/tcp/0"]
+    command = [
+        "p2p.node",
+        "--data",
+        folder,
+        "--bootstrap",
+        addr,
+        "--listen",
+        "/ip4/127.0.0.1/tcp/0",
+    ]
     return subprocess.Popen(
         [sys.executable, "-m", *command],
         stdout=subprocess.DEVNULL,
@@ -329,7 +378,10 @@ def _start_honest(attack: Attack, folder: str) -> subprocess.Popen[bytes]:
     )
 
 
-@kind("an honest node that stops (SIGSTOP) and goes on, again and again: nothing is its fault", honest=True)
+@kind(
+    "an honest node that stops (SIGSTOP) and goes on, again and again: nothing is its fault",
+    honest=True,
+)
 async def paused_peer(attack: Attack) -> None:
     with tempfile.TemporaryDirectory(prefix="shoal-paused-") as folder:
         process = _start_honest(attack, folder)
@@ -346,7 +398,10 @@ async def paused_peer(attack: Attack) -> None:
             process.wait()
 
 
-@kind("an honest peer that asks for much, stops reading for a while, and then reads on", honest=True)
+@kind(
+    "an honest peer that asks for much, stops reading for a while, and then reads on",
+    honest=True,
+)
 async def slow_honest_reader(attack: Attack) -> None:
     async def one(number: int) -> None:
         async with open_peer(attack, source=attack.somewhere(number), reads=False) as peer:

@@ -1,7 +1,8 @@
 """Planted bugs: each must be found by a storm, so that a real one of its kind would be.
 
-A mutant patches one thing of one production class or module for the length of a block. `Mutant.seed` is the
-seed that found it when it was last hunted; tests/simulation/hunt.py looks for it, and shrinks what it finds.
+A mutant patches one thing of one production class or module for the length of a block.
+`Mutant.seed` is the seed that found it when it was last hunted; tests/simulation/hunt.py looks
+for it, and shrinks what it finds.
 """
 
 from __future__ import annotations

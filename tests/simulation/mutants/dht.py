@@ -11,7 +11,9 @@ from p2p.dht.record import Record
 from p2p.world import World
 
 
-def trust_everybody(validator: RecordValidator, record: Record, key: bytes, wall: float) -> RecordValidity:
+def trust_everybody(
+    validator: RecordValidator, record: Record, key: bytes, wall: float
+) -> RecordValidity:
     return _validate(replace(validator, verify=lambda *_: True), record, key, wall)
 
 

@@ -9,7 +9,9 @@ from p2p.ledger.core.chain import Entry, Segment, read_segment
 from p2p.ledger.ledger import Ledger
 
 
-async def append_without_fsync(ledger: Ledger, statements: Sequence[tuple[str, bytes]]) -> list[Entry]:
+async def append_without_fsync(
+    ledger: Ledger, statements: Sequence[tuple[str, bytes]]
+) -> list[Entry]:
     async def no_fsync(path: str) -> None:
         pass
 

@@ -22,7 +22,9 @@ def count_for_ever(outbox: Outbox, lane: Lane) -> None:
     outbox._bytes[lane.peer] = waiting
 
 
-async def lose_with_the_first(connector: Connector, connection: Connection, held: HeldConnection) -> None:
+async def lose_with_the_first(
+    connector: Connector, connection: Connection, held: HeldConnection
+) -> None:
     await _carry(connector, connection, held)
     if connection.peer in connector.connected:
         connector.tell(connection.peer, PeerState.DISCONNECTED)
@@ -46,6 +48,11 @@ BUGS = {
     "small messages overtake those that wait": (23, Lane, "try_send", overtake),
     "what a lost lane held stays counted": (1, Outbox, "close", count_for_ever),
     "a peer is gone with one of its connections": (2, Connector, "_carry", lose_with_the_first),
-    "who did not answer is never sent to again": (4, Connector, "_remember_unreachable", never_again),
+    "who did not answer is never sent to again": (
+        4,
+        Connector,
+        "_remember_unreachable",
+        never_again,
+    ),
     "a dial that failed is not forgotten": (1, Connector, "_dial", remember_the_failure),
 }

@@ -19,7 +19,9 @@ def pull_nothing(sources: Sources, download: Download, now: float, rate: Callabl
     return {}
 
 
-def believe_the_chunk(node: ShardcastCore, peer: PeerId, header: ChunkHeader, data: bytes) -> None:
+def believe_the_chunk(
+    node: ShardcastCore, peer: PeerId, header: ChunkHeader, data: bytes
+) -> None:
     download = node._downloads.get(header.policy)
     if download is not None and download.index is not None and header.index < download.count:
         right, digest_of = download.index.chunks[header.index], core.digest_of
@@ -80,7 +82,12 @@ _commit = PolicyStore.commit_draft
 BUGS = {
     "nothing is pulled": (2, Sources, "plan", pull_nothing),
     "relays do not check digests": (1, ShardcastCore, "_chunk_came", believe_the_chunk),
-    "versions are announced before they are durable": (1, PolicyStore, "finish", finish_without_fsync),
+    "versions are announced before they are durable": (
+        1,
+        PolicyStore,
+        "finish",
+        finish_without_fsync,
+    ),
     "publishing forgets fsync": (1, PolicyStore, "commit_draft", commit_without_fsync),
     "silent holders are waited for": (11, Sources, "expire", wait_for_ever),
 }

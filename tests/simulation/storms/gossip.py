@@ -1,7 +1,8 @@
-"""Gossip: what is delivered was said, once; what is said when the storm is over reaches everybody.
+"""Gossip: what is delivered was said, once; what is said when the storm is over reaches
+everybody.
 
-Connections are kept by a stand-in for membership. A seen id is remembered for two minutes, and a message
-cannot be under way for longer here: nothing is to be delivered twice to one process.
+Connections are kept by a stand-in for membership. A seen id is remembered for two minutes, and
+a message cannot be under way for longer here: nothing is to be delivered twice to one process.
 """
 
 from __future__ import annotations
@@ -49,8 +50,13 @@ class GossipStorm:
 
     async def _live(self, node: SimNode) -> None:
         heard = self._heard[node.name] = {}
-        async with node.open_host() as host, open_gossip(node.world, host, GossipConfig()) as gossip:
-            gossip.subscribe(TOPIC, self._judge, lambda author, data: _deliver(node.name, heard, data))
+        async with (
+            node.open_host() as host,
+            open_gossip(node.world, host, GossipConfig()) as gossip,
+        ):
+            gossip.subscribe(
+                TOPIC, self._judge, lambda author, data: _deliver(node.name, heard, data)
+            )
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_meet_others, node, host)
                 await node.world.sleep(node.world.rng("say").uniform(1, SAY))
@@ -68,7 +74,9 @@ class GossipStorm:
 
     def _measure(self, swarm: Swarm, scenario: Scenario) -> Mapping[str, float | int | str]:
         start, end = scenario.parameter("whole_from", 90.0), scenario.duration - 10.0
-        honest = {node.peer_id: node.name for node in swarm.alive if node.name not in self._liars}
+        honest = {
+            node.peer_id: node.name for node in swarm.alive if node.name not in self._liars
+        }
         expected = reached = 0
         for data, (author, when) in self._said.items():
             if start <= when <= end and author in honest:

@@ -51,7 +51,9 @@ class LedgerStorm:
         found = [entry.digest async for entry in ledger.entries()]
         told = self._told.get(node.name, [])
         if found[: len(told)] != told:
-            raise Broken(f"{node.name} had {len(told)} entries; of {len(found)} found not all are these")
+            raise Broken(
+                f"{node.name} had {len(told)} entries; of {len(found)} found not all are these"
+            )
         # Entries that were written but not acknowledged may be there; from now on they count.
         self._told[node.name] = found
 

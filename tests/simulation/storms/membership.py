@@ -1,8 +1,9 @@
-"""Who is alive: nobody believes older words after newer ones, and in the end everybody knows everybody.
+"""Who is alive: nobody believes older words after newer ones, and in the end everybody knows
+everybody.
 
-Each node says a policy version that grows with time; an observer must never see it go back. Sequence numbers
-must never be used twice, over all lives on one disk. When the storm is over some nodes vanish for good, and
-all survivors must learn of just these.
+Each node says a policy version that grows with time; an observer must never see it go back.
+Sequence numbers must never be used twice, over all lives on one disk. When the storm is over
+some nodes vanish for good, and all survivors must learn of just these.
 """
 
 from __future__ import annotations
@@ -47,12 +48,16 @@ class MembershipStorm:
     async def _live(self, node: SimNode) -> None:
         async with (
             node.open_host() as host,
-            open_membership(node.world, host, MembershipConfig(), may=lambda peer: True) as membership,
+            open_membership(
+                node.world, host, MembershipConfig(), may=lambda peer: True
+            ) as membership,
         ):
             membership.on_change(lambda event: self._hear(node.name, event))
             membership.me.update(policy=int(node.simulation.now))
             self._open[node.name] = membership
-            await membership.join([other.addr for other in node.siblings[:BOOTSTRAP] if other is not node])
+            await membership.join(
+                [other.addr for other in node.siblings[:BOOTSTRAP] if other is not node]
+            )
             await trio.sleep_forever()
 
     def _speak(self, swarm: Swarm) -> None:
@@ -66,14 +71,18 @@ class MembershipStorm:
             return
         before = self._believed.get(place, -1)
         if event.member.policy < before:
-            raise Broken(f"{observer} believes policy {event.member.policy} of a peer after {before}")
+            raise Broken(
+                f"{observer} believes policy {event.member.policy} of a peer after {before}"
+            )
         self._believed[place] = event.member.policy
 
     def _check_numbers(self) -> None:
         for name, membership in self._open.items():
             number = membership._core._local.seqno
             if number < self._numbers.get(name, 0):
-                raise Broken(f"{name} uses sequence number {number} after {self._numbers[name]}")
+                raise Broken(
+                    f"{name} uses sequence number {number} after {self._numbers[name]}"
+                )
             self._numbers[name] = number
 
     def _forget(self, node: SimNode) -> None:
@@ -88,7 +97,8 @@ class MembershipStorm:
     def _measure(self, swarm: Swarm) -> Mapping[str, float | int | str]:
         alive = {node.peer_id: node.name for node in swarm.alive}
         seen = {
-            name: {member.peer for member in membership.members()} for name, membership in self._open.items()
+            name: {member.peer for member in membership.members()}
+            for name, membership in self._open.items()
         }
         known = sum(len(peers & alive.keys()) for peers in seen.values())
         return {

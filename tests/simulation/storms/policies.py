@@ -1,8 +1,9 @@
-"""SHARDCAST: what arrives is what was published, what is whole stays whole, nobody honest is convicted.
+"""SHARDCAST: what arrives is what was published, what is whole stays whole, nobody honest is
+convicted.
 
-The origin publishes in its own life, so it may die at any moment of it; the content of a version is a
-function of its number. Whoever flipped bits or repeated old messages need not have the last policy: it may
-still be refused by its peers.
+The origin publishes in its own life, so it may die at any moment of it; the content of a
+version is a function of its number. Whoever flipped bits or repeated old messages need not have
+the last policy: it may still be refused by its peers.
 """
 
 from __future__ import annotations
@@ -90,7 +91,9 @@ class PoliciesStorm:
                 roster=lambda: _roster(node),
                 announce=lambda data: _announce(node, host, data),
             ) as service:
-                host.set_message_handler(ANNOUNCE, lambda peer, data: _hear(service, peer, data))
+                host.set_message_handler(
+                    ANNOUNCE, lambda peer, data: _hear(service, peer, data)
+                )
                 self._check_kept(node, service)
                 _check_assembly(node, service)
                 self._open[node.name] = service
@@ -103,7 +106,9 @@ class PoliciesStorm:
     def _check_kept(self, node: SimNode, service: Shardcast) -> None:
         before = self._whole.get(node.name, -1)
         if service.newest < before:
-            raise Broken(f"{node.name} had version {before} and came back with {service.newest}")
+            raise Broken(
+                f"{node.name} had version {before} and came back with {service.newest}"
+            )
 
     async def _check_arrivals(self, node: SimNode, service: Shardcast) -> None:
         version = service.newest
@@ -127,7 +132,9 @@ class PoliciesStorm:
     def _measure(self, swarm: Swarm) -> Mapping[str, float | int | str]:
         honest = [node.name for node in swarm.nodes.values() if node.name not in self._liars]
         newest = max((service.newest for service in self._open.values()), default=-1)
-        holders = [name for name in honest if name in self._open and self._open[name].newest == newest]
+        holders = [
+            name for name in honest if name in self._open and self._open[name].newest == newest
+        ]
         share = len(holders) / max(1, len(honest))
         return {
             # An origin that lies is refused by everybody it lied to.
@@ -135,7 +142,9 @@ class PoliciesStorm:
             "newest": newest,
             "honest": len(honest),
             "chunks_bad": sum(service.stats.chunks_bad for service in self._open.values()),
-            "chunks_repaired": sum(service.stats.chunks_repaired for service in self._open.values()),
+            "chunks_repaired": sum(
+                service.stats.chunks_repaired for service in self._open.values()
+            ),
         }
 
 
@@ -147,7 +156,9 @@ def _check_assembly(node: SimNode, service: Shardcast) -> None:
         entry = store.entry(policy)
         whole = await finish(policy)
         if not whole and entry is not None and store.entry(policy) is entry:
-            raise Broken(f"{node.name} passed on chunks that are not those of version {entry.version}")
+            raise Broken(
+                f"{node.name} passed on chunks that are not those of version {entry.version}"
+            )
         return whole
 
     store.finish = checked

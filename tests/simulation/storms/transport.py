@@ -1,8 +1,10 @@
-"""Hosts with real handshakes (L2): what arrives was sent, once and in order; in the end all reach all.
+"""Hosts with real handshakes (L2): what arrives was sent, once and in order; in the end all
+reach all.
 
-Messages are read as the streams that they are, so that the order of each lane can be judged. What a host says
-of its connections, as events and when asked, must be the same story, and what waits in its outbox must be
-what it counts. Whoever flipped bits may still be refused by its peers, and need not be reached.
+Messages are read as the streams that they are, so that the order of each lane can be judged.
+What a host says of its connections, as events and when asked, must be the same story, and what
+waits in its outbox must be what it counts. Whoever flipped bits may still be refused by its
+peers, and need not be reached.
 """
 
 from __future__ import annotations
@@ -27,9 +29,16 @@ SIZES: Final = (10, 300, 40_000)
 """Bytes of messages: a few wait for room while smaller ones would find it."""
 READ: Final = 40
 """Notes after which a reader has enough of the stream and resets it, as a peer may."""
-TROUBLE: Final = (PeerUnreachable, ProtocolNotSupported, RemoteProtocolError, trio.BrokenResourceError)
+TROUBLE: Final = (
+    PeerUnreachable,
+    ProtocolNotSupported,
+    RemoteProtocolError,
+    trio.BrokenResourceError,
+)
 LAST: Final = 3
-"""Notes when all is quiet. One may be lost with the stream that its reader ends just then, not all."""
+"""Notes when all is quiet. One may be lost with the stream that its reader ends just then, not
+all.
+"""
 PATIENCE: Final = 15.0
 """Seconds that a request may take."""
 
@@ -59,7 +68,9 @@ class TransportStorm:
         heard = self._heard[node.name] = {}
         linked = self._linked[node.name] = {}
         place = node.addr.transport
-        async with open_host(network=node.network, world=node.world, listen=[place], strict=True) as host:
+        async with open_host(
+            network=node.network, world=node.world, listen=[place], strict=True
+        ) as host:
             host.on_peer(lambda event: _keep_book(node.name, host, linked, event))
             host.set_handler(NOTE, lambda stream: self._read_notes(node.name, heard, stream))
             host.set_handler(ASK, serve_requests(_answer(node.name)))
@@ -86,7 +97,8 @@ class TransportStorm:
         number = self._told[node.name] = self._told.get(node.name, 0) + 1
         data = pack([node.name, node.life, number, _text(node.name, number, size)])
         if node.name in self._open:
-            # Where somebody else answered is forgotten; the peer's next heartbeat would name it again.
+            # Where somebody else answered is forgotten; the peer's next heartbeat would name it
+            # again.
             self._open[node.name].add_addrs(other.peer_id, [other.addr])
             self._open[node.name].send(other.peer_id, NOTE, data)
         return node.name, node.life, number
@@ -103,11 +115,15 @@ class TransportStorm:
             except TROUBLE:
                 return False
             if answer != question + b" to " + other.name.encode():
-                raise Broken(f"{node.name} asked {other.name} {question!r} and was told {answer!r}")
+                raise Broken(
+                    f"{node.name} asked {other.name} {question!r} and was told {answer!r}"
+                )
             return True
         return False
 
-    async def _read_notes(self, name: str, heard: dict[tuple[str, int, int], None], stream: Stream) -> None:
+    async def _read_notes(
+        self, name: str, heard: dict[tuple[str, int, int], None], stream: Stream
+    ) -> None:
         reader = FrameReader(stream, 2 * max(SIZES))
         last = (-1, -1)
         for _ in range(READ):
@@ -116,7 +132,9 @@ class TransportStorm:
                 return
             author, life, number, text = unpack_untrusted(data)
             if self._names[stream.peer] != author or text != _text(author, number, len(text)):
-                raise Broken(f"{name} read what {author} never wrote, from {self._names[stream.peer]}")
+                raise Broken(
+                    f"{name} read what {author} never wrote, from {self._names[stream.peer]}"
+                )
             if (author, life, number) in heard:
                 raise Broken(f"{name} was told note {number} of {author} twice")
             if (life, number) <= last:
@@ -131,7 +149,9 @@ class TransportStorm:
                 self._liars[node.name] = None
         for name, host in self._open.items():
             if list(self._linked[name]) != list(host.connected):
-                raise Broken(f"{name} says {host.connected}, and its events {list(self._linked[name])}")
+                raise Broken(
+                    f"{name} says {host.connected}, and its events {list(self._linked[name])}"
+                )
             counted = {peer: size for peer, size in host._outbox._bytes.items() if size}
             waiting: dict[PeerId, int] = {}
             for lane in host._outbox._lanes.values():
@@ -141,7 +161,11 @@ class TransportStorm:
                 raise Broken(f"{name} counts {counted} where {waiting} wait")
 
     async def _measure(self, swarm: Swarm) -> Mapping[str, float | int | str]:
-        honest = [node for node in swarm.alive if node.name in self._open and node.name not in self._liars]
+        honest = [
+            node
+            for node in swarm.alive
+            if node.name in self._open and node.name not in self._liars
+        ]
         pairs = [(one, other) for one in honest for other in honest if one is not other]
         answered: list[bool] = []
 
@@ -156,7 +180,10 @@ class TransportStorm:
         async with trio.open_nursery() as nursery:
             for one, other in pairs:
                 nursery.start_soon(ask, one, other)
-        told = sum(any(note in self._heard[other] for note in notes) for (_, other), notes in last.items())
+        told = sum(
+            any(note in self._heard[other] for note in notes)
+            for (_, other), notes in last.items()
+        )
         return {
             "told": round(told / max(1, len(pairs)), 4),
             "answered": round(sum(answered) / max(1, len(pairs)), 4),
@@ -165,7 +192,9 @@ class TransportStorm:
         }
 
 
-def _keep_book(name: str, host: SwarmHost, linked: dict[PeerId, None], event: PeerEvent) -> None:
+def _keep_book(
+    name: str, host: SwarmHost, linked: dict[PeerId, None], event: PeerEvent
+) -> None:
     if event.state is PeerState.CONNECTED:
         if event.peer in linked:
             raise Broken(f"{name} is connected to {event.peer} twice")

@@ -3,15 +3,18 @@
     join PEER...                seeds
     put NAME VALUE SECONDS      get NAME                   forget NAME
     connect PEER                disconnect PEER            unreachable PEER
-    reply PEER WHAT             to the oldest open request that WHAT answers: ``pong``, ``nodes PEER...``,
-                                ``values RECORD... | PEER...``, ``stored`` or ``refused``; a peer may be
+    reply PEER WHAT             to the oldest open request that WHAT answers: ``pong``,
+                                ``nodes PEER...``, ``values RECORD... | PEER...``,
+                                ``stored`` or ``refused``; a peer may be
                                 ``unstamped:PEER``, a record ``forged:RECORD``
-    request PEER WHAT           WHAT is ``ping``, ``find_node PEER``, ``find_value NAME``, ``store RECORD``
+    request PEER WHAT           WHAT is ``ping``, ``find_node PEER``, ``find_value NAME``,
+                                ``store RECORD``
     record RECORD NAME by PEER  makes a record for the commands above
     wait SECONDS                ticks come when they are due
 
-Below a step stand the effects, then what it has changed: contacts in the table, records held. The lookups
-have 2 paths with 1 request each, a record has 2 replicas and 1 key, and a stamp is 4 bits of work.
+Below a step stand the effects, then what it has changed: contacts in the table, records held.
+The lookups have 2 paths with 1 request each, a record has 2 replicas and 1 key, and a stamp is
+4 bits of work.
 """
 
 from __future__ import annotations
@@ -122,7 +125,9 @@ class DhtPlayer:
             case "put":
                 name, value, lifetime = words
                 self._key(name)
-                return Put(token, NAMESPACE, name.encode(), value.encode(), float(lifetime), self._wall)
+                return Put(
+                    token, NAMESPACE, name.encode(), value.encode(), float(lifetime), self._wall
+                )
             case "get":
                 self._key(words[0])
                 return Get(token, NAMESPACE, words[0].encode())
@@ -188,7 +193,9 @@ class DhtPlayer:
         key, seqno = name.encode(), len(self._records) + 1
         expires = int(self._wall) + 3600
         value = record.encode()
-        unsigned = Record(NAMESPACE, key, contact.peer, contact.nonce, seqno, expires, value, b"")
+        unsigned = Record(
+            NAMESPACE, key, contact.peer, contact.nonce, seqno, expires, value, b""
+        )
         self._records[record] = sign_record(unsigned, FakeSigner(contact.peer))
         self._key(name)
 
@@ -266,7 +273,9 @@ class DhtPlayer:
         return " ".join(self._names[contact.peer] for contact in contacts)
 
     def _show_records(self, records: tuple[Record, ...]) -> str:
-        return ", ".join(f"{each.value.decode()} by {self._names[each.publisher]}" for each in records)
+        return ", ".join(
+            f"{each.value.decode()} by {self._names[each.publisher]}" for each in records
+        )
 
     def _state(self) -> dict[str, str]:
         core = self._core

@@ -2,8 +2,9 @@
 
     connect PEER [dialled]      disconnect PEER
     subscribe TOPIC             unsubscribe TOPIC          publish NAME TOPIC
-    receive PEER: PART; PART    where a PART is ``subscribe TOPIC``, ``graft TOPIC``, ``prune TOPIC SECONDS``,
-                                ``ihave TOPIC NAME...``, ``iwant NAME...``, ``message NAME TOPIC by PEER``,
+    receive PEER: PART; PART    where a PART is ``subscribe TOPIC``, ``graft TOPIC``,
+                                ``prune TOPIC SECONDS``, ``ihave TOPIC NAME...``,
+                                ``iwant NAME...``, ``message NAME TOPIC by PEER``,
                                 or ``forged NAME TOPIC by PEER``
     accept NAME                 ignore NAME                reject NAME
     wait SECONDS                heartbeats come when they are due
@@ -121,7 +122,9 @@ class GossipPlayer:
                 "subscribe": lambda words=words: rpc.subscriptions.append((words[0], True)),
                 "graft": lambda words=words: rpc.graft.append(words[0]),
                 "prune": lambda words=words: rpc.prune.append((words[0], int(words[1]))),
-                "ihave": lambda words=words: rpc.ihave.append((words[0], self._identities(words[1:]))),
+                "ihave": lambda words=words: rpc.ihave.append(
+                    (words[0], self._identities(words[1:]))
+                ),
                 "iwant": lambda words=words: rpc.iwant.extend(self._identities(words)),
                 "message": lambda words=words: rpc.messages.append(self._message(*words)),
                 "forged": lambda words=words: rpc.messages.append(
@@ -167,9 +170,13 @@ class GossipPlayer:
 
     def _show_rpc(self, rpc: Rpc) -> str:
         ids = self._ids
-        parts = [f"{'subscribe' if yes else 'leave'} {topic}" for topic, yes in rpc.subscriptions]
+        parts = [
+            f"{'subscribe' if yes else 'leave'} {topic}" for topic, yes in rpc.subscriptions
+        ]
         parts += [f"message {ids[message.id]}" for message in rpc.messages]
-        parts += [f"ihave {topic} {' '.join(ids[each] for each in said)}" for topic, said in rpc.ihave]
+        parts += [
+            f"ihave {topic} {' '.join(ids[each] for each in said)}" for topic, said in rpc.ihave
+        ]
         if rpc.iwant:
             parts.append(f"iwant {' '.join(ids[each] for each in rpc.iwant)}")
         parts += [f"graft {topic}" for topic in rpc.graft]
@@ -189,5 +196,7 @@ class GossipPlayer:
             if core._scores.score(peer):
                 state[f"score of {name}"] = f"{core._scores.score(peer):.1f}"
             if core._scores.first_deliveries(peer):
-                state[f"first deliveries of {name}"] = f"{core._scores.first_deliveries(peer):.2f}"
+                state[f"first deliveries of {name}"] = (
+                    f"{core._scores.first_deliveries(peer):.2f}"
+                )
         return state

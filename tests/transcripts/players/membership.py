@@ -4,16 +4,17 @@ Steps:
 
 - ``nodes ann bob ...``: so many cores, which do not know each other yet;
 - ``join bob ann``: bob is told of ann and asks her to take him in;
-- ``deliver [COUNT]``: what is under way arrives, the oldest first, until nothing is (or COUNT did);
+- ``deliver [COUNT]``: what is under way arrives, the oldest first, until nothing is (or COUNT
+  did);
 - ``drop bob``: what is under way to and from bob is lost;
 - ``say dan cat suspects bob``: dan's message "nothing newer came from bob" reaches cat;
 - ``kill bob``: bob stops, and no host notices: a power cut;
 - ``wait SECONDS``: time passes, cores get the ticks that they asked for, and messages arrive.
 
-A line without indent is an event at a node, the lines below it are the effects. Effects that only
-remember addresses or numbers are left out, and so are, during ``wait``, ticks and heartbeats of
-which nothing but heartbeats comes. At the end of a step stands the state of each node that
-changed in it: its neighbours, and the other members that it knows.
+A line without indent is an event at a node, the lines below it are the effects. Effects that
+only remember addresses or numbers are left out, and so are, during ``wait``, ticks and
+heartbeats of which nothing but heartbeats comes. At the end of a step stands the state of each
+node that changed in it: its neighbours, and the other members that it knows.
 """
 
 from __future__ import annotations
@@ -117,7 +118,9 @@ class MembershipPlayer:
     def drop(self, name: str) -> Iterator[str]:
         for sender, receiver, data in self.flights:
             if name in (sender, receiver):
-                yield f"lost: {sender} -> {receiver}: {self.text(decode_message_untrusted(data))}"
+                yield (
+                    f"lost: {sender} -> {receiver}: {self.text(decode_message_untrusted(data))}"
+                )
         self.flights = deque(flight for flight in self.flights if name not in flight[:2])
 
     def suspect(self, teller: str, hearer: str, name: str) -> Iterator[str]:
@@ -140,7 +143,9 @@ class MembershipPlayer:
             self.now = max(self.now, due)
             for name in alive:
                 if self.cores[name].next_deadline <= self.now:
-                    yield from self.give(name, ev.Tick(), f"tick at {self.now:.2f} s", quiet=True)
+                    yield from self.give(
+                        name, ev.Tick(), f"tick at {self.now:.2f} s", quiet=True
+                    )
         self.now = end
 
     def deliver_quietly(self) -> Iterator[str]:
@@ -150,7 +155,9 @@ class MembershipPlayer:
 
     # Events and effects
 
-    def arrive(self, sender: str, receiver: str, data: bytes, *, quiet: bool = False) -> Iterator[str]:
+    def arrive(
+        self, sender: str, receiver: str, data: bytes, *, quiet: bool = False
+    ) -> Iterator[str]:
         if receiver in self.dead:
             return
         message = decode_message_untrusted(data)
@@ -159,7 +166,9 @@ class MembershipPlayer:
         words = f"{sender} says {self.text(message)}"
         yield from self.give(receiver, event, words, quiet=is_routine)
 
-    def give(self, name: str, event: ev.Event, words: str, *, quiet: bool = False) -> Iterator[str]:
+    def give(
+        self, name: str, event: ev.Event, words: str, *, quiet: bool = False
+    ) -> Iterator[str]:
         """Let a core judge an event; gives it and what came of it."""
         lines, is_routine = [], quiet
         for effect in self.cores[name].handle(event, self.now):
@@ -175,7 +184,9 @@ class MembershipPlayer:
                 lines.append(f"{self.names[changed.member.peer]} {changed.change.value}")
             elif isinstance(effect, ev.Penalise):
                 is_routine = False
-                lines.append(f"{self.names[effect.peer]} loses {effect.points:g}: {effect.reason}")
+                lines.append(
+                    f"{self.names[effect.peer]} loses {effect.points:g}: {effect.reason}"
+                )
         if not is_routine and (lines or not quiet):
             yield f"{name}: {words}"
             yield from (f"  {line}" for line in lines)
@@ -191,7 +202,9 @@ class MembershipPlayer:
             case Beat(is_neighbour, signed, digests):
                 more = " ".join(f"{keys[key]}#{seqno}" for key, seqno, _ in digests)
                 kind = "neighbour" if is_neighbour else "stranger"
-                return f"heartbeat {self.named((signed,))} to a {kind}" + (f", knows {more}" if more else "")
+                return f"heartbeat {self.named((signed,))} to a {kind}" + (
+                    f", knows {more}" if more else ""
+                )
             case Join(signed):
                 return f"join {self.named((signed,))}"
             case ForwardJoin(hops, signed):
@@ -203,7 +216,9 @@ class MembershipPlayer:
             case Disconnect():
                 return "disconnect"
             case Newcomers(digests):
-                return "newcomers " + " ".join(f"{keys[key]}#{seqno}" for key, seqno, _ in digests)
+                return "newcomers " + " ".join(
+                    f"{keys[key]}#{seqno}" for key, seqno, _ in digests
+                )
             case Want(wanted):
                 return "want " + " ".join(keys[key] for key in wanted)
             case Heartbeats(heartbeats):

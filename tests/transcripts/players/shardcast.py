@@ -4,7 +4,8 @@ Steps:
 
 - ``swarm origin ann bob ...``: an origin, and peers that its roster names;
 - ``publish v1 chunks=3``: the origin publishes a version;
-- ``deliver [COUNT]``: what is under way arrives, the oldest first, until nothing is (or COUNT did);
+- ``deliver [COUNT]``: what is under way arrives, the oldest first, until nothing is (or COUNT
+  did);
 - ``drop ann->bob``: what is under way there is lost, and the chunk counts as sent;
 - ``lose bob``: bob dies, and all others learn of it;
 - ``restart origin``: the origin comes back with what its disk held, and meets all others;
@@ -138,7 +139,9 @@ class ShardcastPlayer:
         raw = Random(version).randbytes(SPAN * count)
         encoded = encode_spans(raw, SPAN)
         index = Index.of([chunk for chunk, _ in encoded])
-        before = max((m for m, _ in self.versions.values()), key=lambda m: m.version, default=None)
+        before = max(
+            (m for m, _ in self.versions.values()), key=lambda m: m.version, default=None
+        )
         body = ManifestBody(
             RUN,
             PolicyVersion(version),
@@ -162,7 +165,9 @@ class ShardcastPlayer:
             if self.news:
                 sender, receiver, message = self.news.popleft()
                 event = ev.Heard(self.peer(sender), message, gossip=True)
-                yield from self.hear(receiver, event, f"gossip of {sender}: {self.text(message)}")
+                yield from self.hear(
+                    receiver, event, f"gossip of {sender}: {self.text(message)}"
+                )
                 continue
             sender, receiver, item = self.flights.popleft()
             if isinstance(item, ChunkHeader):
@@ -170,7 +175,9 @@ class ShardcastPlayer:
                 came = ev.ChunkCame(self.peer(sender), item, data)
                 yield from self.hear(receiver, came, f"{sender} brings {self.text(item)}")
                 sent = ev.ChunkSent(self.peer(receiver), len(data))
-                yield from self.hear(sender, sent, f"chunk {item.index} for {receiver} has left")
+                yield from self.hear(
+                    sender, sent, f"chunk {item.index} for {receiver} has left"
+                )
             elif item is not None:
                 event = ev.Heard(self.peer(sender), item)
                 yield from self.hear(receiver, event, f"{sender} says {self.text(item)}")
@@ -182,7 +189,9 @@ class ShardcastPlayer:
             yield f"lost between {sender} and {receiver}: {self.text(item)}"
             if isinstance(item, ChunkHeader):
                 sent = ev.ChunkSent(self.peer(receiver), SPAN)
-                yield from self.hear(sender, sent, f"chunk {item.index} for {receiver} has left")
+                yield from self.hear(
+                    sender, sent, f"chunk {item.index} for {receiver} has left"
+                )
 
     def lose(self, name: str) -> Iterator[str]:
         self.machines[name].is_alive = False
@@ -199,11 +208,17 @@ class ShardcastPlayer:
         if self.roster is not None and self.roster.origin == machine.key.peer_id:
             machine.statements.add_roster(self.roster)
         for manifest, index in self.versions.values():
-            here = ChunkSet.of(c for c in range(len(index)) if (manifest.digest, c) in machine.chunks)
+            here = ChunkSet.of(
+                c for c in range(len(index)) if (manifest.digest, c) in machine.chunks
+            )
             event = ev.Resumed(manifest, index, here, len(here) == len(index))
-            yield from self.give(machine, event, f"the disk holds {spans(here)} of v{manifest.version}")
+            yield from self.give(
+                machine, event, f"the disk holds {spans(here)} of v{manifest.version}"
+            )
         for other in self.others(name):
-            yield from self.give(machine, ev.PeerUp(other.key.peer_id), f"{other.name} is connected")
+            yield from self.give(
+                machine, ev.PeerUp(other.key.peer_id), f"{other.name} is connected"
+            )
             yield from self.give(other, ev.PeerUp(machine.key.peer_id), f"{name} is connected")
 
     def wait(self, seconds: float) -> Iterator[str]:
@@ -244,14 +259,18 @@ class ShardcastPlayer:
                 self.flights.append((machine.name, to, item))
                 yield f"-> {to}: {self.text(item)}"
             case ev.Gossip(message):
-                self.news.extend((machine.name, o.name, message) for o in self.others(machine.name))
+                self.news.extend(
+                    (machine.name, o.name, message) for o in self.others(machine.name)
+                )
                 yield f"-> gossip: {self.text(message)}"
             case ev.Keep(policy, chunk, data):
                 machine.chunks[policy, chunk] = data
             case ev.Finish(policy):
                 yield f"v{self.version(policy)} is whole"
                 again = machine.core.handle(ev.Stored(policy), self.now)
-                yield from (line for effect in again for line in self.carry_out(machine, effect))
+                yield from (
+                    line for effect in again for line in self.carry_out(machine, effect)
+                )
             case ev.Penalise(peer, reason):
                 yield f"{self.names[peer]} is banned: {reason}"
             case ev.Halt():
@@ -272,7 +291,9 @@ class ShardcastPlayer:
                 way = "asked for" if stripe == NO_STRIPE else f"stripe {stripe}"
                 return f"chunk {chunk} of v{self.version(policy)}, {way}"
             case PolicyNews(manifest, index):
-                version = next(m.version for m, _ in self.versions.values() if m.encode() == manifest)
+                version = next(
+                    m.version for m, _ in self.versions.values() if m.encode() == manifest
+                )
                 return f"policy v{version}" + (" with index" if index else "")
             case RosterNews():
                 return "roster"
@@ -290,7 +311,8 @@ class ShardcastPlayer:
             case Want(policy, chunks):
                 return f"want {spans(ChunkSet.of(chunks))} of v{self.version(policy)}"
             case Credit(policy, received, granted):
-                return f"credit for v{self.version(policy)}: got {received}, may be given {granted}"
+                version = self.version(policy)
+                return f"credit for v{version}: got {received}, may be given {granted}"
             case Blame(policy, peer):
                 return f"blame {self.names[peer]} for v{self.version(policy)}"
         raise ValueError(f"no words for {item!r}")
@@ -302,8 +324,13 @@ class ShardcastPlayer:
             parts = []
             for download in downloads:
                 asked = {c: download.request_for(c) for c in range(download.count)}
-                waits = [f"{c} of {self.names[r.peer]}" for c, r in asked.items() if r is not None]
-                part = f"v{download.manifest.version} has {spans(download.verified)} of {download.count}"
+                waits = [
+                    f"{c} of {self.names[r.peer]}" for c, r in asked.items() if r is not None
+                ]
+                part = (
+                    f"v{download.manifest.version} has {spans(download.verified)} "
+                    f"of {download.count}"
+                )
                 parts.append(part + (f", asked {' and '.join(waits)}" if waits else ""))
             state = "; ".join(parts)
             if machine.is_alive and state and self.said.get(machine.name) != state:
@@ -320,4 +347,6 @@ def is_routine(event: ev.Event) -> bool:
 
 def spans(chunks: ChunkSet) -> str:
     """As in the repr of a `ChunkSet`."""
-    return repr(chunks).removeprefix("ChunkSet(").removesuffix(")").replace(" ", ",") or "nothing"
+    return (
+        repr(chunks).removeprefix("ChunkSet(").removesuffix(")").replace(" ", ",") or "nothing"
+    )
