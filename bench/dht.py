@@ -303,7 +303,7 @@ class Swarm:
         node.alive = False
 
     def join_all(self, *, every: float = 0.1, until: float | None = None) -> None:
-        """Everybody joins through one of the first three, one after another."""
+        """Every node joins through one of the first three, one after another."""
         nodes = list(self.nodes.values())
         for index, node in enumerate(nodes):
             seeds = tuple(seed.peer for seed in nodes[: min(3, index)])

@@ -144,7 +144,7 @@ class _Dial:
 
 
 class _Ready(trio.abc.AsyncResource):
-    """A secured stream that nobody has adopted yet."""
+    """A secured stream that is not yet adopted as a connection."""
 
     def __init__(self, raw: trio.abc.HalfCloseableStream, secured: Secured) -> None:
         self.raw = raw

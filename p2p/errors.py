@@ -30,7 +30,7 @@ class BadMessage(RemoteProtocolError):
 
 
 class WrongPeer(RemoteProtocolError):
-    """Whoever answered is not the peer that was dialled."""
+    """The peer that answered is not the one that was dialled."""
 
 
 class PeerUnreachable(ShoalError):

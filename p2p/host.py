@@ -93,7 +93,7 @@ class AddrSource(Enum):
     may say.
     """
     HEARSAY = "hearsay"
-    """A stranger about itself (identify), or anybody about a third party (DHT contacts)."""
+    """A stranger about itself (identify), or any peer about a third party (DHT contacts)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ def encode_info(
 def decode_info_untrusted(data: bytes) -> PeerInfo:
     """Raise `BadMessage`, and nothing else, whatever the bytes.
 
-    Left out is what nobody can use: addresses that cannot be dialled, protocols that are not
+    Left out is what no host can use: addresses that cannot be dialled, protocols that are not
     ASCII (one character from another plane makes Python hold four bytes for each of the
     others).
     """

@@ -1,7 +1,7 @@
 """Who a peer is: an Ed25519 key, its libp2p name, and signatures that mean one thing only.
 
 A `PeerId` is libp2p's: the identity multihash of the protobuf-encoded public key
-(specs/peer-ids), so the name *is* the key and nobody has to be asked for it. Everything signed
+(specs/peer-ids), so the name *is* the key and needs no look-up. Everything signed
 is signed with a domain, the protocol id, in front: a heartbeat can never be replayed as a
 manifest.
 """

@@ -180,14 +180,14 @@ class RealWorld:
                 await worker.aclose()
 
     def trace(self, name: str, **fields: object) -> None:
-        """Nobody listens in production."""
+        """Do nothing: only a simulation keeps a trace."""
 
     def buggify(self, name: str) -> bool:
         """Never misbehave in production."""
         return False
 
     def sometimes(self, name: str, condition: bool) -> None:
-        """Nobody counts in production."""
+        """Do nothing: only a sweep of simulations counts."""
 
 
 class ProcessWorker:
@@ -211,7 +211,7 @@ class ProcessWorker:
             try:
                 return await self._exchange(request)
             except trio.Cancelled:
-                # half a call is in the pipe: nobody can use this worker any more
+                # half a call is in the pipe: the worker cannot take another
                 self._process.kill()
                 raise
 
@@ -358,7 +358,7 @@ def _replace(path: Path, data: bytes | memoryview) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        # mkstemp's 0600 would lock out whoever may read the folder
+        # mkstemp's 0600 would lock out other users who may read the folder
         Path(temporary).chmod(0o644)
         _rename(Path(temporary), path)
     except BaseException:
@@ -384,7 +384,7 @@ def _remove(path: Path) -> None:
 
 
 def _list(path: Path) -> list[str]:
-    # Dot files are what `_replace` leaves behind when it is killed half-way: nobody's data.
+    # Dot files are what `_replace` leaves behind when it is killed half-way, and no file.
     return (
         sorted(e.name for e in path.iterdir() if not e.name.startswith("."))
         if path.is_dir()

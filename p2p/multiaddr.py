@@ -2,7 +2,7 @@
 ``/memory/7``.
 
 The subset of multiformats' multiaddr that this stack can dial. An address from a peer is only a
-hint: whoever answers must prove the id (`p2p.transport`).
+hint: the peer that answers must prove the id (`p2p.transport`).
 """
 
 from __future__ import annotations
@@ -48,9 +48,8 @@ class Multiaddr:
     """Where a peer can be dialled, and, behind ``/p2p/``, who must answer.
 
     ``parts`` are (protocol, value) pairs, checked at birth; `ValueError` names what is wrong.
-    What is not a whole place (a TCP port on a host, or a number in memory) is no address,
-    whoever may answer there: nothing that is done with an address later on can fail for what a
-    stranger wrote into it.
+    What is not a whole place (a TCP port on a host, or a number in memory) is no address:
+    nothing that is done with an address later on can fail for what a stranger wrote into it.
     """
 
     parts: tuple[tuple[str, str], ...]

@@ -1,6 +1,6 @@
 """The only door for bytes: dial and listen. TCP, memory and the simulator stand behind it.
 
-What comes out is a plain byte stream to *somebody*; who that is, `p2p.transport` proves.
+What comes out is a plain byte stream to an unproven peer; who it is, `p2p.transport` proves.
 """
 
 from __future__ import annotations

@@ -89,7 +89,8 @@ class AddressBook:
         known = book.get(peer, ())
         fresh = _places(peer, tuple(addrs))
         if fresh is known and len(book) < MAX_PEERS // 2:
-            # what nearly all say, and nobody need go soon: who was touched last is no matter
+            # Nearly every call brings nothing new. No peer has to be forgotten soon, so the
+            # order in which they were heard of does not matter yet.
             return False
         if source is not AddrSource.OWNER:
             fresh = _without_names(fresh)

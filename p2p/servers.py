@@ -11,8 +11,8 @@ What becomes of one stream must not reach the next:
 * an error ends in the host's border, which every stream has to itself;
 * a task that was cancelled serves no more, even if the stream was over before it noticed;
 * `Server.abort` names the stream that is to end, and does nothing once another is being served;
-* a stream is served with the context variables of whoever hands it over, as in a task of its
-  own.
+* a stream is served with the context variables of the task that hands it over, as in a task
+  of its own.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ trigger.
 
 
 class Server:
-    """One task. Whoever owns it starts `run` after the first `begin`."""
+    """One task. Its owner starts `run` after the first `begin`."""
 
     __slots__ = ("_scope", "_task", "_wakeup", "_work")
 

@@ -9,9 +9,9 @@ protocol. With every new connection an identify exchange runs in the background,
 side learns what the other speaks (streams of known protocols open without a round trip) and
 where it listens.
 
-Whoever breaks a protocol loses its connections and gets penalty points; who has too many is
-refused for a while (`p2p.peers`). Every task lives in the host's nursery: when the `open_host`
-block ends, connections are flushed for a moment, and nothing is left.
+A peer that breaks a protocol loses its connections and gets penalty points; one that has too
+many is refused for a while (`p2p.peers`). Every task lives in the host's nursery: when the
+`open_host` block ends, connections are flushed for a moment, and nothing is left.
 """
 
 from __future__ import annotations

@@ -145,8 +145,8 @@ class FrameReader:
     """Reads frames from a stream, one at a time.
 
     `receive` returns at once, without a schedule point, while a whole frame is buffered: a
-    reader that does work for each frame makes its own. A deadline on a frame belongs to whoever
-    knows the time: `is_mid_frame` says whether the peer owes us the rest of one.
+    reader that does work for each frame makes its own. A deadline on a frame belongs to the
+    caller, which knows the time: `is_mid_frame` says whether the peer owes us the rest of one.
     """
 
     def __init__(self, stream: _Receives, max_bytes: int) -> None:

@@ -21,8 +21,8 @@ OFF_LOOP: Final = 64 * 1024
 """Bytes of foreign content up to which it is decoded where it comes in: half a millisecond of
 numbers. What is longer is decoded in a thread, and only once its signature was judged."""
 LATE: Final = 1.0
-"""Seconds that a site may be late on purpose: many round trips, and less than anybody's
-patience.
+"""Seconds that a site may be late on purpose: many round trips, and less than any
+peer waits for an answer.
 """
 
 

@@ -26,8 +26,8 @@ class Verdict(Enum):
     ACCEPTED = "accepted"
     REJECTED = "rejected"
     INCONCLUSIVE = "inconclusive"
-    """The verifier could not tell (its own fault, or too little evidence): nobody is
-    punished.
+    """The verifier could not tell (its own fault, or too little evidence): no worker
+    is punished.
     """
 
 
@@ -213,7 +213,7 @@ ACCEPTED = Judgement(Verdict.ACCEPTED, Reason.WITHIN_LIMITS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a group must look like before anybody runs a model for it."""
+    """What a group must look like before a validator runs a model for it."""
 
     group_size: int
     """Completions per group."""

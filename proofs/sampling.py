@@ -1,4 +1,4 @@
-"""Seeded draws: which token comes next is nobody's choice, and anybody can check it.
+"""Seeded draws: the seed decides which token comes next, and a validator draws it again.
 
 Theory of operation
 -------------------

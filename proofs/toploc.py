@@ -9,7 +9,7 @@ polynomial of degree below 128 over GF(65497) that has the bit pattern of a valu
 of that value; indices are reduced modulo the largest m <= 65497 that keeps them apart. A
 verifier who has the weights computes the same hidden states by one prefill, evaluates the
 polynomial at the indices of *its own* largest values and compares exponents and mantissas:
-nobody needs to be bit-exact, only near.
+the two need not agree to the bit, only nearly.
 
 It proves that these weights were run over these tokens, and nothing about who drew the tokens:
 `proofs.sampling` does that. docs/protocols/toploc.md has the bytes, the rules and their

@@ -1,6 +1,6 @@
 """Who may do what: the only question this package asks about people.
 
-A run is somebody's signed document; what is in it is the business of the package that
+A run is a document that its owner signed; what is in it is the business of the package that
 registered its reader under the entry point group ``shoal.runs``. The node needs a name for the
 run, a version to never roll back, and answers.
 """
@@ -38,15 +38,15 @@ class Capability(Enum):
 
 
 class Admission(Protocol):
-    """Answers whether somebody may."""
+    """Answers what a peer may do."""
 
     def may(self, peer: PeerId, capability: Capability) -> bool:
         """Whether ``peer`` has ``capability``, as of the newest document."""
         ...
 
     def needs_stamp(self, peer: PeerId) -> bool:
-        """Whether ``peer`` must bring a work stamp: anybody may join, and its name is not in
-        the document.
+        """Whether ``peer`` must bring a work stamp: every peer may join, and the document does
+        not name this one.
         """
         ...
 
@@ -81,7 +81,7 @@ class SignedRun(Admission, Protocol):
 
     @property
     def officers(self) -> tuple[PeerId, ...]:
-        """Trainers and validators: everybody sends them heartbeats, and finds them."""
+        """Trainers and validators: every member sends them heartbeats, and finds them."""
         ...
 
     @property

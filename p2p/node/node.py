@@ -10,7 +10,7 @@ another passes through here, and nowhere else:
 * the newest whole policy goes into our heartbeat; the heartbeats of members are SHARDCAST's
   roster;
 * the run document says whose heartbeats are passed on and whose policies count;
-* members are found by heartbeats first and through the DHT second: everybody publishes under
+* members are found by heartbeats first and through the DHT second: every node publishes under
   the run's key.
 
 The same function opens a node in production and in the simulator; only the world and the host
@@ -68,7 +68,7 @@ async def open_node(
 
     The run document is ``document``, or what is pinned on disk, or what a bootstrap peer hands
     over (this waits for one, for ever if need be: the caller sets the deadline). Raises
-    `ConfigError` when there is no document and nobody to ask, or when a document is void.
+    `ConfigError` when there is no document and no peer to ask, or when a document is void.
     """
     bootstrap = (*config.bootstrap, *bootstrap)
     book = RunBook(world, reader)

@@ -9,10 +9,10 @@ which run this is, and nothing more: the node asks for the next edition as a new
 its first. One that expires while the node runs keeps the members together, so that they can
 hand each other the next one, and allows no work (`RunBook.in_force`).
 
-Whoever asks (``/shoal/run/1.0.0``: one frame ``[run id or empty, epoch]``, one frame back) gets
-the document if it is newer than what the asker has, or of another run (the asker learns that it
-asks the wrong peer), else an empty frame. The document is signed, so it does not matter who
-hands it over; by choosing whom to bootstrap from one chooses the owner.
+A peer that asks (``/shoal/run/1.0.0``: one frame ``[run id or empty, epoch]``, one frame back)
+gets the document if it is newer than what the asker has, or of another run (the asker learns
+that it asks the wrong peer), else an empty frame. The document is signed, so it does not matter
+who hands it over; by choosing whom to bootstrap from one chooses the owner.
 
 What a peer hands over is a stranger's word until it is judged. A node that is pinned has it
 compared with its run before more than a signature of it is judged (`RunReader`), remembers what
@@ -199,7 +199,7 @@ class RunBook:
         return self._pin if self._run is None else None
 
     def may(self, peer: PeerId, capability: Capability) -> bool:
-        """As the newest edition says; nobody may anything before there is one.
+        """As the newest edition says; before there is one, no peer may do anything.
 
         Of one that has expired only this is left, that its members stay together: they will be
         handed the next edition by each other.

@@ -64,9 +64,9 @@ def read_table(kind: type[T], table: object, where: str) -> T:
     try:
         return kind(**values)
     except (ValueError, TypeError, ArithmeticError, LookupError) as error:
-        # What is refused at birth is a ValueError. The others are checks that reckoned with
-        # values which nobody had thought of, a zero to divide by: void too, as the values may
-        # be a stranger's.
+        # What is refused at birth is a ValueError. The others come from checks that did
+        # not foresee the value, a zero to divide by: void too, as the values may be a
+        # stranger's.
         raise ConfigError(f"{where}: {error or type(error).__name__}") from error
 
 

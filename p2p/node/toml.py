@@ -11,7 +11,7 @@ from p2p.node.tables import Table
 from p2p.wire import MIB
 
 MAX_TOML: Final = MIB
-"""Bytes: a hundred times what anybody writes. A wrong path (a disk image) stops here."""
+"""Bytes: a hundred times what a person writes. A wrong path (a disk image) stops here."""
 
 
 def load_toml(path: Path) -> Table:

@@ -2,10 +2,10 @@
 
 Theory of operation
 -------------------
-Heartbeats find whoever lives near in the overlay; the DHT finds the rest. Every node publishes
-a record under the name of its run; a node that has no neighbours, or misses a trainer or a
-validator, looks it up. The two ways are tried side by side: a swarm whose heartbeats were cut
-in two heals through the DHT.
+Heartbeats find the members that are near in the overlay; the DHT finds the rest. Every node
+publishes a record under the name of its run; a node that has no neighbours, or misses a trainer
+or a validator, looks it up. The two ways are tried side by side: a swarm whose heartbeats were
+cut in two heals through the DHT.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-Whoever has something for the peer puts it into the `Mux` and calls `flush`; the writer task
+A task that has something for the peer puts it into the `Mux` and calls `flush`; the writer task
 seals what has gathered, up to four full Noise records at a time, and sends it in one call. So
 small writes of many tasks share records and system calls, and no lock is needed. The reader
 task opens records and feeds the streams synchronously. Buffers for sealing are shared by all

@@ -30,7 +30,7 @@ async def race(
 ) -> tuple[D, Multiaddr]:
     """The first success of ``attempt``, and where. The caller sets the deadline.
 
-    Raises `WrongPeer` if somebody else answered anywhere, else `PeerUnreachable`.
+    Raises `WrongPeer` if another peer answered at one of them, else `PeerUnreachable`.
     """
     if not addrs:
         raise PeerUnreachable(f"no address of {peer} is known")

@@ -192,7 +192,7 @@ class MemoryNetwork:
         listener = self._listeners.get(addr.transport)
         ours, theirs = memory_pair()
         if listener is None or not listener.offer(theirs):
-            raise PeerUnreachable(f"nobody listens at {addr}")
+            raise PeerUnreachable(f"there is no listener at {addr}")
         return ours
 
     async def listen(self, addr: Multiaddr) -> Listener:

@@ -243,7 +243,7 @@ class NoiseHandshake:
         if self._expected is not None and hello.peer != self._expected:
             raise WrongPeer(f"dialled {self._expected}, but {hello.peer} answered")
         if hello.peer == self._static.peer_id:
-            raise WrongPeer("we dialled ourselves, or somebody uses our key")
+            raise WrongPeer("we dialled ourselves, or a peer that uses our key")
         return hello
 
     def _finish(self, hello: Hello) -> None:

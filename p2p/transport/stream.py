@@ -1,7 +1,7 @@
 """One stream of a connection: trio's stream interface over a `p2p.transport.yamux.Mux`.
 
 What the peer sends is fed in synchronously by the connection's reader; the protocol is
-negotiated there too, so a stream costs no task until somebody serves it.
+negotiated there too, so a stream costs no task until a handler serves it.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from p2p.multiaddr import Multiaddr
 
 
 class Wakeup:
-    """Lets one task sleep until somebody wakes it; waking nobody does nothing."""
+    """Lets one task sleep until another calls `set`, which does nothing if no task sleeps."""
 
     __slots__ = ("_task",)
 

@@ -22,9 +22,9 @@ the last event is `ProtocolViolated`, and whatever comes later is not looked at.
 
 *Ending.* A stream lives until both directions ended, or either side reset it. When the
 application no longer reads, a little late data is dropped in silence (the answer to a lazy
-negotiation, say), more is answered with a reset, so that the peer learns that nobody listens. A
-stream that is over for us and that the peer never ends is reset after a while (`sweep`), or at
-once when a new stream needs its place.
+negotiation, say), more is answered with a reset, so that the peer learns that it is not read.
+A stream that is over for us and that the peer never ends is reset after a while (`sweep`), or
+at once when a new stream needs its place.
 
 *Names.* A stream id is used once. Answers that cross a reset are told from a new stream by that
 alone.
@@ -109,7 +109,7 @@ class Mux:
         self._closed: list[int] = []
         self._header = bytearray()
         self._left = 0  # payload bytes of the current frame still to come
-        self._current: MuxStream | None = None  # whose they are; None: nobody's
+        self._current: MuxStream | None = None  # whose they are; None: of no stream
         self._ends = False  # the current frame carries FIN
         self.gone = False
         """Whether either side went away: no new streams."""
@@ -123,7 +123,7 @@ class Mux:
 
     @property
     def may_open(self) -> bool:
-        """Whether `open_stream` has a chance: nobody went away, and there are ids left."""
+        """Whether `open_stream` has a chance: no side went away, and there are ids left."""
         return not self.gone and self._next_id <= MAX_ID
 
     def open_stream(self) -> int:
@@ -214,7 +214,7 @@ class Mux:
             self._drop_if_over(stream)
 
     def stop_receiving(self, stream_id: int, *, unread: bool) -> None:
-        """Nobody will read this stream any more; ``unread`` if something was lost by that."""
+        """The application reads this stream no more; ``unread`` if that loses bytes."""
         stream = self._streams.get(stream_id)
         if stream is not None:
             stream.deaf = True
@@ -257,7 +257,7 @@ class Mux:
             self._drop(stream)
 
     def _refuse_more(self, stream: MuxStream) -> None:
-        """Let the peer know that nobody listens, once it has what we have queued."""
+        """Let the peer know that it is not read any more, once it has what we have queued."""
         if stream.queued:
             stream.abandoned = True
         else:

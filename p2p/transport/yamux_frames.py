@@ -159,12 +159,12 @@ class MuxStream:
         self.segments: list[bytearray] = []
         self.queued = 0  # their payload
         self.scheduled = False
-        self.blocked = False  # a `send` was refused, somebody waits
+        self.blocked = False  # a `send` was refused: its task waits
         self.finished = False  # we said, or will say, FIN
         self.sent_end = False
         self.remote_finished = False
-        self.deaf = False  # nobody reads any more
+        self.deaf = False  # the application reads no more
         self.abandoned = False  # to be reset once its end is sent
-        self.late = 0  # bytes that came for nobody
+        self.late = 0  # bytes that came while deaf
         self.acked = False
         self.swept = False  # over for us, and was so at the last sweep

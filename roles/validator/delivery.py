@@ -65,7 +65,7 @@ class Deliveries:
         return self._under_way < WAITING + beyond
 
     async def keep(self, verdict: SignedVerdict, submission: Submission) -> None:
-        """Put a delivery on disk, before its verdict is known to anybody. Raises
+        """Put a delivery on disk, before its verdict is known to any peer. Raises
         `StorageError`."""
         await self._node.world.disk.replace(
             self._path(verdict), encode_delivery(verdict, submission)

@@ -7,7 +7,7 @@ task of its stream: run, admission, judge, age, place, and whether it was judged
 then it gets a seat (`roles.shared.seats`) for the content; what waits for a policy to come, or
 for its verdict, has none. Then it waits for the one scorer, whose turns go by node
 (`roles.validator.fair_queue`). While the disk makes one verdict durable the scorer works on the
-next. A verdict is in the ledger before anybody hears of it, and the ledger answers a peer that
+next. A verdict is in the ledger before any peer hears of it, and the ledger answers a peer that
 asks again. Accepted submissions stay on disk until the trainer has taken them;
 `roles.validator.delivery` lets a few wait for it, and when they do, judging stops, but for
 nodes whose work was rejected of late: back-pressure, not loss.

@@ -102,7 +102,7 @@ async def endless_lines(attack: Attack) -> None:
     await attack.crowd(40, one)
 
 
-@kind("proposals of protocols that nobody speaks, without end")
+@kind("proposals of protocols that the node does not speak, without end")
 async def proposals(attack: Attack) -> None:
     async def one(_: int) -> None:
         async with await attack.dial() as stream:

@@ -172,7 +172,7 @@ async def identify_victims(attack: Attack) -> None:
         await _strangers(attack, 16, info)
 
 
-@kind("identify with addresses at which nobody answers")
+@kind("identify with addresses at which no peer answers")
 async def identify_silent(attack: Attack) -> None:
     def info(key: KeyPair) -> bytes:
         addrs = [
@@ -263,7 +263,7 @@ async def forged_messages(attack: Attack) -> None:
     await _writers(attack, 4, MESHSUB, body)
 
 
-@kind("signed messages of identities that nobody knows")
+@kind("signed messages of identities that no peer knows")
 async def nobodies_messages(attack: Attack) -> None:
     topic = policy_topic(attack.run_id)
 
@@ -274,7 +274,7 @@ async def nobodies_messages(attack: Attack) -> None:
     await _writers(attack, 4, MESHSUB, body)
 
 
-@kind("signed messages of 256 KiB on topics that nobody hears")
+@kind("signed messages of 256 KiB on topics that no peer subscribes to")
 async def large_messages(attack: Attack) -> None:
     def body(peer: RawPeer) -> bytes:
         message = sign_message(

@@ -200,7 +200,7 @@ async def yamux_pings_read(attack: Attack) -> None:
     await _peers(attack, 2, one)
 
 
-@kind("answers to pings that nobody sent")
+@kind("answers to pings that the node never sent")
 async def pongs_unasked(attack: Attack) -> None:
     async def one(peer: RawPeer) -> None:
         while True:

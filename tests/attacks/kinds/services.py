@@ -272,7 +272,7 @@ async def forged_records_dht(attack: Attack) -> None:
     await _askers(attack, 2, say, rest=0.01)
 
 
-@kind("answers that nobody asked for")
+@kind("answers that the node never asked for")
 async def pongs(attack: Attack) -> None:
     def say(_: RawPeer, contact: Contact, turn: int) -> list[bytes]:
         return [encode(attack.rng.randrange(2**32), contact, Pong()) for _ in range(64)]
