@@ -1,13 +1,13 @@
 """The signed, hash-chained log of what this node has done.
 
-Start with `p2p.ledger.core.chain`: what an entry is, and what proves that an author told two
-stories. Then `p2p.ledger.core.synced`, the file that tells a torn end from rot, and
+Start with `p2p.ledger.core.chain`: what an entry is, and what proves that an author forked its
+log. Then `p2p.ledger.core.synced`, the file that tells a torn end from rot, and
 `p2p.ledger.ledger`, which appends and recovers. A role asks `Node.ledger` for the ledger,
 appends, and iterates over what it finds; every other method is for the package itself. Entries
 flow one way: a role's statement is signed, written, synced, and only then acknowledged.
 """
 
-from p2p.ledger.core.chain import Entry, Equivocation
+from p2p.ledger.core.chain import Entry, LedgerFork
 from p2p.ledger.ledger import Ledger, OwnLedger, open_ledger
 
-__all__ = ["Entry", "Equivocation", "Ledger", "OwnLedger", "open_ledger"]
+__all__ = ["Entry", "Ledger", "LedgerFork", "OwnLedger", "open_ledger"]

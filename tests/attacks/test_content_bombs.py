@@ -11,7 +11,7 @@ import pytest
 
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair, verify
-from p2p.ledger.core.chain import decode_entry_untrusted, decode_equivocation_untrusted
+from p2p.ledger.core.chain import decode_entry_untrusted, decode_fork_untrusted
 from p2p.shardcast.codec import decode_chunk_untrusted
 from p2p.shardcast.forest import decode_roster_untrusted
 from p2p.shardcast.manifest import PROTOCOL_ID, Chunk, decode_manifest_untrusted, digest_of
@@ -91,7 +91,7 @@ PARSERS: dict[str, Callable[[bytes], object]] = {
     "delivery": lambda data: decode_delivery_untrusted(data, verify),
     "receipt": decode_receipt_untrusted,
     "ledger entry": decode_entry_untrusted,
-    "equivocation": decode_equivocation_untrusted,
+    "ledger fork": decode_fork_untrusted,
     "run file": decode_run_untrusted,
     "signed run file": lambda data: decode_run_untrusted(signed_run(data)[: 256 * KI]),
     "signed short run file": lambda data: decode_run_untrusted(signed_run(data[: 200 * KI])),

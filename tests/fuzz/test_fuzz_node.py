@@ -16,9 +16,9 @@ from p2p.errors import BadMessage
 from p2p.identity import KeyPair, verify
 from p2p.ledger.core.chain import (
     EMPTY,
-    Equivocation,
+    LedgerFork,
     decode_entry_untrusted,
-    decode_equivocation_untrusted,
+    decode_fork_untrusted,
     make_entry,
     read_segment,
 )
@@ -46,10 +46,10 @@ DECODERS: list[tuple[Callable[[bytes], object], bytes]] = [
     (decode_run_untrusted, RUN.document),
     (lambda data: open_run_untrusted(data, verify), RUN.document),
     (decode_entry_untrusted, ENTRIES[0].encode()),
-    (decode_equivocation_untrusted, Equivocation(*ENTRIES).encode()),
+    (decode_fork_untrusted, LedgerFork(*ENTRIES).encode()),
     (as_places, pack([b"\x04\x7f\x00\x00\x01\x06\x10\x00"])),
 ]
-NAMES = ["run file", "run file by plug-in", "entry", "equivocation", "run record"]
+NAMES = ["run file", "run file by plug-in", "entry", "ledger fork", "run record"]
 
 
 def survives(decode: Callable[[bytes], object], data: bytes) -> None:

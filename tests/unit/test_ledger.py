@@ -20,11 +20,11 @@ from p2p.ledger.core.chain import (
     EMPTY,
     MAX_BODY,
     Entry,
-    Equivocation,
     Head,
+    LedgerFork,
     check_link,
     decode_entry_untrusted,
-    decode_equivocation_untrusted,
+    decode_fork_untrusted,
     encode_record,
     make_entry,
     read_segment,
@@ -87,30 +87,30 @@ def test_limits_are_ours_to_keep() -> None:
         make_entry(EMPTY, AUTHOR, "verdict", bytes(MAX_BODY + 1), 0)
 
 
-def test_two_stories_are_a_proof() -> None:
+def test_a_fork_is_a_proof() -> None:
     one = make_entry(EMPTY, AUTHOR, "verdict", b"accepted", 0)
     two = make_entry(EMPTY, AUTHOR, "verdict", b"rejected", 0)
-    proof = decode_equivocation_untrusted(Equivocation(one, two).encode())
+    proof = decode_fork_untrusted(LedgerFork(one, two).encode())
     assert proof.culprit == AUTHOR.peer_id
     assert proof.is_proven(verify)
-    forged = Equivocation(one, replace(two, signature=bytes(64)))
-    assert not decode_equivocation_untrusted(forged.encode()).is_proven(verify)
+    forged = LedgerFork(one, replace(two, signature=bytes(64)))
+    assert not decode_fork_untrusted(forged.encode()).is_proven(verify)
 
 
-def test_one_story_is_none() -> None:
+def test_entries_of_one_log_are_no_fork() -> None:
     one, two = chain(2)
     elsewhere = make_entry(EMPTY, OTHER, "verdict", b"accepted", 0)
     for other in (one, two, elsewhere):
-        with pytest.raises(ValueError, match="equivocation"):
-            Equivocation(one, other)
-        with pytest.raises(BadMessage, match="equivocation"):
-            decode_equivocation_untrusted(pack([one.encode(), other.encode()]))
+        with pytest.raises(ValueError, match="ledger fork"):
+            LedgerFork(one, other)
+        with pytest.raises(BadMessage, match="ledger fork"):
+            decode_fork_untrusted(pack([one.encode(), other.encode()]))
 
 
 @given(st.binary(max_size=200))
 @settings(max_examples=200)
 def test_garbage_is_a_bad_message(data: bytes) -> None:
-    for decode in (decode_entry_untrusted, decode_equivocation_untrusted):
+    for decode in (decode_entry_untrusted, decode_fork_untrusted):
         with pytest.raises(BadMessage):
             decode(data)
     assert read_segment(data, EMPTY, AUTHOR.peer_id).whole == 0

@@ -1,13 +1,13 @@
-"""A hash-chained log of one author: what an entry is, what a segment file holds, what proves a
-lie.
+"""A hash-chained log of one author: entries, segment files, and the proof that a log forked.
 
 Theory of operation
 -------------------
 Every author numbers its entries from 0, and every entry carries the digest of the one before,
-so the newest digest (the *head*) commits to all of them. Order between authors does not matter:
-everybody holds the union of all logs. An author that signs two different entries with one
-number has told two stories; the pair is an `Equivocation`, which convinces anybody without
-further context.
+so the newest digest (the *head*) commits to all of them. The logs of different authors do not
+refer to each other: there is no order between them. An author that signs two different entries
+with one number has forked its log; the pair is a `LedgerFork`, which proves that to any peer
+without further context. (A trainer that signs two manifests of one version does the like in
+SHARDCAST: `p2p.shardcast.manifest.Equivocation`.)
 
 On disk a log is a row of segment files, each a sequence of *records*: four bytes of length,
 eight of checksum over length and entry, the entry. The chain covers all of an entry but its
@@ -141,9 +141,9 @@ def check_link(head: Head, entry: Entry) -> Head:
 
 
 @dataclass(frozen=True, slots=True)
-class Equivocation:
-    """Two different entries with one number by one author: proof of a lie, once `is_proven` has
-    judged it.
+class LedgerFork:
+    """Two different entries with one number by one author: proof that the author signed both,
+    once `is_proven` has judged it.
     """
 
     first: Entry
@@ -153,12 +153,12 @@ class Equivocation:
         a, b = self.first, self.second
         if a.author != b.author or a.seqno != b.seqno or a.digest == b.digest:
             raise ValueError(
-                "an equivocation is two entries of one author and number that differ"
+                "a ledger fork is two entries of one author and number that differ"
             )
 
     @property
     def culprit(self) -> PeerId:
-        """Who told two stories."""
+        """The author of both entries."""
         return self.first.author
 
     def is_proven(self, verify: Verify) -> bool:
@@ -166,19 +166,19 @@ class Equivocation:
         return self.first.is_signed(verify) and self.second.is_signed(verify)
 
     def encode(self) -> bytes:
-        """The bytes that convince others."""
+        """The bytes that prove the fork to another peer."""
         return pack([self.first.encode(), self.second.encode()])
 
 
-def decode_equivocation_untrusted(data: bytes) -> Equivocation:
-    """Raise `BadMessage`, and nothing else, whatever the bytes. Ask `Equivocation.is_proven`
-    next.
+def decode_fork_untrusted(data: bytes) -> LedgerFork:
+    """Raise `BadMessage`, and nothing else, whatever the bytes. The signatures are not judged
+    here: the caller asks `LedgerFork.is_proven`.
     """
     if len(data) > 2 * MAX_ENTRY + 16:
-        raise BadMessage(f"an equivocation of {len(data)} bytes is too long")
-    first, second = fields_untrusted(unpack_untrusted(data), bytes, bytes, what="equivocation")
+        raise BadMessage(f"a ledger fork of {len(data)} bytes is too long")
+    first, second = fields_untrusted(unpack_untrusted(data), bytes, bytes, what="ledger fork")
     try:
-        return Equivocation(decode_entry_untrusted(first), decode_entry_untrusted(second))
+        return LedgerFork(decode_entry_untrusted(first), decode_entry_untrusted(second))
     except ValueError as error:
         raise BadMessage(str(error)) from None
 
