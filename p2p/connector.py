@@ -1,5 +1,4 @@
-"""Who is connected: dials, accepts, adopts and carries connections, and makes room where a
-limit is reached.
+"""Who is connected: dials, accepts, adopts and carries connections, and closes some at limits.
 
 Two peers that dial each other at once end up with two connections. Both work; new streams use
 the newest (after a restart the oldest may be a ghost that only a time-out will find), and the

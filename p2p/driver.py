@@ -1,5 +1,4 @@
-"""How a service drives its core: events in, effects carried out in order, one timer at the
-core's deadline.
+"""How a service drives its core: events in, effects carried out in order, one timer.
 
 Theory of operation
 -------------------

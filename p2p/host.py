@@ -1,5 +1,4 @@
-"""Authenticated peers: messages, streams and who is connected. The seam that roles and services
-see.
+"""Authenticated peers, as roles and services see them: messages, streams and who is connected.
 
 Two ways to talk, for two needs. A *message* is fire-and-forget on one long-lived stream per
 peer and protocol: in order, never blocking, dropped (and counted) when the peer is gone or too

@@ -1,6 +1,4 @@
-"""libp2p's identify and ping: who are you, what do you speak, where do you see me; and how far
-away.
-"""
+"""libp2p's identify and ping: what a peer is and speaks, where it sees us, how far it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What strangers may hold of one node, and who makes room when it is full. No I/O.
+"""What strangers may hold of one node, and who makes room when it is full, without I/O.
 
 Theory of operation
 -------------------

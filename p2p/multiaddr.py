@@ -1,8 +1,8 @@
-"""Self-describing addresses: ``/ip4/1.2.3.4/tcp/4001/p2p/12D3Koo…`` and, in one process,
-``/memory/7``.
+"""Self-describing addresses: ``/ip4/1.2.3.4/tcp/4001/p2p/12D3Koo…`` or ``/memory/7``.
 
-The subset of multiformats' multiaddr that this stack can dial. An address from a peer is only a
-hint: the peer that answers must prove the id (`p2p.transport`).
+The subset of multiformats' multiaddr that this stack can dial; ``/memory`` is within
+one process. An address from a peer is only a hint: the peer that answers must prove the id
+(`p2p.transport`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The only door for bytes: dial and listen. TCP, memory and the simulator stand behind it.
+"""The only door for bytes (dial, listen): TCP, memory and the simulator stand behind it.
 
 What comes out is a plain byte stream to an unproven peer; who it is, `p2p.transport` proves.
 """

@@ -1,5 +1,4 @@
-"""Messages on their way to peers: one lane, that is one long-lived stream, per peer and
-protocol.
+"""Messages on their way to peers: one lane, a long-lived stream, per peer and protocol.
 
 A lane exists while its stream does. Its fast path queues a message on the stream within `put`;
 only when the peer, or the network, cannot keep up do messages wait here for the lane's task,

@@ -1,4 +1,4 @@
-"""What a host remembers of peers: where they may be dialled, and how they behaved. No I/O."""
+"""What a host remembers of peers, without I/O: where to dial them, and how they behaved."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The part of protobuf that libp2p's messages need: varint and length-delimited fields, by
-hand.
+"""The part of protobuf that libp2p's messages need, by hand: varint, length-delimited fields.
 
 A message is a sequence of (field number, value): an int for a varint field, bytes for a
 length-delimited one. Fixed-width fields are read over, as protobuf asks of readers that do not

@@ -1,6 +1,4 @@
-"""Bytes on the wire: unsigned varints, length-prefixed frames, and msgpack read with
-distrust.
-"""
+"""Bytes on the wire: varints, length-prefixed frames, and msgpack read with distrust."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""All that code may know of its machine: clock, randomness, disk, blocking work, processes,
-signer.
+"""All that code may know of its machine: clock, chance, disk, blocking work, processes, signer.
 
 Nothing else under p2p/ or roles/ reads a clock, a random source, a file, a thread or a process.
 The production side is `p2p.machine.RealWorld`, the simulated one `sim.node.world.SimWorld`; one

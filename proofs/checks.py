@@ -1,4 +1,4 @@
-"""What a validator saw, what is allowed, and the judgement. Verdicts are never bools.
+"""What a validator saw, what is allowed, and the judgement: a verdict, never a bool.
 
 Theory of operation
 -------------------

@@ -1,4 +1,4 @@
-"""How the packages read: prose names who acts, and a name stands for one thing.
+"""How the packages read: prose names who acts, a name is one thing, modules say what they are.
 
 What docs and tests say is not measured here; reviewers read it.
 """
@@ -55,6 +55,11 @@ MAY_REMEMBER_CLOSED = {
 """Where an object may hold a flag for its end. All others live in a scope and are not called
 after its block.
 """
+
+
+LEVEL = re.compile(r" \(L\d( to L\d)?\)$")
+"""A workload's first line ends with the levels of the simulator on which it runs."""
+NEXT_SENTENCE = re.compile(r"[.?!] +[A-Z`]")
 
 
 def relative(path: Path) -> str:
@@ -128,6 +133,17 @@ def test_scopes_end_things_and_no_flag_does() -> None:
     assert sorted(unexplained) == []
     for folder in MAY_REMEMBER_CLOSED:
         assert any(name.startswith(folder) for name in found), f"{folder} needs no exception"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_a_module_says_what_it_is_in_one_sentence_on_one_line(path: Path) -> None:
+    text = ast.get_docstring(TREES[path])
+    assert text, "a module opens with a docstring"
+    first, *rest = text.split("\n\n", 1)[0].splitlines()
+    assert rest == [], "the first sentence fits in one line, and a blank line follows"
+    sentence = LEVEL.sub("", first)
+    assert sentence.endswith((".", "?"))
+    assert not NEXT_SENTENCE.search(sentence), "what else there is to say follows below"
 
 
 @pytest.mark.parametrize("folder", SIM_FOLDERS, ids=relative)

@@ -1,5 +1,4 @@
-"""Messages of ``/shoal/heartbeat/1.0.0``: msgpack lists that start with the number of their
-kind.
+"""Messages of ``/shoal/heartbeat/1.0.0``: msgpack lists that start with the kind's number.
 
 | kind | message | fields | sent |
 |---|---|---|---|

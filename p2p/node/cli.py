@@ -1,6 +1,4 @@
-"""The command line of a node, and ``shoal``, which dispatches to the commands of all installed
-packages.
-"""
+"""The command line of a node, and ``shoal``, which dispatches to all installed commands."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The configuration of a node: one table per component, each a frozen dataclass beside its
-owner.
-"""
+"""The configuration of a node: one table per component, each a dataclass beside its owner."""
 
 from __future__ import annotations
 

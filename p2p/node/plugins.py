@@ -1,5 +1,6 @@
-"""What other packages bring: roles, commands, readers of run documents. Entry points or
-``module:Class``.
+"""Roles, commands and readers of run documents that other packages bring.
+
+They are named by entry points, or as ``module:Class``.
 """
 
 from __future__ import annotations

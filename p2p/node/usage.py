@@ -1,5 +1,4 @@
-"""What every command line of ours does the same way: checked before it begins, ended in one
-place.
+"""What every command line of ours does alike: options checked first, errors ended in one place.
 
 A command that computes for an hour and cannot write its result then has wasted the hour, so
 every path it will write to is checked first. A word that is not known is answered with the

@@ -1,5 +1,4 @@
-"""From a safetensors file to wire chunks and back (the `ANCHOR` encoding). Pure functions of
-bytes.
+"""From a safetensors file to wire chunks and back (the `ANCHOR` encoding), as pure functions.
 
 Each chunk is one zstd frame of a fixed span of the file: chunks can be checked, forwarded,
 decoded and lost one by one. Level 1, because no level buys weights anything more (1.19 times

@@ -1,5 +1,4 @@
-"""Policies on disk: verified chunks as they came over the wire, and the weights that they
-decode to.
+"""Policies on disk: chunks as they came over the wire, and the weights they decode to.
 
 One file per policy holds the manifest, the index and, at fixed offsets, every wire chunk.
 Chunks gather in memory and are written in batches; when all are there the file is written out

@@ -1,3 +1,1 @@
-"""libp2p's wire: Noise, yamux and multistream-select as machines without I/O, and their trio
-drivers.
-"""
+"""libp2p's wire (Noise, yamux, multistream-select): machines without I/O, and trio drivers."""

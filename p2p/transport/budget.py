@@ -1,4 +1,4 @@
-"""What strangers may make this node hold: one account for all connections of a host. No I/O.
+"""What strangers may make this node hold: one account, without I/O, for all its connections.
 
 Theory of operation
 -------------------

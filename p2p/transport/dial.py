@@ -1,6 +1,4 @@
-"""Dialling a peer at several addresses: staggered, in parallel, the first that proves its name
-wins.
-"""
+"""Dialling one peer at several addresses: staggered; the first that proves its name wins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""multistream-select 1.0: which protocol this stream speaks. No I/O.
+"""multistream-select 1.0 without I/O: which protocol this stream speaks.
 
 Theory of operation
 -------------------

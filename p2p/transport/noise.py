@@ -1,4 +1,4 @@
-"""Noise XX as libp2p speaks it: who is there, and a sealed record layer. No I/O.
+"""Noise XX as libp2p speaks it, without I/O: who is there, and a sealed record layer.
 
 Theory of operation
 -------------------

@@ -1,4 +1,4 @@
-"""Noise's symmetric state (revision 34, §5.1 and §5.2) for one XX handshake. No I/O."""
+"""Noise's symmetric state (revision 34, §5.1 and §5.2) for one XX handshake, without I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Yamux: many ordered streams over one. No I/O.
+"""Yamux without I/O: many ordered streams over one.
 
 Theory of operation
 -------------------

@@ -1,6 +1,4 @@
-"""Yamux's numbers: the frame header, the limits, and what a `p2p.transport.yamux.Mux`
-reports.
-"""
+"""Yamux's numbers: the frame header, the limits, and what a `Mux` reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waits to go to the peer on one yamux connection, and in which order it goes. No I/O.
+"""What waits to go to the peer on one yamux connection, and in which order, without I/O.
 
 Control frames go first, then small frames of any stream together in one record, then one large
 frame of the next stream in turn. A heartbeat never waits behind more than one record of bulk,

@@ -1,4 +1,4 @@
-"""Every number of the learning recipe, with its meaning. Measured curves: docs/performance.md.
+"""Every number of the learning recipe, with its meaning (measured curves: docs/performance.md).
 
 Asynchronous GRPO as INTELLECT-2 ran it (two-sided clip, token-level loss, groups without spread
 dropped, hard gradient clipping), with truncated importance sampling against the samplers' own

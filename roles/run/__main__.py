@@ -1,6 +1,4 @@
-"""``shoal run create DRAFT --key FILE --out FILE`` signs a run; ``shoal run show FILE`` looks
-into one.
-"""
+"""``shoal run create DRAFT --key FILE --out FILE`` signs a run; ``shoal run show`` reads it."""
 
 from __future__ import annotations
 

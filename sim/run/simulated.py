@@ -1,4 +1,4 @@
-"""Levels 0, 1 and 2: a scenario on virtual time. Each level has a function of its own.
+"""Levels 0, 1 and 2, each by a function of its own: a scenario on virtual time.
 
 Level 0 has no trio: the workload fills the heap and runs it (`play_bare`). Levels 1 and 2 run
 the workload in a swarm on trio (`play_swarm`); which of the two it is, the workload decides by

@@ -1,1 +1,1 @@
-"""The ledger without its disk: entries, segments, marks. Pure: bytes in, values out."""
+"""The ledger without its disk: entries, segments and marks as pure functions of bytes."""

@@ -1,5 +1,4 @@
-"""Up to where a ledger is on the disk: the file beside the segments that tells a torn end from
-rot.
+"""Up to where a ledger is on the disk: a file beside the segments, to tell torn ends from rot.
 
 Theory of operation
 -------------------

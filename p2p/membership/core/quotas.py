@@ -1,5 +1,4 @@
-"""Token buckets: one for all peers (`Quota`), or one for each peer or network
-(`KeyedQuotas`)."""
+"""Token buckets: one for all peers (`Quota`), or one per peer or network (`KeyedQuotas`)."""
 
 from __future__ import annotations
 

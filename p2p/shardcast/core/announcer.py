@@ -1,5 +1,4 @@
-"""What this node tells other peers about the chunks of each version, collected into a few
-messages."""
+"""What this node tells peers about the chunks of each version, collected in few messages."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""SHARDCAST as one state machine: origin, relay and leaf are the same node in different
-moments.
+"""SHARDCAST as one state machine: a node is origin, relay and leaf, at different moments.
 
 Theory of operation
 -------------------

@@ -1,5 +1,4 @@
-"""A hand-out: how an origin gives one version away, every chunk once, to the root that has
-credit.
+"""How an origin gives a version away: every chunk once, each to a root that has credit.
 
 Theory of operation
 -------------------

@@ -1,5 +1,4 @@
-"""When a missing chunk becomes urgent, that is, when to stop waiting for the forest to push
-it."""
+"""When a missing chunk becomes urgent: this node stops waiting for the forest to push it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What trainers have signed: their manifests, their rosters, and proofs that they contradicted
-them."""
+"""What trainers have signed: manifests, rosters, and proofs of contradictions among them."""
 
 from __future__ import annotations
 

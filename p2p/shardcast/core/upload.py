@@ -1,5 +1,4 @@
-"""What this node sends in bulk: chunks that it relays along stripes, and chunks it is asked
-for.
+"""What this node sends in bulk: chunks it relays along stripes, and chunks it is asked for.
 
 Theory of operation
 -------------------

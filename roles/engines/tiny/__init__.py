@@ -1,3 +1,1 @@
-"""A Qwen3-style model in plain torch, with its sampler, scorer and learner: the embedded
-default engine.
-"""
+"""A Qwen3-style model in plain torch with sampler, scorer and learner: the default engine."""

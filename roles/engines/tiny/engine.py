@@ -1,6 +1,4 @@
-"""The tiny engine as its worker process sees it: one policy to sample and score with, one to
-train.
-"""
+"""The tiny engine in its worker process: one policy to sample and score with, one to train."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Weights as safetensors and folders that transformers loads; everything written atomically and
-synced.
-"""
+"""Weights as safetensors, in folders that transformers loads, written atomically and synced."""
 
 from __future__ import annotations
 

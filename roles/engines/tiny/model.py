@@ -1,5 +1,4 @@
-"""A Qwen3-style decoder with Hugging Face's tensor names: transformers and vLLM load the same
-weights.
+"""A Qwen3-style decoder with Hugging Face's tensor names, which transformers and vLLM load too.
 
 RMSNorm before each block, grouped-query attention with per-head RMSNorm of queries and keys
 before the rotary embedding (halves, not pairs), SwiGLU, no biases, an untied head.

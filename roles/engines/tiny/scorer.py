@@ -1,5 +1,4 @@
-"""Replaying other people's completions by one prefill: hidden states, logits, and what they
-say.
+"""Replaying other nodes' completions by one prefill: hidden states, logits and log-probs.
 
 Rows of all groups are read in chunks of similar length, padded on the right, where causal
 attention needs no mask. The statistics are then taken group by group from float32 logits.

@@ -1,4 +1,4 @@
-"""Can a coalition make a newcomer see no other members than its own? Membership alone.
+"""Can a coalition make a newcomer see no other members than its own, by membership alone?
 
 The members of the coalition run the real protocol, but admit, and therefore name, only each
 other and the newcomers; they were there first, and the newcomers' bootstrap list names several
