@@ -4,10 +4,10 @@
 with one's own prefill; `judge` holds the evidence against limits. Numpy is all it needs: it
 knows of no network, no model and no clock.
 
-    toploc      activation proofs, byte for byte as the package toploc 0.1.6 writes them
-    sampling    seeds, uniforms, seeded draws and their replay
-    checks      evidence, limits, verdicts
-    field       polynomials over GF(65497), which toploc stands on
+- `toploc`: activation proofs, byte for byte as the package toploc 0.1.6 writes them
+- `sampling`: seeds, uniforms, seeded draws and their replay
+- `checks`: evidence, limits, verdicts
+- `field`: polynomials over GF(65497), which `toploc` stands on
 """
 
 from proofs.checks import (

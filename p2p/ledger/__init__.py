@@ -4,7 +4,8 @@ Start with `p2p.ledger.core.chain`: what an entry is, and what proves that an au
 log. Then `p2p.ledger.core.synced`, the file that tells a torn end from rot, and
 `p2p.ledger.ledger`, which appends and recovers. A role asks `Node.ledger` for the ledger,
 appends, and iterates over what it finds; every other method is for the package itself. Entries
-flow one way: a role's statement is signed, written, synced, and only then acknowledged.
+flow one way: a role's statement is signed, written, synced, and only then acknowledged. What
+touches no disk is in `core`.
 """
 
 from p2p.ledger.core.chain import Entry, LedgerFork

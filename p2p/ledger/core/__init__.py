@@ -1,1 +1,5 @@
-"""The ledger without its disk: entries, segments and marks as pure functions of bytes."""
+"""The ledger without its disk: entries, segments and marks as pure functions of bytes.
+
+`chain` says what an entry and a segment file are, and what proves that an author forked its
+log. `synced` says up to where there must be records, so that a torn end is told from rot.
+"""

@@ -15,6 +15,7 @@ file              what it decides                                               
   `availability`  what other peers hold and have taken
   `lateness`      when a missing chunk becomes urgent
   `pace`          how long to wait, by how chunks have come
+  `average`       what a quantity, as the time of a chunk, has been lately
 `repair`          what to ask other peers, and which need not send any more         node
 `sources`         which holder to ask for which chunk, and when to give up on it    peer
 `announcer`       what to tell neighbours, parents, subscribers and children        version
