@@ -14,8 +14,10 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Play the demo; see `roles.demo.command.main`. What it needs is imported now, and not by
-    simulations."""
+    """Let a swarm of real processes learn here, a cheat among them.
+
+    See `roles.demo.command.main`. What it needs is imported now, and not by simulations.
+    """
     from roles.demo import command
 
     return command.main(arguments)

@@ -43,7 +43,7 @@ class Backoff:
         pause = self._pause * self._rng.uniform(0.75, 1.25)
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
         await self._world.sleep(pause)
-        await dawdle(self._world, "retry/long pause")
+        await dawdle(self._world, "request/long pause")
 
 
 async def ask(
@@ -62,10 +62,10 @@ async def ask(
         with trio.fail_after(ANSWER_SECONDS):
             await node.locate(peer)
             answer = await request(node.host, peer, protocol, payload, max_reply=max_reply)
-            return None if node.world.buggify("retry/lost answer") else answer
+            return None if node.world.buggify("request/lost answer") else answer
     except BadMessage as error:
         node.host.penalise(peer, NONSENSE, str(error))
     except PEER_TROUBLE as error:
-        node.world.sometimes("retry/no answer", True)
+        node.world.sometimes("request/no answer", True)
         logger.debug("%s did not answer on %s: %r", peer.short, protocol, error)
     return None

@@ -110,7 +110,7 @@ class Inbox:
         """Remove the deliveries of which no group can be used any more. Raises
         `StorageError`."""
         for content in [content for content in self._files if content not in needed]:
-            await dawdle(self._world, "intake/slow removal")
+            await dawdle(self._world, "inbox/slow removal")
             await self._world.disk.remove(self._path(content.hex()))
             self._files.pop(content, None)
 

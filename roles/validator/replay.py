@@ -129,7 +129,7 @@ class Replayer:
     async def _replay(self, tasks: list[GroupTask], groups: tuple[Group, ...]) -> Judgement:
         """Run the model over the groups and hold what it says against the limits."""
         limits = self._standing.run.terms.limits
-        await dawdle(self._node.world, "judging/slow replay")
+        await dawdle(self._node.world, "replay/slow replay")
         pool = await self._engine.score(tasks, groups, run_sampling(self._run))
         for evidence in pool:
             judgement = judge(evidence, limits)

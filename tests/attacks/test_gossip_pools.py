@@ -15,10 +15,12 @@ from p2p.gossip.core.peer_scores import PeerScores
 from p2p.gossip.core.promises import MAX_PROMISES, Promises
 from p2p.gossip.core.seen import MAX_SEEN, SeenCache
 from p2p.gossip.messages import MAX_DATA, Rpc
-from p2p.identity import PeerId
+from p2p.identity import KeyPair, PeerId
+from p2p.machine import open_world
 from p2p.node.wiring import judge_announcement
 from p2p.shardcast import open_shardcast
 from p2p.shardcast.messages import Hello, encode_message
+from p2p.swarm import open_host
 from tests.attacks.gossip_node import TOPIC, Victim, said
 from tests.unit.core_swarm import peer_named
 from tests.unit.test_shardcast_service import RUN, Town, publish
@@ -175,9 +177,11 @@ async def test_what_can_never_be_valid_is_rejected_and_what_others_may_believe_i
     town.announce = lambda sender, data: said.append(data)  # type: ignore[method-assign]
     async with (
         town.member(0) as trainer,
+        open_world(tmp_path / "elsewhere", KeyPair(b"e" * 32)) as world,
+        open_host(network=town.network, world=world, listen=["/memory/0"]) as host,
         open_shardcast(
-            trainer.world,
-            trainer.host,
+            world,
+            host,
             town.config,
             run=RUN,
             may_publish=lambda peer: False,

@@ -17,7 +17,7 @@ from sim.run.scenario import load_scenario
 from sim.workloads.soak import Table, limit_of
 
 SMALL = {
-    "accuse_flood": (30, 80.0, {}),
+    "accuse_flood": (40, 90.0, {}),
     "urgent_links": (60, 120.0, {}),
     "ghost_mesh": (40, 90.0, {}),
     "address_flush": (20, 130.0, {"strangers": 250, "cut_at": 102.0}),

@@ -187,13 +187,13 @@ def test_shoal_dispatches(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("demo", "node", "run", "sim"):
         assert any(re.match(rf"  {name} +[A-Z].{{20,}}\.$", line) for line in lines), name
     assert all(len(line) <= 80 for line in lines)
+    assert main(["fly"]) == 2
+    assert "there is no command 'fly'" in capsys.readouterr().err
 
 
 def test_the_version_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert re.fullmatch(r"shoal \d+\.\d+\.\d+\n", capsys.readouterr().out)
-    assert main(["fly"]) == 2
-    assert "there is no command 'fly'" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

@@ -58,6 +58,7 @@ from roles.engines.base import TrainingGroup
 from roles.inference import Inference, InferenceConfig
 from roles.inference.stats import MAX_REASONS, OTHER, InferenceCounts
 from roles.protocol.messages import Commitment, SignedVerdict
+from roles.run import open_run
 from roles.run.__main__ import main as run_main
 from roles.trainer import Trainer, TrainerConfig
 from roles.trainer.buffer import BufferedGroup, GroupBuffer
@@ -188,10 +189,10 @@ def test_how_much_of_a_policy_is_fetched_is_said() -> None:
 
     def policy(version: int, verified: int, *, stored: bool = False) -> SimpleNamespace:
         manifest = SimpleNamespace(version=version)
-        return SimpleNamespace(manifest=manifest, verified=verified, count=8, stored=stored)
+        return SimpleNamespace(manifest=manifest, share=verified.bit_count() / 8, stored=stored)
 
     def fetching(*policies: SimpleNamespace) -> tuple[int, float] | None:
-        core = SimpleNamespace(policies=policies)
+        core = SimpleNamespace(downloads=policies)
         return Shardcast.fetching.fget(SimpleNamespace(_core=core))  # type: ignore[attr-defined]
 
     assert fetching() is None
@@ -401,7 +402,8 @@ async def test_a_bootstrap_that_does_not_answer_is_one_line(
     host = Deaf(error)
     async with open_world() as world:
         with trio.move_on_after(600):
-            await RunBook(world).wait_for_document(host, [Multiaddr.parse(ADDR)], RunConfig())  # type: ignore[arg-type]
+            book = RunBook(world, open_run)
+            await book.wait_for_document(host, [Multiaddr.parse(ADDR)], RunConfig())  # type: ignore[arg-type]
     assert 20 <= host.dialled <= 24  # after 2, 6, 14, 30 and then every 30 seconds
     warnings = [
         record.getMessage() for record in caplog.records if record.levelname == "WARNING"

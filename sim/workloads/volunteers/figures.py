@@ -264,11 +264,11 @@ def _fates(journal: Journal, swarm: Swarm) -> Figures:
     size = journal.plan.recipe.group_size
     validators = journal.only(Validator)
     workers = journal.only(Inference)
-    accepted = sum(validator.records.accepted for validator in validators) * rows
+    accepted = sum(validator.stats.records.accepted for validator in validators) * rows
     stale_at_judge = (
         sum(worker.counts.verdicts.get("inconclusive", 0) for worker in workers) * rows
     )
-    rejected = sum(validator.records.rejected for validator in validators) * rows
+    rejected = sum(validator.stats.records.rejected for validator in validators) * rows
     generated = len(journal.submitted) * rows
     begun = generated + journal.cut_short * rows
     on_the_way = (
