@@ -104,8 +104,8 @@ VIOLATIONS = [
     ("draw_distance", inf, Reason.DRAW_DISTANCE),
     ("draw_mismatches", 9, Reason.DRAW_MISMATCHES),
     ("end_probability", 1e-7, Reason.IMPROBABLE_END),
-    ("surprise", 11.0, Reason.SURPRISE),
-    ("surprise", -11.0, Reason.SURPRISE),
+    ("surprise", 21.0, Reason.SURPRISE),
+    ("surprise", -21.0, Reason.SURPRISE),
     ("logprob_error", 0.3, Reason.LOGPROB_ERROR),
 ]
 
