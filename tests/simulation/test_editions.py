@@ -284,14 +284,14 @@ def test_limits_may_change_while_the_run_goes_on(monkeypatch: pytest.MonkeyPatch
         return plain(evidence, limits)
 
     def change(_: Swarm, terms: Terms) -> Terms:
-        return replace(terms, limits=replace(terms.limits, surprise=11.0))
+        return replace(terms, limits=replace(terms.limits, surprise=21.0))
 
     monkeypatch.setattr(replay, "judge", judge)
     play = Edited(CAST, change)
     play.seconds = 2
     play.spy(monkeypatch)
     perform(play, steps=400)
-    assert list(dict.fromkeys(used)) == [10.0, 11.0]
+    assert list(dict.fromkeys(used)) == [20.0, 21.0]
     assert used == sorted(used)
 
 
