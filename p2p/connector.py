@@ -186,9 +186,11 @@ class _Turns:
 
     A bucket of `HANDSHAKE_BURST` handshakes that fills at `HANDSHAKE_RATE`. Of those that wait,
     the next is of the network, then of the host, that fewest wait from: a flood waits behind
-    itself. The newest first was tried where that does not tell them apart, so that a newcomer
-    need not wait for a crowd that came before; but a crowd that comes again at once is always
-    newer, and the oldest first bounds the wait: 512 places are 0.73 s.
+    itself. Where that does not tell them apart, the newest is next, as in servers that choose so
+    while they are overloaded: a dialer that comes again as soon as it was served is one fewer
+    that does while it waits, and the oldest are about to be given up. The oldest first made
+    newcomers wait for all of a crowd that had come before: 0.65 s behind 400 dialers that shook
+    hands again and again, 1.2 s behind 900 that came at once; the newest first 0.2 and 0.7.
     """
 
     def __init__(self) -> None:
@@ -233,7 +235,8 @@ class _Turns:
     def call(self) -> None:
         """Let the next one go on."""
         hosts = self.waiting[min(self.waiting, key=self._networks.__getitem__)]
-        turn, group = next(iter(min(hosts.values(), key=len).items()))
+        host = min(reversed(hosts), key=lambda host: len(hosts[host]))
+        turn, group = next(reversed(hosts[host].items()))
         self.leave(group, turn)
         turn.set()
 

@@ -83,10 +83,10 @@ class Lane:
                 self.connection, self._stream = await open_lane(self.peer, self.protocol)
             while self.waiting:
                 batch = self._next_batch()
-                try:
-                    await self._stream.send_all(batch)
-                finally:
-                    sent(len(batch))
+                await self._stream.send_all(b"".join(batch))
+                if self.waiting:  # else the lane was closed meanwhile
+                    del self.waiting[: len(batch)]
+                    sent(sum(map(len, batch)))
                 self.sweeps = 0
 
     def end(self) -> None:
@@ -98,17 +98,15 @@ class Lane:
         elif self._stream is not None:
             self._stream.reset()
 
-    def _next_batch(self) -> bytes:
-        """Messages to be sent together. They count as waiting until the stream has taken them:
-        of the last one up to a megabyte waits for a peer that reads nothing.
+    def _next_batch(self) -> list[bytes]:
+        """Messages to be sent together. They wait until the stream has taken them: of the last
+        one up to a megabyte does, for a peer that reads nothing.
         """
         count = size = 0
         while count < len(self.waiting) and size < _BATCH:
             size += len(self.waiting[count])
             count += 1
-        batch = b"".join(self.waiting[:count])
-        del self.waiting[:count]
-        return batch
+        return self.waiting[:count]
 
 
 class Outbox:
