@@ -186,11 +186,12 @@ class _Turns:
 
     A bucket of `HANDSHAKE_BURST` handshakes that fills at `HANDSHAKE_RATE`. Of those that wait,
     the next is of the network, then of the host, that fewest wait from: a flood waits behind
-    itself. Where that does not tell them apart, the newest is next, as in servers that choose so
-    while they are overloaded: a dialer that comes again as soon as it was served is one fewer
-    that does while it waits, and the oldest are about to be given up. The oldest first made
-    newcomers wait for all of a crowd that had come before: 0.65 s behind 400 dialers that shook
-    hands again and again, 1.2 s behind 900 that came at once; the newest first 0.2 and 0.7.
+    itself. Where that does not tell them apart, the newest is next, as in servers that choose
+    so while they are overloaded: a dialer that comes again as soon as it was served is one
+    fewer that does while it waits, and the oldest are about to be given up. The oldest first
+    made newcomers wait for all of a crowd that had come before: 0.65 s behind 400 dialers that
+    shook hands again and again, 1.2 s behind 900 that came at once; the newest first 0.2 and
+    0.7.
     """
 
     def __init__(self) -> None:
