@@ -189,6 +189,8 @@ class PendingHandshake:
     group: NetGroup
     since: float
     abort: Callable[[], None]
+    has_gone: Callable[[], bool] = bool
+    """Whether its dialer has hung up, where that can be known."""
     heard: bool = False
     """Whether it has said anything."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import operator
+import select
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -62,6 +63,17 @@ class TcpStream(trio.abc.HalfCloseableStream):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, NOT_SENT_LOW_WATER)
         self.remote_addr = Multiaddr.tcp(*_without_scope(sock.getpeername()))
         """Whom the kernel says this is."""
+
+    def has_gone(self) -> bool:
+        """Whether the other end has closed or reset its direction, as far as the kernel knows.
+
+        Where it does not tell before all is read (macOS), only a reset counts.
+        """
+        if self._sock.fileno() < 0:
+            return True
+        asked = select.poll()
+        asked.register(self._sock, getattr(select, "POLLRDHUP", 0))
+        return bool(asked.poll(0))
 
     async def receive_into(self, buffer: memoryview) -> int:
         """Receive into ``buffer``; 0 at the end."""

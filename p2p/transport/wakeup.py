@@ -37,9 +37,13 @@ class Wakeup:
 
 @runtime_checkable
 class AddressedStream(Protocol):
-    """A raw stream that knows where its other end is."""
+    """A raw stream that knows where its other end is, and whether it is there."""
 
     remote_addr: Multiaddr
+
+    def has_gone(self) -> bool:
+        """Whether the other end has closed its direction, whatever is yet to be read."""
+        ...
 
 
 @runtime_checkable

@@ -187,18 +187,46 @@ def test_of_a_crowd_the_newest_is_next_and_others_before_it() -> None:
     turns = connector._Turns()
     home = NetGroup("127.0.0.1", "loopback", limited=False)
     hosts = [NetGroup(f"ip4/{number}", "ip4/near", limited=True) for number in (1, 2)]
-    near = [turns.wait(host) for host in hosts]
-    crowd = [turns.wait(home) for _ in range(5)]
+    near = [turns.wait(PendingHandshake(host, 0.0, bool)) for host in hosts]
+    crowd = [turns.wait(PendingHandshake(home, 0.0, bool)) for _ in range(5)]
     order = []
     while turns.waiting:
         turns.call()
         order += [turn for turn in near + crowd if turn.is_set() and turn not in order]
     assert order == near[::-1] + crowd[::-1]
-    gone = turns.wait(home)
+    gone = turns.wait(PendingHandshake(home, 0.0, bool))
     turns.leave(home, gone)
     turns.leave(home, gone)
     assert not turns.waiting
     assert not gone.is_set()
+
+
+def test_dialers_that_have_hung_up_take_no_turns() -> None:
+    """Beyond the list: before, of 2,000 sockets a second that were closed behind their first
+    words each took a turn, and two newcomers of five were given up.
+    """
+    turns = connector._Turns()
+    home = NetGroup("127.0.0.1", "loopback", limited=False)
+    early, late = (PendingHandshake(home, 0.0, bool) for _ in range(2))
+    gone = [PendingHandshake(home, 0.0, bool, lambda: True) for _ in range(9)]
+    waiting = [turns.wait(one) for one in (early, *gone, late, *gone)]
+    turns.call()
+    assert [turn.is_set() for turn in waiting] == [False] * 10 + [True] * 10
+    turns.call()
+    assert all(turn.is_set() for turn in waiting)
+    turns.call()  # harmless
+
+
+async def test_silence_and_hanging_up_cost_no_turn() -> None:
+    """Beyond the list: before, a socket that was closed at once had its turn nevertheless."""
+    async with victim() as (network, host):
+        left = host._connector._turns._left
+        for _ in range(3 * SMALL.handshakes):
+            await (await network.dial(host.addrs[0])).aclose()
+        await trio.testing.wait_all_tasks_blocked()
+        assert host.budget.handshakes == 0
+        assert host._connector._turns._left == left
+        await honest(network, host)
 
 
 def test_a_thousand_dialers_at_once_push_no_newcomer_out() -> None:

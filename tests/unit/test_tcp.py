@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import select
 import socket
+import struct
 
 import pytest
 import trio
@@ -59,6 +61,30 @@ async def test_a_machine_without_sockets_says_so(monkeypatch) -> None:
                 await listener.accept()
         async with await listener.accept():
             pass
+    await listener.aclose()
+
+
+@pytest.mark.skipif(not hasattr(select, "POLLRDHUP"), reason="the kernel does not tell")
+@pytest.mark.parametrize("how", ["closes", "ends", "resets"])
+async def test_that_the_other_end_has_gone_is_known_before_all_is_read(how: str) -> None:
+    network = TcpNetwork()
+    listener = await network.listen(Multiaddr.parse("/ip4/127.0.0.1/tcp/0"))
+    async with await network.dial(listener.addr) as one, await listener.accept() as other:
+        assert isinstance(one, TcpStream)
+        assert isinstance(other, TcpStream)
+        await one.send_all(b"unread")
+        assert not other.has_gone()
+        if how == "ends":
+            await one.send_eof()
+        else:
+            if how == "resets":
+                linger = struct.pack("ii", 1, 0)
+                one._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            await one.aclose()
+        await trio.lowlevel.wait_readable(other._sock)
+        assert other.has_gone()
+        await other.aclose()
+        assert other.has_gone()
     await listener.aclose()
 
 
