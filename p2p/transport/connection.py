@@ -35,15 +35,11 @@ import trio
 from p2p.errors import ProtocolError, RemoteProtocolError
 from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr
-from p2p.transport.budget import HostBudget
-from p2p.transport.negotiate import Chooser, Proposer
-from p2p.transport.noise import MAX_RECORD
-from p2p.transport.stream import MuxedStream
-from p2p.transport.turns import Turns
-from p2p.transport.upgrade import Secured
-from p2p.transport.wakeup import DirectStream, Wakeup
-from p2p.transport.yamux import Mux
-from p2p.transport.yamux_frames import (
+from p2p.transport.core.budget import HostBudget
+from p2p.transport.core.negotiate import Chooser, Proposer
+from p2p.transport.core.noise import MAX_RECORD
+from p2p.transport.core.yamux import Mux
+from p2p.transport.core.yamux_frames import (
     NORMAL,
     PROTOCOL_FAILURE,
     DataReceived,
@@ -55,6 +51,10 @@ from p2p.transport.yamux_frames import (
     StreamReset,
     WentAway,
 )
+from p2p.transport.stream import MuxedStream
+from p2p.transport.turns import Turns
+from p2p.transport.upgrade import Secured
+from p2p.transport.wakeup import DirectStream, Wakeup
 from p2p.wire import KI
 from p2p.world import Timer, World
 
