@@ -61,7 +61,7 @@ PROTOCOL_ID: Final = ProtocolId("/shoal/run/1.0.0")
 PATH: Final = "run.shoal"
 """Where the document is pinned, in the node's folder."""
 MAX_DOCUMENT: Final = 256 * KI
-"""Bytes; what `roles.run.file` allows."""
+"""Bytes; what `roles.run.core.file` allows."""
 MAX_REQUEST: Final = 64
 """Bytes of ``[run id, epoch]``: 32, 9 and framing."""
 READ_RATE: Final = 4e6

@@ -7,7 +7,7 @@ from typing import Final
 
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from proofs.checks import Verdict
-from roles.protocol.messages import SignedVerdict
+from roles.protocol.core.messages import SignedVerdict
 from roles.shared.reasons import because, printable
 
 MAX_REASONS: Final = 16

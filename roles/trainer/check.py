@@ -18,8 +18,8 @@ from p2p.world import decode_off_loop
 from proofs.checks import Verdict, check_shape
 from roles.engines.base import Group, TrainingGroup
 from roles.envs.client import ContainedEnvironment
-from roles.protocol.assignment import draw_order, validator_of
-from roles.protocol.messages import (
+from roles.protocol.core.assignment import draw_order, validator_of
+from roles.protocol.core.messages import (
     DECODE_RATE,
     Receipt,
     SignedVerdict,
@@ -28,7 +28,7 @@ from roles.protocol.messages import (
 )
 from roles.run import Run
 from roles.shared.standing import RoleStanding
-from roles.trainer.buffer import BufferedGroup
+from roles.trainer.core.buffer import BufferedGroup
 
 
 class DeliveryCheck:

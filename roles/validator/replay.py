@@ -18,8 +18,8 @@ from proofs.checks import Judgement, Reason, Verdict, check_shape, judge, judge_
 from roles.engines.base import Engine, Group, GroupTask
 from roles.envs.base import Task
 from roles.envs.client import ContainedEnvironment
-from roles.protocol.assignment import draw_order, run_sampling
-from roles.protocol.messages import (
+from roles.protocol.core.assignment import draw_order, run_sampling
+from roles.protocol.core.messages import (
     DECODE_RATE,
     MAX_REASON,
     MAX_SUBMISSION,

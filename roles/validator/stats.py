@@ -11,7 +11,7 @@ from typing import Final
 
 from p2p.identity import PeerId
 from proofs.checks import Verdict
-from roles.protocol.messages import SignedVerdict
+from roles.protocol.core.messages import SignedVerdict
 from roles.shared.reasons import because, tally
 
 MAX_NODES: Final = 10_000

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import trio
 
 from p2p.shardcast.manifest import PolicyVersion
-from roles.protocol.messages import Commitment, SignedVerdict, Submission, content_digest
+from roles.protocol.core.messages import Commitment, SignedVerdict, Submission, content_digest
 from roles.validator.limits import GIVEN_UP, KNOWN
 
 

@@ -20,8 +20,8 @@ from roles.envs.base import open_environment
 from roles.envs.client import LocalEnvironment
 from roles.envs.sort import VOCABULARY
 from roles.inference.role import Inference
-from roles.protocol.assignment import draw_order
-from roles.protocol.messages import (
+from roles.protocol.core.assignment import draw_order
+from roles.protocol.core.messages import (
     ROLLOUT_PROTOCOL,
     Commitment,
     SignedVerdict,
@@ -30,7 +30,13 @@ from roles.protocol.messages import (
 )
 from roles.protocol.request import ask
 from roles.run import run_of
-from roles.validator.fair_queue import PER_NODE, QUEUE, REJECTIONS, STRANGERS_SHARE, FairQueue
+from roles.validator.core.fair_queue import (
+    PER_NODE,
+    QUEUE,
+    REJECTIONS,
+    STRANGERS_SHARE,
+    FairQueue,
+)
 from roles.validator.limits import GIVEN_UP
 from roles.validator.session import ENGINE_FAILED, STALE, ValidatorSession
 from roles.validator.stats import ValidatorStats
