@@ -132,10 +132,12 @@ class InferenceSession:
                 newer = partial(node.shardcast.wait_policy, PolicyVersion(version + 1))
                 await _wait_any(outbox.wait_removed, newer)
                 version = await self.load_newest()
-            order = draw_order(node, self.run, version)
+            policy = node.shardcast.manifest(version).weights_digest
+            order = draw_order(self.run, node.peer_id, version, policy)
             index = outbox.next_index(version)
             try:
-                tasks = [task for _, task in await order.tasks(self._environment, index)]
+                plain = await self._environment.tasks(order.task_seeds(index))
+                tasks = [task for _, task in order.with_draws(index, plain)]
             except EnvironmentFailed as error:
                 self._failures.tell(
                     error, "nothing more is drawn under a policy where it fails"

@@ -84,8 +84,10 @@ class DeliveryCheck:
         groups = await decode_off_loop(
             self._node.world, decode_groups_untrusted, submission.content, rate=DECODE_RATE
         )
-        order = draw_order(self._node, self._run, commitment.version, commitment.node)
-        tasks = await order.tasks(self._environment, commitment.index)
+        policy = self._node.shardcast.manifest(commitment.version).weights_digest
+        order = draw_order(self._run, commitment.node, commitment.version, policy)
+        seeds = order.task_seeds(commitment.index)
+        tasks = order.with_draws(commitment.index, await self._environment.tasks(seeds))
         size = self._run.terms.recipe.group_size
         numbers = [task.group for _, task in tasks]
         if commitment.policy != order.policy or [group.group for group in groups] != numbers:

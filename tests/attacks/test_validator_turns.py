@@ -85,8 +85,10 @@ class Flooder(Inference):
                 continue
             index = self._next.get(version, 0)
             self._next[version] = index + 1
-            order = draw_order(node, run_of(node), version)
-            tasks = [task for _, task in await order.tasks(self._environment, index)]
+            policy = node.shardcast.manifest(version).weights_digest
+            order = draw_order(run_of(node), node.peer_id, version, policy)
+            plain = await self._environment.tasks(order.task_seeds(index))
+            tasks = [task for _, task in order.with_draws(index, plain)]
             payload = forge(
                 node, version, index, encode_groups(self.groups(node, tasks))
             ).to_bytes()
