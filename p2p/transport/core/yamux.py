@@ -35,6 +35,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from p2p.bounded import BoundedDict
 from p2p.errors import LimitExceeded, LocalProtocolError, RemoteProtocolError
 from p2p.transport.core.budget import LINGERING_SHARE, MAX_LINGERING, HostBudget
 from p2p.transport.core.noise import MAX_PLAINTEXT
@@ -97,7 +98,8 @@ class Mux:
         self._dialer = dialer
         self._next_id = 1 if dialer else 2
         self._highest = 0 if dialer else -1  # of the peer's ids
-        self._skipped: dict[int, None] = {}  # its ids below that have not come yet
+        # its ids below that have not come yet
+        self._skipped: BoundedDict[int, None] = BoundedDict(MAX_SKIPPED)
         self._broken = False
         # Over for us, but not for the peer, oldest first: the peer's streams, and ours.
         self._lingering: tuple[dict[int, MuxStream], dict[int, MuxStream]] = ({}, {})
@@ -477,8 +479,6 @@ class Mux:
             return stream_id in self._skipped and self._skipped.pop(stream_id) is None
         for skipped in range(max(self._highest + 2, stream_id - 2 * MAX_SKIPPED), stream_id, 2):
             self._skipped[skipped] = None
-        while len(self._skipped) > MAX_SKIPPED:
-            del self._skipped[next(iter(self._skipped))]
         self._highest = stream_id
         return True
 
