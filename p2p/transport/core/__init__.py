@@ -9,6 +9,7 @@ On the way from raw bytes to streams:
   reported) and `yamux_queue` (what is sent next);
 * `budget`: what all peers together may make this host hold.
 
-Read `yamux` first. Each machine has `receive_data`, which returns what happened, and
-`data_to_send`. `tests/transcripts/yamux/` shows `Mux` frame by frame.
+Read `yamux` first. Each machine takes bytes by `receive_data`; what must go out comes from
+`data_to_send`, or, after the handshake, from `NoiseSession.seal`. `Mux.receive_data` returns
+events. `tests/transcripts/yamux/` shows `Mux` frame by frame.
 """
