@@ -1,4 +1,4 @@
-"""One stream of a connection: trio's stream interface over a `p2p.transport.yamux.Mux`.
+"""One stream of a connection: trio's stream interface over a `p2p.transport.core.yamux.Mux`.
 
 What the peer sends is fed in synchronously by the connection's reader; the protocol is
 negotiated there too, so a stream costs no task until a handler serves it.
@@ -15,10 +15,10 @@ import trio
 from p2p.errors import LimitExceeded, LocalProtocolError, ProtocolNotSupported
 from p2p.host import Stream
 from p2p.identity import PeerId, ProtocolId
-from p2p.transport.budget import HostBudget
-from p2p.transport.negotiate import Chooser, Proposer
+from p2p.transport.core.budget import HostBudget
+from p2p.transport.core.negotiate import Chooser, Proposer
+from p2p.transport.core.yamux import Mux
 from p2p.transport.wakeup import Wakeup
-from p2p.transport.yamux import Mux
 from p2p.wire import KI
 
 STALLS: Final = 2
