@@ -48,10 +48,10 @@ from p2p.limits import (
 from p2p.multiaddr import Multiaddr
 from p2p.network import Listener, Network
 from p2p.peers import MAX_HEARSAY_ADDRS, VIOLATION, AddressBook, Scores
-from p2p.transport.budget import HostBudget
 from p2p.transport.connection import Connection, ConnectionConfig
+from p2p.transport.core.budget import HostBudget
+from p2p.transport.core.noise import StaticKey
 from p2p.transport.dial import race
-from p2p.transport.noise import StaticKey
 from p2p.transport.stream import MuxedStream
 from p2p.transport.turns import Turns
 from p2p.transport.upgrade import Secured, secure

@@ -12,7 +12,7 @@ from p2p.host import Host, Stream
 from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr, decode_multiaddr_untrusted
 from p2p.protobuf import as_bytes_untrusted, as_text_untrusted, field, fields_untrusted
-from p2p.transport.negotiate import MAX_LINE
+from p2p.transport.core.negotiate import MAX_LINE
 from p2p.wire import KI, FrameReader, frame
 from p2p.world import World
 

@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr
 from p2p.wire import MIB
@@ -562,15 +563,11 @@ class FadingCounts:
 
     def __init__(self, half_life: float) -> None:
         self._half_life = half_life
-        self._counts: dict[str, tuple[float, float]] = {}
+        self._counts: BoundedDict[str, tuple[float, float]] = BoundedDict(MAX_COUNTED)
 
     def add(self, name: str, now: float) -> None:
         """It happened once more."""
-        count = self.count(name, now) + 1.0
-        self._counts.pop(name, None)
-        self._counts[name] = (count, now)
-        if len(self._counts) > MAX_COUNTED:
-            del self._counts[next(iter(self._counts))]
+        self._counts.renew(name, (self.count(name, now) + 1.0, now))
 
     def count(self, name: str, now: float) -> float:
         """What is left."""

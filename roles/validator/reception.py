@@ -16,7 +16,7 @@ import trio
 from p2p.errors import BadMessage
 from p2p.host import Stream
 from p2p.wire import KI, Holds
-from roles.protocol.messages import MAX_HEAD, SubmissionHead, decode_head_untrusted
+from roles.protocol.core.messages import MAX_HEAD, SubmissionHead, decode_head_untrusted
 from roles.shared.seats import Seat
 
 HEAD_SECONDS: Final = 10.0

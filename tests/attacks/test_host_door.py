@@ -22,8 +22,8 @@ from p2p.limits import UNKNOWN, Budget, NetGroup, PendingHandshake, ResourceLimi
 from p2p.machine import RealWorld, open_world
 from p2p.swarm import SwarmConfig, SwarmHost, open_host
 from p2p.transport.connection import ConnectionConfig
+from p2p.transport.core.noise import StaticKey
 from p2p.transport.memory import MemoryNetwork
-from p2p.transport.noise import StaticKey
 from p2p.transport.upgrade import Secured, secure
 
 ECHO = ProtocolId("/test/echo")
