@@ -508,14 +508,16 @@ class Connector:
                 continue
             addr: Multiaddr | None = None
             has_gone: Callable[[], bool] = bool
+            heard = False
             if isinstance(raw, AddressedStream):
-                addr, has_gone = raw.remote_addr, raw.has_gone
+                # Of a batch that was accepted in one pass none was read yet.
+                addr, has_gone, heard = raw.remote_addr, raw.has_gone, raw.has_spoken()
             if self._offences.count(group_of(addr).host, self._world.now()) >= MAX_OFFENCES:
                 await trio.aclose_forcefully(raw)
                 continue
             scope = trio.move_on_after(HANDSHAKE_TIMEOUT)
             pending = PendingHandshake(
-                group_of(addr), self._world.now(), scope.cancel, has_gone
+                group_of(addr), self._world.now(), scope.cancel, has_gone, heard
             )
             victim = self.budget.begin_handshake(pending)
             if victim is not None:
@@ -540,6 +542,7 @@ class Connector:
                 first = await raw.receive_some(FIRST_READ)
                 if not first or not await self._wait_turn(pending):
                     return
+                pending.begun = True
                 secured = await secure(
                     raw, self._static, self._world.entropy, dialer=False, first=first
                 )

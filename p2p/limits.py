@@ -194,6 +194,8 @@ class PendingHandshake:
     """Whether its dialer has hung up, where that can be known."""
     heard: bool = False
     """Whether it has said anything."""
+    begun: bool = False
+    """Whether it had its turn: its cryptography was begun."""
 
 
 @dataclass(slots=True, eq=False)
@@ -342,17 +344,25 @@ class Budget:
 
     def _worst_handshake(self, among: Iterable[PendingHandshake]) -> PendingHandshake:
         """The oldest of the network with the most; a silent one, unless those hold less than a
-        quarter.
+        quarter; else one that waits for its turn, unless those hold less than a quarter.
 
         A dialer speaks first, in the packet behind its SYN, so who is silent after a moment
         waits for nothing of ours; yet every newcomer is silent for an instant, so a quarter of
         the places is theirs. A thousand silent sockets a second thus replace each other every
-        64 ms, and never a dialer that has spoken.
+        quarter second, and never a dialer that has spoken. Of those that have, the ones that
+        were answered have cost us the cryptography, and lack a packet of their own only: they
+        were the oldest, and gone when it came, where 1,008 dialers fought for 117 places.
         """
-        waiting = list(among)
-        silent = [one for one in waiting if not one.heard]
-        spoken = [one for one in waiting if one.heard]
-        pool = silent if len(silent) * 4 > len(waiting) or not spoken else spoken
+        everyone = list(among)
+        silent = [one for one in everyone if not one.heard]
+        waiting = [one for one in everyone if one.heard and not one.begun]
+        begun = [one for one in everyone if one.heard and one.begun]
+        if len(silent) * 4 > len(everyone):
+            pool = silent
+        elif len(waiting) * 4 > len(everyone):
+            pool = waiting
+        else:
+            pool = begun
         crowd = _most_crowded(one.group for one in pool)
         return next(one for one in pool if one.group.network == crowd)
 

@@ -79,10 +79,15 @@ class TcpStream(trio.abc.HalfCloseableStream):
 
         Where it does not tell before all is read (macOS), only a reset counts.
         """
-        if self._sock.fileno() < 0:
-            return True
+        return self._sock.fileno() < 0 or self._is(getattr(select, "POLLRDHUP", 0))
+
+    def has_spoken(self) -> bool:
+        """Whether there is something to read, if only the end."""
+        return self._sock.fileno() >= 0 and self._is(select.POLLIN)
+
+    def _is(self, state: int) -> bool:
         asked = select.poll()
-        asked.register(self._sock, getattr(select, "POLLRDHUP", 0))
+        asked.register(self._sock, state)
         return bool(asked.poll(0))
 
     async def receive_into(self, buffer: memoryview) -> int:

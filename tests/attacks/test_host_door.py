@@ -5,6 +5,7 @@ does.
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -110,6 +111,31 @@ async def test_silent_sockets_do_not_keep_dialers_out() -> None:
         nursery.cancel_scope.cancel()
 
 
+async def test_who_has_spoken_is_known_before_it_is_read() -> None:
+    """Beyond the list: before, of a batch that the kernel hands over at once those that had
+    spoken counted as silent, and were the first to go.
+    """
+    hello = b"\x13/multistream/1.0.0\n"
+    config = SwarmConfig(limits=SMALL, connection=QUIET)
+    async with open_host(listen=("/ip4/127.0.0.1/tcp/0",), strict=True, config=config) as host:
+        with contextlib.ExitStack() as sockets:
+            place = host.addrs[0].host_port
+            # None of these lets the host run: all wait in the kernel.
+            spoken = [
+                sockets.enter_context(socket.create_connection(place))
+                for _ in range(SMALL.handshakes // 2)
+            ]
+            for one in spoken:
+                one.sendall(hello)
+            for _ in range(3 * SMALL.handshakes):
+                sockets.enter_context(socket.create_connection(place))
+            for one in spoken:
+                one.setblocking(False)
+                with trio.fail_after(5):
+                    await trio.lowlevel.wait_readable(one)
+                assert one.recv(len(hello)) == hello  # not its end
+
+
 async def test_first_words_alone_do_not_keep_dialers_out(
     autojump_clock: trio.abc.Clock,
 ) -> None:
@@ -199,6 +225,26 @@ def test_of_a_crowd_the_newest_is_next_and_others_before_it() -> None:
     turns.leave(home, gone)
     assert not turns.waiting
     assert not gone.is_set()
+
+
+def test_who_was_answered_goes_after_who_waits_for_a_turn() -> None:
+    """Beyond the list: before, the oldest of those that had spoken went first, which were those
+    whose answer was on its way: one newcomer of 15 while 1,008 dialers fought for 117 places.
+    """
+    budget = Budget(ResourceLimits(connections=32, handshakes=16))
+    answered, waiting, silent = (
+        [PendingHandshake(UNKNOWN, 0.0, bool, heard=heard, begun=begun) for _ in range(count)]
+        for heard, begun, count in ((True, True, 6), (True, False, 6), (False, False, 4))
+    )
+    for one in (*answered, *waiting, *silent):
+        assert budget.begin_handshake(one) is None
+    newcomers = [PendingHandshake(UNKNOWN, 0.0, bool, heard=True) for _ in range(4)]
+    gone = [budget.begin_handshake(one) for one in newcomers]
+    assert gone == waiting[:4]
+    for one in (*waiting, *newcomers):
+        one.begun = True  # most have been answered, and say nothing more: they make room too
+    assert budget.begin_handshake(PendingHandshake(UNKNOWN, 0.0, bool)) is answered[0]
+    assert budget.begin_handshake(PendingHandshake(UNKNOWN, 0.0, bool)) is silent[0]
 
 
 def test_dialers_that_have_hung_up_take_no_turns() -> None:

@@ -101,7 +101,10 @@ async def test_that_the_other_end_has_gone_is_known_before_all_is_read(how: str)
     async with await network.dial(listener.addr) as one, await listener.accept() as other:
         assert isinstance(one, TcpStream)
         assert isinstance(other, TcpStream)
+        assert not other.has_spoken()
         await one.send_all(b"unread")
+        await trio.lowlevel.wait_readable(other._sock)
+        assert other.has_spoken()
         assert not other.has_gone()
         if how == "ends":
             await one.send_eof()
@@ -110,10 +113,12 @@ async def test_that_the_other_end_has_gone_is_known_before_all_is_read(how: str)
                 linger = struct.pack("ii", 1, 0)
                 one._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             await one.aclose()
-        await trio.lowlevel.wait_readable(other._sock)
-        assert other.has_gone()
+        with trio.fail_after(1):
+            while not other.has_gone():
+                await trio.lowlevel.checkpoint()
         await other.aclose()
         assert other.has_gone()
+        assert not other.has_spoken()
     await listener.aclose()
 
 
