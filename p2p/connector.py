@@ -125,6 +125,14 @@ HANDSHAKE_RATE: Final = 700.0
 brings, three quarters of a core. At 400 a flood of 500 a second from the newcomer's own address
 left newcomers waiting for their turn while the node used a third of a core; other networks
 never wait."""
+OVERLOADED: Final = 0.4
+"""Seconds that the oldest handshake of the queue may wait before the newest has its turn first.
+"""
+HANDSHAKES_OF_A_PASS: Final = 4
+"""Handshakes begun in one pass of the scheduler while others wait. What a connection brings may
+cost several times what `HANDSHAKE_RATE` says: 700 peers that opened eight streams each made
+passes of 0.2 s, of 16 handshakes each, and a newcomer takes ten passes. Passes of a millisecond
+begin one in each."""
 HANDSHAKE_BURST: Final = 16.0
 """Handshakes that may come together, after a quiet time, without waiting: 15 ms of one pass of
 the scheduler, in which the peers that are here already have their turn as well."""
@@ -186,12 +194,12 @@ class _Turns:
 
     A bucket of `HANDSHAKE_BURST` handshakes that fills at `HANDSHAKE_RATE`. Of those that wait,
     the next is of the network, then of the host, that fewest wait from: a flood waits behind
-    itself. Where that does not tell them apart, the newest is next, as in servers that choose
-    so while they are overloaded: a dialer that comes again as soon as it was served is one
-    fewer that does while it waits, and the oldest are about to be given up. The oldest first
-    made newcomers wait for all of a crowd that had come before: 0.65 s behind 400 dialers that
-    shook hands again and again, 1.2 s behind 900 that came at once; the newest first 0.2 and
-    0.7.
+    itself. Where that does not tell them apart, the oldest is next, until it has waited for
+    `OVERLOADED`; then the newest is, as in servers that choose so while they cannot keep up. A
+    crowd larger than that serves has to wait anyhow, and those of it that wait do not come
+    again. Always the oldest first, newcomers waited for all that had come before: 0.65 s behind
+    400 dialers that shook hands again and again, 1.2 s behind 900 that came at once. Always the
+    newest first, a small crowd that comes again at once is always newer.
     """
 
     def __init__(self) -> None:
@@ -233,14 +241,17 @@ class _Turns:
             if not hosts:
                 del self.waiting[group.network], self._networks[group.network]
 
-    def call(self) -> None:
+    def call(self, now: float) -> None:
         """Let the next one go on, and those before it whose dialers have gone: 2,000 a second
         that hang up behind their first words would have three turns of four.
         """
         while self.waiting:
             hosts = self.waiting[min(self.waiting, key=self._networks.__getitem__)]
-            host = min(reversed(hosts), key=lambda host: len(hosts[host]))
-            turn, pending = next(reversed(hosts[host].items()))
+            turns = min(hosts.values(), key=len)
+            turn, pending = next(iter(turns.items()))
+            if now - pending.since > OVERLOADED:
+                turns = min(reversed(hosts.values()), key=len)
+                turn, pending = next(reversed(turns.items()))
             self.leave(pending.group, turn)
             turn.set()
             if not pending.has_gone():
@@ -582,9 +593,11 @@ class Connector:
         pending.heard = True
         if pending.has_gone():
             return False
-        delay = self._turns.take(self._world.now())
-        if not delay:
-            return True
+        delay = 0.0
+        if not self._turns.waiting:
+            delay = self._turns.take(self._world.now())
+            if not delay:
+                return True
         turn = self._turns.wait(pending)
         if not self._turns.calling:
             self._turns.calling = True
@@ -599,13 +612,18 @@ class Connector:
         self._world.call_at(self._world.now() + delay, self._next_turn)
 
     def _next_turn(self) -> None:
-        while self._turns.waiting:
+        for _ in range(HANDSHAKES_OF_A_PASS):
+            if not self._turns.waiting:
+                break
             delay = self._turns.take(self._world.now())
             if delay:
                 self._call_turn(delay)
                 return
-            self._turns.call()
-        self._turns.calling = False
+            self._turns.call(self._world.now())
+        if self._turns.waiting:
+            self._call_turn(1.0 / HANDSHAKE_RATE)
+        else:
+            self._turns.calling = False
 
     # Carrying.
 

@@ -279,6 +279,9 @@ class Budget:
         self._networks = _Counts()
         self._served: dict[PeerId, dict[ServedStream, None]] = {}
         self._served_count = 0
+        self._by_served: dict[int, dict[PeerId, None]] = {}
+        """Peers by how many of their streams are served: asking each of 700 peers cost as much
+        as serving a stream."""
         self._unfinished: dict[ServedStream, None] = {}
         self._unfinished_bytes = 0
 
@@ -482,15 +485,12 @@ class Budget:
         own = self._served.setdefault(stream.peer, {})
         own[stream] = None
         self._served_count += 1
+        self._rank_served(stream.peer, len(own) - 1, len(own))
         victim = None
         if len(own) > MAX_SERVED_PER_PEER:
             victim = stream
         elif self._served_count > MAX_SERVED:
-            most = max(
-                self._served,
-                key=lambda peer: (not self._is_protected(peer), len(self._served[peer])),
-            )
-            victim = next(reversed(self._served[most]))
+            victim = next(reversed(self._served[self._most_served()]))
         if victim is not None:
             self.served_to_end(victim)
         return victim
@@ -501,12 +501,28 @@ class Budget:
         if own is None or stream not in own:
             return
         del own[stream]
+        self._rank_served(stream.peer, len(own) + 1, len(own))
         if not own:
             del self._served[stream.peer]
         self._served_count -= 1
         self._unfinished_bytes -= stream.unfinished
         self._unfinished.pop(stream, None)
         stream.unfinished = 0
+
+    def _rank_served(self, peer: PeerId, before: int, after: int) -> None:
+        if before:
+            self._by_served[before].pop(peer)
+            if not self._by_served[before]:
+                del self._by_served[before]
+        if after:
+            self._by_served.setdefault(after, {})[peer] = None
+
+    def _most_served(self) -> PeerId:
+        """The peer with the most streams; a protected one if there are no others."""
+        counts = sorted(self._by_served, reverse=True)
+        ranked = (peer for count in counts for peer in self._by_served[count])
+        first = next(iter(self._by_served[counts[0]]))
+        return next((peer for peer in ranked if not self._is_protected(peer)), first)
 
     def end_stalled(self) -> None:
         """Once a sweep: end the streams whose peers take nothing."""

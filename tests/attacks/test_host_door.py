@@ -208,18 +208,27 @@ async def test_newcomers_do_not_wait_behind_a_crowd_that_comes_again(
         nursery.cancel_scope.cancel()
 
 
-def test_of_a_crowd_the_newest_is_next_and_others_before_it() -> None:
+def test_of_a_large_crowd_the_newest_is_next_and_others_before_it() -> None:
     """Beyond the list: before, newcomers waited for all that had come before them, 0.6 s."""
     turns = connector._Turns()
     home = NetGroup("127.0.0.1", "loopback", limited=False)
     hosts = [NetGroup(f"ip4/{number}", "ip4/near", limited=True) for number in (1, 2)]
     near = [turns.wait(PendingHandshake(host, 0.0, bool)) for host in hosts]
-    crowd = [turns.wait(PendingHandshake(home, 0.0, bool)) for _ in range(5)]
-    order = []
+    crowd = [turns.wait(PendingHandshake(home, 0.1 * number, bool)) for number in range(8)]
+    order: list[trio.Event] = []
+
+    def call(now: float) -> None:
+        turns.call(now)
+        order.extend(turn for turn in near + crowd if turn.is_set() and turn not in order)
+
+    for _ in range(4):  # each network in its turn, in the order of coming
+        call(0.3)
+    assert order == near + crowd[:2]
+    call(0.19 + connector.OVERLOADED)
+    assert order[4:] == [crowd[2]]  # not longer than that
     while turns.waiting:
-        turns.call()
-        order += [turn for turn in near + crowd if turn.is_set() and turn not in order]
-    assert order == near[::-1] + crowd[::-1]
+        call(10.0)
+    assert order[5:] == crowd[:2:-1]
     gone = turns.wait(PendingHandshake(home, 0.0, bool))
     turns.leave(home, gone)
     turns.leave(home, gone)
@@ -256,11 +265,11 @@ def test_dialers_that_have_hung_up_take_no_turns() -> None:
     early, late = (PendingHandshake(home, 0.0, bool) for _ in range(2))
     gone = [PendingHandshake(home, 0.0, bool, lambda: True) for _ in range(9)]
     waiting = [turns.wait(one) for one in (early, *gone, late, *gone)]
-    turns.call()
+    turns.call(10.0)
     assert [turn.is_set() for turn in waiting] == [False] * 10 + [True] * 10
-    turns.call()
+    turns.call(10.0)
     assert all(turn.is_set() for turn in waiting)
-    turns.call()  # harmless
+    turns.call(10.0)  # harmless
 
 
 async def test_silence_and_hanging_up_cost_no_turn() -> None:
