@@ -80,7 +80,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SpanPlace:
     """Where a span lies: in which file (by number), from which byte on."""
 
     file: int
@@ -130,12 +130,12 @@ class Index:
         """Whether it is a folder of files, not one file."""
         return self.files[0].path != ""
 
-    def place(self, span: int) -> Place:
+    def place(self, span: int) -> SpanPlace:
         """Where a span lies."""
         offset = self.offsets[span]
         # Of files that start at one place all but the last are empty: it is the one.
         file = bisect_right(self.starts, offset) - 1
-        return Place(file, offset - self.starts[file])
+        return SpanPlace(file, offset - self.starts[file])
 
     def __len__(self) -> int:
         return len(self.spans)

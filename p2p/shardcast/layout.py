@@ -44,7 +44,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class CutSpan:
     """A span before its digest is known."""
 
     size: int
@@ -117,44 +117,44 @@ def _tensor(value: Any, start: int) -> Tensor | None:
     return Tensor(start + begin, start + end, kind if kind and not (end - begin) % kind else 0)
 
 
-def cut_file(size: int, tensors: Sequence[Tensor], span: int) -> list[Cut]:
+def cut_file(size: int, tensors: Sequence[Tensor], span: int) -> list[CutSpan]:
     """The spans of one file."""
     if not tensors:
         return list(_blind(size, span))
     cuts = list(_blind(tensors[0].start, span))
-    run = Cut(0)
+    run = CutSpan(0)
     for tensor in tensors:
         length = tensor.end - tensor.start
         if tensor.kind == run.kind and run.size + length <= span:
-            run = Cut(run.size + length, run.kind)
+            run = CutSpan(run.size + length, run.kind)
             continue
         if run.size:
             cuts.append(run)
-        run = Cut(length, tensor.kind)
+        run = CutSpan(length, tensor.kind)
         if length > span:
             cuts += _equal(length, tensor.kind, span)
-            run = Cut(0, tensor.kind)
+            run = CutSpan(0, tensor.kind)
     if run.size:
         cuts.append(run)
     cuts += _blind(size - tensors[-1].end, span)
     return cuts
 
 
-def _blind(size: int, span: int) -> Iterable[Cut]:
+def _blind(size: int, span: int) -> Iterable[CutSpan]:
     for offset in range(0, size, span):
-        yield Cut(min(span, size - offset))
+        yield CutSpan(min(span, size - offset))
 
 
-def _equal(size: int, kind: int, span: int) -> Iterable[Cut]:
+def _equal(size: int, kind: int, span: int) -> Iterable[CutSpan]:
     part = -(-size // -(-size // span))
     part = min(span, part + -part % _ALIGN)
     for offset in range(0, size, part):
-        yield Cut(min(part, size - offset), kind)
+        yield CutSpan(min(part, size - offset), kind)
 
 
 def cut_files(
     files: Sequence[tuple[int, Sequence[Tensor]]], span: int
-) -> list[list[Cut]] | None:
+) -> list[list[CutSpan]] | None:
     """The spans of each file, given its size and its tensors, of ``span`` bytes or, if they
     would be too many, of more; None if no spans are large enough."""
     while True:

@@ -29,7 +29,7 @@ from p2p.shardcast.index import (
 )
 from p2p.shardcast.layout import (
     LENGTH_BYTES,
-    Cut,
+    CutSpan,
     Tensor,
     cut_files,
     header_bytes,
@@ -72,13 +72,13 @@ class _Digested:
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
+class _SpanBatch:
     """Consecutive spans of one file, read at once."""
 
     path: str
     offset: int
     first: int
-    cuts: tuple[Cut, ...]
+    cuts: tuple[CutSpan, ...]
     packed: int
     """How many of them, from the first, are packed."""
 
@@ -93,7 +93,7 @@ class _SpanWork:
         self._spans: dict[int, Span] = {}
         self.wires: dict[int, bytes] = {}
 
-    async def do(self, batch: _Batch) -> None:
+    async def do(self, batch: _SpanBatch) -> None:
         """One batch. Raises `LocalProtocolError` if it is not there any more."""
         size = sum(cut.size for cut in batch.cuts)
         path = _join(self._root, batch.path)
@@ -117,7 +117,7 @@ class _SpanWork:
 
 
 def encode_spans(
-    raw: bytes, cuts: Sequence[Cut], packed: int
+    raw: bytes, cuts: Sequence[CutSpan], packed: int
 ) -> list[tuple[Span, bytes | None]]:
     """The spans that lie end to end in ``raw``, and the chunks of the first ``packed``."""
     made: list[tuple[Span, bytes | None]] = []
@@ -130,12 +130,14 @@ def encode_spans(
     return made
 
 
-def _batches(files: Sequence[PolicyFile], cuts: Sequence[Sequence[Cut]]) -> Iterator[_Batch]:
+def _batches(
+    files: Sequence[PolicyFile], cuts: Sequence[Sequence[CutSpan]]
+) -> Iterator[_SpanBatch]:
     """All spans, in batches of about `READ_BATCH` bytes."""
     first = seen = 0
     for file, spans in zip(files, cuts, strict=True):
         offset = 0
-        batch: list[Cut] = []
+        batch: list[CutSpan] = []
         for number, cut in enumerate(spans):
             batch.append(cut)
             size = sum(one.size for one in batch)
@@ -146,7 +148,7 @@ def _batches(files: Sequence[PolicyFile], cuts: Sequence[Sequence[Cut]]) -> Iter
                 seen + before < PACKED_AHEAD
                 for before in accumulate((one.size for one in batch[:-1]), initial=0)
             )
-            yield _Batch(file.path, offset, first, tuple(batch), packed)
+            yield _SpanBatch(file.path, offset, first, tuple(batch), packed)
             first, offset, seen, batch = first + len(batch), offset + size, seen + size, []
 
 
@@ -239,7 +241,7 @@ class PolicyPublisher:
             logger.warning("roster_not_kept reason=%s", error)
 
     async def _digest(self, path: str) -> _Digested:
-        """Cut what is at ``path`` in spans and hash them; pack those at the front."""
+        """CutSpan what is at ``path`` in spans and hash them; pack those at the front."""
         found = await self._list(path)
         files = [PolicyFile(entry.path, entry.size) for entry in found]
         size = sum(file.size for file in files)

@@ -91,6 +91,13 @@ class Shardcast:
         return self._core.newest.version if self._core.newest is not None else NO_POLICY
 
     @property
+    def signed(self) -> PolicyVersion:
+        """The newest version that this node has published, also if its files are gone here and
+        it is fetched from peers; `NO_POLICY` if there is none."""
+        own = self._store.newest_own
+        return own.version if own is not None else NO_POLICY
+
+    @property
     def fetching(self) -> tuple[PolicyVersion, float] | None:
         """The newest version on its way, if there is one, and the share of it that is here."""
         coming = [download for download in self._core.downloads if not download.stored]

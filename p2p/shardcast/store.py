@@ -346,6 +346,7 @@ class PolicyStore:
             await self._disk.fsync(path)
         await self._disk.replace(entry.head, entry.encode_head())
         self._entries[manifest.digest] = entry
+        await self._disk.remove(entry.part)  # of a version whose files had been lost
 
     def cache_nowait(self, policy: bytes, chunk: int, data: bytes) -> None:
         """Keep a chunk of our own in memory: it is about to be sent to all roots."""

@@ -29,7 +29,7 @@ from p2p.shardcast.index import (
     is_path,
 )
 from p2p.shardcast.layout import (
-    Cut,
+    CutSpan,
     cut_file,
     cut_files,
     header_bytes,
@@ -290,11 +290,12 @@ def test_files_are_cut_at_tensors() -> None:
     cuts = cut_file(size, tensors, 256)
     front = 8 + len(header)
     assert cuts == [
-        Cut(256), Cut(front - 256), Cut(160, 2), Cut(256, 4), Cut(144, 4), Cut(7),
+        CutSpan(256), CutSpan(front - 256), CutSpan(160, 2), CutSpan(256, 4), CutSpan(144, 4),
+        CutSpan(7),
     ]  # fmt: skip
     assert sum(cut.size for cut in cuts) == size
     odd, size = safetensors(("BF16", 101))
-    assert cut_file(size, tensors_untrusted(odd, size), 4096)[-1] == Cut(101)
+    assert cut_file(size, tensors_untrusted(odd, size), 4096)[-1] == CutSpan(101)
 
 
 def test_large_tensors_are_cut_in_equal_parts() -> None:
