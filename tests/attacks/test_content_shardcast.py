@@ -24,16 +24,8 @@ from p2p.shardcast.core.allowance import MAX_INDEXES, SPARE_ANSWERS
 from p2p.shardcast.core.core import ShardcastCore
 from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.forest import Roster, RosterEntry
-from p2p.shardcast.manifest import (
-    NO_POLICY,
-    Chunk,
-    Encoding,
-    Index,
-    Manifest,
-    ManifestBody,
-    PolicyVersion,
-    digest_of,
-)
+from p2p.shardcast.index import digest_of
+from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, ManifestBody, PolicyVersion
 from p2p.shardcast.messages import (
     MAX_BULK,
     MAX_BULK_MESSAGE,
@@ -48,6 +40,7 @@ from p2p.shardcast.messages import (
     encode_message,
 )
 from p2p.wire import KI, MIB, encode_varint, frame
+from tests.shardcast_policies import index_of
 from tests.unit.test_shardcast_service import Member, Town, publish
 
 TRAINER, LOCAL, STRANGER = (
@@ -55,7 +48,7 @@ TRAINER, LOCAL, STRANGER = (
 )
 PEERS = [KeyPair(digest_of(b"%d" % number)).peer_id for number in range(400)]
 DATA = [b"chunk %d" % number for number in range(4)]
-INDEX = Index.of([Chunk(digest_of(data), len(data), 20) for data in DATA])
+INDEX = index_of(DATA)
 
 
 def manifest(signer: KeyPair = TRAINER, version: int = 1) -> Manifest:
@@ -64,10 +57,9 @@ def manifest(signer: KeyPair = TRAINER, version: int = 1) -> Manifest:
         PolicyVersion(version),
         NO_POLICY,
         b"",
-        bytes(32),
+        INDEX.digest,
         INDEX.size,
-        0,
-        (Encoding.of(INDEX),),
+        (Encoding.anchor(INDEX, INDEX.size),),
     )
     return draft.sign(signer)
 

@@ -54,6 +54,8 @@ ROWS: Final = (
     ),
     Row("store/RUN/*.policy", f"{STORE}/v[0-9]{{16}}-[0-9a-f]{{8}}[.]policy", ("trainer-1",),
         ends=dict.fromkeys(HARM, "restore that folder")),
+    Row("store/RUN/*.part", f"{STORE}/v[0-9]{{16}}-[0-9a-f]{{8}}[.]part",
+        ("relay-1", "inference-1")),
     Row("store/RUN/*.safetensors", f"{STORE}/v[0-9]{{16}}-[0-9a-f]{{8}}[.]safetensors",
         ("validator-1", "inference-1")),
     Row("store/RUN/roster", f"{STORE}/roster", ("trainer-1",)),
