@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
@@ -105,10 +105,12 @@ class RealTimer:
 class RealWorld:
     """One node's share of this machine. Open it with `open_world`."""
 
-    def __init__(self, signer: Signer, folder: Path) -> None:
+    def __init__(
+        self, signer: Signer, folder: Path, mounts: Mapping[str, Path] | None = None
+    ) -> None:
         self.signer: Signer = signer
         self.verify: Verify = verify
-        self.disk: Disk = RealDisk(folder)
+        self.disk: Disk = RealDisk(folder, mounts)
         self.cores = available_cores()
         self._timers: list[tuple[float, int, RealTimer]] = []
         self._order = itertools.count()
@@ -261,14 +263,19 @@ class RealDisk:
     The threads are the disk's own, so that neither proofs nor name servers hold up a write.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, mounts: Mapping[str, Path] | None = None) -> None:
+        """``mounts`` are places elsewhere, by the name that they have below ``folder``: what a
+        pusher gives away stays where it is."""
         self._folder = folder
+        self._mounts = dict(mounts or {})
         self._threads = trio.CapacityLimiter(DISK_THREADS)
 
     def _path(self, path: str) -> Path:
         if path.startswith("/") or ".." in path.split("/"):
             raise ValueError(f"{path!r} is not inside the node's folder")
-        return self._folder / path
+        first, _, rest = path.partition("/")
+        mount = self._mounts.get(first)
+        return self._folder / path if mount is None else mount / rest
 
     async def _run(self, function: Callable[..., T], *args: Any) -> T:
         try:
@@ -502,16 +509,20 @@ def _key_checksum(seed: bytes) -> bytes:
 
 @asynccontextmanager
 async def open_world(
-    data: Path | None = None, key: KeyPair | None = None, *, trims: bool = False
+    data: Path | None = None,
+    key: KeyPair | None = None,
+    *,
+    trims: bool = False,
+    mounts: Mapping[str, Path] | None = None,
 ) -> AsyncIterator[RealWorld]:
     """A world over the folder ``data`` (temporary if None), signing with ``key`` (``data/key``
     if None).
 
     A process that is a node and nothing else ``trims``: it gives freed memory back every
-    `TRIM_EVERY` seconds."""
+    `TRIM_EVERY` seconds. ``mounts`` are places elsewhere (`RealDisk`)."""
     with contextlib.ExitStack() as stack:
         folder = data or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-")))
-        world = RealWorld(key or load_or_create_key(folder / "key"), folder)
+        world = RealWorld(key or load_or_create_key(folder / "key"), folder, mounts)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(world.run_timers)
             if trims:

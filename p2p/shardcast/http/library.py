@@ -132,6 +132,11 @@ class Shelf:
             await self._changed.wait()
 
 
+def _only_name(version: PolicyVersion) -> str:
+    """What the only file of a version is called: its trainer did not name it."""
+    return f"policy-{version}.safetensors"
+
+
 class PolicyLibrary:
     """The policies of a run that this node holds whole."""
 
@@ -146,14 +151,14 @@ class PolicyLibrary:
     @contextmanager
     def borrow(self, version: PolicyVersion) -> Iterator[Release]:
         """See `Library.borrow`. The policy is pinned meanwhile."""
-        manifest = self._shardcast.manifest(version)
+        manifest, index = self._shardcast.manifest(version), self._shardcast.index(version)
         with self._shardcast.pin(version) as path:
             yield Release(
                 version,
-                ((f"policy-{version}.safetensors", manifest.size),),
+                tuple((file.path or _only_name(version), file.size) for file in index.files),
                 manifest.digest,
                 manifest.encode(),
-                (path,),
+                tuple(f"{path}/{file.path}" if file.path else path for file in index.files),
             )
 
     async def wait_news(self, known: PolicyVersion) -> None:
