@@ -414,8 +414,9 @@ async def open_shardcast(
     core = ShardcastCore(host.peer_id, config, statements, world.rng("shardcast"))
     store = PolicyStore(world, config, run)
     publisher = PolicyPublisher(world, config, run, statements, store, roster)
-    async with trio.open_nursery() as nursery:
-        service = Shardcast(world, host, core, store, publisher, nursery, announce)
-        await service.resume()
-        with service.meeting_the_swarm():
-            yield service
+    with store.holding():
+        async with trio.open_nursery() as nursery:
+            service = Shardcast(world, host, core, store, publisher, nursery, announce)
+            await service.resume()
+            with service.meeting_the_swarm():
+                yield service

@@ -27,6 +27,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import Final, TypeVar
 
 import trio
@@ -48,6 +49,7 @@ READ_BATCH: Final = 4 * MIB
 """Raw bytes read and hashed at a time: the largest span, and 1 ms of a core."""
 _MAX_HEAD: Final = MAX_MANIFEST + MAX_INDEX + 4 * KI
 _ROSTER: Final = "roster"
+_LOCK: Final = "lock"
 _OLD_DRAFT: Final = "publishing.tmp"
 """What an older Shoal left when it was killed while it published."""
 _T = TypeVar("_T")
@@ -113,6 +115,12 @@ class PolicyStore:
 
     def __repr__(self) -> str:
         return f"PolicyStore({self.folder}, {len(self._entries)} policies)"
+
+    def holding(self) -> AbstractContextManager[None]:
+        """Keep other processes from these policies for the length of the block: two that wrote
+        one ``NAME.part`` would each believe what the other moves away. Raises `StorageError`.
+        """
+        return self._disk.holding(f"{self.folder}/{_LOCK}")
 
     def entry(self, policy: bytes) -> StoredPolicy | None:
         """A policy that is here, whole or not."""
