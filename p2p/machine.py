@@ -276,7 +276,8 @@ class RealDisk:
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise StorageError(f"{error.strerror or error}: {error.filename}") from error
+            where = f": {error.filename}" if error.filename is not None else ""
+            raise StorageError(f"{error.strerror or error}{where}") from error
 
     async def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         """Bytes of a file."""

@@ -32,7 +32,7 @@ from typing import Final, TypeVar
 
 import trio
 
-from p2p.errors import BadMessage, ShoalError, StorageError
+from p2p.errors import BadMessage, NoRoom, ShoalError, StorageError
 from p2p.shardcast.chunkset import EMPTY, ChunkSet
 from p2p.shardcast.codec import ANCHOR, ENCODE_RATE, Bytes, encode_chunk
 from p2p.shardcast.config import ShardcastConfig
@@ -160,7 +160,8 @@ class PolicyStore:
             self._remember(policy, chunk, wire)
 
     async def flush(self, policy: bytes) -> None:
-        """Put what waits in memory in its place. Raises `StorageError`."""
+        """Put what waits in memory in its place. Raises `StorageError`, `NoRoom` if all of it
+        would not fit."""
         entry = self._entries.get(policy)
         if entry is None or not entry.has_unwritten:
             return
@@ -184,7 +185,7 @@ class PolicyStore:
                 for path, file in zip(entry.files, entry.index.files, strict=True):
                     await self._disk.reserve(path, file.size)
             except StorageError as error:
-                raise StorageError(
+                raise NoRoom(
                     f"no room for version {entry.version}, of {entry.manifest.size} bytes:"
                     f" {error}"
                 ) from error

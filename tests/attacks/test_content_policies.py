@@ -17,7 +17,7 @@ import trio
 
 from p2p.errors import LimitExceeded, LocalProtocolError, StorageError
 from p2p.machine import open_world
-from p2p.shardcast import PolicyVersion, ShardcastConfig, disk, publisher
+from p2p.shardcast import PolicyVersion, ShardcastConfig, publisher
 from p2p.shardcast.index import digest_of
 from p2p.shardcast.store import PolicyStore
 from p2p.wire import KI, MIB
@@ -245,9 +245,7 @@ async def test_a_policy_that_is_larger_than_the_disk_is_given_up_and_the_node_li
     town: Town,
     small_disk: None,
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(disk, "FIRST_RETRY", 0.2)
     caplog.set_level(logging.WARNING)
     with trio.fail_after(30):
         async with town.member(0) as trainer, town.member(1) as small, town.member(2) as other:
@@ -255,7 +253,7 @@ async def test_a_policy_that_is_larger_than_the_disk_is_given_up_and_the_node_li
             await small.shardcast.wait_policy(ONE)
             await publish(trainer, 2, 6 * MIB)
             await other.shardcast.wait_policy(PolicyVersion(2))
-            while not small.shardcast.stats.disk_failures:
+            while not small.shardcast.stats.versions_too_large:
                 await small.world.sleep(0.01)
             assert "no room for version 2, of 6291456 bytes" in caplog.text
             assert small.shardcast.newest == 1
