@@ -27,11 +27,12 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import Final, TypeVar
 
 import trio
 
-from p2p.errors import BadMessage, ShoalError, StorageError
+from p2p.errors import BadMessage, NoRoom, ShoalError, StorageError
 from p2p.shardcast.chunkset import EMPTY, ChunkSet
 from p2p.shardcast.codec import ANCHOR, ENCODE_RATE, Bytes, encode_chunk
 from p2p.shardcast.config import ShardcastConfig
@@ -48,6 +49,7 @@ READ_BATCH: Final = 4 * MIB
 """Raw bytes read and hashed at a time: the largest span, and 1 ms of a core."""
 _MAX_HEAD: Final = MAX_MANIFEST + MAX_INDEX + 4 * KI
 _ROSTER: Final = "roster"
+_LOCK: Final = "lock"
 _OLD_DRAFT: Final = "publishing.tmp"
 """What an older Shoal left when it was killed while it published."""
 _T = TypeVar("_T")
@@ -114,6 +116,12 @@ class PolicyStore:
     def __repr__(self) -> str:
         return f"PolicyStore({self.folder}, {len(self._entries)} policies)"
 
+    def holding(self) -> AbstractContextManager[None]:
+        """Keep other processes from these policies for the length of the block: two that wrote
+        one ``NAME.part`` would each believe what the other moves away. Raises `StorageError`.
+        """
+        return self._disk.holding(f"{self.folder}/{_LOCK}")
+
     def entry(self, policy: bytes) -> StoredPolicy | None:
         """A policy that is here, whole or not."""
         return self._entries.get(policy)
@@ -152,7 +160,8 @@ class PolicyStore:
             self._remember(policy, chunk, wire)
 
     async def flush(self, policy: bytes) -> None:
-        """Put what waits in memory in its place. Raises `StorageError`."""
+        """Put what waits in memory in its place. Raises `StorageError`, `NoRoom` if all of it
+        would not fit."""
         entry = self._entries.get(policy)
         if entry is None or not entry.has_unwritten:
             return
@@ -176,7 +185,7 @@ class PolicyStore:
                 for path, file in zip(entry.files, entry.index.files, strict=True):
                     await self._disk.reserve(path, file.size)
             except StorageError as error:
-                raise StorageError(
+                raise NoRoom(
                     f"no room for version {entry.version}, of {entry.manifest.size} bytes:"
                     f" {error}"
                 ) from error
@@ -462,7 +471,7 @@ def _joined(parts: list[Bytes]) -> Bytes:
 
 def _encode_if_right(span: Span, raw: Bytes) -> bytes | None:
     """The chunk of a span; None if ``raw`` is not that span."""
-    return encode_chunk(ANCHOR, span, raw) if digest_of(raw) == span.digest else None
+    return encode_chunk(ANCHOR, [span], raw) if digest_of(raw) == span.digest else None
 
 
 def _good_mask(spans: tuple[Span, ...], raw: bytes) -> int:

@@ -148,7 +148,7 @@ def test_a_chunk_with_a_huge_window_is_refused_before_memory_is_taken_for_it(
     tracemalloc.start()
     try:
         with pytest.raises(BadMessage):
-            decode_chunk_untrusted(ANCHOR, Span(digest_of(wire), 100), length + wire)
+            decode_chunk_untrusted(ANCHOR, [Span(digest_of(wire), 100)], length + wire)
         assert tracemalloc.get_traced_memory()[1] < MIB
     finally:
         tracemalloc.stop()

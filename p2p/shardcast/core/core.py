@@ -155,7 +155,9 @@ class ShardcastCore:
                 self._resume(event)
             case ev.Stored(policy):
                 self._stored(policy)
-            case ev.Unusable(policy) | ev.Forgotten(policy):
+            case ev.Unusable(policy):
+                self._decline(policy)
+            case ev.Forgotten(policy):
                 self._close(policy)
             case ev.Unwritable():
                 self._postpone_all()
@@ -284,6 +286,13 @@ class ShardcastCore:
         return download if download.name in self._downloads else None
 
     # A disk that refuses
+
+    def _decline(self, name: bytes) -> None:
+        """This version will never be here: its bringers need not try."""
+        download = self._downloads.get(name)
+        if download is not None and not download.is_whole:
+            self._out += self._repair.decline(download)
+        self._close(name)
 
     def _postpone_all(self) -> None:
         """The disk refused: stop fetching, and remember what to begin with when it takes
