@@ -35,6 +35,8 @@ FORBIDDEN_CALLS = {"open", "hash", "input", "print", "exec", "eval", "__import__
 
 # Who may, and why. A trailing slash stands for a folder.
 EXEMPT = {
+    "p2p/cast/command.py": "a command line: paths in, text out",
+    "p2p/cast/delivery.py": "links files into the folder that a person named",
     "p2p/machine.py": "is the real World",
     "p2p/node/cli.py": "a command line: paths in, text out",
     "p2p/node/config.py": "names the configuration file",

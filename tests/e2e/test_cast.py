@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -137,7 +138,7 @@ def test_a_folder_reaches_two_machines_and_the_push_ends(tmp_path: Path) -> None
 
 def test_a_killed_pull_goes_on_and_equal_files_are_not_fetched_again(tmp_path: Path) -> None:
     source = tmp_path / "weights.bin"
-    source.write_bytes(os.urandom(12_000_000))
+    source.write_bytes(Random(0).randbytes(12_000_000))
     out = tmp_path / "out"
     with cast("push", source, "--data", tmp_path / "p", *LOCAL) as push:
         ticket = push.said("ticket")["ticket"]
