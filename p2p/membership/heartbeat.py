@@ -27,6 +27,7 @@ MAX_ADDRS: Final = 4
 MAX_ADDR: Final = 96
 """Bytes of one address: a DNS name of 80 with its port; IPv6 with a port takes 20."""
 MAX_ROLES: Final = 8
+"""Roles that one node names; there are three kinds, and plug-ins."""
 MAX_NAME: Final = 32
 """Characters of a role's name and of the software version."""
 MAX_RUN: Final = 32
@@ -34,7 +35,9 @@ MAX_RUN: Final = 32
 MAX_STAMP: Final = 8
 """Bytes of a work stamp: the nonce of `p2p.dht.stamp`."""
 MAX_SEQNO: Final = 2**63 - 1
+"""A node counts its heartbeats up to this: one each 50 ms would take 14 billion years."""
 MIN_INTERVAL: Final = 0.05
+"""Seconds between heartbeats at least: twenty a second are for tests on loopback."""
 MAX_INTERVAL: Final = 120.0
 """Seconds between heartbeats. A peer that sends heartbeats more slowly could stay dead and
 listed for minutes."""

@@ -59,7 +59,8 @@ from p2p.errors import BadMessage
 from p2p.identity import PeerId
 
 MAX_SEEDS_ASKED: Final = 16
-"""Seeds of one join that are asked, the first of those given."""
+"""Seeds of one join that are asked, the first of those given: any one that answers is enough,
+and a configuration names a handful."""
 MAX_VERIFYING: Final = 64
 """Inbound peers that are being pinged at a time. A silent one is given up after a second or two
 and not pinged again for a minute, so it takes 2,000 stamped names that all stay silent to keep
