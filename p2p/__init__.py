@@ -31,7 +31,8 @@ Two are without I/O: `limits`, what strangers may hold and which of them makes r
 
 The services, packages with a map of their own: `membership` (who lives), `gossip` (publish and
 subscribe), `dht` (who is where), `shardcast` (policies to every node), `ledger` (a node's
-signed log). `driver` feeds a service's core. `node` puts all of them together.
+signed log). `driver` feeds a service's core, and `effects` are what cores of all services ask
+of a host. `node` puts all of them together.
 
 How data flows
 --------------

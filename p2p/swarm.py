@@ -477,6 +477,7 @@ class SwarmHost:
             if handler is None:
                 return  # the block that received them has ended
             handler(stream.peer, message)
+            del message  # a lane may be silent for long, and the last one have a megabyte
             moment = now()
             if usage is not None:
                 usage.used_at = moment

@@ -181,7 +181,8 @@ class MuxedStream(Stream):
 
         They count as held until the next call: an echo, or a service whose answers the peer
         does not take, holds what it received for as long as it waits, 64 KiB for each of 4,096
-        streams. Raises `trio.BrokenResourceError`, `trio.ClosedResourceError`,
+        streams. What a task still names while it waits in the next call is in no account:
+        readers ``del`` it. Raises `trio.BrokenResourceError`, `trio.ClosedResourceError`,
         `trio.BusyResourceError`.
         """
         if max_bytes is not None and operator.index(max_bytes) < 1:

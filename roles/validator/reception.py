@@ -63,6 +63,7 @@ async def receive_content(stream: Stream, head: SubmissionHead, seat: Seat) -> b
                     raise BadMessage("the stream ended within a submission")
                 data += piece
                 seat.received += len(piece)
+                del piece  # it is in the content: waiting for more is not to hold it twice
                 if holder is not None:
                     holder.keep(len(data))
     finally:

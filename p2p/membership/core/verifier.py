@@ -13,8 +13,9 @@ from collections.abc import Callable
 from typing import Final
 
 from p2p.bounded import BoundedDict
+from p2p.effects import Penalise
 from p2p.identity import SIGNATURE_BYTES, PeerId, Verify
-from p2p.membership.core.events import ClockOff, Penalise
+from p2p.membership.core.events import ClockOff
 from p2p.membership.heartbeat import PROTOCOL_ID, SignedHeartbeat
 
 CLOCK_TOLERANCE: Final = 300.0
