@@ -46,6 +46,7 @@ KEY_BYTES: Final = 8
 same head takes 2**63 tries, making two keys with the same takes 2**32; the second is not taken
 in (`View.is_taken`)."""
 KEY: Final = slice(PEER_ID_BYTES - 32, PEER_ID_BYTES - 32 + KEY_BYTES)
+"""Where those bytes stand in a PeerId: the key is its end, and this the key's head."""
 
 _FIELDS: Final = (bytes, int, int, int, bool, list, list, bytes, int, int, int, int, str)
 """The types of a heartbeat's fields; a stamp may follow."""

@@ -45,6 +45,7 @@ ANCHOR: Final = "raw-zstd1"
 """The whole safetensors file, cut in spans, each a zstd frame of level 1."""
 
 DIGEST_BYTES: Final = 32
+"""BLAKE3."""
 MAX_SPAN: Final = 4 * MIB
 """Raw bytes of one chunk: the largest unit that is checked, lost or sent again as a whole."""
 MAX_WIRE: Final = MAX_SPAN + MAX_SPAN // 128 + KI
@@ -63,6 +64,7 @@ MAX_ROSTER: Final = 4 * KI
 ROSTER_ENTRY: Final = PEER_ID_BYTES + 1
 """Bytes of one peer in a roster: its name and its capacity class."""
 MAX_RUN_ID: Final = 64
+"""Bytes of a run's id: a digest of 32, with room for another kind."""
 MAX_ROSTER_BYTES: Final = MAX_ROSTER * ROSTER_ENTRY + KI
 """Bytes of a signed roster: 157 KiB, and the rest rounded up."""
 _MAX_NAME: Final = 32

@@ -55,7 +55,8 @@ _PROOF: Final = struct.Struct(">4sI16s")
 _NEVER_MEANT: Final = 0.5
 """The draw distance that is reported when a token is not the seed's."""
 _OTHER_WEIGHTS: Final = 60
-"""Exponent mismatches that other weights show (of 128)."""
+"""Exponent mismatches that other weights show, of 128: far beyond any limit, as real ones
+are."""
 _FAMILY_RANGE: Final = 1 << 24
 """Scalars are stored as F32, which holds integers exactly up to this."""
 

@@ -54,6 +54,7 @@ from sim.workloads.policies import make_weights
 from sim.workloads.spine import STAMP_BITS
 
 HOUR: Final = 3600.0
+"""Seconds."""
 STAYING: Final = 0.1
 """Share of the nodes that live for the whole run: growth that a restart would end shows in
 them."""
@@ -66,6 +67,7 @@ LEAST: Final = 2.0
 LISTED: Final = 10
 """Tables that the metrics name."""
 POLICY_BYTES: Final = 64 * 1024
+"""Bytes of a policy: small, as weeks of them are moved."""
 TALLY: Final = "_traffic"
 """The simulated host's bytes by peer, for the figures of scenarios."""
 TABLES: Final = (dict, list, deque, set, bytearray)

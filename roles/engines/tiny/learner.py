@@ -43,7 +43,8 @@ from roles.rl.advantage import group_advantages
 from roles.rl.losses import clipped_loss, importance_weight, is_clipped, k3
 
 _CHUNK: Final = 64
-"""Rows of the pass that recomputes log-probs."""
+"""Rows of the pass that recomputes log-probs: as many as the scorer reads at once
+(`roles.engines.tiny.scorer.CHUNK`), for the same reason."""
 
 T = TypeVar("T")
 

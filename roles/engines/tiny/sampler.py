@@ -22,11 +22,9 @@ from torch import Tensor
 
 from proofs import sampling as draws, toploc
 from roles.engines.base import Completion, Group, GroupTask, Sampling
+from roles.engines.config import ROWS
 from roles.engines.tiny.model import Cache, TinyModel
 from roles.rl.losses import token_logprobs
-
-ROWS: Final = 256
-"""Completions decoded at a time: below 64 dispatch dominates, above 256 nothing is gained."""
 
 _KEPT: Final = 0.75
 """The batch is compacted when less than this share of its rows is unfinished."""

@@ -29,10 +29,12 @@ VALIDATOR: Final = "validator"
 ACCEPTED: Final = "validator/accepted"
 """Where validators keep what the trainer has not answered yet (`roles.validator.session`)."""
 PERCENTILES: Final = (50, 99, 100)
+"""Which shares of the machines a report names the times of: half, nearly all, and the last."""
 STEP_FLOPS: Final = TRAINING_FLOPS + PREFILL_FLOPS
 """Flops per parameter and token of a step: forward, backward, and the pass for the old
 log-probs."""
 HOUR: Final = 3600.0
+"""Seconds."""
 
 
 class Journal:

@@ -61,6 +61,7 @@ CLAIM: Final = 0.9
 """Share of its uplink that a node says it has: a line filled to the brim starves its own
 acks."""
 HOUR: Final = 3600.0
+"""Seconds."""
 
 
 class Volunteers:
