@@ -183,10 +183,10 @@ def surprise(logits: Logits, tokens: NDArray[np.integer], temperature: float) ->
     scaled = _scaled(logits, temperature)
     weights = np.exp(scaled)
     total = weights.sum(axis=1, keepdims=True)
-    chances = weights / total
-    information = np.where(weights > 0, np.log(total) - scaled, 0.0)
-    entropy = (chances * information).sum(axis=1)
-    variance = (chances * information**2).sum(axis=1) - entropy**2
+    probabilities = weights / total
+    surprisals = np.where(weights > 0, np.log(total) - scaled, 0.0)
+    entropy = (probabilities * surprisals).sum(axis=1)
+    variance = (probabilities * surprisals**2).sum(axis=1) - entropy**2
     claimed = (np.log(total) - scaled)[np.arange(len(tokens)), tokens]
     return float((claimed - entropy).sum() / sqrt(variance.sum() + SURPRISE_FLOOR))
 
