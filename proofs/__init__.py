@@ -4,8 +4,9 @@
 with one's own prefill; `judge` holds the evidence against limits. Numpy is all it needs: it
 knows of no network, no model and no clock.
 
-- `checks` (read it first): evidence, limits, verdicts; here a cheat is found out
-- `sampling`: seeds, uniforms, seeded draws and their replay
+- `checks` (read it first): evidence, limits, verdicts
+- `sampling`: seeds, uniforms, seeded draws and their replay, by which a cheat's draw is found
+  out
 - `toploc`: activation proofs, byte for byte as the package toploc 0.1.6 writes them
 - `field`: polynomials over GF(65497), which `toploc` stands on
 
