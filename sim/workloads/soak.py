@@ -47,14 +47,13 @@ from p2p.shardcast.manifest import PolicyVersion
 from roles.envs.base import environment_digest
 from roles.run import Run, Terms, sign_run
 from roles.run.core.file import Delivery, EnvironmentPin, Model
+from sim.faults.churn import HOUR
 from sim.node.connection import End
 from sim.node.swarm import SimNode, Swarm
 from sim.run.scenario import Scenario
 from sim.workloads.policies import make_weights
 from sim.workloads.spine import STAMP_BITS
 
-HOUR: Final = 3600.0
-"""Seconds."""
 STAYING: Final = 0.1
 """Share of the nodes that live for the whole run: growth that a restart would end shows in
 them."""

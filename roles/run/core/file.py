@@ -58,9 +58,6 @@ MAX_EPOCH: Final = 2**53
 """Editions stay exact in every JSON reader."""
 MAX_EXPIRY: Final = 2**40
 """Seconds since 1970: the year 36812, and exact as a float."""
-EXPIRY_TOLERANCE: Final = 300
-"""Seconds that an honest clock may be ahead of the owner's: as long as a node goes on after the
-end (`p2p.node.rundoc`), so that one answer holds for both."""
 
 
 class AdmissionMode(Enum):

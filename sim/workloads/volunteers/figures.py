@@ -13,6 +13,7 @@ from p2p.shardcast import Shardcast
 from roles.inference import Inference
 from roles.trainer import Trainer
 from roles.validator import Validator
+from sim.faults.churn import HOUR
 from sim.net.fabric import Endpoint
 from sim.net.link import MBIT
 from sim.node.swarm import Swarm
@@ -33,8 +34,6 @@ PERCENTILES: Final = (50, 99, 100)
 STEP_FLOPS: Final = TRAINING_FLOPS + PREFILL_FLOPS
 """Flops per parameter and token of a step: forward, backward, and the pass for the old
 log-probs."""
-HOUR: Final = 3600.0
-"""Seconds."""
 
 
 class Journal:
