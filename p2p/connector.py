@@ -13,7 +13,6 @@ member, asked for.
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -23,6 +22,7 @@ from typing import Final
 
 import trio
 
+from p2p.bounded import RateLimit
 from p2p.errors import (
     LimitExceeded,
     PeerUnreachable,
@@ -77,9 +77,11 @@ CONNECT_TIMEOUT: Final = 5.0
 seconds.
 """
 DIAL_TIMEOUT: Final = 20.0
-"""Seconds for all addresses of a peer together."""
+"""Seconds for all addresses of a peer together: one that takes all of its time (a connection 5,
+a handshake 10) leaves 5 for others, which are tried beside it."""
 HEARSAY_TIMEOUT: Final = 8.0
-"""The same, on hearsay."""
+"""The same on a stranger's word, which may name addresses where no machine is: a connection
+that takes its whole 5 s leaves 3 s for a handshake, four round trips of 0.75 s."""
 DIAL_BACKOFF: Final = 5.0
 """Seconds after a failed dial in which messages to the peer are dropped at once instead of
 dialling again.
@@ -91,9 +93,12 @@ ACCEPT_BACKOFF: Final = 0.1
 does.
 """
 CLOSE_TIMEOUT: Final = 2.0
-"""Seconds to flush all connections when the host closes."""
+"""Seconds to flush all connections when the host closes: the 8 MiB that they may hold together
+leave at 34 Mbit/s in that time. A peer that takes nothing must not hold up the end."""
 SWEEP: Final = 15.0
-"""Seconds between two looks for connections that are of no use."""
+"""Seconds between two looks for connections that are of no use: half of `UNUSED_TIMEOUT`, so an
+unused one goes after 30 to 45 s. A look costs a pass over all connections, and a timer for each
+of 1,024 would cost more."""
 UNUSED_TIMEOUT: Final = 30.0
 """Seconds after which a connection is closed over which nothing was ever asked or said: who
 connects has a reason, and shows it in the next round trips. go-libp2p gives 20 s of grace,
@@ -107,7 +112,7 @@ MAX_OFFENCES: Final = 8.0
 accepted: a new identity costs 16 µs and would wash off every penalty. Eight, because a
 laboratory may share one address."""
 OFFENCE_HALF_LIFE: Final = 300.0
-"""Seconds; as long as a peer is refused."""
+"""Seconds; as long as a peer is refused (`p2p.peers.REFUSAL`)."""
 MAX_REPLACED: Final = 16.0
 """Connections of one identity, halved every minute, that made way for a fifth one of it, after
 which nothing is begun for a newer one: it keeps its place among the handshakes, as one that has
@@ -116,7 +121,8 @@ restarts every few seconds are fewer; an identity that came 300 times a second c
 handshake, an identify, lanes, and the end of both. Closed at once, 400 dialers of one identity
 kept coming, for 700 handshakes a second and half a core; kept waiting they cost 6 % of one."""
 REPLACED_HALF_LIFE: Final = 60.0
-"""Seconds."""
+"""Seconds. With `MAX_REPLACED` an identity may replace 11 connections a minute for ever: what
+fades of 16 in a minute is 16 ln 2."""
 KEPT_WAITING_READ: Final = 1.0
 """Seconds between two reads from a dialer that gets nothing: to see that it has gone is worth
 that much, what it says is not."""
@@ -184,7 +190,7 @@ class Callbacks:
 class _Turns:
     """Who is next when incoming handshakes are more than the CPU time they may have.
 
-    A bucket of `HANDSHAKE_BURST` handshakes that fills at `HANDSHAKE_RATE`. Of those that wait,
+    `HANDSHAKE_BURST` may come at once, `HANDSHAKE_RATE` a second for long. Of those that wait,
     the next is of the network, then of the host, that fewest wait from: a flood waits behind
     itself. Where that does not tell them apart, the newest is next, as in servers that choose
     so while they are overloaded: a dialer that comes again as soon as it was served is one
@@ -200,19 +206,13 @@ class _Turns:
         self._networks: Counter[str] = Counter()
         self.calling = False
         """Whether a timer is set that calls the next."""
-        self._left = HANDSHAKE_BURST
-        self._at = -math.inf
+        self._limit = RateLimit(HANDSHAKE_RATE, HANDSHAKE_BURST)
 
     def take(self, now: float) -> float:
         """Take a turn if one is left, and return 0; else return how long until there is one."""
-        self._left = min(
-            HANDSHAKE_BURST, self._left + max(now - self._at, 0.0) * HANDSHAKE_RATE
-        )
-        self._at = now
-        if self._left < 1.0:
-            return (1.0 - self._left) / HANDSHAKE_RATE + 1e-6
-        self._left -= 1.0
-        return 0.0
+        if self._limit.allows(1.0, now):
+            return 0.0
+        return (1.0 - self._limit.level) / HANDSHAKE_RATE + 1e-6
 
     def wait(self, group: NetGroup) -> trio.Event:
         """Join the queue."""

@@ -20,11 +20,14 @@ ProtocolId = NewType("ProtocolId", str)
 """The wire name of a protocol, such as ``/shoal/heartbeat/1.0.0``."""
 
 SIGNATURE_BYTES: Final = 64
+"""Bytes of an Ed25519 signature."""
 SEED_BYTES: Final = 32
+"""Bytes of an Ed25519 secret key, from which all else follows."""
 # Multihash identity (0x00), 36 bytes; protobuf: field 1 varint 1 (Ed25519), field 2 of 32
 # bytes.
 _PEER_ID_PREFIX: Final = bytes.fromhex("002408011220")
 PEER_ID_BYTES: Final = len(_PEER_ID_PREFIX) + 32
+"""Bytes of a PeerId: 38, six of prefix and the key itself."""
 _SIGNATURE_PREFIX: Final = b"shoal-signature:"
 
 _BASE58: Final = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"

@@ -59,7 +59,8 @@ KEY_CHECKSUM: Final = 8
 would be another peer, and hear of it only from those who do not know it. Files of 32 bytes,
 without it, are taken too."""
 KILL_AFTER: Final = 1.0
-"""Seconds a child has to end after its input has ended."""
+"""Seconds a child has to end after its input has ended. Ours end at once, whatever they do
+(`roles.engines.worker`); what does not by then hangs."""
 
 
 def trim_memory() -> None:

@@ -349,6 +349,24 @@ def test_the_threat_model_names_tests_that_exist() -> None:
     assert not [name for name in sorted(named) if not (ROOT / name).exists()]
 
 
+def test_the_tables_of_the_architecture_name_files_that_exist() -> None:
+    """A file by its path, or, behind another one, by its path from that one's folder; and a
+    function of it."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    strange = []
+    for cells in (row.strip("|").split("|") for row in rows):
+        file = ROOT
+        for name in re.findall(r"`([\w/.]+)`", cells[-1]):
+            if name.endswith(".py"):
+                file = ROOT / name if (ROOT / name).exists() else file.parent / name
+                found = file.exists()
+            else:
+                found = re.search(rf"def {name}\b", file.read_text("utf-8")) is not None
+            strange += [] if found else [name]
+    assert strange == []
+
+
 def python(code: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", code],
