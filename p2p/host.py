@@ -344,6 +344,7 @@ class FrameReceiver:
             if not data:
                 return None
             self._parser.feed(data)
+            del data  # the parser has it: waiting for the rest is not to hold it twice
         return found
 
     async def _receive_rest(self) -> bytes:
@@ -355,6 +356,7 @@ class FrameReceiver:
                 if not data:
                     raise BadMessage("the stream ended within a frame")
                 self._parser.feed(data)
+                del data
                 found = self._parser.next_frame()
         if found is None:
             raise LimitExceeded(f"a frame was not whole within {self._patience:.0f} s")
@@ -374,6 +376,9 @@ def serve_requests(
     async def serve(stream: Stream) -> None:
         receiver = FrameReceiver(stream, max_request)
         while (payload := await receiver.receive()) is not None:
-            await send_frame(stream, await answer(stream.peer, payload))
+            reply = await answer(stream.peer, payload)
+            del payload  # neither is kept while the peer takes its time
+            await send_frame(stream, reply)
+            del reply
 
     return serve

@@ -178,6 +178,7 @@ class FrameReader:
                     raise BadMessage("the stream ended within a frame")
                 return None
             self._parser.feed(data)
+            del data  # the parser has it: waiting for more is not to hold it twice
             self._tell()
         self._tell()
         return payload

@@ -26,14 +26,13 @@ from typing import ClassVar, Final
 from p2p.errors import BadMessage
 from p2p.membership.heartbeat import (
     KEY_BYTES,
-    MAX_POLICY,
     MAX_SEQNO,
-    NO_POLICY,
     PROTOCOL_ID,
     Digest,
     SignedHeartbeat,
     decode_heartbeat_untrusted,
 )
+from p2p.policy import MAX_POLICY, NO_POLICY
 from p2p.wire import KI, Layout, message_untrusted, pack, unpack_untrusted
 
 __all__ = [

@@ -23,6 +23,7 @@ partition find each other when it has healed.
 from __future__ import annotations
 
 import math
+from random import Random
 from typing import TYPE_CHECKING, Final, assert_never
 
 from p2p.dht.config import DhtConfig
@@ -67,8 +68,6 @@ from p2p.errors import BadMessage
 from p2p.identity import PeerId, Signer
 
 if TYPE_CHECKING:
-    from random import Random
-
     from p2p.dht.core.table import RoutingTable
 
 SECRET_BYTES: Final = 16
