@@ -26,6 +26,7 @@ from typing import Final
 import trio
 
 from p2p import identify
+from p2p.concurrency import leaves
 from p2p.connector import Callbacks, Connector
 from p2p.errors import (
     ConfigError,
@@ -438,7 +439,7 @@ class SwarmHost:
         except* RemoteProtocolError as errors:
             logger.info("%r broke a protocol: %s", peer, errors.exceptions)
             if peer is not None:
-                self.penalise(peer, VIOLATION, str(errors.exceptions[0]))
+                self.penalise(peer, VIOLATION, str(next(leaves(errors))))
                 self._connector.cut(peer)
         except* (
             trio.BrokenResourceError,
@@ -626,15 +627,9 @@ async def open_host(
                 failure = error
                 raise
     except BaseExceptionGroup as group:
-        if failure is not None and _leaves(group) == [failure]:
+        if failure is not None and list(leaves(group)) == [failure]:
             raise failure from None  # as it was, without the wrapping of our nurseries
         raise
-
-
-def _leaves(error: BaseException) -> list[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
-    return [error]
 
 
 def _key_of(world: World) -> KeyPair:

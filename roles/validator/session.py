@@ -38,6 +38,7 @@ from typing import Final
 
 import trio
 
+from p2p.concurrency import Notifier
 from p2p.errors import StorageError
 from p2p.host import Stream, send_frame
 from p2p.identity import PeerId
@@ -123,7 +124,7 @@ class ValidatorSession:
         self._queue: FairQueue[Job] = FairQueue(
             lambda peer: stats.records.of(peer).accepted > 0
         )
-        self._work = trio.Event()
+        self._work = Notifier()
         self._recording = trio.Semaphore(RECORDING)
         self._streams = Seats(in_all=MAX_SERVED)
         """Streams that are heard at all: a kilobyte each."""
@@ -318,7 +319,7 @@ class ValidatorSession:
         if not taken:
             return self._refuse("queue is full", retry=True)
         self._verdicts.begin(job)
-        self._work.set()
+        self._work.notify_all()
         return await self._wait_verdict(job)
 
     async def _wait_verdict(self, job: Job) -> SignedVerdict | Refusal:
@@ -429,7 +430,6 @@ class ValidatorSession:
         await self._recording.acquire()
         await self._standing.wait()
         while not self._may_judge(deliveries):
-            self._work = trio.Event()
             await self._wait_work()
         began = world.now()
         job = self._queue.pop(began, of_debtors=not deliveries.has_room())
@@ -478,7 +478,7 @@ class ValidatorSession:
         return deliveries.has_room(1) and self._queue.has_debtor(now)
 
     def _wake(self) -> None:
-        self._work.set()
+        self._work.notify_all()
 
     async def _decide(self, job: Job) -> SignedVerdict:
         """The verdict on the submission whose turn it is; its place is taken, whatever it

@@ -19,6 +19,7 @@ from typing import Final
 
 import trio
 
+from p2p.concurrency import leaves
 from p2p.errors import (
     BadMessage,
     ConfigError,
@@ -420,7 +421,7 @@ class SimHost:
                 async with stream:
                     await handler(stream)
         except* RemoteProtocolError as errors:
-            self.penalise(stream.peer, VIOLATION, str(errors.exceptions[0]))
+            self.penalise(stream.peer, VIOLATION, str(next(leaves(errors))))
             self._disconnect(stream.peer)
         except* (trio.BrokenResourceError, PeerUnreachable, ProtocolNotSupported) as errors:
             logger.debug("a stream of %r ended early: %s", stream.peer, errors.exceptions)
