@@ -5,17 +5,16 @@ the newest (after a restart the oldest may be a ghost that only a time-out will 
 peer counts as gone when its last connection is.
 
 What strangers may hold is counted by a `p2p.limits.Budget`: it names what must go, and this
-module ends that at once. Dials that a stranger's word caused (`AddrSource.HEARSAY`) have slots
-of their own, so that contacts at silent addresses never hold up a dial that the owner, or a
-member, asked for.
+module ends that at once. Whom to dial, to refuse and to keep, a `p2p.gater.ConnectionGater`
+says. Dials that a stranger's word caused (`AddrSource.HEARSAY`) have slots of their own, so
+that contacts at silent addresses never hold up a dial that the owner, or a member, asked for.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -30,10 +29,10 @@ from p2p.errors import (
     RemoteProtocolError,
     WrongPeer,
 )
-from p2p.host import AddrSource, PeerEvent, PeerState, without
+from p2p.gater import ConnectionGater
+from p2p.host import PeerEvent, PeerState, PeerWatchers
 from p2p.identity import PeerId, ProtocolId
 from p2p.limits import (
-    LOOPBACK,
     Budget,
     DialTargets,
     FadingCounts,
@@ -43,11 +42,10 @@ from p2p.limits import (
     ResourceLimits,
     Usage,
     group_of,
-    reach_of,
 )
 from p2p.multiaddr import Multiaddr
 from p2p.network import Listener, Network
-from p2p.peers import MAX_HEARSAY_ADDRS, VIOLATION, AddressBook, Scores
+from p2p.peers import VIOLATION
 from p2p.transport.connection import Connection, ConnectionConfig
 from p2p.transport.core.budget import HostBudget
 from p2p.transport.core.noise import StaticKey
@@ -82,10 +80,6 @@ a handshake 10) leaves 5 for others, which are tried beside it."""
 HEARSAY_TIMEOUT: Final = 8.0
 """The same on a stranger's word, which may name addresses where no machine is: a connection
 that takes its whole 5 s leaves 3 s for a handshake, four round trips of 0.75 s."""
-DIAL_BACKOFF: Final = 5.0
-"""Seconds after a failed dial in which messages to the peer are dropped at once instead of
-dialling again.
-"""
 FIRST_READ: Final = 4096
 """Bytes read at the beginning of an incoming handshake; a whole one has about 500."""
 ACCEPT_BACKOFF: Final = 0.1
@@ -255,9 +249,9 @@ class Connector:
         callbacks: Callbacks,
         spawn: Spawn,
     ) -> None:
-        self.book = AddressBook(keeps=self._is_kept)
-        self.scores = Scores()
-        self.budget = Budget(limits, self.is_protected, world.entropy(16))
+        self.gater = ConnectionGater(static.peer_id, lambda peer: peer in self._connections)
+        self.watchers = PeerWatchers()
+        self.budget = Budget(limits, self.gater.is_protected, world.entropy(16))
         self.turns = Turns()
         self.closing = False
         self._world = world
@@ -268,18 +262,15 @@ class Connector:
         self._spawn = spawn
         self._connections: dict[PeerId, list[Connection]] = {}
         self._usage: dict[PeerId, Usage] = {}
-        self._watchers: tuple[Callable[[PeerEvent], None], ...] = ()
         self._dials: dict[PeerId, _Dial] = {}
         self._dial_slots = trio.CapacityLimiter(MAX_DIALS)
         self._hearsay_slots = trio.CapacityLimiter(MAX_HEARSAY_DIALS)
         self._targets = DialTargets()
         self._offences = FadingCounts(OFFENCE_HALF_LIFE)
         self._replaced = FadingCounts(REPLACED_HALF_LIFE)
-        self._unreachable: dict[PeerId, float] = {}
-        self._protected: dict[str, frozenset[PeerId]] = {}
         self._turns = _Turns()
         self._sweeping = False
-        self._unread = HostBudget(world.now, protected=self.is_protected)
+        self._unread = HostBudget(world.now, protected=self.gater.is_protected)
 
     @property
     def connected(self) -> tuple[PeerId, ...]:
@@ -290,27 +281,11 @@ class Connector:
         """The newest connection that takes streams."""
         return next((c for c in reversed(self._connections.get(peer, ())) if c.is_open), None)
 
-    def watch(self, watcher: Callable[[PeerEvent], None]) -> None:
-        """Call ``watcher`` on every change, until `unwatch`."""
-        self._watchers = (*self._watchers, watcher)
-
-    def unwatch(self, watcher: Callable[[PeerEvent], None]) -> None:
-        """Call ``watcher`` no more."""
-        self._watchers = without(self._watchers, watcher)
-
     def tell(self, peer: PeerId, state: PeerState, *, dialled: bool = False) -> None:
-        """Call the watchers, unless the host is closing.
-
-        All of them hear of it, also when one raises: the gossip that missed a disconnect
-        because the DHT's listener crashed would keep the peer in its mesh for ever. What was
-        raised goes on to our border.
-        """
+        """Call the watchers, unless the host is closing."""
         self._world.sometimes("connector/lost messages", state is PeerState.UNREACHABLE)
         if not self.closing:
-            event = PeerEvent(peer, state, dialled)
-            with ExitStack() as calls:
-                for watcher in reversed(self._watchers):
-                    calls.callback(watcher, event)
+            self.watchers.tell(PeerEvent(peer, state, dialled))
 
     def drop(self, peer: PeerId) -> list[Connection]:
         """Begin to close all connections of ``peer``; returns them."""
@@ -322,12 +297,12 @@ class Connector:
     def penalise(self, peer: PeerId, points: float, reason: str) -> None:
         """Add penalty points; at the limit the peer is dropped."""
         logger.info("%r gets %s penalty points: %s", peer, points, reason)
-        if self.scores.penalise(peer, points, self._world.now()):
+        if self.gater.penalise(peer, points, self._world.now()):
             self._refuse(peer)
 
     def ban(self, peer: PeerId) -> None:
         """Refuse for as long as this host lives."""
-        self.scores.ban(peer)
+        self.gater.ban(peer)
         self._refuse(peer)
 
     def cut(self, peer: PeerId) -> list[Connection]:
@@ -345,46 +320,17 @@ class Connector:
 
     def is_refused(self, peer: PeerId) -> bool:
         """Whether we want nothing to do with ``peer`` for now."""
-        return self.scores.is_refused(peer, self._world.now())
+        return self.gater.is_refused(peer, self._world.now())
 
-    def is_unreachable(self, peer: PeerId) -> bool:
-        """Whether a dial failed moments ago."""
-        now = self._world.now()
-        return self._unreachable.get(peer, now) > now or self._world.buggify(
+    def may_send(self, peer: PeerId) -> bool:
+        """Whether a message to ``peer`` may leave: over a connection, or one to be made."""
+        if self.closing:
+            return False
+        if self.live(peer) is not None:
+            return not self.is_refused(peer)
+        return self.gater.may_send(peer, self._world.now()) and not self._world.buggify(
             "connector/takes it for gone"
         )
-
-    def protect(self, purpose: str, peers: Iterable[PeerId]) -> None:
-        """Keep connections to ``peers``; replaces what was protected for the same
-        ``purpose``.
-        """
-        self._protected[purpose] = frozenset(peers)
-
-    def is_protected(self, peer: PeerId) -> bool:
-        """Whether the node wants to keep ``peer``, whatever strangers do."""
-        return any(peer in peers for peers in self._protected.values())
-
-    def _is_kept(self, peer: PeerId) -> bool:
-        return peer in self._connections or self.is_protected(peer)
-
-    def add_addrs(
-        self,
-        peer: PeerId,
-        addrs: Sequence[Multiaddr],
-        source: AddrSource,
-        reach: int = LOOPBACK,
-    ) -> None:
-        """Remember where ``peer`` may be dialled; news makes an unreachable peer worth a try.
-
-        Of hearsay, only what can be reached from ``reach`` (`p2p.limits.reach_of`) or further
-        away.
-        """
-        if peer == self._static.peer_id:
-            return
-        if source is AddrSource.HEARSAY:
-            addrs = [addr for addr in addrs if reach_of(addr) >= reach][:MAX_HEARSAY_ADDRS]
-        if self.book.add(peer, addrs, source):
-            self._unreachable.pop(peer, None)
 
     def usage(self, peer: PeerId) -> Usage | None:
         """What a connected peer was good for."""
@@ -406,13 +352,10 @@ class Connector:
         await trio.lowlevel.checkpoint()
         if self.live(peer):
             return
-        if peer == self._static.peer_id:
-            raise PeerUnreachable("we do not dial ourselves")
-        if self.is_refused(peer):
-            raise PeerUnreachable(f"{peer} is refused for what it did")
+        self.gater.check_dial(peer, self._world.now())
         dial = self._dials.get(peer)
         self._world.sometimes("connector/shared a dial", dial is not None)
-        trusted = self.is_protected(peer) or bool(self.book.certain(peer))
+        trusted = self.gater.is_sure(peer)
         if dial is None or (trusted and not dial.trusted):
             dial = self._dials[peer] = _Dial(trusted)
             self._spawn(self._dial, peer, dial)
@@ -431,7 +374,7 @@ class Connector:
                 await dawdle(self._world, "connector/slow dial")
                 with trio.fail_after(timeout):
                     ready, addr = await race(
-                        peer, self.book.of(peer), partial(self._dial_addr, peer)
+                        peer, self.gater.book.of(peer), partial(self._dial_addr, peer)
                     )
             if not self._adopt(ready.raw, ready.secured, dialer=True, addr=addr):
                 await trio.aclose_forcefully(ready)
@@ -445,11 +388,11 @@ class Connector:
             if self._dials.get(peer) is dial:
                 del self._dials[peer]
             if dial.error is not None:
-                self._remember_unreachable(peer)
+                self._note_failure(peer)
             dial.done.set()
 
     async def _dial_addr(self, peer: PeerId, addr: Multiaddr) -> _Ready:
-        if addr in self.book.certain(peer):
+        if addr in self.gater.book.certain(peer):
             return await self._dial_place(peer, addr)
         group, now = group_of(addr), self._world.now()
         if not self._targets.begin(group, now):
@@ -472,18 +415,14 @@ class Connector:
                 )
             except BaseException as error:
                 if isinstance(error, WrongPeer):
-                    self.book.forget(peer, addr)
+                    self.gater.book.forget(peer, addr)
                 await trio.aclose_forcefully(raw)
                 raise
         return _Ready(raw, secured)
 
-    def _remember_unreachable(self, peer: PeerId) -> None:
-        now = self._world.now()
-        for other in [other for other, until in self._unreachable.items() if until <= now]:
-            del self._unreachable[other]
-        self._unreachable[peer] = (
-            now + DIAL_BACKOFF + lateness(self._world, "connector/long backoff")
-        )
+    def _note_failure(self, peer: PeerId) -> None:
+        longer = lateness(self._world, "connector/long backoff")
+        self.gater.dial_failed(peer, self._world.now(), longer)
 
     # Accepting.
 
@@ -629,7 +568,7 @@ class Connector:
         siblings = self._connections.setdefault(peer, [])
         siblings.append(connection)
         self._world.sometimes("connector/both dialled", len(siblings) > 1)
-        self._unreachable.pop(peer, None)
+        self.gater.connected(peer)
         self._spawn(self._carry, connection, held)
         if not self._sweeping:
             self._sweep_later()
@@ -673,7 +612,7 @@ class Connector:
             streams = sum(connection.stream_count for connection in self._connections[peer])
             if (
                 idle
-                and not self.is_protected(peer)
+                and not self.gater.is_protected(peer)
                 and not self._callbacks.is_busy(peer, streams)
             ):
                 logger.debug("closed the idle connection to %r", peer)

@@ -28,6 +28,7 @@ from typing import Any, Final, TypeVar
 
 import trio
 
+from p2p.concurrency import Notifier
 from p2p.errors import LimitExceeded, StorageError, WorkerDied
 from p2p.identity import SEED_BYTES, KeyPair, Signer, Verify, verify
 from p2p.wire import MIB
@@ -115,7 +116,7 @@ class RealWorld:
         self.cores = available_cores()
         self._timers: list[tuple[float, int, RealTimer]] = []
         self._order = itertools.count()
-        self._sooner = trio.Event()
+        self._sooner = Notifier()
 
     def now(self) -> float:
         """Monotonic seconds."""
@@ -138,7 +139,7 @@ class RealWorld:
         timer = RealTimer(callback)
         heapq.heappush(self._timers, (when, next(self._order), timer))
         if self._timers[0][2] is timer:
-            self._sooner.set()
+            self._sooner.notify_all()
         return timer
 
     async def run_timers(self) -> None:
@@ -148,7 +149,6 @@ class RealWorld:
                 callback = heapq.heappop(self._timers)[2].callback
                 if callback is not None:
                     callback()
-            self._sooner = trio.Event()
             with trio.move_on_at(self._timers[0][0] if self._timers else math.inf):
                 await self._sooner.wait()
 

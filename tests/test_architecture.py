@@ -212,6 +212,28 @@ def test_nobody_polls(path: Path) -> None:
     assert bool(sleeps) == (relative(path) in SLEEP_IN_LOOP), sleeps
 
 
+MAY_SWAP_EVENTS = ("p2p/concurrency.py", "p2p/shardcast/", "sim/node/swarm.py")
+"""Where the idiom is written, where it is about to go, and where each life has its event."""
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_events_are_not_replaced_by_hand(path: Path) -> None:
+    """An attribute that gets a new `trio.Event` each time is a `Notifier`, or an
+    `AutoResetEvent`.
+    """
+    swapped = [
+        f"{relative(path)}:{node.lineno}"
+        for function in ast.walk(tree_of(path))
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        and function.name != "__init__"
+        for node in ast.walk(function)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Attribute)
+        and ast.unparse(node.value) == "trio.Event()"
+    ]
+    assert not swapped or relative(path).startswith(MAY_SWAP_EVENTS), swapped
+
+
 # What lies in a folder `core/`, and in `proofs/`, is pure by contract: no file is named.
 CORES = [path for path in SOURCES if "core" in path.parent.relative_to(ROOT).parts]
 PURE = [*CORES, *(path for path in SOURCES if path.relative_to(ROOT).parts[0] == "proofs")]
