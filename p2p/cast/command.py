@@ -27,6 +27,7 @@ from p2p.cast.ticket import (
     is_name,
 )
 from p2p.cast.view import CastState, Teller
+from p2p.concurrency import leaves
 from p2p.errors import BadMessage, ConfigError, LocalProtocolError, ShoalError
 from p2p.identity import PeerId
 from p2p.limits import LOOPBACK, reach_of
@@ -149,25 +150,18 @@ def _end(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
 
 
 def _run(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
-    failures: list[ShoalError] = []
+    failures: list[BaseException] = []
     try:
         check_platform()
         raise_descriptor_limit()
         trio.run(main)
     except* ShoalError as group:
-        failures.extend(_leaves(group))
+        failures.extend(leaves(group))
     for message in dict.fromkeys(str(failure) for failure in failures):
         complain(message)
     if not failures:
         return 0
     return WRONG_USAGE if all(isinstance(f, ConfigError) for f in failures) else FAILED
-
-
-def _leaves(group: BaseExceptionGroup[ShoalError]) -> list[ShoalError]:
-    found: list[ShoalError] = []
-    for error in group.exceptions:
-        found.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
-    return found
 
 
 # Push

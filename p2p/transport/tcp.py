@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import operator
+import select
 import socket
 import struct
 import sys
@@ -76,6 +77,22 @@ class TcpStream(trio.abc.HalfCloseableStream):
         self._set_low_water(NOT_SENT_LOW_WATER)
         self.remote_addr = Multiaddr.tcp(*_without_scope(sock.getpeername()))
         """Whom the kernel says this is."""
+
+    def has_gone(self) -> bool:
+        """Whether the other end has closed or reset its direction, as far as the kernel knows.
+
+        Where it does not tell before all is read (macOS), only a reset counts.
+        """
+        return self._sock.fileno() < 0 or self._is(getattr(select, "POLLRDHUP", 0))
+
+    def has_spoken(self) -> bool:
+        """Whether there is something to read, if only the end."""
+        return self._sock.fileno() >= 0 and self._is(select.POLLIN)
+
+    def _is(self, state: int) -> bool:
+        asked = select.poll()
+        asked.register(self._sock, state)
+        return bool(asked.poll(0))
 
     async def receive_into(self, buffer: memoryview) -> int:
         """Receive into ``buffer``; 0 at the end."""

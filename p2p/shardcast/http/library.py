@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-import trio
 from blake3 import blake3
 
+from p2p.concurrency import Notifier
 from p2p.shardcast.http.core.body import Body, Slice
 from p2p.shardcast.http.core.tar import tar_of
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
@@ -104,7 +104,7 @@ class Shelf:
 
     def __init__(self) -> None:
         self._releases: dict[PolicyVersion, Release] = {}
-        self._changed = trio.Event()
+        self._changed = Notifier()
 
     @property
     def versions(self) -> Sequence[PolicyVersion]:
@@ -114,8 +114,7 @@ class Shelf:
     def add(self, release: Release) -> None:
         """Offer a version."""
         self._releases[release.version] = release
-        self._changed.set()
-        self._changed = trio.Event()
+        self._changed.notify_all()
 
     def remove(self, version: PolicyVersion) -> None:
         """Offer it no more. Downloads that go on fail when its files are gone."""
