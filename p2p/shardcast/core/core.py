@@ -34,6 +34,7 @@ from p2p.shardcast.config import ShardcastConfig, ShardcastStats
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.announcer import Announcer
 from p2p.shardcast.core.download import MAX_FETCHES, Download, superfluous
+from p2p.shardcast.core.line import Lines
 from p2p.shardcast.core.origin import Origin
 from p2p.shardcast.core.peers import Peers
 from p2p.shardcast.core.pending import PendingNames
@@ -87,8 +88,9 @@ class ShardcastCore:
         self._repair = Repair(
             local, statements, self._peers, self._announcer, rng, config.stall
         )
+        lines = Lines()
         self._upload = Upload(local, statements, self._downloads, self._announcer, self._peers)
-        self._origin = Origin(statements, self._peers.is_gone, config.stall)
+        self._origin = Origin(statements, self._peers.is_gone, lines, config.stall)
         self._pending = PendingNames()
         self._is_full = False
         """Whether the disk takes nothing: what is announced is postponed instead of fetched."""
