@@ -54,7 +54,8 @@ MAX_UNFINISHED: Final = 16 * MIB
 """Bytes of messages that are not whole yet, over all peers: 16 largest ones, or a heartbeat cut
 in two from each of 50,000 peers. The peer that holds most of it pays."""
 _MEMO: Final = 4096
-"""Addresses whose group is remembered; 1 MiB at most."""
+"""Addresses whose group is remembered, 1 MiB at most: the same peers are dialled, and dial,
+again and again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -569,17 +570,20 @@ def _most_crowded(groups: Iterable[NetGroup]) -> str:
 # Whom we dial on a stranger's word.
 
 MAX_DIALS_PER_HOST: Final = 4
-"""Dials on hearsay to one host at a time."""
+"""Dials on hearsay to one host at a time: strangers' words must not make many of us knock at
+one door together."""
 MAX_DIALS_PER_NETWORK: Final = 8
-"""Dials on hearsay to one network at a time."""
+"""Dials on hearsay to one network at a time: two hosts' worth."""
 MAX_FAILED_PER_HOST: Final = 8.0
 """Failed dials on hearsay to one host, halved every minute, after which it is left alone: a
 host that answers costs nothing, and one that does not hears about eight SYNs a minute from us,
 however many peers name it."""
 MAX_FAILED_PER_NETWORK: Final = 32.0
-"""The same of one network."""
+"""The same of one network: four hosts' worth, as a network of many machines may have some that
+are off."""
 FAILED_HALF_LIFE: Final = 60.0
-"""Seconds in which half of the failed dials are forgotten."""
+"""Seconds in which half of the failed dials are forgotten: a host at its limit of eight is
+tried once more every 11 s (60 s times log2 of 8/7)."""
 MAX_COUNTED: Final = 4096
 """Hosts and networks that are counted; the one counted longest ago goes first. 0.5 MiB."""
 
