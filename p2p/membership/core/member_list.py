@@ -44,7 +44,8 @@ SPARSE: Final = 7 / 8
 is a random sample, in which every death makes room for one more: no news, and the digests with
 the heartbeats suffice."""
 CROWDED: Final = 63 / 64
-"""Share of its capacity from which a view is crowded."""
+"""Share of its capacity from which a view is crowded: 202 of 205, so that a death or two do not
+make it look for more."""
 YOUNG: Final = 120.0
 """Intervals for which a member is young: as long as one that no peer hears of stays listed
 (`stale`). What has outlived them was named again meanwhile."""
@@ -61,7 +62,8 @@ SURPLUS_TRIES: Final = 8
 """Random members of which the one goes whose network, or whose introducer, has most of those
 that may go."""
 MAX_TOMBSTONES: Final = 4096
-"""Dead peers remembered, 2 MiB at most."""
+"""Dead peers remembered, 2 MiB at most. A swarm of 1,000 in which half die at once needs 500;
+one more is forgotten, oldest first, and may be taken in again by an old heartbeat."""
 
 
 class MemberList:
