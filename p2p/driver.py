@@ -130,13 +130,15 @@ class Driver(Generic[Event, Effect]):
         if self._is_handling:
             return
         self._is_handling = True
+        core, carry_out, waiting = self._core, self._carry_out, self._waiting
         try:
-            while self._waiting:
-                for effect in self._core.handle(self._waiting.popleft(), self._world.now()):
-                    self._carry_out(effect)
+            while waiting:
+                for effect in core.handle(waiting.popleft(), self._world.now()):
+                    carry_out(effect)
         finally:
             self._is_handling = False
-            self.set_timer()
+            if core.next_deadline < self._timer_at:  # seldom: one call fewer for each event
+                self.set_timer()
 
     def set_timer(self) -> None:
         """Ask for a call at the core's deadline. `feed` does so by itself."""
