@@ -33,8 +33,8 @@ peers can be dialled and how they behaved. `machine` is the world of production.
 
 The services, packages with a map of their own: `membership` (who lives), `gossip` (publish and
 subscribe), `dht` (who is where), `shardcast` (policies to every node), `ledger` (a node's
-signed log). `driver` feeds a service's core, and carries out the `effects` that all cores
-share. `node` puts all of them together.
+signed log). `driver` feeds a service's core, and `effects` are what cores of all services ask
+of a host. `node` puts all of them together; `cast` puts some of them together to send files.
 
 How data flows
 --------------

@@ -37,7 +37,8 @@ peers.
 """
 
 PENALTY_LIMIT: Final = 100.0
-"""Points at which a peer is disconnected and refused."""
+"""Points at which a peer is disconnected and refused: a percentage of our patience. A forgery
+costs 25, a broken protocol 67, a dropped message 1."""
 PENALTY_HALF_LIFE: Final = 60.0
 """Seconds in which half of the points are forgotten: a bad minute does not follow a peer for
 hours.

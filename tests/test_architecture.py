@@ -35,6 +35,8 @@ FORBIDDEN_CALLS = {"open", "hash", "input", "print", "exec", "eval", "__import__
 
 # Who may, and why. A trailing slash stands for a folder.
 EXEMPT = {
+    "p2p/cast/command.py": "a command line: paths in, text out",
+    "p2p/cast/delivery.py": "links files into the folder that a person named",
     "p2p/machine.py": "is the real World",
     "p2p/node/cli.py": "a command line: paths in, text out",
     "p2p/node/config.py": "names the configuration file",
@@ -367,6 +369,24 @@ def test_the_threat_model_names_tests_that_exist() -> None:
     named = set(re.findall(r"`(tests/[\w/.]+)`", text))
     assert named
     assert not [name for name in sorted(named) if not (ROOT / name).exists()]
+
+
+def test_the_tables_of_the_architecture_name_files_that_exist() -> None:
+    """A file by its path, or, behind another one, by its path from that one's folder; and a
+    function of it."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    strange = []
+    for cells in (row.strip("|").split("|") for row in rows):
+        file = ROOT
+        for name in re.findall(r"`([\w/.]+)`", cells[-1]):
+            if name.endswith(".py"):
+                file = ROOT / name if (ROOT / name).exists() else file.parent / name
+                found = file.exists()
+            else:
+                found = re.search(rf"def {name}\b", file.read_text("utf-8")) is not None
+            strange += [] if found else [name]
+    assert strange == []
 
 
 def python(code: str) -> str:

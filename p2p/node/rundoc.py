@@ -127,7 +127,8 @@ class RunConfig:
     as long, and so on up to `MAX_PAUSE`."""
 
     ask_timeout: float = 10.0
-    """Seconds that one peer may take to hand over the run document."""
+    """Seconds that one peer may take to hand over the run document: 256 KiB take 2 s at 1
+    Mbit/s, and it may be busy."""
 
     refresh: float = 60.0
     """Seconds between looks into the DHT for members, and at one member for a newer run

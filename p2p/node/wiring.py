@@ -33,6 +33,7 @@ from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import pack, unpack_untrusted
 
 RUN_ID_BYTES: Final = 32
+"""A run's id is a SHA-256 digest."""
 RUN_LIFETIME: Final = 1800.0
 """Seconds for which such a record is good; the DHT renews it while we live."""
 MAX_RUN_LIFETIME: Final = 3600.0

@@ -37,9 +37,36 @@ class Wakeup:
 
 @runtime_checkable
 class AddressedStream(Protocol):
-    """A raw stream that knows where its other end is."""
+    """A raw stream that knows where its other end is, and what became of it."""
 
     remote_addr: Multiaddr
+
+    def has_spoken(self) -> bool:
+        """Whether there is something to read."""
+        ...
+
+    def has_gone(self) -> bool:
+        """Whether the other end has closed its direction, whatever is yet to be read."""
+        ...
+
+
+@runtime_checkable
+class MeteredStream(Protocol):
+    """A raw stream that knows how much of what it was given has not left this machine."""
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that it has taken and that are not on the line yet."""
+        ...
+
+    async def wait_unsent(self, at_most: int) -> None:
+        """Return when there are at most so many. Raises what sending raises."""
+        ...
+
+    def keep_short(self, low_water: int) -> None:
+        """From now on, take no more while ``low_water`` bytes, or the usual most, are
+        unsent."""
+        ...
 
 
 @runtime_checkable

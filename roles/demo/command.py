@@ -52,7 +52,7 @@ except ImportError:
     resource = None  # type: ignore[assignment]  # `check_machine` says what to do
 
 MAX_STEPS: Final = 100_000
-"""A day and a half at one step a second."""
+"""Steps of a demo: a day and a half at 1.3 s a step, which it takes on two cores."""
 MEMORY: Final = 2 * GIB
 """Bytes that the demo needs. Measured are 1.3 GB: six nodes of 42 MB, four engines of 172 MB,
 the trainer's of 304 MB, this process; torch with CUDA takes more. A machine that swaps is

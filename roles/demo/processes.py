@@ -12,7 +12,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -25,21 +25,12 @@ from p2p.identity import KeyPair
 from p2p.machine import load_or_create_key
 from p2p.wire import KI
 from proofs.checks import Limits
+from roles.demo.cast import CAST
 from roles.demo.status import Status, SwarmStatus
 from roles.envs.base import environment_digest
 from roles.rl.recipe import Recipe
 from roles.run import Run, sign_run
 from roles.run.core.file import Delivery, EnvironmentPin, Model, Terms
-
-CAST: Final[Mapping[str, str]] = {
-    "relay-1": "none",
-    "trainer-1": "trainer",
-    "validator-1": "validator",
-    "inference-1": "inference",
-    "inference-2": "inference",
-    "cheat-1": "roles.demo.cheats:Cheat",
-}
-"""Who plays, by folder name; the first is the bootstrap peer of the others."""
 
 RUN_FILE: Final = "run.shoal"
 """The signed run file, in the demo's folder."""
@@ -76,7 +67,7 @@ class DemoPlan:
     """How it is trained."""
 
     evaluate_every: int = 10
-    """Steps between evaluations."""
+    """Steps between evaluations: seven points make a curve of 60 steps."""
 
     folder: Path
     """Where the nodes keep their data."""

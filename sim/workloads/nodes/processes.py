@@ -27,6 +27,7 @@ from sim.workloads.nodes.metrics import HealthLog, measure
 from sim.workloads.participants import ORIGIN
 
 PORT: Final = 4001
+"""The one that every machine listens at: each has an address of its own."""
 STATUS: Final = 0.5
 """Seconds between two healths of a node."""
 LINGER: Final = 2.0
