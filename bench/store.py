@@ -228,15 +228,15 @@ class BenchProcess:
     def line_with(self, *words: str) -> dict[str, Any]:
         """The next line that has one of these words; others wait until they are asked for.
         Raises `EOFError` if the process ended, or says nothing for `PATIENCE`."""
-        for number, said in enumerate(self._unread):
-            if any(word in said for word in words):
+        for number, waiting in enumerate(self._unread):
+            if any(word in waiting for word in words):
                 return self._unread.pop(number)
         assert self.process.stdout is not None
         timer = threading.Timer(PATIENCE, self.process.kill)
         timer.start()
         try:
             for line in self.process.stdout:
-                said = json.loads(line)
+                said: dict[str, Any] = json.loads(line)
                 if any(word in said for word in words):
                     return said
                 self._unread.append(said)
