@@ -116,7 +116,8 @@ async def test_a_validator_that_crashes_does_not_make_a_node_deaf(tmp_path: Path
             rpc = Rpc(messages=[sign_message(friend, TOPIC, b"crash", number)])
             with pytest.raises(RuntimeError, match="a bug of ours"):
                 gossip._driver.feed(Received(friend.peer_id, encode_rpc(rpc)))
-        assert gossip._core._pending == {}
+        assert len(gossip._core._pending) <= 1  # the last answer waits for the next event
         rpc = Rpc(messages=[sign_message(friend, TOPIC, b"good", 1000)])
         gossip._driver.feed(Received(friend.peer_id, encode_rpc(rpc)))
         assert heard == [b"good"]
+        assert gossip._core._pending == {}
