@@ -9,8 +9,8 @@ suite, tests/conformance/test_hosts.py, holds them together.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Protocol
@@ -19,7 +19,7 @@ import trio
 
 from p2p.errors import BadMessage, LimitExceeded
 from p2p.identity import PeerId, ProtocolId
-from p2p.multiaddr import Multiaddr
+from p2p.multiaddr import AddrSource as AddrSource, Multiaddr
 from p2p.wire import KI, MIB, FrameParser, FrameReader, encode_varint, frame
 
 MAX_MESSAGE: Final = MIB
@@ -88,26 +88,6 @@ class PeerState(Enum):
     """Messages were waiting, and no address answered."""
 
 
-class AddrSource(Enum):
-    """On whose word an address is remembered, and so what may be done with it.
-
-    A stranger who may make us dial what it names uses us as its weapon, so hearsay is kept
-    apart, pushed out first, never resolved as a DNS name, and never names a private address
-    from a public one.
-    """
-
-    OWNER = "owner"
-    """This node's operator or the embedding program: bootstrap addresses. The only DNS names
-    resolved.
-    """
-    SIGNED = "signed"
-    """The peer itself, in words that it signed, that were verified, and that an admitted member
-    may say.
-    """
-    HEARSAY = "hearsay"
-    """A stranger about itself (identify), or any peer about a third party (DHT contacts)."""
-
-
 @dataclass(frozen=True, slots=True)
 class PeerEvent:
     """A change in who is connected."""
@@ -120,16 +100,42 @@ class PeerEvent:
     """
 
 
-def without(
-    listeners: tuple[Callable[[PeerEvent], None], ...], gone: Callable[[PeerEvent], None]
-) -> tuple[Callable[[PeerEvent], None], ...]:
-    """``listeners`` with one registration of ``gone`` fewer.
+class PeerWatchers:
+    """The listeners of one host."""
 
-    A new tuple: an event that is being told to the old one, and ends a listener's block, skips
-    no other.
-    """
-    place = listeners.index(gone)
-    return listeners[:place] + listeners[place + 1 :]
+    __slots__ = ("_listeners",)
+
+    def __init__(self) -> None:
+        self._listeners: tuple[Callable[[PeerEvent], None], ...] = ()
+
+    def add(self, listener: Callable[[PeerEvent], None]) -> None:
+        """Call ``listener`` on every change from now on."""
+        self._listeners = (*self._listeners, listener)
+
+    @contextmanager
+    def watching(self, listener: Callable[[PeerEvent], None]) -> Iterator[None]:
+        """Call ``listener`` on every change for the length of the block.
+
+        At its end one registration of it goes. The tuple is a new one: an event that is being
+        told to the old one, and ends a listener's block, skips no other.
+        """
+        self.add(listener)
+        try:
+            yield
+        finally:
+            place = self._listeners.index(listener)
+            self._listeners = self._listeners[:place] + self._listeners[place + 1 :]
+
+    def tell(self, event: PeerEvent) -> None:
+        """Call all listeners, in the order in which they came.
+
+        All of them hear of it, also when one raises: the gossip that missed a disconnect
+        because the DHT's listener crashed would keep the peer in its mesh for ever. What was
+        raised goes on to the caller.
+        """
+        with ExitStack() as calls:
+            for listener in reversed(self._listeners):
+                calls.callback(listener, event)
 
 
 def check_unserved(protocol: ProtocolId, served: Container[ProtocolId]) -> None:
@@ -351,6 +357,7 @@ class FrameReceiver:
             if not data:
                 return None
             self._parser.feed(data)
+            del data  # the parser has it: waiting for the rest is not to hold it twice
         return found
 
     async def _receive_rest(self) -> bytes:
@@ -362,6 +369,7 @@ class FrameReceiver:
                 if not data:
                     raise BadMessage("the stream ended within a frame")
                 self._parser.feed(data)
+                del data
                 found = self._parser.next_frame()
         if found is None:
             raise LimitExceeded(f"a frame was not whole within {self._patience:.0f} s")
@@ -381,6 +389,9 @@ def serve_requests(
     async def serve(stream: Stream) -> None:
         receiver = FrameReceiver(stream, max_request)
         while (payload := await receiver.receive()) is not None:
-            await send_frame(stream, await answer(stream.peer, payload))
+            reply = await answer(stream.peer, payload)
+            del payload  # neither is kept while the peer takes its time
+            await send_frame(stream, reply)
+            del reply
 
     return serve

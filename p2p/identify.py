@@ -12,7 +12,7 @@ from p2p.host import Host, Stream
 from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr, decode_multiaddr_untrusted
 from p2p.protobuf import as_bytes_untrusted, as_text_untrusted, field, fields_untrusted
-from p2p.transport.negotiate import MAX_LINE
+from p2p.transport.core.negotiate import MAX_LINE
 from p2p.wire import KI, FrameReader, frame
 from p2p.world import World
 
@@ -26,8 +26,10 @@ MAX_PROTOCOLS: Final = 128
 """Protocols remembered of one peer; a busy kubo node speaks about 40. All of them are at most
 `MAX_INFO` bytes of ASCII, so 1,024 peers that tell as much as they can cost 24 MiB."""
 MAX_LISTEN_ADDRS: Final = 16
-"""Addresses read from one message."""
+"""Addresses read from one message: four times those that a peer of ours has (IPv4 and IPv6,
+inside and outside). A peer may claim any address, and each may be dialled."""
 PING_BYTES: Final = 32
+"""Bytes of a ping, by the specification: random, and echoed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +114,14 @@ async def send_info(stream: Stream, info: bytes) -> None:
 async def serve_ping(stream: Stream) -> None:
     """Send back what comes, for as long as it comes.
 
-    In the pieces in which it comes: cut into 32 bytes, 3 MB/s of pings took a core.
+    In the pieces in which it comes: cut into 32 bytes, 3 MB/s of pings took a core. A piece is
+    let go before the next is waited for: the stream counts what its application has until that
+    comes back for more, and 4,096 streams that kept the last 32 KiB of their peers while they
+    waited made 130 MiB that no account knew of.
     """
     while data := await stream.receive_some():
         await stream.send_all(data)
+        del data
 
 
 class TimedHost(Host, Protocol):

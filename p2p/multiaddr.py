@@ -11,6 +11,7 @@ import functools
 import ipaddress
 import re
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
 from p2p.errors import BadMessage
@@ -34,13 +35,35 @@ _CODES: Final = {
     "memory": 777,
     "p2p": 421,
 }
+"""multiformats' numbers of the protocols that we know."""
 _NAMES: Final = {code: name for name, code in _CODES.items()}
 _FIXED_BYTES: Final = {"ip4": 4, "tcp": 2, "ip6": 16, "memory": 8}
+"""Bytes of the values that have a fixed length; others are behind a varint."""
 _HOSTNAME: Final = re.compile(r"[A-Za-z0-9._-]{1,253}")
 _PLACES: Final = {(host, "tcp") for host in ("ip4", "ip6", "dns", "dns4", "dns6")} | {
     ("memory",)
 }
 """The protocols of everything that can be dialled."""
+
+
+class AddrSource(Enum):
+    """On whose word an address is remembered, and so what may be done with it.
+
+    A stranger who may make us dial what it names uses us as its weapon, so hearsay is kept
+    apart, pushed out first, never resolved as a DNS name, and never names a private address
+    from a public one.
+    """
+
+    OWNER = "owner"
+    """This node's operator or the embedding program: bootstrap addresses. The only DNS names
+    resolved.
+    """
+    SIGNED = "signed"
+    """The peer itself, in words that it signed, that were verified, and that an admitted member
+    may say.
+    """
+    HEARSAY = "hearsay"
+    """A stranger about itself (identify), or any peer about a third party (DHT contacts)."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -133,7 +133,7 @@ class BulkReader:
                 hold(len(part))
             count -= len(part)
             parts.append(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return b"".join(parts)  # the only copy between the stream and the decoder
 
     async def skip(self, count: int) -> None:
         """Throw the next ``count`` bytes away as they come."""
@@ -143,16 +143,17 @@ class BulkReader:
             self._at += here
             count -= here
 
-    async def _part(self, most: int) -> bytes:
+    async def _part(self, most: int) -> memoryview:
         await self._fill()
-        part = bytes(self._data[self._at : self._at + most])
+        part = memoryview(self._data)[self._at : self._at + most]
         self._at += len(part)
         return part
 
     async def _fill(self) -> None:
         """Return when there is a byte to take. Raises `BadMessage` if there never is."""
         if self._at == len(self._data):
-            self._data, self._at = await self._receive(), 0
+            self._data, self._at = b"", 0  # not kept while more is waited for
+            self._data = await self._receive()
             if not self._data:
                 raise BadMessage("the stream ended within a frame")
 

@@ -32,19 +32,16 @@ from typing import Final
 
 import trio
 
+from p2p.bounded import TokenBucket
 from p2p.errors import ProtocolError, RemoteProtocolError
 from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr
-from p2p.transport.budget import HostBudget
-from p2p.transport.burst import Burst
-from p2p.transport.negotiate import Chooser, Proposer
-from p2p.transport.noise import MAX_PLAINTEXT, MAX_RECORD
-from p2p.transport.stream import OVER, MuxedStream
-from p2p.transport.turns import Turns
-from p2p.transport.upgrade import Secured
-from p2p.transport.wakeup import DirectStream, MeteredStream, Wakeup
-from p2p.transport.yamux import Mux
-from p2p.transport.yamux_frames import (
+from p2p.transport.core.budget import HostBudget
+from p2p.transport.core.burst import Burst
+from p2p.transport.core.negotiate import Chooser, Proposer
+from p2p.transport.core.noise import MAX_PLAINTEXT, MAX_RECORD
+from p2p.transport.core.yamux import Mux
+from p2p.transport.core.yamux_frames import (
     NORMAL,
     PROTOCOL_FAILURE,
     DataReceived,
@@ -56,12 +53,17 @@ from p2p.transport.yamux_frames import (
     StreamReset,
     WentAway,
 )
+from p2p.transport.stream import OVER, MuxedStream
+from p2p.transport.turns import Turns
+from p2p.transport.upgrade import Secured
+from p2p.transport.wakeup import DirectStream, MeteredStream, Wakeup
 from p2p.wire import KI
 from p2p.world import Timer, World
 
 BATCH: Final = 4
 """Records sealed for one send; more measured no faster."""
 _BATCH_BYTES: Final = BATCH * (2 + MAX_RECORD)
+"""Bytes of those records with their lengths: the size of a sealing buffer, 256 KiB."""
 _WORTH_KEEPING: Final = 8
 """Which part of a sealing buffer must be left unsent for the connection to keep the buffer
 while it waits: less is copied, so that a peer that takes nothing of a ping's answer does not
@@ -72,9 +74,11 @@ core.
 """
 _buffers: list[bytearray] = []
 MAX_SPOKEN: Final = 256
-"""Protocols remembered of one peer: what it may tell by identify, twice."""
+"""Protocols remembered of one peer: what it may tell by identify (128), twice, as a program
+that is updated tells others."""
 READ_BYTES: Final = 512 * KI
-"""Bytes asked of the raw stream at once: eight full records."""
+"""Bytes asked of the raw stream at once: eight full records, two of the peer's batches, opened
+one after the other without another system call."""
 _CAUTIOUS_READ: Final = 16 * KI
 """Bytes asked of a peer whose last bytes were small frames: 1,260 empty ones, 3 ms at a time,
 where `READ_BYTES` would be 90 ms in which no other connection is served."""
@@ -106,7 +110,8 @@ class ConnectionConfig:
     """Seconds without a byte from the peer before we ask for one; two more, and it is gone."""
 
     close_timeout: float = 2.0
-    """Seconds to flush what is queued when we close."""
+    """Seconds to flush what is queued when we close, as long as the host has for all of them
+    (`p2p.connector.CLOSE_TIMEOUT`)."""
 
     yield_every: int = 64 * KI
     """Bytes a task may send or receive on a stream between two schedule points."""
@@ -123,19 +128,18 @@ class _Keepalive:
         self.due = math.inf
 
 
-class _Pace:
-    """How fast a peer may make us work: `MAX_FRAME_RATE`.
+class _Pace(TokenBucket):
+    """How fast a peer may make us work: `MAX_FRAME_RATE`, with `FRAME_BURST` at once.
 
     One frame or record a KiB is free, so bulk never waits and is read in large pieces.
     """
 
-    __slots__ = ("_at", "_charged", "_debt", "read_bytes")
+    __slots__ = ("_charged", "read_bytes")
 
     def __init__(self) -> None:
+        super().__init__(FRAME_BURST, 0.0)
         self.read_bytes = _CAUTIOUS_READ
-        self._debt = 0.0
         self._charged = 0
-        self._at = 0.0
 
     def charge(self, size: int, frames: int, now: float) -> float:
         """Seconds to wait: the peer sent ``size`` bytes, and we looked at so many things of its
@@ -143,15 +147,14 @@ class _Pace:
         """
         excess = frames - self._charged - size // KI
         self._charged = frames
-        self._debt = max(0.0, self._debt - (now - self._at) * MAX_FRAME_RATE)
-        self._at = now
+        self.refill(now, MAX_FRAME_RATE)
         if excess > 0:
-            self._debt += excess
+            self.take(excess)
             if excess > _CROWD:
                 self.read_bytes = _CAUTIOUS_READ
         elif self.read_bytes < READ_BYTES:
             self.read_bytes *= 2
-        return max(0.0, self._debt - FRAME_BURST) / MAX_FRAME_RATE
+        return max(0.0, -self.level) / MAX_FRAME_RATE
 
 
 class _Tail:

@@ -36,7 +36,8 @@ class Ration:
     """What an environment may spend."""
 
     memory: int = 4 * 1024**3
-    """Bytes of address space of its process, libraries included."""
+    """Bytes of address space of its process, libraries included, also what they map and never
+    touch. It bounds what one task can take from the machine."""
 
     cpu: float = 5.0
     """CPU seconds for one task or one reward. Exact ones take microseconds, a computer algebra
@@ -134,7 +135,7 @@ def open_environment(name: str) -> Environment:
     """Find an environment by the name of its entry point, import it and make it.
 
     Raises `ConfigError` if there is none. A run's are compared with what the run pins first
-    (`roles.run.file.Run.open_environments`).
+    (`roles.run.core.file.Run.open_environments`).
     """
     point = _entry_point(name)
     try:

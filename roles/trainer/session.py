@@ -25,7 +25,7 @@ from p2p.node.node import Node
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from p2p.world import dawdle
 from roles.engines.base import Engine, EngineError, StepReport
-from roles.protocol.messages import VERDICT_PROTOCOL
+from roles.protocol.core.messages import VERDICT_PROTOCOL
 from roles.rl.recipe import Recipe
 from roles.shared.durable import Durable
 from roles.shared.standing import RoleStanding
@@ -108,15 +108,22 @@ class TrainerSession:
     async def open_learner(self) -> int:
         """Continue from the newest sound checkpoint, or from the published policy if that is
         newer."""
-        published = self.node.shardcast.newest
+        published, signed = self.node.shardcast.newest, self.node.shardcast.signed
         try:
             step = await self.engine.open(CHECKPOINT)
         except EngineError as error:
-            if published <= NO_POLICY:
+            if max(published, signed) <= NO_POLICY:
                 raise
             logger.warning("trainer_checkpoint_damaged %s", error)
             step = int(NO_POLICY)
-        if step > published + 1:
+        if step < signed > published:
+            logger.warning(
+                "trainer_waits version=%d: its weights and its checkpoint are lost, peers have"
+                " them",
+                signed,
+            )
+            published = await self.node.shardcast.wait_policy(signed)
+        if step > max(published, signed) + 1:
             # A manifest names the one before it. Published without that, this version would be
             # another than the one that is out, and the trainer convicted of equivocation: the
             # run would be over.

@@ -15,7 +15,7 @@ from p2p.node.node import Node
 from p2p.swarm import SwarmHost
 from p2p.wire import frame
 from roles.inference.role import Inference
-from roles.protocol.messages import ROLLOUT_PROTOCOL
+from roles.protocol.core.messages import ROLLOUT_PROTOCOL
 from roles.run import run_of
 from roles.shared.seats import GRACE, Seats
 from tests.attacks.judged import accepted, forge, play, trainer, validator
@@ -96,7 +96,7 @@ def test_connections_of_peers_with_accepted_work_are_kept() -> None:
     stages: list[Any] = []
     health = play({"inference-1": "inference"}, 60.0, steps=3, change=stages.append)
     node, _ = stages[0]._open["validator-1"]
-    assert [str(peer) for peer in node.host._protected["work"]] == [
+    assert [str(peer) for peer in node.host._gater._protected["work"]] == [
         health["inference-1"]["peer"]
     ]
 

@@ -16,8 +16,8 @@ from p2p.node.node import Node
 from roles.engines.base import Group
 from roles.inference.role import Inference
 from roles.inference.session import InferenceSession
-from roles.protocol.assignment import REORDER_WINDOW
-from roles.protocol.messages import (
+from roles.protocol.core.assignment import REORDER_WINDOW
+from roles.protocol.core.messages import (
     ROLLOUT_PROTOCOL,
     Submission,
     content_digest,
@@ -25,8 +25,8 @@ from roles.protocol.messages import (
     encode_groups,
 )
 from roles.run import run_of
+from roles.validator.judge import GAP, REPLAYED
 from roles.validator.replay import OTHER_POLICY, WRONG_GROUPS
-from roles.validator.session import GAP, REPLAYED
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
 from sim.node.swarm import open_swarm

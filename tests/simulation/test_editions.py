@@ -17,14 +17,14 @@ from proofs.checks import Evidence, Judgement, Limits, Verdict
 from roles.demo.status import SwarmStatus
 from roles.inference import session as inference_session
 from roles.inference.session import InferenceSession
-from roles.protocol import assignment
-from roles.protocol.messages import SignedVerdict
+from roles.protocol.core import assignment
+from roles.protocol.core.messages import SignedVerdict
 from roles.rl.recipe import Recipe
 from roles.run import Run, Terms, sign_run
-from roles.run.file import AdmissionMode, AdmissionRules
+from roles.run.core.file import AdmissionMode, AdmissionRules
 from roles.trainer import check as trainer_check
 from roles.trainer.session import TrainerSession
-from roles.validator import replay, session as validator_session
+from roles.validator import reception as validator_reception, replay
 from sim.node.swarm import Swarm
 from sim.node.world import EPOCH
 from sim.run.scenario import Scenario
@@ -176,7 +176,7 @@ def test_work_is_not_blamed_when_its_only_judge_is_replaced(
             else plain(run, node, version)
         )
 
-    for module in (inference_session, trainer_check, validator_session):
+    for module in (inference_session, trainer_check, validator_reception):
         monkeypatch.setattr(module, "validator_of", validator_of)
     play.spy(monkeypatch)
     health = perform(play, steps=400, groups=64)

@@ -19,7 +19,8 @@ from p2p.shardcast.core.pace import ChunkPace
 from p2p.shardcast.core.queue import SendQueue
 from p2p.shardcast.core.sources import Source
 from p2p.shardcast.forest import Roster, RosterEntry, build_forest
-from p2p.shardcast.manifest import PolicyVersion, digest_of
+from p2p.shardcast.index import digest_of
+from p2p.shardcast.manifest import PolicyVersion
 from p2p.shardcast.messages import ChunkHeader
 from p2p.wire import KI
 

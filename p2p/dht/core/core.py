@@ -23,6 +23,7 @@ partition find each other when it has healed.
 from __future__ import annotations
 
 import math
+from random import Random
 from typing import TYPE_CHECKING, Final, assert_never
 
 from p2p.dht.config import DhtConfig
@@ -37,10 +38,9 @@ from p2p.dht.core.events import (
     Moved,
     PeerDown,
     PeerUp,
-    Penalise,
     Put,
     Received,
-    Send,
+    SendIfConnected,
     Tick,
 )
 from p2p.dht.core.neighbours import Neighbours
@@ -63,27 +63,30 @@ from p2p.dht.messages import (
 )
 from p2p.dht.record import ADDR_NAMESPACE, MAX_ADDRS, Record, encode_addrs
 from p2p.dht.stamp import ID_BYTES
+from p2p.effects import Penalise
 from p2p.errors import BadMessage
 from p2p.identity import PeerId, Signer
 
 if TYPE_CHECKING:
-    from random import Random
-
     from p2p.dht.core.table import RoutingTable
 
 SECRET_BYTES: Final = 16
 """Of the secret by which this node alone ranks the publishers under a full key."""
 GARBAGE_POINTS: Final = 10.0
-"""Points of penalty with the host for a forgery or an unreadable message."""
+"""Points of penalty with the host for a forgery or an unreadable message: the tenth within a
+minute or so disconnects (`p2p.peers.PENALTY_LIMIT`, 100, halved each minute)."""
 FIRST_REJOIN: Final = 5.0
 """Seconds until a node with an empty table asks its seeds again, doubled each time: 5, 10, 20,
 40, 60, 60 ..."""
 LAST_REJOIN: Final = 60.0
-"""Seconds at most between two such joins."""
+"""Seconds at most between two such joins: a node that was cut off is back a minute after its
+network."""
 REPUBLISH_RETRY: Final = 30.0
-"""Seconds until a record that no node took is published again."""
+"""Seconds until a record that no node took is published again: three puts of 10 s
+(`DhtConfig.timeout`), so a node that is cut off does not look up without a pause."""
 REPLICATED_AT_ONCE: Final = 64
-"""Records replicated per step; the rest wait for the next."""
+"""Records replicated per step; the rest wait for the next. The arithmetic is that of
+`REPLICATION_STEP`."""
 REPLICATION_STEP: Final = 10.0
 """Seconds between steps: 64 records at 8 nodes are 70 KB/s at the very worst, and all that a
 node can hold takes 43 minutes, less than the hour after which it is due again."""
@@ -239,7 +242,7 @@ class DhtCore:
         peer = envelope.sender.peer
         data = encode(envelope.request_id, self.own, reply)
         self._responder.charge(peer, len(data), self._now)
-        self._effects.append(Send(peer, data, dial=False))
+        self._effects.append(SendIfConnected(peer, data))
 
     def _on_request(self, sender: Contact) -> None:
         """A peer has asked us something: if it is not in the table, see whether it answers,

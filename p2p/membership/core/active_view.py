@@ -36,11 +36,11 @@ from collections.abc import Callable
 from random import Random
 from typing import Final
 
+from p2p.bounded import RateLimit
 from p2p.identity import PeerId
 from p2p.membership.config import MembershipConfig
 from p2p.membership.core.flood_quotas import FloodQuotas
 from p2p.membership.core.member_list import MemberList
-from p2p.membership.core.quotas import Quota
 from p2p.membership.heartbeat import SignedHeartbeat
 from p2p.membership.messages import (
     Disconnect,
@@ -55,7 +55,11 @@ SLACK: Final = 2
 """Neighbours below or above the number aimed at before anything is done about it: without slack
 the last node short of one would ask around for ever."""
 MAX_BOOTSTRAPS: Final = 16
+"""Bootstrap peers that are tried in turn, the first of those given: a configuration names a
+handful, and any one is enough."""
 FIRST_RETRY: Final = 1.0
+"""Seconds until the first join is repeated: a bootstrap that starts at the same time as we do
+is up by then."""
 LAST_RETRY: Final = 60.0
 """Seconds between attempts to join, doubling: a bootstrap that comes back meets no stampede."""
 HEAL_INTERVALS: Final = 6.0
@@ -85,9 +89,11 @@ GUEST_INTERVALS: Final = 2.0
 found others by then, and seven neighbours on average instead of 6.4 made a quiet swarm send a
 tenth more."""
 MAX_GRANTED: Final = 1024
-"""Grants remembered: more than twice `GRANTS`, for peers and networks each."""
+"""Grants remembered: more than twice `GRANTS`, for peers and networks each, so that a burst of
+grants pushes out none of itself."""
 MAX_SAME_PREFIX: Final = 2
-"""Neighbours of one network, where there are others to choose from (`member_list.OTHERS`)."""
+"""Neighbours of one network, where there are others to choose from (`member_list.OTHERS`): two
+of five, so that an attacker needs three networks for the whole view."""
 SPARSE: Final = 1.0
 """Intervals between two requests of a node that has fewer neighbours than are aimed at. Where a
 tenth of the members are hostile, one in twenty of those with four had two honest ones by
@@ -99,7 +105,8 @@ ANCHORS: Final = 2
 """Neighbours remembered over a restart. Bitcoin Core keeps two, too: one may be gone, three
 tell an observer more of the graph than they help."""
 PENDING: Final = 2.0
-"""Intervals until a request for a link counts as refused."""
+"""Intervals until a request for a link counts as refused: an answer is a dial and two ways,
+half an interval (`failure_detector.CHECK_TIMEOUT`), and machines are busy."""
 AVOID: Final = 6.0
 """Intervals before a peer that refused a link, or could not be reached, is asked again."""
 
@@ -165,7 +172,7 @@ class ActiveView:
         """Whom we have asked, and until when we wait."""
         self._chosen_pending: dict[PeerId, None] = {}
         """Those of `_pending` whom we chose ourselves, and no message made us ask."""
-        self._grants = Quota(1 / (GRANT_INTERVALS * config.interval), GRANTS, GRANTS, -math.inf)
+        self._grants = RateLimit(1 / (GRANT_INTERVALS * config.interval), GRANTS)
         self._choose_at = -math.inf
         self._granted: dict[bytes, float] = {}
         """When a peer or a network pushed a neighbour out, longest ago first."""
@@ -417,7 +424,7 @@ class ActiveView:
             return False
         if prefix is not None and granted.get(prefix, -math.inf) > lately:
             return False
-        if not self._grants.take(1, now):
+        if not self._grants.allows(1, now):
             return False
         if len(self.neighbours) >= self._upper + GUEST_SEATS:
             self._evict(unchosen[-GUEST_SEATS:][0])

@@ -25,8 +25,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from p2p.bounded import RateLimit
 from p2p.identity import PeerId
-from p2p.membership.core.quotas import KeyedQuotas, Quota
+from p2p.membership.core.quotas import KeyedQuotas
 
 TRUST: Final = 16.0
 """Refuted suspicions after which suspicions are checked first.
@@ -60,7 +61,8 @@ NEWCOMERS: Final = 256.0
 """Newcomers that a neighbour names, and that we name to all others, at once: a crowd that
 starts together."""
 NEWCOMERS_PER_INTERVAL: Final = 1.0
-"""And how many in an interval, later."""
+"""And how many in an interval, later: from seven neighbours 1.4 a second at 5 s, a swarm that
+grows by 5,000 in an hour."""
 ASKS: Final = 4.0
 """Requests to be neighbours that a peer may send at once: a newcomer asks its bootstrap after
 1, 2, 4 s."""
@@ -83,15 +85,17 @@ share, and that of refusals, 2.3 times in the first minute and what it sends whe
 then on. 200 honest machines behind one address lose nothing: each gets an answer and names of
 others to ask."""
 NETWORK_REFUSALS: Final = 32.0
-"""Refusals at once for one public network."""
+"""Refusals at once for one public network: an eighth of all (`REFUSALS`), so that it takes
+eight networks to make us silent to the others."""
 NETWORK_REFUSALS_PER_INTERVAL: Final = 0.5
 """And how many in an interval, later: 70 bytes a second for each network that floods us."""
 FORWARDED_WALKS: Final = 512.0
-"""Walks that one neighbour may send through us at once, and..."""
+"""Walks that one neighbour may send through us at once, twice as many as newcomers that it may
+name (`NEWCOMERS`), and..."""
 FORWARDED_WALKS_PER_INTERVAL: Final = 4.0
 """...in an interval, later: one newcomer a second. Each costs three messages at most."""
 ANSWERED: Final = 256.0
-"""Heartbeats that one peer gets at once: a newcomer's whole view."""
+"""Heartbeats that one peer gets at once: a newcomer's whole view, 205, with room."""
 ANSWERED_PER_INTERVAL: Final = 8.0
 """And how many in an interval, later: half of what it may ask all its neighbours for
 (`refresh`)."""
@@ -99,7 +103,8 @@ ANSWERED_TO_OTHERS: Final = 8192.0
 """Heartbeats at once that all get who are no neighbours: 350 newcomers that ask for all they
 were told of."""
 ANSWERED_TO_OTHERS_PER_INTERVAL: Final = 4.0
-"""And how many in an interval, later."""
+"""And how many in an interval, later: 200 bytes a second at 250 a heartbeat. A node that does
+not live next to us has neighbours of its own to ask."""
 
 
 class FloodQuotas:
@@ -122,18 +127,13 @@ class FloodQuotas:
     )  # fmt: skip
 
     def __init__(self, interval: float) -> None:
-        self._trust = Quota(1 / (TRUST_INTERVALS * interval), TRUST, TRUST, 0.0)
+        self._trust = RateLimit(1 / (TRUST_INTERVALS * interval), TRUST)
         self._checks = KeyedQuotas(1 / (CHECK_INTERVALS * interval), CHECKS)
-        self._final_checks = Quota(
-            1 / (CHECK_INTERVALS * interval),
-            FINAL_CHECKS,
-            FINAL_CHECKS,
-            0.0,
-        )
+        self._final_checks = RateLimit(1 / (CHECK_INTERVALS * interval), FINAL_CHECKS)
         self._unchecked = KeyedQuotas(UNCHECKED_PER_INTERVAL / interval, UNCHECKED)
         self._newcomers = KeyedQuotas(NEWCOMERS_PER_INTERVAL / interval, NEWCOMERS)
         self._asks = KeyedQuotas(1 / (ASK_INTERVALS * interval), ASKS)
-        self._refusals = Quota(REFUSALS_PER_INTERVAL / interval, REFUSALS, REFUSALS, 0.0)
+        self._refusals = RateLimit(REFUSALS_PER_INTERVAL / interval, REFUSALS)
         self._walks = KeyedQuotas(1 / (WALK_INTERVALS * interval), 1.0)
         self._network_walks = KeyedQuotas(
             1 / (NETWORK_WALK_INTERVALS * interval), NETWORK_WALKS
@@ -147,11 +147,8 @@ class FloodQuotas:
             FORWARDED_WALKS,
         )
         self._answered = KeyedQuotas(ANSWERED_PER_INTERVAL / interval, ANSWERED)
-        self._answered_to_others = Quota(
-            ANSWERED_TO_OTHERS_PER_INTERVAL / interval,
-            ANSWERED_TO_OTHERS,
-            ANSWERED_TO_OTHERS,
-            0.0,
+        self._answered_to_others = RateLimit(
+            ANSWERED_TO_OTHERS_PER_INTERVAL / interval, ANSWERED_TO_OTHERS
         )
 
     def trusts_suspicions(self, now: float) -> bool:
@@ -160,7 +157,7 @@ class FloodQuotas:
 
     def count_refutation(self, now: float) -> None:
         """A suspicion was wrong."""
-        self._trust.tokens = max(self._trust.available(now) - 1, -TRUST)
+        self._trust.level = max(self._trust.available(now) - 1, -TRUST)
 
     def may_check(self, source: PeerId, now: float) -> bool:
         """Whether to ask a suspected peer ourselves, because of ``source``."""
@@ -169,7 +166,7 @@ class FloodQuotas:
     def may_check_before_death(self, now: float) -> bool:
         """Whether to ask a suspected peer ourselves, because we are about to declare it
         dead."""
-        return self._final_checks.take(1, now)
+        return self._final_checks.allows(1, now)
 
     def may_flood_unchecked(self, source: PeerId, now: float) -> bool:
         """Whether to pass on what ``source`` says of a peer, though we cannot know."""
@@ -187,7 +184,7 @@ class FloodQuotas:
         """Whether to answer a request, of a peer in ``network``, that we refuse."""
         if network is not None and not self._network_refusals.take(network, now):
             return False
-        return self._refusals.take(1, now)
+        return self._refusals.allows(1, now)
 
     def may_walk(self, peer: PeerId, network: bytes | None, now: float) -> bool:
         """Whether to send the heartbeat of a newcomer in ``network`` on its walks."""
@@ -203,4 +200,4 @@ class FloodQuotas:
         """Whether to hand ``peer`` so many heartbeats that it asks for."""
         if not self._answered.take(peer, now, count):
             return False
-        return is_neighbour or self._answered_to_others.take(count, now)
+        return is_neighbour or self._answered_to_others.allows(count, now)

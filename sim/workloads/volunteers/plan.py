@@ -12,13 +12,13 @@ from typing import Any, Final
 from p2p.errors import ConfigError
 from p2p.identity import PeerId
 from p2p.node.config import NodeConfig
-from p2p.shardcast.manifest import MAX_SPAN
+from p2p.shardcast.index import MAX_SPAN
 from p2p.wire import KI
 from proofs.checks import Limits
 from roles.envs.base import environment_digest, open_environment
 from roles.rl.recipe import Recipe
 from roles.run import Run, Terms, sign_run
-from roles.run.file import Delivery, EnvironmentPin, Model
+from roles.run.core.file import Delivery, EnvironmentPin, Model
 from sim.kernel.simulation import Simulation
 from sim.net.link import LinkSpec, drawn_link
 from sim.run.scenario import Scenario
