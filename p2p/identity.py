@@ -53,12 +53,10 @@ def base58_encode(data: bytes) -> str:
     return "1" * zeros + "".join(reversed(digits))
 
 
-def base58_decode(text: str) -> bytes:
-    """Raise `ValueError` if ``text`` is not base 58 or longer than `MAX_BASE58`."""
-    if len(text) > MAX_BASE58:
-        raise ValueError(
-            f"base58 text of {len(text)} characters is too long (at most {MAX_BASE58})"
-        )
+def base58_decode(text: str, most: int = MAX_BASE58) -> bytes:
+    """Raise `ValueError` if ``text`` is not base 58 or longer than ``most``."""
+    if len(text) > most:
+        raise ValueError(f"base58 text of {len(text)} characters is too long (at most {most})")
     number = 0
     for character in text:
         digit = _BASE58_DIGIT.get(character)

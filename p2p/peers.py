@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from p2p.bounded import BoundedDict
-from p2p.host import AddrSource
 from p2p.identity import PeerId
 from p2p.limits import group_of
-from p2p.multiaddr import Multiaddr
+from p2p.multiaddr import AddrSource, Multiaddr
 
 MAX_ADDRS: Final = 8
 """Addresses kept per peer: two families, public and private, now and before the last move."""

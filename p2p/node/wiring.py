@@ -17,6 +17,7 @@ from typing import Final
 
 import trio
 
+from p2p.concurrency import AutoResetEvent
 from p2p.dht import Dht, Namespace, PublisherKind, Record
 from p2p.errors import BadMessage, ConfigError
 from p2p.gossip import Validity
@@ -143,7 +144,7 @@ class Wiring:
     def __init__(self, node: Node, bootstrap: Sequence[Multiaddr]) -> None:
         self._node = node
         self._bootstrap = tuple(bootstrap)
-        self._wanted = trio.Event()
+        self._wanted = AutoResetEvent()
         node.membership.on_change(self._on_change)
 
     async def run(self) -> None:
@@ -244,7 +245,6 @@ class Wiring:
         while True:
             with trio.move_on_after(self._node.config.run.refresh):
                 await self._wanted.wait()
-            self._wanted = trio.Event()
             await self._look_up_members()
             await self._ask_for_news()
 

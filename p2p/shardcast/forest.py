@@ -27,6 +27,7 @@ from typing import Final
 
 from p2p.errors import BadMessage
 from p2p.identity import SIGNATURE_BYTES, PeerId, Signer, Verify, decode_peer_id_untrusted
+from p2p.shardcast.index import digest_of
 from p2p.shardcast.manifest import (
     MAX_ROSTER,
     MAX_ROSTER_BYTES,
@@ -34,7 +35,6 @@ from p2p.shardcast.manifest import (
     PROTOCOL_ID,
     ROSTER_ENTRY,
     PolicyVersion,
-    digest_of,
 )
 from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
 
@@ -257,6 +257,13 @@ class Forest:
             for stripe in self.stripes
         )
         return tuple(dict.fromkeys(peers[above] for above in nearest if above is not None))
+
+    def rate(self, stripe: int) -> float:
+        """Bytes per second that the root of ``stripe`` can pass on to each of its children, by
+        its class; 0 if that is none."""
+        root = self.stripes[stripe].root
+        children = self.stripes[stripe].children.get(root, ())
+        return self.roster.upload(self.roster.peers[root]) / max(1, len(children))
 
     def is_above(self, stripe: int, sender: PeerId, receiver: PeerId) -> bool:
         """Whether ``sender`` stands above ``receiver`` in ``stripe``: a push from it is no

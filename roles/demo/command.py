@@ -22,6 +22,7 @@ import trio
 from rich.console import Console
 from rich.live import Live
 
+from p2p.concurrency import leaves
 from p2p.errors import ConfigError, StorageError
 from p2p.node.process import check_key_place, told_by_signals
 from p2p.node.usage import (
@@ -256,15 +257,6 @@ def _invite(console: Console, nodes: DemoNodes) -> None:
     console.print(
         f"join from another shell: {join_command(nodes)}", soft_wrap=True, markup=False
     )
-
-
-def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    """The errors of a group, without the groups around them."""
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from leaves(error)
-        else:
-            yield error
 
 
 def join_command(nodes: DemoNodes) -> str:

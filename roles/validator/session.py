@@ -23,6 +23,7 @@ from typing import Final
 
 import trio
 
+from p2p.concurrency import Notifier
 from p2p.ledger import Ledger
 from p2p.node.node import Node
 from p2p.shardcast.manifest import PolicyVersion
@@ -76,7 +77,7 @@ class ValidatorSession:
         self._queue: FairQueue[Job] = FairQueue(
             lambda peer: stats.records.of(peer).accepted > 0
         )
-        self._work = trio.Event()
+        self._work = Notifier()
         self._recording = trio.Semaphore(RECORDING)
         self._reception = Reception(
             node, judge, self._queue, ledger, standing, stats, self._wake
@@ -144,7 +145,6 @@ class ValidatorSession:
         await self._recording.acquire()
         await self._standing.wait()
         while not self._may_judge(deliveries):
-            self._work = trio.Event()
             await self._wait_work()
         began = world.now()
         job = self._queue.pop(began, of_debtors=not deliveries.has_room())
@@ -193,7 +193,7 @@ class ValidatorSession:
         return deliveries.has_room(1) and self._queue.has_debtor(now)
 
     def _wake(self) -> None:
-        self._work.set()
+        self._work.notify_all()
 
     async def _record(self, job: Job, verdict: SignedVerdict, deliveries: Deliveries) -> None:
         """Make a verdict durable, then known, then send what it accepts on its way."""

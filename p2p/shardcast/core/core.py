@@ -30,24 +30,20 @@ from typing import assert_never
 from p2p.errors import BadMessage
 from p2p.identity import PeerId
 from p2p.shardcast.chunkset import ChunkSet
+from p2p.shardcast.codec import wire_limit
 from p2p.shardcast.config import ShardcastConfig, ShardcastStats
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.announcer import Announcer
 from p2p.shardcast.core.download import MAX_FETCHES, Download, superfluous
+from p2p.shardcast.core.line import Lines
 from p2p.shardcast.core.origin import Origin
 from p2p.shardcast.core.peers import Peers
 from p2p.shardcast.core.pending import PendingNames
 from p2p.shardcast.core.repair import Repair
 from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.core.upload import Upload
-from p2p.shardcast.manifest import (
-    NO_POLICY,
-    Equivocation,
-    Index,
-    Manifest,
-    decode_index_untrusted,
-    digest_of,
-)
+from p2p.shardcast.index import Index, Span
+from p2p.shardcast.manifest import NO_POLICY, Equivocation, Manifest
 from p2p.shardcast.messages import (
     INLINE_INDEX,
     NO_STRIPE,
@@ -76,7 +72,7 @@ class ShardcastCore:
     ) -> None:
         self.stats = ShardcastStats()
         self.newest: Manifest | None = None
-        """The newest policy that is whole and assembled here."""
+        """The newest policy that is whole here."""
         self._local = local
         self._config = config
         self.statements = statements
@@ -87,8 +83,11 @@ class ShardcastCore:
         self._repair = Repair(
             local, statements, self._peers, self._announcer, rng, config.stall
         )
-        self._upload = Upload(local, statements, self._downloads, self._announcer, self._peers)
-        self._origin = Origin(statements, self._peers.is_gone, config.stall)
+        lines = Lines()
+        self._upload = Upload(
+            local, statements, self._downloads, self._announcer, self._peers, lines
+        )
+        self._origin = Origin(statements, self._peers.is_gone, lines, config.stall)
         self._pending = PendingNames()
         self._is_full = False
         """Whether the disk takes nothing: what is announced is postponed instead of fetched."""
@@ -124,8 +123,8 @@ class ShardcastCore:
         match event:
             case ev.Heard(peer, message, gossip):
                 self._heard(peer, message, gossip)
-            case ev.ChunkCame(peer, header, data):
-                self._chunk_came(peer, header, data)
+            case ev.ChunkCame():
+                self._chunk_came(event)
             case ev.ChunkDiscarded(peer, header, size):
                 self._chunk_discarded(peer, header, size)
             case ev.ChunkSent(peer, size):
@@ -160,7 +159,9 @@ class ShardcastCore:
                 self._resume(event)
             case ev.Stored(policy):
                 self._stored(policy)
-            case ev.Unusable(policy) | ev.Forgotten(policy):
+            case ev.Unusable(policy):
+                self._decline(policy)
+            case ev.Forgotten(policy):
                 self._close(policy)
             case ev.Unwritable():
                 self._postpone_all()
@@ -215,6 +216,7 @@ class ShardcastCore:
                     self._ban(peer, "has chunks that do not exist")
                 else:
                     download.note_held(peer, chunks, self._now)
+                    self._upload.note_word(peer, download.name, chunks, self._now)
                 self._out += self._repair.pull(download, self._now)
             case Skipped(_, _, _, ranges):
                 if not download.exist(ChunkSet.of_ranges(ranges)):
@@ -245,7 +247,7 @@ class ShardcastCore:
         index = download.index if download is not None else None
         if index is None and news.index:
             # Judged first: a wrong index must not make old news of a manifest.
-            index = decode_index_untrusted(news.index, manifest.anchor, manifest.size)
+            index = manifest.index_untrusted(news.index)
         if download is None:
             download = self._adopt_news(manifest, gossip)
             if download is None:
@@ -289,6 +291,13 @@ class ShardcastCore:
         return download if download.name in self._downloads else None
 
     # A disk that refuses
+
+    def _decline(self, name: bytes) -> None:
+        """This version will never be here: its bringers need not try."""
+        download = self._downloads.get(name)
+        if download is not None and not download.is_whole:
+            self._out += self._repair.decline(download)
+        self._close(name)
 
     def _postpone_all(self) -> None:
         """The disk refused: stop fetching, and remember what to begin with when it takes
@@ -355,7 +364,7 @@ class ShardcastCore:
     # What comes in: chunks
 
     def wants(self, peer: PeerId, header: ChunkHeader) -> int | None:
-        """Bytes that this chunk must have; None if it is not wanted. Asked before it is
+        """Bytes that this chunk may have at most; None if it is not wanted. Asked before it is
         read."""
         download = self._downloads.get(header.policy)
         if self._peers.is_banned(peer) or download is None or download.index is None:
@@ -363,7 +372,14 @@ class ShardcastCore:
         if header.index >= download.count:
             return 0  # it cannot exist, as `handle` will say
         is_here = header.index in download.verified
-        return None if is_here else download.index.chunks[header.index].wire
+        return None if is_here else wire_limit((download.index.spans[header.index],))
+
+    def span(self, header: ChunkHeader) -> Span | None:
+        """The span that this chunk must unpack to; None if it is of no use any more."""
+        download = self._downloads.get(header.policy)
+        index = download.index if download is not None else None
+        is_known = index is not None and header.index < len(index)
+        return index.spans[header.index] if index is not None and is_known else None
 
     def expects(self, peer: PeerId, header: ChunkHeader) -> bool:
         """Whether a chunk from ``peer`` is no surprise: it was asked for, or the roster names
@@ -388,7 +404,8 @@ class ShardcastCore:
             # Given again, since its first root failed.
             self._upload.forward(download, header, peer, self._now)
 
-    def _chunk_came(self, peer: PeerId, header: ChunkHeader, data: bytes) -> None:
+    def _chunk_came(self, event: ev.ChunkCame) -> None:
+        peer, header, data = event.peer, event.header, event.data
         download = self._downloads.get(header.policy)
         if not self._peers.admit(peer) or download is None or download.index is None:
             return  # of a version that was given up, or of a banned peer
@@ -398,9 +415,8 @@ class ShardcastCore:
         if header.index in download.verified:  # since it was wanted
             self._chunk_discarded(peer, header, len(data))
             return
-        chunk = download.index.chunks[header.index]
         arrival = self._repair.arrived(download, header.index, peer, self._now)
-        if len(data) != chunk.wire or digest_of(data) != chunk.digest:
+        if not event.is_right:
             download.reject(arrival)
             self.stats.count_bad()
             self._ban(peer, "sent a chunk with a wrong digest")
@@ -412,7 +428,7 @@ class ShardcastCore:
         download.accept(arrival, self._now, pushed=pushed)
         from_origin = peer == download.manifest.trainer
         self.stats.count_came(len(data), asked=arrival.is_answer, origin=from_origin)
-        self._out.append(ev.Keep(header.policy, header.index, data))
+        self._out.append(ev.Keep(header.policy, header.index, data, event.raw))
         self._upload.relay(download, header, peer, self._now)
         self._announcer.note_new(header.policy, header.index, self._now)
         if download.is_whole:
@@ -437,6 +453,7 @@ class ShardcastCore:
         download.mark_stored()
         self.stats.count_completed()
         self._advance_newest(download.manifest)
+        self._out += self._upload.foresee(download)
 
     def _advance_newest(self, manifest: Manifest) -> None:
         if self.newest is None or manifest.version > self.newest.version:
@@ -473,6 +490,7 @@ class ShardcastCore:
         download = self._hold(event.manifest, event.index, everything, stored=True)
         self._advance_newest(event.manifest)
         self._origin.publish(download, resumed=False)
+        self._out += self._upload.foresee(download)
 
     def _resume(self, event: ev.Resumed) -> None:
         """Take up what the disk holds; our own newest policy is announced again."""

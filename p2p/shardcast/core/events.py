@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from p2p.identity import PeerId
 from p2p.shardcast.chunkset import ChunkSet
 from p2p.shardcast.forest import Roster
-from p2p.shardcast.manifest import Equivocation, Index, Manifest
+from p2p.shardcast.index import Index
+from p2p.shardcast.manifest import Equivocation, Manifest
 from p2p.shardcast.messages import ChunkHeader, Message
 
 
@@ -22,7 +23,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The disk holds these chunks of a policy; ``stored`` if it is whole and assembled."""
+    """The disk holds these spans of a policy; ``stored`` if it is whole and durable."""
 
     manifest: Manifest
     index: Index
@@ -42,11 +43,15 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class ChunkCame:
-    """A chunk from ``peer``."""
+    """A chunk from ``peer``, and what the driver made of it, away from the loop."""
 
     peer: PeerId
     header: ChunkHeader
     data: bytes = field(repr=False)
+    is_right: bool = True
+    """Whether it unpacks to the span that the index names."""
+    raw: bytes | memoryview = field(default=b"", repr=False)
+    """That span."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +88,15 @@ class PeerLost:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The policy asked for by `Finish` is durable and assembled."""
+    """The policy asked for by `Finish` is durable."""
 
     policy: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """The policy asked for by `Finish` is not what its manifest says: its trainer signed
-    nonsense."""
+    """This policy can never be whole here: it is not what its manifest says, or larger than the
+    disk."""
 
     policy: bytes
 
@@ -175,12 +180,12 @@ class Keep:
     policy: bytes
     index: int
     data: bytes = field(repr=False)
+    raw: bytes | memoryview = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Every chunk is verified: make the policy durable, assemble it, and report `Stored` or
-    `Unusable`."""
+    """Every chunk is verified: make the policy durable, and report `Stored` or `Unusable`."""
 
     policy: bytes
 
@@ -208,8 +213,21 @@ class Halt:
 
 
 @dataclass(frozen=True, slots=True)
+class Connect:
+    """The next version will probably go to ``peer``: open the bulk stream before it is there.
+
+    To dial and to open a stream take three to five round trips, in which a small policy could
+    have been everywhere.
+    """
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
 class PassOn:
     """The gossiped message was valid and new here: other peers should hear it."""
 
 
-Effect = PassOn | Send | Push | Gossip | Begin | Keep | Finish | Abandon | Penalise | Halt
+Effect = (
+    PassOn | Connect | Send | Push | Gossip | Begin | Keep | Finish | Abandon | Penalise | Halt
+)
