@@ -176,7 +176,7 @@ async def test_a_trainer_that_lost_its_policies_publishes_nothing_instead_of_a_c
             return step
 
     engine: Any = Opens()
-    node: Any = SimpleNamespace(shardcast=SimpleNamespace(newest=published))
+    node: Any = SimpleNamespace(shardcast=SimpleNamespace(newest=published, signed=published))
     nothing: Any = None
     with pytest.raises(StorageError, match="gone from store/: restore that folder"):
         await TrainerSession(

@@ -27,8 +27,8 @@ def tar_of(files: Sequence[tuple[str, int]]) -> Body:
     parts: list[Slice | bytes] = []
     for number, (path, size) in enumerate(files):
         member = tarfile.TarInfo(path)
-        member.size = size
-        parts.append(member.tobuf(tarfile.PAX_FORMAT, "utf-8"))
+        header = {**member.get_info(), "size": size}
+        parts.append(member.create_pax_header(header, "utf-8"))
         parts.append(Slice(number, 0, size))
         parts.append(bytes(-size % _BLOCK))
     parts.append(bytes(2 * _BLOCK))  # two empty blocks end an archive
