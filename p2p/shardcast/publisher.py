@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Digested:
+class Digested:
     """What was published: its index, and the chunks that are packed already."""
 
     index: Index
@@ -156,92 +156,17 @@ def _join(root: str, path: str) -> str:
     return f"{root}/{path}" if path else root
 
 
-class PolicyPublisher:
-    """Digests, signs and stores our own policies, and keeps the roster of whom to feed."""
+class Digester:
+    """From files to their index. What is published stays where it is."""
 
-    def __init__(
-        self,
-        world: World,
-        config: ShardcastConfig,
-        run: bytes,
-        statements: Statements,
-        store: PolicyStore,
-        roster: Callable[[], Sequence[RosterEntry]],
-    ) -> None:
-        self._statements = statements
+    def __init__(self, world: World, config: ShardcastConfig) -> None:
         self._world = world
         self._config = config
-        self._run = run
-        self._store = store
-        self._roster = roster
-        self._told: dict[PeerId, int] | None = None
-        self._told_at = 0.0
-        self._turn = trio.Lock()
+        self._cores = Cores(world)
 
-    async def prepare(
-        self,
-        version: PolicyVersion,
-        path: str,
-        newest_out: Callable[[], Manifest | None],
-    ) -> ev.Publish | Manifest:
-        """Make a version durable; a `Manifest` if just this was published before.
-
-        ``newest_out`` is asked when it is our turn: the publication before this one has told
-        the core by then. Raises `LocalProtocolError` rather than contradict what is out.
-        """
-        async with self._turn:
-            digested = await self._digest(path)
-            index, wires = digested.index, digested.wires
-            newest = max(
-                (one for one in (newest_out(), self._store.newest_own) if one is not None),
-                key=lambda manifest: manifest.version,
-                default=None,
-            )
-            if newest is not None and newest.version >= version:
-                is_same = newest.version == version and newest.weights_digest == index.digest
-                if is_same and self._store.stored(version) is not None:
-                    return newest
-                if not is_same:
-                    raise LocalProtocolError(
-                        f"version {version} cannot be published: version {newest.version} is"
-                        " out"
-                    )
-                manifest = newest  # signed before, and its files were gone since
-            else:
-                manifest = self._sign(version, digested, newest)
-            await self._store.commit_own(manifest, index, path)
-            for chunk, wire in wires.items():
-                self._store.cache_nowait(manifest.digest, chunk, wire)
-            roster = self._next_roster()
-            if roster is not None:
-                await self._keep_roster(roster)
-            return ev.Publish(manifest, index, roster)
-
-    def _sign(
-        self, version: PolicyVersion, digested: _Digested, newest: Manifest | None
-    ) -> Manifest:
-        index = digested.index
-        body = ManifestBody(
-            self._run,
-            version,
-            newest.version if newest is not None else NO_POLICY,
-            newest.digest if newest is not None else b"",
-            index.digest,
-            index.size,
-            (Encoding.anchor(index, digested.wire),),
-        )
-        return body.sign(self._world.signer)
-
-    async def _keep_roster(self, roster: Roster) -> None:
-        """A roster that is not on disk only costs the next life some pulls: the version goes
-        out without."""
-        try:
-            await self._store.keep_roster(roster)
-        except StorageError as error:
-            logger.warning("roster_not_kept reason=%s", error)
-
-    async def _digest(self, path: str) -> _Digested:
-        """CutSpan what is at ``path`` in spans and hash them; pack those at the front."""
+    async def digest(self, path: str) -> Digested:
+        """Cut what is at ``path`` in spans and hash them; pack those at the front. Raises
+        `LocalProtocolError`, `LimitExceeded`."""
         found = await self._list(path)
         files = [PolicyFile(entry.path, entry.size) for entry in found]
         size = sum(file.size for file in files)
@@ -254,11 +179,11 @@ class PolicyPublisher:
                 f"{path}: {size} bytes in {len(files)} files are over the limit of {MAX_CHUNKS}"
                 f" spans of {MAX_SPAN} bytes"
             )
-        work = _SpanWork(self._world.disk, self._store.cores, path)
-        await self._store.cores.for_each(_batches(files, cuts), work.do)
+        work = _SpanWork(self._world.disk, self._cores, path)
+        await self._cores.for_each(_batches(files, cuts), work.do)
         if await self._list(path) != found:
             raise LocalProtocolError(f"{path} was changed while it was published")
-        return _Digested(Index.of(files, work.spans(sum(map(len, cuts)))), work.wires)
+        return Digested(Index.of(files, work.spans(sum(map(len, cuts)))), work.wires)
 
     async def _list(self, path: str) -> Sequence[DiskEntry]:
         """The files to publish. Raises `LocalProtocolError` if they can be no policy."""
@@ -290,6 +215,92 @@ class PolicyPublisher:
             return tensors_untrusted(await read(path, LENGTH_BYTES, length), size)
         except BadMessage as error:
             raise LocalProtocolError(f"{path} cannot be published: {error}") from None
+
+
+class PolicyPublisher:
+    """Digests, signs and stores our own policies, and keeps the roster of whom to feed."""
+
+    def __init__(
+        self,
+        world: World,
+        config: ShardcastConfig,
+        run: bytes,
+        statements: Statements,
+        store: PolicyStore,
+        roster: Callable[[], Sequence[RosterEntry]],
+    ) -> None:
+        self._statements = statements
+        self._world = world
+        self._config = config
+        self._run = run
+        self._store = store
+        self._digester = Digester(world, config)
+        self._roster = roster
+        self._told: dict[PeerId, int] | None = None
+        self._told_at = 0.0
+        self._turn = trio.Lock()
+
+    async def prepare(
+        self,
+        version: PolicyVersion,
+        path: str,
+        newest_out: Callable[[], Manifest | None],
+    ) -> ev.Publish | Manifest:
+        """Make a version durable; a `Manifest` if just this was published before.
+
+        ``newest_out`` is asked when it is our turn: the publication before this one has told
+        the core by then. Raises `LocalProtocolError` rather than contradict what is out.
+        """
+        async with self._turn:
+            digested = await self._digester.digest(path)
+            index, wires = digested.index, digested.wires
+            newest = max(
+                (one for one in (newest_out(), self._store.newest_own) if one is not None),
+                key=lambda manifest: manifest.version,
+                default=None,
+            )
+            if newest is not None and newest.version >= version:
+                is_same = newest.version == version and newest.weights_digest == index.digest
+                if is_same and self._store.stored(version) is not None:
+                    return newest
+                if not is_same:
+                    raise LocalProtocolError(
+                        f"version {version} cannot be published: version {newest.version} is"
+                        " out"
+                    )
+                manifest = newest  # signed before, and its files were gone since
+            else:
+                manifest = self._sign(version, digested, newest)
+            await self._store.commit_own(manifest, index, path)
+            for chunk, wire in wires.items():
+                self._store.cache_nowait(manifest.digest, chunk, wire)
+            roster = self._next_roster()
+            if roster is not None:
+                await self._keep_roster(roster)
+            return ev.Publish(manifest, index, roster)
+
+    def _sign(
+        self, version: PolicyVersion, digested: Digested, newest: Manifest | None
+    ) -> Manifest:
+        index = digested.index
+        body = ManifestBody(
+            self._run,
+            version,
+            newest.version if newest is not None else NO_POLICY,
+            newest.digest if newest is not None else b"",
+            index.digest,
+            index.size,
+            (Encoding.anchor(index, digested.wire),),
+        )
+        return body.sign(self._world.signer)
+
+    async def _keep_roster(self, roster: Roster) -> None:
+        """A roster that is not on disk only costs the next life some pulls: the version goes
+        out without."""
+        try:
+            await self._store.keep_roster(roster)
+        except StorageError as error:
+            logger.warning("roster_not_kept reason=%s", error)
 
     def _next_roster(self) -> Roster | None:
         """A new epoch if those to feed have changed, and the last one is old enough or was

@@ -35,6 +35,7 @@ from p2p.shardcast.config import ShardcastConfig, ShardcastStats
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.announcer import Announcer
 from p2p.shardcast.core.download import MAX_FETCHES, Download, superfluous
+from p2p.shardcast.core.line import Lines
 from p2p.shardcast.core.origin import Origin
 from p2p.shardcast.core.peers import Peers
 from p2p.shardcast.core.pending import PendingNames
@@ -82,8 +83,11 @@ class ShardcastCore:
         self._repair = Repair(
             local, statements, self._peers, self._announcer, rng, config.stall
         )
-        self._upload = Upload(local, statements, self._downloads, self._announcer, self._peers)
-        self._origin = Origin(statements, self._peers.is_gone, config.stall)
+        lines = Lines()
+        self._upload = Upload(
+            local, statements, self._downloads, self._announcer, self._peers, lines
+        )
+        self._origin = Origin(statements, self._peers.is_gone, lines, config.stall)
         self._pending = PendingNames()
         self._is_full = False
         """Whether the disk takes nothing: what is announced is postponed instead of fetched."""
@@ -212,6 +216,7 @@ class ShardcastCore:
                     self._ban(peer, "has chunks that do not exist")
                 else:
                     download.note_held(peer, chunks, self._now)
+                    self._upload.note_word(peer, download.name, chunks, self._now)
                 self._out += self._repair.pull(download, self._now)
             case Skipped(_, _, _, ranges):
                 if not download.exist(ChunkSet.of_ranges(ranges)):
@@ -448,6 +453,7 @@ class ShardcastCore:
         download.mark_stored()
         self.stats.count_completed()
         self._advance_newest(download.manifest)
+        self._out += self._upload.foresee(download)
 
     def _advance_newest(self, manifest: Manifest) -> None:
         if self.newest is None or manifest.version > self.newest.version:
@@ -484,6 +490,7 @@ class ShardcastCore:
         download = self._hold(event.manifest, event.index, everything, stored=True)
         self._advance_newest(event.manifest)
         self._origin.publish(download, resumed=False)
+        self._out += self._upload.foresee(download)
 
     def _resume(self, event: ev.Resumed) -> None:
         """Take up what the disk holds; our own newest policy is announced again."""
