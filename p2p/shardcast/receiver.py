@@ -38,19 +38,24 @@ class Receiver:
         world: World,
         core: ShardcastCore,
         handle: Callable[[ev.Event], object],
-        taken: Callable[[bytes], Awaitable[None]],
+        written: Callable[[bytes], Awaitable[None]],
         cores: Cores,
     ) -> None:
-        """``handle`` is told what came; ``taken`` is awaited after each chunk of a policy;
-        chunks are unpacked on ``cores``."""
+        """``handle`` is told what came; ``written`` is awaited before each chunk of a policy:
+        one is written while the next comes; chunks are unpacked on ``cores``."""
         self.budget = FrameBudget()
         self._world = world
         self._core = core
         self._handle = handle
-        self._taken = taken
+        self._written = written
         self._cores = cores
         self._readers: dict[PeerId, trio.CancelScope] = {}
         """The one stream that is read of each peer."""
+
+    @property
+    def streams(self) -> int:
+        """How many streams are read."""
+        return len(self._readers)
 
     async def read_bulk(self, stream: Stream) -> None:
         """A `StreamHandler`: take chunks as fast as the disk does, on a peer's newest
@@ -100,9 +105,9 @@ class Receiver:
         event = await self._read_chunk(peer, header, reader, size)
         if event is None:
             return False
+        await self._written(header.policy)
         self._handle(event)
         self._world.sometimes("shardcast/chunk came twice", self._core.stats.duplicates > 0)
-        await self._taken(header.policy)
         return True
 
     async def _read_chunk(

@@ -4,10 +4,10 @@ Theory of operation
 -------------------
 A policy has a *head* (its manifest and index) and its files. While spans are missing the files
 are in ``NAME.part``, which is as long from the start as it will be: so a disk that is too small
-says so before anything was fetched in vain. A verified span goes to its place at once, and the
-stream that brought it is not read on before: a kill -9 costs each stream the chunk that it was
-reading. When nothing is missing, files and head are fsynced and ``NAME.part`` gets its final
-name. Nothing unverified ever has one, and no peer or role is told before.
+says so before anything was fetched in vain. A verified span goes to its place at once, and no
+more of them wait for that than streams bring some: a kill -9 costs each stream one chunk. When
+nothing is missing, files and head are fsynced and ``NAME.part`` gets its final name. Nothing
+unverified ever has one, and no peer or role is told before.
 
 What an earlier life left is believed as far as its spans hash right: 0.3 s of a core for each
 GB, read once. No bitmap beside the spans says which to look at: after a crash of the machine it
@@ -159,11 +159,16 @@ class PolicyStore:
             entry.add(chunk, raw)
             self._remember(policy, chunk, wire)
 
+    def unwritten(self, policy: bytes) -> int:
+        """How many spans of a policy are only in memory."""
+        entry = self._entries.get(policy)
+        return entry.unwritten_count if entry is not None else 0
+
     async def flush(self, policy: bytes) -> None:
         """Put what waits in memory in its place. Raises `StorageError`, `NoRoom` if all of it
         would not fit."""
         entry = self._entries.get(policy)
-        if entry is None or not entry.has_unwritten:
+        if entry is None or not entry.unwritten_count:
             return
         await self._make_room(entry)
         with entry.writing() as spans:
@@ -171,13 +176,15 @@ class PolicyStore:
                 await self._disk.write(path, data, offset)
                 if self._world.buggify("shardcast/early sync"):
                     await self._disk.fsync(path)
+        if not spans:
+            await entry.wait_idle()  # another task writes them
         await self._remove_if_forgotten(entry)
 
     async def _make_room(self, entry: StoredPolicy) -> None:
         """Write its head, and files as long as they will be. Raises `StorageError`."""
         async with self._preparing:
             if not entry.has_head:
-                await self._disk.replace(entry.head, entry.encode_head())
+                await self._write_head(entry)
                 entry.note_head()
             if entry.has_room:
                 return
@@ -191,6 +198,14 @@ class PolicyStore:
                 ) from error
             entry.note_room()
 
+    async def _write_head(self, entry: StoredPolicy) -> None:
+        """Without an fsync, for which every stream would wait: `finish` does it. But what this
+        node has signed must be known in every later life."""
+        if entry.manifest.trainer == self._world.signer.peer_id:
+            await self._disk.replace(entry.head, entry.encode_head())
+        else:
+            await self._disk.write(entry.head, entry.encode_head())
+
     async def finish(self, policy: bytes) -> bool:
         """Make a whole policy durable, under its final name. False if it is not whole.
 
@@ -202,10 +217,10 @@ class PolicyStore:
         if entry.stored:
             return True
         await self._make_room(entry)
-        while entry.has_unwritten:
+        while entry.unwritten_count:
             await self.flush(policy)
             await entry.wait_idle()
-        for path in entry.files:
+        for path in (entry.head, *entry.files):
             await self._disk.fsync(path)
         await self._disk.rename(entry.part, entry.final)
         entry.mark_stored()

@@ -146,9 +146,9 @@ class StoredPolicy:
             await self._idle.wait()
 
     @property
-    def has_unwritten(self) -> bool:
-        """Whether some spans are only in memory."""
-        return bool(self._unwritten)
+    def unwritten_count(self) -> int:
+        """How many spans are only in memory."""
+        return len(self._unwritten)
 
     def note_head(self) -> None:
         """Its head is on the disk."""
