@@ -24,6 +24,7 @@ version's name, and is told when it is forgotten.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from random import Random
 from typing import assert_never
 
@@ -40,6 +41,7 @@ from p2p.shardcast.core.pending import PendingNames
 from p2p.shardcast.core.repair import Repair
 from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.core.upload import Upload
+from p2p.shardcast.forest import Roster, RosterEntry
 from p2p.shardcast.manifest import (
     NO_POLICY,
     Equivocation,
@@ -88,7 +90,13 @@ class ShardcastCore:
             local, statements, self._peers, self._announcer, rng, config.stall
         )
         self._upload = Upload(local, statements, self._downloads, self._announcer, self._peers)
-        self._origin = Origin(statements, self._peers.is_gone, config.stall)
+        self._origin = Origin(
+            local,
+            statements,
+            self._peers.is_gone,
+            stall=config.stall,
+            roster_interval=config.roster_interval,
+        )
         self._pending = PendingNames()
         self._is_full = False
         """Whether the disk takes nothing: what is announced is postponed instead of fetched."""
@@ -136,6 +144,8 @@ class ShardcastCore:
                 self._peer_lost(peer)
             case ev.Tick():
                 self._tick()
+            case ev.Regrouped(roster):
+                self._regroup(roster)
             case _:
                 self._disk_says(event)
         self._flow()
@@ -474,6 +484,15 @@ class ShardcastCore:
         self._advance_newest(event.manifest)
         self._origin.publish(download, resumed=False)
 
+    def believe(self, entries: Iterable[RosterEntry]) -> list[RosterEntry]:
+        """The peers of our next roster, with what we believe that they can upload."""
+        return self._origin.believe(entries)
+
+    def _regroup(self, roster: Roster) -> None:
+        if self.statements.add_roster(roster):
+            self._out.append(ev.Gossip(RosterNews(roster.encode())))
+            self._origin.regroup(roster, self._now)
+
     def _resume(self, event: ev.Resumed) -> None:
         """Take up what the disk holds; our own newest policy is announced again."""
         self.statements.record(event.manifest)
@@ -497,6 +516,7 @@ class ShardcastCore:
 
     def _peer_up(self, peer: PeerId) -> None:
         self._peers.note_connected(peer)
+        self._origin.meet(peer, self._now)
         for download in self._downloads.values():
             if download.manifest.trainer == peer and not download.is_whole:
                 # it may be back, and have what no other peer has
@@ -523,6 +543,8 @@ class ShardcastCore:
     # What goes out
 
     def _flow(self) -> None:
+        if self._origin.is_roster_due(self._now):
+            self._out.append(ev.Regroup())
         if not self._origin.is_idle:
             self._out += self._origin.start(self._now)
             for peer, header in self._origin.give(self._upload.has_room, self._now):

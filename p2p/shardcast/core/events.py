@@ -21,6 +21,13 @@ class Publish:
 
 
 @dataclass(frozen=True, slots=True)
+class Regrouped:
+    """Our new ``roster`` is signed: hand out along it from now on."""
+
+    roster: Roster
+
+
+@dataclass(frozen=True, slots=True)
 class Resumed:
     """The disk holds these chunks of a policy; ``stored`` if it is whole and assembled."""
 
@@ -120,6 +127,7 @@ class Tick:
 
 Event = (
     Publish
+    | Regrouped
     | Resumed
     | Heard
     | ChunkCame
@@ -158,6 +166,11 @@ class Gossip:
     """Tell every peer that listens to the run's announcements."""
 
     message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Regroup:
+    """Sign a new roster, if it would differ from the last, and report it by `Regrouped`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,4 +225,4 @@ class PassOn:
     """The gossiped message was valid and new here: other peers should hear it."""
 
 
-Effect = PassOn | Send | Push | Gossip | Begin | Keep | Finish | Abandon | Penalise | Halt
+Effect = PassOn | Send | Push | Gossip | Regroup | Begin | Keep | Finish | Abandon | Penalise | Halt

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from p2p.identity import PeerId
 from p2p.shardcast.core import events as ev
+from p2p.shardcast.core.capacity import Capacities
 from p2p.shardcast.core.download import Download
 from p2p.shardcast.core.handout import HandOut
 from p2p.shardcast.core.statements import Statements
-from p2p.shardcast.forest import build_forest
+from p2p.shardcast.forest import Roster, RosterEntry, build_forest
 from p2p.shardcast.messages import INLINE_INDEX, NO_STRIPE, Blame, ChunkHeader, Credit, news_of
 
 _OVERTIME: Final = 4
 """Shortest waits without a chunk given away after which a hand-out no longer delays the next (2
 s at the usual ``stall``): its roots are all dead or stuck, and a newer version is worth more to
 the peers that still listen."""
+_SETTLE: Final = 1
+"""Shortest waits after a newcomer's first word until a new roster is signed (0.5 s at the usual
+``stall``): others often come with it, as when a machine room starts."""
 
 
 class Origin:
@@ -30,14 +34,28 @@ class Origin:
     """
 
     def __init__(
-        self, statements: Statements, is_gone: Callable[[PeerId], bool], stall: float
+        self,
+        local: PeerId,
+        statements: Statements,
+        is_gone: Callable[[PeerId], bool],
+        *,
+        stall: float,
+        roster_interval: float,
     ) -> None:
+        self._local = local
         self._statements = statements
         self._is_gone = is_gone
-        self._overtime = _OVERTIME * stall
+        self._stall = stall
+        self._roster_interval = roster_interval
+        self._capacities = Capacities()
         self._handouts: dict[bytes, HandOut] = {}
         self._next: Download | None = None
         self._resumed = False
+        self._unfed: Download | None = None
+        """What was announced while there was no roster: handed out when there is one."""
+        self._regroup_at = math.inf
+        """When to ask for a new roster."""
+        self._regrouped_at = -math.inf
 
     def publish(self, download: Download, *, resumed: bool) -> None:
         """``download`` is next, whatever was; ``resumed`` if an earlier life began to hand it
@@ -59,18 +77,63 @@ class Origin:
         self._next = None
         announcement = ev.Gossip(news_of(download.manifest, download.index, INLINE_INDEX))
         roster = self._statements.roster(download.manifest.trainer)
-        if roster is None:
-            return [announcement]
+        self._unfed = download if roster is None else None
+        self._capacities.note_version()
+        if roster is not None:
+            self._hand_out(download, roster, now)
+        return [announcement]
+
+    def _hand_out(self, download: Download, roster: Roster, now: float) -> None:
         forest = build_forest(roster, download.manifest.version)
-        handout = HandOut(download.count, forest, now, download.patience, resumed=self._resumed)
+        patience, resumed = download.patience, self._resumed
+        handout = HandOut(
+            download.manifest.version,
+            download.count,
+            forest,
+            now,
+            patience,
+            shortest=self._stall,
+            resumed=resumed,
+        )
         for peer in forest.roots:
             if self._is_gone(peer):
                 handout.lose(peer)
         self._handouts[download.name] = handout
-        return [announcement]
 
     def _delays(self, handout: HandOut, now: float) -> bool:
-        return not handout.exhausted and now < handout.progress + self._overtime
+        return not handout.exhausted and now < handout.progress + _OVERTIME * self._stall
+
+    # Rosters
+
+    def believe(self, entries: Iterable[RosterEntry]) -> list[RosterEntry]:
+        """The same peers, with what this origin believes of their claims. A peer that is gone
+        relays nothing."""
+        present = (e if not self._is_gone(e.peer) else RosterEntry(e.peer) for e in entries)
+        return self._capacities.believe(present)
+
+    def meet(self, peer: PeerId, now: float) -> None:
+        """``peer`` is here. If the roster does not name it, a new one soon should."""
+        if not self._handouts and self._unfed is None:
+            return
+        roster = self._statements.roster(self._local)
+        if roster is None or peer not in roster.positions:
+            due = max(now + _SETTLE * self._stall, self._regrouped_at + self._roster_interval)
+            self._regroup_at = min(self._regroup_at, due)
+
+    def is_roster_due(self, now: float) -> bool:
+        """Whether to ask for a new roster now; says so once."""
+        if now < self._regroup_at:
+            return False
+        self._regroup_at, self._regrouped_at = math.inf, now
+        return True
+
+    def regroup(self, roster: Roster, now: float) -> None:
+        """A new roster is signed: what is given from now on goes along it."""
+        download, self._unfed = self._unfed, None
+        if download is not None:
+            self._hand_out(download, roster, now)
+        for handout in self._handouts.values():
+            handout.regroup(build_forest(roster, handout.version), self._is_gone)
 
     def give(
         self, has_room: Callable[[PeerId], bool], now: float
@@ -91,7 +154,17 @@ class Origin:
         """Whether a chunk that ``by`` asks for is given again along the forest, not to it
         alone."""
         handout = self._handouts.get(policy)
-        return handout is not None and handout.give_again(chunk, by, now)
+        if handout is None:
+            return False
+        root = handout.accused(chunk, by, now)
+        if root is not None:
+            self._complain(handout, root, by, now)
+        return handout.give_again(chunk, by, now)
+
+    def _complain(self, handout: HandOut, root: PeerId, by: PeerId, now: float) -> None:
+        if handout.complain(root, by):
+            self._capacities.note_fallen(root)
+            self._regroup_at = now
 
     def hear(self, peer: PeerId, message: Credit | Blame, now: float) -> bool:
         """What roots and their children say about a hand-out. False if it cannot be true."""
@@ -100,7 +173,7 @@ class Origin:
             return True
         if isinstance(message, Credit):
             return handout.confirm(peer, message.received, message.granted, now)
-        handout.blame(message.peer, peer)
+        self._complain(handout, message.peer, peer, now)
         return True
 
     def lose(self, peer: PeerId) -> None:
@@ -121,10 +194,10 @@ class Origin:
     def next_deadline(self) -> float:
         """When `expire` or `start` next has something to do."""
         if self.is_idle:
-            return math.inf
+            return self._regroup_at
         handouts = self._handouts.values()
-        due = [handout.next_deadline for handout in handouts]
+        due = [self._regroup_at, *(handout.next_deadline for handout in handouts)]
         if self._next is not None:
-            turns = [h.progress + self._overtime for h in handouts if not h.exhausted]
+            turns = [h.progress + _OVERTIME * self._stall for h in handouts if not h.exhausted]
             due.append(max(turns, default=math.inf))  # `start` waits for every one of them
         return min(due, default=math.inf)

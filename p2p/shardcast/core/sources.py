@@ -14,16 +14,18 @@ then on, and the chunk is asked of another.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from random import Random
 from typing import Final
 
+from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
 from p2p.shardcast.chunkset import EMPTY, ChunkSet
 from p2p.shardcast.core.average import SmoothedAverage
 from p2p.shardcast.core.download import Arrival, Download, Request
 from p2p.shardcast.core.pace import SLOW_LINK
+from p2p.shardcast.core.peers import MAX_REMEMBERED
 
 WINDOW: Final = 4
 """Chunks asked of one holder at a time: enough that it never idles for a round trip, few enough
@@ -49,10 +51,17 @@ _SLOWEST: Final = 60.0
 then, however often it has failed."""
 
 
+_STRIKES: Final = 2
+"""Times in a row that a source may let its deadlines pass. After that it is taken to hold
+nothing until it brings a chunk: otherwise one that boasts of every chunk and sends none is asked
+for each of them, with half a second's wait or more for each. Two of eight such peers made 16 MB
+take 778 s. One strike would put honest peers aside whose line was busy for a moment."""
+
+
 class Source:
     """How fast one peer answers, and what it owes."""
 
-    __slots__ = ("_time", "last", "owed")
+    __slots__ = ("_strikes", "_time", "last", "owed")
 
     def __init__(self, chunk_time: float) -> None:
         self.owed = 0
@@ -60,6 +69,20 @@ class Source:
         self.last = 0.0
         """When it last brought one; 0 if never."""
         self._time = SmoothedAverage(chunk_time)
+        self._strikes = 0
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it has let so many deadlines pass that it is not asked any more."""
+        return self._strikes >= _STRIKES
+
+    def note_brought(self) -> None:
+        """It brought a chunk, asked for or not."""
+        self._strikes = 0
+
+    def note_strike(self) -> None:
+        """It let one or more deadlines pass at a time."""
+        self._strikes += 1
 
     @property
     def chunk_time(self) -> float:
@@ -105,6 +128,8 @@ class Sources:
         self._rng = rng
         self._stall = stall
         self._sources: dict[PeerId, Source] = {}
+        self._proven: BoundedDict[PeerId, None] = BoundedDict(MAX_REMEMBERED)
+        """Peers that have brought a chunk."""
 
     def plan(
         self, download: Download, now: float, rate: Callable[[PeerId], float]
@@ -121,16 +146,24 @@ class Sources:
         origin = download.manifest.trainer
         holders = download.holders
         claims = {peer: claim for peer in holders if peer != origin and (claim := rate(peer))}
-        held = EMPTY
-        for peer in claims:
-            held |= holders[peer]
+        silent = {peer: claims.pop(peer) for peer in list(claims) if self._is_silent(peer)}
+        held = self._believable(claims, holders)
+        boasted = EMPTY
+        for peer in (*claims, *silent):
+            boasted |= holders[peer]
         for peer, chunk in islice(self._deal(download, claims, late), max(0, room)):
             plan.setdefault(peer, []).append(chunk)
             self._ask(download, peer, chunk, now)
         orphans = (download.missing & late) - held
         if not download.may_ask_origin:
-            orphans &= download.failed
-        if orphans and (claim := rate(origin)):
+            orphans &= download.failed | download.overdue | boasted
+        if orphans and not (claim := rate(origin)):
+            # There is no other: a silent one may only have been slow.
+            left = max(0, room - sum(map(len, plan.values())))
+            for peer, chunk in islice(self._deal(download, silent, orphans), left):
+                plan.setdefault(peer, []).append(chunk)
+                self._ask(download, peer, chunk, now)
+        elif orphans:
             # It is owed a window at once, and may answer along a stripe.
             most = WINDOW - self._source(download, origin, claim).owed
             for chunk in self._pick(orphans, min(most, room - sum(map(len, plan.values())))):
@@ -163,6 +196,29 @@ class Sources:
                 continue
             late = late.excluding(chunk)
             yield peer, chunk
+
+    def _believable(
+        self, claims: Iterable[PeerId], holders: Mapping[PeerId, ChunkSet]
+    ) -> ChunkSet:
+        """What there is no need to ask the origin for: it is with a peer that has brought
+        something before, or with two.
+
+        One that never has is asked for a single chunk as a trial, and the origin for the others
+        that no other peer has. Example: a root boasts of 20 chunks and sends none. Its children
+        ask it for one each and the origin for four each at a time, instead of one chunk after
+        the other until they have lost patience with it twice.
+        """
+        once = twice = proven = EMPTY
+        for peer in claims:
+            twice |= once & holders[peer]
+            once |= holders[peer]
+            if peer in self._proven:
+                proven |= holders[peer]
+        return twice | proven
+
+    def _is_silent(self, peer: PeerId) -> bool:
+        source = self._sources.get(peer)
+        return source is not None and source.is_silent
 
     def _source(self, download: Download, peer: PeerId, claim: float) -> Source:
         source = self._sources.get(peer)
@@ -202,6 +258,10 @@ class Sources:
 
     def arrived(self, download: Download, chunk: int, peer: PeerId, now: float) -> Arrival:
         """``peer`` brought a chunk: settle that with the peer which was asked for it."""
+        self._proven[peer] = None
+        bringer = self._sources.get(peer)
+        if bringer is not None:
+            bringer.note_brought()
         request = download.request_for(chunk)
         source = self._sources.get(request.peer) if request is not None else None
         if request is None or source is None:
@@ -216,6 +276,9 @@ class Sources:
         """Give up requests past their deadline, and expect less of those sources; returns
         them."""
         overdue = download.expire(now)
+        for peer in dict.fromkeys(request.peer for request in overdue.values()):
+            if (late := self._sources.get(peer)) is not None:
+                late.note_strike()
         for request in overdue.values():
             source = self._sources.get(request.peer)
             if source is not None:
@@ -233,3 +296,4 @@ class Sources:
     def lose(self, peer: PeerId) -> None:
         """Forget a source."""
         self._sources.pop(peer, None)
+        self._proven.pop(peer, None)

@@ -1,0 +1,142 @@
+"""What each peer can upload, as its children say: an origin believes no peer's word about itself.
+
+Theory of operation
+-------------------
+A peer that has a whole version sends its origin a *receipt*: how long it took, and how many
+chunks each stripe brought it. The origin knows who stands above whom, so receipts of a peer's
+children say what this peer delivered. Its capacity is the median over the last of them, so that
+a minority of liars moves nothing.
+
+A peer that delivered what its own parent did is limited by what it is given: its measurement is
+a lower bound, and its claim is believed up to `_CREDULITY` times the median of what is known. A
+peer whose children got less than half of what its siblings' children got is *overloaded*: its
+capacity is what it delivered, and it is tried with a little more each version after that.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Final
+
+from p2p.bounded import BoundedDict
+from p2p.identity import PeerId
+from p2p.shardcast.forest import RosterEntry
+from p2p.shardcast.manifest import MAX_ROSTER
+
+_CREDULITY: Final = 4
+"""Times the median of what is known that a claim counts for at most. Example: 60 of 200 peers
+with 20 Mbit/s claim 320. They are taken for 80, and carry their share of the forest at a quarter
+of the rate, which their children make up for by pulls, until the first receipts. Twice would
+leave strong lines idle in an honest swarm of 10 to 200 Mbit/s: its strongest tenth has four to
+five times the median."""
+_RECEIPTS: Final = 16
+"""Receipts per peer of which the median counts: two versions of eight children. So what a peer
+delivered an hour ago is forgotten, and no single child's word moves the median far."""
+_FEWEST: Final = 3
+"""Measured peers below which claims make the median: two could be each other's friends."""
+_RECOVERY: Final = 1.25
+"""Growth, per version without complaint, of what an overloaded peer is believed to carry. A line
+that was busy with something else for a while is back at twice its share after four versions."""
+
+
+class _Record:
+    """What is known of one peer."""
+
+    __slots__ = ("_carried", "_ceiling", "_is_overloaded")
+
+    def __init__(self) -> None:
+        self._carried: deque[float] = deque(maxlen=_RECEIPTS)
+        self._ceiling = 0.0
+        self._is_overloaded = False
+
+    @property
+    def measured(self) -> float:
+        """Bytes per second that it has carried, in the median; 0 if nothing is known."""
+        return median(self._carried) if self._carried else 0.0
+
+    def note_carried(self, rate: float) -> None:
+        """A child says what this peer carried, if it gave every child as much."""
+        self._carried.append(rate)
+
+    def judge(self, *, is_overloaded: bool) -> None:
+        """A version is over; ``is_overloaded`` if its children got too little of it."""
+        if is_overloaded:
+            self._ceiling = self.measured
+        elif self._is_overloaded:
+            self._ceiling = max(self.measured, _RECOVERY * self._ceiling)
+        self._is_overloaded = is_overloaded or (
+            self._is_overloaded and self._ceiling < _CREDULITY * self.measured
+        )
+
+    def believe(self, claim: float, most: float) -> float:
+        """What to take ``claim`` for."""
+        if self._is_overloaded:
+            return min(claim, self._ceiling)
+        return max(min(claim, most), min(self.measured, claim))
+
+
+class Capacities:
+    """What an origin believes that its peers can upload."""
+
+    def __init__(self) -> None:
+        self._records: BoundedDict[PeerId, _Record] = BoundedDict(MAX_ROSTER)
+        self._fallen: BoundedDict[PeerId, int] = BoundedDict(MAX_ROSTER)
+        """Peers that were replaced as roots, and for how many more versions they relay
+        nothing."""
+
+    def note_fallen(self, peer: PeerId) -> None:
+        """``peer`` was replaced as a root: for `_PROBATION` versions it is a leaf."""
+        self._fallen[peer] = _PROBATION
+
+    def note_version(self) -> None:
+        """A new version is handed out."""
+        for peer, left in list(self._fallen.items()):
+            if left > 1:
+                self._fallen[peer] = left - 1
+            else:
+                del self._fallen[peer]
+
+    def note_carried(self, peer: PeerId, rate: float) -> None:
+        """A child of ``peer`` says what it carried."""
+        self._record(peer).note_carried(rate)
+
+    def judge(self, peer: PeerId, *, is_overloaded: bool) -> None:
+        """A version is over, and ``peer`` relayed in it."""
+        self._record(peer).judge(is_overloaded=is_overloaded)
+
+    def _record(self, peer: PeerId) -> _Record:
+        record = self._records.get(peer)
+        if record is None:
+            record = self._records[peer] = _Record()
+        return record
+
+    def believe(self, entries: Iterable[RosterEntry]) -> list[RosterEntry]:
+        """The same peers, with what is believed of their claims."""
+        claims = list(entries)
+        most = _CREDULITY * self._median(claims)
+        return [replace(entry, upload=self._belief(entry, most)) for entry in claims]
+
+    def _median(self, claims: Sequence[RosterEntry]) -> float:
+        known = [
+            record.measured
+            for entry in claims
+            if (record := self._records.get(entry.peer)) is not None and record.measured
+        ]
+        if len(known) < _FEWEST:
+            known = [entry.upload for entry in claims if entry.upload]
+        return median(known) if known else 0.0
+
+    def _belief(self, entry: RosterEntry, most: float) -> float:
+        if entry.peer in self._fallen:
+            return 0.0
+        record = self._records.get(entry.peer)
+        return min(entry.upload, most) if record is None else record.believe(entry.upload, most)
+
+
+_PROBATION: Final = 8
+"""Versions for which a peer that was replaced as a root is a leaf. Two liars can replace one
+honest root a version, so they keep at most eight of a swarm's relays idle; a root that passes
+nothing on costs one version in nine a replacement, about a second."""
