@@ -43,13 +43,17 @@ class PolicyPublisher:
         statements: Statements,
         store: PolicyStore,
         roster: Callable[[], Sequence[RosterEntry]],
+        believe: Callable[[Sequence[RosterEntry]], Sequence[RosterEntry]],
     ) -> None:
+        """``roster`` tells who is there and what each claims; ``believe`` what to think of
+        that."""
         self._statements = statements
         self._world = world
         self._config = config
         self._run = run
         self._store = store
         self._roster = roster
+        self._believe = believe
         self._told: dict[PeerId, int] | None = None
         self._told_at = 0.0
         self._turn = trio.Lock()
@@ -93,6 +97,15 @@ class PolicyPublisher:
                 await self._keep_roster(roster)
             return ev.Publish(manifest, index, roster)
 
+    async def regroup(self) -> Roster | None:
+        """A new roster in the middle of a hand-out, durable; None if it would be the old
+        one."""
+        async with self._turn:
+            roster = self._sign_roster()
+            if roster is not None:
+                await self._keep_roster(roster)
+            return roster
+
     async def _keep_roster(self, roster: Roster) -> None:
         """A roster that is not on disk only costs the next life some pulls: the version goes
         out without."""
@@ -133,15 +146,20 @@ class PolicyPublisher:
         return Index.of(chunks), hasher.digest(), header, wires
 
     def _next_roster(self) -> Roster | None:
-        """A new epoch if those to feed have changed, and the last one is old enough or was
-        empty."""
-        local = self._world.signer.peer_id
-        entries = [entry for entry in self._roster() if entry.peer != local]
-        ranks = {entry.peer: capacity_class(entry.upload) for entry in entries}
-        now, last = self._world.now(), self._statements.roster(local)
-        early = bool(self._told) and now < self._told_at + self._config.roster_interval
-        if ranks == self._told or (early and not self._world.buggify("shardcast/early roster")):
+        """A new epoch for a new version, if the last one is old enough or was empty."""
+        early = self._world.now() < self._told_at + self._config.roster_interval
+        if self._told and early and not self._world.buggify("shardcast/early roster"):
             return None
-        self._told, self._told_at = ranks, now
+        return self._sign_roster()
+
+    def _sign_roster(self) -> Roster | None:
+        """A new epoch if those to feed have changed."""
+        local = self._world.signer.peer_id
+        entries = self._believe([entry for entry in self._roster() if entry.peer != local])
+        ranks = {entry.peer: capacity_class(entry.upload) for entry in entries}
+        if ranks == self._told:
+            return None
+        last = self._statements.roster(local)
+        self._told, self._told_at = ranks, self._world.now()
         epoch = max(int(self._world.wall() * 1000), last.epoch + 1 if last is not None else 0)
         return Roster.sign(self._world.signer, self._run, epoch, entries)

@@ -226,6 +226,8 @@ class Shardcast:
                 self._sender(peer).push_nowait(item)
             case ev.Gossip(message):
                 self._announce(encode_message(message))
+            case ev.Regroup():
+                self._nursery.start_soon(self._regroup)
             case ev.Begin(manifest, index):
                 self._store.begin(manifest, index)
             case ev.Keep(policy, chunk, data):
@@ -316,6 +318,11 @@ class Shardcast:
         sender = self._senders.pop(peer, None)
         if sender is not None:
             sender.scope.cancel()
+
+    async def _regroup(self) -> None:
+        roster = await self._publisher.regroup()
+        if roster is not None:
+            self.handle(ev.Regrouped(roster))
 
     async def _do_jobs(self) -> None:
         async for job in self._jobs_out:
@@ -409,7 +416,7 @@ async def open_shardcast(
     statements = Statements(run, may_publish, world.verify)
     core = ShardcastCore(host.peer_id, config, statements, world.rng("shardcast"))
     store = PolicyStore(world, config, run)
-    publisher = PolicyPublisher(world, config, run, statements, store, roster)
+    publisher = PolicyPublisher(world, config, run, statements, store, roster, core.believe)
     async with trio.open_nursery() as nursery:
         service = Shardcast(world, host, core, store, publisher, nursery, announce)
         await service.resume()

@@ -24,7 +24,7 @@ version's name, and is told when it is forgotten.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from random import Random
 from typing import assert_never
 
@@ -192,8 +192,7 @@ class ShardcastCore:
             case PolicyNews():
                 self._policy_news(message, gossip)
             case RosterNews(data):
-                if self.statements.roster_untrusted(data) is not None and gossip:
-                    self._out.append(ev.PassOn())
+                self._roster_news(data, gossip)
             case Evidence():
                 evidence = self.statements.evidence_untrusted(message)
                 if evidence is not None:
@@ -265,6 +264,15 @@ class ShardcastCore:
             self._out.append(ev.Begin(manifest, index))
         if (download.pull_only and not download.was_inquired) or download.index is None:
             self._out += self._repair.inquire(download, self._now)
+
+    def _roster_news(self, data: bytes, gossip: bool) -> None:
+        roster = self.statements.roster_untrusted(data)
+        if roster is None:
+            return
+        self._out += [ev.PassOn()] if gossip else []
+        for download in self._downloads.values():
+            if download.manifest.trainer == roster.origin and self._local in roster.positions:
+                download.expect_pushes()
 
     def _is_over(self, manifest: Manifest) -> bool:
         """Whether this version is not worth fetching (any more)."""
@@ -484,7 +492,7 @@ class ShardcastCore:
         self._advance_newest(event.manifest)
         self._origin.publish(download, resumed=False)
 
-    def believe(self, entries: Iterable[RosterEntry]) -> list[RosterEntry]:
+    def believe(self, entries: Sequence[RosterEntry]) -> list[RosterEntry]:
         """The peers of our next roster, with what we believe that they can upload."""
         return self._origin.believe(entries)
 

@@ -151,6 +151,11 @@ class Download:
         """No peer pushes this version: what any holder has is pulled."""
         self.pull_only = True
 
+    def expect_pushes(self) -> None:
+        """A roster names this node: what the origin gives away from now on is pushed. What it
+        gave before is passed over by the first chunk that comes, and pulled then."""
+        self.pull_only = False
+
     def mark_stored(self) -> None:
         """It is whole, durable and assembled."""
         self.stored = True

@@ -352,8 +352,10 @@ class HandOut:
         that misses it. A single request is answered directly: mostly the chunk is on its way.
         After a restart it is not.
         """
-        if by not in self.forest.roster.positions:
-            return False
+        carrier = self._carriers.get(chunk)
+        roster = carrier.roster if carrier is not None else self.forest.roster
+        if by not in roster.positions:
+            return False  # it came later: no stripe failed it
         is_lost = self._is_lost(chunk)
         was_given_again = chunk in self._given_again and not is_lost
         if chunk < self._next and not was_given_again and len(self._roots) > (not is_lost):

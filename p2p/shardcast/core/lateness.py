@@ -16,6 +16,10 @@ _BEHIND: Final = 4
 unequal strength bring their chunks out of order by a constant time. Example: the chunks of a weak
 root come 0.4 s after later ones of strong roots; one that has not come after 1.6 s is asked for.
 """
+_MOST: Final = 4
+"""Times the shortest wait for a chunk that was passed over which is the longest. What the origin
+gives a second time comes late by seconds, and must not teach patience with roots that keep what
+they are given."""
 _TURNS: Final = 16
 """Chunks that the origin gives away, in the mean, after which one that was passed over is
 overdue: as many as `pace` waits for when none comes. The origin's pace counts, not that of what
@@ -157,7 +161,8 @@ class LateChunks:
 
     @property
     def _overdue_after(self) -> float:
-        return max(self._stall, _TURNS * self._turn, _BEHIND * self._behind.value)
+        least = max(self._stall, _TURNS * self._turn)
+        return min(max(least, _BEHIND * self._behind.value), _MOST * least)
 
     def due(self, patience: float) -> float:
         """When `mark_late` next has something to do; infinite if it waits for nothing."""

@@ -53,15 +53,16 @@ then, however often it has failed."""
 
 _STRIKES: Final = 2
 """Times in a row that a source may let its deadlines pass. After that it is taken to hold
-nothing until it brings a chunk: otherwise one that boasts of every chunk and sends none is asked
-for each of them, with half a second's wait or more for each. Two of eight such peers made 16 MB
-take 778 s. One strike would put honest peers aside whose line was busy for a moment."""
+nothing until it brings a chunk, or is tried with a single one, after 2, 4, 8 ... 60 s: otherwise
+one that boasts of every chunk and sends none is asked for each of them, with half a second's
+wait or more for each. Two of eight such peers made 16 MB take 778 s. One strike would put honest
+peers aside whose line was busy for a moment."""
 
 
 class Source:
     """How fast one peer answers, and what it owes."""
 
-    __slots__ = ("_strikes", "_time", "last", "owed")
+    __slots__ = ("_silent_until", "_strikes", "_time", "last", "owed")
 
     def __init__(self, chunk_time: float) -> None:
         self.owed = 0
@@ -70,19 +71,20 @@ class Source:
         """When it last brought one; 0 if never."""
         self._time = SmoothedAverage(chunk_time)
         self._strikes = 0
+        self._silent_until = -math.inf
 
-    @property
-    def is_silent(self) -> bool:
+    def is_silent(self, now: float) -> bool:
         """Whether it has let so many deadlines pass that it is not asked any more."""
-        return self._strikes >= _STRIKES
+        return self._strikes >= _STRIKES and now < self._silent_until
 
     def note_brought(self) -> None:
         """It brought a chunk, asked for or not."""
         self._strikes = 0
 
-    def note_strike(self) -> None:
+    def note_strike(self, now: float, stall: float) -> None:
         """It let one or more deadlines pass at a time."""
         self._strikes += 1
+        self._silent_until = now + min(_SLOWEST, stall * 2.0**self._strikes)
 
     @property
     def chunk_time(self) -> float:
@@ -92,7 +94,8 @@ class Source:
     @property
     def room(self) -> int:
         """Chunks that it may be asked for now."""
-        return (WINDOW if self.last else _TRIAL) - self.owed
+        is_doubtful = not self.last or self._strikes >= _STRIKES
+        return (_TRIAL if is_doubtful else WINDOW) - self.owed
 
     def ask(self) -> None:
         """It is asked for a chunk."""
@@ -146,7 +149,7 @@ class Sources:
         origin = download.manifest.trainer
         holders = download.holders
         claims = {peer: claim for peer in holders if peer != origin and (claim := rate(peer))}
-        silent = {peer: claims.pop(peer) for peer in list(claims) if self._is_silent(peer)}
+        silent = {peer: claims.pop(peer) for peer in list(claims) if self._is_silent(peer, now)}
         held = self._believable(claims, holders)
         boasted = EMPTY
         for peer in (*claims, *silent):
@@ -216,9 +219,9 @@ class Sources:
                 proven |= holders[peer]
         return twice | proven
 
-    def _is_silent(self, peer: PeerId) -> bool:
+    def _is_silent(self, peer: PeerId, now: float) -> bool:
         source = self._sources.get(peer)
-        return source is not None and source.is_silent
+        return source is not None and source.is_silent(now)
 
     def _source(self, download: Download, peer: PeerId, claim: float) -> Source:
         source = self._sources.get(peer)
@@ -278,7 +281,7 @@ class Sources:
         overdue = download.expire(now)
         for peer in dict.fromkeys(request.peer for request in overdue.values()):
             if (late := self._sources.get(peer)) is not None:
-                late.note_strike()
+                late.note_strike(now, self._stall)
         for request in overdue.values():
             source = self._sources.get(request.peer)
             if source is not None:

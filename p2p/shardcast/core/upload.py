@@ -55,6 +55,12 @@ ROOT_BACKLOG: Final = 2
 """Chunks of a hand-out that may wait for one root at the origin: one under way, one behind it.
 More would be given away before it is known which root is fast."""
 
+LATECOMERS_SHARE: Final = 8
+"""Chunks sent along stripes for each that a latecomer is sent meanwhile: it waits, and does not
+starve. Example: twelve nodes join 24 in the middle of a hand-out, and each pulls what it missed.
+Served like children they take half of every uplink, and the 24 are done after 5.6 s instead of
+3.7."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Deferred:
@@ -113,6 +119,14 @@ class Upload:
         self._deferred: dict[bytes, dict[int, _Deferred]] = {}
         self._credits: dict[bytes, _RootCredit] = {}
         self._allowances: dict[bytes, Allowance] = {}
+        self._first_epochs: dict[bytes, int] = {}
+        """The roster epoch of each version's first chunk along a stripe."""
+        self._latecomers: dict[PeerId, None] = {}
+        """Peers whose next chunk waits until the stripes leave room for it."""
+        self._latecomer: PeerId | None = None
+        """The one that is being sent a chunk."""
+        self._since_latecomer = 0
+        """Chunks that have left along stripes since a latecomer was sent one."""
 
     def _forest(self, download: Download, epoch: int) -> Forest | None:
         """The forest along which chunks under a roster's ``epoch`` travel, if it is known
@@ -156,6 +170,7 @@ class Upload:
         forest = self._forest(download, header.epoch) if header.stripe != NO_STRIPE else None
         if forest is None or not forest.is_above(header.stripe, sender, self._local):
             return
+        self._first_epochs.setdefault(download.name, header.epoch)
         children = forest.children(header.stripe, self._local, self._peers.is_gone)
         usual = self._usual_rate(children)
         for child in children:
@@ -282,6 +297,8 @@ class Upload:
 
     def push(self, peer: PeerId, header: ChunkHeader) -> None:
         """Queue a chunk for ``peer``."""
+        if header.stripe != NO_STRIPE:
+            self._first_epochs.setdefault(header.policy, header.epoch)
         self._queue(peer).push(header)
         self._ready[peer] = None
 
@@ -296,17 +313,54 @@ class Upload:
         header = queue.finish(now) if queue is not None else None
         if header is not None:
             self._ready[peer] = None
+            self._since_latecomer += header.stripe != NO_STRIPE
+        if peer == self._latecomer:
+            self._latecomer = None
         return header
 
     def start(self, now: float) -> Iterator[ev.Effect]:
         """Put the next chunk of every free queue under way, behind the news that explain it."""
         ready, self._ready = self._ready, {}
-        for peer in ready:
+        for peer in (*ready, *self._admit_latecomer()):
             queue = self._queues.get(peer)
+            if queue is not None and peer != self._latecomer and self._must_wait(peer, queue):
+                self._latecomers[peer] = None
+                continue
             header = self._next_chunk(peer, queue, now) if queue is not None else None
             if queue is not None and header is not None:
                 yield from self._explain(peer, queue, header)
                 yield ev.Push(peer, header)
+
+    # Latecomers
+
+    def _must_wait(self, peer: PeerId, queue: SendQueue) -> bool:
+        """Whether ``peer`` came after the hand-out of what it asked for began, and that goes
+        on."""
+        header = queue.head
+        download = self._downloads.get(header.policy) if header is not None else None
+        if header is None or download is None or header.stripe != NO_STRIPE:
+            return False
+        trainer, epoch = download.manifest.trainer, self._first_epochs.get(header.policy)
+        first = self._statements.roster(trainer, epoch) if epoch is not None else None
+        return first is not None and peer not in first.positions and self._is_busy()
+
+    def _is_busy(self) -> bool:
+        return any(queue.has_stripe_chunks for queue in self._queues.values())
+
+    def _admit_latecomer(self) -> tuple[PeerId, ...]:
+        """The latecomers to be sent a chunk now: all if no chunk waits to go along a stripe,
+        else at most one at a time."""
+        if not self._latecomers:
+            return ()
+        if not self._is_busy():
+            peers, self._latecomers = tuple(self._latecomers), {}
+            return peers
+        if self._latecomer is not None or self._since_latecomer < LATECOMERS_SHARE:
+            return ()
+        self._latecomer = next(iter(self._latecomers))
+        del self._latecomers[self._latecomer]
+        self._since_latecomer = 0
+        return (self._latecomer,)
 
     def _next_chunk(self, peer: PeerId, queue: SendQueue, now: float) -> ChunkHeader | None:
         """Start the first chunk that ``peer`` still needs; drop those before it."""
@@ -339,6 +393,9 @@ class Upload:
 
         At the origin its chunks are given to other roots instead (`Origin.lose`).
         """
+        self._latecomers.pop(peer, None)
+        if peer == self._latecomer:
+            self._latecomer = None
         for name in [n for n in self._credits if self._is_of(n, peer)]:
             del self._credits[name]  # its next hand-out counts from the start
         queue = self._queues.pop(peer, None)
@@ -364,7 +421,7 @@ class Upload:
 
     def forget(self, policy: bytes) -> None:
         """A version is no longer held."""
-        for table in (self._deferred, self._credits, self._allowances):
+        for table in (self._deferred, self._credits, self._allowances, self._first_epochs):
             table.pop(policy, None)
         for queue in self._queues.values():
             queue.purge(policy)
