@@ -119,7 +119,11 @@ class ShardcastCore:
     @property
     def next_deadline(self) -> float:
         """When to deliver the next `Tick`; infinite if nothing waits."""
-        due = min(self._origin.next_deadline, self._announcer.next_deadline)
+        due = min(
+            self._origin.next_deadline,
+            self._announcer.next_deadline,
+            self._upload.next_deadline,
+        )
         for download in self._downloads.values():
             due = min(due, download.next_deadline)
         return due
@@ -556,7 +560,7 @@ class ShardcastCore:
         if not self._origin.is_idle:
             self._out += self._origin.start(self._now)
             for peer, header in self._origin.give(self._upload.has_room, self._now):
-                self._upload.push(peer, header)
+                self._upload.hand_out(peer, header, self._now)
         self._out += self._upload.start(self._now)
         self._out += self._upload.confirm()
 

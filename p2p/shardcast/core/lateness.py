@@ -44,9 +44,9 @@ class LateChunks:
     push it.
 
     An origin gives chunks away in order. So when chunk 40 comes along a stripe and 12 is missing,
-    12 was given away before: it is *passed over*, and becomes urgent, though no neighbour has
-    it, when it stays away for longer than such chunks usually do. No peer but the origin may
-    have it then: a root that keeps what it is given can hide that from all but those who count.
+    12 was given away before: it is *passed over*, and *overdue* when it stays away for longer
+    than such chunks usually do. If no neighbour has it either, the origin is asked: a root that
+    keeps what it is given can hide that from all but those who count.
 
     A parent that will not push a chunk does hold it, but has mostly more to send than its line
     carries; so it counts as a source again only after the same patience. Example: a parent on a 10 Mbit/s line withholds chunk 7 from two of its five children. Both pull it from a
@@ -138,8 +138,6 @@ class LateChunks:
             del self._seen[chunk]
             self.note_urgent(chunk)
         for chunk in self._take_overdue(now):
-            self._seen.pop(chunk, None)
-            self.note_urgent(chunk)
             self.overdue = self.overdue.including(chunk)
         released = []
         while self._withheld:

@@ -142,7 +142,7 @@ class Sources:
         ``rate`` is what a peer claims to upload in bytes per second; 0 if it cannot be asked.
         """
         late = download.late(now)
-        if not late or download.index is None:
+        if not (late or download.overdue) or download.index is None:
             return {}
         plan: dict[PeerId, list[int]] = {}
         room = self._room(download)
@@ -151,6 +151,7 @@ class Sources:
         claims = {peer: claim for peer in holders if peer != origin and (claim := rate(peer))}
         silent = {peer: claims.pop(peer) for peer in list(claims) if self._is_silent(peer, now)}
         held = self._believable(claims, holders)
+        late |= (download.overdue & download.missing) - held
         boasted = EMPTY
         for peer in (*claims, *silent):
             boasted |= holders[peer]

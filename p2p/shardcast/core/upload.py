@@ -17,6 +17,7 @@ children keep up (`RootCredit`): what a relay cannot pass on, another root shoul
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -60,6 +61,9 @@ LATECOMERS_SHARE: Final = 8
 starve. Example: twelve nodes join 24 in the middle of a hand-out, and each pulls what it missed.
 Served like children they take half of every uplink, and the 24 are done after 5.6 s instead of
 3.7."""
+LEISURE: Final = 0.5
+"""Seconds after the last chunk along a stripe for which a hand-out counts as going on: as long as
+a chunk may be late (`ShardcastConfig.stall`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +131,7 @@ class Upload:
         """The one that is being sent a chunk."""
         self._since_latecomer = 0
         """Chunks that have left along stripes since a latecomer was sent one."""
+        self._busy_until = -math.inf
 
     def _forest(self, download: Download, epoch: int) -> Forest | None:
         """The forest along which chunks under a roster's ``epoch`` travel, if it is known
@@ -170,7 +175,7 @@ class Upload:
         forest = self._forest(download, header.epoch) if header.stripe != NO_STRIPE else None
         if forest is None or not forest.is_above(header.stripe, sender, self._local):
             return
-        self._first_epochs.setdefault(download.name, header.epoch)
+        self._note_hand_out(header, now)
         children = forest.children(header.stripe, self._local, self._peers.is_gone)
         usual = self._usual_rate(children)
         for child in children:
@@ -297,10 +302,13 @@ class Upload:
 
     def push(self, peer: PeerId, header: ChunkHeader) -> None:
         """Queue a chunk for ``peer``."""
-        if header.stripe != NO_STRIPE:
-            self._first_epochs.setdefault(header.policy, header.epoch)
         self._queue(peer).push(header)
         self._ready[peer] = None
+
+    def hand_out(self, root: PeerId, header: ChunkHeader, now: float) -> None:
+        """Queue a chunk of our own hand-out for a root."""
+        self._note_hand_out(header, now)
+        self.push(root, header)
 
     def has_room(self, root: PeerId) -> bool:
         """Whether a root can be given a further chunk of a hand-out."""
@@ -321,9 +329,9 @@ class Upload:
     def start(self, now: float) -> Iterator[ev.Effect]:
         """Put the next chunk of every free queue under way, behind the news that explain it."""
         ready, self._ready = self._ready, {}
-        for peer in (*ready, *self._admit_latecomer()):
+        for peer in (*ready, *self._admit_latecomer(now)):
             queue = self._queues.get(peer)
-            if queue is not None and peer != self._latecomer and self._must_wait(peer, queue):
+            if queue is not None and peer != self._latecomer and self._must_wait(peer, queue, now):
                 self._latecomers[peer] = None
                 continue
             header = self._next_chunk(peer, queue, now) if queue is not None else None
@@ -333,7 +341,17 @@ class Upload:
 
     # Latecomers
 
-    def _must_wait(self, peer: PeerId, queue: SendQueue) -> bool:
+    def _note_hand_out(self, header: ChunkHeader, now: float) -> None:
+        """A chunk came, or is given, along a stripe."""
+        self._first_epochs.setdefault(header.policy, header.epoch)
+        self._busy_until = now + LEISURE
+
+    @property
+    def next_deadline(self) -> float:
+        """When latecomers that wait are next looked at."""
+        return self._busy_until if self._latecomers else math.inf
+
+    def _must_wait(self, peer: PeerId, queue: SendQueue, now: float) -> bool:
         """Whether ``peer`` came after the hand-out of what it asked for began, and that goes
         on."""
         header = queue.head
@@ -342,25 +360,28 @@ class Upload:
             return False
         trainer, epoch = download.manifest.trainer, self._first_epochs.get(header.policy)
         first = self._statements.roster(trainer, epoch) if epoch is not None else None
-        return first is not None and peer not in first.positions and self._is_busy()
+        return first is not None and peer not in first.positions and now < self._busy_until
 
-    def _is_busy(self) -> bool:
-        return any(queue.has_stripe_chunks for queue in self._queues.values())
-
-    def _admit_latecomer(self) -> tuple[PeerId, ...]:
-        """The latecomers to be sent a chunk now: all if no chunk waits to go along a stripe,
-        else at most one at a time."""
+    def _admit_latecomer(self, now: float) -> tuple[PeerId, ...]:
+        """The latecomers to be sent a chunk now: all when the hand-out has been over for a
+        moment, else one at a time, while none waits to go along a stripe or it is its turn."""
         if not self._latecomers:
             return ()
-        if not self._is_busy():
+        if now >= self._busy_until:
             peers, self._latecomers = tuple(self._latecomers), {}
             return peers
-        if self._latecomer is not None or self._since_latecomer < LATECOMERS_SHARE:
+        is_turn = self._since_latecomer >= LATECOMERS_SHARE
+        if self._latecomer is not None or not (is_turn or self._is_free):
             return ()
         self._latecomer = next(iter(self._latecomers))
         del self._latecomers[self._latecomer]
         self._since_latecomer = 0
         return (self._latecomer,)
+
+    @property
+    def _is_free(self) -> bool:
+        """Whether no chunk waits or is under way along a stripe."""
+        return not any(queue.has_stripe_chunks for queue in self._queues.values())
 
     def _next_chunk(self, peer: PeerId, queue: SendQueue, now: float) -> ChunkHeader | None:
         """Start the first chunk that ``peer`` still needs; drop those before it."""
