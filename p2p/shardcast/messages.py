@@ -43,7 +43,10 @@ NO_STRIPE: Final = 0xFFFF
 MAX_CONTROL: Final = MAX_ROSTER_BYTES + 4 * KI
 """Bytes of a control message outside bulk streams: a roster is the largest, a manifest with an
 inline index has 20 KiB, a have-list 4."""
+MAX_RECEIPT_ROWS: Final = 64
+"""Stripes in one `Receipt`: eight epochs of eight stripes, more than a hand-out usually sees."""
 _MAX_COUNT: Final = 2**53
+_RECEIPT_ROW: Final = struct.Struct(">QHI")
 _HEADER: Final = struct.Struct(f">{DIGEST_BYTES}sIQH")
 CHUNK_KIND: Final = 0
 """First byte of a bulk frame with a chunk."""
@@ -152,6 +155,16 @@ class Blame:
     peer: PeerId
 
 
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """To the origin: the sender has the whole policy. It took so many milliseconds from the first
+    chunk to the last; ``rows`` say how many chunks each (roster epoch, stripe) brought."""
+
+    policy: bytes
+    milliseconds: int
+    rows: tuple[tuple[int, int, int], ...]
+
+
 Message = (
     Blame
     | Hello
@@ -164,6 +177,7 @@ Message = (
     | Skipped
     | Want
     | Credit
+    | Receipt
 )
 
 
@@ -209,6 +223,9 @@ def encode_message(message: Message) -> bytes:
             return pack(["credit", policy, received, granted])
         case Blame(policy, peer):
             return pack(["blame", policy, peer.digest])
+        case Receipt(policy, milliseconds, rows):
+            packed = b"".join(_RECEIPT_ROW.pack(*row) for row in rows)
+            return pack(["receipt", policy, milliseconds, packed])
 
 
 def decode_message_untrusted(data: bytes | memoryview) -> Message:
@@ -256,6 +273,10 @@ def decode_message_untrusted(data: bytes | memoryview) -> Message:
         case "blame":
             policy, peer = fields_untrusted(rest, bytes, bytes, what=kind)
             return Blame(_policy(policy), decode_peer_id_untrusted(peer))
+        case "receipt":
+            policy, milliseconds, packed = fields_untrusted(rest, bytes, int, bytes, what=kind)
+            milliseconds = _bounded(milliseconds, 1, _MAX_COUNT)
+            return Receipt(_policy(policy), milliseconds, _receipt_rows_untrusted(packed))
     raise BadMessage("a shardcast message of an unknown kind")
 
 
@@ -275,6 +296,16 @@ def _bounded(number: int, low: int, high: int) -> int:
     if not low <= number <= high:
         raise BadMessage(f"{number} is not between {low} and {high}")
     return number
+
+
+def _receipt_rows_untrusted(packed: bytes) -> tuple[tuple[int, int, int], ...]:
+    count, rest = divmod(len(packed), _RECEIPT_ROW.size)
+    if rest or count > MAX_RECEIPT_ROWS:
+        raise BadMessage(f"a receipt of {len(packed)} bytes of rows")
+    rows = tuple(_RECEIPT_ROW.iter_unpack(packed))
+    if len({row[:2] for row in rows}) < count:
+        raise BadMessage("a receipt names a stripe twice")
+    return rows
 
 
 def _chunks_untrusted(chunks: list[Any]) -> tuple[int, ...]:

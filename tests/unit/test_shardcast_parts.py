@@ -56,26 +56,26 @@ def test_the_usual_lag_is_waited_for_but_not_by_the_last_chunks() -> None:
 
 
 def test_what_is_seen_becomes_late_and_what_is_withheld_is_urgent_at_once() -> None:
-    late = LateChunks()
+    late = LateChunks(0.0, 0.5)
     late.note_seen(1, ANN, 1.0)
     late.note_seen(1, BOB, 2.0)
     late.note_withheld(2, BOB, 1.5)
     assert late.urgent == ChunkSet.of([2])
-    assert late.oldest == 1.0
+    assert late.due(1.0) == 2.0
     assert late.mark_late(1.9, 1.0) == []
     assert late.mark_late(2.0, 1.0) == []
     assert late.urgent == ChunkSet.of([1, 2])
     assert late.mark_late(2.5, 1.0) == [(2, BOB)], "its parent may be asked now"
-    assert late.oldest == math.inf
+    assert late.due(1.0) == math.inf
 
 
 def test_what_a_lost_peer_was_first_to_have_is_urgent_unless_asked_for() -> None:
-    late = LateChunks()
+    late = LateChunks(0.0, 0.5)
     for chunk in range(3):
         late.note_seen(chunk, BOB if chunk else ANN, 1.0)
     late.lose(BOB, ChunkSet.of([2]))
     assert late.urgent == ChunkSet.of([1])
-    seen = late.note_arrival(1)
+    seen = late.note_arrival(1, 1.5)
     assert (seen and seen.peer, bool(late.urgent)) == (BOB, False)
 
 

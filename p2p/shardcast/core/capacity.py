@@ -15,6 +15,7 @@ capacity is what it delivered, and it is tried with a little more each version a
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -38,44 +39,34 @@ delivered an hour ago is forgotten, and no single child's word moves the median 
 _FEWEST: Final = 3
 """Measured peers below which claims make the median: two could be each other's friends."""
 _RECOVERY: Final = 1.25
-"""Growth, per version without complaint, of what an overloaded peer is believed to carry. A line
-that was busy with something else for a while is back at twice its share after four versions."""
+"""Growth, per version in which it keeps up, of what a peer that was overloaded is believed to
+carry. A line that was busy with something else has twice its share after four versions, and one
+that claims 16 times its uplink is overloaded by a quarter in one version of two or three."""
 
 
 class _Record:
     """What is known of one peer."""
 
-    __slots__ = ("_carried", "_ceiling", "_is_overloaded")
+    __slots__ = ("_carried", "_ceiling")
 
     def __init__(self) -> None:
         self._carried: deque[float] = deque(maxlen=_RECEIPTS)
-        self._ceiling = 0.0
-        self._is_overloaded = False
+        self._ceiling = math.inf
 
     @property
     def measured(self) -> float:
         """Bytes per second that it has carried, in the median; 0 if nothing is known."""
         return median(self._carried) if self._carried else 0.0
 
-    def note_carried(self, rate: float) -> None:
-        """A child says what this peer carried, if it gave every child as much."""
-        self._carried.append(rate)
-
-    def judge(self, *, is_overloaded: bool) -> None:
-        """A version is over; ``is_overloaded`` if its children got too little of it."""
-        if is_overloaded:
-            self._ceiling = self.measured
-        elif self._is_overloaded:
-            self._ceiling = max(self.measured, _RECOVERY * self._ceiling)
-        self._is_overloaded = is_overloaded or (
-            self._is_overloaded and self._ceiling < _CREDULITY * self.measured
-        )
+    def note_carried(self, rates: Sequence[float], *, is_overloaded: bool) -> None:
+        """Its children say what it carried in one version; ``is_overloaded`` if they got too
+        little of it."""
+        self._carried.extend(rates)
+        self._ceiling = median(rates) if is_overloaded else _RECOVERY * self._ceiling
 
     def believe(self, claim: float, most: float) -> float:
         """What to take ``claim`` for."""
-        if self._is_overloaded:
-            return min(claim, self._ceiling)
-        return max(min(claim, most), min(self.measured, claim))
+        return min(claim, self._ceiling, max(most, self.measured))
 
 
 class Capacities:
@@ -99,13 +90,11 @@ class Capacities:
             else:
                 del self._fallen[peer]
 
-    def note_carried(self, peer: PeerId, rate: float) -> None:
-        """A child of ``peer`` says what it carried."""
-        self._record(peer).note_carried(rate)
-
-    def judge(self, peer: PeerId, *, is_overloaded: bool) -> None:
-        """A version is over, and ``peer`` relayed in it."""
-        self._record(peer).judge(is_overloaded=is_overloaded)
+    def note_carried(
+        self, peer: PeerId, rates: Sequence[float], *, is_overloaded: bool
+    ) -> None:
+        """Children of ``peer`` say what it carried, each as it saw it."""
+        self._record(peer).note_carried(rates, is_overloaded=is_overloaded)
 
     def _record(self, peer: PeerId) -> _Record:
         record = self._records.get(peer)

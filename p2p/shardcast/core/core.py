@@ -38,6 +38,7 @@ from p2p.shardcast.core.download import MAX_FETCHES, Download, superfluous
 from p2p.shardcast.core.origin import Origin
 from p2p.shardcast.core.peers import Peers
 from p2p.shardcast.core.pending import PendingNames
+from p2p.shardcast.core.receipts import Reports
 from p2p.shardcast.core.repair import Repair
 from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.core.upload import Upload
@@ -62,6 +63,7 @@ from p2p.shardcast.messages import (
     Hello,
     Message,
     PolicyNews,
+    Receipt,
     RosterNews,
     Skipped,
     Taken,
@@ -97,6 +99,7 @@ class ShardcastCore:
             stall=config.stall,
             roster_interval=config.roster_interval,
         )
+        self._reports = Reports(local)
         self._pending = PendingNames()
         self._is_full = False
         """Whether the disk takes nothing: what is announced is postponed instead of fetched."""
@@ -204,7 +207,7 @@ class ShardcastCore:
                     self._out += [ev.PassOn()] if gossip else []
             case Hello(newest):
                 self._answer_hello(peer, newest)
-            case Credit() | Blame():
+            case Credit() | Blame() | Receipt():
                 if not self._origin.hear(peer, message, self._now):
                     self._ban(peer, "confirmed chunks that it was never given")
             case Ask() | Have() | Taken() | Skipped() | Want():
@@ -434,14 +437,25 @@ class ShardcastCore:
         download.accept(arrival, self._now, pushed=pushed)
         from_origin = peer == download.manifest.trainer
         self.stats.count_came(len(data), asked=arrival.is_answer, origin=from_origin)
+        self._reports.note_pushed(header, self._now)
         self._out.append(ev.Keep(header.policy, header.index, data))
         self._upload.relay(download, header, peer, self._now)
         self._announcer.note_new(header.policy, header.index, self._now)
         if download.is_whole:
             self._out += self._announcer.tell(download)
             self._out.append(ev.Finish(header.policy))
+            self._report(download)
         elif arrival.is_answer or download.pull_only or download.has_urgent:
             self._out += self._repair.pull(download, self._now)
+
+    def _report(self, download: Download) -> None:
+        """Tell the origin what each stripe has brought."""
+        trainer = download.manifest.trainer
+        receipt = self._reports.take(
+            download.name, self.statements.roster(trainer), self._now
+        )
+        if receipt is not None and not self._peers.is_gone(trainer):
+            self._out.append(ev.Send(trainer, receipt))
 
     def _chunk_sent(self, peer: PeerId, size: int) -> None:
         header = self._upload.note_left(peer, self._now)
@@ -482,6 +496,7 @@ class ShardcastCore:
         if download is not None:
             self._repair.forget(download)
         self._announcer.forget(name)
+        self._reports.forget(name)
         self._origin.forget(name)
         self._upload.forget(name)
 

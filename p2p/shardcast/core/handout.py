@@ -31,14 +31,17 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from p2p.identity import PeerId
 from p2p.shardcast.core.average import SmoothedAverage
+from p2p.shardcast.core.receipts import Carried, ReceiptBook
+from p2p.shardcast.core.statements import MAX_ROSTERS
 from p2p.shardcast.forest import Forest, Roster
 from p2p.shardcast.manifest import PolicyVersion
+from p2p.shardcast.messages import Receipt
 
 CREDIT: Final = 2
 """Chunks that a root may owe. With one it idles for a round trip per chunk: 1.5 to 1.6 times
@@ -167,6 +170,7 @@ class HandOut:
         self,
         version: PolicyVersion,
         count: int,
+        chunk_bytes: float,
         forest: Forest,
         now: float,
         stall: float,
@@ -202,8 +206,11 @@ class HandOut:
         self._fallen: dict[PeerId, None] = {}
         self._voices: dict[PeerId, None] = {}
         """Peers whose complaint was counted."""
-        self.given_by_stripe: dict[tuple[int, int], int] = {}
+        self._forests = {self.epoch: forest}
+        self._given: dict[tuple[int, int], int] = {}
         """Chunks given, by roster epoch and stripe."""
+        self._chunk_bytes = chunk_bytes
+        self._receipts = ReceiptBook(chunk_bytes)
 
     @property
     def epoch(self) -> int:
@@ -252,7 +259,7 @@ class HandOut:
         root.give(chunk, now)
         self._carriers[chunk] = _Carrier(peer, self.forest.roster, now)
         stripe = self.epoch, root.stripe
-        self.given_by_stripe[stripe] = self.given_by_stripe.get(stripe, 0) + 1
+        self._given[stripe] = self._given.get(stripe, 0) + 1
         self.progress = now
         return peer, root.stripe, chunk
 
@@ -269,7 +276,9 @@ class HandOut:
         A root that keeps its place, or comes back to one, goes on counting where it was.
         """
         known = self._former | self._roots
-        self.forest = forest
+        self.forest = self._forests[forest.roster.epoch] = forest
+        if len(self._forests) > MAX_ROSTERS:
+            del self._forests[min(self._forests)]
         self._roots = {}
         for stripe, peer in enumerate(forest.roots):
             if peer not in self._fallen and not gone(peer):
@@ -294,6 +303,16 @@ class HandOut:
         if took is not None:
             self._confirm_time.observe(took)
         return True
+
+    def note_receipt(self, peer: PeerId, receipt: Receipt) -> None:
+        """``peer`` has the whole version, and says which stripe brought how much of it."""
+        if any(peer in forest.roster.positions for forest in self._forests.values()):
+            self._receipts.note(peer, receipt)
+
+    def take_receipts(self) -> Iterator[Carried]:
+        """Who carried how much, as far as receipts have come since this was last asked."""
+        receipts, self._receipts = self._receipts, ReceiptBook(self._chunk_bytes)
+        yield from receipts.judge(self._forests, self._given)
 
     def lose(self, peer: PeerId) -> None:
         """A root is gone: what it may not have forwarded goes to others."""

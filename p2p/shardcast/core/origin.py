@@ -13,7 +13,15 @@ from p2p.shardcast.core.download import Download
 from p2p.shardcast.core.handout import HandOut
 from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.forest import Roster, RosterEntry, build_forest
-from p2p.shardcast.messages import INLINE_INDEX, NO_STRIPE, Blame, ChunkHeader, Credit, news_of
+from p2p.shardcast.messages import (
+    INLINE_INDEX,
+    NO_STRIPE,
+    Blame,
+    ChunkHeader,
+    Credit,
+    Receipt,
+    news_of,
+)
 
 _OVERTIME: Final = 4
 """Shortest waits without a chunk given away after which a hand-out no longer delays the next (2
@@ -78,6 +86,7 @@ class Origin:
         announcement = ev.Gossip(news_of(download.manifest, download.index, INLINE_INDEX))
         roster = self._statements.roster(download.manifest.trainer)
         self._unfed = download if roster is None else None
+        self._learn()
         self._capacities.note_version()
         if roster is not None:
             self._hand_out(download, roster, now)
@@ -89,6 +98,7 @@ class Origin:
         handout = HandOut(
             download.manifest.version,
             download.count,
+            download.wire_per_chunk,
             forest,
             now,
             patience,
@@ -105,9 +115,18 @@ class Origin:
 
     # Rosters
 
+    def _learn(self) -> None:
+        """Take what receipts say about the hand-outs that are over."""
+        for handout in self._handouts.values():
+            for carried in handout.take_receipts() if handout.exhausted else ():
+                self._capacities.note_carried(
+                    carried.peer, carried.rates, is_overloaded=carried.is_overloaded
+                )
+
     def believe(self, entries: Iterable[RosterEntry]) -> list[RosterEntry]:
         """The same peers, with what this origin believes of their claims. A peer that is gone
         relays nothing."""
+        self._learn()
         present = (e if not self._is_gone(e.peer) else RosterEntry(e.peer) for e in entries)
         return self._capacities.believe(present)
 
@@ -166,14 +185,17 @@ class Origin:
             self._capacities.note_fallen(root)
             self._regroup_at = now
 
-    def hear(self, peer: PeerId, message: Credit | Blame, now: float) -> bool:
+    def hear(self, peer: PeerId, message: Credit | Blame | Receipt, now: float) -> bool:
         """What roots and their children say about a hand-out. False if it cannot be true."""
         handout = self._handouts.get(message.policy)
         if handout is None:
             return True
         if isinstance(message, Credit):
             return handout.confirm(peer, message.received, message.granted, now)
-        self._complain(handout, message.peer, peer, now)
+        if isinstance(message, Receipt):
+            handout.note_receipt(peer, message)
+        else:
+            self._complain(handout, message.peer, peer, now)
         return True
 
     def lose(self, peer: PeerId) -> None:

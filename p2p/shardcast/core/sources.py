@@ -14,7 +14,7 @@ then on, and the chunk is asked of another.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from random import Random
 from typing import Final
@@ -150,7 +150,7 @@ class Sources:
         holders = download.holders
         claims = {peer: claim for peer in holders if peer != origin and (claim := rate(peer))}
         silent = {peer: claims.pop(peer) for peer in list(claims) if self._is_silent(peer, now)}
-        held = self._believable(claims, holders)
+        held = self._believable(download, claims)
         late |= (download.overdue & download.missing) - held
         boasted = EMPTY
         for peer in (*claims, *silent):
@@ -201,22 +201,22 @@ class Sources:
             late = late.excluding(chunk)
             yield peer, chunk
 
-    def _believable(
-        self, claims: Iterable[PeerId], holders: Mapping[PeerId, ChunkSet]
-    ) -> ChunkSet:
+    def _believable(self, download: Download, claims: Iterable[PeerId]) -> ChunkSet:
         """What there is no need to ask the origin for: it is with a peer that has brought
         something before, or with two.
 
         One that never has is asked for a single chunk as a trial, and the origin for the others
         that no other peer has. Example: a root boasts of 20 chunks and sends none. Its children
         ask it for one each and the origin for four each at a time, instead of one chunk after
-        the other until they have lost patience with it twice.
+        the other until they have lost patience with it twice. A node to which nothing is pushed
+        knows no peer yet, and believes them all.
         """
+        holders = download.holders
         once = twice = proven = EMPTY
         for peer in claims:
             twice |= once & holders[peer]
             once |= holders[peer]
-            if peer in self._proven:
+            if peer in self._proven or download.pull_only:
                 proven |= holders[peer]
         return twice | proven
 
