@@ -38,8 +38,9 @@ class ShardcastConfig:
 
     roster_interval: float = 3.0
     """Least seconds between two rosters of one origin, unless the last one was empty or a root
-    has to be replaced. A peer that joins during a hand-out waits as long until chunks are pushed
-    to it. A roster of 200 peers has 8 KB, and crosses each link once: 21 kbit/s at most."""
+    has to be replaced. A peer that joins during a hand-out waits as long until chunks are
+    pushed to it. A roster of 200 peers has 8 KB, and crosses each link once: 21 kbit/s at
+    most."""
 
     def __post_init__(self) -> None:
         if self.keep_versions < 1:

@@ -44,7 +44,8 @@ MAX_CONTROL: Final = MAX_ROSTER_BYTES + 4 * KI
 """Bytes of a control message outside bulk streams: a roster is the largest, a manifest with an
 inline index has 20 KiB, a have-list 4."""
 MAX_RECEIPT_ROWS: Final = 64
-"""Stripes in one `Receipt`: eight epochs of eight stripes, more than a hand-out usually sees."""
+"""Stripes in one `Receipt`: eight epochs of eight stripes, more than a hand-out usually
+sees."""
 _MAX_COUNT: Final = 2**53
 _RECEIPT_ROW: Final = struct.Struct(">QHI")
 _HEADER: Final = struct.Struct(f">{DIGEST_BYTES}sIQH")
@@ -157,8 +158,9 @@ class Blame:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """To the origin: the sender has the whole policy. It took so many milliseconds from the first
-    chunk to the last; ``rows`` say how many chunks each (roster epoch, stripe) brought."""
+    """To the origin: the sender has the whole policy. It took so many milliseconds from the
+    first chunk to the last; ``rows`` say how many chunks each (roster epoch, stripe)
+    brought."""
 
     policy: bytes
     milliseconds: int
@@ -219,6 +221,12 @@ def encode_message(message: Message) -> bytes:
             return pack(["skipped", policy, epoch, stripe, pack_ranges(ranges)])
         case Want(policy, chunks):
             return pack(["want", policy, list(chunks)])
+        case Credit() | Blame() | Receipt():
+            return _encode_to_origin(message)
+
+
+def _encode_to_origin(message: Credit | Blame | Receipt) -> bytes:
+    match message:
         case Credit(policy, received, granted):
             return pack(["credit", policy, received, granted])
         case Blame(policy, peer):
@@ -263,21 +271,25 @@ def decode_message_untrusted(data: bytes | memoryview) -> Message:
         case "want":
             policy, chunks = fields_untrusted(rest, bytes, list, what=kind)
             return Want(_policy(policy), _chunks_untrusted(chunks))
-        case "credit":
-            policy, received, granted = fields_untrusted(rest, bytes, int, int, what=kind)
-            received, granted = (
-                _bounded(received, 0, MAX_CHUNKS),
-                _bounded(granted, 0, 2 * MAX_CHUNKS),
-            )
-            return Credit(_policy(policy), received, granted)
-        case "blame":
-            policy, peer = fields_untrusted(rest, bytes, bytes, what=kind)
-            return Blame(_policy(policy), decode_peer_id_untrusted(peer))
-        case "receipt":
-            policy, milliseconds, packed = fields_untrusted(rest, bytes, int, bytes, what=kind)
-            milliseconds = _bounded(milliseconds, 1, _MAX_COUNT)
-            return Receipt(_policy(policy), milliseconds, _receipt_rows_untrusted(packed))
+        case "credit" | "blame" | "receipt":
+            return _to_origin_untrusted(kind, rest)
     raise BadMessage("a shardcast message of an unknown kind")
+
+
+def _to_origin_untrusted(kind: str, rest: list[Any]) -> Credit | Blame | Receipt:
+    if kind == "credit":
+        policy, received, granted = fields_untrusted(rest, bytes, int, int, what=kind)
+        received, granted = (
+            _bounded(received, 0, MAX_CHUNKS),
+            _bounded(granted, 0, 2 * MAX_CHUNKS),
+        )
+        return Credit(_policy(policy), received, granted)
+    if kind == "blame":
+        policy, peer = fields_untrusted(rest, bytes, bytes, what=kind)
+        return Blame(_policy(policy), decode_peer_id_untrusted(peer))
+    policy, milliseconds, packed = fields_untrusted(rest, bytes, int, bytes, what=kind)
+    milliseconds = _bounded(milliseconds, 1, _MAX_COUNT)
+    return Receipt(_policy(policy), milliseconds, _receipt_rows_untrusted(packed))
 
 
 def _policy(digest: bytes) -> bytes:

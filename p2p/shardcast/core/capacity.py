@@ -1,4 +1,4 @@
-"""What each peer can upload, as its children say: an origin believes no peer's word about itself.
+"""What each peer can upload, as its children say: no peer's word about itself is believed.
 
 Theory of operation
 -------------------
@@ -29,10 +29,10 @@ from p2p.shardcast.manifest import MAX_ROSTER
 
 _CREDULITY: Final = 4
 """Times the median of what is known that a claim counts for at most. Example: 60 of 200 peers
-with 20 Mbit/s claim 320. They are taken for 80, and carry their share of the forest at a quarter
-of the rate, which their children make up for by pulls, until the first receipts. Twice would
-leave strong lines idle in an honest swarm of 10 to 200 Mbit/s: its strongest tenth has four to
-five times the median."""
+with 20 Mbit/s claim 320. They are taken for 80, and carry their share of the forest at a
+quarter of the rate, which their children make up for by pulls, until the first receipts. Twice
+would leave strong lines idle in an honest swarm of 10 to 200 Mbit/s: its strongest tenth has
+four to five times the median."""
 _RECEIPTS: Final = 16
 """Receipts per peer of which the median counts: two versions of eight children. So what a peer
 delivered an hour ago is forgotten, and no single child's word moves the median far."""

@@ -451,9 +451,7 @@ class ShardcastCore:
     def _report(self, download: Download) -> None:
         """Tell the origin what each stripe has brought."""
         trainer = download.manifest.trainer
-        receipt = self._reports.take(
-            download.name, self.statements.roster(trainer), self._now
-        )
+        receipt = self._reports.take(download.name, self.statements.roster(trainer), self._now)
         if receipt is not None and not self._peers.is_gone(trainer):
             self._out.append(ev.Send(trainer, receipt))
 

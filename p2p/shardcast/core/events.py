@@ -225,4 +225,6 @@ class PassOn:
     """The gossiped message was valid and new here: other peers should hear it."""
 
 
-Effect = PassOn | Send | Push | Gossip | Regroup | Begin | Keep | Finish | Abandon | Penalise | Halt
+Effect = (
+    PassOn | Send | Push | Gossip | Regroup | Begin | Keep | Finish | Abandon | Penalise | Halt
+)

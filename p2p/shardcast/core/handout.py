@@ -10,18 +10,19 @@ was given before. So fast subtrees take more chunks and no bandwidth has to be e
 What a root got and did not confirm in time, or was holding when it died, is given again to
 another root.
 
-A root confirms what it likes, so its children have a say too. A peer that asks the origin itself
-for a chunk that a root had long ago *complains* of that root, and so does one that was sent a
-wrong chunk. A root of which two complain *falls*: the origin signs a new roster in which it is a
-leaf, so that another interior peer takes its stripe. Of what it had, the origin gives again what
-is asked for at once, and the rest when all else has left: an honest root that was slandered has
-passed it on, and the others do not wait for what they have. A peer's first complaint that counts is its only one of a version: n liars cost n/2
-roots their place for a while, and nothing more. (A signed frame as proof of a wrong chunk would
-convict only liars that sign their lies: one that signs the right digest in front of wrong bytes
-looks to all others like an honest relay.)
+A root confirms what it likes, so its children have a say too. A peer that asks the origin
+itself for a chunk that a root had long ago *complains* of that root, and so does one that was
+sent a wrong chunk. A root of which two complain *falls*: the origin signs a new roster in which
+it is a leaf, so that another interior peer takes its stripe. Of what it had, the origin gives
+again what is asked for at once, and the rest when all else has left: an honest root that was
+slandered has passed it on, and the others do not wait for what they have. A peer's first
+complaint that counts is its only one of a version: n liars cost n/2 roots their place for a
+while, and nothing more. (A signed frame as proof of a wrong chunk would convict only liars that
+sign their lies: one that signs the right digest in front of wrong bytes looks to all others
+like an honest relay.)
 
-New peers come during a hand-out: with each new roster the forest changes (`regroup`). Chunks that
-are on their way stay on the forest under which they left.
+New peers come during a hand-out: with each new roster the forest changes (`regroup`). Chunks
+that are on their way stay on the forest under which they left.
 
 An origin that restarts does not know what its earlier life gave away: it takes
 everything for given, and gives again what a peer finds nowhere else.
@@ -40,7 +41,7 @@ from p2p.shardcast.core.average import SmoothedAverage
 from p2p.shardcast.core.receipts import Carried, ReceiptBook
 from p2p.shardcast.core.statements import MAX_ROSTERS
 from p2p.shardcast.forest import Forest, Roster
-from p2p.shardcast.manifest import PolicyVersion
+from p2p.shardcast.manifest import Manifest
 from p2p.shardcast.messages import Receipt
 
 CREDIT: Final = 2
@@ -54,12 +55,12 @@ _AT_RISK: Final = 4
 confirms what it has received and may not have forwarded. As many may lie in the buffers between
 two hosts."""
 _ACCUSERS: Final = 2
-"""Peers that must complain of a root before it is replaced: with one, any peer could slander any
-root. In a roster of two there is only one peer that can."""
+"""Peers that must complain of a root before it is replaced: with one, any peer could slander
+any root. In a roster of two there is only one peer that can."""
 _FORWARDING: Final = 1
 """Shortest waits after which a chunk that was given to a root should be with all (0.5 s at the
-usual ``stall``): peers that ask the origin for it before that have only been impatient, which is
-no complaint."""
+usual ``stall``): peers that ask the origin for it before that have only been impatient, which
+is no complaint."""
 _LATE: Final = 4
 """Mean confirmation times after which a chunk is late and goes to another root. Example: chunks
 confirmed after 0.3 s in the mean are given again after 1.2 s. A chunk that has not even left
@@ -168,9 +169,7 @@ class HandOut:
 
     def __init__(
         self,
-        version: PolicyVersion,
-        count: int,
-        chunk_bytes: float,
+        manifest: Manifest,
         forest: Forest,
         now: float,
         stall: float,
@@ -180,11 +179,11 @@ class HandOut:
     ) -> None:
         """``stall`` is how long to wait for a first confirmation, ``shortest`` the shortest of
         all waits."""
-        self.version = version
+        self.version = manifest.version
         self.forest = forest
         self.progress = now
         """When a chunk was last given away."""
-        self._count = count
+        self._count = count = manifest.anchor.chunks
         self._resumed = resumed
         self._next = count if resumed else 0
         """The first chunk that was never given."""
@@ -209,8 +208,8 @@ class HandOut:
         self._forests = {self.epoch: forest}
         self._given: dict[tuple[int, int], int] = {}
         """Chunks given, by roster epoch and stripe."""
-        self._chunk_bytes = chunk_bytes
-        self._receipts = ReceiptBook(chunk_bytes)
+        self._chunk_bytes = manifest.anchor.wire / count
+        self._receipts = ReceiptBook(self._chunk_bytes)
 
     @property
     def epoch(self) -> int:

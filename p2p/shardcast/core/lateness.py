@@ -13,18 +13,18 @@ from p2p.shardcast.core.average import SmoothedAverage
 
 _BEHIND: Final = 4
 """Times the usual delay of chunks that were passed over after which one is overdue. Roots of
-unequal strength bring their chunks out of order by a constant time. Example: the chunks of a weak
-root come 0.4 s after later ones of strong roots; one that has not come after 1.6 s is asked for.
-"""
+unequal strength bring their chunks out of order by a constant time. Example: the chunks of a
+weak root come 0.4 s after later ones of strong roots; one that has not come after 1.6 s is
+asked for."""
 _MOST: Final = 4
-"""Times the shortest wait for a chunk that was passed over which is the longest. What the origin
-gives a second time comes late by seconds, and must not teach patience with roots that keep what
-they are given."""
+"""Times the shortest wait for a chunk that was passed over which is the longest. What the
+origin gives a second time comes late by seconds, and must not teach patience with roots that
+keep what they are given."""
 _TURNS: Final = 16
 """Chunks that the origin gives away, in the mean, after which one that was passed over is
 overdue: as many as `pace` waits for when none comes. The origin's pace counts, not that of what
-comes here: where all roots keep what they are given, next to nothing comes, and a node that took
-this for a slow line would wait for ever."""
+comes here: where all roots keep what they are given, next to nothing comes, and a node that
+took this for a slow line would wait for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,14 @@ class LateChunks:
     it is lost, when a request for it failed, or at once when a parent says that it will not
     push it.
 
-    An origin gives chunks away in order. So when chunk 40 comes along a stripe and 12 is missing,
-    12 was given away before: it is *passed over*, and *overdue* when it stays away for longer
-    than such chunks usually do. If no neighbour has it either, the origin is asked: a root that
-    keeps what it is given can hide that from all but those who count.
+    An origin gives chunks away in order. So when chunk 40 comes along a stripe and 12 is
+    missing, 12 was given away before: it is *passed over*, and *overdue* when it stays away for
+    longer than such chunks usually do. If no neighbour has it either, the origin is asked: a
+    root that keeps what it is given can hide that from all but those who count.
 
     A parent that will not push a chunk does hold it, but has mostly more to send than its line
-    carries; so it counts as a source again only after the same patience. Example: a parent on a 10 Mbit/s line withholds chunk 7 from two of its five children. Both pull it from a
+    carries; so it counts as a source again only after the same patience. Example: a parent on a
+    10 Mbit/s line withholds chunk 7 from two of its five children. Both pull it from a
     neighbour at once; if no neighbour has it within 0.8 s, both ask the parent.
     """
 
@@ -150,9 +151,7 @@ class LateChunks:
 
     def _take_overdue(self, now: float) -> list[int]:
         wait = self._overdue_after
-        overdue = list(
-            takewhile(lambda chunk: self._passed[chunk] + wait <= now, self._passed)
-        )
+        overdue = list(takewhile(lambda chunk: self._passed[chunk] + wait <= now, self._passed))
         for chunk in overdue:
             del self._passed[chunk]
         return overdue

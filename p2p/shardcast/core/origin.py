@@ -94,16 +94,13 @@ class Origin:
 
     def _hand_out(self, download: Download, roster: Roster, now: float) -> None:
         forest = build_forest(roster, download.manifest.version)
-        patience, resumed = download.patience, self._resumed
         handout = HandOut(
-            download.manifest.version,
-            download.count,
-            download.wire_per_chunk,
+            download.manifest,
             forest,
             now,
-            patience,
+            download.patience,
             shortest=self._stall,
-            resumed=resumed,
+            resumed=self._resumed,
         )
         for peer in forest.roots:
             if self._is_gone(peer):

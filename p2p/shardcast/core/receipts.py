@@ -2,18 +2,18 @@
 
 Theory of operation
 -------------------
-A peer that has a whole version tells its origin how many chunks each stripe pushed to it, and how
-long the version took (`Reports`). The origin (`ReceiptBook`) knows how many chunks it gave to
-each stripe and who stands above whom. What a peer's children got, times their number, is what it
-carried. It is *overloaded* if its children got less than half of what it got itself (which its
-siblings' receipts say, not its own), or if it is believed to be stronger than most and carried
-less than half of that. The second matters more: a root with full queues asks for less, so one
-overloaded relay slows its whole stripe, and all in it carry less than they could. Which of them
-is to blame no receipt can say, but the one with the most children for its uplink is among the
-strongest by belief. Example: twelve of 40 have 20 Mbit/s like all others and are believed to have
-80. Each carries 20 to nine children, the others 7 to three. The twelve are believed 20 from then
-on, the others 20 as before. A strong honest peer in a slow stripe suffers too, until it has kept
-up for some versions.
+A peer that has a whole version tells its origin how
+many chunks each stripe pushed to it, and how long the version took (`Reports`). The origin
+(`ReceiptBook`) knows how many chunks it gave to each stripe and who stands above whom. What a
+peer's children got, times their number, is what it carried. It is *overloaded* if its children
+got less than half of what it got itself (which its siblings' receipts say, not its own), or if
+it is believed to be stronger than most and carried less than half of that. The second matters
+more: a root with full queues asks for less, so one overloaded relay slows its whole stripe, and
+all in it carry less than they could. Which of them is to blame no receipt can say, but the one
+with the most children for its uplink is among the strongest by belief. Example: twelve of 40
+have 20 Mbit/s like all others and are believed to have 80. Each carries 20 to nine children,
+the others 7 to three. The twelve are believed 20 from then on, the others 20 as before. A
+strong honest peer in a slow stripe suffers too, until it has kept up for some versions.
 
 A receipt travels on its author's own connection and is passed on by no peer: that connection's
 handshake is its signature.
@@ -33,14 +33,15 @@ from p2p.shardcast.manifest import MAX_ROSTER, digest_of
 from p2p.shardcast.messages import MAX_RECEIPT_ROWS, NO_STRIPE, ChunkHeader, Receipt
 
 _REPORTERS: Final = 256
-"""Peers of a roster that report on one version, in the mean: an origin of 4,096 peers is dialled
-by a sixteenth of them. The lot falls anew with each version, so after a few each relay has been
-reported on by several children."""
+"""Peers of a roster that report on one version, in the mean: an origin of 4,096 peers is
+dialled by a sixteenth of them. The lot falls anew with each version, so after a few each relay
+has been reported on by several children."""
 _FEWEST_CHUNKS: Final = 8
-"""Chunks given to a stripe below which it says nothing about who is overloaded: of two chunks, one
-may be late for any reason."""
+"""Chunks given to a stripe below which it says nothing about who is overloaded: of two chunks,
+one may be late for any reason."""
 _FEWEST_CHILDREN: Final = 2
-"""Children that must report before a peer counts as overloaded: one could slander its parent."""
+"""Children that must report before a peer counts as overloaded: one could slander its
+parent."""
 _SHARE: Final = 0.5
 """Of what a peer was given, the share that its children must have got from it."""
 

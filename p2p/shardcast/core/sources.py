@@ -53,10 +53,10 @@ then, however often it has failed."""
 
 _STRIKES: Final = 2
 """Times in a row that a source may let its deadlines pass. After that it is taken to hold
-nothing until it brings a chunk, or is tried with a single one, after 2, 4, 8 ... 60 s: otherwise
-one that boasts of every chunk and sends none is asked for each of them, with half a second's
-wait or more for each. Two of eight such peers made 16 MB take 778 s. One strike would put honest
-peers aside whose line was busy for a moment."""
+nothing until it brings a chunk, or is tried with a single one, after 2, 4, 8 ... 60 s:
+otherwise one that boasts of every chunk and sends none is asked for each of them, with half a
+second's wait or more for each. Two of eight such peers made 16 MB take 778 s. One strike would
+put honest peers aside whose line was busy for a moment."""
 
 
 class Source:

@@ -58,12 +58,12 @@ More would be given away before it is known which root is fast."""
 
 LATECOMERS_SHARE: Final = 8
 """Chunks sent along stripes for each that a latecomer is sent meanwhile: it waits, and does not
-starve. Example: twelve nodes join 24 in the middle of a hand-out, and each pulls what it missed.
-Served like children they take half of every uplink, and the 24 are done after 5.6 s instead of
-3.7."""
+starve. Example: twelve nodes join 24 in the middle of a hand-out, and each pulls what it
+missed. Served like children they take half of every uplink, and the 24 are done after 5.6 s
+instead of 3.7."""
 LEISURE: Final = 0.5
-"""Seconds after the last chunk along a stripe for which a hand-out counts as going on: as long as
-a chunk may be late (`ShardcastConfig.stall`)."""
+"""Seconds after the last chunk along a stripe for which a hand-out counts as going on: as long
+as a chunk may be late (`ShardcastConfig.stall`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +331,11 @@ class Upload:
         ready, self._ready = self._ready, {}
         for peer in (*ready, *self._admit_latecomer(now)):
             queue = self._queues.get(peer)
-            if queue is not None and peer != self._latecomer and self._must_wait(peer, queue, now):
+            if (
+                queue is not None
+                and peer != self._latecomer
+                and self._must_wait(peer, queue, now)
+            ):
                 self._latecomers[peer] = None
                 continue
             header = self._next_chunk(peer, queue, now) if queue is not None else None
