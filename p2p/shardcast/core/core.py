@@ -35,6 +35,7 @@ from p2p.shardcast.config import ShardcastConfig, ShardcastStats
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.announcer import Announcer
 from p2p.shardcast.core.download import MAX_FETCHES, Download, superfluous
+from p2p.shardcast.core.line import Lines
 from p2p.shardcast.core.origin import Origin
 from p2p.shardcast.core.peers import Peers
 from p2p.shardcast.core.pending import PendingNames
@@ -91,11 +92,13 @@ class ShardcastCore:
         self._repair = Repair(
             local, statements, self._peers, self._announcer, rng, config.stall
         )
+        lines = Lines()
         self._upload = Upload(local, statements, self._downloads, self._announcer, self._peers)
         self._origin = Origin(
             local,
             statements,
             self._peers.is_gone,
+            lines,
             stall=config.stall,
             roster_interval=config.roster_interval,
         )

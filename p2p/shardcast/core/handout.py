@@ -38,18 +38,13 @@ from typing import Final
 
 from p2p.identity import PeerId
 from p2p.shardcast.core.average import SmoothedAverage
+from p2p.shardcast.core.line import MAX_CREDIT, Line, Lines
 from p2p.shardcast.core.receipts import Carried, ReceiptBook
 from p2p.shardcast.core.statements import MAX_ROSTERS
 from p2p.shardcast.forest import Forest, Roster
 from p2p.shardcast.manifest import Manifest
 from p2p.shardcast.messages import Receipt
 
-CREDIT: Final = 2
-"""Chunks that a root may owe. With one it idles for a round trip per chunk: 1.5 to 1.6 times
-the bound in measurements, against 1.2 with two (20 ms round trip). With more, slow roots hoard
-what fast ones could carry: the prototype's first version, with a backlog of four and nothing
-that kept send buffers short, took 17 s over eight lines of 10 to 80 Mbit/s; with a backlog of
-two and short buffers it took 10."""
 _AT_RISK: Final = 4
 """Chunks lately given to a root that dies which are given again, confirmed or not: a root
 confirms what it has received and may not have forwarded. As many may lie in the buffers between
@@ -70,12 +65,24 @@ waits behind others in the origin's own queue, and is given four times as long."
 class _Root:
     """One root of the forest: what it was given, what it confirmed, who blames it."""
 
-    __slots__ = ("_accusers", "_given", "_left", "confirmed", "granted", "stripe", "trusted")
+    __slots__ = (
+        "_accusers",
+        "_given",
+        "_granted",
+        "_left",
+        "_line",
+        "_rate",
+        "confirmed",
+        "stripe",
+        "trusted",
+    )
 
-    def __init__(self, stripe: int) -> None:
+    def __init__(self, stripe: int, line: Line, rate: float) -> None:
+        """Its children can take ``rate`` chunks a second."""
         self.stripe = stripe
-        self.granted = CREDIT
-        """Chunks that it may be given in all."""
+        self._line = line
+        self._rate = rate
+        self._granted = MAX_CREDIT
         self.confirmed = 0
         self.trusted = True
         """Whether it may be given more: not while a chunk of its own is late."""
@@ -92,6 +99,15 @@ class _Root:
     def pending(self) -> int:
         """Chunks given and not yet confirmed."""
         return len(self._given) - self.confirmed
+
+    @property
+    def has_credit(self) -> bool:
+        """Whether it may be given a chunk more, by its own word and by what its line holds."""
+        return (
+            self.trusted
+            and self.given < self._granted
+            and self.pending < self._line.credit(self._rate)
+        )
 
     @property
     def oldest(self) -> _Given:
@@ -115,7 +131,8 @@ class _Root:
         if received > self.confirmed:
             took = now - self._given[received - 1].since
             self.confirmed = received
-        self.granted = max(self.granted, min(granted, received + CREDIT))
+            self._line.note_round_trip(took)
+        self._granted = min(granted, received + MAX_CREDIT)
         self.trusted = self.trusted or not self.pending
         return took
 
@@ -138,9 +155,9 @@ class _Root:
         """Peers that complain of it."""
         return len(self._accusers)
 
-    def move(self, stripe: int) -> None:
+    def move(self, stripe: int, rate: float) -> None:
         """By the new roster it is the root of this stripe."""
-        self.stripe = stripe
+        self.stripe, self._rate = stripe, rate
 
 
 @dataclass(slots=True)
@@ -174,6 +191,7 @@ class HandOut:
         now: float,
         stall: float,
         *,
+        lines: Lines,
         shortest: float,
         resumed: bool = False,
     ) -> None:
@@ -191,7 +209,11 @@ class HandOut:
         """Chunks to give once more, before any new one."""
         self._doubtful: deque[int] = deque()
         """What roots had that fell, to be given once more when all else has left."""
-        self._roots = {peer: _Root(stripe) for stripe, peer in enumerate(forest.roots)}
+        self._lines = lines
+        self._chunk_bytes = manifest.anchor.wire / count
+        self._roots = {
+            peer: self._new_root(stripe, peer) for stripe, peer in enumerate(forest.roots)
+        }
         self._stall = stall
         self._shortest = shortest
         self._confirm_time = SmoothedAverage()
@@ -208,7 +230,6 @@ class HandOut:
         self._forests = {self.epoch: forest}
         self._given: dict[tuple[int, int], int] = {}
         """Chunks given, by roster epoch and stripe."""
-        self._chunk_bytes = manifest.anchor.wire / count
         self._receipts = ReceiptBook(self._chunk_bytes)
 
     @property
@@ -235,7 +256,7 @@ class HandOut:
         ready = [
             (root.pending, root.given, root.stripe, peer)
             for peer, root in self._roots.items()
-            if root.trusted and root.given < root.granted and has_room(peer)
+            if root.has_credit and has_room(peer)
         ]
         if not ready:
             return None
@@ -266,6 +287,13 @@ class HandOut:
         while self._doubtful and not self._is_lost(self._doubtful[0]):
             self._doubtful.popleft()
 
+    def _new_root(self, stripe: int, peer: PeerId) -> _Root:
+        return _Root(stripe, self._lines.to(peer), self._rate(stripe))
+
+    def _rate(self, stripe: int) -> float:
+        """Chunks per second that the children of a stripe's root can take."""
+        return self.forest.rate(stripe) / self._chunk_bytes
+
     def _root(self, peer: PeerId) -> _Root | None:
         return self._roots.get(peer) or self._former.get(peer)
 
@@ -281,8 +309,10 @@ class HandOut:
         self._roots = {}
         for stripe, peer in enumerate(forest.roots):
             if peer not in self._fallen and not gone(peer):
-                root = self._roots[peer] = known.pop(peer, None) or _Root(stripe)
-                root.move(stripe)
+                root = known.pop(peer, None)
+                if root is not None:
+                    root.move(stripe, self._rate(stripe))
+                self._roots[peer] = root or self._new_root(stripe, peer)
         self._former = known
 
     def note_left(self, peer: PeerId, now: float) -> None:

@@ -11,6 +11,7 @@ from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.capacity import Capacities
 from p2p.shardcast.core.download import Download
 from p2p.shardcast.core.handout import HandOut
+from p2p.shardcast.core.line import Lines
 from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.forest import Roster, RosterEntry, build_forest
 from p2p.shardcast.messages import (
@@ -46,12 +47,14 @@ class Origin:
         local: PeerId,
         statements: Statements,
         is_gone: Callable[[PeerId], bool],
+        lines: Lines,
         *,
         stall: float,
         roster_interval: float,
     ) -> None:
         self._local = local
         self._statements = statements
+        self._lines = lines
         self._is_gone = is_gone
         self._stall = stall
         self._roster_interval = roster_interval
@@ -99,6 +102,7 @@ class Origin:
             forest,
             now,
             download.patience,
+            lines=self._lines,
             shortest=self._stall,
             resumed=self._resumed,
         )

@@ -28,7 +28,7 @@ from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.allowance import Allowance
 from p2p.shardcast.core.announcer import Announcer
 from p2p.shardcast.core.download import Download
-from p2p.shardcast.core.handout import CREDIT
+from p2p.shardcast.core.line import CREDIT, MAX_CREDIT
 from p2p.shardcast.core.peers import Peers
 from p2p.shardcast.core.queue import SendQueue
 from p2p.shardcast.core.statements import Statements
@@ -77,12 +77,14 @@ class _Deferred:
 class _RootCredit:
     """What the origin gave this node of one version, and how much more it may give."""
 
-    __slots__ = ("_confirmed", "_granted", "_received", "children")
+    __slots__ = ("_confirmed", "_kept_up", "_received", "children")
 
     def __init__(self) -> None:
         self.children: tuple[PeerId, ...] = ()
         """The peers to which the last of it was relayed."""
-        self._received = self._granted = 0
+        self._received = 0
+        self._kept_up = 0
+        """Chunks received when the children last kept up."""
         self._confirmed = (0, 0)
 
     def note_received(self, children: tuple[PeerId, ...]) -> None:
@@ -91,10 +93,14 @@ class _RootCredit:
         self.children = children
 
     def confirm(self, *, lags: bool) -> tuple[int, int] | None:
-        """(received, granted) to tell the origin, if that is news."""
-        granted = self._granted if lags else self._received + CREDIT
-        self._granted = max(self._granted, granted)
-        state = self._received, self._granted
+        """(received, granted) to tell the origin, if that is news.
+
+        While the children keep up the origin alone decides how much may be on the way; once
+        they do not, there are to be no more than `CREDIT` chunks beyond what they kept up with.
+        """
+        if not lags:
+            self._kept_up = self._received
+        state = self._received, self._kept_up + (CREDIT if lags else MAX_CREDIT)
         if state == self._confirmed:
             return None
         self._confirmed = state
