@@ -16,15 +16,17 @@ _BEHIND: Final = 4
 unequal strength bring their chunks out of order by a constant time. Example: the chunks of a
 weak root come 0.4 s after later ones of strong roots; one that has not come after 1.6 s is
 asked for."""
-_MOST: Final = 4
+_MOST: Final = 2
 """Times the shortest wait for a chunk that was passed over which is the longest. What the
 origin gives a second time comes late by seconds, and must not teach patience with roots that
 keep what they are given."""
-_TURNS: Final = 16
+_TURNS: Final = 48
 """Chunks that the origin gives away, in the mean, after which one that was passed over is
-overdue: as many as `pace` waits for when none comes. The origin's pace counts, not that of what
-comes here: where all roots keep what they are given, next to nothing comes, and a node that
-took this for a slow line would wait for ever."""
+overdue: eight roots may have two unconfirmed and four waiting for each child. With 16 the first
+second of a hand-out over eight even links, when all its streams start together, made peers ask
+the origin for chunks that were on their way, and cost honest roots their place. The origin's
+pace counts, not that of what comes here: where all roots keep what they are given, next to
+nothing comes, and a node that took this for a slow line would wait for ever."""
 
 
 @dataclass(frozen=True, slots=True)
