@@ -44,7 +44,7 @@ carry. A line that was busy with something else has twice its share after four v
 that claims 16 times its uplink is overloaded by a quarter in one version of two or three."""
 
 
-class _Record:
+class _Uplink:
     """What is known of one peer."""
 
     __slots__ = ("_carried", "_ceiling")
@@ -73,7 +73,7 @@ class Capacities:
     """What an origin believes that its peers can upload."""
 
     def __init__(self) -> None:
-        self._records: BoundedDict[PeerId, _Record] = BoundedDict(MAX_ROSTER)
+        self._uplinks: BoundedDict[PeerId, _Uplink] = BoundedDict(MAX_ROSTER)
         self._fallen: BoundedDict[PeerId, int] = BoundedDict(MAX_ROSTER)
         """Peers that were replaced as roots, and for how many more versions they relay
         nothing."""
@@ -94,13 +94,13 @@ class Capacities:
         self, peer: PeerId, rates: Sequence[float], *, is_overloaded: bool
     ) -> None:
         """Children of ``peer`` say what it carried, each as it saw it."""
-        self._record(peer).note_carried(rates, is_overloaded=is_overloaded)
+        self._uplink(peer).note_carried(rates, is_overloaded=is_overloaded)
 
-    def _record(self, peer: PeerId) -> _Record:
-        record = self._records.get(peer)
-        if record is None:
-            record = self._records[peer] = _Record()
-        return record
+    def _uplink(self, peer: PeerId) -> _Uplink:
+        uplink = self._uplinks.get(peer)
+        if uplink is None:
+            uplink = self._uplinks[peer] = _Uplink()
+        return uplink
 
     def believe(self, entries: Iterable[RosterEntry]) -> list[RosterEntry]:
         """The same peers, with what is believed of their claims."""
@@ -110,9 +110,9 @@ class Capacities:
 
     def _median(self, claims: Sequence[RosterEntry]) -> float:
         known = [
-            record.measured
+            uplink.measured
             for entry in claims
-            if (record := self._records.get(entry.peer)) is not None and record.measured
+            if (uplink := self._uplinks.get(entry.peer)) is not None and uplink.measured
         ]
         if len(known) < _FEWEST:
             known = [entry.upload for entry in claims if entry.upload]
@@ -121,8 +121,8 @@ class Capacities:
     def _belief(self, entry: RosterEntry, most: float) -> float:
         if entry.peer in self._fallen:
             return 0.0
-        record = self._records.get(entry.peer)
-        return min(entry.upload, most) if record is None else record.believe(entry.upload, most)
+        uplink = self._uplinks.get(entry.peer)
+        return min(entry.upload, most) if uplink is None else uplink.believe(entry.upload, most)
 
 
 _PROBATION: Final = 8

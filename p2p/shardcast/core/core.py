@@ -39,7 +39,7 @@ from p2p.shardcast.core.line import Lines
 from p2p.shardcast.core.origin import Origin
 from p2p.shardcast.core.peers import Peers
 from p2p.shardcast.core.pending import PendingNames
-from p2p.shardcast.core.receipts import Reports
+from p2p.shardcast.core.receipts import Deliveries
 from p2p.shardcast.core.repair import Repair
 from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.core.upload import Upload
@@ -102,7 +102,7 @@ class ShardcastCore:
             stall=config.stall,
             roster_interval=config.roster_interval,
         )
-        self._reports = Reports(local)
+        self._deliveries = Deliveries(local)
         self._pending = PendingNames()
         self._is_full = False
         """Whether the disk takes nothing: what is announced is postponed instead of fetched."""
@@ -440,7 +440,7 @@ class ShardcastCore:
         download.accept(arrival, self._now, pushed=pushed)
         from_origin = peer == download.manifest.trainer
         self.stats.count_came(len(data), asked=arrival.is_answer, origin=from_origin)
-        self._reports.note_pushed(header, self._now)
+        self._deliveries.note_pushed(header, self._now)
         self._out.append(ev.Keep(header.policy, header.index, data))
         self._upload.relay(download, header, peer, self._now)
         self._announcer.note_new(header.policy, header.index, self._now)
@@ -454,7 +454,9 @@ class ShardcastCore:
     def _report(self, download: Download) -> None:
         """Tell the origin what each stripe has brought."""
         trainer = download.manifest.trainer
-        receipt = self._reports.take(download.name, self.statements.roster(trainer), self._now)
+        receipt = self._deliveries.take(
+            download.name, self.statements.roster(trainer), self._now
+        )
         if receipt is not None and not self._peers.is_gone(trainer):
             self._out.append(ev.Send(trainer, receipt))
 
@@ -497,7 +499,7 @@ class ShardcastCore:
         if download is not None:
             self._repair.forget(download)
         self._announcer.forget(name)
-        self._reports.forget(name)
+        self._deliveries.forget(name)
         self._origin.forget(name)
         self._upload.forget(name)
 

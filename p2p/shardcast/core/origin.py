@@ -28,9 +28,9 @@ _OVERTIME: Final = 4
 """Shortest waits without a chunk given away after which a hand-out no longer delays the next (2
 s at the usual ``stall``): its roots are all dead or stuck, and a newer version is worth more to
 the peers that still listen."""
-_SETTLE: Final = 1
-"""Shortest waits after a newcomer's first word until a new roster is signed (0.5 s at the usual
-``stall``): others often come with it, as when a machine room starts."""
+_SETTLE: Final = 0.5
+"""Shortest waits after a newcomer's first word until a new roster is signed (0.25 s at the
+usual ``stall``): others often come with it, as when a machine room starts."""
 
 
 class Origin:
