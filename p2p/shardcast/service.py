@@ -224,6 +224,8 @@ class Shardcast:
                 self._host.send(peer, PROTOCOL_ID, encode_message(message))
             case ev.Push(peer, item):
                 self._sender(peer).push_nowait(item)
+            case ev.Connect(peer):
+                self._sender(peer)
             case ev.Gossip(message):
                 self._announce(encode_message(message))
             case ev.Regroup():

@@ -93,7 +93,9 @@ class ShardcastCore:
             local, statements, self._peers, self._announcer, rng, config.stall
         )
         lines = Lines()
-        self._upload = Upload(local, statements, self._downloads, self._announcer, self._peers)
+        self._upload = Upload(
+            local, statements, self._downloads, self._announcer, self._peers, lines
+        )
         self._origin = Origin(
             local,
             statements,
@@ -234,6 +236,7 @@ class ShardcastCore:
                     self._ban(peer, "has chunks that do not exist")
                 else:
                     download.note_held(peer, chunks, self._now)
+                    self._upload.note_word(peer, download.name, chunks, self._now)
                 self._out += self._repair.pull(download, self._now)
             case Skipped(_, _, _, ranges):
                 if not download.exist(ChunkSet.of_ranges(ranges)):
@@ -476,6 +479,7 @@ class ShardcastCore:
         download.mark_stored()
         self.stats.count_completed()
         self._advance_newest(download.manifest)
+        self._out += self._upload.foresee(download)
 
     def _advance_newest(self, manifest: Manifest) -> None:
         if self.newest is None or manifest.version > self.newest.version:
@@ -513,6 +517,7 @@ class ShardcastCore:
         download = self._hold(event.manifest, event.index, everything, stored=True)
         self._advance_newest(event.manifest)
         self._origin.publish(download, resumed=False)
+        self._out += self._upload.foresee(download)
 
     def believe(self, entries: Sequence[RosterEntry]) -> list[RosterEntry]:
         """The peers of our next roster, with what we believe that they can upload."""
