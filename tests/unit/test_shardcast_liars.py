@@ -187,3 +187,17 @@ def test_a_receipt_survives_the_wire_and_its_rows_are_bounded() -> None:
             decode_message_untrusted(pack(["receipt", bytes(32), 1, rows]))
     with pytest.raises(BadMessage):
         decode_message_untrusted(pack(["receipt", bytes(32), 0, row]))
+
+
+def test_an_idle_origin_spares_weak_uplinks_up_to_its_cap() -> None:
+    swarm = LiarSwarm(7, up=lambda n: (4 if n else 16) * MBIT)
+    swarm.publish(1, 4 * MIB, 64 * KI)
+    swarm.run(30)
+    bound = 7 * 4 * MIB / ((16 + 28) * MBIT)
+    assert swarm.time_to(1, swarm.peers) <= 1.35 * bound
+    assert 1.3 <= swarm.origin.sent / (4 * MIB) <= 3
+    capped = LiarSwarm(7, up=lambda n: (4 if n else 16) * MBIT)
+    capped.origin.core._origin._most_copies = 1.0
+    capped.publish(1, 4 * MIB, 64 * KI)
+    capped.run(30)
+    assert capped.origin.sent <= swarm.origin.sent - MIB, "what peers ask for comes on top"

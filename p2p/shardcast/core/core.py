@@ -103,6 +103,7 @@ class ShardcastCore:
             lines,
             stall=config.stall,
             roster_interval=config.roster_interval,
+            most_copies=config.origin_copies,
         )
         self._deliveries = Deliveries(local)
         self._pending = PendingNames()
@@ -584,6 +585,9 @@ class ShardcastCore:
             self._out += self._origin.start(self._now)
             for peer, header in self._origin.give(self._upload.has_room, self._now):
                 self._upload.hand_out(peer, header, self._now)
+            if self._upload.is_idle:
+                for peer, header in self._origin.spread(self._now):
+                    self._upload.push(peer, header)
         self._out += self._upload.start(self._now)
         self._out += self._upload.confirm()
 

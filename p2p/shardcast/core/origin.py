@@ -51,6 +51,7 @@ class Origin:
         *,
         stall: float,
         roster_interval: float,
+        most_copies: float = math.inf,
     ) -> None:
         self._local = local
         self._statements = statements
@@ -58,6 +59,7 @@ class Origin:
         self._is_gone = is_gone
         self._stall = stall
         self._roster_interval = roster_interval
+        self._most_copies = most_copies
         self._capacities = Capacities()
         self._handouts: dict[bytes, HandOut] = {}
         self._next: Download | None = None
@@ -163,6 +165,16 @@ class Origin:
             while (given := handout.give(has_room, now)) is not None:
                 peer, stripe, chunk = given
                 yield peer, ChunkHeader(name, chunk, handout.epoch, stripe)
+
+    def spread(self, now: float) -> Iterator[tuple[PeerId, ChunkHeader]]:
+        """What to send to every peer directly, since nothing leaves this node now."""
+        for name, handout in self._handouts.items():
+            chunk = handout.spread(now, self._most_copies) if not handout.exhausted else None
+            if chunk is not None:
+                for peer in handout.forest.roster.peers:
+                    if not self._is_gone(peer):
+                        yield peer, ChunkHeader(name, chunk)
+                return
 
     def note_left(self, peer: PeerId, header: ChunkHeader, now: float) -> None:
         """A chunk has left this node for ``peer``."""

@@ -353,6 +353,11 @@ class Upload:
         self._note_hand_out(header, now)
         self.push(root, header)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no chunk waits or is under way to any peer."""
+        return not any(queue.backlog for queue in self._queues.values())
+
     def has_room(self, root: PeerId) -> bool:
         """Whether a root can be given a further chunk of a hand-out."""
         queue = self._queues.get(root)

@@ -341,16 +341,20 @@ class ShardcastPlayer:
                 return f"skipped {chunks} of v{self.version(policy)}, stripe {stripe}"
             case Want(policy, chunks):
                 return f"want {spans(ChunkSet.of(chunks))} of v{self.version(policy)}"
-            case Credit(policy, received, granted):
-                version = self.version(policy)
-                return f"credit for v{version}: got {received}, may be given {granted}"
-            case Receipt(policy, milliseconds, rows):
-                came = " ".join(f"{chunks} by stripe {stripe}" for _, stripe, chunks in rows)
-                took = milliseconds / 1000
-                return f"receipt for v{self.version(policy)}: {came}, in {took:.2f} s"
-            case Blame(policy, peer):
-                return f"blame {self.names[peer]} for v{self.version(policy)}"
+            case Credit() | Blame() | Receipt():
+                return self.text_to_origin(item)
         raise ValueError(f"no words for {item!r}")
+
+    def text_to_origin(self, item: Credit | Blame | Receipt) -> str:
+        version = self.version(item.policy)
+        match item:
+            case Credit(_, received, granted):
+                return f"credit for v{version}: got {received}, may be given {granted}"
+            case Receipt(_, milliseconds, rows):
+                came = " ".join(f"{chunks} by stripe {stripe}" for _, stripe, chunks in rows)
+                return f"receipt for v{version}: {came}, in {milliseconds / 1000:.2f} s"
+            case Blame(_, peer):
+                return f"blame {self.names[peer]} for v{version}"
 
     def states(self) -> Iterator[str]:
         """The state of each node that is another than when it was last told."""
