@@ -3,8 +3,7 @@
 Control messages go through `Host.send`. Each peer that is sent chunks has one task and one
 long-lived bulk stream (`sender`), which report to the core when a chunk has really left; a
 stream that is read here (`receiver`) takes its next frame only when the disk has room for the
-last. One task makes policies durable and assembles them, in the order in which they became
-whole.
+last. One task makes policies durable, in the order in which they became whole.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Final
 
 import trio
 
-from p2p.errors import BadMessage, StorageError
+from p2p.errors import BadMessage, NoRoom, StorageError
 from p2p.host import Host, PeerEvent, PeerState
 from p2p.identity import PeerId
 from p2p.shardcast.config import ShardcastConfig, ShardcastStats
@@ -26,6 +25,7 @@ from p2p.shardcast.core.core import ShardcastCore
 from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.disk import DiskHealth
 from p2p.shardcast.forest import RosterEntry
+from p2p.shardcast.index import Index
 from p2p.shardcast.manifest import NO_POLICY, PROTOCOL_ID, Equivocation, Manifest, PolicyVersion
 from p2p.shardcast.messages import (
     BULK_PROTOCOL_ID,
@@ -69,7 +69,7 @@ class Shardcast:
         self._store = store
         self._publisher = publisher
         self._senders: dict[PeerId, Sender] = {}
-        self._receiver = Receiver(world, core, self.handle, self._chunk_taken)
+        self._receiver = Receiver(world, core, self.handle, self._chunk_taken, store.cores)
         self._disk = DiskHealth(world, store.folder)
         self._unfinished: list[ev.Finish] = []
         """Whole policies that the disk would not take: to be finished when it does."""
@@ -92,11 +92,25 @@ class Shardcast:
         return self._core.newest.version if self._core.newest is not None else NO_POLICY
 
     @property
+    def signed(self) -> PolicyVersion:
+        """The newest version that this node has published, also if its files are gone here and
+        it is fetched from peers; `NO_POLICY` if there is none."""
+        own = self._store.newest_own
+        return own.version if own is not None else NO_POLICY
+
+    @property
     def fetching(self) -> tuple[PolicyVersion, float] | None:
         """The newest version on its way, if there is one, and the share of it that is here."""
         coming = [download for download in self._core.downloads if not download.stored]
         newest = max(coming, key=lambda download: download.manifest.version, default=None)
         return (newest.manifest.version, newest.share) if newest is not None else None
+
+    @property
+    def fetching_bytes(self) -> int:
+        """Raw bytes of the version that `fetching` names; 0 if there is none."""
+        coming = [download for download in self._core.downloads if not download.stored]
+        newest = max(coming, key=lambda download: download.manifest.version, default=None)
+        return newest.manifest.size if newest is not None else 0
 
     @property
     def stats(self) -> ShardcastStats:
@@ -115,6 +129,13 @@ class Shardcast:
             raise KeyError(version)
         return entry.manifest
 
+    def index(self, version: PolicyVersion) -> Index:
+        """The files and spans of a version that is whole here. Raises `KeyError`."""
+        entry = self._store.stored(version)
+        if entry is None:
+            raise KeyError(version)
+        return entry.index
+
     @property
     def held(self) -> tuple[PolicyVersion, ...]:
         """Versions that are whole here, newest first."""
@@ -125,10 +146,10 @@ class Shardcast:
         return self._store.stored(version) is not None
 
     def weights(self, version: PolicyVersion) -> str:
-        """The path (for `World.disk`) of a version's safetensors file. Raises `KeyError` if it
-        is not here.
+        """The path (for `World.disk`) of a version's file, or of the folder of its files.
+        Raises `KeyError` if it is not here.
 
-        The file stays while the version is among the newest `ShardcastConfig.keep_versions`, or
+        They stay while the version is among the newest `ShardcastConfig.keep_versions`, or
         pinned.
         """
         entry = self._store.stored(version)
@@ -147,13 +168,12 @@ class Shardcast:
             yield entry.weights
 
     async def check_weights(self, version: PolicyVersion) -> str:
-        """Read a version's weights and compare their digest before an engine believes them;
+        """Read a version's weights and compare their digests before an engine believes them;
         gives their path.
 
-        1 to 3 GB/s, much less than loading them costs. Weights that have rotted since they were
-        assembled would make a worker's honest work false, and a validator's judgement. They are
-        assembled again. Raises `KeyError` if the version is not here, `StorageError` if its
-        chunks have rotted as well.
+        2 to 4 GB/s on each core, much less than loading them costs. Weights that have rotted
+        since they came would make a worker's honest work false, and a validator's judgement.
+        Raises `KeyError` if the version is not here, `StorageError` if it has rotted.
         """
         entry = self._store.stored(version)
         if entry is None:
@@ -168,13 +188,14 @@ class Shardcast:
         return self.newest
 
     async def publish(self, version: PolicyVersion, weights_path: str) -> Manifest:
-        """Sign and spread a version whose safetensors file is at ``weights_path`` (of
+        """Sign and spread a version whose file, or folder of files, is at ``weights_path`` (of
         `World.disk`).
 
-        Returns once it is durable and on its way. The file must stay unchanged while the
-        version is kept. Publishing the same content again gives the same manifest; another
-        content under a version that is out, or a version older than the newest, raises
-        `LocalProtocolError`: it would be equivocation.
+        Returns once it is durable and on its way. What is there is served as it lies: it must
+        stay unchanged while the version is kept. Hidden files are left out. Publishing the same
+        content again gives the same manifest; another content under a version that is out, or a
+        version older than the newest, raises `LocalProtocolError`: it would be equivocation. So
+        do links, a safetensors file that is cut off, and files that change meanwhile.
         """
         event = await self._publisher.prepare(version, weights_path, lambda: self._core.newest)
         if isinstance(event, Manifest):
@@ -232,8 +253,8 @@ class Shardcast:
                 self._nursery.start_soon(self._regroup)
             case ev.Begin(manifest, index):
                 self._store.begin(manifest, index)
-            case ev.Keep(policy, chunk, data):
-                self._store.keep_nowait(policy, chunk, data)
+            case ev.Keep(policy, chunk, data, raw):
+                self._store.keep_nowait(policy, chunk, data, raw)
             case ev.Finish() | ev.Abandon():
                 self._jobs.send_nowait(effect)
             case ev.Penalise(peer, reason):
@@ -276,13 +297,23 @@ class Shardcast:
         self.handle(ev.Heard(peer, decode_message_untrusted(data)))
 
     async def _chunk_taken(self, policy: bytes) -> None:
-        """Write chunks down before more of them are read, if many wait in memory."""
-        if not (self._store.is_full(policy) or self._world.buggify("shardcast/early flush")):
-            return
+        """Write what came down before the stream that brought it is read on."""
         try:
             await self._store.flush(policy)
+        except NoRoom as error:
+            await self._disk_too_small(policy, error)
         except StorageError as error:
             self._disk_refused(error)
+
+    async def _disk_too_small(self, policy: bytes, error: NoRoom) -> None:
+        """Give a version up for which there is no room on a disk that otherwise works."""
+        if not await self._disk.takes_data():
+            self._disk_refused(error)
+        elif self._store.entry(policy) is not None:
+            logger.error("policy_given_up reason=%s: the next one is tried again", error)
+            self.stats.note_too_large()
+            self.handle(ev.Unusable(policy))
+            await self._store.forget(policy)
 
     def _disk_refused(self, error: StorageError) -> None:
         """Serve what is held, and fetch nothing until `_mend_disk` has found room."""
@@ -419,8 +450,9 @@ async def open_shardcast(
     core = ShardcastCore(host.peer_id, config, statements, world.rng("shardcast"))
     store = PolicyStore(world, config, run)
     publisher = PolicyPublisher(world, config, run, statements, store, roster, core.believe)
-    async with trio.open_nursery() as nursery:
-        service = Shardcast(world, host, core, store, publisher, nursery, announce)
-        await service.resume()
-        with service.meeting_the_swarm():
-            yield service
+    with store.holding():
+        async with trio.open_nursery() as nursery:
+            service = Shardcast(world, host, core, store, publisher, nursery, announce)
+            await service.resume()
+            with service.meeting_the_swarm():
+                yield service

@@ -445,10 +445,15 @@ class MembershipCore:
     def _add_member(self, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
         """A member that we did not know."""
         peer, profile = signed.heartbeat.peer, signed.heartbeat.profile
-        self._members.admit(signed, source, now)
+        member = self._members.admit(signed, source, now)
         self._effects.put(AddAddrs(peer, profile.addrs, AddrSource.SIGNED))
         self._effects.tell(Change.JOINED, Member(peer, profile, now))
         evictee = self._members.evictee(self._active_view.neighbours, peer, now)
+        # Names that push each other out are not named before all others: 200 peers of one /24
+        # that asked every node in turn filled each beat, no honest member was named for ten
+        # minutes, and then all that were known through others were forgotten as stale at once.
+        if evictee is None or not self._members.is_young(evictee, now):
+            self._members.name_next(member)
         if evictee is not None:
             self._detector.forget(evictee)
         elif self._members.is_sparse() and self._quotas.may_announce(source, now):

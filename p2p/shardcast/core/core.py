@@ -31,6 +31,7 @@ from typing import assert_never
 from p2p.errors import BadMessage
 from p2p.identity import PeerId
 from p2p.shardcast.chunkset import ChunkSet
+from p2p.shardcast.codec import wire_limit
 from p2p.shardcast.config import ShardcastConfig, ShardcastStats
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.announcer import Announcer
@@ -44,14 +45,8 @@ from p2p.shardcast.core.repair import Repair
 from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.core.upload import Upload
 from p2p.shardcast.forest import Roster, RosterEntry
-from p2p.shardcast.manifest import (
-    NO_POLICY,
-    Equivocation,
-    Index,
-    Manifest,
-    decode_index_untrusted,
-    digest_of,
-)
+from p2p.shardcast.index import Index, Span
+from p2p.shardcast.manifest import NO_POLICY, Equivocation, Manifest
 from p2p.shardcast.messages import (
     INLINE_INDEX,
     NO_STRIPE,
@@ -81,7 +76,7 @@ class ShardcastCore:
     ) -> None:
         self.stats = ShardcastStats()
         self.newest: Manifest | None = None
-        """The newest policy that is whole and assembled here."""
+        """The newest policy that is whole here."""
         self._local = local
         self._config = config
         self.statements = statements
@@ -145,8 +140,8 @@ class ShardcastCore:
         match event:
             case ev.Heard(peer, message, gossip):
                 self._heard(peer, message, gossip)
-            case ev.ChunkCame(peer, header, data):
-                self._chunk_came(peer, header, data)
+            case ev.ChunkCame():
+                self._chunk_came(event)
             case ev.ChunkDiscarded(peer, header, size):
                 self._chunk_discarded(peer, header, size)
             case ev.ChunkSent(peer, size):
@@ -183,7 +178,9 @@ class ShardcastCore:
                 self._resume(event)
             case ev.Stored(policy):
                 self._stored(policy)
-            case ev.Unusable(policy) | ev.Forgotten(policy):
+            case ev.Unusable(policy):
+                self._decline(policy)
+            case ev.Forgotten(policy):
                 self._close(policy)
             case ev.Unwritable():
                 self._postpone_all()
@@ -268,7 +265,7 @@ class ShardcastCore:
         index = download.index if download is not None else None
         if index is None and news.index:
             # Judged first: a wrong index must not make old news of a manifest.
-            index = decode_index_untrusted(news.index, manifest.anchor, manifest.size)
+            index = manifest.index_untrusted(news.index)
         if download is None:
             download = self._adopt_news(manifest, gossip)
             if download is None:
@@ -321,6 +318,13 @@ class ShardcastCore:
         return download if download.name in self._downloads else None
 
     # A disk that refuses
+
+    def _decline(self, name: bytes) -> None:
+        """This version will never be here: its bringers need not try."""
+        download = self._downloads.get(name)
+        if download is not None and not download.is_whole:
+            self._out += self._repair.decline(download)
+        self._close(name)
 
     def _postpone_all(self) -> None:
         """The disk refused: stop fetching, and remember what to begin with when it takes
@@ -387,7 +391,7 @@ class ShardcastCore:
     # What comes in: chunks
 
     def wants(self, peer: PeerId, header: ChunkHeader) -> int | None:
-        """Bytes that this chunk must have; None if it is not wanted. Asked before it is
+        """Bytes that this chunk may have at most; None if it is not wanted. Asked before it is
         read."""
         download = self._downloads.get(header.policy)
         if self._peers.is_banned(peer) or download is None or download.index is None:
@@ -395,7 +399,14 @@ class ShardcastCore:
         if header.index >= download.count:
             return 0  # it cannot exist, as `handle` will say
         is_here = header.index in download.verified
-        return None if is_here else download.index.chunks[header.index].wire
+        return None if is_here else wire_limit((download.index.spans[header.index],))
+
+    def span(self, header: ChunkHeader) -> Span | None:
+        """The span that this chunk must unpack to; None if it is of no use any more."""
+        download = self._downloads.get(header.policy)
+        index = download.index if download is not None else None
+        is_known = index is not None and header.index < len(index)
+        return index.spans[header.index] if index is not None and is_known else None
 
     def expects(self, peer: PeerId, header: ChunkHeader) -> bool:
         """Whether a chunk from ``peer`` is no surprise: it was asked for, or the roster names
@@ -420,7 +431,8 @@ class ShardcastCore:
             # Given again, since its first root failed.
             self._upload.forward(download, header, peer, self._now)
 
-    def _chunk_came(self, peer: PeerId, header: ChunkHeader, data: bytes) -> None:
+    def _chunk_came(self, event: ev.ChunkCame) -> None:
+        peer, header, data = event.peer, event.header, event.data
         download = self._downloads.get(header.policy)
         if not self._peers.admit(peer) or download is None or download.index is None:
             return  # of a version that was given up, or of a banned peer
@@ -430,9 +442,8 @@ class ShardcastCore:
         if header.index in download.verified:  # since it was wanted
             self._chunk_discarded(peer, header, len(data))
             return
-        chunk = download.index.chunks[header.index]
         arrival = self._repair.arrived(download, header.index, peer, self._now)
-        if len(data) != chunk.wire or digest_of(data) != chunk.digest:
+        if not event.is_right:
             download.reject(arrival)
             self.stats.count_bad()
             self._ban(peer, "sent a chunk with a wrong digest")
@@ -445,7 +456,7 @@ class ShardcastCore:
         from_origin = peer == download.manifest.trainer
         self.stats.count_came(len(data), asked=arrival.is_answer, origin=from_origin)
         self._deliveries.note_pushed(header, self._now)
-        self._out.append(ev.Keep(header.policy, header.index, data))
+        self._out.append(ev.Keep(header.policy, header.index, data, event.raw))
         self._upload.relay(download, header, peer, self._now)
         self._announcer.note_new(header.policy, header.index, self._now)
         if download.is_whole:

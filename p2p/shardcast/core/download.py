@@ -18,7 +18,8 @@ from p2p.shardcast.core.availability import Availability
 from p2p.shardcast.core.chunks import ChunkEvent, ChunkState, ChunkStates
 from p2p.shardcast.core.lateness import LateChunks
 from p2p.shardcast.core.pace import SLOW_LINK, ChunkPace
-from p2p.shardcast.manifest import Index, Manifest
+from p2p.shardcast.index import Index
+from p2p.shardcast.manifest import Manifest
 
 MAX_FETCHES: Final = 2
 """Versions fetched at a time. With one, a node that is slower than the run publishes would give

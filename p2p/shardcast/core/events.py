@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from p2p.identity import PeerId
 from p2p.shardcast.chunkset import ChunkSet
 from p2p.shardcast.forest import Roster
-from p2p.shardcast.manifest import Equivocation, Index, Manifest
+from p2p.shardcast.index import Index
+from p2p.shardcast.manifest import Equivocation, Manifest
 from p2p.shardcast.messages import ChunkHeader, Message
 
 
@@ -29,7 +30,7 @@ class Regrouped:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The disk holds these chunks of a policy; ``stored`` if it is whole and assembled."""
+    """The disk holds these spans of a policy; ``stored`` if it is whole and durable."""
 
     manifest: Manifest
     index: Index
@@ -49,11 +50,15 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class ChunkCame:
-    """A chunk from ``peer``."""
+    """A chunk from ``peer``, and what the driver made of it, away from the loop."""
 
     peer: PeerId
     header: ChunkHeader
     data: bytes = field(repr=False)
+    is_right: bool = True
+    """Whether it unpacks to the span that the index names."""
+    raw: bytes | memoryview = field(default=b"", repr=False)
+    """That span."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +95,15 @@ class PeerLost:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The policy asked for by `Finish` is durable and assembled."""
+    """The policy asked for by `Finish` is durable."""
 
     policy: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """The policy asked for by `Finish` is not what its manifest says: its trainer signed
-    nonsense."""
+    """This policy can never be whole here: it is not what its manifest says, or larger than the
+    disk."""
 
     policy: bytes
 
@@ -188,12 +193,12 @@ class Keep:
     policy: bytes
     index: int
     data: bytes = field(repr=False)
+    raw: bytes | memoryview = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Every chunk is verified: make the policy durable, assemble it, and report `Stored` or
-    `Unusable`."""
+    """Every chunk is verified: make the policy durable, and report `Stored` or `Unusable`."""
 
     policy: bytes
 

@@ -29,7 +29,8 @@ from typing import Final
 from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
 from p2p.shardcast.forest import Forest, Roster
-from p2p.shardcast.manifest import MAX_ROSTER, digest_of
+from p2p.shardcast.index import digest_of
+from p2p.shardcast.manifest import MAX_ROSTER
 from p2p.shardcast.messages import MAX_RECEIPT_ROWS, NO_STRIPE, ChunkHeader, Receipt
 
 _REPORTERS: Final = 256
