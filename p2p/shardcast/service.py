@@ -118,6 +118,12 @@ class Shardcast:
         return self._core.stats
 
     @property
+    def uplink_rate(self) -> float:
+        """Bytes per second that this node's uplink carries, as measured while it relayed; 0 if
+        that is unknown."""
+        return self._core.uplink_rate
+
+    @property
     def halted(self) -> dict[PeerId, Equivocation]:
         """Trainers convicted of equivocation, with the proof."""
         return dict(self._core.statements.halted)

@@ -12,9 +12,12 @@ import math
 import pytest
 
 from p2p.errors import BadMessage
+from p2p.identity import verify
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.capacity import Capacities
 from p2p.shardcast.core.receipts import Deliveries, ReceiptBook
+from p2p.shardcast.core.statements import Statements
+from p2p.shardcast.core.uplink import Uplink
 from p2p.shardcast.forest import Roster, RosterEntry, build_forest
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.shardcast.messages import (
@@ -27,7 +30,7 @@ from p2p.shardcast.messages import (
 )
 from p2p.wire import KI, MIB, pack
 from tests.unit.shardcast_liars import LiarSwarm, roots_of
-from tests.unit.test_shardcast_core import MBIT, RUN, key
+from tests.unit.test_shardcast_core import MBIT, RUN, Policies, key
 
 HONEST_8 = 3.65
 """Seconds of 16 MiB to eight honest peers with 40 Mbit/s each."""
@@ -201,3 +204,35 @@ def test_an_idle_origin_spares_weak_uplinks_up_to_its_cap() -> None:
     capped.publish(1, 4 * MIB, 64 * KI)
     capped.run(30)
     assert capped.origin.sent <= swarm.origin.sent - MIB, "what peers ask for comes on top"
+
+
+def test_a_second_trainer_cannot_hide_a_contradiction_behind_the_first() -> None:
+    one, two = (Policies(key(number)) for number in (1, 2))
+    statements = Statements(RUN, lambda _: True, verify)
+    first, _, _ = one.make(7, 64 * KI, 32 * KI)
+    honest, _, _ = two.make(7, 64 * KI, 32 * KI, seed=1)
+    two.last = None
+    other, _, _ = two.make(7, 64 * KI, 32 * KI, seed=2)
+    assert statements.record(first) is None
+    assert statements.record(honest) is None, "two trainers may have the same version"
+    evidence = statements.record(other)
+    assert evidence is not None
+    assert (evidence.trainer, evidence.is_proof) == (key(2).peer_id, True)
+
+
+def test_the_uplink_is_measured_while_it_is_full() -> None:
+    uplink = Uplink()
+    for number in range(40):
+        uplink.note_left(100, 1, 0.1 * number)
+    assert uplink.rate == 0, "one peer may itself be slow"
+    for number in range(40):
+        uplink.note_left(100, 2, 10 + 0.1 * number)
+    assert uplink.rate == pytest.approx(1000)
+
+
+def test_a_measured_relay_knows_its_uplink() -> None:
+    swarm = LiarSwarm(8)
+    swarm.publish(1, 16 * MIB, 128 * KI)
+    swarm.run(10)
+    for node in swarm.peers:
+        assert node.core.uplink_rate == pytest.approx(40 * MBIT, rel=0.15)

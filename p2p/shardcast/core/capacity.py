@@ -42,9 +42,13 @@ _RECOVERY: Final = 1.25
 """Growth, per version in which it keeps up, of what a peer that was overloaded is believed to
 carry. A line that was busy with something else has twice its share after four versions, and one
 that claims 16 times its uplink is overloaded by a quarter in one version of two or three."""
+_PROBATION: Final = 8
+"""Versions for which a peer that was replaced as a root is a leaf. Two liars can replace one
+honest root a version, so they keep at most eight of a swarm's relays idle; a root that passes
+nothing on costs one version in nine a replacement, about a second."""
 
 
-class _Uplink:
+class _Standing:
     """What is known of one peer."""
 
     __slots__ = ("_carried", "_ceiling")
@@ -73,7 +77,7 @@ class Capacities:
     """What an origin believes that its peers can upload."""
 
     def __init__(self) -> None:
-        self._uplinks: BoundedDict[PeerId, _Uplink] = BoundedDict(MAX_ROSTER)
+        self._standings: BoundedDict[PeerId, _Standing] = BoundedDict(MAX_ROSTER)
         self._fallen: BoundedDict[PeerId, int] = BoundedDict(MAX_ROSTER)
         """Peers that were replaced as roots, and for how many more versions they relay
         nothing."""
@@ -94,13 +98,13 @@ class Capacities:
         self, peer: PeerId, rates: Sequence[float], *, is_overloaded: bool
     ) -> None:
         """Children of ``peer`` say what it carried, each as it saw it."""
-        self._uplink(peer).note_carried(rates, is_overloaded=is_overloaded)
+        self._standing(peer).note_carried(rates, is_overloaded=is_overloaded)
 
-    def _uplink(self, peer: PeerId) -> _Uplink:
-        uplink = self._uplinks.get(peer)
-        if uplink is None:
-            uplink = self._uplinks[peer] = _Uplink()
-        return uplink
+    def _standing(self, peer: PeerId) -> _Standing:
+        standing = self._standings.get(peer)
+        if standing is None:
+            standing = self._standings[peer] = _Standing()
+        return standing
 
     def believe(self, entries: Iterable[RosterEntry]) -> list[RosterEntry]:
         """The same peers, with what is believed of their claims."""
@@ -110,9 +114,9 @@ class Capacities:
 
     def _median(self, claims: Sequence[RosterEntry]) -> float:
         known = [
-            uplink.measured
+            standing.measured
             for entry in claims
-            if (uplink := self._uplinks.get(entry.peer)) is not None and uplink.measured
+            if (standing := self._standings.get(entry.peer)) is not None and standing.measured
         ]
         if len(known) < _FEWEST:
             known = [entry.upload for entry in claims if entry.upload]
@@ -121,11 +125,9 @@ class Capacities:
     def _belief(self, entry: RosterEntry, most: float) -> float:
         if entry.peer in self._fallen:
             return 0.0
-        uplink = self._uplinks.get(entry.peer)
-        return min(entry.upload, most) if uplink is None else uplink.believe(entry.upload, most)
-
-
-_PROBATION: Final = 8
-"""Versions for which a peer that was replaced as a root is a leaf. Two liars can replace one
-honest root a version, so they keep at most eight of a swarm's relays idle; a root that passes
-nothing on costs one version in nine a replacement, about a second."""
+        standing = self._standings.get(entry.peer)
+        return (
+            min(entry.upload, most)
+            if standing is None
+            else standing.believe(entry.upload, most)
+        )

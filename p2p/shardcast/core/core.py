@@ -43,6 +43,7 @@ from p2p.shardcast.core.pending import PendingNames
 from p2p.shardcast.core.receipts import Deliveries
 from p2p.shardcast.core.repair import Repair
 from p2p.shardcast.core.statements import Statements
+from p2p.shardcast.core.uplink import Uplink
 from p2p.shardcast.core.upload import Upload
 from p2p.shardcast.forest import Roster, RosterEntry
 from p2p.shardcast.index import Index, Span
@@ -101,6 +102,7 @@ class ShardcastCore:
             most_copies=config.origin_copies,
         )
         self._deliveries = Deliveries(local)
+        self._uplink = Uplink()
         self._pending = PendingNames()
         self._is_full = False
         """Whether the disk takes nothing: what is announced is postponed instead of fetched."""
@@ -119,6 +121,11 @@ class ShardcastCore:
     def downloads(self) -> tuple[Download, ...]:
         """Every version that is held or being fetched."""
         return tuple(self._downloads.values())
+
+    @property
+    def uplink_rate(self) -> float:
+        """Bytes per second that our uplink carries; 0 while nothing was measured."""
+        return self._uplink.rate
 
     @property
     def next_deadline(self) -> float:
@@ -477,6 +484,7 @@ class ShardcastCore:
 
     def _chunk_sent(self, peer: PeerId, size: int) -> None:
         header = self._upload.note_left(peer, self._now)
+        self._uplink.note_left(size, self._upload.lanes, self._now)
         download = None
         if header is not None:
             self._origin.note_left(peer, header, self._now)
@@ -596,7 +604,7 @@ class ShardcastCore:
             self._out += self._origin.start(self._now)
             for peer, header in self._origin.give(self._upload.has_room, self._now):
                 self._upload.hand_out(peer, header, self._now)
-            if self._upload.is_idle:
+            if not self._upload.lanes:
                 for peer, header in self._origin.spread(self._now):
                     self._upload.push(peer, header)
         self._out += self._upload.start(self._now)

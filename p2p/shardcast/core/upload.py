@@ -354,9 +354,9 @@ class Upload:
         self.push(root, header)
 
     @property
-    def is_idle(self) -> bool:
-        """Whether no chunk waits or is under way to any peer."""
-        return not any(queue.backlog for queue in self._queues.values())
+    def lanes(self) -> int:
+        """Peers for which a chunk waits or is under way."""
+        return sum(queue.backlog > 0 for queue in self._queues.values())
 
     def has_room(self, root: PeerId) -> bool:
         """Whether a root can be given a further chunk of a hand-out."""
