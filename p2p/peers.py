@@ -95,6 +95,12 @@ class AddressBook:
             return False
         if source is not AddrSource.OWNER:
             fresh = _without_names(fresh)
+        if peer not in book:  # nothing to merge, as of most peers of a swarm that starts
+            if fresh:
+                book[peer] = fresh
+            if len(book) > MAX_PEERS:
+                del book[self._to_go(book)]
+            return bool(fresh)
         both = _merged(fresh, known, MAX_ADDRS)
         book.pop(peer, None)
         if both:

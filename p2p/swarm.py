@@ -26,6 +26,7 @@ from typing import Final
 import trio
 
 from p2p import identify
+from p2p.bounded import TokenBucket
 from p2p.concurrency import leaves
 from p2p.connector import Callbacks, Connector
 from p2p.errors import (
@@ -482,8 +483,8 @@ class SwarmHost:
         receiver = FrameReceiver(stream, max_message)
         usage = self._connector.usage(stream.peer)
         now = self.world.now
-        left, since = MESSAGE_BURST, now()
-        turn_ends, in_turn = since, 0
+        allowance = TokenBucket(MESSAGE_BURST, now())
+        turn_ends, in_turn = now(), 0
         while (message := await receiver.receive()) is not None:
             handler = self._message_handlers.get(stream.protocol)
             if handler is None:
@@ -493,13 +494,12 @@ class SwarmHost:
             moment = now()
             if usage is not None:
                 usage.used_at = moment
-            left -= 1.0
             in_turn += 1
             if in_turn >= TURN_MESSAGES or moment > turn_ends:
-                left = min(MESSAGE_BURST, left + (moment - since) * MESSAGE_RATE)
-                since = moment
-                if left < 0.0:
-                    await self._pause(-left / MESSAGE_RATE)
+                allowance.take(in_turn)
+                allowance.refill(moment, MESSAGE_RATE)
+                if allowance.level < 0.0:
+                    await self._pause(-allowance.level / MESSAGE_RATE)
                 else:
                     await self._connector.turns.wait()
                 turn_ends, in_turn = now() + TURN, 0

@@ -69,6 +69,7 @@ BORDER_STEPS: Final = 1
 NO_MATCH: Final = float(2**64)
 """What the package reports for a mean or median over no values at all."""
 
+# Bits of a bfloat16, then of a float32, and the one pattern that every NaN is written as.
 _SIGN_AND_EXPONENT: Final = 0xFF80
 _EXPONENT: Final = 0x7F80
 _MANTISSA: Final = 0x007F

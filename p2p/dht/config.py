@@ -32,7 +32,8 @@ class DhtConfig:
     lost, and an important record has three."""
 
     quorum: int = 2
-    """Holders per path that must have returned records before a get stops looking."""
+    """Holders per path that must have returned records before a get stops looking: one may hold
+    an old record, or lie by leaving out the newest."""
 
     timeout: float = 10.0
     """Seconds after which a get or put ends with what it has. A request to a silent contact is

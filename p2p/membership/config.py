@@ -35,7 +35,8 @@ class MembershipConfig:
     """Heartbeats asked for in an interval to keep old entries fresh; unknown peers may take 16
     times more."""
     expiry: float = 3.0
-    """Intervals of silence after which a peer that sends us heartbeats is dead."""
+    """Intervals of silence after which a peer that sends us heartbeats is dead: two lost ones
+    in a row are normal on a home line, three are a death."""
     stale: float = 120.0
     """Intervals without a newer heartbeat after which a peer known only through others is
     forgotten."""

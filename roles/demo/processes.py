@@ -41,7 +41,7 @@ FINISH_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 1.5
 """How long a process may take to end before it is killed: Ctrl-C promises under 3 s for all."""
 CHUNK_BYTES: Final = 32 * KI
-"""So small that a policy of 420 kB has a forest to flow through."""
+"""So small that a policy of 420 kB, 13 chunks, has a forest to flow through."""
 
 # Calibrated on the demo's own policy: 4,000 honest groups have a mantissa mean of at most 0.047
 # and one exponent mismatch; weights one step old at the lowest rate have a mean of 1.2 in the

@@ -45,7 +45,8 @@ class ModelShape:
     50."""
 
     width: int = 64
-    """Features of the residual stream."""
+    """Features of the residual stream. With 128 and four layers (751,488 parameters) a rate of
+    3e-4 is too high: 2e-4 swings, 1e-4 learns."""
 
     layers: int = 2
     """Blocks of attention and SwiGLU."""

@@ -234,18 +234,20 @@ class MembershipCore:
         return self._effects.take()
 
     def _soonest_deadline(self) -> float:
-        """Of all parts' deadlines the first; a loop takes half of the time of `min`."""
-        dissemination, local = self._dissemination, self._local
+        """Of all parts' deadlines the first. Asked after each event: `min` of them takes three
+        times as long."""
+        local = self._local
         soonest = self._members.settle()
-        for when in (
-            local.next_beat,
-            local.refute_at,
-            dissemination.flush_at,
-            self._detector.checks_end,
-            self._active_view.next_deadline,
-        ):
-            if when < soonest:
-                soonest = when
+        if local.next_beat < soonest:
+            soonest = local.next_beat
+        if local.refute_at < soonest:
+            soonest = local.refute_at
+        if (when := self._dissemination.flush_at) < soonest:
+            soonest = when
+        if (when := self._detector.checks_end) < soonest:
+            soonest = when
+        if (when := self._active_view.next_deadline) < soonest:
+            soonest = when
         return soonest
 
     # Messages.
@@ -261,8 +263,12 @@ class MembershipCore:
             except BadMessage as error:
                 self._verifier.refuse("malformed", peer, MALFORMED_POINTS, str(error))
             else:
-                verifier, needs_stamp = self._verifier, type(message) in _NEEDS_STAMP
-                if verifier.asks_stamps and needs_stamp and not verifier.has_stamp(peer):
+                verifier = self._verifier
+                if (
+                    verifier.asks_stamps
+                    and type(message) in _NEEDS_STAMP
+                    and not verifier.has_stamp(peer)
+                ):
                     verifier.counters["no stamp"] += 1
                 else:
                     self._dispatch(peer, message, now)

@@ -41,7 +41,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from p2p.identity import PeerId
-from p2p.shardcast.core.average import SmoothedAverage
+from p2p.shardcast.core.average import Expectation
 from p2p.shardcast.core.line import MAX_CREDIT, Line, Lines
 from p2p.shardcast.core.receipts import Carried, ReceiptBook
 from p2p.shardcast.core.statements import MAX_ROSTERS
@@ -229,7 +229,7 @@ class HandOut:
         }
         self._stall = stall
         self._shortest = shortest
-        self._confirm_time = SmoothedAverage()
+        self._confirm_time = Expectation()
         self._missed: dict[int, PeerId] = {}
         """Chunks that one peer has asked the origin itself for, and which."""
         self._given_again: dict[int, float] = {}
@@ -469,7 +469,7 @@ class HandOut:
                 self._again.extend(root.distrust())
 
     def _due(self, root: _Root) -> float:
-        patience = max(self._stall, _LATE * self._confirm_time.value)
+        patience = max(self._stall, self._confirm_time.late)
         oldest = root.oldest
         return oldest.since + (patience if oldest.has_left else _LATE * patience)
 

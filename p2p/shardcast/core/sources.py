@@ -22,7 +22,7 @@ from typing import Final
 from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
 from p2p.shardcast.chunkset import EMPTY, ChunkSet
-from p2p.shardcast.core.average import SmoothedAverage
+from p2p.shardcast.core.average import Expectation
 from p2p.shardcast.core.download import Arrival, Download, Request
 from p2p.shardcast.core.pace import SLOW_LINK
 from p2p.shardcast.core.peers import MAX_REMEMBERED
@@ -69,7 +69,7 @@ class Source:
         """Chunks that it was asked for and has not brought."""
         self.last = 0.0
         """When it last brought one; 0 if never."""
-        self._time = SmoothedAverage(chunk_time)
+        self._time = Expectation(chunk_time)
         self._strikes = 0
         self._silent_until = -math.inf
 
@@ -90,6 +90,11 @@ class Source:
     def chunk_time(self) -> float:
         """Seconds that it takes for a chunk, lately."""
         return self._time.value
+
+    @property
+    def late(self) -> float:
+        """Seconds for a chunk from which it is late."""
+        return self._time.late
 
     @property
     def room(self) -> int:
@@ -255,7 +260,7 @@ class Sources:
         behind what else was asked for, and behind what parents push: never less than that
         takes.
         """
-        usual = max(self._stall, _LATE * source.chunk_time) + source.owed * source.chunk_time
+        usual = max(self._stall, source.late) + source.owed * source.chunk_time
         slow_link = download.wire_per_chunk / SLOW_LINK
         usual = min(usual, max(_LATE * self._stall, 2 * _LATE * slow_link))
         return max(usual, (download.outstanding + _PUSHED) * download.chunk_time)

@@ -27,7 +27,9 @@ from roles.engines.tiny.model import Cache, TinyModel
 from roles.rl.losses import token_logprobs
 
 _COMPACT_BELOW: Final = 0.75
-"""The batch is compacted when less than this share of its rows is unfinished."""
+"""The batch is compacted when less than this share of its rows is unfinished. Measured with 256
+answers of 6.6 tokens, CPU to that at 0.75: never 1.40, at 0.5 1.07, at 0.9 1.01, after every
+row that ends 1.04: idle rows cost a pass, a compaction copies the cache."""
 
 
 @dataclass(frozen=True, slots=True)

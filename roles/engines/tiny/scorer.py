@@ -20,8 +20,9 @@ from roles.engines.base import EngineError, Group, GroupTask, Sampling
 from roles.engines.tiny.model import TinyModel
 
 CHUNK: Final = 64
-"""Rows read at once: with fewer the dispatch of torch's calls dominates, with more the
-activations leave the cache."""
+"""Rows read at once. Measured with 256 answers, CPU to that at 64: 16 rows 1.39, 32 1.12, 128
+1.01, 256 1.26: with fewer the dispatch of torch's calls dominates, with more the activations
+leave the cache and rows are padded to the longest."""
 
 
 @torch.inference_mode()
