@@ -232,6 +232,9 @@ class ShardcastCore:
             if self._pending.hear(peer, message):
                 self._out.append(ev.Send(peer, Ask(message.policy, True)))
             return
+        if isinstance(message, Ask | Want) and download.manifest.trainer == self._local:
+            # Who is in the next roster may be known later than that it is connected.
+            self._origin.meet(peer, self._now)
         match message:
             case Ask(_, wants_index):
                 self._answer_ask(peer, download, wants_index)
