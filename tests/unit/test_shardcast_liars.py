@@ -15,7 +15,7 @@ from p2p.errors import BadMessage
 from p2p.identity import verify
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.capacity import Capacities
-from p2p.shardcast.core.receipts import Deliveries, ReceiptBook
+from p2p.shardcast.core.receipts import ReceiptBook, StripeCounts
 from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.core.uplink import Uplink
 from p2p.shardcast.forest import Roster, RosterEntry, build_forest
@@ -170,13 +170,13 @@ def test_receipts_tell_who_is_overloaded_and_its_children_are_not_blamed() -> No
 def test_a_receipt_is_given_once_and_by_members_only() -> None:
     member, policy = key(1).peer_id, b"\1" * 32
     roster = Roster.sign(key(0), RUN, 1, [RosterEntry(member, 5e6)])
-    deliveries = Deliveries(member)
+    deliveries = StripeCounts(member)
     for second in range(3):
         deliveries.note_pushed(ChunkHeader(policy, second, 1, second % 2), float(second))
     receipt = deliveries.take(policy, roster, 2.0)
     assert receipt == Receipt(policy, 2000, ((1, 0, 2), (1, 1, 1)))
     assert deliveries.take(policy, roster, 3.0) is None
-    stranger = Deliveries(key(2).peer_id)
+    stranger = StripeCounts(key(2).peer_id)
     stranger.note_pushed(ChunkHeader(policy, 0, 1, 0), 0.0)
     assert stranger.take(policy, roster, 1.0) is None
 

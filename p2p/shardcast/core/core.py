@@ -40,7 +40,7 @@ from p2p.shardcast.core.line import Lines
 from p2p.shardcast.core.origin import Origin
 from p2p.shardcast.core.peers import Peers
 from p2p.shardcast.core.pending import PendingNames
-from p2p.shardcast.core.receipts import Deliveries
+from p2p.shardcast.core.receipts import StripeCounts
 from p2p.shardcast.core.repair import Repair
 from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.core.uplink import Uplink
@@ -101,7 +101,7 @@ class ShardcastCore:
             roster_interval=config.roster_interval,
             most_copies=config.origin_copies,
         )
-        self._deliveries = Deliveries(local)
+        self._stripe_counts = StripeCounts(local)
         self._uplink = Uplink()
         self._pending = PendingNames()
         self._is_full = False
@@ -465,7 +465,7 @@ class ShardcastCore:
         download.accept(arrival, self._now, pushed=pushed)
         from_origin = peer == download.manifest.trainer
         self.stats.count_came(len(data), asked=arrival.is_answer, origin=from_origin)
-        self._deliveries.note_pushed(header, self._now)
+        self._stripe_counts.note_pushed(header, self._now)
         self._out.append(ev.Keep(header.policy, header.index, data, event.raw))
         self._upload.relay(download, header, peer, self._now)
         self._announcer.note_new(header.policy, header.index, self._now)
@@ -479,7 +479,7 @@ class ShardcastCore:
     def _report(self, download: Download) -> None:
         """Tell the origin what each stripe has brought."""
         trainer = download.manifest.trainer
-        receipt = self._deliveries.take(
+        receipt = self._stripe_counts.take(
             download.name, self.statements.roster(trainer), self._now
         )
         if receipt is not None and not self._peers.is_gone(trainer):
@@ -526,7 +526,7 @@ class ShardcastCore:
         if download is not None:
             self._repair.forget(download)
         self._announcer.forget(name)
-        self._deliveries.forget(name)
+        self._stripe_counts.forget(name)
         self._origin.forget(name)
         self._upload.forget(name)
 

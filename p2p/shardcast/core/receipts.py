@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 A peer that has a whole version tells its origin how
-many chunks each stripe pushed to it, and how long the version took (`Deliveries`). The origin
+many chunks each stripe pushed to it, and how long the version took (`StripeCounts`). The origin
 (`ReceiptBook`) knows how many chunks it gave to each stripe and who stands above whom. What a
 peer's children got, times their number, is what it carried. It is *overloaded* if its children
 got less than half of what it got itself (which its siblings' receipts say, not its own), or if
@@ -47,7 +47,7 @@ _SHARE: Final = 0.5
 """Of what a peer was given, the share that its children must have got from it."""
 
 
-class Deliveries:
+class StripeCounts:
     """The receiver's side: what stripes have brought of each version that is on its way."""
 
     def __init__(self, local: PeerId) -> None:
