@@ -22,8 +22,8 @@ file              what it decides                                               
 `receipts`        what each stripe brought, told to the origin and judged there     version
 `upload`          what to send to which peer: stripes, requests, credit; made of:   node
   `queue`         the bulk stream to one peer: what is under way, what waits        peer
+  `line`          rate and round trip, and so how much may be on the way            peer
   `allowance`     how much a peer gets for asking                                   version
-`line`            what the lines to other peers hold                                peer
 `uplink`          what our own uplink carries, measured while it is full            node
 `origin`          which of this node's own versions goes out, and which is next     node
   `handout`       which root gets which chunk, and which root is replaced           version

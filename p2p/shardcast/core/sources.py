@@ -22,7 +22,7 @@ from typing import Final
 from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
 from p2p.shardcast.chunkset import EMPTY, ChunkSet
-from p2p.shardcast.core.average import Expectation
+from p2p.shardcast.core.average import UsualTime
 from p2p.shardcast.core.download import Arrival, Download, Request
 from p2p.shardcast.core.pace import SLOW_LINK
 from p2p.shardcast.core.peers import MAX_REMEMBERED
@@ -69,7 +69,7 @@ class Source:
         """Chunks that it was asked for and has not brought."""
         self.last = 0.0
         """When it last brought one; 0 if never."""
-        self._time = Expectation(chunk_time)
+        self._time = UsualTime(chunk_time)
         self._strikes = 0
         self._silent_until = -math.inf
 
