@@ -45,6 +45,9 @@ MAX_SEEDS: Final = 16
 """Members, taken from the DHT at random, through which a lonely node joins again. Two would
 do.
 """
+UPLOAD_SHARE: Final = 0.9
+"""Share of its uplink that a node offers to policies: a line filled to the brim starves its own
+acknowledgements."""
 UNKNOWN_UPLOAD: Final = 1_000_000
 """Bytes per second that a peer counts for until its upload was measured: 8 Mbit/s, a slow
 home.
@@ -188,10 +191,13 @@ class Wiring:
         node.host.protect("officers", officers)
 
     async def _tell_policy(self) -> None:
-        """Our heartbeat says which policy we hold whole."""
+        """Our heartbeat says which policy we hold whole, and what our uplink has carried."""
         newest = self._node.shardcast.newest
         while True:
             self._node.membership.me.update(policy=int(newest))
+            rate = self._node.shardcast.uplink_rate
+            if rate:
+                self._node.membership.me.update(upload=int(UPLOAD_SHARE * rate))
             newest = await self._node.shardcast.wait_policy(PolicyVersion(newest + 1))
 
     async def _join(self) -> None:

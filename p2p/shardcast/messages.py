@@ -36,7 +36,11 @@ NO_STRIPE: Final = 0xFFFF
 MAX_CONTROL: Final = MAX_ROSTER_BYTES + 4 * KI
 """Bytes of a control message outside bulk streams: a roster is the largest, a manifest with an
 inline index has 20 KiB, a have-list 4."""
+MAX_RECEIPT_ROWS: Final = 64
+"""Stripes in one `Receipt`: eight epochs of eight stripes, more than a hand-out usually
+sees."""
 _MAX_COUNT: Final = 2**53
+_RECEIPT_ROW: Final = struct.Struct(">QHI")
 _HEADER: Final = struct.Struct(f">{DIGEST_BYTES}sIQH")
 CHUNK_KIND: Final = 0
 """First byte of a bulk frame with a chunk."""
@@ -144,6 +148,17 @@ class Blame:
     peer: PeerId
 
 
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """To the origin: the sender has the whole policy. It took so many milliseconds from the
+    first chunk to the last; ``rows`` say how many chunks each (roster epoch, stripe)
+    brought."""
+
+    policy: bytes
+    milliseconds: int
+    rows: tuple[tuple[int, int, int], ...]
+
+
 Message = (
     Blame
     | Hello
@@ -156,6 +171,7 @@ Message = (
     | Skipped
     | Want
     | Credit
+    | Receipt
 )
 
 
@@ -197,10 +213,19 @@ def encode_message(message: Message) -> bytes:
             return pack(["skipped", policy, epoch, stripe, pack_ranges(ranges)])
         case Want(policy, chunks):
             return pack(["want", policy, list(chunks)])
+        case Credit() | Blame() | Receipt():
+            return _encode_to_origin(message)
+
+
+def _encode_to_origin(message: Credit | Blame | Receipt) -> bytes:
+    match message:
         case Credit(policy, received, granted):
             return pack(["credit", policy, received, granted])
         case Blame(policy, peer):
             return pack(["blame", policy, peer.digest])
+        case Receipt(policy, milliseconds, rows):
+            packed = b"".join(_RECEIPT_ROW.pack(*row) for row in rows)
+            return pack(["receipt", policy, milliseconds, packed])
 
 
 def decode_message_untrusted(data: bytes | memoryview) -> Message:
@@ -238,17 +263,25 @@ def decode_message_untrusted(data: bytes | memoryview) -> Message:
         case "want":
             policy, chunks = fields_untrusted(rest, bytes, list, what=kind)
             return Want(_policy(policy), _chunks_untrusted(chunks))
-        case "credit":
-            policy, received, granted = fields_untrusted(rest, bytes, int, int, what=kind)
-            received, granted = (
-                _bounded(received, 0, MAX_CHUNKS),
-                _bounded(granted, 0, 2 * MAX_CHUNKS),
-            )
-            return Credit(_policy(policy), received, granted)
-        case "blame":
-            policy, peer = fields_untrusted(rest, bytes, bytes, what=kind)
-            return Blame(_policy(policy), decode_peer_id_untrusted(peer))
+        case "credit" | "blame" | "receipt":
+            return _to_origin_untrusted(kind, rest)
     raise BadMessage("a shardcast message of an unknown kind")
+
+
+def _to_origin_untrusted(kind: str, rest: list[Any]) -> Credit | Blame | Receipt:
+    if kind == "credit":
+        policy, received, granted = fields_untrusted(rest, bytes, int, int, what=kind)
+        received, granted = (
+            _bounded(received, 0, MAX_CHUNKS),
+            _bounded(granted, 0, 2 * MAX_CHUNKS),
+        )
+        return Credit(_policy(policy), received, granted)
+    if kind == "blame":
+        policy, peer = fields_untrusted(rest, bytes, bytes, what=kind)
+        return Blame(_policy(policy), decode_peer_id_untrusted(peer))
+    policy, milliseconds, packed = fields_untrusted(rest, bytes, int, bytes, what=kind)
+    milliseconds = _bounded(milliseconds, 1, _MAX_COUNT)
+    return Receipt(_policy(policy), milliseconds, _receipt_rows_untrusted(packed))
 
 
 def _policy(digest: bytes) -> bytes:
@@ -267,6 +300,16 @@ def _bounded(number: int, low: int, high: int) -> int:
     if not low <= number <= high:
         raise BadMessage(f"{number} is not between {low} and {high}")
     return number
+
+
+def _receipt_rows_untrusted(packed: bytes) -> tuple[tuple[int, int, int], ...]:
+    count, rest = divmod(len(packed), _RECEIPT_ROW.size)
+    if rest or count > MAX_RECEIPT_ROWS:
+        raise BadMessage(f"a receipt of {len(packed)} bytes of rows")
+    rows = tuple(_RECEIPT_ROW.iter_unpack(packed))
+    if len({row[:2] for row in rows}) < count:
+        raise BadMessage("a receipt names a stripe twice")
+    return rows
 
 
 def _chunks_untrusted(chunks: list[Any]) -> tuple[int, ...]:

@@ -228,7 +228,10 @@ class PolicyPublisher:
         statements: Statements,
         store: PolicyStore,
         roster: Callable[[], Sequence[RosterEntry]],
+        believe: Callable[[Sequence[RosterEntry]], Sequence[RosterEntry]],
     ) -> None:
+        """``roster`` tells who is there and what each claims; ``believe`` what to think of
+        that."""
         self._statements = statements
         self._world = world
         self._config = config
@@ -236,6 +239,7 @@ class PolicyPublisher:
         self._store = store
         self._digester = Digester(world, config)
         self._roster = roster
+        self._believe = believe
         self._told: dict[PeerId, int] | None = None
         self._told_at = 0.0
         self._turn = trio.Lock()
@@ -279,6 +283,15 @@ class PolicyPublisher:
                 await self._keep_roster(roster)
             return ev.Publish(manifest, index, roster)
 
+    async def regroup(self) -> Roster | None:
+        """A new roster in the middle of a hand-out, durable; None if it would be the old
+        one."""
+        async with self._turn:
+            roster = self._sign_roster()
+            if roster is not None:
+                await self._keep_roster(roster)
+            return roster
+
     def _sign(
         self, version: PolicyVersion, digested: Digested, newest: Manifest | None
     ) -> Manifest:
@@ -303,15 +316,20 @@ class PolicyPublisher:
             logger.warning("roster_not_kept reason=%s", error)
 
     def _next_roster(self) -> Roster | None:
-        """A new epoch if those to feed have changed, and the last one is old enough or was
-        empty."""
-        local = self._world.signer.peer_id
-        entries = [entry for entry in self._roster() if entry.peer != local]
-        ranks = {entry.peer: capacity_class(entry.upload) for entry in entries}
-        now, last = self._world.now(), self._statements.roster(local)
-        early = bool(self._told) and now < self._told_at + self._config.roster_interval
-        if ranks == self._told or (early and not self._world.buggify("shardcast/early roster")):
+        """A new epoch for a new version, if the last one is old enough or was empty."""
+        early = self._world.now() < self._told_at + self._config.roster_interval
+        if self._told and early and not self._world.buggify("shardcast/early roster"):
             return None
-        self._told, self._told_at = ranks, now
+        return self._sign_roster()
+
+    def _sign_roster(self) -> Roster | None:
+        """A new epoch if those to feed have changed."""
+        local = self._world.signer.peer_id
+        entries = self._believe([entry for entry in self._roster() if entry.peer != local])
+        ranks = {entry.peer: capacity_class(entry.upload) for entry in entries}
+        if ranks == self._told:
+            return None
+        last = self._statements.roster(local)
+        self._told, self._told_at = ranks, self._world.now()
         epoch = max(int(self._world.wall() * 1000), last.epoch + 1 if last is not None else 0)
         return Roster.sign(self._world.signer, self._run, epoch, entries)

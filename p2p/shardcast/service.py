@@ -120,6 +120,12 @@ class Shardcast:
         return self._core.stats
 
     @property
+    def uplink_rate(self) -> float:
+        """Bytes per second that this node's uplink carries, as measured while it relayed; 0 if
+        that is unknown."""
+        return self._core.uplink_rate
+
+    @property
     def halted(self) -> dict[PeerId, Equivocation]:
         """Trainers convicted of equivocation, with the proof."""
         return dict(self._core.statements.halted)
@@ -251,6 +257,8 @@ class Shardcast:
                 self._sender(peer)
             case ev.Gossip(message):
                 self._announce(encode_message(message))
+            case ev.Regroup():
+                self._nursery.start_soon(self._regroup)
             case ev.Begin(manifest, index):
                 self._store.begin(manifest, index)
             case ev.Keep(policy, chunk, data, raw):
@@ -371,6 +379,11 @@ class Shardcast:
         if sender is not None:
             sender.scope.cancel()
 
+    async def _regroup(self) -> None:
+        roster = await self._publisher.regroup()
+        if roster is not None:
+            self.handle(ev.Regrouped(roster))
+
     async def _do_jobs(self) -> None:
         async for job in self._jobs_out:
             await dawdle(self._world, "shardcast/late chore")
@@ -463,7 +476,7 @@ async def open_shardcast(
     statements = Statements(run, may_publish, world.verify)
     core = ShardcastCore(host.peer_id, config, statements, world.rng("shardcast"))
     store = PolicyStore(world, config, run)
-    publisher = PolicyPublisher(world, config, run, statements, store, roster)
+    publisher = PolicyPublisher(world, config, run, statements, store, roster, core.believe)
     with store.holding():
         async with trio.open_nursery() as nursery:
             service = Shardcast(world, host, core, store, publisher, nursery, announce)

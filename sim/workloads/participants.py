@@ -3,10 +3,14 @@
 Parameters of a scenario, by number of node: the first ``liars`` claim the best uplink and
 corrupt ``lie_share`` of the chunks they send; the next ``drippers`` claim the best uplink and
 send bulk at ``drip`` Mbit/s, whatever their line carries; the next ``slow_relays`` are honest,
-but since their uplink was measured it has fallen to ``slow_up`` Mbit/s; the last ``late_share``
-of all join at ``late_at`` seconds. Lines are the scenario's ``[link]``, or drawn between
-``up_low`` and ``up_high`` with downloads up to ``down_factor`` as wide; ``weak_share`` of the
-nodes have ``weak_down`` Mbit/s of download; ``nat_share`` cannot be dialled.
+but since their uplink was measured it has fallen to ``slow_up`` Mbit/s; the next ``holes``
+claim four times the best uplink, confirm all that they are given and pass nothing on; the next
+``boasters`` relay honestly and claim 2^52 bytes per second; the next ``slanderers`` relay
+honestly and complain of every root. Of all others a share of ``overclaim`` claims
+``overclaim_by`` times what it has. The last ``late_share`` of all join at ``late_at`` seconds.
+Lines are the scenario's ``[link]``, or drawn between ``up_low`` and ``up_high`` with downloads
+up to ``down_factor`` as wide; ``weak_share`` of the nodes have ``weak_down`` Mbit/s of
+download; ``nat_share`` cannot be dialled.
 
 All nodes run the service unchanged and speak the real protocol. What lies and drips is the bulk
 stream below the service, so no code of the product knows that it may.
@@ -33,6 +37,8 @@ from sim.run.scenario import Scenario
 ORIGIN: Final = "origin"
 CLAIM: Final = 0.9
 """Share of its uplink that a node offers: a line filled to the brim starves its own acks."""
+HOLE_CLAIM: Final = 4
+"""Times the best uplink that a hole claims: it wants to be a root."""
 PARTICIPANT_PARAMETERS: Final = (
     "origin_up",
     "origin_down",
@@ -50,6 +56,11 @@ PARTICIPANT_PARAMETERS: Final = (
     "weak_share",
     "weak_down",
     "nat_share",
+    "holes",
+    "boasters",
+    "slanderers",
+    "overclaim",
+    "overclaim_by",
 )
 """What `draw_participants` reads."""
 
@@ -72,10 +83,16 @@ class Participant:
     drips: float = math.inf
     """Mbit/s at which it really sends chunks."""
 
+    is_hole: bool = False
+    """Whether what it sends in bulk is lost."""
+
+    slanders: bool = False
+    """Whether it tells the origin that every root lies."""
+
     @property
     def honest(self) -> bool:
         """Whether the metrics ask when it has a policy."""
-        return not self.lies and self.drips == math.inf
+        return not self.lies and self.drips == math.inf and not self.is_hole
 
 
 def draw_participants(scenario: Scenario, rng: Random) -> dict[str, Participant]:
@@ -103,6 +120,17 @@ def draw_participants(scenario: Scenario, rng: Random) -> dict[str, Participant]
     for name in _next(names, scenario.parameter("slow_relays", 0)):
         slow = replace(participants[name].link, up=scenario.parameter("slow_up", 0.5))
         participants[name] = replace(participants[name], link=slow)
+    for name in _next(names, scenario.parameter("holes", 0)):
+        participants[name] = replace(participants[name], claim=HOLE_CLAIM * best, is_hole=True)
+    for name in _next(names, scenario.parameter("boasters", 0)):
+        participants[name] = replace(participants[name], claim=8 * 2**52 / MBIT)
+    for name in _next(names, scenario.parameter("slanderers", 0)):
+        participants[name] = replace(participants[name], slanders=True)
+    rest = list(names)
+    factor = scenario.parameter("overclaim_by", 16)
+    for name in _next(iter(rest), scenario.parameter("overclaim", 0.0) * len(rest)):
+        claim = factor * participants[name].claim
+        participants[name] = replace(participants[name], claim=claim)
     return participants
 
 
@@ -169,6 +197,9 @@ class _DishonestStream(trio.abc.SendStream):
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Take as long as the dripping line would; then send, perhaps with another last
         byte."""
+        if self._part.is_hole:
+            await self._world.sleep(0)
+            return
         await self._world.sleep(len(data) * 8 / MBIT / self._part.drips)
         await self._stream.send_all(self._corrupted(bytes(data)))
 

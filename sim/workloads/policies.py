@@ -32,6 +32,13 @@ from p2p.shardcast import (
     open_shardcast,
 )
 from p2p.shardcast.forest import Forest, Roster, build_forest
+from p2p.shardcast.manifest import PROTOCOL_ID, decode_manifest_untrusted
+from p2p.shardcast.messages import (
+    Blame,
+    PolicyNews,
+    decode_message_untrusted,
+    encode_message,
+)
 from sim.net.link import MBIT
 from sim.node.swarm import SimNode, Swarm
 from sim.run.scenario import Scenario
@@ -128,6 +135,11 @@ class Policies:
                     ANNOUNCE, lambda peer, data: _hear(service, peer, data)
                 )
                 await self._meet(node, host)
+                if participant.slanders:
+                    host.set_message_handler(
+                        ANNOUNCE,
+                        lambda peer, data: self._slander(service, node, host, peer, data),
+                    )
                 self._services[node.name] = service
                 self._stats.append(service.stats)
                 opened(service)
@@ -139,7 +151,8 @@ class Policies:
 
     async def _meet(self, node: SimNode, host: Host) -> None:
         """Dial some who are there: they say what is new, and may be asked for it."""
-        others = [other for other in self._joined(node) if other.name != ORIGIN]
+        there = self._joined(node)
+        others = [other for other in there if other.name != ORIGIN] or there
         for other in node.world.rng("meet").sample(others, min(ACQUAINTANCES, len(others))):
             try:
                 await host.connect(other.peer_id)
@@ -179,6 +192,20 @@ class Policies:
         while True:
             arrivals.append((node.simulation.now, newest))
             newest = await service.wait_policy(PolicyVersion(newest + 1))
+
+    def _slander(
+        self, service: Shardcast, node: SimNode, host: Host, peer: PeerId, data: bytes
+    ) -> None:
+        """Take news of a policy, and tell the origin that every peer that may be a root of it
+        lied."""
+        _hear(service, peer, data)
+        message = decode_message_untrusted(data)
+        if isinstance(message, PolicyNews):
+            policy = decode_manifest_untrusted(message.manifest, RUN, node.world.verify).digest
+            for other in self._joined(node):
+                if other.name != ORIGIN:
+                    blame = encode_message(Blame(policy, other.peer_id))
+                    host.send(peer, PROTOCOL_ID, blame)
 
     # What came of it
 

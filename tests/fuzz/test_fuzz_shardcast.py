@@ -41,6 +41,7 @@ from p2p.shardcast.messages import (
     Hello,
     Message,
     PolicyNews,
+    Receipt,
     RosterNews,
     Skipped,
     Taken,
@@ -80,6 +81,7 @@ MESSAGES: list[Message] = [
     Skipped(NAME, 1, 0, ((2, 2),)),
     Want(NAME, (1, 2)),
     Credit(NAME, 3, 5),
+    Receipt(NAME, 1500, ((1, 0, 12), (1, 3, 9))),
     Blame(NAME, OTHERS[0]),
 ]
 

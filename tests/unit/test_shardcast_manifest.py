@@ -15,7 +15,8 @@ from p2p.identity import KeyPair, verify
 from p2p.shardcast.chunkset import EMPTY, ChunkSet
 from p2p.shardcast.codec import ANCHOR, decode_chunk_untrusted, encode_chunk, wire_limit
 from p2p.shardcast.core.chunks import TRANSITIONS, ChunkEvent, ChunkState, ChunkStates
-from p2p.shardcast.core.handout import CREDIT, HandOut
+from p2p.shardcast.core.handout import HandOut
+from p2p.shardcast.core.line import CREDIT, Lines
 from p2p.shardcast.forest import Roster, RosterEntry, build_forest
 from p2p.shardcast.index import (
     MAX_CHUNKS,
@@ -387,7 +388,11 @@ def test_the_life_of_a_chunk_is_the_table() -> None:
 def test_a_hand_out_gives_every_chunk_once_to_those_with_credit() -> None:
     peers = [KeyPair(digest_of(bytes([number]))).peer_id for number in range(4)]
     roster = Roster.sign(TRAINER, b"run", 1, [RosterEntry(peer) for peer in peers])
-    handout = HandOut(20, build_forest(roster, PolicyVersion(1)), 0.0, 0.5)
+    index = index_of([bytes((n,)) * 20 for n in range(20)])
+    anchored = Encoding.anchor(index, 200)
+    policy = manifest(1, size=400, weights_digest=index.digest, encodings=(anchored,))
+    forest = build_forest(roster, PolicyVersion(1))
+    handout = HandOut(policy, forest, 0.0, 0.5, lines=Lines(), shortest=0.5)
     given = []
     while (gift := handout.give(lambda _: True, 0.0)) is not None:
         given.append(gift)

@@ -20,9 +20,10 @@ from p2p.shardcast.core.queue import SendQueue
 from p2p.shardcast.core.sources import Source
 from p2p.shardcast.forest import Roster, RosterEntry, build_forest
 from p2p.shardcast.index import digest_of
-from p2p.shardcast.manifest import PolicyVersion
+from p2p.shardcast.manifest import NO_POLICY, Encoding, ManifestBody, PolicyVersion
 from p2p.shardcast.messages import ChunkHeader
 from p2p.wire import KI
+from tests.shardcast_policies import index_of
 
 ANN, BOB = (KeyPair(digest_of(name)).peer_id for name in (b"ann", b"bob"))
 POLICY = bytes(32)
@@ -74,7 +75,12 @@ def test_an_origin_gives_as_much_ahead_as_the_roots_line_holds() -> None:
     lines = Lines()
     for root in forest.roots:
         lines.to(root).note_round_trip(0.15)
-    handout = HandOut(500, forest, 0.0, 0.5, lines=lines, chunk_bytes=32 * KI)
+    index = index_of([b"%d" % number for number in range(500)])
+    anchored = Encoding.anchor(index, 500 * 32 * KI)
+    body = ManifestBody(
+        b"run", PolicyVersion(1), NO_POLICY, b"", index.digest, index.size, (anchored,)
+    )
+    handout = HandOut(body.sign(keys[0]), forest, 0.0, 0.5, lines=lines, shortest=0.5)
     given = []
     while (step := handout.give(lambda _: True, 0.0)) is not None:
         given.append(step[0])
@@ -109,26 +115,26 @@ def test_the_usual_lag_is_waited_for_but_not_by_the_last_chunks() -> None:
 
 
 def test_what_is_seen_becomes_late_and_what_is_withheld_is_urgent_at_once() -> None:
-    late = LateChunks()
+    late = LateChunks(0.0, 0.5)
     late.note_seen(1, ANN, 1.0)
     late.note_seen(1, BOB, 2.0)
     late.note_withheld(2, BOB, 1.5)
     assert late.urgent == ChunkSet.of([2])
-    assert late.oldest == 1.0
+    assert late.due(1.0) == 2.0
     assert late.mark_late(1.9, 1.0) == []
     assert late.mark_late(2.0, 1.0) == []
     assert late.urgent == ChunkSet.of([1, 2])
     assert late.mark_late(2.5, 1.0) == [(2, BOB)], "its parent may be asked now"
-    assert late.oldest == math.inf
+    assert late.due(1.0) == math.inf
 
 
 def test_what_a_lost_peer_was_first_to_have_is_urgent_unless_asked_for() -> None:
-    late = LateChunks()
+    late = LateChunks(0.0, 0.5)
     for chunk in range(3):
         late.note_seen(chunk, BOB if chunk else ANN, 1.0)
     late.lose(BOB, ChunkSet.of([2]))
     assert late.urgent == ChunkSet.of([1])
-    seen = late.note_arrival(1)
+    seen = late.note_arrival(1, 1.5)
     assert (seen and seen.peer, bool(late.urgent)) == (BOB, False)
 
 

@@ -19,13 +19,15 @@ file              what it decides                                               
 `repair`          what to ask other peers, and which need not send any more         node
 `sources`         which holder to ask for which chunk, and when to give up on it    peer
 `announcer`       what to tell neighbours, parents, subscribers and children        version
+`receipts`        what each stripe brought, told to the origin and judged there     version
 `upload`          what to send to which peer: stripes, requests, credit; made of:   node
   `queue`         the bulk stream to one peer: what is under way, what waits        peer
   `line`          rate and round trip, and so how much may be on the way            peer
   `allowance`     how much a peer gets for asking                                   version
-`line`            how long a round trip is, and so how much may be on the way      peer
+`uplink`          what our own uplink carries, measured while it is full            node
 `origin`          which of this node's own versions goes out, and which is next     node
-  `handout`       which root gets which chunk                                       version
+  `handout`       which root gets which chunk, and which root is replaced           version
+  `capacity`      what a peer is believed to upload                                 peer
 ================= ================================================================= ========
 
 A chunk that comes: `core._chunk_came` settles it with its source (`sources.arrived`), marks it

@@ -24,6 +24,7 @@ version's name, and is told when it is forgotten.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from random import Random
 from typing import assert_never
 
@@ -39,9 +40,12 @@ from p2p.shardcast.core.line import Lines
 from p2p.shardcast.core.origin import Origin
 from p2p.shardcast.core.peers import Peers
 from p2p.shardcast.core.pending import PendingNames
+from p2p.shardcast.core.receipts import StripeCounts
 from p2p.shardcast.core.repair import Repair
 from p2p.shardcast.core.statements import Statements
+from p2p.shardcast.core.uplink import Uplink
 from p2p.shardcast.core.upload import Upload
+from p2p.shardcast.forest import Roster, RosterEntry
 from p2p.shardcast.index import Index, Span
 from p2p.shardcast.manifest import NO_POLICY, Equivocation, Manifest
 from p2p.shardcast.messages import (
@@ -56,6 +60,7 @@ from p2p.shardcast.messages import (
     Hello,
     Message,
     PolicyNews,
+    Receipt,
     RosterNews,
     Skipped,
     Taken,
@@ -87,7 +92,17 @@ class ShardcastCore:
         self._upload = Upload(
             local, statements, self._downloads, self._announcer, self._peers, lines
         )
-        self._origin = Origin(statements, self._peers.is_gone, lines, config.stall)
+        self._origin = Origin(
+            local,
+            statements,
+            self._peers.is_gone,
+            lines,
+            stall=config.stall,
+            roster_interval=config.roster_interval,
+            most_copies=config.origin_copies,
+        )
+        self._stripe_counts = StripeCounts(local)
+        self._uplink = Uplink()
         self._pending = PendingNames()
         self._is_full = False
         """Whether the disk takes nothing: what is announced is postponed instead of fetched."""
@@ -108,9 +123,18 @@ class ShardcastCore:
         return tuple(self._downloads.values())
 
     @property
+    def uplink_rate(self) -> float:
+        """Bytes per second that our uplink carries; 0 while nothing was measured."""
+        return self._uplink.rate
+
+    @property
     def next_deadline(self) -> float:
         """When to deliver the next `Tick`; infinite if nothing waits."""
-        due = min(self._origin.next_deadline, self._announcer.next_deadline)
+        due = min(
+            self._origin.next_deadline,
+            self._announcer.next_deadline,
+            self._upload.next_deadline,
+        )
         for download in self._downloads.values():
             due = min(due, download.next_deadline)
         return due
@@ -135,6 +159,8 @@ class ShardcastCore:
                 self._peer_lost(peer)
             case ev.Tick():
                 self._tick()
+            case ev.Regrouped(roster):
+                self._regroup(roster)
             case _:
                 self._disk_says(event)
         self._flow()
@@ -183,8 +209,7 @@ class ShardcastCore:
             case PolicyNews():
                 self._policy_news(message, gossip)
             case RosterNews(data):
-                if self.statements.roster_untrusted(data) is not None and gossip:
-                    self._out.append(ev.PassOn())
+                self._roster_news(data, gossip)
             case Evidence():
                 evidence = self.statements.evidence_untrusted(message)
                 if evidence is not None:
@@ -192,7 +217,7 @@ class ShardcastCore:
                     self._out += [ev.PassOn()] if gossip else []
             case Hello(newest):
                 self._answer_hello(peer, newest)
-            case Credit() | Blame():
+            case Credit() | Blame() | Receipt():
                 if not self._origin.hear(peer, message, self._now):
                     self._ban(peer, "confirmed chunks that it was never given")
             case Ask() | Have() | Taken() | Skipped() | Want():
@@ -207,6 +232,9 @@ class ShardcastCore:
             if self._pending.hear(peer, message):
                 self._out.append(ev.Send(peer, Ask(message.policy, True)))
             return
+        if isinstance(message, Ask | Want) and download.manifest.trainer == self._local:
+            # Who is in the next roster may be known later than that it is connected.
+            self._origin.meet(peer, self._now)
         match message:
             case Ask(_, wants_index):
                 self._answer_ask(peer, download, wants_index)
@@ -257,6 +285,15 @@ class ShardcastCore:
             self._out.append(ev.Begin(manifest, index))
         if (download.pull_only and not download.was_inquired) or download.index is None:
             self._out += self._repair.inquire(download, self._now)
+
+    def _roster_news(self, data: bytes, gossip: bool) -> None:
+        roster = self.statements.roster_untrusted(data)
+        if roster is None:
+            return
+        self._out += [ev.PassOn()] if gossip else []
+        for download in self._downloads.values():
+            if download.manifest.trainer == roster.origin and self._local in roster.positions:
+                download.expect_pushes()
 
     def _is_over(self, manifest: Manifest) -> bool:
         """Whether this version is not worth fetching (any more)."""
@@ -428,17 +465,29 @@ class ShardcastCore:
         download.accept(arrival, self._now, pushed=pushed)
         from_origin = peer == download.manifest.trainer
         self.stats.count_came(len(data), asked=arrival.is_answer, origin=from_origin)
+        self._stripe_counts.note_pushed(header, self._now)
         self._out.append(ev.Keep(header.policy, header.index, data, event.raw))
         self._upload.relay(download, header, peer, self._now)
         self._announcer.note_new(header.policy, header.index, self._now)
         if download.is_whole:
             self._out += self._announcer.tell(download)
             self._out.append(ev.Finish(header.policy))
+            self._report(download)
         elif arrival.is_answer or download.pull_only or download.has_urgent:
             self._out += self._repair.pull(download, self._now)
 
+    def _report(self, download: Download) -> None:
+        """Tell the origin what each stripe has brought."""
+        trainer = download.manifest.trainer
+        receipt = self._stripe_counts.take(
+            download.name, self.statements.roster(trainer), self._now
+        )
+        if receipt is not None and not self._peers.is_gone(trainer):
+            self._out.append(ev.Send(trainer, receipt))
+
     def _chunk_sent(self, peer: PeerId, size: int) -> None:
         header = self._upload.note_left(peer, self._now)
+        self._uplink.note_left(size, self._upload.lanes, self._now)
         download = None
         if header is not None:
             self._origin.note_left(peer, header, self._now)
@@ -477,6 +526,7 @@ class ShardcastCore:
         if download is not None:
             self._repair.forget(download)
         self._announcer.forget(name)
+        self._stripe_counts.forget(name)
         self._origin.forget(name)
         self._upload.forget(name)
 
@@ -491,6 +541,15 @@ class ShardcastCore:
         self._advance_newest(event.manifest)
         self._origin.publish(download, resumed=False)
         self._out += self._upload.foresee(download)
+
+    def believe(self, entries: Sequence[RosterEntry]) -> list[RosterEntry]:
+        """The peers of our next roster, with what we believe that they can upload."""
+        return self._origin.believe(entries)
+
+    def _regroup(self, roster: Roster) -> None:
+        if self.statements.add_roster(roster):
+            self._out.append(ev.Gossip(RosterNews(roster.encode())))
+            self._origin.regroup(roster, self._now)
 
     def _resume(self, event: ev.Resumed) -> None:
         """Take up what the disk holds; our own newest policy is announced again."""
@@ -515,6 +574,7 @@ class ShardcastCore:
 
     def _peer_up(self, peer: PeerId) -> None:
         self._peers.note_connected(peer)
+        self._origin.meet(peer, self._now)
         for download in self._downloads.values():
             if download.manifest.trainer == peer and not download.is_whole:
                 # it may be back, and have what no other peer has
@@ -541,10 +601,15 @@ class ShardcastCore:
     # What goes out
 
     def _flow(self) -> None:
+        if self._origin.is_roster_due(self._now):
+            self._out.append(ev.Regroup())
         if not self._origin.is_idle:
             self._out += self._origin.start(self._now)
             for peer, header in self._origin.give(self._upload.has_room, self._now):
-                self._upload.push(peer, header)
+                self._upload.hand_out(peer, header, self._now)
+            if not self._upload.lanes:
+                for peer, header in self._origin.spread(self._now):
+                    self._upload.push(peer, header)
         self._out += self._upload.start(self._now)
         self._out += self._upload.confirm()
 

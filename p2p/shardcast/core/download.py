@@ -75,7 +75,7 @@ class Download:
         """Whether to ask the origin for what no other peer is known to have."""
         self._states = ChunkStates(self.count)
         self._availability = Availability()
-        self._lateness = LateChunks()
+        self._lateness = LateChunks(now, stall)
         self._pace = ChunkPace(self.wire_per_chunk / SLOW_LINK, now, stall)
         self._requests: dict[int, Request] = {}
         self._inquiries = 0
@@ -152,6 +152,11 @@ class Download:
         """No peer pushes this version: what any holder has is pulled."""
         self.pull_only = True
 
+    def expect_pushes(self) -> None:
+        """A roster names this node: what the origin gives away from now on is pushed. What it
+        gave before is passed over by the first chunk that comes, and pulled then."""
+        self.pull_only = False
+
     def mark_stored(self) -> None:
         """It is whole, durable and assembled."""
         self.stored = True
@@ -201,8 +206,7 @@ class Download:
         due = self.inquire_at
         if self._requests:
             due = min(due, min([request.deadline for request in self._requests.values()]))
-        oldest = self._lateness.oldest
-        return min(due, oldest + self.patience) if oldest < math.inf else due
+        return min(due, self._lateness.due(self.patience))
 
     def mark_late(self, now: float) -> None:
         """What others have had for longer than `patience` becomes urgent."""
@@ -214,6 +218,12 @@ class Download:
         if self.pull_only or now >= self._pace.progress + self._silence:
             return self.missing
         return self._lateness.urgent & self.missing
+
+    @property
+    def overdue(self) -> ChunkSet:
+        """Chunks that were passed over long ago: if no other peer has them, the origin is
+        asked."""
+        return self._lateness.overdue
 
     @property
     def has_urgent(self) -> bool:
@@ -306,8 +316,9 @@ class Download:
     def accept(self, arrival: Arrival, now: float, *, pushed: bool) -> None:
         """A chunk with the right digest came for the first time; ``pushed`` along a stripe."""
         self._advance(arrival.chunk, ChunkEvent.DIGEST_OK)
-        seen = self._lateness.note_arrival(arrival.chunk)
+        seen = self._lateness.note_arrival(arrival.chunk, now)
         if pushed:
+            self._lateness.note_pushed(arrival.chunk, self.missing, now)
             self._pace.note_lag(now - seen.when if seen is not None else 0.0)
         self._pace.note_arrival(now)
         self._inquiries = 0

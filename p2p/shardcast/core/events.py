@@ -22,6 +22,13 @@ class Publish:
 
 
 @dataclass(frozen=True, slots=True)
+class Regrouped:
+    """Our new ``roster`` is signed: hand out along it from now on."""
+
+    roster: Roster
+
+
+@dataclass(frozen=True, slots=True)
 class Resumed:
     """The disk holds these spans of a policy; ``stored`` if it is whole and durable."""
 
@@ -125,6 +132,7 @@ class Tick:
 
 Event = (
     Publish
+    | Regrouped
     | Resumed
     | Heard
     | ChunkCame
@@ -163,6 +171,11 @@ class Gossip:
     """Tell every peer that listens to the run's announcements."""
 
     message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Regroup:
+    """Sign a new roster, if it would differ from the last, and report it by `Regrouped`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,5 +242,16 @@ class PassOn:
 
 
 Effect = (
-    PassOn | Connect | Send | Push | Gossip | Begin | Keep | Finish | Abandon | Penalise | Halt
+    PassOn
+    | Connect
+    | Send
+    | Push
+    | Gossip
+    | Regroup
+    | Begin
+    | Keep
+    | Finish
+    | Abandon
+    | Penalise
+    | Halt
 )

@@ -8,7 +8,27 @@ and a root says itself how much it may be given: its *credit* grows as its child
 was given before. So fast subtrees take more chunks and no bandwidth has to be estimated.
 
 What a root got and did not confirm in time, or was holding when it died, is given again to
-another root. An origin that restarts does not know what its earlier life gave away: it takes
+another root.
+
+A root confirms what it likes, so its children have a say too. A peer that asks the origin
+itself for a chunk that a root had long ago *complains* of that root, and so does one that was
+sent a wrong chunk. A root of which two complain *falls*: the origin signs a new roster in which
+it is a leaf, so that another interior peer takes its stripe. Of what it had, the origin gives
+again what is asked for at once, and the rest when all else has left: an honest root that was
+slandered has passed it on, and the others do not wait for what they have. A peer's first
+complaint that counts is its only one of a version: n liars cost n/2 roots their place for a
+while, and nothing more. (A signed frame as proof of a wrong chunk would convict only liars that
+sign their lies: one that signs the right digest in front of wrong bytes looks to all others
+like an honest relay.)
+
+Where all peers' uplinks together carry less than the origin could give away, it sends further
+chunks to every peer directly, each time that no root has credit: Mutualcast's third way. A
+chunk sent so is in no stripe, and no peer passes it on.
+
+New peers come during a hand-out: with each new roster the forest changes (`regroup`). Chunks
+that are on their way stay on the forest under which they left.
+
+An origin that restarts does not know what its earlier life gave away: it takes
 everything for given, and gives again what a peer finds nowhere else.
 """
 
@@ -16,33 +36,50 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from p2p.identity import PeerId
 from p2p.shardcast.core.average import UsualTime
 from p2p.shardcast.core.line import MAX_CREDIT, Line, Lines
-from p2p.shardcast.forest import Forest
+from p2p.shardcast.core.receipts import Carried, ReceiptBook
+from p2p.shardcast.core.statements import MAX_ROSTERS
+from p2p.shardcast.forest import MESH, Forest, Roster
+from p2p.shardcast.manifest import Manifest
+from p2p.shardcast.messages import Receipt
 
 _AT_RISK: Final = 4
 """Chunks lately given to a root that dies which are given again, confirmed or not: a root
 confirms what it has received and may not have forwarded. As many may lie in the buffers between
 two hosts."""
 _ACCUSERS: Final = 2
-"""Peers that must blame a root before it is fed no more: with one, any peer could slander any
-root. In a roster of two there is only one peer that can."""
+"""Peers that must complain of a root before it is replaced: with one, any peer could slander
+any root. In a roster of two there is only one peer that can."""
+_FORWARDING: Final = 1
+"""Shortest waits after which a chunk that was given to a root should be with all (0.5 s at the
+usual ``stall``): peers that ask the origin for it before that have only been impatient, which
+is no complaint."""
 _LATE: Final = 4
 """Mean confirmation times after which a chunk is late and goes to another root. Example: chunks
 confirmed after 0.3 s in the mean are given again after 1.2 s. A chunk that has not even left
 waits behind others in the origin's own queue, and is given four times as long."""
 
 
+_IDLE: Final = 0.25
+"""Share of a hand-out for which its origin must have been idle, for want of a root with credit,
+before it sends chunks to all peers itself. Then the peers' uplinks are what is scarce, and each
+byte of the origin's saves them one. Even links leave it idle for a few hundredths; seven ADSL
+lines of 4 Mbit/s under an origin of 16 for seven tenths: 4 MiB take 6.6 s instead of 8.1 (bound
+5.3). Only up to `MESH` peers: with 24, a chunk is so long on its way to the last of them that a
+sixth of all came twice, pulled and pushed, and no time was won."""
+
+
 class _Root:
     """One root of the forest: what it was given, what it confirmed, who blames it."""
 
     __slots__ = (
-        "_blamed",
+        "_accusers",
         "_given",
         "_granted",
         "_left",
@@ -64,7 +101,7 @@ class _Root:
         """Whether it may be given more: not while a chunk of its own is late."""
         self._given: list[_Given] = []
         self._left = 0
-        self._blamed: dict[PeerId, None] = {}
+        self._accusers: dict[PeerId, None] = {}
 
     @property
     def given(self) -> int:
@@ -121,10 +158,19 @@ class _Root:
         """What it was given, from the ``start``-th on."""
         return [given.chunk for given in self._given[start:]]
 
-    def blame(self, by: PeerId) -> int:
-        """One more peer says that it lied; returns how many do."""
-        self._blamed[by] = None
-        return len(self._blamed)
+    def accuse(self, by: PeerId) -> int:
+        """One more peer complains of it; returns how many do."""
+        self._accusers[by] = None
+        return len(self._accusers)
+
+    @property
+    def accusers(self) -> int:
+        """Peers that complain of it."""
+        return len(self._accusers)
+
+    def move(self, stripe: int, rate: float) -> None:
+        """By the new roster it is the root of this stripe."""
+        self.stripe, self._rate = stripe, rate
 
 
 @dataclass(slots=True)
@@ -139,38 +185,70 @@ class _Given:
         self.since, self.has_left = now, True
 
 
+@dataclass(frozen=True, slots=True)
+class _Carrier:
+    """The root to which a chunk was given, under which roster, and when."""
+
+    root: PeerId
+    roster: Roster
+    since: float
+
+
 class HandOut:
     """One version on its way out of its origin."""
 
     def __init__(
         self,
-        count: int,
+        manifest: Manifest,
         forest: Forest,
         now: float,
         stall: float,
         *,
-        lines: Lines | None = None,
-        chunk_bytes: float = math.inf,
+        lines: Lines,
+        shortest: float,
         resumed: bool = False,
     ) -> None:
+        """``stall`` is how long to wait for a first confirmation, ``shortest`` the shortest of
+        all waits."""
+        self.version = manifest.version
         self.forest = forest
         self.progress = now
         """When a chunk was last given away."""
-        self._count = count
+        self._count = count = manifest.anchor.chunks
         self._resumed = resumed
         self._next = count if resumed else 0
         """The first chunk that was never given."""
         self._again: deque[int] = deque()
-        lines = lines or Lines()
+        """Chunks to give once more, before any new one."""
+        self._doubtful: deque[int] = deque()
+        """What roots had that fell, to be given once more when all else has left."""
+        self._lines = lines
+        self._chunk_bytes = manifest.anchor.wire / count
         self._roots = {
-            peer: _Root(stripe, lines.to(peer), forest.rate(stripe) / chunk_bytes)
-            for stripe, peer in enumerate(forest.roots)
+            peer: self._new_root(stripe, peer) for stripe, peer in enumerate(forest.roots)
         }
         self._stall = stall
+        self._shortest = shortest
         self._confirm_time = UsualTime()
         self._missed: dict[int, PeerId] = {}
         """Chunks that one peer has asked the origin itself for, and which."""
         self._given_again: dict[int, float] = {}
+        self._carriers: dict[int, _Carrier] = {}
+        """The root that each chunk was last given to."""
+        self._former: dict[PeerId, _Root] = {}
+        """Peers that were roots by an earlier roster: they still confirm."""
+        self._fallen: dict[PeerId, None] = {}
+        self._voices: dict[PeerId, None] = {}
+        """Peers whose complaint was counted."""
+        self._began = now
+        self._idle_since: float | None = None
+        self._idled = 0.0
+        self._direct: dict[int, None] = {}
+        """Chunks that were sent to every peer."""
+        self._forests = {self.epoch: forest}
+        self._given: dict[tuple[int, int], int] = {}
+        """Chunks given, by roster epoch and stripe."""
+        self._receipts = ReceiptBook(self._chunk_bytes)
 
     @property
     def epoch(self) -> int:
@@ -179,7 +257,7 @@ class HandOut:
 
     @property
     def exhausted(self) -> bool:
-        """Whether nothing is left to give, or no root to give it to."""
+        """Whether nothing is left that has to be given, or no root to give it to."""
         return (self._next == self._count and not self._again) or not self._roots
 
     def give(
@@ -190,7 +268,8 @@ class HandOut:
         The root with the fewest unconfirmed chunks comes first, then the one that had the
         fewest in all, then the one of the lowest stripe.
         """
-        if self.exhausted:
+        self._drop_settled_doubts()
+        if self.exhausted and not (self._doubtful and self._roots):
             return None
         ready = [
             (root.pending, root.given, root.stripe, peer)
@@ -202,23 +281,92 @@ class HandOut:
         peer = min(ready)[-1]
         if self._again:
             chunk = self._again.popleft()
+            # not to the root that had it, nor to one of which there is a complaint
+            had = self._carriers.get(chunk)
+            peer = min(
+                (had is not None and had.root == root[-1], self._roots[root[-1]].accusers, root)
+                for root in ready
+            )[-1][-1]
             self._given_again[chunk] = now
-        else:
+        elif self._next < self._count:
             chunk, self._next = self._next, self._next + 1
+        else:
+            chunk = self._doubtful.popleft()
+            self._given_again[chunk] = now
+        self._note_work(now)
         root = self._roots[peer]
         root.give(chunk, now)
+        self._carriers[chunk] = _Carrier(peer, self.forest.roster, now)
+        stripe = self.epoch, root.stripe
+        self._given[stripe] = self._given.get(stripe, 0) + 1
         self.progress = now
         return peer, root.stripe, chunk
 
+    def spread(self, now: float, most: float) -> int | None:
+        """The next chunk, to be sent to every peer: the origin has nothing else to do, and
+        often had not. At most ``most`` copies of the version leave in all. None if not now."""
+        if self._idle_since is None:
+            self._idle_since = now
+        idled = self._idled + now - self._idle_since
+        copies = (self._next + len(self._direct) * (len(self.forest.roster.peers) - 1)) / (
+            self._count
+        )
+        peers = len(self.forest.roster.peers)
+        is_over = self._next >= self._count or not 1 < peers <= MESH or copies >= most
+        if is_over or self._resumed or idled <= _IDLE * (now - self._began):
+            return None
+        self._note_work(now)
+        chunk, self._next = self._next, self._next + 1
+        self._direct[chunk] = None
+        self.progress = now
+        return chunk
+
+    def _note_work(self, now: float) -> None:
+        if self._idle_since is not None:
+            self._idled += now - self._idle_since
+            self._idle_since = None
+
+    def _drop_settled_doubts(self) -> None:
+        while self._doubtful and not self._is_lost(self._doubtful[0]):
+            self._doubtful.popleft()
+
+    def _new_root(self, stripe: int, peer: PeerId) -> _Root:
+        return _Root(stripe, self._lines.to(peer), self._rate(stripe))
+
+    def _rate(self, stripe: int) -> float:
+        """Chunks per second that the children of a stripe's root can take."""
+        return self.forest.rate(stripe) / self._chunk_bytes
+
+    def _root(self, peer: PeerId) -> _Root | None:
+        return self._roots.get(peer) or self._former.get(peer)
+
+    def regroup(self, forest: Forest, gone: Callable[[PeerId], bool]) -> None:
+        """A new roster: what is given from now on goes along ``forest``.
+
+        A root that keeps its place, or comes back to one, goes on counting where it was.
+        """
+        known = self._former | self._roots
+        self.forest = self._forests[forest.roster.epoch] = forest
+        if len(self._forests) > MAX_ROSTERS:
+            del self._forests[min(self._forests)]
+        self._roots = {}
+        for stripe, peer in enumerate(forest.roots):
+            if peer not in self._fallen and not gone(peer):
+                root = known.pop(peer, None)
+                if root is not None:
+                    root.move(stripe, self._rate(stripe))
+                self._roots[peer] = root or self._new_root(stripe, peer)
+        self._former = known
+
     def note_left(self, peer: PeerId, now: float) -> None:
         """A chunk has left for a root: from now on it may be late."""
-        root = self._roots.get(peer)
+        root = self._root(peer)
         if root is not None:
             root.note_left(now)
 
     def confirm(self, peer: PeerId, received: int, granted: int, now: float) -> bool:
         """A root confirms and asks for more. False if it claims more than it was given."""
-        root = self._roots.get(peer)
+        root = self._root(peer)
         if root is None:
             return True
         if received > root.given:
@@ -228,22 +376,64 @@ class HandOut:
             self._confirm_time.observe(took)
         return True
 
+    def note_receipt(self, peer: PeerId, receipt: Receipt) -> None:
+        """``peer`` has the whole version, and says which stripe brought how much of it."""
+        if any(peer in forest.roster.positions for forest in self._forests.values()):
+            self._receipts.note(peer, receipt)
+
+    def take_receipts(self) -> Iterator[Carried]:
+        """Who carried how much, as far as receipts have come since this was last asked."""
+        receipts, self._receipts = self._receipts, ReceiptBook(self._chunk_bytes)
+        yield from receipts.judge(self._forests, self._given)
+
     def lose(self, peer: PeerId) -> None:
         """A root is gone: what it may not have forwarded goes to others."""
-        root = self._roots.pop(peer, None)
+        root = self._roots.pop(peer, None) or self._former.pop(peer, None)
         if root is not None:
             start = min(root.confirmed, max(0, root.given - _AT_RISK))
             lost = root.chunks_from(start)
             self._again.extend(chunk for chunk in lost if chunk not in self._again)
 
-    def blame(self, peer: PeerId, by: PeerId) -> None:
-        """``by`` says that a root lied to it. Two such peers, or the only possible one: it is
-        out."""
+    def complain(self, peer: PeerId, by: PeerId) -> bool:
+        """``by`` complains of a root. True if that was the last straw: the root falls."""
         root = self._roots.get(peer)
         if root is None or by == peer or by not in self.forest.roster.positions:
-            return
-        if root.blame(by) >= min(_ACCUSERS, len(self.forest.roster.peers) - 1):
-            self.lose(peer)
+            return False
+        if by in self._voices:
+            return False
+        self._voices[by] = None
+        if root.accuse(by) < min(_ACCUSERS, len(self.forest.roster.peers) - 1):
+            return False
+        self._fallen[peer] = None
+        self._former[peer] = self._roots.pop(peer)
+        self._doubtful.extend(root.chunks_from(0))
+        self._again.extend(
+            chunk
+            for chunk in sorted(self._missed)
+            if self._is_lost(chunk) and chunk not in self._again
+        )
+        return True
+
+    def accused(self, chunk: int, by: PeerId, now: float) -> PeerId | None:
+        """The root of which ``by`` complains when it asks the origin for ``chunk``.
+
+        None if that may still be on its way, or if ``by`` is in no roster under which it was
+        given: a peer that came later asks because it came later.
+        """
+        carrier = self._carriers.get(chunk)
+        if carrier is None or by not in carrier.roster.positions:
+            return None
+        return carrier.root if now >= carrier.since + self._forwarding else None
+
+    @property
+    def _forwarding(self) -> float:
+        """Seconds after which a chunk given to a root should be with all."""
+        return _FORWARDING * max(self._shortest, _LATE * self._confirm_time.value)
+
+    def _is_lost(self, chunk: int) -> bool:
+        """Whether it was last given to a root that fell."""
+        carrier = self._carriers.get(chunk)
+        return carrier is not None and carrier.root in self._fallen
 
     def give_again(self, chunk: int, by: PeerId, now: float) -> bool:
         """A peer of the roster asks the origin itself for a chunk that a root should have
@@ -253,10 +443,15 @@ class HandOut:
         that misses it. A single request is answered directly: mostly the chunk is on its way.
         After a restart it is not.
         """
-        if by not in self.forest.roster.positions:
-            return False
-        if chunk < self._next and chunk not in self._given_again and len(self._roots) > 1:
-            if self._missed.setdefault(chunk, by) == by and not self._resumed:
+        carrier = self._carriers.get(chunk)
+        roster = carrier.roster if carrier is not None else self.forest.roster
+        if by not in roster.positions or chunk in self._direct:
+            return False  # it came later, or is sent the chunk anyway: no stripe failed it
+        is_lost = self._is_lost(chunk)
+        was_given_again = chunk in self._given_again and not is_lost
+        if chunk < self._next and not was_given_again and len(self._roots) > (not is_lost):
+            first = self._missed.setdefault(chunk, by)
+            if first == by and not self._resumed and not is_lost:
                 return False
             self._given_again[chunk] = now
             if chunk not in self._again:
@@ -264,12 +459,12 @@ class HandOut:
             return True
         if chunk in self._again:
             self._given_again.setdefault(chunk, now)  # no root may be left that can take it
-        return now < self._given_again.get(chunk, -math.inf) + _LATE * self._stall
+        return now < self._given_again.get(chunk, -math.inf) + self._forwarding
 
     def expire(self, now: float) -> None:
         """Give again what a root has not confirmed in time, and that root nothing until it
         has."""
-        for root in self._roots.values():
+        for root in (*self._roots.values(), *self._former.values()):
             if root.trusted and root.pending and self._due(root) <= now:
                 self._again.extend(root.distrust())
 
@@ -282,6 +477,8 @@ class HandOut:
     def next_deadline(self) -> float:
         """When `expire` next has something to do."""
         waiting = [
-            self._due(root) for root in self._roots.values() if root.trusted and root.pending
+            self._due(root)
+            for root in (*self._roots.values(), *self._former.values())
+            if root.trusted and root.pending
         ]
         return min(waiting, default=math.inf)

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from p2p.identity import PeerId
 from p2p.shardcast.core import events as ev
+from p2p.shardcast.core.capacity import Capacities
 from p2p.shardcast.core.download import Download
 from p2p.shardcast.core.handout import HandOut
 from p2p.shardcast.core.line import Lines
 from p2p.shardcast.core.statements import Statements
-from p2p.shardcast.forest import build_forest
-from p2p.shardcast.messages import INLINE_INDEX, NO_STRIPE, Blame, ChunkHeader, Credit, news_of
+from p2p.shardcast.forest import Roster, RosterEntry, build_forest
+from p2p.shardcast.messages import (
+    INLINE_INDEX,
+    NO_STRIPE,
+    Blame,
+    ChunkHeader,
+    Credit,
+    Receipt,
+    news_of,
+)
 
 _OVERTIME: Final = 4
 """Shortest waits without a chunk given away after which a hand-out no longer delays the next (2
 s at the usual ``stall``): its roots are all dead or stuck, and a newer version is worth more to
 the peers that still listen."""
+_SETTLE: Final = 0.5
+"""Shortest waits after a newcomer's first word until a new roster is signed (0.25 s at the
+usual ``stall``): others often come with it, as when a machine room starts."""
 
 
 class Origin:
@@ -32,18 +44,31 @@ class Origin:
 
     def __init__(
         self,
+        local: PeerId,
         statements: Statements,
         is_gone: Callable[[PeerId], bool],
         lines: Lines,
+        *,
         stall: float,
+        roster_interval: float,
+        most_copies: float = math.inf,
     ) -> None:
+        self._local = local
         self._statements = statements
         self._lines = lines
         self._is_gone = is_gone
-        self._overtime = _OVERTIME * stall
+        self._stall = stall
+        self._roster_interval = roster_interval
+        self._most_copies = most_copies
+        self._capacities = Capacities()
         self._handouts: dict[bytes, HandOut] = {}
         self._next: Download | None = None
         self._resumed = False
+        self._unfed: Download | None = None
+        """What was announced while there was no roster: handed out when there is one."""
+        self._regroup_at = math.inf
+        """When to ask for a new roster."""
+        self._regrouped_at = -math.inf
 
     def publish(self, download: Download, *, resumed: bool) -> None:
         """``download`` is next, whatever was; ``resumed`` if an earlier life began to hand it
@@ -65,26 +90,72 @@ class Origin:
         self._next = None
         announcement = ev.Gossip(news_of(download.manifest, download.index, INLINE_INDEX))
         roster = self._statements.roster(download.manifest.trainer)
-        if roster is None:
-            return [announcement]
+        self._unfed = download if roster is None else None
+        self._learn()
+        self._capacities.note_version()
+        if roster is not None:
+            self._hand_out(download, roster, now)
+        return [announcement]
+
+    def _hand_out(self, download: Download, roster: Roster, now: float) -> None:
         forest = build_forest(roster, download.manifest.version)
         handout = HandOut(
-            download.count,
+            download.manifest,
             forest,
             now,
             download.patience,
             lines=self._lines,
-            chunk_bytes=download.wire_per_chunk,
+            shortest=self._stall,
             resumed=self._resumed,
         )
         for peer in forest.roots:
             if self._is_gone(peer):
                 handout.lose(peer)
         self._handouts[download.name] = handout
-        return [announcement]
 
     def _delays(self, handout: HandOut, now: float) -> bool:
-        return not handout.exhausted and now < handout.progress + self._overtime
+        return not handout.exhausted and now < handout.progress + _OVERTIME * self._stall
+
+    # Rosters
+
+    def _learn(self) -> None:
+        """Take what receipts say about the hand-outs that are over."""
+        for handout in self._handouts.values():
+            for carried in handout.take_receipts() if handout.exhausted else ():
+                self._capacities.note_carried(
+                    carried.peer, carried.rates, is_overloaded=carried.is_overloaded
+                )
+
+    def believe(self, entries: Iterable[RosterEntry]) -> list[RosterEntry]:
+        """The same peers, with what this origin believes of their claims. A peer that is gone
+        relays nothing."""
+        self._learn()
+        present = (e if not self._is_gone(e.peer) else RosterEntry(e.peer) for e in entries)
+        return self._capacities.believe(present)
+
+    def meet(self, peer: PeerId, now: float) -> None:
+        """``peer`` is here. If the roster does not name it, a new one soon should."""
+        if not self._handouts and self._unfed is None:
+            return
+        roster = self._statements.roster(self._local)
+        if roster is None or peer not in roster.positions:
+            due = max(now + _SETTLE * self._stall, self._regrouped_at + self._roster_interval)
+            self._regroup_at = min(self._regroup_at, due)
+
+    def is_roster_due(self, now: float) -> bool:
+        """Whether to ask for a new roster now; says so once."""
+        if now < self._regroup_at:
+            return False
+        self._regroup_at, self._regrouped_at = math.inf, now
+        return True
+
+    def regroup(self, roster: Roster, now: float) -> None:
+        """A new roster is signed: what is given from now on goes along it."""
+        download, self._unfed = self._unfed, None
+        if download is not None:
+            self._hand_out(download, roster, now)
+        for handout in self._handouts.values():
+            handout.regroup(build_forest(roster, handout.version), self._is_gone)
 
     def give(
         self, has_room: Callable[[PeerId], bool], now: float
@@ -94,6 +165,16 @@ class Origin:
             while (given := handout.give(has_room, now)) is not None:
                 peer, stripe, chunk = given
                 yield peer, ChunkHeader(name, chunk, handout.epoch, stripe)
+
+    def spread(self, now: float) -> Iterator[tuple[PeerId, ChunkHeader]]:
+        """What to send to every peer directly, since nothing leaves this node now."""
+        for name, handout in self._handouts.items():
+            chunk = handout.spread(now, self._most_copies) if not handout.exhausted else None
+            if chunk is not None:
+                for peer in handout.forest.roster.peers:
+                    if not self._is_gone(peer):
+                        yield peer, ChunkHeader(name, chunk)
+                return
 
     def note_left(self, peer: PeerId, header: ChunkHeader, now: float) -> None:
         """A chunk has left this node for ``peer``."""
@@ -105,16 +186,29 @@ class Origin:
         """Whether a chunk that ``by`` asks for is given again along the forest, not to it
         alone."""
         handout = self._handouts.get(policy)
-        return handout is not None and handout.give_again(chunk, by, now)
+        if handout is None:
+            return False
+        root = handout.accused(chunk, by, now)
+        if root is not None:
+            self._complain(handout, root, by, now)
+        return handout.give_again(chunk, by, now)
 
-    def hear(self, peer: PeerId, message: Credit | Blame, now: float) -> bool:
+    def _complain(self, handout: HandOut, root: PeerId, by: PeerId, now: float) -> None:
+        if handout.complain(root, by):
+            self._capacities.note_fallen(root)
+            self._regroup_at = now
+
+    def hear(self, peer: PeerId, message: Credit | Blame | Receipt, now: float) -> bool:
         """What roots and their children say about a hand-out. False if it cannot be true."""
         handout = self._handouts.get(message.policy)
         if handout is None:
             return True
         if isinstance(message, Credit):
             return handout.confirm(peer, message.received, message.granted, now)
-        handout.blame(message.peer, peer)
+        if isinstance(message, Receipt):
+            handout.note_receipt(peer, message)
+        else:
+            self._complain(handout, message.peer, peer, now)
         return True
 
     def lose(self, peer: PeerId) -> None:
@@ -135,10 +229,10 @@ class Origin:
     def next_deadline(self) -> float:
         """When `expire` or `start` next has something to do."""
         if self.is_idle:
-            return math.inf
+            return self._regroup_at
         handouts = self._handouts.values()
-        due = [handout.next_deadline for handout in handouts]
+        due = [self._regroup_at, *(handout.next_deadline for handout in handouts)]
         if self._next is not None:
-            turns = [h.progress + self._overtime for h in handouts if not h.exhausted]
+            turns = [h.progress + _OVERTIME * self._stall for h in handouts if not h.exhausted]
             due.append(max(turns, default=math.inf))  # `start` waits for every one of them
         return min(due, default=math.inf)

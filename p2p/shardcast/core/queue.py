@@ -70,6 +70,12 @@ class SendQueue:
         return len(self._waiting) + (self._current is not None)
 
     @property
+    def has_stripe_chunks(self) -> bool:
+        """Whether a chunk that goes along a stripe waits or is under way."""
+        chunks = (*self._waiting, *((self._current,) if self._current is not None else ()))
+        return any(header.stripe != NO_STRIPE for header in chunks)
+
+    @property
     def head(self) -> ChunkHeader | None:
         """The next chunk to decide about; None while one is under way, or none waits."""
         return self._waiting[0] if self._current is None and self._waiting else None

@@ -78,8 +78,9 @@ class Repair:
         if not wanted or download.pull_only:
             return
         taken = EMPTY
-        for chunks in wanted.values():
-            taken |= chunks
+        for peer, chunks in wanted.items():
+            if peer != download.manifest.trainer:  # which may answer along a stripe
+                taken |= chunks
         for peer in self._announcer.parents(download):
             yield from _taken(download, peer, taken - wanted.get(peer, EMPTY))
 

@@ -14,16 +14,18 @@ then on, and the chunk is asked of another.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from random import Random
 from typing import Final
 
+from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
 from p2p.shardcast.chunkset import EMPTY, ChunkSet
 from p2p.shardcast.core.average import UsualTime
 from p2p.shardcast.core.download import Arrival, Download, Request
 from p2p.shardcast.core.pace import SLOW_LINK
+from p2p.shardcast.core.peers import MAX_REMEMBERED
 
 WINDOW: Final = 4
 """Chunks asked of one holder at a time: enough that it never idles for a round trip, few enough
@@ -49,10 +51,18 @@ _SLOWEST: Final = 60.0
 then, however often it has failed."""
 
 
+_STRIKES: Final = 2
+"""Times in a row that a source may let its deadlines pass. After that it is taken to hold
+nothing until it brings a chunk, or is tried with a single one, after 2, 4, 8 ... 60 s:
+otherwise one that boasts of every chunk and sends none is asked for each of them, with half a
+second's wait or more for each. Two of eight such peers made 16 MB take 778 s. One strike would
+put honest peers aside whose line was busy for a moment."""
+
+
 class Source:
     """How fast one peer answers, and what it owes."""
 
-    __slots__ = ("_time", "last", "owed")
+    __slots__ = ("_silent_until", "_strikes", "_time", "last", "owed")
 
     def __init__(self, chunk_time: float) -> None:
         self.owed = 0
@@ -60,6 +70,21 @@ class Source:
         self.last = 0.0
         """When it last brought one; 0 if never."""
         self._time = UsualTime(chunk_time)
+        self._strikes = 0
+        self._silent_until = -math.inf
+
+    def is_silent(self, now: float) -> bool:
+        """Whether it has let so many deadlines pass that it is not asked any more."""
+        return self._strikes >= _STRIKES and now < self._silent_until
+
+    def note_brought(self) -> None:
+        """It brought a chunk, asked for or not."""
+        self._strikes = 0
+
+    def note_strike(self, now: float, stall: float) -> None:
+        """It let one or more deadlines pass at a time."""
+        self._strikes += 1
+        self._silent_until = now + min(_SLOWEST, stall * 2.0**self._strikes)
 
     @property
     def chunk_time(self) -> float:
@@ -74,7 +99,8 @@ class Source:
     @property
     def room(self) -> int:
         """Chunks that it may be asked for now."""
-        return (WINDOW if self.last else _TRIAL) - self.owed
+        is_doubtful = not self.last or self._strikes >= _STRIKES
+        return (_TRIAL if is_doubtful else WINDOW) - self.owed
 
     def ask(self) -> None:
         """It is asked for a chunk."""
@@ -110,6 +136,8 @@ class Sources:
         self._rng = rng
         self._stall = stall
         self._sources: dict[PeerId, Source] = {}
+        self._proven: BoundedDict[PeerId, None] = BoundedDict(MAX_REMEMBERED)
+        """Peers that have brought a chunk."""
 
     def plan(
         self, download: Download, now: float, rate: Callable[[PeerId], float]
@@ -119,23 +147,32 @@ class Sources:
         ``rate`` is what a peer claims to upload in bytes per second; 0 if it cannot be asked.
         """
         late = download.late(now)
-        if not late or download.index is None:
+        if not (late or download.overdue) or download.index is None:
             return {}
         plan: dict[PeerId, list[int]] = {}
         room = self._room(download)
         origin = download.manifest.trainer
         holders = download.holders
         claims = {peer: claim for peer in holders if peer != origin and (claim := rate(peer))}
-        held = EMPTY
-        for peer in claims:
-            held |= holders[peer]
+        silent = {peer: claims.pop(peer) for peer in list(claims) if self._is_silent(peer, now)}
+        held = self._believable(download, claims)
+        late |= (download.overdue & download.missing) - held
+        boasted = EMPTY
+        for peer in (*claims, *silent):
+            boasted |= holders[peer]
         for peer, chunk in islice(self._deal(download, claims, late), max(0, room)):
             plan.setdefault(peer, []).append(chunk)
             self._ask(download, peer, chunk, now)
         orphans = (download.missing & late) - held
         if not download.may_ask_origin:
-            orphans &= download.failed
-        if orphans and (claim := rate(origin)):
+            orphans &= download.failed | download.overdue | boasted
+        if orphans and not (claim := rate(origin)):
+            # There is no other: a silent one may only have been slow.
+            left = max(0, room - sum(map(len, plan.values())))
+            for peer, chunk in islice(self._deal(download, silent, orphans), left):
+                plan.setdefault(peer, []).append(chunk)
+                self._ask(download, peer, chunk, now)
+        elif orphans:
             # It is owed a window at once, and may answer along a stripe.
             most = WINDOW - self._source(download, origin, claim).owed
             for chunk in self._pick(orphans, min(most, room - sum(map(len, plan.values())))):
@@ -168,6 +205,29 @@ class Sources:
                 continue
             late = late.excluding(chunk)
             yield peer, chunk
+
+    def _believable(self, download: Download, claims: Iterable[PeerId]) -> ChunkSet:
+        """What there is no need to ask the origin for: it is with a peer that has brought
+        something before, or with two.
+
+        One that never has is asked for a single chunk as a trial, and the origin for the others
+        that no other peer has. Example: a root boasts of 20 chunks and sends none. Its children
+        ask it for one each and the origin for four each at a time, instead of one chunk after
+        the other until they have lost patience with it twice. A node to which nothing is pushed
+        knows no peer yet, and believes them all.
+        """
+        holders = download.holders
+        once = twice = proven = EMPTY
+        for peer in claims:
+            twice |= once & holders[peer]
+            once |= holders[peer]
+            if peer in self._proven or download.pull_only:
+                proven |= holders[peer]
+        return twice | proven
+
+    def _is_silent(self, peer: PeerId, now: float) -> bool:
+        source = self._sources.get(peer)
+        return source is not None and source.is_silent(now)
 
     def _source(self, download: Download, peer: PeerId, claim: float) -> Source:
         source = self._sources.get(peer)
@@ -207,6 +267,10 @@ class Sources:
 
     def arrived(self, download: Download, chunk: int, peer: PeerId, now: float) -> Arrival:
         """``peer`` brought a chunk: settle that with the peer which was asked for it."""
+        self._proven[peer] = None
+        bringer = self._sources.get(peer)
+        if bringer is not None:
+            bringer.note_brought()
         request = download.request_for(chunk)
         source = self._sources.get(request.peer) if request is not None else None
         if request is None or source is None:
@@ -221,6 +285,9 @@ class Sources:
         """Give up requests past their deadline, and expect less of those sources; returns
         them."""
         overdue = download.expire(now)
+        for peer in dict.fromkeys(request.peer for request in overdue.values()):
+            if (late := self._sources.get(peer)) is not None:
+                late.note_strike(now, self._stall)
         for request in overdue.values():
             source = self._sources.get(request.peer)
             if source is not None:
@@ -238,3 +305,4 @@ class Sources:
     def lose(self, peer: PeerId) -> None:
         """Forget a source."""
         self._sources.pop(peer, None)
+        self._proven.pop(peer, None)

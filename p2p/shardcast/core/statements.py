@@ -14,12 +14,12 @@ from p2p.shardcast.manifest import Equivocation, Manifest, decode_manifest_untru
 from p2p.shardcast.messages import Evidence
 
 MAX_MANIFESTS: Final = 64
-"""Manifests remembered, newest versions first: two minutes of the fastest run, hours of a usual
-one. A longer memory would find older contradictions; the peers that were there have found
-those."""
-MAX_ROSTERS: Final = 3
-"""Rosters per origin: chunks of a version travel by the roster of its start, and versions
-overlap."""
+"""Manifests remembered of a trainer, newest versions first: two minutes of the fastest run,
+hours of a usual one. A longer memory would find older contradictions; the peers that were there
+have found those."""
+MAX_ROSTERS: Final = 8
+"""Rosters per origin: chunks travel by the roster under which they left, versions overlap, and
+while peers come an origin signs one every three seconds: those of the last half minute."""
 MAX_ORIGINS: Final = 8
 """Trainers whose rosters are kept; a run names a handful."""
 
@@ -39,7 +39,8 @@ class Statements:
         self._may_publish = may_publish
         self._verify = verify
         self._judged: BoundedDict[bytes, Manifest] = BoundedDict(MAX_MANIFESTS)
-        self._by_version: dict[int, Manifest] = {}
+        self._by_version: BoundedDict[PeerId, dict[int, Manifest]] = BoundedDict(MAX_ORIGINS)
+        """Manifests of each trainer: one may contradict only itself."""
         self._seen: BoundedDict[bytes, None] = BoundedDict(MAX_MANIFESTS)
         self._rosters: BoundedDict[PeerId, dict[int, Roster]] = BoundedDict(MAX_ORIGINS)
         self._halted: dict[PeerId, Equivocation] = {}
@@ -79,18 +80,15 @@ class Statements:
     def record(self, manifest: Manifest) -> Equivocation | None:
         """Remember a trusted manifest; returns proof if it contradicts an earlier one of its
         trainer."""
-        first = self._by_version.setdefault(manifest.version, manifest)
-        before = self._by_version.get(manifest.body.previous_version)
+        known = self._by_version.get(manifest.trainer, {})
+        self._by_version[manifest.trainer] = known
+        first = known.setdefault(manifest.version, manifest)
+        before = known.get(manifest.body.previous_version)
         after = next(
-            (
-                m
-                for m in self._by_version.values()
-                if m.body.previous_version == manifest.version
-            ),
-            None,
+            (m for m in known.values() if m.body.previous_version == manifest.version), None
         )
-        if len(self._by_version) > MAX_MANIFESTS:
-            del self._by_version[min(self._by_version)]
+        if len(known) > MAX_MANIFESTS:
+            del known[min(known)]
         pairs = [(first, manifest)]
         pairs += [(before, manifest)] if before is not None else []
         pairs += [(manifest, after)] if after is not None else []

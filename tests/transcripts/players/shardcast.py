@@ -7,6 +7,7 @@ Steps:
 - ``deliver [COUNT]``: what is under way arrives, the oldest first, until nothing is (or COUNT
   did);
 - ``drop ann->bob``: what is under way there is lost, and the chunk counts as sent;
+- ``deafen ann->bob``: from now on all that leaves there is lost;
 - ``lose bob``: bob dies, and all others learn of it;
 - ``restart origin``: the origin comes back with what its disk held, and meets all others;
 - ``wait SECONDS``: time passes, and cores get the ticks that they asked for.
@@ -41,6 +42,7 @@ from p2p.shardcast.messages import (
     Hello,
     Message,
     PolicyNews,
+    Receipt,
     RosterNews,
     Skipped,
     Taken,
@@ -89,6 +91,7 @@ class ShardcastPlayer:
         self.flights: deque[Flight] = deque()
         self.news: deque[tuple[str, str, Message]] = deque()
         self.said: dict[str, str] = {}
+        self.deaf: set[tuple[str, ...]] = set()
 
     def play(self, command: str, args: list[str]) -> Iterator[str]:
         match command, args:
@@ -102,6 +105,8 @@ class ShardcastPlayer:
                 yield from self.deliver(int(count))
             case "drop", [line]:
                 yield from self.drop(*line.split("->"))
+            case "deafen", [line]:
+                self.deaf.add(tuple(line.split("->")))
             case "lose", [name]:
                 yield from self.lose(name)
             case "restart", [name]:
@@ -161,6 +166,12 @@ class ShardcastPlayer:
                 )
                 continue
             sender, receiver, item = self.flights.popleft()
+            if (sender, receiver) in self.deaf:
+                if isinstance(item, ChunkHeader):
+                    sent = ev.ChunkSent(self.peer(receiver), SPAN)
+                    words = f"chunk {item.index} for {receiver} is thrown away"
+                    yield from self.hear(sender, sent, words)
+                continue
             if isinstance(item, ChunkHeader):
                 data = self.machines[sender].chunks[item.policy, item.index]
                 came = ev.ChunkCame(self.peer(sender), item, data)
@@ -268,8 +279,28 @@ class ShardcastPlayer:
                 yield "the trainer is halted"
             case ev.Abandon(policy):
                 yield f"v{self.version(policy)} is given up"
+            case ev.Regroup():
+                yield from self.regroup(machine)
             case ev.Begin() | ev.PassOn() | ev.Connect():
                 pass
+
+    def regroup(self, machine: Machine) -> Iterator[str]:
+        """Sign the next roster; nothing if it would be the old one."""
+        last = self.roster
+        entries = [RosterEntry(m.key.peer_id, UPLOAD) for m in self.others(machine.name)]
+        believed = machine.core.believe(entries)
+        if last is None:
+            return
+        roster = Roster.sign(machine.key, RUN, last.epoch + 1, believed)
+        if (roster.peers, roster.classes) == (last.peers, last.classes):
+            return
+        self.roster = roster
+        ranks = zip(roster.peers, roster.classes, strict=True)
+        leaves = " ".join(self.names[peer] for peer, rank in ranks if not rank)
+        yield f"signs a new roster, epoch {roster.epoch}, leaves: {leaves or 'none'}"
+        effects = machine.core.handle(ev.Regrouped(roster), self.now)
+        for effect in effects:
+            yield from self.carry_out(machine, effect)
 
     # Words
 
@@ -301,12 +332,20 @@ class ShardcastPlayer:
                 return f"skipped {chunks} of v{self.version(policy)}, stripe {stripe}"
             case Want(policy, chunks):
                 return f"want {spans(ChunkSet.of(chunks))} of v{self.version(policy)}"
-            case Credit(policy, received, granted):
-                version = self.version(policy)
-                return f"credit for v{version}: got {received}, may be given {granted}"
-            case Blame(policy, peer):
-                return f"blame {self.names[peer]} for v{self.version(policy)}"
+            case Credit() | Blame() | Receipt():
+                return self.text_to_origin(item)
         raise ValueError(f"no words for {item!r}")
+
+    def text_to_origin(self, item: Credit | Blame | Receipt) -> str:
+        version = self.version(item.policy)
+        match item:
+            case Credit(_, received, granted):
+                return f"credit for v{version}: got {received}, may be given {granted}"
+            case Receipt(_, milliseconds, rows):
+                came = " ".join(f"{chunks} by stripe {stripe}" for _, stripe, chunks in rows)
+                return f"receipt for v{version}: {came}, in {milliseconds / 1000:.2f} s"
+            case Blame(_, peer):
+                return f"blame {self.names[peer]} for v{version}"
 
     def states(self) -> Iterator[str]:
         """The state of each node that is another than when it was last told."""
