@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -84,6 +85,13 @@ class Transformer(torch.nn.Module):
             h = nn.rms_norm(x, (WIDTH,), self.gains[2 * layer + 1])
             x = x + nn.linear(nn.gelu(nn.linear(h, self.up[layer])), self.down[layer])
         return nn.linear(nn.rms_norm(x, (WIDTH,), self.gains[-1]), self.head)
+
+
+@cache
+def shapes() -> list[tuple[int, int]]:
+    """Rows and columns of each matrix, in the order in which a policy has them."""
+    with torch.device("meta"):
+        return [(p.shape[0], p.shape[1]) for p in Transformer().parameters()]
 
 
 @dataclass(frozen=True, slots=True)
