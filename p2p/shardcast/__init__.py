@@ -4,8 +4,8 @@ The files, in the order in which to read them
 ---------------------------------------------
 Formats, pure functions of bytes: `manifest` (what a version is: signed, and content-addressed
 below the signature), `codec` (a safetensors file as chunks), `delta` (what changed between two
-versions), `chunkset` (some chunks of a version), `forest` (which peer forwards what to which),
-`messages`, `config`.
+versions), `paths` (which deltas there are and which to take), `chunkset` (some chunks of a
+version), `forest` (which peer forwards what to which), `messages`, `config`.
 
 Decisions, pure by contract: the folder `core`, whose `__init__` is a map of its own. It is one
 state machine, `ShardcastCore.handle(event, now) -> effects`.
