@@ -17,7 +17,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Final, NewType
+from typing import Final
 
 from blake3 import blake3
 
@@ -31,13 +31,12 @@ from p2p.identity import (
     Verify,
     decode_peer_id_untrusted,
 )
+from p2p.policy import (
+    MAX_POLICY,
+    NO_POLICY as NO_POLICY,
+    PolicyVersion as PolicyVersion,
+)
 from p2p.wire import KI, MIB, fields_untrusted, pack, unpack_untrusted
-
-PolicyVersion = NewType("PolicyVersion", int)
-"""The optimiser step that produced a set of weights. Never decreases."""
-
-NO_POLICY: Final = PolicyVersion(-1)
-"""What a node holds before its first policy."""
 
 PROTOCOL_ID: Final = ProtocolId("/shoal/shardcast/1.0.0")
 """Control messages, and the domain of everything SHARDCAST signs."""
@@ -68,9 +67,6 @@ MAX_ROSTER_BYTES: Final = MAX_ROSTER * ROSTER_ENTRY + KI
 """Bytes of a signed roster: 157 KiB, and the rest rounded up."""
 _MAX_NAME: Final = 32
 _MAX_SIZE: Final = MAX_CHUNKS * MAX_SPAN
-_MAX_VERSION: Final = 2**31 - 1
-"""What a heartbeat can say that a node holds (`p2p.membership`). At a version a second it lasts
-68 years."""
 _CHUNK: Final = struct.Struct(f">{DIGEST_BYTES}sII")
 INDEX_ENTRY: Final = _CHUNK.size
 """Bytes of one chunk in an index."""
@@ -263,7 +259,7 @@ def _decode_encoding_untrusted(value: object) -> Encoding:
     if not 0 < len(name) <= _MAX_NAME or len(index) != DIGEST_BYTES:
         raise BadMessage("an encoding's name or index digest has the wrong length")
     if not (
-        NO_POLICY <= base <= _MAX_VERSION
+        NO_POLICY <= base <= MAX_POLICY
         and 0 < chunks <= MAX_CHUNKS
         and 0 < wire <= chunks * MAX_WIRE
     ):
@@ -275,7 +271,7 @@ def _check_body(body: ManifestBody) -> None:
     if not 0 < len(body.run) <= MAX_RUN_ID or len(body.weights_digest) != DIGEST_BYTES:
         raise BadMessage("a manifest's run id or weights digest has the wrong length")
     if not (
-        0 <= body.version <= _MAX_VERSION and NO_POLICY <= body.previous_version < body.version
+        0 <= body.version <= MAX_POLICY and NO_POLICY <= body.previous_version < body.version
     ):
         raise BadMessage("a manifest's versions do not grow")
     if len(body.previous) != (DIGEST_BYTES if body.previous_version >= 0 else 0):

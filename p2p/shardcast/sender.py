@@ -83,17 +83,25 @@ class Sender:
         self, stream: trio.abc.SendStream, report: Callable[[ev.Event], object]
     ) -> None:
         while self._items:
-            item = self._items.popleft()
-            if not isinstance(item, ChunkHeader):
-                await stream.send_all(frame(encode_bulk_message(item)))
-                continue
-            data = await self._read(item)
-            if data is not None:
-                await _send_chunk(stream, encode_chunk_header(item), data)
-            report(ev.ChunkSent(self.peer, len(data or b"")))
+            await self._send(stream, self._items.popleft(), report)
         self._some = trio.Event()
         if not self._items:
             await self._some.wait()
+
+    async def _send(
+        self,
+        stream: trio.abc.SendStream,
+        item: Message | ChunkHeader,
+        report: Callable[[ev.Event], object],
+    ) -> None:
+        """Send one item; a chunk's 4 MiB are let go of when this returns."""
+        if not isinstance(item, ChunkHeader):
+            await stream.send_all(frame(encode_bulk_message(item)))
+            return
+        data = await self._read(item)
+        if data is not None:
+            await _send_chunk(stream, encode_chunk_header(item), data)
+        report(ev.ChunkSent(self.peer, len(data or b"")))
 
     async def _read(self, chunk: ChunkHeader) -> bytes | None:
         """Its bytes; None if they are no longer here, or cannot be read."""

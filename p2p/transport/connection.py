@@ -32,18 +32,15 @@ from typing import Final
 
 import trio
 
+from p2p.bounded import TokenBucket
 from p2p.errors import ProtocolError, RemoteProtocolError
 from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr
-from p2p.transport.budget import HostBudget
-from p2p.transport.negotiate import Chooser, Proposer
-from p2p.transport.noise import MAX_RECORD
-from p2p.transport.stream import MuxedStream
-from p2p.transport.turns import Turns
-from p2p.transport.upgrade import Secured
-from p2p.transport.wakeup import DirectStream, Wakeup
-from p2p.transport.yamux import Mux
-from p2p.transport.yamux_frames import (
+from p2p.transport.core.budget import HostBudget
+from p2p.transport.core.negotiate import Chooser, Proposer
+from p2p.transport.core.noise import MAX_RECORD
+from p2p.transport.core.yamux import Mux
+from p2p.transport.core.yamux_frames import (
     NORMAL,
     PROTOCOL_FAILURE,
     DataReceived,
@@ -55,6 +52,10 @@ from p2p.transport.yamux_frames import (
     StreamReset,
     WentAway,
 )
+from p2p.transport.stream import MuxedStream
+from p2p.transport.turns import Turns
+from p2p.transport.upgrade import Secured
+from p2p.transport.wakeup import DirectStream, Wakeup
 from p2p.wire import KI
 from p2p.world import Timer, World
 
@@ -123,19 +124,18 @@ class _Keepalive:
         self.due = math.inf
 
 
-class _Pace:
-    """How fast a peer may make us work: `MAX_FRAME_RATE`.
+class _Pace(TokenBucket):
+    """How fast a peer may make us work: `MAX_FRAME_RATE`, with `FRAME_BURST` at once.
 
     One frame or record a KiB is free, so bulk never waits and is read in large pieces.
     """
 
-    __slots__ = ("_at", "_charged", "_debt", "read_bytes")
+    __slots__ = ("_charged", "read_bytes")
 
     def __init__(self) -> None:
+        super().__init__(FRAME_BURST, 0.0)
         self.read_bytes = _CAUTIOUS_READ
-        self._debt = 0.0
         self._charged = 0
-        self._at = 0.0
 
     def charge(self, size: int, frames: int, now: float) -> float:
         """Seconds to wait: the peer sent ``size`` bytes, and we looked at so many things of its
@@ -143,15 +143,14 @@ class _Pace:
         """
         excess = frames - self._charged - size // KI
         self._charged = frames
-        self._debt = max(0.0, self._debt - (now - self._at) * MAX_FRAME_RATE)
-        self._at = now
+        self.refill(now, MAX_FRAME_RATE)
         if excess > 0:
-            self._debt += excess
+            self.take(excess)
             if excess > _CROWD:
                 self.read_bytes = _CAUTIOUS_READ
         elif self.read_bytes < READ_BYTES:
             self.read_bytes *= 2
-        return max(0.0, self._debt - FRAME_BURST) / MAX_FRAME_RATE
+        return max(0.0, -self.level) / MAX_FRAME_RATE
 
 
 class _Tail:

@@ -1,4 +1,4 @@
-"""One stream of a connection: trio's stream interface over a `p2p.transport.yamux.Mux`.
+"""One stream of a connection: trio's stream interface over a `p2p.transport.core.yamux.Mux`.
 
 What the peer sends is fed in synchronously by the connection's reader; the protocol is
 negotiated there too, so a stream costs no task until a handler serves it.
@@ -15,10 +15,10 @@ import trio
 from p2p.errors import LimitExceeded, LocalProtocolError, ProtocolNotSupported
 from p2p.host import Stream
 from p2p.identity import PeerId, ProtocolId
-from p2p.transport.budget import HostBudget
-from p2p.transport.negotiate import Chooser, Proposer
+from p2p.transport.core.budget import HostBudget
+from p2p.transport.core.negotiate import Chooser, Proposer
+from p2p.transport.core.yamux import Mux
 from p2p.transport.wakeup import Wakeup
-from p2p.transport.yamux import Mux
 from p2p.wire import KI
 
 STALLS: Final = 2
@@ -181,7 +181,8 @@ class MuxedStream(Stream):
 
         They count as held until the next call: an echo, or a service whose answers the peer
         does not take, holds what it received for as long as it waits, 64 KiB for each of 4,096
-        streams. Raises `trio.BrokenResourceError`, `trio.ClosedResourceError`,
+        streams. What a task still names while it waits in the next call is in no account:
+        readers ``del`` it. Raises `trio.BrokenResourceError`, `trio.ClosedResourceError`,
         `trio.BusyResourceError`.
         """
         if max_bytes is not None and operator.index(max_bytes) < 1:

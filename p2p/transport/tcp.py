@@ -26,10 +26,8 @@ from p2p.wire import KI
 NOT_SENT_LOW_WATER: Final = 128 * KI
 """Bytes the kernel holds unsent before it calls a socket full: what is in the kernel cannot be
 overtaken by a heartbeat any more. Two records keep it busy while we seal the next."""
-BACKLOG: Final = 512
-"""Connections the kernel holds until we accept them; more than our limit on pending
-handshakes.
-"""
+BACKLOG: Final = 1024
+"""Connections the kernel holds until we accept them: as many as handshakes may be pending."""
 DNS_THREADS: Final = 4
 """Names looked up at a time, in threads of their own: a name server that does not answer holds
 a thread for up to half a minute, and must hold up neither the disk nor the proofs, which have

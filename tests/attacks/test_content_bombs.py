@@ -17,7 +17,7 @@ from p2p.shardcast.forest import decode_roster_untrusted
 from p2p.shardcast.manifest import PROTOCOL_ID, Chunk, decode_manifest_untrusted, digest_of
 from p2p.shardcast.messages import decode_bulk_untrusted, decode_message_untrusted
 from p2p.wire import KI, MIB, pack, unpack_untrusted
-from roles.protocol.messages import (
+from roles.protocol.core.messages import (
     ROLLOUT_PROTOCOL,
     Commitment,
     Submission,
@@ -30,7 +30,7 @@ from roles.protocol.messages import (
     decode_submission_untrusted,
     decode_verdict_untrusted,
 )
-from roles.run.file import DOMAIN, FORMAT, decode_run_untrusted
+from roles.run.core.file import DOMAIN, FORMAT, decode_run_untrusted
 
 KEY = KeyPair(digest_of(b"somebody"))
 PEAK = 12 * MIB

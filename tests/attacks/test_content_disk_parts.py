@@ -35,7 +35,7 @@ from p2p.shardcast.manifest import (
 )
 from p2p.shardcast.messages import Ask, ChunkHeader, PolicyNews, RosterNews, Taken
 from p2p.shardcast.store import PolicyStore
-from roles.run.file import open_run, sign_run
+from roles.run.core.file import open_run, sign_run
 from roles.shared.durable import Durable
 from tests.unit.test_ledger import AUTHOR, chain, ledger_in, on_disk
 from tests.unit.test_run_file import OWNER, RUN, TERMS

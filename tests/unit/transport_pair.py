@@ -11,8 +11,8 @@ import trio
 from p2p.identity import KeyPair, ProtocolId
 from p2p.machine import RealWorld, open_world
 from p2p.transport.connection import Connection, ConnectionConfig
+from p2p.transport.core.noise import StaticKey
 from p2p.transport.memory import memory_pair
-from p2p.transport.noise import StaticKey
 from p2p.transport.stream import MuxedStream
 from p2p.transport.upgrade import Secured, secure
 
