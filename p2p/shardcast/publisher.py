@@ -16,6 +16,7 @@ from p2p.shardcast.codec import ANCHOR, ENCODE_RATE, encode_chunk
 from p2p.shardcast.config import ShardcastConfig
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.statements import Statements
+from p2p.shardcast.delta import DeltaMode
 from p2p.shardcast.forest import Roster, RosterEntry, capacity_class
 from p2p.shardcast.index import (
     MAX_CHUNKS,
@@ -43,7 +44,17 @@ from p2p.shardcast.manifest import (
     ManifestBody,
     PolicyVersion,
 )
-from p2p.shardcast.store import HASH_RATE, READ_BATCH, Cores, PolicyStore
+from p2p.shardcast.patch import (
+    ENCODE_RUN_RATE,
+    Run,
+    encode_run,
+    encode_table,
+    is_alike,
+    runs_of,
+)
+from p2p.shardcast.paths import delta_bases
+from p2p.shardcast.store import DRAFT, HASH_RATE, READ_BATCH, Cores, PolicyStore
+from p2p.shardcast.stored import StoredPolicy
 from p2p.wire import MIB
 from p2p.world import Disk, DiskEntry, World
 
@@ -52,6 +63,10 @@ PACKED_AHEAD: Final = 16 * MIB
 says exactly what a small one weighs on its way, and about what a large one does; and so that
 the first chunks wait for no core. The rest is packed when it is asked for: of 2 GiB the first
 chunk leaves after 0.6 s of hashing on one core, not after 3."""
+
+_WORTH: Final = 0.8
+"""Of an anchor's bytes: a patch that has more is not offered. It takes its receivers more work,
+and room on their disks."""
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +84,15 @@ class _Digested:
         packed = sum(map(len, self.wires.values()))
         raw = sum(self.index.spans[chunk].size for chunk in self.wires)
         return max(1, packed * self.index.size // raw)
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A patch that no manifest names yet."""
+
+    base: PolicyVersion
+    path: str
+    digested: _Digested
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +138,50 @@ class _SpanWork:
     def spans(self, count: int) -> list[Span]:
         """All of them, in order."""
         return [self._spans[number] for number in range(count)]
+
+
+class _RunWork:
+    """Codes runs of a patch; on all cores, so in any order."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        cores: Cores,
+        base: StoredPolicy,
+        index: Index,
+        root: str,
+        mode: DeltaMode,
+    ) -> None:
+        self._disk = disk
+        self._cores = cores
+        self._base = base
+        self._index = index
+        self._root = root
+        self._mode = mode
+        self._deltas: dict[int, bytes | None] = {}
+
+    async def do(self, run: Run) -> None:
+        """One run."""
+        place = self._index.place(run.first)
+        paths = (
+            self._base.file(place.file),
+            _join(self._root, self._index.files[place.file].path),
+        )
+        try:
+            old, new = [await self._disk.read(p, place.offset, run.size) for p in paths]
+        except FileNotFoundError:
+            old = new = b""
+        spans = self._base.index.spans[run.first : run.end]
+        rate = ENCODE_RUN_RATE[self._mode]
+        self._deltas[run.first] = await self._cores.run(
+            encode_run, run, self._mode, spans, old, new, cost=run.size / rate
+        )
+
+    def take(self, runs: Sequence[Run]) -> list[bytes] | None:
+        """The deltas of these runs, in order; None if one could not be made."""
+        made = [self._deltas.pop(run.first) for run in runs]
+        deltas = [one for one in made if one is not None]
+        return deltas if len(deltas) == len(runs) else None
 
 
 def encode_spans(
@@ -207,18 +275,31 @@ class PolicyPublisher:
                         " out"
                     )
                 manifest = newest  # signed before, and its files were gone since
+                patches: list[_Draft] = []
             else:
-                manifest = self._sign(version, digested, newest)
+                patches = await self._make_patches(version, newest, digested, path)
+                manifest = self._sign(version, digested, newest, patches)
             await self._store.commit_own(manifest, index, path)
-            for chunk, wire in wires.items():
-                self._store.cache_nowait(manifest.digest, chunk, wire)
+            self._cache(manifest.digest, wires)
+            for patch in patches:
+                await self._store.commit_patch(manifest, patch.digested.index, patch.path)
+                self._cache(patch.digested.index.digest, patch.digested.wires)
             roster = self._next_roster()
             if roster is not None:
                 await self._keep_roster(roster)
-            return ev.Publish(manifest, index, roster)
+            made = tuple(patch.digested.index for patch in patches)
+            return ev.Publish(manifest, index, roster, made)
+
+    def _cache(self, name: bytes, wires: dict[int, bytes]) -> None:
+        for chunk, wire in wires.items():
+            self._store.cache_nowait(name, chunk, wire)
 
     def _sign(
-        self, version: PolicyVersion, digested: _Digested, newest: Manifest | None
+        self,
+        version: PolicyVersion,
+        digested: _Digested,
+        newest: Manifest | None,
+        patches: Sequence[_Draft],
     ) -> Manifest:
         index = digested.index
         body = ManifestBody(
@@ -228,9 +309,67 @@ class PolicyPublisher:
             newest.digest if newest is not None else b"",
             index.digest,
             index.size,
-            (Encoding.anchor(index, digested.wire),),
+            (
+                Encoding.anchor(index, digested.wire),
+                *(Encoding.patch(patch.digested.index, patch.base) for patch in patches),
+            ),
         )
         return body.sign(self._world.signer)
+
+    async def _make_patches(
+        self,
+        version: PolicyVersion,
+        newest: Manifest | None,
+        digested: _Digested,
+        path: str,
+    ) -> list[_Draft]:
+        """Patches to a version from those that `delta_bases` names, as far as they are worth
+        it."""
+        if newest is None or not self._config.patches:
+            return []
+        folder = f"{self._store.folder}/{DRAFT}"
+        await self._world.disk.remove(folder)
+        made: list[_Draft] = []
+        for base in delta_bases(version, newest.version, self._store.versions):
+            entry = self._store.stored(base)
+            if entry is None or entry.manifest.trainer != newest.trainer:
+                continue
+            mode = DeltaMode.FAST if base == newest.version else DeltaMode.BY_EXPONENT
+            draft = f"{folder}/{base}.patch"
+            with entry.pin():
+                patch = await self._make_patch(entry, digested, path, mode, draft)
+            if patch is not None:
+                made.append(_Draft(base, draft, patch))
+        return made
+
+    async def _make_patch(
+        self, base: StoredPolicy, new: _Digested, path: str, mode: DeltaMode, draft: str
+    ) -> _Digested | None:
+        """Write the patch from ``base`` at ``draft``; None if there can be none, or it would be
+        large."""
+        if not is_alike(base.index, new.index):
+            return None
+        disk, runs = self._world.disk, runs_of(new.index)
+        wires: list[int] = []
+        work = _RunWork(disk, self._store.cores, base, new.index, path, mode)
+        step = 2 * self._world.cores
+        for first in range(0, len(runs), step):
+            some = runs[first : first + step]
+            await self._store.cores.for_each(some, work.do)
+            deltas = work.take(some)
+            if deltas is None or sum(wires) > new.wire * _WORTH:
+                await disk.remove(draft)
+                return None
+            wires += map(len, deltas)
+            await disk.append(draft, b"".join(deltas))
+        await disk.append(draft, encode_table(base.index, new.index, runs, wires))
+        size = await disk.size(draft)
+        if size is None or size > new.wire * _WORTH:
+            await disk.remove(draft)
+            return None
+        files = [PolicyFile("", size)]
+        cuts = cut_files([(size, ())], self._config.chunk_bytes or span_for(size))
+        return await self._digest_files(draft, files, cuts) if cuts is not None else None
 
     async def _keep_roster(self, roster: Roster) -> None:
         """A roster that is not on disk only costs the next life some pulls: the version goes
@@ -241,7 +380,7 @@ class PolicyPublisher:
             logger.warning("roster_not_kept reason=%s", error)
 
     async def _digest(self, path: str) -> _Digested:
-        """CutSpan what is at ``path`` in spans and hash them; pack those at the front."""
+        """Cut what is at ``path`` in spans and hash them; pack those at the front."""
         found = await self._list(path)
         files = [PolicyFile(entry.path, entry.size) for entry in found]
         size = sum(file.size for file in files)
@@ -254,10 +393,16 @@ class PolicyPublisher:
                 f"{path}: {size} bytes in {len(files)} files are over the limit of {MAX_CHUNKS}"
                 f" spans of {MAX_SPAN} bytes"
             )
-        work = _SpanWork(self._world.disk, self._store.cores, path)
-        await self._store.cores.for_each(_batches(files, cuts), work.do)
+        digested = await self._digest_files(path, files, cuts)
         if await self._list(path) != found:
             raise LocalProtocolError(f"{path} was changed while it was published")
+        return digested
+
+    async def _digest_files(
+        self, path: str, files: Sequence[PolicyFile], cuts: Sequence[Sequence[CutSpan]]
+    ) -> _Digested:
+        work = _SpanWork(self._world.disk, self._store.cores, path)
+        await self._store.cores.for_each(_batches(files, cuts), work.do)
         return _Digested(Index.of(files, work.spans(sum(map(len, cuts)))), work.wires)
 
     async def _list(self, path: str) -> Sequence[DiskEntry]:

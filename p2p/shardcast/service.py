@@ -48,6 +48,8 @@ LIE: Final = 100.0
 """Penalty points of a wrong chunk: proof of malice or of broken memory, so as many as a host
 bears."""
 
+_Job = ev.Finish | ev.Patch | ev.Abandon
+
 
 class Shardcast:
     """Policies of one run: published, relayed, fetched and kept."""
@@ -78,7 +80,7 @@ class Shardcast:
         self._timer: Timer | None = None
         self._timer_at = math.inf
         # One job per policy that is fetched or dropped, and the core fetches two at a time.
-        self._jobs, self._jobs_out = trio.open_memory_channel[ev.Finish | ev.Abandon](math.inf)
+        self._jobs, self._jobs_out = trio.open_memory_channel[_Job](math.inf)
 
     def __repr__(self) -> str:
         return f"Shardcast(newest {self.newest}, {self._store!r})"
@@ -236,7 +238,7 @@ class Shardcast:
                 self._store.begin(manifest, index)
             case ev.Keep(policy, chunk, data, raw):
                 self._store.keep_nowait(policy, chunk, data, raw)
-            case ev.Finish() | ev.Abandon():
+            case ev.Finish() | ev.Patch() | ev.Abandon():
                 self._jobs.send_nowait(effect)
             case ev.Penalise(peer, reason):
                 self._world.sometimes("shardcast/convicted a liar", True)
@@ -332,9 +334,11 @@ class Shardcast:
                     self._unfinished.append(job)  # every chunk is here: served meanwhile
                 self._disk_refused(error)
 
-    async def _do_job(self, job: ev.Finish | ev.Abandon) -> None:
+    async def _do_job(self, job: _Job) -> None:
         if isinstance(job, ev.Abandon):
             await self._store.forget(job.policy)
+        elif isinstance(job, ev.Patch):
+            await self._do_patch(job)
         elif self._store.entry(job.policy) is None:
             return  # it was given up meanwhile
         elif await self._store.finish(job.policy):
@@ -345,6 +349,14 @@ class Shardcast:
         else:
             self.handle(ev.Unusable(job.policy))
             await self._store.forget(job.policy)
+
+    async def _do_patch(self, job: ev.Patch) -> None:
+        made = await self._store.patch(job.patch)
+        if made is None:
+            self.handle(ev.PatchFailed(job.patch))
+            return
+        self._world.sometimes("shardcast/patched a policy", made.is_whole)
+        self.handle(ev.Patched(job.patch, made.index, made.verified))
 
     async def _prune(self) -> None:
         try:

@@ -27,6 +27,7 @@ import math
 from random import Random
 from typing import assert_never
 
+from p2p.bounded import BoundedDict
 from p2p.errors import BadMessage
 from p2p.identity import PeerId
 from p2p.shardcast.chunkset import ChunkSet
@@ -39,7 +40,7 @@ from p2p.shardcast.core.origin import Origin
 from p2p.shardcast.core.peers import Peers
 from p2p.shardcast.core.pending import PendingNames
 from p2p.shardcast.core.repair import Repair
-from p2p.shardcast.core.statements import Statements
+from p2p.shardcast.core.statements import MAX_MANIFESTS, Statements
 from p2p.shardcast.core.upload import Upload
 from p2p.shardcast.index import Index, Span
 from p2p.shardcast.manifest import NO_POLICY, Equivocation, Manifest
@@ -61,6 +62,7 @@ from p2p.shardcast.messages import (
     Want,
     news_of,
 )
+from p2p.shardcast.paths import Hop, cheapest_path
 
 
 class ShardcastCore:
@@ -85,6 +87,10 @@ class ShardcastCore:
         self._upload = Upload(local, statements, self._downloads, self._announcer, self._peers)
         self._origin = Origin(statements, self._peers.is_gone, config.stall)
         self._pending = PendingNames()
+        self._gone: BoundedDict[bytes, None] = BoundedDict(MAX_MANIFESTS)
+        """Patches that no peer has."""
+        self._patching: dict[bytes, bytes] = {}
+        """Policies that the driver makes, by the patch that it makes each of."""
         self._is_full = False
         """Whether the disk takes nothing: what is announced is postponed instead of fetched."""
         self._postponed: dict[bytes, Manifest] = {}
@@ -142,6 +148,8 @@ class ShardcastCore:
             ev.Publish
             | ev.Resumed
             | ev.Stored
+            | ev.Patched
+            | ev.PatchFailed
             | ev.Unusable
             | ev.Forgotten
             | ev.Unwritable
@@ -155,6 +163,11 @@ class ShardcastCore:
                 self._resume(event)
             case ev.Stored(policy):
                 self._stored(policy)
+            case ev.Patched():
+                self._patched(event)
+            case ev.PatchFailed(patch):
+                self._patching.pop(patch, None)
+                self._go_round(patch)
             case ev.Unusable(policy) | ev.Forgotten(policy):
                 self._close(policy)
             case ev.Unwritable():
@@ -234,54 +247,86 @@ class ShardcastCore:
         if evidence is not None:
             self._halt(evidence)
             return
-        download = self._downloads.get(manifest.digest)
-        if download is None and self._is_over(manifest):
+        fetches = self._fetches(manifest)
+        if not fetches and self._is_over(manifest):
             return
-        index = download.index if download is not None else None
-        if index is None and news.index:
+        index = None
+        if news.index and (not fetches or any(d.index is None for d in fetches)):
             # Judged first: a wrong index must not make old news of a manifest.
             index = manifest.index_untrusted(news.index)
-        if download is None:
-            download = self._adopt_news(manifest, gossip)
-            if download is None:
-                return
-        if download.index is None and index is not None:
+        if not fetches:
+            fetches = self._adopt_news(manifest, gossip)
+        for download in fetches:
+            is_its = index is not None and manifest.encoding_of(index) == download.encoding
+            if index is not None and is_its and download.manifest == manifest:
+                self._describe(download, index)
+            if (download.pull_only and not download.was_inquired) or download.index is None:
+                self._out += self._repair.inquire(download, self._now)
+
+    def _describe(self, download: Download, index: Index) -> None:
+        if download.index is None:
             download.describe(index)
-            self._out.append(ev.Begin(manifest, index))
-        if (download.pull_only and not download.was_inquired) or download.index is None:
-            self._out += self._repair.inquire(download, self._now)
+            self._out.append(ev.Begin(download.manifest, index))
+
+    def _fetches(self, manifest: Manifest) -> list[Download]:
+        """What is held or being fetched of a version: itself, patches that lead to it."""
+        return [d for d in self._downloads.values() if d.manifest.digest == manifest.digest]
 
     def _is_over(self, manifest: Manifest) -> bool:
         """Whether this version is not worth fetching (any more)."""
         stale = self.newest is not None and manifest.version <= self.newest.version
         return stale or self._pending.is_over(manifest.digest)
 
-    def _adopt_news(self, manifest: Manifest, gossip: bool) -> Download | None:
+    def _adopt_news(self, manifest: Manifest, gossip: bool) -> list[Download]:
         """`_adopt` a version just heard of, and let gossip pass it on if it is news here."""
         name = manifest.digest
         is_news = name not in self._postponed
-        download = self._adopt(manifest)
-        if is_news and gossip and (download is not None or name in self._postponed):
+        fetches = self._adopt(manifest)
+        if is_news and gossip and (fetches or name in self._postponed):
             self._out.append(ev.PassOn())
-        return download
+        return fetches
 
-    def _adopt(self, manifest: Manifest) -> Download | None:
-        """Start to fetch a version, if it is worth it and there is a disk to keep it."""
+    def _adopt(self, manifest: Manifest) -> list[Download]:
+        """Start to fetch a version, if it is worth it and there is a disk to keep it.
+
+        Returns what is fetched for it from now on: the objects of the cheapest path, and what
+        the origin hands out, which this node passes on also if it goes another way.
+        """
         if self._is_over(manifest):
-            return None
+            return []
         if self._is_full:
             self._postpone(manifest)
-            return None
-        download = Download(manifest, self._now, self._config.stall)
+            return []
         roster = self.statements.roster(manifest.trainer)
-        if roster is None or self._local not in roster.positions:
-            download.pull_everything()
-        for peer in self._pending.take_early(download.name):
-            self._announcer.subscribe(download.name, peer)
-        self._downloads[download.name] = download
-        for fetch in superfluous(d for d in self._downloads.values() if not d.is_whole):
+        is_fed = roster is not None and self._local in roster.positions
+        hops = {hop.name: hop for hop in self._way_to(manifest)}
+        handed_out = Hop(manifest, manifest.handed_out)
+        if is_fed:
+            hops.setdefault(handed_out.name, handed_out)
+        begun = [hop for name, hop in hops.items() if name not in self._downloads]
+        for hop in begun:
+            download = Download(hop.manifest, self._now, self._config.stall, hop.encoding)
+            if not is_fed or hop != handed_out:
+                download.pull_everything()
+            for peer in self._pending.take_early(hop.name):
+                self._announcer.subscribe(hop.name, peer)
+            self._downloads[hop.name] = download
+        fetched = [d for d in self._downloads.values() if not d.is_whole]
+        given_up = superfluous(d for d in fetched if not d.is_patch)
+        given_up += [d for d in fetched if d.is_patch and d.name not in hops]
+        for fetch in given_up:
             self._abandon(fetch)
-        return download if download.name in self._downloads else None
+        return [self._downloads[hop.name] for hop in begun if hop.name in self._downloads]
+
+    def _way_to(self, manifest: Manifest) -> tuple[Hop, ...]:
+        """The objects to fetch for a version, given what is here and under way."""
+        held = {
+            d.manifest.version: 0 if d.stored else d.left_bytes
+            for d in self._downloads.values()
+            if not d.is_patch and d.manifest.trainer == manifest.trainer
+        }
+        known = self.statements.manifests(manifest.trainer)
+        return cheapest_path(manifest, known, held, self._gone).hops
 
     # A disk that refuses
 
@@ -306,8 +351,7 @@ class ShardcastCore:
         """Fetch what came while the disk refused: it is not pushed any more."""
         postponed, self._postponed, self._is_full = self._postponed, {}, False
         for manifest in sorted(postponed.values(), key=lambda manifest: manifest.version):
-            download = self._adopt(manifest)
-            if download is not None:
+            for download in self._adopt(manifest):
                 download.pull_everything()
                 self._out += self._repair.inquire(download, self._now)
 
@@ -437,8 +481,42 @@ class ShardcastCore:
         if download is None:
             return
         download.mark_stored()
-        self.stats.count_completed()
-        self._advance_newest(download.manifest)
+        if not download.is_patch:
+            self.stats.count_completed()
+            self._advance_newest(download.manifest)
+        self._patch()
+
+    def _patch(self) -> None:
+        """Let the driver make what can be made of patches that are here."""
+        for download in self.downloads:
+            manifest = download.manifest
+            if not (download.is_patch and download.stored):
+                continue
+            if manifest.digest in self._downloads or manifest.digest in self._patching.values():
+                continue  # it is here, or fetched in full
+            if any(
+                d.stored and not d.is_patch and d.manifest.version == download.base
+                for d in self._downloads.values()
+                if d.manifest.trainer == manifest.trainer
+            ) and not self._is_over(manifest):
+                self._patching[download.name] = manifest.digest
+                self._out.append(ev.Patch(download.name))
+
+    def _patched(self, event: ev.Patched) -> None:
+        """Take what a patch made; what is wrong in it is pulled as it is."""
+        policy = self._patching.pop(event.patch)
+        patch = self._downloads.get(event.patch)
+        if patch is None or self._is_over(patch.manifest):
+            self._out.append(ev.Abandon(policy))
+            return
+        download = self._hold(patch.manifest, event.index, event.verified, stored=False)
+        for peer in self._pending.take_early(download.name):
+            self._announcer.subscribe(download.name, peer)
+        if download.is_whole:
+            self._out.append(ev.Finish(download.name))
+        else:
+            self.stats.count_bad()
+            self._out += self._repair.inquire(download, self._now)
 
     def _advance_newest(self, manifest: Manifest) -> None:
         if self.newest is None or manifest.version > self.newest.version:
@@ -471,21 +549,31 @@ class ShardcastCore:
         self.statements.record(event.manifest)
         if event.roster is not None and self.statements.add_roster(event.roster):
             self._out.append(ev.Gossip(RosterNews(event.roster.encode())))
-        everything = ChunkSet.below(len(event.index))
-        download = self._hold(event.manifest, event.index, everything, stored=True)
+        for index in (event.index, *event.patches):
+            self._hold(event.manifest, index, ChunkSet.below(len(index)), stored=True)
         self._advance_newest(event.manifest)
-        self._origin.publish(download, resumed=False)
+        self._hand_out(event.manifest, resumed=False)
+
+    def _hand_out(self, manifest: Manifest, *, resumed: bool) -> None:
+        """Bring our own version to those that this node feeds."""
+        download = self._downloads.get(manifest.name_of(manifest.handed_out))
+        if download is None:  # an earlier life made the patch, and it is gone
+            download = self._downloads[manifest.digest]
+        self._origin.publish(download, resumed=resumed)
 
     def _resume(self, event: ev.Resumed) -> None:
         """Take up what the disk holds; our own newest policy is announced again."""
         self.statements.record(event.manifest)
         download = self._hold(event.manifest, event.index, event.verified, stored=event.stored)
+        if download.is_whole and not event.stored:
+            self._out.append(ev.Finish(download.name))
+        self._patch()
+        if download.is_patch:
+            return
         if event.stored:
             self._advance_newest(event.manifest)
-        elif download.is_whole:
-            self._out.append(ev.Finish(event.manifest.digest))
         if event.manifest.trainer == self._local and event.stored:
-            self._origin.publish(download, resumed=True)
+            self._hand_out(event.manifest, resumed=True)
 
     def _hold(
         self, manifest: Manifest, index: Index, verified: ChunkSet, *, stored: bool
@@ -541,6 +629,22 @@ class ShardcastCore:
                 continue
             download.mark_late(self._now)
             self._out += self._repair.expire(download, self._now)
+            if download.is_patch and download.is_in_vain:
+                self._go_round(download.name)
+                continue
             if download.inquire_at <= self._now:
                 self._out += self._repair.inquire(download, self._now)
             self._out += self._repair.pull(download, self._now)
+
+    def _go_round(self, name: bytes) -> None:
+        """A patch is of no use, or no peer has it any more: fetch the newest version another
+        way."""
+        patch = self._downloads.get(name)
+        if patch is None:
+            return
+        self._gone[name] = None
+        self._abandon(patch)
+        known = self.statements.manifests(patch.manifest.trainer)
+        newest = max(known, key=lambda manifest: manifest.version, default=patch.manifest)
+        for download in self._adopt(newest):
+            self._out += self._repair.inquire(download, self._now)

@@ -100,6 +100,10 @@ class Statements:
                 return evidence
         return None
 
+    def manifests(self, trainer: PeerId) -> list[Manifest]:
+        """The manifests of one trainer that are remembered."""
+        return [one for one in self._by_version.values() if one.trainer == trainer]
+
     def evidence_untrusted(self, message: Evidence) -> Equivocation | None:
         """The proof in a message; None if its trainer is not trusted anyway. Raise `BadMessage`
         if none."""
