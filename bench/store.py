@@ -3,13 +3,12 @@
 Real processes over loopback: an origin publishes, receivers fetch from it and from each other
 (up to 16 peers every receiver relays a share to all others). "delivered" is the CPU of all
 processes for each GB that a receiver got, which is how libtorrent's 4.3 s were counted;
-"receiver" is one of them, relaying included; "publish" and "hand-out" are the origin's. "memory"
-is the largest anonymous memory of any process, "disk" what is below a receiver's folder, both as
-shares of what they are compared with. Weights are bf16 from a normal distribution, or bytes
-without any pattern (``--noise``).
+"receiver" is one of them, relaying included; "publish" and "hand-out" are the origin's.
+"memory" is the largest anonymous memory of any process, "disk" what is below a receiver's
+folder. Weights are bf16 from a normal distribution, or bytes without any pattern (``--noise``).
 
-``python -m bench store --node '{...}'`` is one of the processes; the tests that kill them use it
-too.
+``python -m bench store --node '{...}'`` is one of the processes; the tests that kill them use
+it too.
 """
 
 from __future__ import annotations
@@ -33,10 +32,19 @@ import trio
 from bench.report import Report
 from p2p.identity import KeyPair, PeerId, ProtocolId
 from p2p.machine import open_world
-from p2p.shardcast import PolicyVersion, RosterEntry, Shardcast, ShardcastConfig, open_shardcast
+from p2p.shardcast import (
+    NO_POLICY,
+    PolicyVersion,
+    RosterEntry,
+    Shardcast,
+    ShardcastConfig,
+    open_shardcast,
+)
+from p2p.shardcast.core import events as ev
 from p2p.shardcast.index import digest_of
 from p2p.swarm import open_host
 from p2p.wire import MIB
+from p2p.world import World
 
 RUN: Final = b"bench"
 ANNOUNCE: Final = ProtocolId("/bench/announce/1.0.0")
@@ -95,17 +103,18 @@ class BenchNode:
         self.number, self.count = int(told["number"]), int(told["count"])
         self.folder = Path(told["folder"])
         self.config = ShardcastConfig(**told.get("config", {}))
+        self.traces = bool(told.get("traces", False))
         self.peak = 0
 
     def say(self, **what: object) -> None:
         """One JSON line for the process that started this one."""
         print(json.dumps(what), flush=True)
 
-    async def watch_memory(self) -> None:
+    async def watch_memory(self, world: World) -> None:
         """Note the largest size, ten times a second."""
         while True:
             self.peak = max(self.peak, anonymous_bytes())
-            await trio.sleep(0.1)
+            await world.sleep(0.1)
 
     async def run(self) -> None:
         """Serve until standard input ends."""
@@ -116,7 +125,7 @@ class BenchNode:
             open_host(world=world, listen=["/ip4/127.0.0.1/tcp/0"]) as host,
             trio.open_nursery() as nursery,
         ):
-            nursery.start_soon(self.watch_memory)
+            nursery.start_soon(self.watch_memory, world)
 
             def announce(data: bytes) -> None:
                 for other in others:
@@ -136,6 +145,8 @@ class BenchNode:
                     shardcast.receive_announcement(peer, data)
 
                 host.set_message_handler(ANNOUNCE, hear)
+                if self.traces:
+                    self.trace(shardcast)
                 nursery.start_soon(self.report_newest, shardcast)
                 self.say(listens=str(host.addrs[0]), newest=shardcast.newest)
                 lines = trio.wrap_file(sys.stdin)
@@ -149,19 +160,32 @@ class BenchNode:
                         await self.publish(shardcast, order["publish"], order["path"])
             nursery.cancel_scope.cancel()
 
+    def trace(self, shardcast: Shardcast) -> None:
+        """Say which spans an earlier life left, and of each chunk that it came."""
+        found = [spans for e in shardcast._store._entries.values() for spans in e.verified]
+        self.say(resumed=found)
+        handle = shardcast._receiver._handle
+
+        def handle_and_say(event: ev.Event) -> object:
+            if isinstance(event, ev.ChunkCame) and event.is_right:
+                self.say(came=event.header.index)
+            return handle(event)
+
+        shardcast._receiver._handle = handle_and_say
+
     async def publish(self, shardcast: Shardcast, version: int, path: str) -> None:
         """Publish, and say what it cost."""
-        before, began = time.process_time(), time.monotonic()
+        before, began = time.process_time(), time.perf_counter()
         await shardcast.publish(PolicyVersion(version), path)
         self.say(
             published=version,
             cpu=time.process_time() - before,
-            seconds=time.monotonic() - began,
+            seconds=time.perf_counter() - began,
         )
 
     async def report_newest(self, shardcast: Shardcast) -> None:
         """Say what is whole, whenever that changes."""
-        newest = PolicyVersion(shardcast.newest)
+        newest = NO_POLICY
         while True:
             newest = await shardcast.wait_policy(PolicyVersion(newest + 1))
             stats = shardcast.stats
@@ -170,7 +194,7 @@ class BenchNode:
                 weights=shardcast.weights(newest),
                 cpu=time.process_time(),
                 peak=max(self.peak, anonymous_bytes()),
-                came=stats.from_origin + stats.from_peers,
+                bytes_came=stats.from_origin + stats.from_peers,
                 duplicates=stats.duplicates,
             )
 
@@ -196,22 +220,31 @@ class BenchProcess:
         self.process.stdin.write(json.dumps(what) + "\n")
         self.process.stdin.flush()
 
-    def line_with(self, word: str) -> dict[str, Any]:
-        """The next line that has this word. Raises `EOFError` if the process ended."""
+    def line_with(self, *words: str) -> dict[str, Any]:
+        """The next line that has one of these words. Raises `EOFError` if the process ended."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             said: dict[str, Any] = json.loads(line)
-            if word in said:
+            if any(word in said for word in words):
                 return said
         raise EOFError(f"the process ended with {self.process.wait()}")
 
-    def kill(self) -> None:
-        """kill -9."""
+    def kill_after(self, seconds: float) -> None:
+        """kill -9 then, whatever it does."""
+        time.sleep(seconds)  # noqa: TID251 - real processes
         self.process.kill()
+
+    def kill(self) -> list[dict[str, Any]]:
+        """kill -9; gives the lines that it had said."""
+        if self.process.stdin is None or self.process.stdin.closed:
+            return []
+        self.process.kill()
+        self.process.stdin.close()
+        assert self.process.stdout is not None
+        lines = self.process.stdout.read().splitlines()
+        self.process.stdout.close()
         self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            pipe.close()
+        return [json.loads(line) for line in lines]
 
 
 @contextmanager
@@ -245,11 +278,11 @@ def spread(folder: Path, size: int, receivers: int, *, noise: bool) -> dict[str,
             node.line_with("dialled")
             addrs.append(listens)
         began = {node: _cpu(node) for node in nodes}
-        start = time.monotonic()
+        start = time.perf_counter()
         nodes[0].order(publish=1, path="weights")
         published = nodes[0].line_with("published")
         whole = [node.line_with("whole") for node in nodes[1:]]
-        seconds = time.monotonic() - start
+        seconds = time.perf_counter() - start
         cpu = {node: _cpu(node) - began[node] for node in nodes}
     sent = (origin_folder / "weights").stat().st_size
     used = [_used(folder / str(number)) for number in range(1, receivers + 1)]
@@ -264,7 +297,7 @@ def spread(folder: Path, size: int, receivers: int, *, noise: bool) -> dict[str,
         "memory MiB": max(line["peak"] for line in whole) / MIB,
         "disk, of the policy": max(used) / sent,
         "duplicates, of what came": sum(one["duplicates"] for one in whole)
-        / sum(one["came"] for one in whole),
+        / sum(one["bytes_came"] for one in whole),
     }
 
 

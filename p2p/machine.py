@@ -20,8 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any, Final, TypeVar
@@ -276,7 +276,8 @@ class RealDisk:
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise StorageError(f"{error.strerror or error}: {error.filename}") from error
+            where = f": {error.filename}" if error.filename is not None else ""
+            raise StorageError(f"{error.strerror or error}{where}") from error
 
     async def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         """Bytes of a file."""
@@ -323,6 +324,16 @@ class RealDisk:
     async def size(self, path: str) -> int | None:
         """Bytes, or None."""
         return await self._run(_size, self._path(path))
+
+    @contextmanager
+    def holding(self, path: str) -> Iterator[None]:
+        """Keep other processes from a folder for the length of the block."""
+        descriptor = _open_lock(self._path(path))
+        try:
+            yield
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
 
     def locate(self, path: str) -> str:
         """The absolute path, for worker processes."""
@@ -442,6 +453,26 @@ def available_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _open_lock(path: Path) -> int | None:
+    """A descriptor that holds the lock; None on a disk that cannot keep one, or on Windows."""
+    try:
+        import fcntl  # not at the top: Windows has none, and is told so by `p2p.node.process`
+
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except (ImportError, OSError):
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise StorageError(f"another process is using {path.parent}") from None
+    except OSError:  # a file system without locks
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def _size(path: Path) -> int | None:

@@ -8,7 +8,7 @@ suite, tests/conformance/test_worlds.py, holds them together.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Final, Protocol, TypeVar
@@ -102,6 +102,11 @@ class Disk(Protocol):
 
     async def size(self, path: str) -> int | None:
         """Bytes, or None if it is not there."""
+        ...
+
+    def holding(self, path: str) -> AbstractContextManager[None]:
+        """Keep other processes from a folder for the length of the block, by a file at
+        ``path``. Raises `StorageError` if one has it."""
         ...
 
     def locate(self, path: str) -> str:

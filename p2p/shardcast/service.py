@@ -16,7 +16,7 @@ from typing import Final
 
 import trio
 
-from p2p.errors import BadMessage, StorageError
+from p2p.errors import BadMessage, NoRoom, StorageError
 from p2p.host import Host, PeerEvent, PeerState
 from p2p.identity import PeerId
 from p2p.shardcast.config import ShardcastConfig, ShardcastStats
@@ -283,8 +283,20 @@ class Shardcast:
         """Write what came down before the stream that brought it is read on."""
         try:
             await self._store.flush(policy)
+        except NoRoom as error:
+            await self._disk_too_small(policy, error)
         except StorageError as error:
             self._disk_refused(error)
+
+    async def _disk_too_small(self, policy: bytes, error: NoRoom) -> None:
+        """Give a version up for which there is no room on a disk that otherwise works."""
+        if not await self._disk.takes_data():
+            self._disk_refused(error)
+        elif self._store.entry(policy) is not None:
+            logger.error("policy_given_up reason=%s: the next one is tried again", error)
+            self.stats.note_too_large()
+            self.handle(ev.Unusable(policy))
+            await self._store.forget(policy)
 
     def _disk_refused(self, error: StorageError) -> None:
         """Serve what is held, and fetch nothing until `_mend_disk` has found room."""
@@ -426,8 +438,9 @@ async def open_shardcast(
     core = ShardcastCore(host.peer_id, config, statements, world.rng("shardcast"))
     store = PolicyStore(world, config, run)
     publisher = PolicyPublisher(world, config, run, statements, store, roster)
-    async with trio.open_nursery() as nursery:
-        service = Shardcast(world, host, core, store, publisher, nursery, announce)
-        await service.resume()
-        with service.meeting_the_swarm():
-            yield service
+    with store.holding():
+        async with trio.open_nursery() as nursery:
+            service = Shardcast(world, host, core, store, publisher, nursery, announce)
+            await service.resume()
+            with service.meeting_the_swarm():
+                yield service

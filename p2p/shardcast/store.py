@@ -27,12 +27,13 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Final, TypeVar
 
 import trio
 
-from p2p.errors import BadMessage, ShoalError, StorageError
+from p2p.errors import BadMessage, NoRoom, ShoalError, StorageError
 from p2p.shardcast.chunkset import EMPTY, ChunkSet
 from p2p.shardcast.codec import ANCHOR, ENCODE_RATE, Bytes, encode_chunk
 from p2p.shardcast.config import ShardcastConfig
@@ -70,6 +71,7 @@ DRAFT: Final = "publishing"
 """Where a trainer's patches are while they are made, and no manifest names them."""
 _DRAFTS: Final = ("publishing.tmp", DRAFT)
 """What a node left that was killed while it published; an older one the first."""
+_LOCK: Final = "lock"
 _T = TypeVar("_T")
 
 logger = logging.getLogger(__name__)
@@ -134,6 +136,12 @@ class PolicyStore:
     def __repr__(self) -> str:
         return f"PolicyStore({self.folder}, {len(self._entries)} policies)"
 
+    def holding(self) -> AbstractContextManager[None]:
+        """Keep other processes from these policies for the length of the block: two that wrote
+        one ``NAME.part`` would each believe what the other moves away. Raises `StorageError`.
+        """
+        return self._disk.holding(f"{self.folder}/{_LOCK}")
+
     def entry(self, policy: bytes) -> StoredPolicy | None:
         """A policy that is here, whole or not."""
         return self._entries.get(policy)
@@ -173,7 +181,8 @@ class PolicyStore:
             self._remember(policy, chunk, wire)
 
     async def flush(self, policy: bytes) -> None:
-        """Put what waits in memory in its place. Raises `StorageError`."""
+        """Put what waits in memory in its place. Raises `StorageError`, `NoRoom` if all of it
+        would not fit."""
         entry = self._entries.get(policy)
         if entry is None or not entry.has_unwritten:
             return
@@ -197,7 +206,7 @@ class PolicyStore:
                 for path, file in zip(entry.files, entry.index.files, strict=True):
                     await self._disk.reserve(path, file.size)
             except StorageError as error:
-                raise StorageError(
+                raise NoRoom(
                     f"no room for version {entry.version}, of {entry.manifest.size} bytes:"
                     f" {error}"
                 ) from error

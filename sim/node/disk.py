@@ -11,6 +11,7 @@ folder do together.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
@@ -343,6 +344,11 @@ class DiskHandle:
         self._check(path)
         await self._take(0)
         return self._disk.size_now(path)
+
+    def holding(self, path: str) -> AbstractContextManager[None]:
+        """A simulated node has one process."""
+        self._check(path)
+        return nullcontext()
 
     def locate(self, path: str) -> str:
         """A name for messages only: no other process can open a simulated file."""

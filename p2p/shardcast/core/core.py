@@ -168,7 +168,9 @@ class ShardcastCore:
             case ev.PatchFailed(patch):
                 self._patching.pop(patch, None)
                 self._go_round(patch)
-            case ev.Unusable(policy) | ev.Forgotten(policy):
+            case ev.Unusable(policy):
+                self._decline(policy)
+            case ev.Forgotten(policy):
                 self._close(policy)
             case ev.Unwritable():
                 self._postpone_all()
@@ -329,6 +331,13 @@ class ShardcastCore:
         return cheapest_path(manifest, known, held, self._gone).hops
 
     # A disk that refuses
+
+    def _decline(self, name: bytes) -> None:
+        """This version will never be here: its bringers need not try."""
+        download = self._downloads.get(name)
+        if download is not None and not download.is_whole:
+            self._out += self._repair.decline(download)
+        self._close(name)
 
     def _postpone_all(self) -> None:
         """The disk refused: stop fetching, and remember what to begin with when it takes

@@ -115,8 +115,8 @@ class PatchFailed:
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """The policy asked for by `Finish` is not what its manifest says: its trainer signed
-    nonsense."""
+    """This policy can never be whole here: it is not what its manifest says, or larger than the
+    disk."""
 
     policy: bytes
 
