@@ -72,8 +72,9 @@ class Shardcast:
         self._senders: dict[PeerId, Sender] = {}
         self._receiver = Receiver(world, core, self.handle, self._chunk_taken, store.cores)
         self._disk = DiskHealth(world, store.folder)
-        self._unfinished: list[ev.Finish] = []
-        """Whole policies that the disk would not take: to be finished when it does."""
+        self._unfinished: list[_Job] = []
+        """Whole policies that the disk would not take: to be finished, or made of patches, when
+        it does."""
         self._nursery = nursery
         self._announce = announce
         self._changed = trio.Event()
@@ -342,7 +343,7 @@ class Shardcast:
             try:
                 await self._do_job(job)
             except StorageError as error:
-                if isinstance(job, ev.Finish):
+                if not isinstance(job, ev.Abandon):
                     self._unfinished.append(job)  # every chunk is here: served meanwhile
                 self._disk_refused(error)
 
@@ -363,7 +364,12 @@ class Shardcast:
             await self._store.forget(job.policy)
 
     async def _do_patch(self, job: ev.Patch) -> None:
-        made = await self._store.patch(job.patch)
+        try:
+            made = await self._store.patch(job.patch)
+        except NoRoom as error:
+            entry, made = self._store.entry(job.patch), None
+            if entry is not None:
+                await self._disk_too_small(entry.manifest.digest, error)
         if made is None:
             self.handle(ev.PatchFailed(job.patch))
             return

@@ -485,7 +485,8 @@ class PolicyStore:
             self._entries[entry.name] = entry
             found.append(entry)
         await self._remove_orphans()
-        return sorted(found, key=lambda entry: entry.version)
+        # Patches first: an origin hands its newest version out as the patch that it was.
+        return sorted(found, key=lambda entry: (entry.version, not entry.is_patch))
 
     async def _load_entry(self, path: str) -> StoredPolicy | None:
         data = await self._disk.read(path, 0, _MAX_HEAD + 1)

@@ -88,7 +88,7 @@ class ShardcastCore:
         self._origin = Origin(statements, self._peers.is_gone, config.stall)
         self._pending = PendingNames()
         self._gone: BoundedDict[bytes, None] = BoundedDict(MAX_MANIFESTS)
-        """Patches that no peer has."""
+        """Patches that no peer has, and versions that none has whole."""
         self._patching: dict[bytes, bytes] = {}
         """Policies that the driver makes, by the patch that it makes each of."""
         self._is_full = False
@@ -225,13 +225,13 @@ class ShardcastCore:
                     self._ban(peer, "has chunks that do not exist")
                 else:
                     download.note_held(peer, chunks, self._now)
-                self._out += self._repair.pull(download, self._now)
+                self._pull(download)
             case Skipped(_, _, _, ranges):
                 if not download.exist(ChunkSet.of_ranges(ranges)):
                     self._ban(peer, "has chunks that do not exist")
                 else:
                     self._upload.take_over(peer, download, message, self._now)
-                self._out += self._repair.pull(download, self._now)
+                self._pull(download)
             case Taken(_, ranges):
                 chunks = ChunkSet.of_ranges(ranges)
                 if not download.exist(chunks):
@@ -276,8 +276,11 @@ class ShardcastCore:
 
     def _is_over(self, manifest: Manifest) -> bool:
         """Whether this version is not worth fetching (any more)."""
-        stale = self.newest is not None and manifest.version <= self.newest.version
-        return stale or self._pending.is_over(manifest.digest)
+        return self._is_old(manifest) or self._pending.is_over(manifest.digest)
+
+    def _is_old(self, manifest: Manifest) -> bool:
+        """Whether this version, or a newer one, is here."""
+        return self.newest is not None and manifest.version <= self.newest.version
 
     def _adopt_news(self, manifest: Manifest, gossip: bool) -> list[Download]:
         """`_adopt` a version just heard of, and let gossip pass it on if it is news here."""
@@ -383,8 +386,22 @@ class ShardcastCore:
         roster = self.statements.roster(download.manifest.trainer)
         if roster is not None:
             self._out.append(ev.Send(peer, RosterNews(roster.encode())))
-        self._out.append(
-            ev.Send(peer, news_of(download.manifest, download.index, INLINE_INDEX))
+        for news in (*self._patches_since(newest, download.manifest), download):
+            self._out.append(ev.Send(peer, news_of(news.manifest, news.index, INLINE_INDEX)))
+
+    def _patches_since(self, version: int, newest: Manifest) -> list[Download]:
+        """The patches by which a peer that holds ``version`` comes to the newest: it may not
+        have heard of the versions between. One that holds none needs no other than the newest.
+        """
+        return sorted(
+            (
+                d
+                for d in self._downloads.values()
+                if d.stored and d.encoding == d.manifest.handed_out and d.is_patch
+                if NO_POLICY < version < d.manifest.version < newest.version
+                if d.manifest.trainer == newest.trainer
+            ),
+            key=lambda d: d.manifest.version,
         )
 
     def _answer_ask(self, peer: PeerId, download: Download, wants_index: bool) -> None:
@@ -473,8 +490,10 @@ class ShardcastCore:
         if download.is_whole:
             self._out += self._announcer.tell(download)
             self._out.append(ev.Finish(header.policy))
+            for waiting in [d for d in self.downloads if d.is_patch and d.pull_only]:
+                self._pull(waiting)
         elif arrival.is_answer or download.pull_only or download.has_urgent:
-            self._out += self._repair.pull(download, self._now)
+            self._pull(download)
 
     def _chunk_sent(self, peer: PeerId, size: int) -> None:
         header = self._upload.note_left(peer, self._now)
@@ -507,7 +526,7 @@ class ShardcastCore:
                 d.stored and not d.is_patch and d.manifest.version == download.base
                 for d in self._downloads.values()
                 if d.manifest.trainer == manifest.trainer
-            ) and not self._is_over(manifest):
+            ) and not self._is_old(manifest):
                 self._patching[download.name] = manifest.digest
                 self._out.append(ev.Patch(download.name))
 
@@ -515,7 +534,7 @@ class ShardcastCore:
         """Take what a patch made; what is wrong in it is pulled as it is."""
         policy = self._patching.pop(event.patch)
         patch = self._downloads.get(event.patch)
-        if patch is None or self._is_over(patch.manifest):
+        if patch is None or self._is_old(patch.manifest):
             self._out.append(ev.Abandon(policy))
             return
         download = self._hold(patch.manifest, event.index, event.verified, stored=False)
@@ -611,7 +630,7 @@ class ShardcastCore:
         self._announcer.lose(peer)
         for download in self._downloads.values():
             download.lose(peer)
-            self._out += self._repair.pull(download, self._now)
+            self._pull(download)
 
     def _ban(self, peer: PeerId, reason: str) -> None:
         """Never deal with ``peer`` again."""
@@ -634,26 +653,43 @@ class ShardcastCore:
         for download in self.downloads:
             if self._announcer.is_due(download, self._now):
                 self._out += self._announcer.tell(download)
-            if download.is_whole:
-                continue
+            if download.is_whole or self._downloads.get(download.name) is not download:
+                continue  # `_go_round` has given it up
             download.mark_late(self._now)
             self._out += self._repair.expire(download, self._now)
-            if download.is_patch and download.is_in_vain:
+            if download.is_in_vain and self._is_dispensable(download):
                 self._go_round(download.name)
                 continue
             if download.inquire_at <= self._now:
                 self._out += self._repair.inquire(download, self._now)
-            self._out += self._repair.pull(download, self._now)
+            self._pull(download)
+
+    def _pull(self, download: Download) -> None:
+        """Ask for what is late of a download. Of patches the first two on the way: more would
+        share the line, and be taken for late, and be asked for again."""
+        if download.is_patch:
+            waiting = [d for d in self._downloads.values() if d.is_patch and not d.is_whole]
+            first = sorted(waiting, key=lambda d: d.manifest.version)[:MAX_FETCHES]
+            if download not in first:
+                return
+        self._out += self._repair.pull(download, self._now)
+
+    def _is_dispensable(self, download: Download) -> bool:
+        """Whether there may be another way than to wait for it."""
+        newest = self._newest_known(download.manifest)
+        return download.is_patch or download.manifest.version < newest.version
+
+    def _newest_known(self, manifest: Manifest) -> Manifest:
+        known = self.statements.manifests(manifest.trainer)
+        return max([manifest, *known], key=lambda one: one.version)
 
     def _go_round(self, name: bytes) -> None:
-        """A patch is of no use, or no peer has it any more: fetch the newest version another
-        way."""
-        patch = self._downloads.get(name)
-        if patch is None:
+        """A patch is of no use, or no peer has it, or the rest of a version, any more: fetch
+        the newest version another way."""
+        lost = self._downloads.get(name)
+        if lost is None:
             return
         self._gone[name] = None
-        self._abandon(patch)
-        known = self.statements.manifests(patch.manifest.trainer)
-        newest = max(known, key=lambda manifest: manifest.version, default=patch.manifest)
-        for download in self._adopt(newest):
+        self._abandon(lost)
+        for download in self._adopt(self._newest_known(lost.manifest)):
             self._out += self._repair.inquire(download, self._now)

@@ -25,8 +25,9 @@ MAX_FETCHES: Final = 2
 """Versions fetched at a time. With one, a node that is slower than the run publishes would give
 up every version for the next and never have any; a third would share the line for nothing."""
 _MOST_INQUIRIES: Final = 5
-"""Inquiries in vain, all but the first of the origin too, after which a patch counts as gone:
-those that had it have newer ones. Example: after 7.5 s at the usual ``stall``."""
+"""Inquiries in vain, all but the first of the origin too, after which a patch, or a version
+that is not the newest, counts as gone: those that had it have newer ones. Example: after 7.5 s
+at the usual ``stall``."""
 _MAX_BACKOFF: Final = 5
 """Doublings of the time between inquiries. Example: 0.5, 1, 2, 4, 8 s, then 16 s each at the
 usual ``stall``, so that during an hour without its origin a node asks some 225 times."""
@@ -138,10 +139,14 @@ class Download:
 
     @property
     def is_in_vain(self) -> bool:
-        """Whether other peers and the origin were asked for what no peer pushes, nothing came,
-        and no peer has any of it."""
-        is_asked = self.pull_only and self._inquiries >= _MOST_INQUIRIES
-        return is_asked and not self.verified and not any(self.holders.values())
+        """Whether other peers and the origin were asked again and again, nothing came, and none
+        of them has anything of what is missing."""
+        needed = self.all - self.verified
+        return (
+            self._inquiries >= _MOST_INQUIRIES
+            and not self._requests
+            and not any(chunks & needed for chunks in self.holders.values())
+        )
 
     @property
     def all(self) -> ChunkSet:
