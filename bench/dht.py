@@ -29,14 +29,12 @@ from p2p.dht.core.events import (
     Get,
     Join,
     Joined,
-    Learn,
     Moved,
     PeerDown,
     PeerUp,
-    Penalise,
     Put,
     Received,
-    Send,
+    SendIfConnected,
     Tick,
     Written,
 )
@@ -57,6 +55,7 @@ from p2p.dht.messages import (
 )
 from p2p.dht.record import Record, sign_record
 from p2p.dht.stamp import make_stamp
+from p2p.effects import AddAddrs, Penalise, Send
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair, PeerId, verify
 from p2p.multiaddr import Multiaddr
@@ -233,13 +232,13 @@ class Swarm:
         """Hand one event to a core and do what it says."""
         for effect in node.core.handle(event, self.now):
             match effect:
-                case Send(peer, data):
+                case Send(peer, data) | SendIfConnected(peer, data):
                     self._send(node, peer, data)
                 case Joined(token) | Found(token) | Written(token):
                     node.done[token] = (self.now, effect)
                 case Penalise():
                     node.penalised.append(effect)
-                case Learn():
+                case AddAddrs():
                     pass
         due = max(node.core.next_deadline, self.now)
         if due < node.tick_at or node.tick_at <= self.now:

@@ -62,7 +62,8 @@ def key(number: int) -> KeyPair:
 
 
 def write_weights(path: Path, size: int, *, noise: bool = False) -> None:
-    """A safetensors file of about ``size`` bytes: bf16 tensors of 16 MiB."""
+    """A safetensors file of about ``size`` bytes: the same bf16 tensor of 16 MiB, again and
+    again, which no chunk can tell from many."""
     rng = np.random.default_rng(1)
     tensor = min(size, 16 * MIB) // 2 * 2
     count = max(1, size // tensor)
@@ -77,12 +78,12 @@ def write_weights(path: Path, size: int, *, noise: bool = False) -> None:
     header = json.dumps(described).encode()
     with path.open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
+        values = rng.standard_normal(tensor // 2, dtype=np.float32) * np.float32(0.02)
+        data = (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+        if noise:
+            data = rng.bytes(tensor)
         for _ in range(count):
-            if noise:
-                file.write(rng.bytes(tensor))
-                continue
-            values = rng.standard_normal(tensor // 2, dtype=np.float32) * np.float32(0.02)
-            file.write((values.view(np.uint32) >> 16).astype(np.uint16).tobytes())
+            file.write(data)
 
 
 # One process
@@ -257,7 +258,7 @@ def bench_process(**told: object) -> Iterator[BenchProcess]:
         process.kill()
 
 
-def spread(folder: Path, size: int, receivers: int, *, noise: bool) -> dict[str, float]:
+def spread(folder: Path, size: int, receivers: int, *, noise: bool = False) -> dict[str, float]:
     """Publish one policy to all; what it cost."""
     origin_folder = folder / "0"
     origin_folder.mkdir()
@@ -281,7 +282,7 @@ def spread(folder: Path, size: int, receivers: int, *, noise: bool) -> dict[str,
         start = time.perf_counter()
         nodes[0].order(publish=1, path="weights")
         published = nodes[0].line_with("published")
-        whole = [node.line_with("whole") for node in nodes[1:]]
+        whole = [node.line_with("whole") for node in nodes]
         seconds = time.perf_counter() - start
         cpu = {node: _cpu(node) - began[node] for node in nodes}
     sent = (origin_folder / "weights").stat().st_size
@@ -297,7 +298,7 @@ def spread(folder: Path, size: int, receivers: int, *, noise: bool) -> dict[str,
         "memory MiB": max(line["peak"] for line in whole) / MIB,
         "disk, of the policy": max(used) / sent,
         "duplicates, of what came": sum(one["duplicates"] for one in whole)
-        / sum(one["bytes_came"] for one in whole),
+        / sum(one["bytes_came"] for one in whole[1:]),
     }
 
 

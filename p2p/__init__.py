@@ -12,6 +12,42 @@ The wire is libp2p's, so any libp2p program with TCP, Noise and yamux can be on 
 Above a host, `open_gossip`, `open_dht` and `open_membership` each take a world (`open_world`)
 and a host. They are imported when they are first asked for: ``import p2p`` alone is half as
 dear.
+
+The files, in the order in which to read them
+---------------------------------------------
+The three seams, which everything else is written against: `host` (authenticated peers,
+messages, streams), `world` (clock, chance, disk, workers, signer), `network` (raw byte
+streams).
+
+Names and bytes, pure: `errors` (each says whose fault it is), `identity` (keys and `PeerId`),
+`multiaddr`, `wire` (frames, msgpack read with distrust), `protobuf`, `policy` (how versions are
+numbered), `bounded` (the dictionary and the token buckets that bound what peers cause).
+
+The host of production: `swarm`, a `Host` on any network. Its parts: `connector` dials, accepts
+and closes connections; `transport` proves and multiplexes them; `servers` runs the handlers of
+incoming streams; `outbox` holds the lanes of messages; `identify` says who we are, and pings.
+Two are without I/O: `limits`, what strangers may hold and which of them makes room, and
+`peers`, where peers can be dialled and how they behaved. `machine` is the world of production.
+
+The services, packages with a map of their own: `membership` (who lives), `gossip` (publish and
+subscribe), `dht` (who is where), `shardcast` (policies to every node), `ledger` (a node's
+signed log). `driver` feeds a service's core, whose `effects` on the host are the same in all.
+`node` puts all of them together.
+
+How data flows
+--------------
+::
+
+    in:   network -> transport (Noise, then Yamux) -> swarm -> a handler, in a task of servers
+                                                            -> a message handler, at once
+    out:  Host.send -> a lane of outbox ─┐
+          Host.open_stream ──────────────┴-> transport -> network
+
+A host has four kinds of methods. To speak: `Host.send` (a message: never blocks, may be lost)
+and `Host.open_stream` (a stream: back-pressure), with `request` on top. To be spoken to:
+`Host.serving` and `Host.receiving`, for the length of a block. To look: `Host.connected`,
+`Host.addrs_of`, `Host.watching`. To judge: `Host.protect`, `Host.penalise`, `Host.ban`. A
+newcomer calls `open_host`, `Host.connect_addr` and the first two kinds.
 """
 
 import importlib

@@ -1,7 +1,13 @@
-"""A dictionary that evicts its oldest entry, and a token bucket."""
+"""A dictionary that evicts its oldest entry, and token buckets.
+
+`BoundedDict` is for what peers make a node remember, `TokenBucket` for work that is charged
+after it was done, `RateLimit` for work that is refused before it is begun. A table of many rate
+limits that are mostly full is `p2p.membership.core.quotas.KeyedQuotas`.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
@@ -61,11 +67,11 @@ class TokenBucket:
     level.
     """
 
-    __slots__ = ("_capacity", "_filled_at", "level")
+    __slots__ = ("_filled_at", "capacity", "level")
 
     def __init__(self, capacity: float, now: float, level: float | None = None) -> None:
         """A full bucket, or one that begins at ``level``."""
-        self._capacity = capacity
+        self.capacity = capacity
         self._filled_at = now
         self.level = capacity if level is None else level
 
@@ -80,9 +86,36 @@ class TokenBucket:
             return 0.0
         gain = elapsed * rate
         level = self.level + gain
-        self.level = level if level < self._capacity else self._capacity
+        self.level = level if level < self.capacity else self.capacity
         return gain
 
     def take(self, amount: float) -> None:
         """Charge ``amount``, also into debt."""
         self.level -= amount
+
+
+class RateLimit(TokenBucket):
+    """A bucket of one rate that refuses what is not there: so many at once, so many a second.
+
+    With a rate of 20 and a burst of 200, the 201st of a moment is refused, and the next allowed
+    50 ms later. What is refused is not charged, so that asking costs nothing.
+    """
+
+    __slots__ = ("_rate",)
+
+    def __init__(self, rate: float, burst: float, now: float = -math.inf) -> None:
+        super().__init__(burst, now)
+        self._rate = rate
+
+    def available(self, now: float) -> float:
+        """What is there at ``now``."""
+        self.refill(now, self._rate)
+        return self.level
+
+    def allows(self, amount: float, now: float) -> bool:
+        """Take ``amount`` if it is there."""
+        self.refill(now, self._rate)
+        if self.level < amount:
+            return False
+        self.level -= amount
+        return True

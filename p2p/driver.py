@@ -11,7 +11,22 @@ its effects leave in the order in which it returned them.
 
 The timer is set when the deadline comes nearer and left alone when it moves away: most events
 move it a little, and to cancel a timer and set another costs a simulation as much as an event.
-A core that is told the time too early finds nothing due, and the timer is set again.
+A timer that rings before the deadline is set again, and the core not told.
+
+How a service uses it
+---------------------
+Its own effects it carries out in a method; those that all services share (`p2p.effects`) go
+through `on_host`. `Driver.running` is entered inside the scope of the tasks that effects start,
+and outside the scopes in which the host hands over messages::
+
+    driver = Driver(world, core, on_host(world, host, PROTOCOL_ID, own_effect), on_deadline)
+    async with trio.open_nursery() as nursery:
+        with driver.running(), host.receiving(PROTOCOL_ID, feed_received):
+            yield service
+
+Effects are carried out before `Driver.feed` returns, so what one of them notes can be read
+behind it. Only an event that the carrying out of another feeds waits: what a caller may have
+done wrong is therefore checked when an event is made, not when it is handled.
 """
 
 from __future__ import annotations
@@ -22,6 +37,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
+from p2p.effects import AddAddrs, HostEffect, Penalise, Send
+from p2p.host import Host
+from p2p.identity import ProtocolId
 from p2p.world import Timer, World
 
 Event = TypeVar("Event")
@@ -94,6 +112,11 @@ class Driver(Generic[Event, Effect]):
             if self._timer is not None:
                 self._timer.cancel()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether events are handled."""
+        return self._is_running
+
     def feed(self, event: Event) -> None:
         """Let the core judge ``event`` and carry out what it asks, now, or behind the event
         under way.
@@ -127,4 +150,30 @@ class Driver(Generic[Event, Effect]):
 
     def _ring(self) -> None:
         self._timer, self._timer_at = None, math.inf
-        self._on_deadline()
+        if self._core.next_deadline <= self._world.now():
+            self._on_deadline()
+        else:
+            self.set_timer()
+
+
+def on_host(
+    world: World,
+    host: Host,
+    protocol: ProtocolId,
+    carry_out: Callable[[Effect], None],
+) -> Callable[[Effect | HostEffect], None]:
+    """What carries out `p2p.effects` on ``host``, and hands all others to ``carry_out``."""
+    send = host.send
+
+    def carry_out_any(effect: Effect | HostEffect) -> None:
+        if isinstance(effect, Send):  # nearly all are
+            send(effect.peer, protocol, effect.data)
+        elif isinstance(effect, AddAddrs):
+            host.add_addrs(effect.peer, effect.addrs, effect.source)
+        elif isinstance(effect, Penalise):
+            world.sometimes("driver/penalised a peer", True)
+            host.penalise(effect.peer, effect.points, effect.reason)
+        else:
+            carry_out(effect)
+
+    return carry_out_any

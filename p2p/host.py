@@ -19,7 +19,7 @@ import trio
 
 from p2p.errors import BadMessage, LimitExceeded
 from p2p.identity import PeerId, ProtocolId
-from p2p.multiaddr import Multiaddr
+from p2p.multiaddr import AddrSource as AddrSource, Multiaddr
 from p2p.wire import KI, MIB, FrameParser, FrameReader, encode_varint, frame
 
 MAX_MESSAGE: Final = MIB
@@ -56,6 +56,19 @@ class Stream(trio.abc.HalfCloseableStream):
         """Abandon both directions at once; the other side sees `trio.BrokenResourceError`."""
         raise trio.BrokenResourceError
 
+    async def drained(self, at_most: int = 0) -> None:
+        """Return once at most ``at_most`` bytes of what was sent are still on this node.
+
+        `send_all` returns when the last byte is queued; this says when it is on the line. What
+        waits in this node's queues counts, and what its kernel has not sent yet; what the line
+        and the peer hold does not. A sender that decides late what to send next waits for this
+        first, with as many bytes as its line carries while it decides.
+
+        Raises `trio.BrokenResourceError` when they will never leave, `trio.ClosedResourceError`
+        if this end was closed, `trio.BusyResourceError` while another task sends.
+        """
+        raise trio.BrokenResourceError
+
 
 StreamHandler = Callable[[Stream], Awaitable[None]]
 """Serves one incoming stream; the stream is closed when it returns and reset when it raises."""
@@ -73,26 +86,6 @@ class PeerState(Enum):
     DISCONNECTED = "disconnected"
     UNREACHABLE = "unreachable"
     """Messages were waiting, and no address answered."""
-
-
-class AddrSource(Enum):
-    """On whose word an address is remembered, and so what may be done with it.
-
-    A stranger who may make us dial what it names uses us as its weapon, so hearsay is kept
-    apart, pushed out first, never resolved as a DNS name, and never names a private address
-    from a public one.
-    """
-
-    OWNER = "owner"
-    """This node's operator or the embedding program: bootstrap addresses. The only DNS names
-    resolved.
-    """
-    SIGNED = "signed"
-    """The peer itself, in words that it signed, that were verified, and that an admitted member
-    may say.
-    """
-    HEARSAY = "hearsay"
-    """A stranger about itself (identify), or any peer about a third party (DHT contacts)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +331,7 @@ class FrameReceiver:
             if not data:
                 return None
             self._parser.feed(data)
+            del data  # the parser has it: waiting for the rest is not to hold it twice
         return found
 
     async def _receive_rest(self) -> bytes:
@@ -349,6 +343,7 @@ class FrameReceiver:
                 if not data:
                     raise BadMessage("the stream ended within a frame")
                 self._parser.feed(data)
+                del data
                 found = self._parser.next_frame()
         if found is None:
             raise LimitExceeded(f"a frame was not whole within {self._patience:.0f} s")
@@ -368,6 +363,9 @@ def serve_requests(
     async def serve(stream: Stream) -> None:
         receiver = FrameReceiver(stream, max_request)
         while (payload := await receiver.receive()) is not None:
-            await send_frame(stream, await answer(stream.peer, payload))
+            reply = await answer(stream.peer, payload)
+            del payload  # neither is kept while the peer takes its time
+            await send_frame(stream, reply)
+            del reply
 
     return serve

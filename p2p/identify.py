@@ -12,7 +12,7 @@ from p2p.host import Host, Stream
 from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr, decode_multiaddr_untrusted
 from p2p.protobuf import as_bytes_untrusted, as_text_untrusted, field, fields_untrusted
-from p2p.transport.negotiate import MAX_LINE
+from p2p.transport.core.negotiate import MAX_LINE
 from p2p.wire import KI, FrameReader, frame
 from p2p.world import World
 
@@ -112,10 +112,14 @@ async def send_info(stream: Stream, info: bytes) -> None:
 async def serve_ping(stream: Stream) -> None:
     """Send back what comes, for as long as it comes.
 
-    In the pieces in which it comes: cut into 32 bytes, 3 MB/s of pings took a core.
+    In the pieces in which it comes: cut into 32 bytes, 3 MB/s of pings took a core. A piece is
+    let go before the next is waited for: the stream counts what its application has until that
+    comes back for more, and 4,096 streams that kept the last 32 KiB of their peers while they
+    waited made 130 MiB that no account knew of.
     """
     while data := await stream.receive_some():
         await stream.send_all(data)
+        del data
 
 
 class TimedHost(Host, Protocol):

@@ -11,6 +11,7 @@ import functools
 import ipaddress
 import re
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
 from p2p.errors import BadMessage
@@ -41,6 +42,26 @@ _PLACES: Final = {(host, "tcp") for host in ("ip4", "ip6", "dns", "dns4", "dns6"
     ("memory",)
 }
 """The protocols of everything that can be dialled."""
+
+
+class AddrSource(Enum):
+    """On whose word an address is remembered, and so what may be done with it.
+
+    A stranger who may make us dial what it names uses us as its weapon, so hearsay is kept
+    apart, pushed out first, never resolved as a DNS name, and never names a private address
+    from a public one.
+    """
+
+    OWNER = "owner"
+    """This node's operator or the embedding program: bootstrap addresses. The only DNS names
+    resolved.
+    """
+    SIGNED = "signed"
+    """The peer itself, in words that it signed, that were verified, and that an admitted member
+    may say.
+    """
+    HEARSAY = "hearsay"
+    """A stranger about itself (identify), or any peer about a third party (DHT contacts)."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

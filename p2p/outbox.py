@@ -82,7 +82,11 @@ class Lane:
             if self._stream is None:
                 self.connection, self._stream = await open_lane(self.peer, self.protocol)
             while self.waiting:
-                await self._stream.send_all(self._next_batch(sent))
+                batch = self._next_batch()
+                await self._stream.send_all(b"".join(batch))
+                if self.waiting:  # else the lane was closed meanwhile
+                    del self.waiting[: len(batch)]
+                    sent(sum(map(len, batch)))
                 self.sweeps = 0
 
     def end(self) -> None:
@@ -94,15 +98,15 @@ class Lane:
         elif self._stream is not None:
             self._stream.reset()
 
-    def _next_batch(self, sent: Callable[[int], None]) -> bytes:
+    def _next_batch(self) -> list[bytes]:
+        """Messages to be sent together. They wait until the stream has taken them: of the last
+        one up to a megabyte does, for a peer that reads nothing.
+        """
         count = size = 0
         while count < len(self.waiting) and size < _BATCH:
             size += len(self.waiting[count])
             count += 1
-        batch = b"".join(self.waiting[:count])
-        del self.waiting[:count]
-        sent(size)
-        return batch
+        return self.waiting[:count]
 
 
 class Outbox:

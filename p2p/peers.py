@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from p2p.bounded import BoundedDict
 from p2p.host import AddrSource
 from p2p.identity import PeerId
 from p2p.limits import group_of
@@ -216,8 +217,9 @@ class Scores:
 
     def __init__(self) -> None:
         self._records: dict[PeerId, _Record] = {}
-        self._refused: dict[PeerId, float] = {}
-        self._banned: dict[PeerId, None] = {}
+        # all last equally long: the first in order ends first
+        self._refused: BoundedDict[PeerId, float] = BoundedDict(MAX_PEERS)
+        self._banned: BoundedDict[PeerId, None] = BoundedDict(MAX_PEERS)
 
     def penalise(self, peer: PeerId, points: float, now: float) -> bool:
         """Add ``points``; True if the peer is to be disconnected and refused from now on."""
@@ -230,10 +232,7 @@ class Scores:
             del self._records[min(oldest, key=lambda one: self._faded(self._records[one], now))]
         if record.points < PENALTY_LIMIT:
             return False
-        self._refused.pop(peer, None)
-        # all last equally long: the first in order ends first
-        self._refused[peer] = now + REFUSAL
-        _shorten(self._refused)
+        self._refused.renew(peer, now + REFUSAL)
         return True
 
     def points(self, peer: PeerId, now: float) -> float:
@@ -244,7 +243,6 @@ class Scores:
     def ban(self, peer: PeerId) -> None:
         """Refuse for good."""
         self._banned[peer] = None
-        _shorten(self._banned)
 
     def is_refused(self, peer: PeerId, now: float) -> bool:
         """Whether connections to and from ``peer`` are unwelcome."""
@@ -252,8 +250,3 @@ class Scores:
 
     def _faded(self, record: _Record, now: float) -> float:
         return record.points * math.exp2((record.at - now) / PENALTY_HALF_LIFE)
-
-
-def _shorten(peers: dict[PeerId, None] | dict[PeerId, float]) -> None:
-    if len(peers) > MAX_PEERS:
-        del peers[next(iter(peers))]

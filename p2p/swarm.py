@@ -64,7 +64,7 @@ from p2p.outbox import Lane, Outbox
 from p2p.peers import VIOLATION
 from p2p.servers import Server
 from p2p.transport.connection import Connection, ConnectionConfig
-from p2p.transport.noise import StaticKey
+from p2p.transport.core.noise import StaticKey
 from p2p.transport.stream import MuxedStream
 from p2p.transport.tcp import TcpNetwork
 from p2p.wire import frame
@@ -476,6 +476,7 @@ class SwarmHost:
             if handler is None:
                 return  # the block that received them has ended
             handler(stream.peer, message)
+            del message  # a lane may be silent for long, and the last one have a megabyte
             moment = now()
             if usage is not None:
                 usage.used_at = moment

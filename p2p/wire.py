@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Protocol, TypeVar, cast, runtime_checkable
 
 import msgpack
@@ -28,6 +28,7 @@ MAX_DEPTH: Final = 8
 reader's stack.
 """
 _Container = TypeVar("_Container", list[Any], dict[Any, Any])
+_Message = TypeVar("_Message")
 
 
 def encode_varint(number: int) -> bytes:
@@ -177,6 +178,7 @@ class FrameReader:
                     raise BadMessage("the stream ended within a frame")
                 return None
             self._parser.feed(data)
+            del data  # the parser has it: waiting for more is not to hold it twice
             self._tell()
         self._tell()
         return payload
@@ -279,3 +281,24 @@ def fields_untrusted(value: object, *kinds: type | tuple[type, ...], what: str) 
                 f"field {index} of a {what} has the wrong type ({type(item).__name__})"
             )
     return value
+
+
+Layout = tuple[tuple[type, ...], Callable[..., _Message]]
+"""The types of a message's fields behind its kind, and what makes the message of them."""
+
+
+def message_untrusted(
+    layouts: Mapping[int, Layout[_Message]], kind: object, fields: list[Any], *, what: str
+) -> _Message:
+    """The message of this ``kind``, a number, with these ``fields``. Raise `BadMessage` naming
+    ``what``.
+
+    How every protocol of ours on msgpack reads its messages: each is a list that starts with
+    the number of its kind, which stands at its class (``Ping.KIND``), and ``messages.py`` has
+    one table from these numbers to layouts.
+    """
+    layout = layouts.get(kind) if type(kind) is int else None
+    if layout is None:
+        raise BadMessage(f"a {what} has no kind {kind!r:.20}")
+    types, make = layout
+    return make(*fields_untrusted(fields, *types, what=what))

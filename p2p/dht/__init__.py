@@ -1,18 +1,36 @@
 """A Kademlia in which a place costs work and every record is signed.
 
-Where to begin: `core/core.py` says how the protocol works, `core/lookup.py` is the heart of it,
-`messages.py` and `record.py` are what is on the wire, docs/protocols/kad.md all of it in three
-pages, and `tests/transcripts/dht/` shows it event by event.
+The files, in the order in which to read them
+---------------------------------------------
+Formats, pure functions of bytes: `record` (what the DHT holds: signed by its publisher),
+`stamp` (the proof of work that a place costs), `messages`, `config`.
 
-How data flows: the host hands a message to `service.Dht`, the driver, which gives
-`core.DhtCore` a `Received`. A request goes to `core/responder.py`, which answers it from the
-routing table and the record store. A reply goes to `core/requester.py`, which runs gets, puts
-and joins through lookups. The core returns effects; the driver passes a `Send` to the host, and
-a `Found`, `Written` or `Joined` to the caller that waits for it.
+Decisions, pure by contract: the folder `core`, with a map of its own. `core.core` says how the
+protocol works, and `core.lookup` is the heart of it.
 
-What a newcomer calls: `open_dht`, then `Dht.bootstrap` once, and `Dht.put`, `Dht.get` and
-`Dht.find_peer`, which wait for the outcome. `Namespace` describes which records an application
-takes. Importing this package does not need the package ``kademlia``; `open_dht` does.
+Driver, ordinary trio code: `service`, which feeds the core and carries out its effects.
+
+docs/protocols/kad.md is all of it in three pages; `tests/transcripts/dht/` shows it event by
+event.
+
+How data flows
+--------------
+::
+
+    request:  host -> Received -> core -> responder: routing table, records -> Send -> host
+    reply:    host -> Received -> core -> requester -> its lookup -> Send to the next contacts
+                                                    -> Found, Written or Joined -> the caller
+
+What a newcomer calls
+---------------------
+`open_dht` for a scope, and on the `Dht` that it gives:
+
+- to enter: `Dht.bootstrap`, once;
+- to publish: `Dht.put`; to look up: `Dht.get` and `Dht.find_peer`, all of which wait for the
+  outcome.
+
+`Namespace` describes which records an application takes. Importing this package does not need
+the package ``kademlia``; `open_dht` does.
 """
 
 from p2p.dht.config import DhtConfig

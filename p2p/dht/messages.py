@@ -8,9 +8,8 @@ strings inside it, so that they are passed on unchanged and decoded once.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import IntEnum
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from p2p.dht.record import (
     MAX_ADDRS,
@@ -21,7 +20,7 @@ from p2p.dht.stamp import ID_BYTES, NONCE_BYTES, dht_id, stamp_work
 from p2p.errors import BadMessage
 from p2p.identity import PeerId, decode_peer_id_untrusted
 from p2p.multiaddr import Multiaddr
-from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
+from p2p.wire import KI, Layout, fields_untrusted, message_untrusted, pack, unpack_untrusted
 
 MAX_CONTACTS: Final = 20
 """Contacts in one reply: Kademlia's k."""
@@ -91,28 +90,21 @@ def decode_contact_untrusted(blob: object) -> Contact:
     return _decode_contact(blob)
 
 
-class MessageKind(IntEnum):
-    """The first field of a message. A reply is its request's kind plus 16."""
-
-    PING = 0
-    FIND_NODE = 1
-    FIND_VALUE = 2
-    STORE = 3
-    PONG = 16
-    NODES = 17
-    VALUES = 18
-    STORED = 19
+# The kind of a reply is its request's plus 16.
 
 
 @dataclass(frozen=True, slots=True)
 class Ping:
     """Is the receiver there? Answered by `Pong`."""
 
+    KIND: ClassVar = 0
+
 
 @dataclass(frozen=True, slots=True)
 class FindNode:
     """Which contacts are nearest to ``target``? Answered by `Nodes`."""
 
+    KIND: ClassVar = 1
     target: bytes
 
 
@@ -121,6 +113,7 @@ class FindValue:
     """Which records are held under ``key``, and which contacts are nearest to it? Answered by
     `Values`."""
 
+    KIND: ClassVar = 2
     key: bytes
 
 
@@ -128,6 +121,7 @@ class FindValue:
 class Store:
     """Hold ``record`` (encoded) under ``key``. Answered by `Stored`."""
 
+    KIND: ClassVar = 3
     key: bytes
     record: bytes
 
@@ -136,11 +130,14 @@ class Store:
 class Pong:
     """The sender is there."""
 
+    KIND: ClassVar = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
     """The nearest contacts of the sender's table."""
 
+    KIND: ClassVar = 17
     contacts: tuple[Contact, ...]
 
 
@@ -148,6 +145,7 @@ class Nodes:
 class Values:
     """The records that the sender holds (encoded), and the nearest contacts of its table."""
 
+    KIND: ClassVar = 18
     records: tuple[bytes, ...]
     contacts: tuple[Contact, ...]
 
@@ -156,6 +154,7 @@ class Values:
 class Stored:
     """Whether the sender holds that record, or a newer one."""
 
+    KIND: ClassVar = 19
     held: bool
 
 
@@ -174,29 +173,23 @@ class Envelope:
 
 def encode(request_id: int, sender: Contact, body: Request | Reply) -> bytes:
     """The bytes of a message."""
-    kind, *rest = _body_fields(body)
-    return pack([kind, request_id, sender.blob, *rest])
+    return pack([body.KIND, request_id, sender.blob, *_fields_of(body)])
 
 
-def _body_fields(body: Request | Reply) -> tuple[object, ...]:
+def _fields_of(body: Request | Reply) -> tuple[object, ...]:
     match body:
-        case Ping():
-            return (MessageKind.PING.value,)
-        case FindNode(target):
-            return (MessageKind.FIND_NODE.value, target)
-        case FindValue(key):
-            return (MessageKind.FIND_VALUE.value, key)
+        case Ping() | Pong():
+            return ()
+        case FindNode(key) | FindValue(key):
+            return (key,)
         case Store(key, record):
-            return (MessageKind.STORE.value, key, record)
-        case Pong():
-            return (MessageKind.PONG.value,)
+            return (key, record)
         case Nodes(contacts):
-            return (MessageKind.NODES.value, [contact.blob for contact in contacts])
+            return ([contact.blob for contact in contacts],)
         case Values(records, contacts):
-            blobs = [contact.blob for contact in contacts]
-            return (MessageKind.VALUES.value, list(records), blobs)
+            return (list(records), [contact.blob for contact in contacts])
         case Stored(held):
-            return (MessageKind.STORED.value, held)
+            return (held,)
 
 
 def decode_untrusted(data: bytes) -> Envelope:
@@ -209,30 +202,8 @@ def decode_untrusted(data: bytes) -> Envelope:
     kind, request_id, blob = fields_untrusted(fields[:3], int, int, bytes, what="DHT message")
     if not 0 <= request_id <= MAX_REQUEST_ID:
         raise BadMessage("a request id is out of range")
-    return Envelope(request_id, decode_contact_untrusted(blob), _decode_body(kind, fields[3:]))
-
-
-def _decode_body(kind: int, rest: list[Any]) -> Request | Reply:
-    match kind:
-        case MessageKind.PING | MessageKind.PONG:
-            fields_untrusted(rest, what="ping")
-            return Ping() if kind == MessageKind.PING else Pong()
-        case MessageKind.FIND_NODE:
-            return FindNode(_key(*fields_untrusted(rest, bytes, what="FIND_NODE")))
-        case MessageKind.FIND_VALUE:
-            return FindValue(_key(*fields_untrusted(rest, bytes, what="FIND_VALUE")))
-        case MessageKind.STORE:
-            key, record = fields_untrusted(rest, bytes, bytes, what="STORE")
-            return Store(_key(key), record)
-        case MessageKind.NODES:
-            return Nodes(_contacts(*fields_untrusted(rest, list, what="NODES")))
-        case MessageKind.VALUES:
-            records, contacts = fields_untrusted(rest, list, list, what="VALUES")
-            return Values(_records(records), _contacts(contacts))
-        case MessageKind.STORED:
-            return Stored(*fields_untrusted(rest, bool, what="STORED"))
-        case _:
-            raise BadMessage(f"DHT message kind {kind} is unknown")
+    body = message_untrusted(_LAYOUTS, kind, fields[3:], what="DHT message")
+    return Envelope(request_id, decode_contact_untrusted(blob), body)
 
 
 def _key(data: bytes) -> bytes:
@@ -253,3 +224,18 @@ def _records(items: list[Any]) -> tuple[bytes, ...]:
     if not all(isinstance(item, bytes) and len(item) <= MAX_RECORD for item in items):
         raise BadMessage(f"a record is at most {MAX_RECORD} bytes")
     return tuple(items)
+
+
+_LAYOUTS: Final[dict[int, Layout[Request | Reply]]] = {
+    Ping.KIND: ((), Ping),
+    FindNode.KIND: ((bytes,), lambda target: FindNode(_key(target))),
+    FindValue.KIND: ((bytes,), lambda key: FindValue(_key(key))),
+    Store.KIND: ((bytes, bytes), lambda key, record: Store(_key(key), record)),
+    Pong.KIND: ((), Pong),
+    Nodes.KIND: ((list,), lambda contacts: Nodes(_contacts(contacts))),
+    Values.KIND: (
+        (list, list),
+        lambda records, contacts: Values(_records(records), _contacts(contacts)),
+    ),
+    Stored.KIND: ((bool,), Stored),
+}

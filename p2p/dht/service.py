@@ -1,16 +1,13 @@
 """The DHT as a node uses it: `open_dht`, and `Dht`, the driver of `DhtCore`.
 
-The driver has callbacks only: a message, a change of connections or the one timer gives the
-core an event, and the effects are carried out at once, since nothing that a `Host` does with a
-message blocks. The only task keeps the sequence number on disk ahead of what will be signed;
+A message, a change of connections, a caller or the deadline gives the core an event
+(`p2p.driver`). The only task keeps the sequence number on disk ahead of what will be signed;
 until it is, nothing is signed.
 """
 
 from __future__ import annotations
 
 import logging
-import math
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -23,20 +20,21 @@ from p2p.dht.config import DhtConfig
 from p2p.dht.core.core import DhtCore
 from p2p.dht.core.events import (
     Cancel,
+    Effect,
     Event,
     Forget,
     Found,
     Get,
     Join,
     Joined,
-    Learn,
     Moved,
+    Outcome,
+    OwnEffect,
     PeerDown,
     PeerUp,
-    Penalise,
     Put,
     Received,
-    Send,
+    SendIfConnected,
     Tick,
     Written,
 )
@@ -53,11 +51,12 @@ from p2p.dht.record import (
     decode_addrs_untrusted,
 )
 from p2p.dht.stamp import check_stamp, make_stamp, stamp_cost
+from p2p.driver import Driver, on_host
 from p2p.errors import StorageError
 from p2p.host import AddrSource, Host, PeerEvent, PeerState
 from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr
-from p2p.world import Timer, World, lateness
+from p2p.world import World, lateness
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +70,6 @@ SEQNO_RETRY: Final = 60_000
 MAX_OPERATIONS: Final = 16
 """Gets and puts under way; more wait their turn. Each has at most 18 requests open: 3 keys, 2
 paths, alpha 3."""
-
-Outcome = Joined | Found | Written
 
 
 class _Caller:
@@ -109,11 +106,14 @@ class Dht:
         self._tokens = count(1)
         self._waiting: dict[int, _Caller] = {}
         self._slots = trio.CapacityLimiter(MAX_OPERATIONS)
-        self._events: deque[Event] = deque()
-        self._busy = False
-        self._open = True
-        self._timer: Timer | None = None
-        self._timer_at = math.inf
+        carry_out = on_host(world, host, PROTOCOL_ID, self._carry_out)
+        self._driver: Driver[Event, Effect] = Driver(
+            world,
+            core,
+            carry_out,
+            self._on_deadline,
+            lambda: lateness(world, "dht/late tick"),
+        )
         self._up: dict[PeerId, None] = {}
         """The connected peers, as the host has told us."""
         self._addrs: tuple[Multiaddr, ...] = ()
@@ -197,7 +197,7 @@ class Dht:
 
     def forget(self, namespace: str, name: bytes) -> None:
         """Stop republishing a record; it expires when its lifetime is over."""
-        self._give(Forget(namespace, name))
+        self._driver.feed(Forget(namespace, name))
 
     async def get(self, namespace: str, name: bytes) -> list[Record]:
         """The newest valid record of each publisher, ordered by publisher; empty if there is
@@ -233,13 +233,13 @@ class Dht:
         token = next(self._tokens)
         waiting = self._waiting[token] = _Caller()
         try:
-            self._give(event(token))
-            if self._open:
+            self._driver.feed(event(token))
+            if self._driver.is_running:
                 await waiting.done.wait()
         finally:
             del self._waiting[token]
             if waiting.outcome is None:
-                self._give(Cancel(token))
+                self._driver.feed(Cancel(token))
         return waiting.outcome
 
     # Driving the core.
@@ -247,111 +247,68 @@ class Dht:
     @asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
         """Take messages, watch connections and keep the sequence number on disk ahead, for the
-        length of the block."""
-        take = self._on_message
+        length of the block. Callers that still wait at its end get no outcome."""
         host = self._host
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._keep_seqno)
-            with (
-                host.receiving(PROTOCOL_ID, take, max_message=MAX_DATAGRAM),
-                host.watching(self._on_peer),
-            ):
-                self._begin()
-                try:
+            try:
+                with (
+                    self._driver.running(),
+                    host.receiving(PROTOCOL_ID, self._on_message, max_message=MAX_DATAGRAM),
+                    host.watching(self._on_peer),
+                ):
+                    self._begin()
                     yield
-                finally:
-                    self._end()
-                    nursery.cancel_scope.cancel()
+            finally:
+                for waiting in self._waiting.values():
+                    waiting.wake(None)
+                self._raised.set()
+                nursery.cancel_scope.cancel()
 
     def _begin(self) -> None:
         """Tell the core our addresses and which peers are connected already."""
         self._follow_addrs()
         for peer in self._host.connected:
             self._up[peer] = None
-            self._give(PeerUp(peer))
-
-    def _end(self) -> None:
-        """No event reaches the core any more. Callers that wait get no outcome, and later ones
-        do not wait."""
-        self._open = False
-        if self._timer is not None:
-            self._timer.cancel()
-        for waiting in self._waiting.values():
-            waiting.wake(None)
-        self._raised.set()
+            self._driver.feed(PeerUp(peer))
 
     def _on_message(self, peer: PeerId, data: bytes) -> None:
-        self._give(Received(peer, data, self._world.wall()))
+        if not self._world.buggify("dht/lost message"):
+            self._driver.feed(Received(peer, data, self._world.wall()))
 
     def _on_peer(self, event: PeerEvent) -> None:
         if event.state is PeerState.CONNECTED:
             self._up[event.peer] = None
-            self._give(PeerUp(event.peer))
+            self._driver.feed(PeerUp(event.peer))
         else:
             self._up.pop(event.peer, None)
             unreachable = event.state is PeerState.UNREACHABLE
             met_the_dead = unreachable and bool(self._waiting)
             self._world.sometimes("dht/lookup met the dead", met_the_dead)
-            self._give(PeerDown(event.peer, unreachable=unreachable))
+            self._driver.feed(PeerDown(event.peer, unreachable=unreachable))
 
-    def _give(self, event: Event) -> None:
-        """Hand events to the core one after another, also those that carrying out an effect
-        causes."""
-        if not self._open:
-            return
-        self._events.append(event)
-        if self._busy:
-            return
-        self._busy = True
-        try:
-            while self._events:
-                for effect in self._core.handle(self._events.popleft(), self._world.now()):
-                    self._carry_out(effect)
-        finally:
-            self._busy = False
-        self._set_timer()
+    def _on_deadline(self) -> None:
+        self._follow_addrs()
+        wall = self._world.wall()
+        if self._is_reserved(wall):  # else `_keep_seqno` sets the timer again
+            self._driver.feed(Tick(wall))
 
-    def _carry_out(self, effect: Send | Learn | Penalise | Outcome) -> None:
+    def _carry_out(self, effect: OwnEffect) -> None:
         match effect:
-            case Send(peer, data, dial):
-                if (dial or peer in self._up) and not self._world.buggify("dht/lost message"):
+            case SendIfConnected(peer, data):
+                if peer in self._up:
                     self._host.send(peer, PROTOCOL_ID, data)
-            case Learn(peer, addrs):
-                named = [addr.with_peer(peer) for addr in addrs]
-                self._host.add_addrs(peer, named, AddrSource.HEARSAY)
-            case Penalise(peer, points, reason):
-                logger.info("dht.lie peer=%s reason=%s", peer, reason)
-                self._world.trace("dht.lie", peer=str(peer), reason=reason)
-                self._host.penalise(peer, points, reason)
             case Joined(token) | Found(token) | Written(token):
                 waiting = self._waiting.get(token)
                 if waiting is not None:
                     waiting.wake(effect)
-
-    def _set_timer(self) -> None:
-        due = self._core.next_deadline
-        if due == self._timer_at:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_at = due
-        when = max(due, self._world.now()) + lateness(self._world, "dht/late tick")
-        self._timer = None if due == math.inf else self._world.call_at(when, self._tick)
-
-    def _tick(self) -> None:
-        self._timer = None
-        self._timer_at = math.inf
-        self._follow_addrs()
-        wall = self._world.wall()
-        if self._is_reserved(wall):  # else `_keep_seqno` sets the timer again
-            self._give(Tick(wall))
 
     def _follow_addrs(self) -> None:
         """Tell the core when the host can be dialled elsewhere."""
         addrs = self._host.addrs
         if addrs != self._addrs or self._world.buggify("dht/says its addresses again"):
             self._addrs = addrs
-            self._give(Moved(tuple(addr.transport for addr in addrs)))
+            self._driver.feed(Moved(tuple(addr.transport for addr in addrs)))
 
     # Sequence numbers: on disk first, so that no later process of this node uses one again,
     # whatever its clock says.
@@ -366,7 +323,7 @@ class Dht:
 
     async def _wait_reserved(self) -> float:
         """Return the wall clock's time once we may sign at it."""
-        while not self._is_reserved(wall := self._world.wall()) and self._open:
+        while not self._is_reserved(wall := self._world.wall()) and self._driver.is_running:
             await self._raised.wait()
         return wall
 
@@ -388,7 +345,7 @@ class Dht:
             self._reserved = reserved
             self._raised.set()
             self._raised = trio.Event()
-            self._set_timer()
+            self._driver.set_timer()
 
 
 async def _load_stamp(world: World, difficulty: int) -> bytes:

@@ -1,18 +1,31 @@
 """Publish and subscribe by libp2p's gossipsub v1.1: verified before it is forwarded.
 
-Where to begin: `core/core.py` says how the protocol works, `messages.py` what is on the wire,
-docs/protocols/meshsub.md both in one page, and `tests/transcripts/gossip/` shows it event by
-event.
+The files, in the order in which to read them
+---------------------------------------------
+Formats, pure functions of bytes: `messages` (libp2p's, to the byte) and `config` (gossipsub's
+parameters, with its defaults).
 
-How data flows: the host hands an RPC to `service.Gossip`, the driver, which gives
-`core.GossipCore` a `Received`. The core decodes it and returns effects. `Validate` asks the
-validator of the topic, the answer goes back as `Validated`, and then come a `Deliver` for this
-node's handler and a `Send` for each mesh peer, which the driver passes to the host. Once a
-second the driver's timer gives a `Tick`, the heartbeat.
+Decisions, pure by contract: the folder `core`, with a map of its own. `core.core` says how the
+protocol works.
 
-What a newcomer calls: `open_gossip`, then `Gossip.subscribe` with a validator and a handler,
-and `Gossip.publish`. None of them blocks. `GossipConfig` has the parameters, with gossipsub's
-defaults.
+Driver, ordinary trio code: `service`, which feeds the core and carries out its effects.
+
+docs/protocols/meshsub.md is all of it in one page; `tests/transcripts/gossip/` shows it event
+by event.
+
+How data flows
+--------------
+::
+
+    message:  host -> Received -> core: quota, seen? -> Validate -> the topic's validator
+              Validated -> core: accepted -> Deliver -> this node's handler
+                                          -> Send to each mesh peer -> host
+    timer:    once a second Tick -> core: meshes, promises, penalties; IHAVE to some others
+
+What a newcomer calls
+---------------------
+`open_gossip` for a scope, then `Gossip.subscribe` with a validator and a handler, and
+`Gossip.publish`. None of them blocks.
 """
 
 from p2p.gossip.config import GossipConfig

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 
+from p2p.driver import Driver, on_host
 from p2p.errors import BadMessage
 from p2p.gossip.config import GossipConfig
 from p2p.gossip.core.core import GossipCore
@@ -16,10 +17,9 @@ from p2p.gossip.core.events import (
     Disconnected,
     Effect,
     Event,
-    Penalise,
+    OwnEffect,
     Publish,
     Received,
-    Send,
     Subscribe,
     Tick,
     Unsubscribe,
@@ -27,10 +27,11 @@ from p2p.gossip.core.events import (
     Validated,
     Validity,
 )
+from p2p.gossip.core.mesh import MAX_TOPICS_OF_PEER
 from p2p.gossip.messages import MAX_RPC, PROTOCOL_ID
 from p2p.host import Host, PeerEvent, PeerState
 from p2p.identity import PeerId
-from p2p.world import Timer, World, lateness
+from p2p.world import World, lateness
 
 Validator = Callable[[PeerId, bytes], Validity]
 """Says whether a message is accepted, by its author and data. It is called on the event loop
@@ -56,8 +57,15 @@ class Gossip:
         self._world = world
         self._host = host
         self._core = core
+        carry_out = on_host(world, host, PROTOCOL_ID, self._carry_out)
+        self._driver: Driver[Event, Effect] = Driver(
+            world,
+            core,
+            carry_out,
+            self._on_deadline,
+            lambda: lateness(world, "gossip/late heartbeat"),
+        )
         self._subscriptions: dict[str, _Subscription] = {}
-        self._timer: Timer | None = None
 
     def subscribe(self, topic: str, validate: Validator, deliver: Handler) -> None:
         """Subscribe to ``topic``: what ``validate`` accepts is given to ``deliver`` once, and
@@ -68,13 +76,17 @@ class Gossip:
         topic's name is empty or longer than 128 bytes, or if this node subscribes to 64 topics
         already.
         """
-        self._drive(Subscribe(topic))
+        event = Subscribe(topic)
+        if topic not in self._subscriptions and len(self._subscriptions) >= MAX_TOPICS_OF_PEER:
+            most = MAX_TOPICS_OF_PEER
+            raise ValueError(f"a node hears at most {most} topics: peers remember no more")
+        self._driver.feed(event)
         self._subscriptions[topic] = _Subscription(validate, deliver)
 
     def unsubscribe(self, topic: str) -> None:
         """Leave ``topic``; nothing if it was not subscribed to."""
         self._subscriptions.pop(topic, None)
-        self._drive(Unsubscribe(topic))
+        self._driver.feed(Unsubscribe(topic))
 
     def publish(self, topic: str, data: bytes) -> None:
         """Send ``data`` to the subscribers of ``topic``, but not to this node's own handler.
@@ -82,7 +94,7 @@ class Gossip:
 
         Raises `ValueError` if ``data`` is larger than 256 KiB or the topic's name too long.
         """
-        self._drive(Publish(topic, data))
+        self._driver.feed(Publish(topic, data))
 
     @property
     def topics(self) -> Mapping[str, tuple[PeerId, ...]]:
@@ -98,41 +110,31 @@ class Gossip:
     def _serving(self) -> Iterator[None]:
         """Take messages, watch connections and keep the heartbeat for the length of the
         block."""
-        host, take, watch = self._host, self._on_message, self._on_peer
-        with host.receiving(PROTOCOL_ID, take, max_message=MAX_RPC), host.watching(watch):
+        host, feed = self._host, self._driver.feed
+        with (
+            self._driver.running(),
+            host.receiving(
+                PROTOCOL_ID, lambda peer, data: feed(Received(peer, data)), max_message=MAX_RPC
+            ),
+            host.watching(self._on_peer),
+        ):
+            self._on_deadline()
             for peer in host.connected:
-                self._drive(Connected(peer))
-            self._on_timer()
-            try:
-                yield
-            finally:
-                if self._timer is not None:
-                    self._timer.cancel()
-
-    def _on_message(self, peer: PeerId, data: bytes) -> None:
-        self._drive(Received(peer, data))
+                feed(Connected(peer))
+            yield
 
     def _on_peer(self, event: PeerEvent) -> None:
         if event.state is PeerState.CONNECTED:
-            self._drive(Connected(event.peer, event.dialled))
+            self._driver.feed(Connected(event.peer, event.dialled))
         elif event.state is PeerState.DISCONNECTED:
-            self._drive(Disconnected(event.peer))
+            self._driver.feed(Disconnected(event.peer))
 
-    def _on_timer(self) -> None:
-        self._drive(Tick())
+    def _on_deadline(self) -> None:
+        self._driver.feed(Tick())
         self._world.sometimes("gossip/heard it twice", self._core.counters["duplicate"] > 0)
-        due = max(self._core.next_deadline, self._world.now())
-        when = due + lateness(self._world, "gossip/late heartbeat")
-        self._timer = self._world.call_at(when, self._on_timer)
 
-    def _drive(self, event: Event) -> None:
-        for effect in self._core.handle(event, self._world.now()):
-            self._carry_out(effect)
-
-    def _carry_out(self, effect: Effect) -> None:
+    def _carry_out(self, effect: OwnEffect) -> None:
         match effect:
-            case Send(peer, data):
-                self._host.send(peer, PROTOCOL_ID, data)
             case Validate(identity, topic, author, data):
                 self._validate(identity, topic, author, data)
             case Deliver(topic, author, data):
@@ -140,16 +142,13 @@ class Gossip:
                 subscription = self._subscriptions.get(topic)
                 if subscription is not None:
                     subscription.deliver(author, data)
-            case Penalise(peer, points, reason):
-                self._world.sometimes("gossip/blamed a peer", True)
-                self._host.penalise(peer, points, reason)
 
     def _validate(self, identity: bytes, topic: str, author: PeerId, data: bytes) -> None:
         validity = Validity.IGNORE  # the answer if the validator crashes
         try:
             validity = self._ask_validator(topic, author, data)
         finally:
-            self._drive(Validated(identity, validity))
+            self._driver.feed(Validated(identity, validity))
 
     def _ask_validator(self, topic: str, author: PeerId, data: bytes) -> Validity:
         subscription = self._subscriptions.get(topic)

@@ -18,6 +18,7 @@ from typing import Final
 import trio
 
 from p2p.errors import BadMessage, StorageError
+from p2p.ledger.config import LedgerConfig
 from p2p.ledger.core.chain import (
     EMPTY,
     Entry,
@@ -30,15 +31,10 @@ from p2p.ledger.core.chain import (
     read_segment,
 )
 from p2p.ledger.core.synced import NOTHING, Synced, encode_slots, read_slots
-from p2p.wire import MIB
 from p2p.world import World
 
 logger = logging.getLogger(__name__)
 
-SEGMENT_BYTES: Final = 4 * MIB
-"""A segment is closed when it is longer. Recovery rewrites at most one of them: 4 MiB, some 50
-ms of disk.
-"""
 CHECK_RATE: Final = 20e6
 """Bytes per second that `read_segment` checks, for the simulator's clock (measured on one core:
 20 to 30).
@@ -57,12 +53,10 @@ REMEDY: Final = (
 class Ledger:
     """The log of this node. One per folder; open it with `open_ledger`."""
 
-    def __init__(
-        self, world: World, folder: str, *, segment_bytes: int = SEGMENT_BYTES
-    ) -> None:
+    def __init__(self, world: World, folder: str, config: LedgerConfig) -> None:
         self._world = world
         self._folder = folder
-        self._segment_bytes = segment_bytes
+        self._config = config
         self._head = EMPTY
         self._places: list[tuple[int, Place]] = []
         self._segment = 0
@@ -93,7 +87,7 @@ class Ledger:
         async with self._turn:
             if not self._is_settled:
                 await self._settle()
-            if self._written >= self._segment_bytes:
+            if self._written >= self._config.segment_bytes:
                 self._segment, self._written = self._segment + 1, 0
             entries, data, places, head = self._compose(statements)
             self._is_settled = False  # until the disk says otherwise
@@ -292,7 +286,7 @@ class OwnLedger:
     """
 
     def __init__(self, world: World, folder: str = "ledger") -> None:
-        self._ledger = Ledger(world, folder)
+        self._ledger = Ledger(world, folder, LedgerConfig())
         self._reading = trio.Lock()
         self._is_read = False
 
@@ -309,13 +303,13 @@ class OwnLedger:
 
 @asynccontextmanager
 async def open_ledger(
-    world: World, folder: str = "ledger", *, segment_bytes: int = SEGMENT_BYTES
+    world: World, folder: str = "ledger", config: LedgerConfig | None = None
 ) -> AsyncIterator[Ledger]:
     """The ledger in ``folder``, checked and repaired. Raises `StorageError`.
 
     For programs that are no node. A node's roles ask `OwnLedger`: of two that are open at once
     each would sign the next number.
     """
-    ledger = Ledger(world, folder, segment_bytes=segment_bytes)
+    ledger = Ledger(world, folder, config or LedgerConfig())
     await ledger.recover()
     yield ledger

@@ -33,8 +33,9 @@ All other names are for operators (`counters`, `clock_off`), the host and tests.
 
 from p2p.membership.config import MembershipConfig
 from p2p.membership.core.events import Change, Member, MemberEvent
-from p2p.membership.heartbeat import NO_POLICY, PROTOCOL_ID, Profile
+from p2p.membership.heartbeat import PROTOCOL_ID, Profile
 from p2p.membership.service import Membership, open_membership
+from p2p.policy import NO_POLICY
 
 __all__ = [
     "NO_POLICY",

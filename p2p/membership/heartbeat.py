@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 from p2p.errors import BadMessage
 from p2p.identity import PEER_ID_BYTES, SIGNATURE_BYTES, PeerId, ProtocolId, Signer
 from p2p.multiaddr import Multiaddr, decode_multiaddr_untrusted
+from p2p.policy import MAX_POLICY, NO_POLICY
 from p2p.wire import fields_untrusted, pack, unpack_untrusted
 
 PROTOCOL_ID: Final = ProtocolId("/shoal/heartbeat/1.0.0")
@@ -32,15 +33,11 @@ MAX_RUN: Final = 32
 """Bytes of a run id: a digest."""
 MAX_STAMP: Final = 8
 """Bytes of a work stamp: the nonce of `p2p.dht.stamp`."""
-MAX_POLICY: Final = 2**31 - 1
-"""Versions. A digest carries the policy as a signed 32-bit number."""
 MAX_SEQNO: Final = 2**63 - 1
 MIN_INTERVAL: Final = 0.05
 MAX_INTERVAL: Final = 120.0
 """Seconds between heartbeats. A peer that sends heartbeats more slowly could stay dead and
 listed for minutes."""
-NO_POLICY: Final = -1
-"""The policy of a peer that holds none."""
 KEY_BYTES: Final = 8
 """Bytes that name a peer in digests: the head of its public key. Finding a second key with the
 same head takes 2**63 tries, making two keys with the same takes 2**32; the second is not taken

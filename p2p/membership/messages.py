@@ -20,22 +20,20 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 from p2p.errors import BadMessage
 from p2p.membership.heartbeat import (
     KEY_BYTES,
-    MAX_POLICY,
     MAX_SEQNO,
-    NO_POLICY,
     PROTOCOL_ID,
     Digest,
     SignedHeartbeat,
     decode_heartbeat_untrusted,
 )
-from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
+from p2p.policy import MAX_POLICY, NO_POLICY
+from p2p.wire import KI, Layout, message_untrusted, pack, unpack_untrusted
 
 __all__ = [
     "MAX_HEARTBEATS",
@@ -86,6 +84,7 @@ _DIGEST: Final = struct.Struct(f">{KEY_BYTES}sQi")
 class Beat:
     """The sender's own heartbeat, and digests of others'."""
 
+    KIND: ClassVar = 0
     is_neighbour: bool
     """Whether the sender counts the receiver among its neighbours."""
     heartbeat: SignedHeartbeat
@@ -96,6 +95,7 @@ class Beat:
 class Join:
     """Take me in, and tell others."""
 
+    KIND: ClassVar = 1
     heartbeat: SignedHeartbeat
 
 
@@ -103,6 +103,7 @@ class Join:
 class ForwardJoin:
     """A newcomer, on its walk."""
 
+    KIND: ClassVar = 2
     hops: int
     """Steps left."""
     heartbeat: SignedHeartbeat
@@ -112,6 +113,7 @@ class ForwardJoin:
 class Neighbor:
     """Be my neighbour."""
 
+    KIND: ClassVar = 3
     urgent: bool
     """The sender has no other neighbour: do not refuse."""
     heartbeat: SignedHeartbeat
@@ -121,6 +123,7 @@ class Neighbor:
 class NeighborReply:
     """We are neighbours now; or, not accepted, there is no room."""
 
+    KIND: ClassVar = 4
     accepted: bool
     heartbeat: SignedHeartbeat
 
@@ -129,11 +132,14 @@ class NeighborReply:
 class Disconnect:
     """We are no neighbours any more, and I shall send you no more heartbeats; I live."""
 
+    KIND: ClassVar = 5
+
 
 @dataclass(frozen=True, slots=True)
 class Newcomers:
     """Digests of peers that the sender has just learned of."""
 
+    KIND: ClassVar = 6
     digests: tuple[Digest, ...]
 
 
@@ -141,6 +147,7 @@ class Newcomers:
 class Want:
     """Send me the heartbeats of these."""
 
+    KIND: ClassVar = 7
     keys: tuple[bytes, ...]
 
 
@@ -148,6 +155,7 @@ class Want:
 class Heartbeats:
     """Heartbeats of others."""
 
+    KIND: ClassVar = 8
     heartbeats: tuple[SignedHeartbeat, ...]
 
 
@@ -155,6 +163,7 @@ class Heartbeats:
 class Suspect:
     """After these, nothing came: who knows better?"""
 
+    KIND: ClassVar = 9
     heartbeats: tuple[SignedHeartbeat, ...]
 
 
@@ -176,25 +185,25 @@ def encode_message(message: Message) -> bytes:
     """The bytes of ``message``."""
     match message:
         case Beat(is_neighbour, heartbeat, digests):
-            return pack([0, is_neighbour, heartbeat.wire, _pack_digests(digests)])
+            return pack([Beat.KIND, is_neighbour, heartbeat.wire, _pack_digests(digests)])
         case Join(heartbeat):
-            return pack([1, heartbeat.wire])
+            return pack([Join.KIND, heartbeat.wire])
         case ForwardJoin(hops, heartbeat):
-            return pack([2, hops, heartbeat.wire])
+            return pack([ForwardJoin.KIND, hops, heartbeat.wire])
         case Neighbor(urgent, heartbeat):
-            return pack([3, urgent, heartbeat.wire])
+            return pack([Neighbor.KIND, urgent, heartbeat.wire])
         case NeighborReply(accepted, heartbeat):
-            return pack([4, accepted, heartbeat.wire])
+            return pack([NeighborReply.KIND, accepted, heartbeat.wire])
         case Disconnect():
-            return pack([5])
+            return pack([Disconnect.KIND])
         case Newcomers(digests):
-            return pack([6, _pack_digests(digests)])
+            return pack([Newcomers.KIND, _pack_digests(digests)])
         case Want(keys):
-            return pack([7, b"".join(keys)])
+            return pack([Want.KIND, b"".join(keys)])
         case Heartbeats(heartbeats):
-            return pack([8, [heartbeat.wire for heartbeat in heartbeats]])
+            return pack([Heartbeats.KIND, [heartbeat.wire for heartbeat in heartbeats]])
         case Suspect(heartbeats):
-            return pack([9, [heartbeat.wire for heartbeat in heartbeats]])
+            return pack([Suspect.KIND, [heartbeat.wire for heartbeat in heartbeats]])
 
 
 def decode_message_untrusted(data: bytes) -> Message:
@@ -207,13 +216,9 @@ def decode_message_untrusted(data: bytes) -> Message:
 
 def _decode(data: bytes) -> Message:
     value = unpack_untrusted(data)
-    if not isinstance(value, list) or not value or type(value[0]) is not int:
+    if not isinstance(value, list) or not value:
         raise BadMessage("a membership message starts with the number of its kind")
-    known = _KINDS.get(value[0])
-    if known is None:
-        raise BadMessage(f"membership message {value[0]} is unknown")
-    kinds, build = known
-    return build(*fields_untrusted(value[1:], *kinds, what="membership message"))
+    return message_untrusted(_LAYOUTS, value[0], value[1:], what="membership message")
 
 
 _decode_again = functools.lru_cache(_MEMO)(_decode)
@@ -257,24 +262,26 @@ def _forward_join_untrusted(hops: int, heartbeat: bytes) -> ForwardJoin:
     return ForwardJoin(hops, decode_heartbeat_untrusted(heartbeat))
 
 
-# Kind -> the types of its fields, and how to build it from them.
-_KINDS: Final[dict[int, tuple[tuple[type, ...], Callable[..., Message]]]] = {
-    0: (
+_LAYOUTS: Final[dict[int, Layout[Message]]] = {
+    Beat.KIND: (
         (bool, bytes, bytes),
         lambda is_neighbour, heartbeat, digests: Beat(
             is_neighbour, decode_heartbeat_untrusted(heartbeat), _digests_untrusted(digests)
         ),
     ),
-    1: ((bytes,), lambda heartbeat: Join(decode_heartbeat_untrusted(heartbeat))),
-    2: ((int, bytes), _forward_join_untrusted),
-    3: ((bool, bytes), lambda urgent, wire: Neighbor(urgent, decode_heartbeat_untrusted(wire))),
-    4: (
+    Join.KIND: ((bytes,), lambda heartbeat: Join(decode_heartbeat_untrusted(heartbeat))),
+    ForwardJoin.KIND: ((int, bytes), _forward_join_untrusted),
+    Neighbor.KIND: (
+        (bool, bytes),
+        lambda urgent, wire: Neighbor(urgent, decode_heartbeat_untrusted(wire)),
+    ),
+    NeighborReply.KIND: (
         (bool, bytes),
         lambda accepted, wire: NeighborReply(accepted, decode_heartbeat_untrusted(wire)),
     ),
-    5: ((), Disconnect),
-    6: ((bytes,), lambda digests: Newcomers(_digests_untrusted(digests))),
-    7: ((bytes,), lambda keys: Want(_keys_untrusted(keys))),
-    8: ((list,), lambda items: Heartbeats(_heartbeats_untrusted(items))),
-    9: ((list,), lambda items: Suspect(_heartbeats_untrusted(items))),
+    Disconnect.KIND: ((), Disconnect),
+    Newcomers.KIND: ((bytes,), lambda digests: Newcomers(_digests_untrusted(digests))),
+    Want.KIND: ((bytes,), lambda keys: Want(_keys_untrusted(keys))),
+    Heartbeats.KIND: ((list,), lambda items: Heartbeats(_heartbeats_untrusted(items))),
+    Suspect.KIND: ((list,), lambda items: Suspect(_heartbeats_untrusted(items))),
 }

@@ -10,15 +10,14 @@ from typing import Any, Final
 
 import trio
 
-from p2p.driver import Driver
+from p2p.driver import Driver, on_host
 from p2p.errors import StorageError
-from p2p.host import AddrSource, Host, PeerEvent, PeerState
+from p2p.host import Host, PeerEvent, PeerState
 from p2p.identity import PeerId
 from p2p.membership.config import MembershipConfig
 from p2p.membership.core.active_view import ANCHORS
 from p2p.membership.core.core import MembershipCore
 from p2p.membership.core.events import (
-    AddAddrs,
     Bootstrap,
     Changed,
     ClockOff,
@@ -30,11 +29,10 @@ from p2p.membership.core.events import (
     Member,
     MemberEvent,
     NeighboursChanged,
-    Penalise,
+    OwnEffect,
     Received,
     ReserveSeqnos,
     SaveAnchors,
-    Send,
     Tick,
     Unreachable,
     UpdateProfile,
@@ -101,10 +99,11 @@ class Membership:
         self._world = world
         self._host = host
         self._core = core
+        carry_out = on_host(world, host, PROTOCOL_ID, self._carry_out)
         self._driver: Driver[Event, Effect] = Driver(
             world,
             core,
-            self._carry_out,
+            carry_out,
             self._on_deadline,
         )
         self._write = write
@@ -218,18 +217,10 @@ class Membership:
             logger.warning("membership.clock %s", off)
             self._world.trace("membership.clock", seconds=round(off.seconds), peers=off.peers)
 
-    def _carry_out(self, effect: Effect) -> None:
-        if type(effect) is Send:  # nearly all are
-            self._host.send(effect.peer, PROTOCOL_ID, effect.data)
-            return
+    def _carry_out(self, effect: OwnEffect) -> None:
         match effect:
-            case AddAddrs(peer, addrs, is_told):
-                source = AddrSource.OWNER if is_told else AddrSource.SIGNED
-                self._host.add_addrs(peer, addrs, source)
             case SaveAnchors(addrs):
                 self._write(ANCHORS_PATH, "\n".join(map(str, addrs)).encode())
-            case Penalise(peer, points, reason):
-                self._host.penalise(peer, points, reason)
             case ReserveSeqnos(ceiling):
                 self._write(SEQNO_PATH, str(ceiling).encode())
             case NeighboursChanged(neighbours):

@@ -1,5 +1,30 @@
 """One node: the composition root, its configuration, and the command line.
 
 A node is a host, the swarm services (membership, gossip, DHT, SHARDCAST), one run, and roles.
-Nothing here knows what a role does; `p2p.node.plugins` finds them.
+Nothing here knows what a role does.
+
+The files, in the order in which to read them
+---------------------------------------------
+`node` opens all of it in one function, `open_node`, in production and in the simulator alike.
+`services` is what it gives: a `Node`, as roles see it; `role` is what a role must be. `wiring`
+is what services learn from each other, and how a node finds its fellows. `rundoc` keeps the run
+document: where it comes from, what may replace it, which peer gets it; `admission` asks it who
+may do what.
+
+Around that, a process: `cli` (the command lines ``shoal`` and ``shoal node``), `usage` (what
+all our command lines do alike), `process` (folder, lock, log, signals), `live` (the line for a
+person). Configuration: `config` (one table per component), read by `toml` into the frozen
+dataclasses of `tables`. `plugins` finds roles, commands and readers of run documents in other
+packages.
+
+How data flows
+--------------
+A document is pinned, then gossip, the DHT, membership and SHARDCAST are opened in this order,
+each given callables instead of the others: heartbeats become SHARDCAST's roster, a manifest
+that SHARDCAST publishes becomes a gossip message, the run document answers who may publish, and
+a policy that is whole becomes a word in our heartbeat. Then `run_roles` runs the roles.
+
+A newcomer calls `open_node` and `run_roles`. A role is given the `Node` and uses its services:
+``node.shardcast.wait_policy``, ``node.host.open_stream``. The command line is ``python -m
+p2p.node``.
 """

@@ -11,18 +11,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
 
 from p2p.errors import BadMessage, ConfigError, ShoalError
+from p2p.host import Host
 from p2p.identity import verify
 from p2p.limits import LOOPBACK, PRIVATE, reach_of
 from p2p.machine import open_world, raise_descriptor_limit
 from p2p.multiaddr import Multiaddr
+from p2p.node.admission import SignedRun
 from p2p.node.config import NodeConfig, load_config
 from p2p.node.live import LiveLine
-from p2p.node.node import open_node, run_roles
+from p2p.node.node import Node, open_node, run_roles
 from p2p.node.plugins import (
     NO_ROLE,
     NODE_COMMAND,
@@ -39,15 +41,10 @@ from p2p.node.process import (
     logging_to,
     until_told_to_end,
 )
+from p2p.node.role import Role
 from p2p.node.rundoc import MAX_DOCUMENT, PATH
 from p2p.node.usage import FAILED, WRONG_USAGE, complain, interruptible, seconds
 from p2p.swarm import open_host
-
-if TYPE_CHECKING:
-    from p2p.host import Host
-    from p2p.node.admission import SignedRun
-    from p2p.node.node import Node
-    from p2p.node.role import Role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

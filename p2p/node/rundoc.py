@@ -32,6 +32,7 @@ from typing import Final
 
 import trio
 
+from p2p.bounded import BoundedDict
 from p2p.errors import (
     BadMessage,
     ConfigError,
@@ -61,7 +62,7 @@ PROTOCOL_ID: Final = ProtocolId("/shoal/run/1.0.0")
 PATH: Final = "run.shoal"
 """Where the document is pinned, in the node's folder."""
 MAX_DOCUMENT: Final = 256 * KI
-"""Bytes; what `roles.run.file` allows."""
+"""Bytes; what `roles.run.core.file` allows."""
 MAX_REQUEST: Final = 64
 """Bytes of ``[run id, epoch]``: 32, 9 and framing."""
 READ_RATE: Final = 4e6
@@ -163,7 +164,7 @@ class RunBook:
         """
         self._is_pinned = True
         """Whether the disk has taken the newest edition; it is offered again until it has."""
-        self._judged: dict[bytes, _Refusal | None] = {}
+        self._judged: BoundedDict[bytes, _Refusal | None] = BoundedDict(MAX_JUDGED)
         """By digest, the oldest first: why a document was refused; None for one that was not
         news.
         """
@@ -434,10 +435,7 @@ class RunBook:
             ) from error
 
     def _remember(self, digest: bytes, refusal: _Refusal | None) -> None:
-        self._judged.pop(digest, None)
-        while len(self._judged) >= MAX_JUDGED:
-            del self._judged[next(iter(self._judged))]
-        self._judged[digest] = refusal
+        self._judged.renew(digest, refusal)
 
     def _is_news(self, run: SignedRun) -> bool:
         check_same_run(self._pin, run.id, run.owner, run.name)

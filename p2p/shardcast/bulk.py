@@ -152,7 +152,8 @@ class BulkReader:
     async def _fill(self) -> None:
         """Return when there is a byte to take. Raises `BadMessage` if there never is."""
         if self._at == len(self._data):
-            self._data, self._at = await self._receive(), 0
+            self._data, self._at = b"", 0  # not kept while more is waited for
+            self._data = await self._receive()
             if not self._data:
                 raise BadMessage("the stream ended within a frame")
 

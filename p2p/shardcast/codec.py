@@ -65,10 +65,34 @@ MAX_WIRE: Final = wire_limit([Span(b"", MAX_SPAN, 4)])
 """Wire bytes of one chunk."""
 
 
-def encode_chunk(encoding: str, span: Span, raw: Bytes) -> bytes:
-    """The wire bytes of one span. The same bytes each time, with the same zstd."""
-    if encoding != ANCHOR:
-        raise ValueError(f"no encoding is called {encoding!r}")
+def encode_chunk(encoding: str, spans: Sequence[Span], raw: Bytes, base: Bytes = b"") -> bytes:
+    """The wire bytes of a run of spans, ``raw`` end to end: of one, in an anchor. The same
+    bytes each time, with the same zstd.
+
+    ``base`` are the raw bytes of the same spans in the version that the encoding starts from.
+    """
+    if encoding != ANCHOR or len(spans) != 1 or base:
+        raise ValueError(f"{encoding!r} does not pack {len(spans)} spans, or so")
+    return _encode_anchor(spans[0], raw)
+
+
+def decode_chunk_untrusted(
+    encoding: str, spans: Sequence[Span], wire: Bytes, base: Bytes = b""
+) -> Bytes:
+    """The raw bytes of ``spans``, end to end, each with its digest. Raise `BadMessage`, and
+    nothing else, whatever the bytes of ``wire``; ``base`` as in `encode_chunk`."""
+    if encoding != ANCHOR or len(spans) != 1 or base:
+        raise BadMessage("a chunk in an unknown encoding")
+    raw = _decode_anchor_untrusted(spans[0], wire)
+    at = 0
+    for span in spans:
+        if digest_of(memoryview(raw)[at : at + span.size]) != span.digest:
+            raise BadMessage("a chunk's digest is wrong")
+        at += span.size
+    return raw
+
+
+def _encode_anchor(span: Span, raw: Bytes) -> bytes:
     planes = _split(raw, span.kind)
     packed = [_pack(plane, is_number=span.kind > 0) for plane in planes]
     lengths = [
@@ -100,15 +124,12 @@ def _numbers(size: int) -> zstandard.ZstdCompressionParameters:
     )
 
 
-def decode_chunk_untrusted(encoding: str, span: Span, wire: Bytes) -> Bytes:
-    """The raw bytes of ``span``, which have its digest. Raise `BadMessage`, and nothing else,
-    whatever the bytes.
+def _decode_anchor_untrusted(span: Span, wire: Bytes) -> Bytes:
+    """Bytes as many as ``span`` has. Raise `BadMessage`.
 
     Sizes are checked in the heads of the frames before a byte is decompressed, so a bomb costs
     nothing.
     """
-    if encoding != ANCHOR:
-        raise BadMessage("a chunk in an unknown encoding")
     count = max(1, span.kind)
     if len(wire) < count * _LENGTH.size:
         raise BadMessage("a chunk is shorter than the lengths of its planes")
@@ -123,10 +144,7 @@ def decode_chunk_untrusted(encoding: str, span: Span, wire: Bytes) -> Bytes:
         )
     if at != len(view) or any(len(plane) * count != span.size for plane in planes):
         raise BadMessage("a chunk's planes are not as long as they should be")
-    raw = _merge(planes)
-    if digest_of(raw) != span.digest:
-        raise BadMessage("a chunk's digest is wrong")
-    return raw
+    return _merge(planes)
 
 
 def _unpack_untrusted(frame: memoryview, size: int) -> bytes:

@@ -16,7 +16,7 @@ against a trainer.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, NewType
+from typing import Final
 
 from p2p.errors import BadMessage
 from p2p.identity import (
@@ -28,6 +28,11 @@ from p2p.identity import (
     Verify,
     decode_peer_id_untrusted,
 )
+from p2p.policy import (
+    MAX_POLICY,
+    NO_POLICY as NO_POLICY,
+    PolicyVersion as PolicyVersion,
+)
 from p2p.shardcast.codec import ANCHOR, MAX_WIRE, PATCH
 from p2p.shardcast.index import (
     DIGEST_BYTES,
@@ -38,12 +43,6 @@ from p2p.shardcast.index import (
     digest_of,
 )
 from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
-
-PolicyVersion = NewType("PolicyVersion", int)
-"""The optimiser step that produced a set of weights. Never decreases."""
-
-NO_POLICY: Final = PolicyVersion(-1)
-"""What a node holds before its first policy."""
 
 PROTOCOL_ID: Final = ProtocolId("/shoal/shardcast/1.0.0")
 """Control messages, and the domain of everything SHARDCAST signs."""
@@ -61,9 +60,6 @@ MAX_RUN_ID: Final = 64
 MAX_ROSTER_BYTES: Final = MAX_ROSTER * ROSTER_ENTRY + KI
 """Bytes of a signed roster: 157 KiB, and the rest rounded up."""
 _MAX_NAME: Final = 32
-_MAX_VERSION: Final = 2**31 - 1
-"""What a heartbeat can say that a node holds (`p2p.membership`). At a version a second it lasts
-68 years."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +237,7 @@ def _decode_encoding_untrusted(value: object) -> Encoding:
     if not 0 < len(name) <= _MAX_NAME or len(index) != (0 if is_anchor else DIGEST_BYTES):
         raise BadMessage("an encoding's name or index digest has the wrong length")
     if not (
-        NO_POLICY <= base <= _MAX_VERSION
+        NO_POLICY <= base <= MAX_POLICY
         and 0 < chunks <= MAX_CHUNKS
         and 0 < wire <= chunks * MAX_WIRE
     ):
@@ -253,7 +249,7 @@ def _check_body(body: ManifestBody) -> None:
     if not 0 < len(body.run) <= MAX_RUN_ID or len(body.weights_digest) != DIGEST_BYTES:
         raise BadMessage("a manifest's run id or weights digest has the wrong length")
     if not (
-        0 <= body.version <= _MAX_VERSION and NO_POLICY <= body.previous_version < body.version
+        0 <= body.version <= MAX_POLICY and NO_POLICY <= body.previous_version < body.version
     ):
         raise BadMessage("a manifest's versions do not grow")
     if len(body.previous) != (DIGEST_BYTES if body.previous_version >= 0 else 0):

@@ -193,7 +193,7 @@ def encode_spans(
     for number, cut in enumerate(cuts):
         piece = view[at : at + cut.size]
         span = Span(digest_of(piece), cut.size, cut.kind)
-        made.append((span, encode_chunk(ANCHOR, span, piece) if number < packed else None))
+        made.append((span, encode_chunk(ANCHOR, [span], piece) if number < packed else None))
         at += cut.size
     return made
 

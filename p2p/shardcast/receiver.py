@@ -117,10 +117,10 @@ class Receiver:
         unpack = decode_chunk_untrusted
         try:
             if span.size <= OFF_LOOP:
-                raw = unpack(ANCHOR, span, data)
+                raw = unpack(ANCHOR, (span,), data)
             else:
                 cost = span.size / DECODE_RATE
-                raw = await self._cores.run(unpack, ANCHOR, span, data, cost=cost)
+                raw = await self._cores.run(unpack, ANCHOR, (span,), data, cost=cost)
         except BadMessage as error:
             logger.debug("chunk_wrong peer=%r index=%d: %s", peer, header.index, error)
             return ev.ChunkCame(peer, header, data, is_right=False)

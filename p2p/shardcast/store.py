@@ -564,7 +564,7 @@ def _joined(parts: list[Bytes]) -> Bytes:
 
 def _encode_if_right(span: Span, raw: Bytes) -> bytes | None:
     """The chunk of a span; None if ``raw`` is not that span."""
-    return encode_chunk(ANCHOR, span, raw) if digest_of(raw) == span.digest else None
+    return encode_chunk(ANCHOR, [span], raw) if digest_of(raw) == span.digest else None
 
 
 def _good_mask(spans: tuple[Span, ...], raw: bytes) -> int:

@@ -1,1 +1,28 @@
-"""libp2p's wire (Noise, yamux, multistream-select): machines without I/O, and trio drivers."""
+"""libp2p's wire (Noise, yamux, multistream-select): machines without I/O, and trio drivers.
+
+The files, in the order in which to read them
+---------------------------------------------
+The folder `core` decides: negotiation, handshake, records, Yamux and the memory that peers may
+take are machines without I/O, with a map of their own.
+
+Drivers, ordinary trio code: `connection` carries one secured connection (one task reads, one
+writes), `stream` is one stream of it, `upgrade` makes a connection's session of a raw stream.
+`dial` tries the addresses of one peer, staggered.
+
+Raw bytes: `tcp` and `memory` are two of the three `p2p.network.Network`; the simulator's is the
+third. Small parts: `wakeup` (one task waits for one event, and can do so again), `burst`
+(how much is given to the kernel at a time), `turns` (costly work for peers, one piece in each
+pass of the scheduler).
+
+How data flows
+--------------
+::
+
+    in:   TcpStream -> NoiseSession.receive_data -> Mux.receive_data -> events -> MuxedStream
+    out:  MuxedStream -> Mux.send -> Connection.flush; its writer: Mux.data_to_send
+                                                     -> NoiseSession.seal_into -> TcpStream
+
+Nothing here is called by services: a newcomer opens a `p2p.swarm.SwarmHost`, which dials and
+accepts through `p2p.connector`. Tests that want one connection call `secure` on each end of a
+`memory_pair`, and `Connection.run`.
+"""

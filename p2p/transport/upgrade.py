@@ -15,9 +15,9 @@ import trio
 
 from p2p.errors import ProtocolNotSupported, RemoteProtocolError
 from p2p.identity import PeerId
-from p2p.transport import noise, yamux_frames
-from p2p.transport.negotiate import Chooser, Proposer
-from p2p.transport.noise import NoiseHandshake, NoiseSession, StaticKey
+from p2p.transport.core import noise, yamux_frames
+from p2p.transport.core.negotiate import Chooser, Proposer
+from p2p.transport.core.noise import NoiseHandshake, NoiseSession, StaticKey
 
 _READ: Final = 4096
 """Bytes read at once; a whole handshake has about 500."""

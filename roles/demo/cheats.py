@@ -31,7 +31,7 @@ from roles.inference.config import InferenceConfig
 from roles.inference.outbox import SubmissionOutbox
 from roles.inference.role import Inference
 from roles.inference.session import InferenceSession
-from roles.protocol.assignment import run_sampling
+from roles.protocol.core.assignment import run_sampling
 from roles.run import Run
 
 MARGIN: Final = 2.0

@@ -28,7 +28,7 @@ from roles.demo.status import Status, SwarmStatus
 from roles.envs.base import environment_digest
 from roles.rl.recipe import Recipe
 from roles.run import Run, sign_run
-from roles.run.file import Delivery, EnvironmentPin, Model, Terms
+from roles.run.core.file import Delivery, EnvironmentPin, Model, Terms
 
 CAST: Final[Mapping[str, str]] = {
     "relay-1": "none",

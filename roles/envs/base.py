@@ -134,7 +134,7 @@ def open_environment(name: str) -> Environment:
     """Find an environment by the name of its entry point, import it and make it.
 
     Raises `ConfigError` if there is none. A run's are compared with what the run pins first
-    (`roles.run.file.Run.open_environments`).
+    (`roles.run.core.file.Run.open_environments`).
     """
     point = _entry_point(name)
     try:

@@ -17,7 +17,7 @@ import trio
 from p2p.errors import BadMessage
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.world import World, dawdle
-from roles.protocol.messages import Submission, decode_submission_untrusted
+from roles.protocol.core.messages import Submission, decode_submission_untrusted
 from roles.shared.checked_json import DamagedFile, discard, keep, recall
 
 logger = logging.getLogger(__name__)

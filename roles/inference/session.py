@@ -8,7 +8,7 @@ a verdict, again and again across crashes of either side, until a signed one is 
 `UNDER_WAY` submissions may be without verdict, those of earlier lives included: that is the
 back-pressure of the whole pipeline, from the trainer's pool to this engine. When one is stuck
 and the others pass it, nothing is drawn that the validator would take for a gap
-(`roles.validator.sequence`), until it has arrived or a new policy has come.
+(`roles.validator.core.sequence`), until it has arrived or a new policy has come.
 """
 
 from __future__ import annotations
@@ -32,8 +32,13 @@ from roles.envs.client import ContainedEnvironment
 from roles.envs.contained import EnvironmentFailed, Failures
 from roles.inference.outbox import SubmissionOutbox
 from roles.inference.stats import InferenceCounts
-from roles.protocol.assignment import REORDER_WINDOW, draw_order, run_sampling, validator_of
-from roles.protocol.messages import (
+from roles.protocol.core.assignment import (
+    REORDER_WINDOW,
+    draw_order,
+    run_sampling,
+    validator_of,
+)
+from roles.protocol.core.messages import (
     MAX_REPLY,
     ROLLOUT_PROTOCOL,
     TOO_LONG,
@@ -127,10 +132,12 @@ class InferenceSession:
                 newer = partial(node.shardcast.wait_policy, PolicyVersion(version + 1))
                 await _wait_any(outbox.wait_removed, newer)
                 version = await self.load_newest()
-            order = draw_order(node, self.run, version)
+            policy = node.shardcast.manifest(version).weights_digest
+            order = draw_order(self.run, node.peer_id, version, policy)
             index = outbox.next_index(version)
             try:
-                tasks = [task for _, task in await order.tasks(self._environment, index)]
+                plain = await self._environment.tasks(order.task_seeds(index))
+                tasks = [task for _, task in order.with_draws(index, plain)]
             except EnvironmentFailed as error:
                 self._failures.tell(
                     error, "nothing more is drawn under a policy where it fails"

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
 
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from proofs.checks import Verdict
-from roles.protocol.messages import SignedVerdict
-from roles.shared.reasons import because, printable
-
-MAX_REASONS: Final = 16
-"""Different reasons for rejection that are counted, a validator's words; `proofs.checks.Reason`
-has 17 and a node that is rejected for more than a few has another problem. Those beyond count
-as `OTHER`."""
-OTHER: Final = "other reasons"
+from roles.protocol.core.messages import SignedVerdict
+from roles.shared.reasons import because, printable, tally
 
 
 @dataclass(slots=True)
@@ -42,11 +35,7 @@ class InferenceCounts:
         kind = verdict.verdict.value
         self.verdicts[kind] = self.verdicts.get(kind, 0) + 1
         if verdict.verdict is Verdict.REJECTED:
-            reason = printable(verdict.reason)
-            known = (
-                reason if reason in self.reasons or len(self.reasons) < MAX_REASONS else OTHER
-            )
-            self.reasons[known] = self.reasons.get(known, 0) + 1
+            tally(self.reasons, printable(verdict.reason))
 
     def note_policy(self, version: PolicyVersion) -> None:
         """The engine runs ``version`` from now on."""

@@ -1,5 +1,6 @@
 """What the roles say to each other.
 
-`messages` are the bytes. `assignment` says which work is whose, and who judges it. `request`
-asks a peer until there is an answer.
+The folder `core` has what needs no I/O: `messages`, the bytes of a submission and of a verdict,
+and `assignment`, which work is whose and who judges it. `request` asks a peer until there is an
+answer, over the host.
 """

@@ -2,9 +2,9 @@
 
 Read `session` first: one step after the other, and what is on disk in between. What it learns
 from comes in by `intake`, which answers each delivery of a validator once there is room:
-`inbox` keeps it on disk, `check` computes anew all of it that the trainer can, `buffer` holds
-its groups until a step takes them. `curve` is what people want to know of the learning;
-`config` is the owner's table; `role` is what a node opens.
+`inbox` keeps it on disk, `check` computes anew all of it that the trainer can, `core.buffer`
+holds its groups until a step takes them (the folder `core` is free of I/O). `curve` is what
+people want to know of the learning; `config` is the owner's table; `role` is what a node opens.
 """
 
 from roles.trainer.config import TrainerConfig

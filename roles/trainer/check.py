@@ -18,8 +18,8 @@ from p2p.world import decode_off_loop
 from proofs.checks import Verdict, check_shape
 from roles.engines.base import Group, TrainingGroup
 from roles.envs.client import ContainedEnvironment
-from roles.protocol.assignment import draw_order, validator_of
-from roles.protocol.messages import (
+from roles.protocol.core.assignment import draw_order, validator_of
+from roles.protocol.core.messages import (
     DECODE_RATE,
     Receipt,
     SignedVerdict,
@@ -28,7 +28,7 @@ from roles.protocol.messages import (
 )
 from roles.run import Run
 from roles.shared.standing import RoleStanding
-from roles.trainer.buffer import BufferedGroup
+from roles.trainer.core.buffer import BufferedGroup
 
 
 class DeliveryCheck:
@@ -84,8 +84,10 @@ class DeliveryCheck:
         groups = await decode_off_loop(
             self._node.world, decode_groups_untrusted, submission.content, rate=DECODE_RATE
         )
-        order = draw_order(self._node, self._run, commitment.version, commitment.node)
-        tasks = await order.tasks(self._environment, commitment.index)
+        policy = self._node.shardcast.manifest(commitment.version).weights_digest
+        order = draw_order(self._run, commitment.node, commitment.version, policy)
+        seeds = order.task_seeds(commitment.index)
+        tasks = order.with_draws(commitment.index, await self._environment.tasks(seeds))
         size = self._run.terms.recipe.group_size
         numbers = [task.group for _, task in tasks]
         if commitment.policy != order.policy or [group.group for group in groups] != numbers:

@@ -17,14 +17,14 @@ from typing import Final
 
 from p2p.errors import BadMessage
 from p2p.world import World, dawdle
-from roles.protocol.messages import (
+from roles.protocol.core.messages import (
     SignedVerdict,
     Submission,
     decode_delivery_untrusted,
     encode_delivery,
 )
 from roles.shared.checked_json import DamagedFile, discard, keep, recall
-from roles.trainer.buffer import BufferedGroup
+from roles.trainer.core.buffer import BufferedGroup
 
 logger = logging.getLogger(__name__)
 

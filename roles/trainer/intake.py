@@ -32,7 +32,7 @@ from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import FrameReader
 from p2p.world import dawdle, decode_off_loop
 from roles.envs.contained import EnvironmentFailed, Failures
-from roles.protocol.messages import (
+from roles.protocol.core.messages import (
     HASH_RATE,
     MAX_DELIVERY,
     Commitment,
@@ -47,8 +47,8 @@ from roles.rl.advantage import has_spread
 from roles.rl.recipe import Recipe
 from roles.shared.durable import Durable
 from roles.shared.seats import Seats
-from roles.trainer.buffer import BufferedGroup, GroupBuffer
 from roles.trainer.check import DeliveryCheck
+from roles.trainer.core.buffer import BufferedGroup, GroupBuffer
 from roles.trainer.inbox import Inbox
 
 logger = logging.getLogger(__name__)

@@ -17,9 +17,9 @@ from roles.envs.client import open_environment_of
 from roles.run import run_of
 from roles.shared.durable import Durable
 from roles.shared.standing import RoleStanding
-from roles.trainer.buffer import BufferCounts, GroupBuffer
 from roles.trainer.check import DeliveryCheck
 from roles.trainer.config import TrainerConfig
+from roles.trainer.core.buffer import BufferCounts, GroupBuffer
 from roles.trainer.curve import LearningCurve, Learnt
 from roles.trainer.inbox import Inbox
 from roles.trainer.intake import Intake

@@ -25,7 +25,7 @@ from p2p.node.node import Node
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from p2p.world import dawdle
 from roles.engines.base import Engine, EngineError, StepReport
-from roles.protocol.messages import VERDICT_PROTOCOL
+from roles.protocol.core.messages import VERDICT_PROTOCOL
 from roles.rl.recipe import Recipe
 from roles.shared.durable import Durable
 from roles.shared.standing import RoleStanding

@@ -11,7 +11,7 @@ import trio
 
 from p2p.errors import BadMessage
 from p2p.node.node import Node
-from roles.protocol.messages import (
+from roles.protocol.core.messages import (
     MAX_RECEIPT,
     VERDICT_PROTOCOL,
     Receipt,

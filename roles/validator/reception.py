@@ -16,7 +16,7 @@ import trio
 from p2p.errors import BadMessage
 from p2p.host import Stream
 from p2p.wire import KI, Holds
-from roles.protocol.messages import MAX_HEAD, SubmissionHead, decode_head_untrusted
+from roles.protocol.core.messages import MAX_HEAD, SubmissionHead, decode_head_untrusted
 from roles.shared.seats import Seat
 
 HEAD_SECONDS: Final = 10.0
@@ -63,6 +63,7 @@ async def receive_content(stream: Stream, head: SubmissionHead, seat: Seat) -> b
                     raise BadMessage("the stream ended within a submission")
                 data += piece
                 seat.received += len(piece)
+                del piece  # it is in the content: waiting for more is not to hold it twice
                 if holder is not None:
                     holder.keep(len(data))
     finally:

@@ -18,8 +18,8 @@ from proofs.checks import Judgement, Reason, Verdict, check_shape, judge, judge_
 from roles.engines.base import Engine, Group, GroupTask
 from roles.envs.base import Task
 from roles.envs.client import ContainedEnvironment
-from roles.protocol.assignment import draw_order, run_sampling
-from roles.protocol.messages import (
+from roles.protocol.core.assignment import draw_order, run_sampling
+from roles.protocol.core.messages import (
     DECODE_RATE,
     MAX_REASON,
     MAX_SUBMISSION,
@@ -83,7 +83,8 @@ class Replayer:
         Raises `EnvironmentFailed`, `EngineError`, `StorageError` and `AtRest`: no verdict then.
         """
         commitment = submission.commitment
-        order = draw_order(self._node, self._run, commitment.version, commitment.node)
+        policy = self._node.shardcast.manifest(commitment.version).weights_digest
+        order = draw_order(self._run, commitment.node, commitment.version, policy)
         if commitment.policy != order.policy:
             return self.sign(commitment, Verdict.REJECTED, OTHER_POLICY)
         try:
@@ -95,7 +96,8 @@ class Replayer:
             )
         except BadMessage as error:
             return self.sign(commitment, Verdict.REJECTED, str(error))
-        tasks = await order.tasks(self._environment, commitment.index)
+        seeds = order.task_seeds(commitment.index)
+        tasks = order.with_draws(commitment.index, await self._environment.tasks(seeds))
         if [group.group for group in groups] != [task.group for _, task in tasks]:
             return self.sign(commitment, Verdict.REJECTED, WRONG_GROUPS)
         if judgement.verdict is Verdict.ACCEPTED:

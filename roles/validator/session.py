@@ -6,9 +6,9 @@ Of a submission the head is read first, which is small and signed. Cheap checks 
 task of its stream: run, admission, judge, age, place, and whether it was judged before. Only
 then it gets a seat (`roles.shared.seats`) for the content; what waits for a policy to come, or
 for its verdict, has none. Then it waits for the one scorer, whose turns go by node
-(`roles.validator.fair_queue`). While the disk makes one verdict durable the scorer works on the
-next. A verdict is in the ledger before any peer hears of it, and the ledger answers a peer that
-asks again. Accepted submissions stay on disk until the trainer has taken them;
+(`roles.validator.core.fair_queue`). While the disk makes one verdict durable the scorer works
+on the next. A verdict is in the ledger before any peer hears of it, and the ledger answers a
+peer that asks again. Accepted submissions stay on disk until the trainer has taken them;
 `roles.validator.delivery` lets a few wait for it, and when they do, judging stops, but for
 nodes whose work was rejected of late: back-pressure, not loss.
 
@@ -25,8 +25,8 @@ would leave a gap, and the worker would ask again for ever.
 
 What a peer can make this node hold is bounded: streams, seats, the queue, verdicts on work out
 of place, and what is counted about nodes and reasons. One validator judges all work of a node
-under one policy (`roles.protocol.assignment.validator_of`): to two of them a node could sell
-one place twice, and neither sees gaps.
+under one policy (`roles.protocol.core.assignment.validator_of`): to two of them a node could
+sell one place twice, and neither sees gaps.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from p2p.world import dawdle, decode_off_loop
 from proofs.checks import Verdict
 from roles.engines.base import EngineError
 from roles.envs.contained import EnvironmentFailed, Failures
-from roles.protocol.assignment import validator_of
-from roles.protocol.messages import (
+from roles.protocol.core.assignment import validator_of
+from roles.protocol.core.messages import (
     HASH_RATE,
     ROLLOUT_PROTOCOL,
     Commitment,
@@ -67,8 +67,9 @@ from roles.run import Run, run_of
 from roles.shared.durable import Durable
 from roles.shared.seats import STRANGERS, Seats
 from roles.shared.standing import AtRest, RoleStanding
+from roles.validator.core.fair_queue import FairQueue
+from roles.validator.core.sequence import DrawSequences, PlaceState
 from roles.validator.delivery import Deliveries
-from roles.validator.fair_queue import FairQueue
 from roles.validator.limits import (
     FORTHCOMING,
     FORTHCOMING_PER_PEER,
@@ -80,7 +81,6 @@ from roles.validator.limits import (
 )
 from roles.validator.reception import receive_content, receive_head
 from roles.validator.replay import Replayer
-from roles.validator.sequence import DrawSequences, PlaceState
 from roles.validator.stats import ValidatorStats
 from roles.validator.verdicts import Job, VerdictIndex
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
 from proofs.checks import Verdict
-from roles.protocol.messages import SignedVerdict
+from roles.protocol.core.messages import SignedVerdict
 from roles.shared.reasons import because, tally
 
 MAX_NODES: Final = 10_000
@@ -36,9 +37,8 @@ class Records:
     """All nodes' records, and their totals."""
 
     def __init__(self, max_nodes: int = MAX_NODES) -> None:
-        self._max_nodes = max_nodes
-        self._workers: dict[PeerId, None] = {}
-        self._nodes: dict[PeerId, NodeRecord] = {}
+        self._workers: BoundedDict[PeerId, None] = BoundedDict(MAX_WORKERS)
+        self._nodes: BoundedDict[PeerId, NodeRecord] = BoundedDict(max_nodes)
         self.accepted = 0
         self.rejected = 0
         self.reasons: dict[str, int] = {}
@@ -50,22 +50,18 @@ class Records:
     def count(self, verdict: SignedVerdict) -> None:
         """Add an acceptance or a rejection; nothing else leaves a mark."""
         node = verdict.commitment.node
-        record = self._nodes.pop(node, None) or NodeRecord()
+        record = self.of(node)
         self._workers.pop(node, None)
         if verdict.verdict is Verdict.ACCEPTED:
             self.accepted += 1
             record.accepted += 1
             self._workers[node] = None
-            if len(self._workers) > MAX_WORKERS:
-                del self._workers[next(iter(self._workers))]
         elif verdict.verdict is Verdict.REJECTED:
             self.rejected += 1
             record.rejected += 1
             tally(record.reasons, verdict.reason)
             tally(self.reasons, verdict.reason)
-        self._nodes[node] = record
-        if len(self._nodes) > self._max_nodes:
-            del self._nodes[next(iter(self._nodes))]
+        self._nodes.renew(node, record)
 
     @property
     def workers(self) -> tuple[PeerId, ...]:

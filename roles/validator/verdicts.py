@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 import trio
 
+from p2p.bounded import BoundedDict
 from p2p.shardcast.manifest import PolicyVersion
-from roles.protocol.messages import Commitment, SignedVerdict, Submission, content_digest
+from roles.protocol.core.messages import Commitment, SignedVerdict, Submission, content_digest
 from roles.validator.limits import GIVEN_UP, KNOWN
 
 
@@ -43,7 +44,7 @@ class VerdictIndex:
         """The job under way, or the ledger entry of the verdict."""
         self._recorded: deque[tuple[PolicyVersion, bytes]] = deque()
         """What of ``_known`` has a ledger entry, oldest first."""
-        self._given_up: dict[bytes, SignedVerdict] = {}
+        self._given_up: BoundedDict[bytes, SignedVerdict] = BoundedDict(GIVEN_UP)
         """The last `INCONCLUSIVE` verdicts: places that are taken, and a worker that asks again
         must be told the same. Not that a policy is stale: it stays so, and 1,024 claims of old
         work would displace the others, whose authors would then be rejected for a replay."""
@@ -74,8 +75,6 @@ class VerdictIndex:
     def give_up(self, verdict: SignedVerdict) -> None:
         """Remember a verdict that is in no ledger."""
         self._given_up[_key(verdict.commitment)] = verdict
-        if len(self._given_up) > GIVEN_UP:
-            del self._given_up[next(iter(self._given_up))]
 
     def forget_below(self, version: PolicyVersion) -> None:
         """Forget which entries are about places under older policies, beyond `KNOWN`."""

@@ -46,7 +46,7 @@ from p2p.node.node import Node, open_node
 from p2p.shardcast.manifest import PolicyVersion
 from roles.envs.base import environment_digest
 from roles.run import Run, Terms, sign_run
-from roles.run.file import Delivery, EnvironmentPin, Model
+from roles.run.core.file import Delivery, EnvironmentPin, Model
 from sim.node.connection import End
 from sim.node.swarm import SimNode, Swarm
 from sim.run.scenario import Scenario

@@ -22,7 +22,7 @@ from roles.demo.status import SwarmStatus
 from roles.envs.base import environment_digest
 from roles.rl.recipe import Recipe
 from roles.run import Run, Terms, sign_run
-from roles.run.file import Delivery, EnvironmentPin, Model
+from roles.run.core.file import Delivery, EnvironmentPin, Model
 from sim.node.swarm import NodeMain, SimNode, Swarm
 from sim.run.scenario import Scenario
 from sim.workloads.supervision import supervise

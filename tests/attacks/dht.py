@@ -5,10 +5,11 @@ choice.
 from __future__ import annotations
 
 from bench.dht import WALL, Node, Swarm
-from p2p.dht.core.events import Effect, Moved, Received, Send
+from p2p.dht.core.events import Effect, Moved, Received, SendIfConnected
 from p2p.dht.messages import Contact, Envelope, Reply, Request, decode_untrusted, encode
 from p2p.dht.record import Record, record_key, sign_record
 from p2p.dht.stamp import make_stamp
+from p2p.effects import Send
 from p2p.identity import KeyPair
 from p2p.multiaddr import Multiaddr
 
@@ -52,9 +53,13 @@ def tell(
     )
 
 
-def sent(effects: list[Effect]) -> list[tuple[Send, Envelope]]:
+def sent(effects: list[Effect]) -> list[tuple[Send | SendIfConnected, Envelope]]:
     """The messages among ``effects``."""
-    return [(each, decode_untrusted(each.data)) for each in effects if isinstance(each, Send)]
+    return [
+        (each, decode_untrusted(each.data))
+        for each in effects
+        if isinstance(each, Send | SendIfConnected)
+    ]
 
 
 def signed(

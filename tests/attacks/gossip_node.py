@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from p2p.effects import Penalise, Send
 from p2p.gossip.config import GossipConfig
 from p2p.gossip.core import core as core_module
 from p2p.gossip.core.core import GossipCore
@@ -19,9 +20,7 @@ from p2p.gossip.core.events import (
     Connected,
     Deliver,
     Disconnected,
-    Penalise,
     Received,
-    Send,
     Subscribe,
     Tick,
     Validate,

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from p2p.effects import Penalise
 from p2p.identity import PeerId
-from p2p.membership.core.events import Disconnected, Penalise
+from p2p.membership.core.events import Disconnected
 from p2p.membership.heartbeat import Heartbeat, Profile, SignedHeartbeat, sign_heartbeat
 from p2p.membership.messages import (
     Beat,

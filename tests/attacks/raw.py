@@ -26,8 +26,8 @@ from p2p.dht.stamp import DIFFICULTY, NONCE_BYTES, make_stamp
 from p2p.errors import BadMessage, ShoalError
 from p2p.identity import KeyPair, PeerId
 from p2p.multiaddr import Multiaddr
-from p2p.transport.negotiate import HEADER as MULTISTREAM, line
-from p2p.transport.noise import StaticKey
+from p2p.transport.core.negotiate import HEADER as MULTISTREAM, line
+from p2p.transport.core.noise import StaticKey
 from p2p.transport.upgrade import Secured, secure
 from p2p.wire import decode_varint_untrusted, frame
 

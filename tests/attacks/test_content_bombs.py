@@ -18,7 +18,7 @@ from p2p.shardcast.index import Span, digest_of
 from p2p.shardcast.manifest import PROTOCOL_ID, decode_manifest_untrusted
 from p2p.shardcast.messages import decode_bulk_untrusted, decode_message_untrusted
 from p2p.wire import KI, MIB, pack, unpack_untrusted
-from roles.protocol.messages import (
+from roles.protocol.core.messages import (
     ROLLOUT_PROTOCOL,
     Commitment,
     Submission,
@@ -31,7 +31,7 @@ from roles.protocol.messages import (
     decode_submission_untrusted,
     decode_verdict_untrusted,
 )
-from roles.run.file import DOMAIN, FORMAT, decode_run_untrusted
+from roles.run.core.file import DOMAIN, FORMAT, decode_run_untrusted
 
 KEY = KeyPair(digest_of(b"somebody"))
 PEAK = 12 * MIB
@@ -148,7 +148,7 @@ def test_a_chunk_with_a_huge_window_is_refused_before_memory_is_taken_for_it(
     tracemalloc.start()
     try:
         with pytest.raises(BadMessage):
-            decode_chunk_untrusted(ANCHOR, Span(digest_of(wire), 100), length + wire)
+            decode_chunk_untrusted(ANCHOR, [Span(digest_of(wire), 100)], length + wire)
         assert tracemalloc.get_traced_memory()[1] < MIB
     finally:
         tracemalloc.stop()

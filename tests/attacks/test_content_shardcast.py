@@ -294,3 +294,18 @@ async def test_garbage_is_told_from_old_news(tmp_path: Path) -> None:
             ):
                 with pytest.raises(BadMessage):
                     trainer.shardcast.receive_announcement(STRANGER.peer_id, wrong)
+
+
+def test_manifests_that_come_again_or_are_older_start_nothing() -> None:
+    course = Course()
+    news = PolicyNews(manifest(version=3).encode(), INDEX.data)
+    begun = [e for _ in range(3) for e in course.hear(PEERS[0], news)]
+    assert sum(isinstance(e, ev.Begin) for e in begun) == 1
+    for number, data in enumerate(DATA):
+        header = ChunkHeader(manifest(version=3).digest, number)
+        course.core.handle(ev.ChunkCame(PEERS[0], header, data), course.now)
+    course.core.handle(ev.Stored(manifest(version=3).digest), course.now)
+    older = course.hear(PEERS[1], PolicyNews(manifest(version=2).encode(), INDEX.data))
+    again = course.hear(PEERS[1], news)
+    assert not any(isinstance(e, ev.Begin | ev.Halt) for e in (*older, *again))
+    assert course.core.newest == manifest(version=3)

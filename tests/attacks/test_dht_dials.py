@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from bench.dht import WALL, Node, Swarm
 from p2p.dht.config import DhtConfig
-from p2p.dht.core.events import Effect, Get, Join, Learn, Moved, PeerUp, Send, Tick
+from p2p.dht.core.events import Effect, Get, Join, Moved, PeerUp, SendIfConnected, Tick
 from p2p.dht.core.lookup import CREDIT
 from p2p.dht.messages import (
     Contact,
@@ -21,6 +21,7 @@ from p2p.dht.messages import (
     Values,
     decode_untrusted,
 )
+from p2p.effects import AddAddrs, Send
 from p2p.identity import PeerId
 from tests.attacks.dht import DIFFICULTY, contact, key_pair, sent, tell
 
@@ -62,9 +63,11 @@ def play(
     dialled: list[PeerId] = []
     now, answers = since, 0
     while True:
-        questions = [each for each in effects if isinstance(each, Send)]
+        questions = [each for each in effects if isinstance(each, Send | SendIfConnected)]
         dialled += [
-            each.peer for each in effects if isinstance(each, Learn) and each.peer not in liars
+            each.peer
+            for each in effects
+            if isinstance(each, AddAddrs) and each.peer not in liars
         ]
         effects = []
         for question in questions:
@@ -165,13 +168,13 @@ def test_what_a_liar_says_of_a_peer_in_the_table_is_not_tried() -> None:
     victim.core._neighbours.disconnected(honest.peer)
     elsewhere = Contact(honest.peer, honest.nonce, VICTIMS[0].addrs)
     effects = victim.core.handle(Get(1, "test", b"name"), LATER)
-    learnt = [each for each in effects if isinstance(each, Learn)]
+    learnt = [each for each in effects if isinstance(each, AddAddrs)]
     for question, asked in sent(effects):
         if question.peer == liar.peer:
             effects = tell(
                 victim, liar, Values((), (elsewhere,)), LATER + 0.1, asked.request_id
             )
-            learnt += [each for each in effects if isinstance(each, Learn)]
+            learnt += [each for each in effects if isinstance(each, AddAddrs)]
     assert {each.addrs for each in learnt} <= {honest.addrs}
 
 
@@ -185,7 +188,7 @@ def test_a_stranger_that_has_gone_is_not_dialled_for_an_answer() -> None:
     while victim.core.next_deadline < 30:
         now = victim.core.next_deadline
         effects += victim.core.handle(Tick(WALL + now), now)
-    messages = [each for each in effects if isinstance(each, Send)]
-    assert [type(question.body) for _, question in sent(effects)] == [Nodes, Ping, Ping, Ping]
-    assert not any(each.dial for each in messages)
-    assert not any(isinstance(each, Learn) for each in effects)
+    said = [type(question.body) for _, question in sent(effects)]
+    assert said == [Nodes, Ping, Ping, Ping]
+    assert not any(isinstance(each, Send) for each in effects)
+    assert not any(isinstance(each, AddAddrs) for each in effects)

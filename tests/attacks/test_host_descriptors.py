@@ -21,7 +21,7 @@ from p2p.limits import DESCRIPTOR_RESERVE, ResourceLimits
 from p2p.machine import load_or_create_key, open_world
 from p2p.multiaddr import Multiaddr
 from p2p.swarm import open_host
-from p2p.transport.noise import StaticKey
+from p2p.transport.core.noise import StaticKey
 from p2p.transport.tcp import TcpNetwork
 from p2p.transport.upgrade import secure
 

@@ -4,22 +4,26 @@ does.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
 import trio
 import trio.testing
 
 import p2p
+from p2p import connector
 from p2p.connector import IDLE_TIMEOUT, SWEEP, UNUSED_TIMEOUT
+from p2p.errors import RemoteProtocolError
 from p2p.host import serve_requests
 from p2p.identity import KeyPair, PeerId, ProtocolId
-from p2p.limits import ResourceLimits
+from p2p.limits import UNKNOWN, Budget, NetGroup, PendingHandshake, ResourceLimits
 from p2p.machine import RealWorld, open_world
 from p2p.swarm import SwarmConfig, SwarmHost, open_host
 from p2p.transport.connection import ConnectionConfig
+from p2p.transport.core.noise import StaticKey
 from p2p.transport.memory import MemoryNetwork
-from p2p.transport.noise import StaticKey
 from p2p.transport.upgrade import Secured, secure
 
 ECHO = ProtocolId("/test/echo")
@@ -141,6 +145,67 @@ async def test_one_identity_has_four_connections_however_slowly_they_end() -> No
         (connections,) = host._connector._connections.values()
         assert len(connections) == host.budget.connections == SMALL.per_peer
         await honest(network, host)
+
+
+async def test_newcomers_do_not_wait_behind_a_crowd_that_comes_again(
+    autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Issue 9.7: 400 dialers of one identity that come again as soon as they are closed.
+    Before, the oldest of 256 were given up, 1,200 a second and newcomers among them, and those
+    that were not waited for all that had come before: 0.5 s here.
+    """
+    rate, crowd = 100.0, 56
+    monkeypatch.setattr(connector, "HANDSHAKE_RATE", rate)
+    limits = ResourceLimits(connections=32, handshakes=64)
+    async with (
+        victim(limits) as (network, host),
+        open_world(key=KeyPair(bytes(32))) as world,
+        trio.open_nursery() as nursery,
+    ):
+
+        async def keep_coming() -> None:
+            while True:
+                with contextlib.suppress(trio.BrokenResourceError, RemoteProtocolError):
+                    raw, _ = await stranger(network, host, world, seed=1)
+                    while await raw.receive_some():
+                        pass
+                await world.sleep(0.05)
+
+        for _ in range(crowd):
+            nursery.start_soon(keep_coming)
+        await world.sleep(2)
+        for _ in range(5):
+            start = world.now()
+            await honest(network, host)
+            assert world.now() - start < 0.2 < crowd / rate
+            await world.sleep(0.2037)  # not when a turn has just come up
+        nursery.cancel_scope.cancel()
+
+
+def test_of_a_crowd_the_newest_is_next_and_others_before_it() -> None:
+    """Beyond the list: before, newcomers waited for all that had come before them, 0.6 s."""
+    turns = connector._Turns()
+    home = NetGroup("127.0.0.1", "loopback", limited=False)
+    hosts = [NetGroup(f"ip4/{number}", "ip4/near", limited=True) for number in (1, 2)]
+    near = [turns.wait(host) for host in hosts]
+    crowd = [turns.wait(home) for _ in range(5)]
+    order = []
+    while turns.waiting:
+        turns.call()
+        order += [turn for turn in near + crowd if turn.is_set() and turn not in order]
+    assert order == near[::-1] + crowd[::-1]
+    gone = turns.wait(home)
+    turns.leave(home, gone)
+    turns.leave(home, gone)
+    assert not turns.waiting
+    assert not gone.is_set()
+
+
+def test_a_thousand_dialers_at_once_push_no_newcomer_out() -> None:
+    budget = Budget(ResourceLimits())
+    for _ in range(1000):
+        pending = PendingHandshake(UNKNOWN, 0.0, lambda: None, heard=True)
+        assert budget.begin_handshake(pending) is None
 
 
 async def test_idle_connections_end_and_messages_open_them_again(

@@ -30,12 +30,12 @@ from p2p.limits import ResourceLimits
 from p2p.machine import open_world
 from p2p.multiaddr import Multiaddr
 from p2p.swarm import SwarmConfig, SwarmHost, open_host
-from p2p.transport import budget as budget_module
-from p2p.transport.budget import MAX_OUTGOING, HostBudget
 from p2p.transport.connection import Connection, ConnectionConfig
+from p2p.transport.core import budget as budget_module
+from p2p.transport.core.budget import MAX_OUTGOING, HostBudget
+from p2p.transport.core.yamux import Mux
+from p2p.transport.core.yamux_frames import MAX_CONTROL
 from p2p.transport.memory import PIPE_BYTES, MemoryNetwork
-from p2p.transport.yamux import Mux
-from p2p.transport.yamux_frames import MAX_CONTROL
 from p2p.world import World
 from sim.kernel.determinism import deterministic
 from tests.attacks.hostile_mux import (
@@ -325,7 +325,7 @@ def test_streams_that_peers_never_end_are_bounded_over_all_connections(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Before, 256 on each connection waited a minute for their ends: 86 MiB over 768."""
-    monkeypatch.setattr("p2p.transport.yamux.MAX_LINGERING", 1000)
+    monkeypatch.setattr("p2p.transport.core.yamux.MAX_LINGERING", 1000)
     budget = HostBudget(lambda: 0.0)
     muxes = [Mux(dialer=False, budget=budget) for _ in range(10)]
     for mux in muxes:

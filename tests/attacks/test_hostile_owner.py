@@ -24,7 +24,7 @@ from roles.engines.config import EngineConfig, MachineLimits, ModelShape, memory
 from roles.envs.base import environment_digest, open_environment
 from roles.envs.client import open_environment_of
 from roles.rl.recipe import Recipe
-from roles.run.file import (
+from roles.run.core.file import (
     DOMAIN,
     EnvironmentPin,
     Terms,

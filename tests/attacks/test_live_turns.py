@@ -18,13 +18,13 @@ from p2p.host import Stream
 from p2p.identity import KeyPair
 from p2p.limits import Budget, ResourceLimits, ServedStream
 from p2p.machine import open_world, trim_memory
-from p2p.transport.budget import HostBudget
 from p2p.transport.connection import _CROWD
+from p2p.transport.core.budget import HostBudget
+from p2p.transport.core.yamux import STREAM_WORK, Mux
+from p2p.transport.core.yamux_frames import Event
 from p2p.transport.memory import MemoryNetwork
 from p2p.transport.stream import STALLS
 from p2p.transport.turns import Turns
-from p2p.transport.yamux import STREAM_WORK, Mux
-from p2p.transport.yamux_frames import Event
 from tests.attacks.hostile_mux import (
     DATA,
     ECHO,

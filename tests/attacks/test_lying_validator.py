@@ -14,8 +14,8 @@ from p2p.identity import KeyPair, PeerId, verify
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Verdict
 from roles.engines.base import TrainingGroup
-from roles.protocol.assignment import validator_of
-from roles.protocol.messages import (
+from roles.protocol.core.assignment import validator_of
+from roles.protocol.core.messages import (
     Commitment,
     Receipt,
     SignedVerdict,
@@ -25,8 +25,8 @@ from roles.protocol.messages import (
     encode_delivery,
 )
 from roles.rl.recipe import Recipe
-from roles.trainer.buffer import BufferedGroup, GroupBuffer
 from roles.trainer.check import DeliveryCheck
+from roles.trainer.core.buffer import BufferedGroup, GroupBuffer
 from roles.trainer.intake import Intake
 from roles.validator.role import Validator
 from roles.validator.session import ValidatorSession

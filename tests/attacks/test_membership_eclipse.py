@@ -12,8 +12,9 @@ from random import Random
 
 import pytest
 
+from p2p.effects import Send
 from p2p.membership.config import MembershipConfig
-from p2p.membership.core.events import Bootstrap, Received, Send
+from p2p.membership.core.events import Bootstrap, Received
 from p2p.membership.core.member_list import MemberList
 from p2p.membership.messages import Beat, Join, Neighbor, encode_message
 from p2p.multiaddr import Multiaddr

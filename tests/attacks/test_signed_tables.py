@@ -29,7 +29,7 @@ from p2p.node.tables import read_table
 from p2p.peers import VIOLATION
 from p2p.transport.memory import MemoryNetwork
 from p2p.wire import pack
-from roles.run.file import (
+from roles.run.core.file import (
     DOMAIN,
     MAX_COMPLAINT,
     MAX_RUN,

@@ -14,8 +14,8 @@ import trio
 import trio.testing
 
 from p2p.identity import PeerId
-from p2p.transport.negotiate import line
-from p2p.transport.yamux_frames import INITIAL_WINDOW, MAX_STREAMS
+from p2p.transport.core.negotiate import line
+from p2p.transport.core.yamux_frames import INITIAL_WINDOW, MAX_STREAMS
 from p2p.wire import KI, MIB, FrameReader, encode_varint
 from tests.attacks.hostile_mux import (
     DATA,
@@ -75,7 +75,7 @@ async def test_records_that_are_cut_in_front_do_not_own_what_was_cut() -> None:
 
 
 def _budget(size: int, protected: PeerId | None = None):
-    from p2p.transport.budget import HostBudget
+    from p2p.transport.core.budget import HostBudget
 
     return lambda world: HostBudget(
         world.now, max_held=size, protected=lambda peer: peer == protected
@@ -263,7 +263,7 @@ async def test_what_was_held_is_given_back_however_a_stream_ends() -> None:
 
 
 async def test_peers_that_read_nothing_cannot_stop_what_we_send_to_others() -> None:
-    from p2p.transport.budget import MAX_OUTGOING, OUTGOING_SHARE
+    from p2p.transport.core.budget import MAX_OUTGOING, OUTGOING_SHARE
 
     async with open_victims(*range(10, 14), 50, budget=_budget(32 * MIB)) as (*deaf, honest):
         budget = honest.connection.budget

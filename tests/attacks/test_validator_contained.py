@@ -16,8 +16,8 @@ from roles.envs.contained import EnvironmentFailed, reward_of, task_of
 from roles.envs.sort import SortEnvironment
 from roles.inference.role import Inference
 from roles.inference.session import InferenceSession
-from roles.protocol.assignment import validator_of
-from roles.protocol.messages import TOO_LONG, Receipt, Submission, content_digest
+from roles.protocol.core.assignment import validator_of
+from roles.protocol.core.messages import TOO_LONG, Receipt, Submission, content_digest
 from roles.trainer.curve import LearningCurve
 from roles.validator import replay
 from roles.validator.session import ENVIRONMENT_FAILED

@@ -20,8 +20,8 @@ from roles.envs.base import open_environment
 from roles.envs.client import LocalEnvironment
 from roles.envs.sort import VOCABULARY
 from roles.inference.role import Inference
-from roles.protocol.assignment import draw_order
-from roles.protocol.messages import (
+from roles.protocol.core.assignment import draw_order
+from roles.protocol.core.messages import (
     ROLLOUT_PROTOCOL,
     Commitment,
     SignedVerdict,
@@ -30,7 +30,13 @@ from roles.protocol.messages import (
 )
 from roles.protocol.request import ask
 from roles.run import run_of
-from roles.validator.fair_queue import PER_NODE, QUEUE, REJECTIONS, STRANGERS_SHARE, FairQueue
+from roles.validator.core.fair_queue import (
+    PER_NODE,
+    QUEUE,
+    REJECTIONS,
+    STRANGERS_SHARE,
+    FairQueue,
+)
 from roles.validator.limits import GIVEN_UP
 from roles.validator.session import ENGINE_FAILED, STALE, ValidatorSession
 from roles.validator.stats import ValidatorStats
@@ -79,8 +85,10 @@ class Flooder(Inference):
                 continue
             index = self._next.get(version, 0)
             self._next[version] = index + 1
-            order = draw_order(node, run_of(node), version)
-            tasks = [task for _, task in await order.tasks(self._environment, index)]
+            policy = node.shardcast.manifest(version).weights_digest
+            order = draw_order(run_of(node), node.peer_id, version, policy)
+            plain = await self._environment.tasks(order.task_seeds(index))
+            tasks = [task for _, task in order.with_draws(index, plain)]
             payload = forge(
                 node, version, index, encode_groups(self.groups(node, tasks))
             ).to_bytes()

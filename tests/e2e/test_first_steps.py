@@ -57,12 +57,13 @@ from roles.demo.status import SwarmStatus
 from roles.demo.view import draw
 from roles.engines.base import TrainingGroup
 from roles.inference import Inference, InferenceConfig
-from roles.inference.stats import MAX_REASONS, OTHER, InferenceCounts
-from roles.protocol.messages import Commitment, SignedVerdict
+from roles.inference.stats import InferenceCounts
+from roles.protocol.core.messages import Commitment, SignedVerdict
 from roles.run import open_run
 from roles.run.__main__ import main as run_main
+from roles.shared.reasons import MAX_REASONS, OTHER
 from roles.trainer import Trainer, TrainerConfig
-from roles.trainer.buffer import BufferedGroup, GroupBuffer
+from roles.trainer.core.buffer import BufferedGroup, GroupBuffer
 from roles.trainer.curve import Learnt
 from roles.validator import Validator, ValidatorConfig
 from sim.cli import main as sim_main

@@ -7,6 +7,7 @@ from random import Random
 
 from hypothesis import given, settings, strategies as st
 
+from p2p.effects import Send
 from p2p.errors import BadMessage
 from p2p.gossip.config import GossipConfig
 from p2p.gossip.core.core import GossipCore
@@ -16,7 +17,6 @@ from p2p.gossip.core.events import (
     Event,
     Publish,
     Received,
-    Send,
     Subscribe,
     Tick,
     Unsubscribe,

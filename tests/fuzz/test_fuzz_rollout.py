@@ -1,6 +1,4 @@
-"""Whatever bytes come, the parsers of roles/protocol/messages.py raise `BadMessage` and nothing
-else.
-"""
+"""Whatever bytes come, parsers of `roles.protocol.core.messages` raise `BadMessage` only."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from p2p.errors import BadMessage
 from p2p.identity import verify
 from p2p.wire import frame, pack
-from roles.protocol.messages import (
+from roles.protocol.core.messages import (
     decode_commitment_untrusted,
     decode_delivery_untrusted,
     decode_groups_untrusted,

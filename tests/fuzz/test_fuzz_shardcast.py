@@ -57,7 +57,9 @@ KEY = KeyPair(digest_of(b"trainer"))
 OTHERS = [KeyPair(digest_of(b"%d" % number)).peer_id for number in range(3)]
 NAME = digest_of(b"policy")
 RAW = b"\x01\x3f\x7f\x3f" * 25
-WIRES = [encode_chunk(ANCHOR, Span(digest_of(RAW), len(RAW), kind), RAW) for kind in (0, 2, 4)]
+WIRES = [
+    encode_chunk(ANCHOR, [Span(digest_of(RAW), len(RAW), kind)], RAW) for kind in (0, 2, 4)
+]
 INDEX = Index.of(
     [PolicyFile("a/b", 60), PolicyFile("c", 0), PolicyFile("d", 40)],
     [Span(digest_of(b"%d" % number), 20, number % 2 * 2) for number in range(5)],
@@ -209,7 +211,7 @@ def test_indexes(data: bytes, count: int) -> None:
 )
 def test_chunks(data: bytes, kind: int) -> None:
     with contextlib.suppress(BadMessage):
-        raw = decode_chunk_untrusted(ANCHOR, Span(digest_of(RAW), len(RAW), kind), data)
+        raw = decode_chunk_untrusted(ANCHOR, [Span(digest_of(RAW), len(RAW), kind)], data)
         assert bytes(raw) == RAW
 
 

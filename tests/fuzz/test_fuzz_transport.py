@@ -12,8 +12,8 @@ from p2p.identify import decode_info_untrusted, encode_info
 from p2p.identity import KeyPair, ProtocolId, decode_peer_id_untrusted
 from p2p.multiaddr import Multiaddr, decode_multiaddr_untrusted
 from p2p.protobuf import field, fields_untrusted
-from p2p.transport.negotiate import Chooser, Proposer, line
-from p2p.transport.noise import (
+from p2p.transport.core.negotiate import Chooser, Proposer, line
+from p2p.transport.core.noise import (
     Hello,
     NoiseHandshake,
     NoiseSession,
@@ -21,8 +21,8 @@ from p2p.transport.noise import (
     decode_hello_untrusted,
     decode_public_key_untrusted,
 )
-from p2p.transport.yamux import Mux
-from p2p.transport.yamux_frames import HEADER, ProtocolViolated
+from p2p.transport.core.yamux import Mux
+from p2p.transport.core.yamux_frames import HEADER, ProtocolViolated
 from p2p.wire import (
     FrameParser,
     decode_varint_untrusted,

@@ -16,8 +16,8 @@ from p2p.node.node import Node
 from roles.engines.base import Group
 from roles.inference.role import Inference
 from roles.inference.session import InferenceSession
-from roles.protocol.assignment import REORDER_WINDOW
-from roles.protocol.messages import (
+from roles.protocol.core.assignment import REORDER_WINDOW
+from roles.protocol.core.messages import (
     ROLLOUT_PROTOCOL,
     Submission,
     content_digest,

@@ -17,11 +17,11 @@ from proofs.checks import Evidence, Judgement, Limits, Verdict
 from roles.demo.status import SwarmStatus
 from roles.inference import session as inference_session
 from roles.inference.session import InferenceSession
-from roles.protocol import assignment
-from roles.protocol.messages import SignedVerdict
+from roles.protocol.core import assignment
+from roles.protocol.core.messages import SignedVerdict
 from roles.rl.recipe import Recipe
 from roles.run import Run, Terms, sign_run
-from roles.run.file import AdmissionMode, AdmissionRules
+from roles.run.core.file import AdmissionMode, AdmissionRules
 from roles.trainer import check as trainer_check
 from roles.trainer.session import TrainerSession
 from roles.validator import replay, session as validator_session

@@ -20,10 +20,10 @@ from roles.demo.status import SwarmStatus
 from roles.engines.base import EngineError
 from roles.engines.fake import FakeEngine
 from roles.inference.session import InferenceSession
-from roles.protocol.messages import Submission
+from roles.protocol.core.messages import Submission
 from roles.rl.recipe import Recipe
 from roles.run import Run, sign_run
-from roles.trainer.buffer import BufferedGroup
+from roles.trainer.core.buffer import BufferedGroup
 from roles.trainer.inbox import Inbox
 from roles.trainer.intake import Intake
 from roles.trainer.session import TrainerSession

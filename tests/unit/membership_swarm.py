@@ -5,17 +5,15 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
+from p2p.effects import AddAddrs, Penalise, Send
 from p2p.identity import PeerId
 from p2p.membership.config import MembershipConfig
 from p2p.membership.core.core import MembershipCore
 from p2p.membership.core.events import (
-    AddAddrs,
     Bootstrap,
     Changed,
     Disconnected,
-    Penalise,
     Received,
-    Send,
     Tick,
     Unreachable,
     UpdateProfile,

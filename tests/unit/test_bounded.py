@@ -1,11 +1,13 @@
-"""The dictionary that evicts its oldest entry, and the token bucket."""
+"""The dictionary that evicts its oldest entry, the token bucket and the rate limit."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import given, strategies as st
 
-from p2p.bounded import BoundedDict, TokenBucket
+from p2p.bounded import BoundedDict, RateLimit, TokenBucket
+from p2p.identity import PeerId
+from p2p.membership.core.quotas import KeyedQuotas
 
 
 def test_a_new_key_evicts_the_oldest() -> None:
@@ -72,3 +74,22 @@ def test_a_bucket_may_begin_lower_and_a_clock_set_back_fills_nothing() -> None:
     assert bucket.level == 5.0
     assert bucket.refill(10.0, 20.0) == 20.0
     assert bucket.level == 25.0
+
+
+def test_a_rate_limit_refuses_and_does_not_charge_what_it_refuses() -> None:
+    limit = RateLimit(20.0, 200.0)
+    assert limit.allows(200.0, 10.0)
+    assert not limit.allows(1.0, 10.0)
+    assert not limit.allows(1.0, 10.04)
+    assert limit.allows(1.0, 10.05)
+    assert limit.available(1000.0) == 200.0
+
+
+@given(st.lists(st.tuples(st.integers(0, 8), st.integers(1, 3))))
+def test_a_table_of_rate_limits_has_the_law_of_one(steps: list[tuple[int, int]]) -> None:
+    """Times and rates are powers of two, so that both forms count without rounding."""
+    peer, now = PeerId.from_public_key(bytes(32)), 0.0
+    one, table = RateLimit(0.5, 4.0), KeyedQuotas(0.5, 4.0)
+    for quarters, amount in steps:
+        now += quarters / 4
+        assert one.allows(amount, now) == table.take(peer, now, amount)

@@ -16,9 +16,8 @@ from p2p.dht.core.events import (
     Join,
     Moved,
     PeerDown,
-    Penalise,
     Received,
-    Send,
+    SendIfConnected,
     Tick,
 )
 from p2p.dht.core.publications import MAX_PUBLICATIONS
@@ -35,7 +34,10 @@ from p2p.dht.messages import (
     encode,
 )
 from p2p.dht.record import Record, record_key, sign_record
+from p2p.effects import Penalise, Send
 from p2p.errors import LimitExceeded
+
+MESSAGES = Send | SendIfConnected
 
 
 def joined(size: int, seed: int = 1, **options: float) -> Swarm:
@@ -64,7 +66,8 @@ def ask(swarm: Swarm, node: Node, sender: Node, body: object) -> list[object]:
     data = encode(1, sender.core.own, body)  # type: ignore[arg-type]
     effects = node.core.handle(Received(sender.peer, data, WALL + swarm.now), swarm.now)
     said = [
-        decode_untrusted(each.data).body if isinstance(each, Send) else each for each in effects
+        decode_untrusted(each.data).body if isinstance(each, MESSAGES) else each
+        for each in effects
     ]
     return [each for each in said if not isinstance(each, Ping)]
 
@@ -75,7 +78,7 @@ def meet(swarm: Swarm, node: Node, other: Node) -> None:
         node.core.handle(Tick(WALL + second), second)
     data = encode(1, other.core.own, Ping())
     for effect in node.core.handle(Received(other.peer, data, WALL + swarm.now), swarm.now):
-        if isinstance(effect, Send):
+        if isinstance(effect, MESSAGES):
             question = decode_untrusted(effect.data)
             if isinstance(question.body, Ping):
                 pong = encode(question.request_id, other.core.own, Pong())
@@ -348,13 +351,13 @@ def test_who_asks_is_pinged_once_and_who_answers_is_known(
     asked = victim.core.handle(Received(other.peer, data, WALL), 0.0)
     again = victim.core.handle(Received(other.peer, data, WALL), 0.0)
     assert [
-        type(decode_untrusted(each.data).body) for each in asked if isinstance(each, Send)
+        type(decode_untrusted(each.data).body) for each in asked if isinstance(each, MESSAGES)
     ] == [
         Nodes,
         Ping,
     ]
     assert [
-        type(decode_untrusted(each.data).body) for each in again if isinstance(each, Send)
+        type(decode_untrusted(each.data).body) for each in again if isinstance(each, MESSAGES)
     ] == [Nodes]
     assert victim.core.contacts == 0
     swarm.now = 60.0

@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from p2p.effects import Send
 from p2p.identity import PeerId
 from p2p.membership.config import MembershipConfig
 from p2p.membership.core.core import ADMISSION_BEATS, MembershipCore
@@ -19,7 +20,6 @@ from p2p.membership.core.events import (
     Leave,
     Received,
     ReserveSeqnos,
-    Send,
     Tick,
     UpdateProfile,
 )

@@ -8,7 +8,6 @@ from p2p.identity import KeyPair, verify
 from p2p.membership.heartbeat import (
     MAX_HEARTBEAT,
     MAX_INTERVAL,
-    MAX_POLICY,
     MAX_SEQNO,
     MIN_INTERVAL,
     PROTOCOL_ID,
@@ -39,6 +38,7 @@ from p2p.membership.messages import (
     encode_message,
 )
 from p2p.multiaddr import Multiaddr
+from p2p.policy import MAX_POLICY
 from p2p.wire import pack, unpack_untrusted
 
 KEY = KeyPair(bytes(range(32)))

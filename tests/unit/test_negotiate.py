@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from p2p.errors import BadMessage, LocalProtocolError, ProtocolNotSupported, RemoteProtocolError
 from p2p.identity import ProtocolId
-from p2p.transport.negotiate import (
+from p2p.transport.core.negotiate import (
     HEADER,
     MAX_LINE,
     MAX_PROPOSALS,

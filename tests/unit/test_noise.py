@@ -12,9 +12,9 @@ from hypothesis import given, settings, strategies as st
 from p2p.errors import BadMessage, LocalProtocolError, RemoteProtocolError, WrongPeer
 from p2p.identity import KeyPair, ProtocolId
 from p2p.protobuf import field
-from p2p.transport import cipher
-from p2p.transport.cipher import AEAD, SodiumAead
-from p2p.transport.noise import (
+from p2p.transport.core import cipher
+from p2p.transport.core.cipher import AEAD, SodiumAead
+from p2p.transport.core.noise import (
     MAX_HANDSHAKE_MESSAGE,
     MAX_PLAINTEXT,
     NoiseHandshake,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from p2p.shardcast.manifest import PolicyVersion
 from roles.engines.base import TrainingGroup
-from roles.trainer.buffer import BufferedGroup, GroupBuffer
+from roles.trainer.core.buffer import BufferedGroup, GroupBuffer
 
 
 def group(version: int, *rewards: float, source: bytes = b"s") -> BufferedGroup:

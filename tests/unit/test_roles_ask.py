@@ -23,7 +23,7 @@ from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Verdict
 from roles.engines.base import TrainingGroup
 from roles.inference.outbox import SubmissionOutbox
-from roles.protocol.messages import (
+from roles.protocol.core.messages import (
     ROLLOUT_PROTOCOL,
     Commitment,
     Receipt,
@@ -36,7 +36,7 @@ from roles.protocol.messages import (
 )
 from roles.protocol.request import NONSENSE, ask
 from roles.rl.recipe import Recipe
-from roles.trainer.buffer import BufferedGroup, GroupBuffer
+from roles.trainer.core.buffer import BufferedGroup, GroupBuffer
 from roles.trainer.intake import Intake
 from roles.trainer.session import TrainerSession
 

@@ -11,7 +11,7 @@ from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import frame, pack
 from proofs.checks import Verdict
 from roles.engines.base import Completion, Group
-from roles.protocol.messages import (
+from roles.protocol.core.messages import (
     Commitment,
     Refusal,
     SignedVerdict,

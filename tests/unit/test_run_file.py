@@ -16,8 +16,8 @@ from p2p.wire import pack, unpack_untrusted
 from roles.envs.base import environment_digest
 from roles.rl.recipe import Recipe
 from roles.run.__main__ import main
-from roles.run.draft import read_draft
-from roles.run.file import (
+from roles.run.core.draft import read_draft
+from roles.run.core.file import (
     DOMAIN,
     MAX_RUN,
     AdmissionMode,

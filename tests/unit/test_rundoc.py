@@ -31,7 +31,7 @@ from p2p.node.rundoc import (
 from p2p.swarm import open_host
 from p2p.transport.memory import MemoryNetwork
 from p2p.wire import pack
-from roles.run.file import Run, open_run, sign_run
+from roles.run.core.file import Run, open_run, sign_run
 from tests.unit.test_run_file import OWNER, RUN, STRANGER, TERMS, TRAINER
 
 NEWER = sign_run(replace(TERMS, epoch=2), OWNER)

@@ -220,32 +220,34 @@ def test_where_spans_lie_among_files_some_of_which_are_empty() -> None:
 def test_pack_and_unpack(raw: bytes, kind: int) -> None:
     raw = raw * max(1, kind)
     span = Span(digest_of(raw), len(raw), kind)
-    wire = encode_chunk(ANCHOR, span, raw)
+    wire = encode_chunk(ANCHOR, [span], raw)
     assert len(wire) <= wire_limit([span])
-    assert bytes(decode_chunk_untrusted(ANCHOR, span, wire)) == raw
+    assert bytes(decode_chunk_untrusted(ANCHOR, [span], wire)) == raw
 
 
 def test_numbers_pack_as_well_as_they_can() -> None:
     rng = Random(1)
     weights = [struct.pack("<f", rng.gauss(0, 0.02))[2:] for _ in range(64 * KI)]
     raw = b"".join(weights)
-    sizes = {kind: len(encode_chunk(ANCHOR, Span(b"", len(raw), kind), raw)) for kind in (0, 2)}
+    sizes = {
+        kind: len(encode_chunk(ANCHOR, [Span(b"", len(raw), kind)], raw)) for kind in (0, 2)
+    }
     assert len(raw) / sizes[2] >= 1.46
     assert len(raw) / sizes[0] < 1.35
 
 
 def test_what_does_not_pack_is_stored() -> None:
     raw = Random(1).randbytes(100_000)
-    assert encode_chunk(ANCHOR, Span(b"", len(raw)), raw)[4:] == raw
+    assert encode_chunk(ANCHOR, [Span(b"", len(raw))], raw)[4:] == raw
 
 
 def test_a_bomb_is_refused_by_its_header() -> None:
     bomb = zstandard.ZstdCompressor().compress(bytes(100_000_000))
     with pytest.raises(BadMessage, match="decompresses to 100000000"):
-        decode_chunk_untrusted(ANCHOR, Span(bytes(32), 1000), _length(bomb) + bomb)
+        decode_chunk_untrusted(ANCHOR, [Span(bytes(32), 1000)], _length(bomb) + bomb)
     raw = b"weights" * 100
     span = Span(digest_of(raw), len(raw))
-    wire = encode_chunk(ANCHOR, span, raw)
+    wire = encode_chunk(ANCHOR, [span], raw)
     frame = wire[4:]
     for wrong in (
         wire[:-1] + b"\0",
@@ -259,9 +261,9 @@ def test_a_bomb_is_refused_by_its_header() -> None:
         b"\xff" * 700,
     ):
         with pytest.raises(BadMessage):
-            decode_chunk_untrusted(ANCHOR, span, wrong)
+            decode_chunk_untrusted(ANCHOR, [span], wrong)
     with pytest.raises(BadMessage, match="unknown encoding"):
-        decode_chunk_untrusted("raw-zstd1", span, wire)
+        decode_chunk_untrusted("raw-zstd1", [span], wire)
 
 
 def _length(plane: bytes, *, stored: bool = False) -> bytes:

@@ -18,7 +18,7 @@ from p2p.shardcast.config import ShardcastConfig
 from p2p.shardcast.forest import Roster, RosterEntry
 from p2p.shardcast.index import Index, PolicyFile, Span, digest_of
 from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, ManifestBody, PolicyVersion
-from p2p.shardcast.store import PolicyStore
+from p2p.shardcast.store import Cores, PolicyStore
 from p2p.shardcast.stored import StoredPolicy
 from p2p.wire import KI
 from sim.kernel.simulation import Simulation
@@ -306,3 +306,33 @@ async def test_a_policy_pinned_while_another_is_removed_stays(
     monkeypatch.setattr(store, "forget", pin_meanwhile)
     assert await store.prune() == [entries[1].manifest.digest]
     assert store.stored(PolicyVersion(0)) is entries[0]
+
+
+async def test_as_many_work_at_a_time_as_there_are_cores(world: RealWorld) -> None:
+    world.cores = 3
+    cores, working, most = Cores(world), 0, 0
+
+    async def work(_: int) -> None:
+        nonlocal working, most
+        async with cores._limit:
+            working += 1
+            most = max(most, working)
+            await world.sleep(0.001)
+            working -= 1
+
+    await cores.for_each(range(50), work)
+    assert most == 3
+
+
+async def test_work_that_fails_ends_the_rest(world: RealWorld) -> None:
+    begun: list[int] = []
+
+    async def work(number: int) -> None:
+        begun.append(number)
+        await world.sleep(0.001)
+        if number == 2:
+            raise StorageError("gone")
+
+    with pytest.raises(StorageError, match="gone"):
+        await Cores(world).for_each(range(1000), work)
+    assert len(begun) < 100

@@ -6,8 +6,8 @@ from hypothesis import given, strategies as st
 
 from p2p.identity import KeyPair
 from p2p.shardcast.manifest import PolicyVersion
-from roles.protocol.assignment import REORDER_WINDOW
-from roles.validator.sequence import DrawSequences, PlaceState
+from roles.protocol.core.assignment import REORDER_WINDOW
+from roles.validator.core.sequence import DrawSequences, PlaceState
 
 NODE = KeyPair(b"n" * 32).peer_id
 V1, V2 = PolicyVersion(1), PolicyVersion(2)

@@ -37,8 +37,8 @@ from p2p.peers import (
 )
 from p2p.swarm import SwarmConfig, SwarmHost, open_host
 from p2p.transport.connection import ConnectionConfig
+from p2p.transport.core.noise import StaticKey
 from p2p.transport.memory import MemoryNetwork
-from p2p.transport.noise import StaticKey
 from p2p.transport.upgrade import secure
 
 ECHO = ProtocolId("/test/echo")

@@ -20,14 +20,19 @@ from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import KI
 from proofs.checks import Verdict
 from proofs.toploc import proof_size
-from roles.protocol.assignment import REORDER_WINDOW, validator_of
-from roles.protocol.messages import MAX_SUBMISSION, Commitment, SignedVerdict, max_submission
+from roles.protocol.core.assignment import REORDER_WINDOW, validator_of
+from roles.protocol.core.messages import (
+    MAX_SUBMISSION,
+    Commitment,
+    SignedVerdict,
+    max_submission,
+)
 from roles.rl.recipe import Recipe
 from roles.run import Run, sign_run
 from roles.shared.reasons import MAX_REASONS, OTHER
 from roles.shared.seats import Seats
 from roles.trainer import TrainerConfig
-from roles.validator.sequence import MAX_MISPLACED, DrawSequences, PlaceState
+from roles.validator.core.sequence import MAX_MISPLACED, DrawSequences, PlaceState
 from roles.validator.session import GAP, VERDICT_KIND, ValidatorSession
 from roles.validator.stats import Records, ValidatorStats
 from tests.unit.test_run_file import OWNER, TERMS

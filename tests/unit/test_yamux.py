@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from p2p.errors import LimitExceeded, LocalProtocolError
-from p2p.transport.budget import CONNECTION_EXTRA_WINDOW, MAX_EXTRA_WINDOW, HostBudget
-from p2p.transport.yamux import Mux
-from p2p.transport.yamux_frames import (
+from p2p.transport.core.budget import CONNECTION_EXTRA_WINDOW, MAX_EXTRA_WINDOW, HostBudget
+from p2p.transport.core.yamux import Mux
+from p2p.transport.core.yamux_frames import (
     ACK,
     DATA,
     FIN,

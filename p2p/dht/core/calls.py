@@ -14,13 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from random import Random
+from typing import Final, Generic, TypeVar
 
 from p2p.dht.messages import MAX_REQUEST_ID
 from p2p.identity import PeerId
-
-if TYPE_CHECKING:
-    from random import Random
 
 MIN_TIMEOUT: Final = 0.2
 """Seconds: a busy Python process answers after tens of milliseconds even on a local network."""

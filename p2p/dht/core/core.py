@@ -23,6 +23,7 @@ partition find each other when it has healed.
 from __future__ import annotations
 
 import math
+from random import Random
 from typing import TYPE_CHECKING, Final, assert_never
 
 from p2p.dht.config import DhtConfig
@@ -37,10 +38,9 @@ from p2p.dht.core.events import (
     Moved,
     PeerDown,
     PeerUp,
-    Penalise,
     Put,
     Received,
-    Send,
+    SendIfConnected,
     Tick,
 )
 from p2p.dht.core.neighbours import Neighbours
@@ -63,12 +63,11 @@ from p2p.dht.messages import (
 )
 from p2p.dht.record import ADDR_NAMESPACE, MAX_ADDRS, Record, encode_addrs
 from p2p.dht.stamp import ID_BYTES
+from p2p.effects import Penalise
 from p2p.errors import BadMessage
 from p2p.identity import PeerId, Signer
 
 if TYPE_CHECKING:
-    from random import Random
-
     from p2p.dht.core.table import RoutingTable
 
 SECRET_BYTES: Final = 16
@@ -239,7 +238,7 @@ class DhtCore:
         peer = envelope.sender.peer
         data = encode(envelope.request_id, self.own, reply)
         self._responder.charge(peer, len(data), self._now)
-        self._effects.append(Send(peer, data, dial=False))
+        self._effects.append(SendIfConnected(peer, data))
 
     def _on_request(self, sender: Contact) -> None:
         """A peer has asked us something: if it is not in the table, see whether it answers,

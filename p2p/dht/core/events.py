@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from p2p.dht.record import Record
+from p2p.effects import HostEffect
 from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr
+
+# Events: what the core is told.
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,34 +99,17 @@ Command = Join | Get | Put | Forget | Cancel
 Event = Received | Tick | PeerUp | PeerDown | Moved | Command
 
 
+# Effects: what the driver is to do, beside those of `p2p.effects`.
+
+
 @dataclass(frozen=True, slots=True)
-class Send:
-    """Send ``data`` to ``peer``."""
+class SendIfConnected:
+    """Send ``data`` to ``peer`` unless that takes a dial. What a stranger has caused is not
+    worth one: the stranger may have gone, and have claimed before that it can be dialled at a
+    third party's address."""
 
     peer: PeerId
     data: bytes
-    dial: bool = True
-    """Whether to dial if there is no connection. What a stranger has caused is not worth a
-    dial: the stranger may have gone, and have claimed before that it can be dialled at a third
-    party's address."""
-
-
-@dataclass(frozen=True, slots=True)
-class Learn:
-    """Tell the host the addresses that other peers, or its own contact, name for ``peer``; a
-    `Send` to it follows."""
-
-    peer: PeerId
-    addrs: tuple[Multiaddr, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Penalise:
-    """Tell the host that ``peer`` has lied or sent garbage; ``points`` are the host's."""
-
-    peer: PeerId
-    points: float
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,4 +137,6 @@ class Written:
     copies: int
 
 
-Effect = Send | Learn | Penalise | Joined | Found | Written
+Outcome = Joined | Found | Written
+OwnEffect = SendIfConnected | Outcome
+Effect = HostEffect | OwnEffect

@@ -19,7 +19,7 @@ from typing import Final
 
 from p2p.dht.config import DhtConfig
 from p2p.dht.core.calls import Call, Calls, Lateness
-from p2p.dht.core.events import Effect, Found, Joined, Learn, Send, Written
+from p2p.dht.core.events import Effect, Found, Joined, SendIfConnected, Written
 from p2p.dht.core.lookup import Lookup, LookupShape
 from p2p.dht.core.neighbours import Neighbours
 from p2p.dht.core.operations import (
@@ -55,8 +55,10 @@ from p2p.dht.messages import (
     encode,
 )
 from p2p.dht.record import Record
+from p2p.effects import AddAddrs, Send
 from p2p.errors import BadMessage
 from p2p.identity import PeerId
+from p2p.multiaddr import AddrSource
 
 MAX_SEEDS_ASKED: Final = 16
 """Seeds of one join that are asked, the first of those given."""
@@ -209,7 +211,8 @@ class Requester:
         """Send a request, or send it again. An inbound peer is pinged over its own connection:
         what a stranger has caused is not worth a dial."""
         to_inbound = isinstance(call.purpose, PingPurpose) and call.purpose.contact is None
-        self._reports.emit(Send(call.peer, call.data, dial=not to_inbound))
+        effect = SendIfConnected if to_inbound else Send
+        self._reports.emit(effect(call.peer, call.data))
 
     def _call_contact(
         self,
@@ -219,7 +222,7 @@ class Requester:
         now: float,
     ) -> None:
         if contact.addrs and not self._neighbours.is_connected(contact.peer):
-            self._reports.emit(Learn(contact.peer, contact.addrs))
+            self._reports.emit(AddAddrs(contact.peer, contact.addrs, AddrSource.HEARSAY))
         self._call(contact.peer, request, purpose, now)
 
     def _search(

@@ -21,19 +21,16 @@ an attacker that means to surround us, addresses in many networks are not.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from random import Random
+from typing import Final
 
 from p2p.dht.core.diversity import is_public, prefixes
+from p2p.dht.messages import Contact
 from p2p.dht.stamp import ID_BYTES
 from p2p.errors import MissingDependency
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from random import Random
-
-    from p2p.dht.messages import Contact
-    from p2p.identity import PeerId
-    from p2p.multiaddr import Multiaddr
+from p2p.identity import PeerId
+from p2p.multiaddr import Multiaddr
 
 try:
     from kademlia import node as kademlia_node, routing

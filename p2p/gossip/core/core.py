@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final, assert_never
 
+from p2p.effects import Penalise, Send
 from p2p.errors import BadMessage
 from p2p.gossip.config import GossipConfig
 from p2p.gossip.core.events import (
@@ -38,10 +39,8 @@ from p2p.gossip.core.events import (
     Disconnected,
     Effect,
     Event,
-    Penalise,
     Publish,
     Received,
-    Send,
     Subscribe,
     Tick,
     Unsubscribe,
@@ -49,7 +48,7 @@ from p2p.gossip.core.events import (
     Validated,
     Validity,
 )
-from p2p.gossip.core.mesh import MAX_TOPICS_OF_PEER, Mesh
+from p2p.gossip.core.mesh import Mesh
 from p2p.gossip.core.message_cache import MessageCache, size_of
 from p2p.gossip.core.peer_scores import (
     BROKEN_PROMISE_POINTS,
@@ -64,11 +63,9 @@ from p2p.gossip.core.promises import Promises
 from p2p.gossip.core.quotas import FIELD_COST, IGNORED_COST, VERIFY_COST, PeerQuotas
 from p2p.gossip.core.seen import SeenCache
 from p2p.gossip.messages import (
-    MAX_DATA,
     MAX_IDS,
     MAX_MESSAGES,
     MAX_RPC,
-    MAX_TOPIC,
     SIGNATURE_PREFIX,
     PubsubMessage,
     Rpc,
@@ -145,8 +142,7 @@ class GossipCore:
         return {topic: tuple(mesh) for topic, mesh in self._mesh.meshes.items()}
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Advance by one event and return what to do about it. Raises `ValueError` if a topic
-        or data of the node's own is too long."""
+        """Advance by one event and return what to do about it."""
         if -math.inf < self._next_heartbeat < now - STALL:
             self._grace_until = now + STALL_GRACE
         match event:
@@ -176,12 +172,8 @@ class GossipCore:
     # What the node wants.
 
     def _subscribe(self, topic: str, now: float) -> None:
-        _check_topic(topic)
         if topic in self._mesh.meshes:
             return
-        if len(self._mesh.meshes) >= MAX_TOPICS_OF_PEER:
-            most = MAX_TOPICS_OF_PEER
-            raise ValueError(f"a node hears at most {most} topics: peers remember no more")
         self._announce_subscription(topic, True)
         for peer in self._mesh.join(topic, now, self._scores.may_mesh):
             self._rpc_to(peer).graft.append(topic)
@@ -198,9 +190,6 @@ class GossipCore:
             self._rpc_to(peer).subscriptions.append((topic, subscribed))
 
     def _publish(self, topic: str, data: bytes, now: float) -> None:
-        _check_topic(topic)
-        if len(data) > MAX_DATA:
-            raise ValueError(f"a message carries at most {MAX_DATA} bytes, not {len(data)}")
         self._seqno += 1
         message = sign_message(self._signer, topic, data, self._seqno)
         self._seen.accept(message.id, now)
@@ -456,8 +445,3 @@ class GossipCore:
         self._scores.penalise(peer, points)
         said = f"{reason}: {detail}" if detail else reason
         self._effects.append(Penalise(peer, points, said))
-
-
-def _check_topic(topic: str) -> None:
-    if not 0 < len(topic.encode()) <= MAX_TOPIC:
-        raise ValueError(f"a topic has 1 to {MAX_TOPIC} bytes")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from p2p.effects import HostEffect
+from p2p.gossip.messages import MAX_DATA, MAX_TOPIC
 from p2p.identity import PeerId
 
 
@@ -24,6 +26,11 @@ class Validity(Enum):
 
 
 # Events: what the core is told.
+
+
+def _check_topic(topic: str) -> None:
+    if not 0 < len(topic.encode()) <= MAX_TOPIC:
+        raise ValueError(f"a topic has 1 to {MAX_TOPIC} bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +59,12 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """The node subscribes to ``topic``."""
+    """The node subscribes to ``topic``. Raises `ValueError` if that is empty or too long."""
 
     topic: str
+
+    def __post_init__(self) -> None:
+        _check_topic(self.topic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +76,18 @@ class Unsubscribe:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Sign ``data`` and send it to the subscribers of ``topic``."""
+    """Sign ``data`` and send it to the subscribers of ``topic``. Raises `ValueError` if one of
+    them is too long."""
 
     topic: str
     data: bytes
+
+    def __post_init__(self) -> None:
+        _check_topic(self.topic)
+        if len(self.data) > MAX_DATA:
+            raise ValueError(
+                f"a message carries at most {MAX_DATA} bytes, not {len(self.data)}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +107,7 @@ Command = Subscribe | Unsubscribe | Publish | Validated
 Event = Received | Connected | Disconnected | Command | Tick
 
 
-# Effects: what the driver is to do.
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send ``data``, an encoded RPC, to ``peer``, which is connected."""
-
-    peer: PeerId
-    data: bytes
+# Effects: what the driver is to do, beside those of `p2p.effects`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +130,5 @@ class Deliver:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Penalise:
-    """Tell the host that ``peer`` did what no honest peer does; ``points`` are the host's."""
-
-    peer: PeerId
-    points: float
-    reason: str
-
-
-Effect = Send | Validate | Deliver | Penalise
+OwnEffect = Validate | Deliver
+Effect = HostEffect | OwnEffect

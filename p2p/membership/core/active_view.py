@@ -36,11 +36,11 @@ from collections.abc import Callable
 from random import Random
 from typing import Final
 
+from p2p.bounded import RateLimit
 from p2p.identity import PeerId
 from p2p.membership.config import MembershipConfig
 from p2p.membership.core.flood_quotas import FloodQuotas
 from p2p.membership.core.member_list import MemberList
-from p2p.membership.core.quotas import Quota
 from p2p.membership.heartbeat import SignedHeartbeat
 from p2p.membership.messages import (
     Disconnect,
@@ -165,7 +165,7 @@ class ActiveView:
         """Whom we have asked, and until when we wait."""
         self._chosen_pending: dict[PeerId, None] = {}
         """Those of `_pending` whom we chose ourselves, and no message made us ask."""
-        self._grants = Quota(1 / (GRANT_INTERVALS * config.interval), GRANTS, GRANTS, -math.inf)
+        self._grants = RateLimit(1 / (GRANT_INTERVALS * config.interval), GRANTS)
         self._choose_at = -math.inf
         self._granted: dict[bytes, float] = {}
         """When a peer or a network pushed a neighbour out, longest ago first."""
@@ -417,7 +417,7 @@ class ActiveView:
             return False
         if prefix is not None and granted.get(prefix, -math.inf) > lately:
             return False
-        if not self._grants.take(1, now):
+        if not self._grants.allows(1, now):
             return False
         if len(self.neighbours) >= self._upper + GUEST_SEATS:
             self._evict(unchosen[-GUEST_SEATS:][0])

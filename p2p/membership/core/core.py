@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable, Mapping
 from random import Random
 from typing import Final, assert_never
 
+from p2p.effects import AddAddrs
 from p2p.errors import BadMessage
 from p2p.identity import PeerId, Signer, Verify
 from p2p.membership.config import MembershipConfig
@@ -36,7 +37,6 @@ from p2p.membership.core.active_view import ActiveView
 from p2p.membership.core.dissemination import Dissemination
 from p2p.membership.core.effects import EffectBuffer
 from p2p.membership.core.events import (
-    AddAddrs,
     Bootstrap,
     Change,
     ClockOff,
@@ -85,7 +85,7 @@ from p2p.membership.messages import (
     Want,
     decode_message_untrusted,
 )
-from p2p.multiaddr import Multiaddr
+from p2p.multiaddr import AddrSource, Multiaddr
 
 WELCOME_DIGESTS: Final = 16
 """Digests for a newcomer, beside those of our neighbours: its next neighbours tell it the
@@ -446,7 +446,7 @@ class MembershipCore:
         """A member that we did not know."""
         peer, profile = signed.heartbeat.peer, signed.heartbeat.profile
         self._members.admit(signed, source, now)
-        self._effects.put(AddAddrs(peer, profile.addrs))
+        self._effects.put(AddAddrs(peer, profile.addrs, AddrSource.SIGNED))
         self._effects.tell(Change.JOINED, Member(peer, profile, now))
         evictee = self._members.evictee(self._active_view.neighbours, peer, now)
         if evictee is not None:
@@ -466,11 +466,11 @@ class MembershipCore:
         self._members.renew(member, signed, now)
         if known is not profile:
             if known.addrs != profile.addrs or member.seqno % READDRESS_BEATS == 0:
-                self._effects.put(AddAddrs(peer, profile.addrs))
+                self._effects.put(AddAddrs(peer, profile.addrs, AddrSource.SIGNED))
             if differs(known, profile):
                 self._effects.tell(Change.CHANGED, Member(peer, profile, now))
         elif member.seqno % READDRESS_BEATS == 0:
-            self._effects.put(AddAddrs(peer, profile.addrs))
+            self._effects.put(AddAddrs(peer, profile.addrs, AddrSource.SIGNED))
         overdue = member.direct_at < now - PROBE * member.interval
         if source == peer and member.direct and overdue:
             # It lives, but does not send us heartbeats. Only its own answer says so: what
@@ -506,7 +506,7 @@ class MembershipCore:
             peer = addr.peer_id
             if peer is not None and peer != self.peer:
                 peers[peer] = None
-                self._effects.put(AddAddrs(peer, (addr,), is_told=True))
+                self._effects.put(AddAddrs(peer, (addr,), AddrSource.OWNER))
         return tuple(peers)
 
     def _tick(self, now: float) -> None:

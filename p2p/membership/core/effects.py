@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from p2p.effects import Send
 from p2p.identity import PeerId
-from p2p.membership.core.events import Change, Changed, Effect, Member, MemberEvent, Send
+from p2p.membership.core.events import Change, Changed, Effect, Member, MemberEvent
 from p2p.membership.messages import Message, encode_message
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from p2p.effects import HostEffect
 from p2p.identity import PeerId
 from p2p.membership.heartbeat import Profile
 from p2p.multiaddr import Multiaddr
@@ -168,25 +169,7 @@ Event = (
 )
 
 
-# Effects: what the driver is to do.
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send a message, connecting if need be."""
-
-    peer: PeerId
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class AddAddrs:
-    """Remember where a peer may be dialled."""
-
-    peer: PeerId
-    addrs: tuple[Multiaddr, ...]
-    is_told: bool = False
-    """Whether our operator or our own disk said so; else the peer's heartbeat did."""
+# Effects: what the driver is to do, beside those of `p2p.effects`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,15 +177,6 @@ class SaveAnchors:
     """Write down where our neighbours of longest standing are, for our next life."""
 
     addrs: tuple[Multiaddr, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Penalise:
-    """A peer did what no honest peer does."""
-
-    peer: PeerId
-    points: float
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,4 +200,5 @@ class Changed:
     event: MemberEvent
 
 
-Effect = Send | AddAddrs | SaveAnchors | Penalise | ReserveSeqnos | NeighboursChanged | Changed
+OwnEffect = SaveAnchors | ReserveSeqnos | NeighboursChanged | Changed
+Effect = HostEffect | OwnEffect

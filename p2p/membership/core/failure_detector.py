@@ -22,6 +22,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
 from p2p.membership.core.active_view import ActiveView
 from p2p.membership.core.dissemination import Dissemination
@@ -97,7 +98,7 @@ class FailureDetector:
         """When to call `confirm_unanswered`."""
         self._checks: dict[PeerId, PendingCheck] = {}
         """By the suspected peer. The quotas of `FloodQuotas` bound them."""
-        self._reporters: dict[PeerId, dict[PeerId, None]] = {}
+        self._reporters: BoundedDict[PeerId, dict[PeerId, None]] = BoundedDict(MAX_PROBED)
         """Who suspects a peer that we hear ourselves, and is to know what it says next."""
         self._probed_at: dict[PeerId, float] = {}
         """When we asked a peer that we hear because it was suspected, longest ago first."""
@@ -155,8 +156,6 @@ class FailureDetector:
         suspecting peer."""
         reporters = self._reporters.get(member.peer)
         if reporters is None:
-            if len(self._reporters) >= MAX_PROBED:
-                del self._reporters[next(iter(self._reporters))]
             reporters = self._reporters[member.peer] = {}
         if len(reporters) < MAX_REPORTERS:
             reporters[source] = None

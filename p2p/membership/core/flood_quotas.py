@@ -25,8 +25,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from p2p.bounded import RateLimit
 from p2p.identity import PeerId
-from p2p.membership.core.quotas import KeyedQuotas, Quota
+from p2p.membership.core.quotas import KeyedQuotas
 
 TRUST: Final = 16.0
 """Refuted suspicions after which suspicions are checked first.
@@ -122,18 +123,13 @@ class FloodQuotas:
     )  # fmt: skip
 
     def __init__(self, interval: float) -> None:
-        self._trust = Quota(1 / (TRUST_INTERVALS * interval), TRUST, TRUST, 0.0)
+        self._trust = RateLimit(1 / (TRUST_INTERVALS * interval), TRUST)
         self._checks = KeyedQuotas(1 / (CHECK_INTERVALS * interval), CHECKS)
-        self._final_checks = Quota(
-            1 / (CHECK_INTERVALS * interval),
-            FINAL_CHECKS,
-            FINAL_CHECKS,
-            0.0,
-        )
+        self._final_checks = RateLimit(1 / (CHECK_INTERVALS * interval), FINAL_CHECKS)
         self._unchecked = KeyedQuotas(UNCHECKED_PER_INTERVAL / interval, UNCHECKED)
         self._newcomers = KeyedQuotas(NEWCOMERS_PER_INTERVAL / interval, NEWCOMERS)
         self._asks = KeyedQuotas(1 / (ASK_INTERVALS * interval), ASKS)
-        self._refusals = Quota(REFUSALS_PER_INTERVAL / interval, REFUSALS, REFUSALS, 0.0)
+        self._refusals = RateLimit(REFUSALS_PER_INTERVAL / interval, REFUSALS)
         self._walks = KeyedQuotas(1 / (WALK_INTERVALS * interval), 1.0)
         self._network_walks = KeyedQuotas(
             1 / (NETWORK_WALK_INTERVALS * interval), NETWORK_WALKS
@@ -147,11 +143,8 @@ class FloodQuotas:
             FORWARDED_WALKS,
         )
         self._answered = KeyedQuotas(ANSWERED_PER_INTERVAL / interval, ANSWERED)
-        self._answered_to_others = Quota(
-            ANSWERED_TO_OTHERS_PER_INTERVAL / interval,
-            ANSWERED_TO_OTHERS,
-            ANSWERED_TO_OTHERS,
-            0.0,
+        self._answered_to_others = RateLimit(
+            ANSWERED_TO_OTHERS_PER_INTERVAL / interval, ANSWERED_TO_OTHERS
         )
 
     def trusts_suspicions(self, now: float) -> bool:
@@ -160,7 +153,7 @@ class FloodQuotas:
 
     def count_refutation(self, now: float) -> None:
         """A suspicion was wrong."""
-        self._trust.tokens = max(self._trust.available(now) - 1, -TRUST)
+        self._trust.level = max(self._trust.available(now) - 1, -TRUST)
 
     def may_check(self, source: PeerId, now: float) -> bool:
         """Whether to ask a suspected peer ourselves, because of ``source``."""
@@ -169,7 +162,7 @@ class FloodQuotas:
     def may_check_before_death(self, now: float) -> bool:
         """Whether to ask a suspected peer ourselves, because we are about to declare it
         dead."""
-        return self._final_checks.take(1, now)
+        return self._final_checks.allows(1, now)
 
     def may_flood_unchecked(self, source: PeerId, now: float) -> bool:
         """Whether to pass on what ``source`` says of a peer, though we cannot know."""
@@ -187,7 +180,7 @@ class FloodQuotas:
         """Whether to answer a request, of a peer in ``network``, that we refuse."""
         if network is not None and not self._network_refusals.take(network, now):
             return False
-        return self._refusals.take(1, now)
+        return self._refusals.allows(1, now)
 
     def may_walk(self, peer: PeerId, network: bytes | None, now: float) -> bool:
         """Whether to send the heartbeat of a newcomer in ``network`` on its walks."""
@@ -203,4 +196,4 @@ class FloodQuotas:
         """Whether to hand ``peer`` so many heartbeats that it asks for."""
         if not self._answered.take(peer, now, count):
             return False
-        return is_neighbour or self._answered_to_others.take(count, now)
+        return is_neighbour or self._answered_to_others.allows(count, now)

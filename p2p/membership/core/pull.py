@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterable
 from typing import Final
 
+from p2p.bounded import RateLimit
 from p2p.identity import PeerId
 from p2p.membership.config import MembershipConfig
 from p2p.membership.core.member_list import MemberList
 from p2p.membership.core.member_state import Liveness
-from p2p.membership.core.quotas import KeyedQuotas, Quota
+from p2p.membership.core.quotas import KeyedQuotas
 from p2p.membership.messages import MAX_KEYS, Digest
 
 BURST_INTERVALS: Final = 16
@@ -55,12 +56,12 @@ class Pull:
         self._members = members
         self._interval = config.interval
         burst = BURST_INTERVALS * config.refresh
-        self._budget = Quota(config.refresh / config.interval, burst, burst, -math.inf)
+        self._budget = RateLimit(config.refresh / config.interval, burst)
         self._asked: dict[bytes, tuple[float, PeerId]] = {}
         """When, and whom, longest ago first."""
         self._unanswered = KeyedQuotas(UNANSWERED_PER_INTERVAL / config.interval, UNANSWERED)
         self._batch_at = -math.inf
-        self._unknown = Quota(UNKNOWN_AT_CAPACITY / config.interval, 1, 1, -math.inf)
+        self._unknown = RateLimit(UNKNOWN_AT_CAPACITY / config.interval, 1)
 
     def was_asked(self, key: bytes) -> bool:
         """Whether the heartbeat behind ``key`` was asked for and has not come."""
@@ -96,7 +97,7 @@ class Pull:
                 if self._members.is_outdated(key, seqno):
                     continue
                 if room <= 0:
-                    may_ask_unknown = not self._unknown.take(1, now)
+                    may_ask_unknown = not self._unknown.allows(1, now)
                 room -= 1
             elif (
                 seqno <= member.seqno
@@ -110,7 +111,7 @@ class Pull:
             ):
                 continue
             is_full = len(keys) == MAX_KEYS or len(asked) == MAX_ASKED
-            if is_full or not self._budget.take(1, now):
+            if is_full or not self._budget.allows(1, now):
                 break
             keys.append(key)
             asked[key] = now, source
@@ -127,4 +128,4 @@ class Pull:
     def _has_plenty(self, now: float) -> bool:
         """Whether the budget is large enough for what is no news of the unknown or the
         suspected peer."""
-        return self._budget.available(now) > self._budget.burst / 2
+        return self._budget.available(now) > self._budget.capacity / 2

@@ -1,8 +1,7 @@
-"""Token buckets: one for all peers (`Quota`), or one per peer or network (`KeyedQuotas`)."""
+"""A rate limit for each peer or network; one for all is a `p2p.bounded.RateLimit`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from p2p.identity import PeerId
@@ -24,35 +23,8 @@ a year the difference of two is good to 4e-9 s, less than a millionth of a token
 `QUOTA_RATE`."""
 
 
-@dataclass(slots=True)
-class Quota:
-    """So many at once, so many per second."""
-
-    rate: float
-    burst: float
-    tokens: float
-    updated: float
-
-    def take(self, count: float, now: float) -> bool:
-        """Take ``count`` tokens, if they are there."""
-        # As `available`, without a call each time.
-        tokens = self.tokens + (now - self.updated) * self.rate
-        if tokens > self.burst:
-            tokens = self.burst
-        self.updated = now
-        is_there = tokens >= count
-        self.tokens = tokens - count if is_there else tokens
-        return is_there
-
-    def available(self, now: float) -> float:
-        """Tokens there are now."""
-        self.tokens = min(self.burst, self.tokens + (now - self.updated) * self.rate)
-        self.updated = now
-        return self.tokens
-
-
 class KeyedQuotas:
-    """A token bucket for each peer.
+    """The law of `p2p.bounded.RateLimit`, for each peer.
 
     Of each only one number is kept, the time at which it was empty, from which follows how many
     tokens it holds: a node counts seven things for each of its peers, and a bucket for each

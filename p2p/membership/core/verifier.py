@@ -12,8 +12,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
+from p2p.bounded import BoundedDict
+from p2p.effects import Penalise
 from p2p.identity import SIGNATURE_BYTES, PeerId, Verify
-from p2p.membership.core.events import ClockOff, Penalise
+from p2p.membership.core.events import ClockOff
 from p2p.membership.heartbeat import PROTOCOL_ID, SignedHeartbeat
 
 CLOCK_TOLERANCE: Final = 300.0
@@ -62,7 +64,7 @@ class HeartbeatVerifier:
         self._is_stamped = is_stamped
         self.asks_stamps: Final = is_stamped is not None
         """Whether this is an open run."""
-        self._stamped: dict[PeerId, None] = {}
+        self._stamped: BoundedDict[PeerId, None] = BoundedDict(MAX_STAMPED)
         """Who has shown a stamp that will do, longest ago first."""
         self._clocks: dict[PeerId, float] = {}
         """By how much our clock is ahead of that of peers whose own heartbeats we refused for
@@ -120,8 +122,6 @@ class HeartbeatVerifier:
             return True
         if not is_stamped(signed.peer, signed.heartbeat.profile.stamp):
             return False
-        if len(self._stamped) >= MAX_STAMPED:
-            del self._stamped[next(iter(self._stamped))]
         self._stamped[signed.peer] = None
         return True
 

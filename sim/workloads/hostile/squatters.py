@@ -27,7 +27,7 @@ from p2p.node.wiring import RUN_RECORDS
 from p2p.wire import pack
 from roles.envs.base import environment_digest
 from roles.run import Run, Terms, sign_run
-from roles.run.file import EnvironmentPin, Model
+from roles.run.core.file import EnvironmentPin, Model
 from sim.node.swarm import NodeMain, SimNode, Swarm
 from sim.run.scenario import Scenario
 from sim.workloads.spine import STAMP_BITS

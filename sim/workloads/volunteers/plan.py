@@ -18,7 +18,7 @@ from proofs.checks import Limits
 from roles.envs.base import environment_digest, open_environment
 from roles.rl.recipe import Recipe
 from roles.run import Run, Terms, sign_run
-from roles.run.file import Delivery, EnvironmentPin, Model
+from roles.run.core.file import Delivery, EnvironmentPin, Model
 from sim.kernel.simulation import Simulation
 from sim.net.link import LinkSpec, drawn_link
 from sim.run.scenario import Scenario

@@ -18,9 +18,9 @@ from p2p.multiaddr import Multiaddr
 from p2p.node.rundoc import PROTOCOL_ID as RUN
 from p2p.protobuf import field
 from p2p.shardcast.manifest import PROTOCOL_ID as SHARDCAST
-from p2p.transport import noise
-from p2p.transport.negotiate import HEADER as MULTISTREAM, line
-from p2p.transport.noise import NoiseHandshake, StaticKey
+from p2p.transport.core import noise
+from p2p.transport.core.negotiate import HEADER as MULTISTREAM, line
+from p2p.transport.core.noise import NoiseHandshake, StaticKey
 from p2p.wire import KI, MIB, encode_varint
 from tests.attacks.kinds.registry import kind
 from tests.attacks.raw import (

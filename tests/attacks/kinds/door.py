@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import trio
 
-from p2p.transport import noise
-from p2p.transport.negotiate import HEADER as MULTISTREAM, line
-from p2p.transport.noise import NoiseHandshake, StaticKey
+from p2p.transport.core import noise
+from p2p.transport.core.negotiate import HEADER as MULTISTREAM, line
+from p2p.transport.core.noise import NoiseHandshake, StaticKey
 from p2p.wire import encode_varint
 from tests.attacks.kinds.registry import kind
 from tests.attacks.raw import Attack, open_peer, pause

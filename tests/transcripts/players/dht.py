@@ -33,13 +33,11 @@ from p2p.dht.core.events import (
     Get,
     Join,
     Joined,
-    Learn,
     PeerDown,
     PeerUp,
-    Penalise,
     Put,
     Received,
-    Send,
+    SendIfConnected,
     Tick,
     Written,
 )
@@ -62,6 +60,7 @@ from p2p.dht.messages import (
 )
 from p2p.dht.record import Record, decode_record_untrusted, record_key, sign_record
 from p2p.dht.stamp import make_stamp, stamp_work
+from p2p.effects import AddAddrs, Penalise, Send
 from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr
 from tests.transcripts import changes, player
@@ -230,15 +229,15 @@ class DhtPlayer:
 
     def _show(self, effect: Effect) -> str:
         match effect:
-            case Send(peer, data, dial):
+            case Send(peer, data) | SendIfConnected(peer, data):
                 name = self._names[peer]
                 envelope = decode_untrusted(data)
                 if isinstance(envelope.body, Ping | FindNode | FindValue | Store):
                     waiting = self._open.setdefault(name, {})
                     waiting[envelope.request_id] = type(envelope.body)
-                how = "" if dial else " (without a dial)"
+                how = "" if isinstance(effect, Send) else " (without a dial)"
                 return f"send {name}: {self._show_body(envelope.body)}{how}"
-            case Learn(peer, _):
+            case AddAddrs(peer):
                 return f"learn the address of {self._names[peer]}"
             case Penalise(peer, points, reason):
                 return f"penalise {self._names[peer]} {points:g} points: {reason}"

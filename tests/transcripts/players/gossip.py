@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from random import Random
 
+from p2p.effects import Penalise, Send
 from p2p.gossip.config import GossipConfig
 from p2p.gossip.core.core import GossipCore
 from p2p.gossip.core.events import (
@@ -26,10 +27,8 @@ from p2p.gossip.core.events import (
     Disconnected,
     Effect,
     Event,
-    Penalise,
     Publish,
     Received,
-    Send,
     Subscribe,
     Tick,
     Unsubscribe,

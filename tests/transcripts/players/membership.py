@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Iterator
 from random import Random
 
+from p2p.effects import Penalise, Send
 from p2p.identity import PeerId
 from p2p.membership.config import MembershipConfig
 from p2p.membership.core import events as ev
@@ -172,7 +173,7 @@ class MembershipPlayer:
         """Let a core judge an event; gives it and what came of it."""
         lines, is_routine = [], quiet
         for effect in self.cores[name].handle(event, self.now):
-            if isinstance(effect, ev.Send):
+            if isinstance(effect, Send):
                 receiver = self.names[effect.peer]
                 self.flights.append((name, receiver, effect.data))
                 message = decode_message_untrusted(effect.data)
@@ -182,7 +183,7 @@ class MembershipPlayer:
                 is_routine = False
                 changed = effect.event
                 lines.append(f"{self.names[changed.member.peer]} {changed.change.value}")
-            elif isinstance(effect, ev.Penalise):
+            elif isinstance(effect, Penalise):
                 is_routine = False
                 lines.append(
                     f"{self.names[effect.peer]} loses {effect.points:g}: {effect.reason}"

@@ -20,9 +20,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from p2p.transport.budget import HostBudget
-from p2p.transport.yamux import Mux
-from p2p.transport.yamux_frames import (
+from p2p.transport.core.budget import HostBudget
+from p2p.transport.core.yamux import Mux
+from p2p.transport.core.yamux_frames import (
     ACK,
     DATA,
     FIN,

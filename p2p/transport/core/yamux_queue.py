@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from p2p.transport.budget import MAX_OUTGOING, HostBudget
-from p2p.transport.yamux_frames import (
+from p2p.transport.core.budget import MAX_OUTGOING, HostBudget
+from p2p.transport.core.yamux_frames import (
     DATA,
     FIN,
     HEADER,
@@ -23,7 +23,7 @@ from p2p.transport.yamux_frames import (
 
 
 class MuxQueue:
-    """The outgoing half of a `p2p.transport.yamux.Mux`."""
+    """The outgoing half of a `p2p.transport.core.yamux.Mux`."""
 
     def __init__(self, record: int, budget: HostBudget) -> None:
         """``record`` is the largest piece that `take` may return."""
@@ -42,6 +42,10 @@ class MuxQueue:
         self._blocked: dict[int, MuxStream] = {}
         self.writable: list[int] = []
         """Streams that `take_writable` will name."""
+
+    def shorten(self, record: int) -> None:
+        """Fill pieces of at most ``record`` bytes from now on; those that wait stay whole."""
+        self._record = record
 
     @property
     def control_bytes(self) -> int:

@@ -11,7 +11,7 @@ import nacl.bindings
 import nacl.exceptions
 
 from p2p.errors import BadMessage, RemoteProtocolError
-from p2p.transport.cipher import AEAD, TAG_BYTES, Aead
+from p2p.transport.core.cipher import AEAD, TAG_BYTES, Aead
 
 NONCE: Final = struct.Struct("<4xQ")
 """4 zero bytes and a 64-bit counter."""

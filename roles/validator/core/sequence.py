@@ -13,7 +13,7 @@ from typing import Final
 
 from p2p.identity import PeerId
 from p2p.shardcast.manifest import PolicyVersion
-from roles.protocol.assignment import REORDER_WINDOW
+from roles.protocol.core.assignment import REORDER_WINDOW
 
 MAX_MISPLACED: Final = 16
 """Submissions out of place that one node gets verdicts for under one policy. Honest nodes send

@@ -15,7 +15,7 @@ from p2p.node.tables import read_table, write_table
 from proofs.checks import Limits
 from roles.envs.base import environment_digest
 from roles.rl.recipe import Recipe
-from roles.run.file import AdmissionRules, Delivery, EnvironmentPin, Model, Terms
+from roles.run.core.file import AdmissionRules, Delivery, EnvironmentPin, Model, Terms
 
 DAY: Final = 24 * 3600
 MAX_DAYS: Final = 3650.0

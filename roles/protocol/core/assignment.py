@@ -8,16 +8,15 @@ pick easy tasks, and a validator, which knows these five, can replay them. Sourc
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from p2p.identity import PeerId
-from p2p.node.node import Node
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.sampling import draw_seed, task_seed
 from roles.engines.base import GroupTask, Sampling
 from roles.envs.base import Task
-from roles.envs.client import ContainedEnvironment
 from roles.run import Run
 
 REORDER_WINDOW: Final = 8
@@ -37,15 +36,19 @@ class DrawOrder:
     groups: int
     """Groups per submission."""
 
-    async def tasks(
-        self, environment: ContainedEnvironment, index: int
-    ) -> list[tuple[Task, GroupTask]]:
-        """Tasks and draws of the ``index``-th submission. Raises `EnvironmentFailed`."""
-        numbers = range(index * self.groups, (index + 1) * self.groups)
-        tasks = await environment.tasks([task_seed(*self._place, group) for group in numbers])
+    def task_seeds(self, index: int) -> list[bytes]:
+        """What the environment makes the tasks of the ``index``-th submission of."""
+        return [task_seed(*self._place, group) for group in self._numbers(index)]
+
+    def with_draws(self, index: int, tasks: Sequence[Task]) -> list[tuple[Task, GroupTask]]:
+        """Those tasks, each with the seeds that its group is drawn with."""
+        numbers = self._numbers(index)
         return [
             (task, self._draws(task, group)) for task, group in zip(tasks, numbers, strict=True)
         ]
+
+    def _numbers(self, index: int) -> range:
+        return range(index * self.groups, (index + 1) * self.groups)
 
     def _draws(self, task: Task, group: int) -> GroupTask:
         first = group * self.group_size
@@ -59,16 +62,14 @@ class DrawOrder:
         return self.run, self.policy, self.node.digest, int(self.version)
 
 
-def draw_order(
-    node: Node, run: Run, version: PolicyVersion, author: PeerId | None = None
-) -> DrawOrder:
-    """The draw order of ``author`` (this node if None) under a policy that this node holds."""
+def draw_order(run: Run, node: PeerId, version: PolicyVersion, policy: bytes) -> DrawOrder:
+    """The draw order of ``node`` under ``version``; ``policy`` is the digest of its weights."""
     recipe = run.terms.recipe
     return DrawOrder(
         run=run.id,
-        node=author or node.host.peer_id,
+        node=node,
         version=version,
-        policy=node.shardcast.manifest(version).weights_digest,
+        policy=policy,
         group_size=recipe.group_size,
         groups=recipe.submission,
     )

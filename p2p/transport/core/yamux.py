@@ -6,7 +6,7 @@ The wire is hashicorp's yamux as libp2p uses it: 12-byte headers, four frame typ
 256 KiB per stream and direction that WINDOW_UPDATE frames refill. SYN, ACK, FIN and RST may
 ride on DATA or on WINDOW_UPDATE. `Mux` is a bytes machine: `receive_data` returns what
 happened, `data_to_send` what the peer must get, in pieces that fill one Noise record each
-(`p2p.transport.yamux_queue` says in which order).
+(`p2p.transport.core.yamux_queue` says in which order).
 
 *Sending.* Bytes are charged against the peer's window when they are queued, so whatever is
 queued may be sent. `send` takes what there is room for and says how much that was.
@@ -14,8 +14,8 @@ queued may be sent. `send` takes what there is room for and says how much that w
 *Receiving.* The window refills as the application reads, half a window at a time, and grows, up
 to 4 MiB, when that half was read within a quarter of a second: 256 KiB in flight is 5 MB/s at
 50 ms. What windows grow by comes from one stock for all connections of the host
-(`p2p.transport.budget`). A peer that overruns a window breaks the protocol. Frames of unknown
-streams are read over: they crossed a reset.
+(`p2p.transport.core.budget`). A peer that overruns a window breaks the protocol. Frames of
+unknown streams are read over: they crossed a reset.
 
 *Breaking the protocol.* What came before the frame that broke it has happened and is reported;
 the last event is `ProtocolViolated`, and whatever comes later is not looked at.
@@ -35,10 +35,11 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from p2p.bounded import BoundedDict
 from p2p.errors import LimitExceeded, LocalProtocolError, RemoteProtocolError
-from p2p.transport.budget import LINGERING_SHARE, MAX_LINGERING, HostBudget
-from p2p.transport.noise import MAX_PLAINTEXT
-from p2p.transport.yamux_frames import (
+from p2p.transport.core.budget import LINGERING_SHARE, MAX_LINGERING, HostBudget
+from p2p.transport.core.noise import MAX_PLAINTEXT
+from p2p.transport.core.yamux_frames import (
     ACK,
     DATA,
     FIN,
@@ -67,7 +68,7 @@ from p2p.transport.yamux_frames import (
     StreamReset,
     WentAway,
 )
-from p2p.transport.yamux_queue import MuxQueue
+from p2p.transport.core.yamux_queue import MuxQueue
 
 STREAM_WORK: Final = 32
 """Frames that cost as much as a new stream with its negotiation, its task and its end: 80 to
@@ -97,7 +98,8 @@ class Mux:
         self._dialer = dialer
         self._next_id = 1 if dialer else 2
         self._highest = 0 if dialer else -1  # of the peer's ids
-        self._skipped: dict[int, None] = {}  # its ids below that have not come yet
+        # its ids below that have not come yet
+        self._skipped: BoundedDict[int, None] = BoundedDict(MAX_SKIPPED)
         self._broken = False
         # Over for us, but not for the peer, oldest first: the peer's streams, and ours.
         self._lingering: tuple[dict[int, MuxStream], dict[int, MuxStream]] = ({}, {})
@@ -186,6 +188,15 @@ class Mux:
         """
         stream = self._streams.get(stream_id)
         return stream is not None and not stream.finished
+
+    def queued(self, stream_id: int) -> int:
+        """Bytes of a stream that `data_to_send` has not returned yet."""
+        stream = self._streams.get(stream_id)
+        return 0 if stream is None else stream.queued
+
+    def shorten(self, record: int) -> None:
+        """From now on, let pieces be at most ``record`` bytes long."""
+        self._queue.shorten(record)
 
     def room(self, stream_id: int) -> int:
         """How many bytes `send` would take now; if none, `take_writable` will name the
@@ -477,8 +488,6 @@ class Mux:
             return stream_id in self._skipped and self._skipped.pop(stream_id) is None
         for skipped in range(max(self._highest + 2, stream_id - 2 * MAX_SKIPPED), stream_id, 2):
             self._skipped[skipped] = None
-        while len(self._skipped) > MAX_SKIPPED:
-            del self._skipped[next(iter(self._skipped))]
         self._highest = stream_id
         return True
 

@@ -26,7 +26,7 @@ QUICK: Final = 0.25
 """Seconds in which half a window must be read for it to grow: an initial window grows from 0.5
 MB/s on, also where the network keeps the peer waiting for our updates, up to a round trip of
 half a second. A stream of messages at some KiB/s stays narrow for ever, and leaves the stock of
-`p2p.transport.budget` to bulk."""
+`p2p.transport.core.budget` to bulk."""
 MAX_STREAMS: Final = 256
 """Streams of one connection that the peer, and likewise we, may have open. go-yamux's accept
 backlog.

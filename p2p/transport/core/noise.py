@@ -45,8 +45,8 @@ from p2p.protobuf import (
     field,
     fields_untrusted,
 )
-from p2p.transport.cipher import AEAD, KEY_BYTES, TAG_BYTES, Aead, Buffer
-from p2p.transport.symmetric import NONCE, Symmetric, exchange
+from p2p.transport.core.cipher import AEAD, KEY_BYTES, TAG_BYTES, Aead, Buffer
+from p2p.transport.core.symmetric import NONCE, Symmetric, exchange
 
 PROTOCOL_ID: Final = ProtocolId("/noise")
 MAX_RECORD: Final = 65_535

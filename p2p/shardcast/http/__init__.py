@@ -1,0 +1,28 @@
+"""The HTTP edge: whole versions for curl, browsers, CDNs and the PyPI package shardcast.
+
+Inside the swarm, chunks travel over SHARDCAST's own streams. This package is for programs that
+speak only HTTP, and for what only HTTP servers have.
+
+The files, in the order in which to read them
+---------------------------------------------
+- `library`: what is offered. A `Release` is one version, a list of files that never change;
+  a `PolicyLibrary` offers what a node's `Shardcast` holds, a `Shelf` what its owner puts there;
+- `app`: which answer belongs to which path, as an ASGI application;
+- `server`: its sockets, by hypercorn, and what one client may hold;
+- `mirrors`: fetching over HTTP from several servers, by aiohttp;
+- `follow`: the versions of shardcast 0.3.2's origins and middle nodes, as files of ours;
+- `core`: the pure functions below all that (ranges, archives, listings).
+
+How a download flows
+--------------------
+::
+
+    client -> server -> app: path -> Release -> Body -> pieces -> disk -> client
+    another's server -> mirrors -> follow: shards -> one file, digest -> Release -> Shelf
+
+What a newcomer calls
+---------------------
+``async with serve_http(HttpEdge(world, library), host, port)`` to serve, and
+``async with open_mirrors(world, addresses)`` with `Follower` to fetch. This package imports
+hypercorn and aiohttp, which take a third of a second: import it where it is used.
+"""

@@ -1,0 +1,382 @@
+"""The edge as an ASGI application: which answer belongs to which path.
+
+====================================  ==========================================================
+``/``                                 the versions that are here, as JSON
+``/v/7/manifest``                     as its trainer signed it
+``/v/7/files``, ``/v/7/files/NAME``   the list of files as JSON, and each file
+``/v/7/raw``                          all files end to end: the stream that the manifest's spans
+                                      cut, so a span is a range of it
+``/v/7.tar``                          all files as one archive
+``/latest/...``                       a redirection to the newest version
+``/distribution.txt``,                the same versions for the clients and middle nodes of the
+``/v7/shard_00001.bin``,              PyPI package shardcast 0.3.2: a version of several files
+``/data1.bin``                        is one archive
+====================================  ==========================================================
+
+Whatever belongs to a version never changes, says so (``immutable``), has a strong ETag and can
+be asked for in ranges: caches may keep it, and ``curl -C -`` resumes. A body is read in pieces
+as the connection takes them, so a download costs a piece of memory whatever its size.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import quote
+
+import trio
+
+from p2p.bounded import BoundedDict
+from p2p.errors import StorageError
+from p2p.shardcast.http.core.body import Body
+from p2p.shardcast.http.core.listing import (
+    LISTING,
+    PROBE,
+    PROBE_BYTES,
+    SHARD_BYTES,
+    Listed,
+    encode_listing,
+    parse_shard_path_untrusted,
+    shard_count,
+)
+from p2p.shardcast.http.core.ranges import (
+    ByteRange,
+    RangeNotSatisfiable,
+    etag,
+    has_tag_untrusted,
+    parse_range_untrusted,
+)
+from p2p.shardcast.http.core.tar import tar_of
+from p2p.shardcast.http.library import PIECE, Library, Release, digest_of_body
+from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
+from p2p.world import World
+
+logger = logging.getLogger(__name__)
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+FOREVER: Final = "public, max-age=31536000, immutable"
+"""For what belongs to a version: a year, the longest that caches honour, and no questions."""
+NEVER: Final = "no-cache"
+"""For what says which versions there are: ask each time."""
+_MAX_PATH: Final = 8 * 1024
+"""Characters of a path: the longest of a manifest's files, percent-encoded, and some more."""
+_MAX_ARCHIVES: Final = 64
+"""Versions that are remembered as one file: more than a node keeps, and a megabyte each if a
+version has thousands of files."""
+_OCTETS: Final = "application/octet-stream"
+_TAR: Final = "application/x-tar"
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """A body that is offered, and what is said about it."""
+
+    body: Body
+    media: str
+    tag: str
+    """Its entity tag, quotes included."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Archive:
+    """A version as the one file that shardcast's clients get."""
+
+    body: Body
+    digest: bytes
+
+
+class HttpEdge:
+    """Serves a library to HTTP clients; `keep_listing` must run beside it."""
+
+    def __init__(self, world: World, library: Library) -> None:
+        self._world = world
+        self._library = library
+        self._archives: BoundedDict[bytes, _Archive] = BoundedDict(_MAX_ARCHIVES)
+        """By digest of the release."""
+
+    async def keep_listing(self) -> None:
+        """List each version for shardcast's clients once the digest of its one file is known.
+
+        Those clients believe only that digest, and a version that is listed must be there
+        whole: so it is read once, in the background, before it is listed.
+        """
+        known = NO_POLICY
+        while True:
+            await self._library.wait_news(known)
+            versions = list(self._library.versions)
+            known = max(versions, default=known)
+            for version in versions:
+                await self._list(version)
+
+    async def _list(self, version: PolicyVersion) -> None:
+        try:
+            with self._library.borrow(version) as release:
+                if release.digest in self._archives:
+                    return
+                body = release.one_file()
+                digest = await digest_of_body(self._world, release, body)
+                self._archives[release.digest] = _Archive(body, digest)
+        except (KeyError, FileNotFoundError):
+            pass  # pruned meanwhile: not listed either
+        except StorageError as error:
+            logger.warning("version_not_listed version=%d reason=%s", version, error)
+
+    # ASGI
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An ASGI application, version 3, for HTTP only."""
+        if scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1003})
+        if scope["type"] != "http":
+            return
+        reply = _Reply(scope, send)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_read_to_end, receive, reply, nursery.cancel_scope)
+            await self._reply(scope, reply)
+            nursery.cancel_scope.cancel()
+
+    async def _reply(self, scope: Scope, reply: _Reply) -> None:
+        path = scope["path"]
+        if scope["method"] not in {"GET", "HEAD"}:
+            await reply.refuse(405, "only GET and HEAD", ("allow", "GET, HEAD"))
+        elif len(path) > _MAX_PATH:
+            await reply.refuse(414, "the path is too long")
+        else:
+            await self._answer(path.lstrip("/"), reply)
+
+    async def _answer(self, path: str, reply: _Reply) -> None:
+        if path == "":
+            await reply.text(self._contents(), "application/json")
+        elif path == LISTING:
+            await reply.text(self._listing(), "text/plain; charset=utf-8")
+        elif path == PROBE:
+            await reply.text(bytes(PROBE_BYTES), _OCTETS)
+        elif path.startswith("latest/"):
+            await self._redirect(path.removeprefix("latest/"), reply)
+        else:
+            await self._serve(path, reply)
+
+    async def _redirect(self, rest: str, reply: _Reply) -> None:
+        newest = max(self._library.versions, default=None)
+        if newest is None:
+            await reply.refuse(404, "no version is here yet")
+        else:
+            where = f"/v/{newest}/{quote(rest)}"
+            await reply.refuse(307, f"the newest is at {where}", ("location", where))
+
+    async def _serve(self, path: str, reply: _Reply) -> None:
+        shard = parse_shard_path_untrusted(path)
+        version = shard[0] if shard is not None else _version_of(path)
+        try:
+            if version is None:
+                raise KeyError(path)
+            with self._library.borrow(version) as release:
+                if shard is not None:
+                    answer = self._shard(release, shard[1])
+                elif path.endswith(".tar"):
+                    answer = self._tar(release, path)
+                else:
+                    answer = _part_of(release, path)
+                await reply.body(answer, release, self._world)
+        except KeyError:
+            await reply.refuse(404, f"there is no {path[:200]!r} here")
+        except FileNotFoundError:
+            await reply.fail("the version was removed meanwhile")
+        except StorageError as error:
+            logger.warning("edge_unreadable path=%s reason=%s", path[:200], error)
+            await reply.fail("this disk does not give it back")
+
+    def _shard(self, release: Release, shard: int) -> _Answer:
+        # Not listed yet: a KeyError, and shardcast's clients would not ask for it.
+        body = self._archives[release.digest].body
+        if shard >= shard_count(body.size):
+            raise KeyError(shard)
+        start = shard * SHARD_BYTES
+        parts = body.pieces(start, min(start + SHARD_BYTES, body.size), SHARD_BYTES)
+        return _Answer(Body(list(parts)), _OCTETS, etag(release.digest, f"s{shard}"))
+
+    def _tar(self, release: Release, path: str) -> _Answer:
+        if path != f"v/{release.version}.tar" or release.is_one_file:
+            return _part_of(release, path)  # a file may have such a name, too
+        archive = self._archives[release.digest]
+        return _Answer(archive.body, _TAR, etag(release.digest, "tar"))
+
+    # What is here
+
+    def _releases(self) -> Iterable[Release]:
+        for version in self._library.versions:
+            try:
+                with self._library.borrow(version) as release:
+                    yield release
+            except KeyError:
+                continue
+
+    def _contents(self) -> bytes:
+        return _json(
+            {
+                "versions": [
+                    {
+                        "version": release.version,
+                        "digest": release.digest.hex(),
+                        "files": len(release.files),
+                        "bytes": sum(size for _, size in release.files),
+                    }
+                    for release in self._releases()
+                ]
+            }
+        )
+
+    def _listing(self) -> bytes:
+        return encode_listing(
+            Listed(release.version, archive.digest, shard_count(archive.body.size))
+            for release in self._releases()
+            if (archive := self._archives.get(release.digest)) is not None
+        )
+
+
+async def _read_to_end(receive: Receive, reply: _Reply, answering: trio.CancelScope) -> None:
+    """Throw away what else the client sends, and stop answering when it is gone.
+
+    hypercorn says ``http.disconnect`` also while it takes the last part of an answer, and has
+    still to end the connection then: so a reply that is ending is not cancelled.
+
+    hypercorn's queue to the application is bounded, and what ends a connection goes through it
+    too: a body that is never read would hold the connection for ever.
+    """
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    if not reply.is_ending:
+        answering.cancel()
+
+
+def _version_of(path: str) -> PolicyVersion | None:
+    """The version of ``v/7/...`` or ``v/7.tar``."""
+    _, _, rest = path.partition("v/")
+    number = rest.partition("/")[0].removesuffix(".tar")
+    if not path.startswith("v/") or not (number.isascii() and number.isdigit()):
+        return None
+    return PolicyVersion(int(number)) if len(number) <= 10 else None
+
+
+def _part_of(release: Release, path: str) -> _Answer:
+    """What a path names of a version. Raises `KeyError`."""
+    what = path.removeprefix(f"v/{release.version}")
+    if what == ".tar":
+        return _Answer(tar_of(release.files), _TAR, etag(release.digest, "tar"))
+    if what == "/manifest" and release.manifest:
+        return _Answer(Body([release.manifest]), _OCTETS, etag(release.digest, "m"))
+    if what == "/raw":
+        return _Answer(release.raw(), _OCTETS, etag(release.digest, "r"))
+    if what == "/files":
+        files = [{"path": name, "bytes": size} for name, size in release.files]
+        return _Answer(
+            Body([_json({"files": files})]), "application/json", etag(release.digest, "f")
+        )
+    name = what.removeprefix("/files/")
+    number = release.number_of(name)
+    return _Answer(release.file(number), _OCTETS, etag(release.digest, f"f{number}"))
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
+
+
+class _Reply:
+    """The answer to one request, said in the order that HTTP wants."""
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._send = send
+        self._has_body = scope["method"] != "HEAD"
+        self._asked = {
+            name.decode("latin-1").lower(): value.decode("latin-1")
+            for name, value in scope["headers"]
+        }
+        self._begun = False
+        self.is_ending = False
+        """Whether the last part is on its way."""
+
+    async def _begin(self, status: int, size: int | None, *headers: tuple[str, str]) -> None:
+        self._begun = True
+        length = [] if size is None else [("content-length", str(size))]
+        said = [
+            *length,
+            # any web page may read what is public anyway
+            ("access-control-allow-origin", "*"),
+            ("x-content-type-options", "nosniff"),
+            *headers,
+        ]
+        await self._send(
+            {
+                "type": "http.response.start",
+                "status": status,
+                "headers": [(n.encode("latin-1"), v.encode("latin-1")) for n, v in said],
+            }
+        )
+
+    async def _part(self, data: bytes, *, more: bool) -> None:
+        self.is_ending = not more
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def text(self, data: bytes, media: str) -> None:
+        """A short answer that is true now."""
+        await self._begin(200, len(data), ("content-type", media), ("cache-control", NEVER))
+        await self._part(data if self._has_body else b"", more=False)
+
+    async def refuse(self, status: int, reason: str, *headers: tuple[str, str]) -> None:
+        """An answer without what was asked for."""
+        data = f"{reason}\n".encode()
+        await self._begin(
+            status,
+            len(data),
+            ("content-type", "text/plain; charset=utf-8"),
+            ("cache-control", NEVER),
+            *headers,
+        )
+        await self._part(data if self._has_body else b"", more=False)
+
+    async def fail(self, reason: str) -> None:
+        """It cannot be read. If the head is out, the body ends before its length: the client
+        sees a broken download, as it should."""
+        if not self._begun:
+            await self.refuse(503, reason)
+
+    async def body(self, answer: _Answer, release: Release, world: World) -> None:
+        """The body that was asked for, the part of it, or that the client has it."""
+        size = answer.body.size
+        said = (("etag", answer.tag), ("cache-control", FOREVER), ("accept-ranges", "bytes"))
+        if has_tag_untrusted(self._asked.get("if-none-match", ""), answer.tag):
+            await self._begin(304, None, *said)
+            await self._part(b"", more=False)
+            return
+        try:
+            part = self._range(answer, size)
+        except RangeNotSatisfiable:
+            where = ("content-range", f"bytes */{size}")
+            await self.refuse(416, f"there are {size} bytes", where)
+            return
+        media = ("content-type", answer.media)
+        if part is None:
+            part = ByteRange(0, size)
+            await self._begin(200, size, media, *said)
+        else:
+            where = ("content-range", part.content_range(size))
+            await self._begin(206, len(part), media, where, *said)
+        if self._has_body:
+            for piece in answer.body.pieces(part.start, part.end, PIECE):
+                await self._part(await release.read(world.disk, piece), more=True)
+        await self._part(b"", more=False)
+
+    def _range(self, answer: _Answer, size: int) -> ByteRange | None:
+        """The part that was asked for. If-Range with another tag asks for the whole (RFC 9110,
+        13.1.5)."""
+        asked = self._asked.get("range")
+        if asked is None or self._asked.get("if-range", answer.tag) != answer.tag:
+            return None
+        return parse_range_untrusted(asked, size)

@@ -1,0 +1,93 @@
+"""Which bytes a request asks for: RFC 9110, sections 13.1 and 14, for one range.
+
+A request for several ranges at once gets the whole body, as section 14.2 allows: the answer
+would be a multipart body that no downloader of weights asks for, and overlapping ranges are an
+old way to make a server send much for little.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from p2p.errors import BadMessage
+
+MAX_HEADER: Final = 1024
+"""Characters of a header that is read here: a range has 45 at most, twelve tags have 800."""
+_RANGE: Final = re.compile(r"bytes=\s*(?:(\d{1,18})-(\d{1,18})?|-(\d{1,18}))\s*", re.ASCII)
+"""Eighteen digits say up to 10^18 - 1: more bytes than any disk has, and a bounded number."""
+_CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.ASCII)
+_TAG: Final = re.compile(r'(?:W/)?"([\x21\x23-\x7e]{0,200})"', re.ASCII)
+
+
+class RangeNotSatisfiable(Exception):
+    """The first byte that is asked for lies behind the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """Bytes ``start`` to ``end`` (exclusive) of a body."""
+
+    start: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+    def content_range(self, size: int) -> str:
+        """The header of an answer with part of ``size`` bytes."""
+        return f"bytes {self.start}-{self.end - 1}/{size}"
+
+
+def parse_range_untrusted(value: str, size: int) -> ByteRange | None:
+    """The one range of a body of ``size`` bytes that a Range header asks for; None if it asks
+    for what is answered with the whole body (several ranges, another unit, nonsense).
+
+    Raises `RangeNotSatisfiable` if there is no such byte.
+    """
+    match = _RANGE.fullmatch(value) if len(value) <= MAX_HEADER else None
+    if match is None:
+        return None
+    first, last, suffix = match.groups()
+    if suffix is not None:
+        start, end = max(0, size - int(suffix)), size
+    else:
+        start, end = int(first), size if last is None else min(int(last) + 1, size)
+        if last is not None and int(last) < start:
+            return None  # section 14.1.1: such a range is invalid, and as if it were not there
+    if start >= end:
+        raise RangeNotSatisfiable
+    return ByteRange(start, end)
+
+
+def parse_content_range_untrusted(value: str) -> tuple[ByteRange, int | None]:
+    """What an answer with part of a body says that it holds, and the size of the whole (None
+    if the server does not say). Raises `BadMessage`, and nothing else."""
+    match = _CONTENT_RANGE.fullmatch(value) if len(value) <= MAX_HEADER else None
+    if match is None:
+        raise BadMessage(f"a Content-Range that cannot be read: {value[:80]!r}")
+    first, last, whole = match.groups()
+    part = ByteRange(int(first), int(last) + 1)
+    size = None if whole == "*" else int(whole)
+    if part.start >= part.end or (size is not None and part.end > size):
+        raise BadMessage(f"a Content-Range that cannot be: {value[:80]!r}")
+    return part, size
+
+
+def etag(digest: bytes, what: str) -> str:
+    """The strong entity tag of ``what`` among the things that ``digest`` fixes.
+
+    Half of the digest: 128 bits are enough that no two versions of one server share a tag.
+    """
+    return f'"{digest.hex()[:32]}-{what}"'
+
+
+def has_tag_untrusted(header: str, tag: str) -> bool:
+    """Whether an If-None-Match header says that the client holds what ``tag`` names.
+
+    Weak tags count too (section 13.1.2): equal digests are equal bytes.
+    """
+    if len(header) > MAX_HEADER:
+        return False
+    return header.strip() == "*" or tag.strip('"') in _TAG.findall(header)

@@ -1,0 +1,5 @@
+"""What the roles say to each other, without I/O: by contract, as every folder `core`.
+
+`messages` are the bytes of submissions and verdicts. `assignment` derives which tasks and draws
+are a node's, and which validator judges it, so that neither is chosen by it.
+"""

@@ -1,0 +1,227 @@
+"""The HTTP edge over real sockets: what it answers, and what a hostile client gets."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import tarfile
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import trio
+from blake3 import blake3
+
+from p2p.shardcast.http.server import EdgeConfig
+from tests.e2e.http_world import edge_of, get, parsed, shelf_of
+
+WEIGHTS = bytes(range(251)) * 20_000
+FOLDER = {"config.json": b"{}", "sub/model.safetensors": WEIGHTS, "empty": b""}
+
+
+async def test_a_version_is_listed_and_its_files_are_what_they_were(tmp_path: Path) -> None:
+    async with edge_of(tmp_path, shelf_of(tmp_path, {"a": b"old"}, FOLDER)) as port:
+        status, _, body = await get(port, "/")
+        versions = json.loads(body)["versions"]
+        assert (status, [v["version"] for v in versions]) == (200, [2, 1])
+        assert versions[0]["bytes"] == len(WEIGHTS) + 2
+        files = json.loads((await get(port, "/v/2/files"))[2])["files"]
+        assert [f["path"] for f in files] == list(FOLDER)
+        for name, data in FOLDER.items():
+            assert (await get(port, f"/v/2/files/{name}"))[2] == data
+        assert (await get(port, "/v/2/raw"))[2] == b"{}" + WEIGHTS
+        assert (await get(port, "/v/2/manifest"))[2] == b"the manifest"
+        status, headers, _ = await get(port, "/latest/files/config.json")
+        assert (status, headers["location"]) == (307, "/v/2/files/config.json")
+        archive = (await get(port, "/v/2.tar"))[2]
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+            assert tar.getnames() == list(FOLDER)
+
+
+async def test_parts_tags_and_heads(tmp_path: Path) -> None:
+    async with edge_of(tmp_path, shelf_of(tmp_path, {"w": WEIGHTS})) as port:
+        status, headers, body = await get(port, "/v/1/raw", "Range: bytes=100-199")
+        assert (status, body) == (206, WEIGHTS[100:200])
+        assert headers["content-range"] == f"bytes 100-199/{len(WEIGHTS)}"
+        tag = headers["etag"]
+        assert "immutable" in headers["cache-control"]
+        assert (await get(port, "/v/1/raw", f"If-None-Match: {tag}"))[0] == 304
+        same = await get(port, "/v/1/raw", "Range: bytes=-5", f"If-Range: {tag}")
+        assert (same[0], same[2]) == (206, WEIGHTS[-5:])
+        assert (await get(port, "/v/1/raw", "Range: bytes=-5", 'If-Range: "x"'))[0] == 200
+        status, headers, _ = await get(port, "/v/1/raw", "Range: bytes=99999999-")
+        assert (status, headers["content-range"]) == (416, f"bytes */{len(WEIGHTS)}")
+        status, headers, body = await get(port, "/v/1/raw", method="HEAD")
+        assert (status, headers["content-length"], body) == (200, str(len(WEIGHTS)), b"")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v/9/raw", "/v/1", "/v/1/files/../../secret", "/v/1/files//etc/passwd", "/v/x/raw",
+        "/v/1/files/%2e%2e/%2e%2e/secret", "/v/1/raw/", "/v1/shard_00002.bin", "/v/1.tar/x",
+        "/v/" + "9" * 400, "/nothing", "/v/1/files/",
+    ],
+)  # fmt: skip
+async def test_what_is_not_here_is_not_found(tmp_path: Path, path: str) -> None:
+    (tmp_path / "secret").write_bytes(b"a key")
+    async with edge_of(tmp_path, shelf_of(tmp_path, {"w": b"weights"})) as port:
+        status, _, body = await get(port, path)
+        assert status == 404
+        assert b"a key" not in body
+
+
+async def test_curl_resumes_where_it_stopped(tmp_path: Path) -> None:
+    part = tmp_path / "part.bin"
+    part.write_bytes(WEIGHTS[:1_234_567])
+    async with edge_of(tmp_path, shelf_of(tmp_path, {"w": WEIGHTS})) as port:
+        address = f"http://127.0.0.1:{port}/v/1/files/w"
+        line = ["curl", "-sS", "-C", "-", "-o", str(part), "-w", "%{size_download}", address]
+        try:
+            done = await trio.run_process(line, capture_stdout=True)
+        except FileNotFoundError:
+            pytest.skip("curl is not installed")
+        assert int(done.stdout) == len(WEIGHTS) - 1_234_567
+    assert part.read_bytes() == WEIGHTS
+
+
+async def test_a_removed_file_ends_the_answer_and_not_the_edge(tmp_path: Path) -> None:
+    shelf = shelf_of(tmp_path, {"w": WEIGHTS})
+    async with edge_of(tmp_path, shelf) as port:
+        (tmp_path / "1/w").unlink()
+        status, headers, body = await get(port, "/v/1/raw")
+        assert len(body) < int(headers["content-length"]) or status == 503
+        shelf.remove(shelf.versions[0])
+        assert (await get(port, "/distribution.txt"))[2] == b""
+
+
+# Hostile clients
+
+
+async def asks(port: int) -> bool:
+    """Whether an honest client gets an answer at once."""
+    with trio.move_on_after(2), suppress(trio.BrokenResourceError, EOFError):
+        return (await get(port, "/data1.bin"))[0] == 200
+    return False  # refused, or closed without a word
+
+
+async def test_a_long_body_is_not_waited_for(tmp_path: Path) -> None:
+    async with edge_of(tmp_path, shelf_of(tmp_path, {"w": WEIGHTS})) as port:
+        for method in ("POST", "GET", "PUT"):
+            stream = await trio.open_tcp_stream("127.0.0.1", port)
+            async with stream:
+                head = f"{method} / HTTP/1.1\r\nHost: x\r\nContent-Length: 9999999999\r\n\r\n"
+                await stream.send_all(head.encode())
+                with trio.fail_after(5):
+                    try:
+                        for _ in range(1000):
+                            await stream.send_all(bytes(65536))
+                    except trio.BrokenResourceError:
+                        pass  # it was answered, and the connection closed
+                    else:
+                        pytest.fail("64 MB of a body that is not wanted were taken")
+        assert await asks(port)
+
+
+async def test_a_client_that_does_not_read_is_given_up(tmp_path: Path) -> None:
+    config = EdgeConfig(stalled=0.3, connections=2)
+    async with edge_of(tmp_path, shelf_of(tmp_path, {"w": WEIGHTS * 4}), config) as port:
+        slow = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(2)]
+        for stream in slow:
+            await stream.send_all(b"GET /v/1/raw HTTP/1.1\r\nHost: x\r\n\r\n")
+        with trio.fail_after(10):
+            while not await asks(port):
+                await trio.lowlevel.checkpoint()
+        for stream in slow:
+            await stream.aclose()
+
+
+async def test_unfinished_requests_are_given_up(tmp_path: Path) -> None:
+    config = EdgeConfig(idle=0.3, connections=3)
+    async with edge_of(tmp_path, shelf_of(tmp_path, {"w": b"w"}), config) as port:
+        slow = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(3)]
+        for stream in slow:
+            await stream.send_all(b"GET / HTTP/1.1\r\nX-Slow: ")
+        with trio.fail_after(10):
+            while not await asks(port):
+                await trio.lowlevel.checkpoint()
+        for stream in slow:
+            await stream.aclose()
+
+
+async def test_nonsense_costs_its_connection(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    host = b" HTTP/1.1\r\nHost: x\r\n"
+    nonsense = [
+        b"\0" * 1000,
+        b"GET\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"GET /\xff\xfe" + host + b"\r\n",
+        b"GET /" + host + b"Host: y\r\n\r\n",
+        b"GET " + b"/a" * 20000 + host + b"\r\n",
+        b"GET http:///:x" + host + b"\r\n",
+        b"GET *" + host + b"\r\n",
+        b"CONNECT a:1" + host + b"\r\n",
+        b"GET /" + host + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET /" + host + b"Content-Length: -1\r\n\r\n",
+        b"GET /" + host + b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
+        b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n",
+        (b"GET /v/1/raw" + host + b"Range: bytes=0-0\r\n\r\n") * 300,
+    ]
+    async with edge_of(tmp_path, shelf_of(tmp_path, {"w": b"w"})) as port:
+        for data in nonsense:
+            stream = await trio.open_tcp_stream("127.0.0.1", port)
+            async with stream:
+                with trio.move_on_after(0.3):
+                    await stream.send_all(data)
+                    await stream.send_eof()
+                    while await stream.receive_some():
+                        pass
+            assert await asks(port), data[:40]
+    assert "http_connection_failed" not in caplog.text
+
+
+async def test_an_offered_upgrade_is_passed_over(tmp_path: Path) -> None:
+    """Java's client offers HTTP/2 with its first request."""
+    async with edge_of(tmp_path, shelf_of(tmp_path, {"w": b"w"})) as port:
+        status, _, body = await get(
+            port, "/v/1/raw", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA"
+        )
+        assert (status, body) == (200, b"w")
+
+
+async def test_two_requests_on_one_connection(tmp_path: Path) -> None:
+    async with edge_of(tmp_path, shelf_of(tmp_path, {"w": b"weights"})) as port:
+        stream = await trio.open_tcp_stream("127.0.0.1", port)
+        async with stream:
+            for _ in range(2):
+                await stream.send_all(b"GET /v/1/raw HTTP/1.1\r\nHost: x\r\n\r\n")
+                answer = b""
+                while not answer.endswith(b"weights"):
+                    answer += bytes(await stream.receive_some())
+                assert parsed(answer)[0] == 200
+
+
+def test_the_edge_is_imported_only_where_it_is_used() -> None:
+    code = (
+        "import p2p, p2p.node, sys; print('hypercorn' in sys.modules, 'aiohttp' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["False", "False"]
+
+
+async def test_shards_are_the_one_file(tmp_path: Path) -> None:
+    async with edge_of(tmp_path, shelf_of(tmp_path, {"w": WEIGHTS}, FOLDER)) as port:
+        listing = (await get(port, "/distribution.txt"))[2].decode().splitlines()
+        for version, line in enumerate(listing, 1):
+            name, _, rest = line.partition(": ")
+            digest, _, shards = rest.partition("|")
+            assert (name, shards) == (f"v{version}", "1")
+            shard = (await get(port, f"/v{version}/shard_00001.bin"))[2]
+            assert blake3(shard).hexdigest() == digest

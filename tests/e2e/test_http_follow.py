@@ -1,0 +1,227 @@
+"""Following shardcast's servers and fetching from mirrors, honest and hostile ones."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import trio
+from blake3 import blake3
+
+from p2p.errors import BadMessage, ConfigError
+from p2p.machine import RealWorld
+from p2p.shardcast.http.core.listing import MAX_SHARDS
+from p2p.shardcast.http.follow import Follower
+from p2p.shardcast.http.mirrors import Mirror, Mirrors, MirrorsFailed, choose, open_mirrors
+from p2p.shardcast.http.server import serve_http
+from tests.e2e.http_world import edge_of, shelf_of, world_at
+
+DATA = bytes(range(253)) * 9_000
+SHARDS = [DATA[at : at + 500_000] for at in range(0, len(DATA), 500_000)]
+ORIGIN = {
+    "distribution.txt": f"v3: {blake3(DATA).hexdigest()}|{len(SHARDS)}\n".encode(),
+    **{f"v3/shard_{n:05d}.bin": shard for n, shard in enumerate(SHARDS, 1)},
+}
+
+Answer = bytes | Callable[[Any], Awaitable[None]]
+
+
+class Server:
+    """Answers each path with what it was given, ranges passed over, as Python's own server."""
+
+    def __init__(self, answers: Mapping[str, Answer]) -> None:
+        self.answers = answers
+
+    async def keep_listing(self) -> None:
+        """Nothing to keep."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        answer = self.answers.get(scope["path"].lstrip("/"))
+        if callable(answer):
+            await answer(send)
+            return
+        status = 404 if answer is None else 200
+        head = {"type": "http.response.start", "status": status, "headers": []}
+        await send(head)
+        await send({"type": "http.response.body", "body": answer or b"", "more_body": False})
+
+
+@asynccontextmanager
+async def following(
+    folder: Path, *servers: Mapping[str, Answer], silence: float = 5.0
+) -> AsyncIterator[tuple[Follower, Mirrors, RealWorld]]:
+    world = world_at(folder)
+    async with AsyncExitStack() as stack:
+        bases = []
+        for answers in servers:
+            server: Any = Server(answers)
+            [(host, port), *_] = await stack.enter_async_context(
+                serve_http(server, "127.0.0.1", 0)
+            )
+            bases.append(f"http://{host}:{port}/")
+        mirrors = await stack.enter_async_context(open_mirrors(world, bases, silence=silence))
+        yield Follower(world, mirrors, "followed"), mirrors, world
+
+
+async def test_a_listed_version_becomes_one_file(tmp_path: Path) -> None:
+    async with following(tmp_path, ORIGIN) as (follower, _, _):
+        [entry] = await follower.listed()
+        release = await follower.fetch(entry)
+    assert (release.version, release.files) == (3, (("v3.bin", len(DATA)),))
+    assert (tmp_path / release.paths[0]).read_bytes() == DATA
+
+
+async def test_what_an_edge_serves_can_be_followed(tmp_path: Path) -> None:
+    shelf = shelf_of(tmp_path, {"a": b"old"}, {"w": DATA, "x": b"config"})
+    async with edge_of(tmp_path, shelf) as port:
+        world = world_at(tmp_path)
+        async with open_mirrors(world, [f"http://127.0.0.1:{port}"]) as mirrors:
+            release = await Follower(world, mirrors, "followed").wait_newer()
+    assert release.version == 2
+    assert (tmp_path / release.paths[0]).read_bytes()[1024 - 512 :].startswith(DATA[:100])
+
+
+async def test_a_wrong_shard_of_one_server_is_found_and_the_other_taken(tmp_path: Path) -> None:
+    liar = {**ORIGIN, "v3/shard_00002.bin": b"x" * 500_000}
+    async with following(tmp_path, liar, ORIGIN, liar) as (follower, mirrors, _):
+        [entry] = await follower.listed()
+        release = await follower.fetch(entry)
+        assert (tmp_path / release.paths[0]).read_bytes() == DATA
+        assert mirrors.all[0].success < 0.5 < mirrors.all[1].success
+
+
+async def test_most_servers_are_believed_about_a_digest(tmp_path: Path) -> None:
+    other = {**ORIGIN, "distribution.txt": f"v3: {'0' * 64}|1\n".encode()}
+    async with following(tmp_path, other, ORIGIN, ORIGIN) as (follower, _, _):
+        [entry] = await follower.listed()
+        assert entry.digest == blake3(DATA).digest()
+
+
+async def endless(send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    for _ in range(4000):
+        await send({"type": "http.response.body", "body": bytes(65536), "more_body": True})
+
+
+async def silent(send: Any) -> None:
+    await trio.sleep_forever()
+
+
+async def cut(send: Any) -> None:
+    size = [(b"content-length", b"500000")]
+    await send({"type": "http.response.start", "status": 200, "headers": size})
+    await send({"type": "http.response.body", "body": bytes(1000), "more_body": True})
+
+
+async def around(send: Any) -> None:
+    to = [(b"location", b"/v3/shard_00002.bin"), (b"content-length", b"0")]
+    await send({"type": "http.response.start", "status": 302, "headers": to})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+@pytest.mark.parametrize("answer", [endless, silent, cut, around, b"", b"x" * 500_001])
+async def test_a_shard_that_never_comes_whole_is_given_up(
+    tmp_path: Path, answer: Answer
+) -> None:
+    bad = {**ORIGIN, "v3/shard_00002.bin": answer}
+    async with following(tmp_path, bad, silence=0.3) as (follower, _, world):
+        [entry] = await follower.listed()
+        with trio.fail_after(20), pytest.raises(MirrorsFailed):
+            await follower.fetch(entry)
+        assert await world.disk.list("followed") == []
+
+
+@pytest.mark.parametrize("count", [1, 2, len(SHARDS) + 1, MAX_SHARDS])
+async def test_a_wrong_count_of_shards_costs_no_more_than_the_shards(
+    tmp_path: Path, count: int
+) -> None:
+    listing = f"v3: {blake3(DATA).hexdigest()}|{count}\n".encode()
+    async with following(tmp_path, {**ORIGIN, "distribution.txt": listing}) as (f, _, world):
+        [entry] = await f.listed()
+        with trio.fail_after(20), pytest.raises(MirrorsFailed):
+            await f.fetch(entry)
+        assert await world.disk.list("followed") == []
+
+
+@pytest.mark.parametrize("answer", [endless, b"v1: junk", b"v1: " + b"0" * 100_000])
+async def test_a_listing_that_cannot_be_is_its_servers_fault(
+    tmp_path: Path, answer: Answer
+) -> None:
+    async with following(tmp_path, {"distribution.txt": answer}, ORIGIN) as (follower, m, _):
+        [entry] = await follower.listed()
+        assert entry.version == 3
+        assert m.all[0].trouble
+    async with following(tmp_path, {"distribution.txt": answer}) as (follower, _, _):
+        with pytest.raises(MirrorsFailed, match=r"distribution\.txt"):
+            await follower.listed()
+
+
+async def test_a_later_part_is_fetched_whether_or_not_the_server_knows_ranges(
+    tmp_path: Path,
+) -> None:
+    async def part_of(mirrors: Mirrors, path: str) -> bytes:
+        parts = []
+
+        async def keep(offset: int, data: bytes) -> None:
+            parts.append((offset, data))
+
+        await mirrors.fetch_to(path, len(DATA), keep, start=100_000)
+        assert [at for at, _ in parts] == sorted(at for at, _ in parts)
+        return b"".join(data for _, data in parts)
+
+    async with following(tmp_path, {"w": DATA}) as (_, mirrors, _):
+        assert await part_of(mirrors, "w") == DATA[100_000:]
+    shelf = shelf_of(tmp_path, {"w": DATA})
+    async with edge_of(tmp_path, shelf) as port:
+        world = world_at(tmp_path)
+        async with open_mirrors(world, [f"http://127.0.0.1:{port}/v/1/files/{{path}}"]) as m:
+            assert await part_of(m, "w") == DATA[100_000:]
+
+
+async def test_a_part_that_begins_elsewhere_is_refused(tmp_path: Path) -> None:
+    async def elsewhere(send: Any) -> None:
+        where = [(b"content-range", b"bytes 5-9/10"), (b"content-length", b"5")]
+        await send({"type": "http.response.start", "status": 206, "headers": where})
+        await send({"type": "http.response.body", "body": b"55555", "more_body": False})
+
+    async with following(tmp_path, {"w": elsewhere}) as (_, mirrors, _):
+
+        async def keep(offset: int, data: bytes) -> None:
+            raise BadMessage("never")
+
+        with pytest.raises(MirrorsFailed, match="from 5 on, not from 3"):
+            await mirrors.fetch_to("w", 100, keep, start=3)
+
+
+async def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
+    async with open_mirrors(world_at(tmp_path), ["http://127.0.0.1:1"]) as mirrors:
+        with pytest.raises(MirrorsFailed, match=r"http://127\.0\.0\.1:1: Client"):
+            await mirrors.fetch("x", 10)
+
+
+@pytest.mark.parametrize(
+    "base", ["", "localhost", "ftp://x", "http://", "http://[", "file:///"]
+)
+async def test_what_is_no_address_is_refused(tmp_path: Path, base: str) -> None:
+    with pytest.raises(ConfigError):
+        async with open_mirrors(world_at(tmp_path), [base]):
+            pass
+
+
+def test_the_better_server_is_asked_more_often_and_the_worse_one_still_sometimes() -> None:
+    good, slow, dead = Mirror("good"), Mirror("slow"), Mirror("dead")
+    for _ in range(20):
+        good.note_success(10e6)
+        slow.note_success(1e6)
+        dead.note_success(10e6)
+    for _ in range(30):
+        dead.note_failure("refused")
+    rng = Random(1)
+    asked = [choose([good, slow, dead], rng).base for _ in range(2000)]
+    assert 0.85 < asked.count("good") / 2000 < 0.95
+    assert asked.count("slow") > 100
+    assert 10 < asked.count("dead") < 60
