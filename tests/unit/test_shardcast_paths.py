@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from p2p.identity import KeyPair
-from p2p.shardcast.codec import ANCHOR
+from p2p.shardcast.codec import ANCHOR, PATCH
 from p2p.shardcast.index import digest_of
 from p2p.shardcast.manifest import (
     NO_POLICY,
@@ -36,7 +36,7 @@ def manifest(version: int, bases: list[int]) -> Manifest:
     encodings = [Encoding(ANCHOR, NO_POLICY, 100, ANCHOR_WIRE)]
     for base in bases:
         wire = int(SHARES[version - base] * POLICY)
-        encodings.append(Encoding("delta", v(base), 10, wire, digest_of(b"delta")))
+        encodings.append(Encoding(PATCH, v(base), 10, wire, digest_of(b"delta")))
     body = ManifestBody(
         b"run", v(version), v(version - 1), digest_of(b"before") if version else b"",
         digest_of(b"weights"), POLICY, tuple(encodings),
@@ -112,7 +112,7 @@ def test_a_joiner_finishes_its_anchor_when_the_next_version_comes() -> None:
 
 def test_an_anchor_is_taken_where_deltas_are_no_cheaper() -> None:
     """Deltas after a change of the learning rate: a third of the policy each."""
-    big = [Encoding("delta", v(base), 10, POLICY // 3, digest_of(b"d")) for base in range(1, 4)]
+    big = [Encoding(PATCH, v(base), 10, POLICY // 3, digest_of(b"d")) for base in range(1, 4)]
     chain = []
     for number, one in enumerate(big, 2):
         anchor = Encoding(ANCHOR, NO_POLICY, 100, ANCHOR_WIRE)
@@ -132,8 +132,8 @@ def test_what_is_here_needs_nothing() -> None:
 
 def test_small_deltas_are_not_chained_for_a_few_bytes() -> None:
     tiny = HOP_BYTES // 4
-    direct = Encoding("delta", v(1), 1, 3 * tiny, digest_of(b"d"))
-    single = Encoding("delta", v(2), 1, tiny, digest_of(b"d"))
+    direct = Encoding(PATCH, v(1), 1, 3 * tiny, digest_of(b"d"))
+    single = Encoding(PATCH, v(2), 1, tiny, digest_of(b"d"))
     anchor = Encoding(ANCHOR, NO_POLICY, 100, ANCHOR_WIRE)
 
     def signed(number: int, *encodings: Encoding) -> Manifest:
@@ -143,7 +143,7 @@ def test_small_deltas_are_not_chained_for_a_few_bytes() -> None:
         )  # fmt: skip
         return body.sign(KEY)
 
-    second = signed(2, Encoding("delta", v(1), 1, tiny, digest_of(b"d")))
+    second = signed(2, Encoding(PATCH, v(1), 1, tiny, digest_of(b"d")))
     third = signed(3, single, direct)
     assert len(cheapest_path(third, [second], {v(1): 0}).hops) == 1
 
