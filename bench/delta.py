@@ -101,7 +101,8 @@ def run(args: list[str]) -> int:
     options = parser.parse_args(args)
     torch.set_num_threads(1)
     found: dict[tuple[str, str, str], list[float]] = {}
-    console = Console()
+    terminal = Console()
+    console = terminal if terminal.is_terminal else Console(width=118)
     for seed in options.seeds:
         with console.status(f"seed {seed}: training"):
             courses = train(seed)

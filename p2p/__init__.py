@@ -31,7 +31,8 @@ Two are without I/O: `limits`, what strangers may hold and which of them makes r
 
 The services, packages with a map of their own: `membership` (who lives), `gossip` (publish and
 subscribe), `dht` (who is where), `shardcast` (policies to every node), `ledger` (a node's
-signed log). `driver` feeds a service's core. `node` puts all of them together.
+signed log). `driver` feeds a service's core, whose `effects` on the host are the same in all.
+`node` puts all of them together.
 
 How data flows
 --------------

@@ -49,6 +49,10 @@ class StorageError(ShoalError):
     """The disk refused: full, read-only, or gone. Nothing verified was lost."""
 
 
+class NoRoom(StorageError):
+    """The disk takes data, but not as much as this needs: make room on it."""
+
+
 class WorkerDied(ShoalError):
     """An engine's worker process ended while it was needed; its last words are in the
     message.

@@ -56,6 +56,19 @@ class Stream(trio.abc.HalfCloseableStream):
         """Abandon both directions at once; the other side sees `trio.BrokenResourceError`."""
         raise trio.BrokenResourceError
 
+    async def drained(self, at_most: int = 0) -> None:
+        """Return once at most ``at_most`` bytes of what was sent are still on this node.
+
+        `send_all` returns when the last byte is queued; this says when it is on the line. What
+        waits in this node's queues counts, and what its kernel has not sent yet; what the line
+        and the peer hold does not. A sender that decides late what to send next waits for this
+        first, with as many bytes as its line carries while it decides.
+
+        Raises `trio.BrokenResourceError` when they will never leave, `trio.ClosedResourceError`
+        if this end was closed, `trio.BusyResourceError` while another task sends.
+        """
+        raise trio.BrokenResourceError
+
 
 StreamHandler = Callable[[Stream], Awaitable[None]]
 """Serves one incoming stream; the stream is closed when it returns and reset when it raises."""

@@ -15,12 +15,13 @@ import math
 import os
 import secrets
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any, Final, TypeVar
@@ -30,7 +31,7 @@ import trio
 from p2p.errors import LimitExceeded, StorageError, WorkerDied
 from p2p.identity import SEED_BYTES, KeyPair, Signer, Verify, verify
 from p2p.wire import MIB
-from p2p.world import Disk
+from p2p.world import Disk, DiskEntry
 
 T = TypeVar("T")
 
@@ -108,6 +109,7 @@ class RealWorld:
         self.signer: Signer = signer
         self.verify: Verify = verify
         self.disk: Disk = RealDisk(folder)
+        self.cores = available_cores()
         self._timers: list[tuple[float, int, RealTimer]] = []
         self._order = itertools.count()
         self._sooner = trio.Event()
@@ -274,7 +276,8 @@ class RealDisk:
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise StorageError(f"{error.strerror or error}: {error.filename}") from error
+            where = f": {error.filename}" if error.filename is not None else ""
+            raise StorageError(f"{error.strerror or error}{where}") from error
 
     async def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         """Bytes of a file."""
@@ -290,6 +293,10 @@ class RealDisk:
         """Write at the end."""
         await self._run(_append, self._path(path), data)
 
+    async def reserve(self, path: str, size: int) -> None:
+        """Make room for a file of ``size`` bytes."""
+        await self._run(_reserve, self._path(path), size)
+
     async def fsync(self, path: str) -> None:
         """Return once the file and its name would survive a crash."""
         await self._run(_fsync, self._path(path))
@@ -299,7 +306,7 @@ class RealDisk:
         await self._run(_replace, self._path(path), data)
 
     async def rename(self, old: str, new: str) -> None:
-        """Atomically and durably move a file."""
+        """Atomically and durably move a file or a folder."""
         await self._run(_rename, self._path(old), self._path(new))
 
     async def remove(self, path: str) -> None:
@@ -310,9 +317,23 @@ class RealDisk:
         """Sorted names in ``folder``."""
         return await self._run(_list, self._path(folder))
 
+    async def walk(self, path: str, most: int) -> Sequence[DiskEntry]:
+        """The files at or below ``path``."""
+        return await self._run(_walk, self._path(path), most)
+
     async def size(self, path: str) -> int | None:
         """Bytes, or None."""
         return await self._run(_size, self._path(path))
+
+    @contextmanager
+    def holding(self, path: str) -> Iterator[None]:
+        """Keep other processes from a folder for the length of the block."""
+        descriptor = _open_lock(self._path(path))
+        try:
+            yield
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
 
     def locate(self, path: str) -> str:
         """The absolute path, for worker processes."""
@@ -333,6 +354,17 @@ def _write(path: Path, data: bytes | memoryview, offset: int | None) -> None:
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
         file.seek(offset)
         file.write(data)
+
+
+def _reserve(path: Path, size: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
+        if not size:
+            return
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
+        elif os.fstat(file.fileno()).st_size < size:  # macOS: it is found out when it is full
+            file.truncate(size)
 
 
 def _append(path: Path, data: bytes) -> None:
@@ -390,6 +422,57 @@ def _list(path: Path) -> list[str]:
         if path.is_dir()
         else []
     )
+
+
+def _walk(path: Path, most: int) -> list[DiskEntry]:
+    found: list[DiskEntry] = []
+    if path.is_file():
+        found.append(_disk_entry("", path.stat()))
+    folders = [path] if path.is_dir() else []
+    while folders and len(found) < most:
+        with os.scandir(folders.pop()) as inside:
+            for entry in inside:
+                if len(found) >= most:
+                    break
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(Path(entry.path))
+                    continue
+                name = Path(entry.path).relative_to(path).as_posix()
+                found.append(_disk_entry(name, entry.stat(follow_symlinks=False)))
+    return sorted(found, key=lambda entry: entry.path)
+
+
+def _disk_entry(path: str, status: os.stat_result) -> DiskEntry:
+    return DiskEntry(path, status.st_size, status.st_mtime_ns, stat.S_ISREG(status.st_mode))
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _open_lock(path: Path) -> int | None:
+    """A descriptor that holds the lock; None on a disk that cannot keep one, or on Windows."""
+    try:
+        import fcntl  # not at the top: Windows has none, and is told so by `p2p.node.process`
+
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except (ImportError, OSError):
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise StorageError(f"another process is using {path.parent}") from None
+    except OSError:  # a file system without locks
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def _size(path: Path) -> int | None:

@@ -8,7 +8,8 @@ suite, tests/conformance/test_worlds.py, holds them together.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from dataclasses import dataclass
 from random import Random
 from typing import Any, Final, Protocol, TypeVar
 
@@ -33,6 +34,19 @@ class Timer(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class DiskEntry:
+    """A file that `Disk.walk` found."""
+
+    path: str
+    """Relative to where the walk began; empty if that is the file."""
+    size: int
+    stamp: int
+    """Another number whenever the file has been written to, as far as the machine can tell."""
+    is_plain: bool = True
+    """False for a symbolic link, a device, a socket: what lies behind it is not looked at."""
+
+
 class Disk(Protocol):
     """The files of one node, named by relative paths with ``/``. Parents are made as needed.
 
@@ -55,6 +69,10 @@ class Disk(Protocol):
         """Write at the end of the file."""
         ...
 
+    async def reserve(self, path: str, size: int) -> None:
+        """Make a file at least ``size`` bytes long, with room for all of them on the disk."""
+        ...
+
     async def fsync(self, path: str) -> None:
         """Return once the file (and its name) would survive a crash."""
         ...
@@ -66,7 +84,7 @@ class Disk(Protocol):
         ...
 
     async def rename(self, old: str, new: str) -> None:
-        """Move a file over another, atomically and durably."""
+        """Move a file over another, or a folder to where nothing is, atomically and durably."""
         ...
 
     async def remove(self, path: str) -> None:
@@ -77,8 +95,18 @@ class Disk(Protocol):
         """Sorted names in ``folder``; empty if it is not there."""
         ...
 
+    async def walk(self, path: str, most: int) -> Sequence[DiskEntry]:
+        """The file at ``path``, or all below that folder, sorted, but for hidden ones; at most
+        ``most``. Empty if nothing is there."""
+        ...
+
     async def size(self, path: str) -> int | None:
         """Bytes, or None if it is not there."""
+        ...
+
+    def holding(self, path: str) -> AbstractContextManager[None]:
+        """Keep other processes from a folder for the length of the block, by a file at
+        ``path``. Raises `StorageError` if one has it."""
         ...
 
     def locate(self, path: str) -> str:
@@ -106,6 +134,8 @@ class World(Protocol):
     verify: Verify
     """Judges signatures. The simulator remembers verdicts; production does not."""
     disk: Disk
+    cores: int
+    """How many calls of `run_blocking` are of use at a time."""
 
     def now(self) -> float:
         """Monotonic seconds, from an arbitrary start: for every deadline and age."""

@@ -2,18 +2,20 @@
 
 The files, in the order in which to read them
 ---------------------------------------------
-Formats, pure functions of bytes: `manifest` (what a version is: signed, and content-addressed
-below the signature), `codec` (a safetensors file as chunks), `delta` (what changed between two
-versions), `paths` (which deltas there are and which to take), `chunkset` (some chunks of a
-version), `forest` (which peer forwards what to which), `messages`, `config`.
+Formats, pure functions of bytes: `manifest` (what a version is, signed), `index` (its files and
+spans, content-addressed), `layout` (where files are cut in spans), `codec` (spans as chunks),
+`delta` (what changed between two versions), `paths` (which deltas there are and which to take),
+`chunkset` (some chunks of a version), `forest` (which peer forwards what to which), `messages`,
+`config`.
 
 Decisions, pure by contract: the folder `core`, whose `__init__` is a map of its own. It is one
 state machine, `ShardcastCore.handle(event, now) -> effects`.
 
 Drivers, ordinary trio code: `service` (feeds the core and carries out its effects), `receiver`
-and `sender` (chunks on streams, in and out; `bulk` reads frames), `store` and `disk` (policies
-on disk), `publisher` (a trainer's file becomes a version). The folder `http` offers versions to
-curl, browsers and the PyPI package shardcast, and takes from them; its `__init__` is its map.
+and `sender` (chunks on streams, in and out; `bulk` reads frames), `store`, `stored` and `disk`
+(policies on disk), `publisher` (a trainer's files become a version). The folder `http` offers
+versions to curl, browsers and the PyPI package shardcast, and takes from them; its `__init__`
+is its map.
 
 How a chunk flows
 -----------------
@@ -22,7 +24,7 @@ How a chunk flows
     trainer:  publisher -> store -> Publish -> core -> Push -> sender ==> bulk stream
     relay:    bulk stream ==> receiver -> ChunkCame -> core -> Push -> sender ==> its children
                                                             -> Keep -> store
-    all here: core -> Finish -> store (fsync, assemble) -> Stored -> core; wait_policy returns
+    all here: core -> Finish -> store (fsync, rename) -> Stored -> core; wait_policy returns
 
 What a newcomer calls
 ---------------------

@@ -133,7 +133,7 @@ class BulkReader:
                 hold(len(part))
             count -= len(part)
             parts.append(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return b"".join(parts)  # the only copy between the stream and the decoder
 
     async def skip(self, count: int) -> None:
         """Throw the next ``count`` bytes away as they come."""
@@ -143,9 +143,9 @@ class BulkReader:
             self._at += here
             count -= here
 
-    async def _part(self, most: int) -> bytes:
+    async def _part(self, most: int) -> memoryview:
         await self._fill()
-        part = bytes(self._data[self._at : self._at + most])
+        part = memoryview(self._data)[self._at : self._at + most]
         self._at += len(part)
         return part
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from p2p.errors import BadMessage
-from p2p.shardcast.manifest import MAX_CHUNKS
+from p2p.shardcast.index import MAX_CHUNKS
 from p2p.wire import KI
 
 MAX_RANGES: Final = KI

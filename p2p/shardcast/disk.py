@@ -66,6 +66,10 @@ class DiskHealth:
     async def _takes_data_later(self) -> bool:
         await self._world.sleep(self._pause)
         self._pause = min(2 * self._pause, LONGEST_RETRY)
+        return await self.takes_data()
+
+    async def takes_data(self) -> bool:
+        """Whether `TRIAL_BYTES` can be written."""
         try:
             await self._world.disk.replace(self._trial, bytes(TRIAL_BYTES))
             await self._world.disk.remove(self._trial)

@@ -27,6 +27,7 @@ from typing import Final
 
 from p2p.errors import BadMessage
 from p2p.identity import SIGNATURE_BYTES, PeerId, Signer, Verify, decode_peer_id_untrusted
+from p2p.shardcast.index import digest_of
 from p2p.shardcast.manifest import (
     MAX_ROSTER,
     MAX_ROSTER_BYTES,
@@ -34,7 +35,6 @@ from p2p.shardcast.manifest import (
     PROTOCOL_ID,
     ROSTER_ENTRY,
     PolicyVersion,
-    digest_of,
 )
 from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
 

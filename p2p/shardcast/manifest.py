@@ -1,10 +1,12 @@
-"""What a policy version is: a small signed manifest, and indexes that it names by digest.
+"""What a policy version is: a small signed manifest, and an index that it names by digest.
 
 The manifest itself stays under a kilobyte whatever the size of the model, so it can be gossiped
-to every node. Per encoding (an anchor today, and deltas as further entries of the same table)
-it names an *index*, the flat list of the encoding's chunks, by digest; the index names the
-chunks by digest. Everything below the signature is therefore content-addressed, and any peer
-may serve any of it.
+to every node. It names the *index* (`p2p.shardcast.index`), the list of files and spans, by
+digest; the index names the spans by digest. Everything below the signature is therefore
+content-addressed, and any peer may serve any of it.
+
+Per encoding the manifest says what it costs. An anchor needs nothing else: its chunk i is span
+i. An encoding whose chunks are something else, a delta, names the list of them by digest.
 
 A manifest carries the digest of the one before it. Two different manifests for one version, or
 one that denies its own predecessor, are an `Equivocation`: proof, from signatures alone,
@@ -13,13 +15,8 @@ against a trainer.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Final
-
-from blake3 import blake3
 
 from p2p.errors import BadMessage
 from p2p.identity import (
@@ -36,23 +33,20 @@ from p2p.policy import (
     NO_POLICY as NO_POLICY,
     PolicyVersion as PolicyVersion,
 )
-from p2p.wire import KI, MIB, fields_untrusted, pack, unpack_untrusted
+from p2p.shardcast.codec import ANCHOR, MAX_WIRE, PATCH
+from p2p.shardcast.index import (
+    DIGEST_BYTES,
+    MAX_CHUNKS,
+    MAX_SIZE,
+    Index,
+    decode_index_untrusted,
+    digest_of,
+)
+from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
 
 PROTOCOL_ID: Final = ProtocolId("/shoal/shardcast/1.0.0")
 """Control messages, and the domain of everything SHARDCAST signs."""
 
-ANCHOR: Final = "raw-zstd1"
-"""The whole safetensors file, cut in spans, each a zstd frame of level 1."""
-
-DIGEST_BYTES: Final = 32
-MAX_SPAN: Final = 4 * MIB
-"""Raw bytes of one chunk: the largest unit that is checked, lost or sent again as a whole."""
-MAX_WIRE: Final = MAX_SPAN + MAX_SPAN // 128 + KI
-"""Wire bytes of one chunk: zstd's own bound for incompressible input (1/256 and a header),
-doubled."""
-MAX_CHUNKS: Final = 64 * KI
-"""Chunks of one encoding. With `MAX_SPAN` this bounds a policy at 256 GiB and an index at 2.5
-MiB."""
 MAX_ENCODINGS: Final = 16
 """An anchor, and skip deltas over 1, 2, 4 ... 2^14 versions."""
 MAX_MANIFEST: Final = 4 * KI
@@ -66,77 +60,37 @@ MAX_RUN_ID: Final = 64
 MAX_ROSTER_BYTES: Final = MAX_ROSTER * ROSTER_ENTRY + KI
 """Bytes of a signed roster: 157 KiB, and the rest rounded up."""
 _MAX_NAME: Final = 32
-_MAX_SIZE: Final = MAX_CHUNKS * MAX_SPAN
-_CHUNK: Final = struct.Struct(f">{DIGEST_BYTES}sII")
-INDEX_ENTRY: Final = _CHUNK.size
-"""Bytes of one chunk in an index."""
-
-
-def digest_of(data: bytes | bytearray | memoryview) -> bytes:
-    """The 32 bytes of BLAKE3 by which everything here is named."""
-    return blake3(data).digest()
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """One unit of transfer: what it hashes to, its bytes on the wire, the raw bytes it stands
-    for."""
-
-    digest: bytes
-    wire: int
-    span: int
-
-
-@dataclass(frozen=True, slots=True)
-class Index:
-    """The chunks of one encoding, in order; on the wire 40 bytes each, named by the digest of
-    them all."""
-
-    chunks: tuple[Chunk, ...]
-    data: bytes = field(repr=False)
-    digest: bytes = field(repr=False)
-    offsets: tuple[int, ...] = field(repr=False)
-    """Where each chunk starts among the wire bytes; one more entry than chunks: the last is
-    their sum."""
-
-    @classmethod
-    def of(cls, chunks: Sequence[Chunk]) -> Index:
-        """The index that lists ``chunks``."""
-        data = b"".join(_CHUNK.pack(chunk.digest, chunk.wire, chunk.span) for chunk in chunks)
-        offsets = tuple(accumulate((chunk.wire for chunk in chunks), initial=0))
-        return cls(tuple(chunks), data, digest_of(data), offsets)
-
-    @property
-    def wire(self) -> int:
-        """Bytes on the wire, all chunks together."""
-        return self.offsets[-1]
-
-    @property
-    def size(self) -> int:
-        """Raw bytes, all chunks together."""
-        return sum(chunk.span for chunk in self.chunks)
-
-    def __len__(self) -> int:
-        return len(self.chunks)
 
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """One way to get a policy: its name, the version it starts from, and its index by
-    digest."""
+    """One way to get a policy: its name, the version it starts from, and what it costs."""
 
     name: str
     base: PolicyVersion
     """The version a receiver must hold; `NO_POLICY` for an anchor."""
     chunks: int
     wire: int
-    """Bytes on the wire: what a receiver compares to choose the cheapest path."""
-    index: bytes
+    """Bytes on the wire, by which a receiver chooses the cheapest path. Of an anchor it is what
+    the trainer expects: it signs before it has packed everything."""
+    index: bytes = b""
+    """Digest of the index of a patch, by which messages name it; empty for an anchor, whose
+    index is the policy's."""
 
     @classmethod
-    def of(cls, index: Index, name: str = ANCHOR, base: PolicyVersion = NO_POLICY) -> Encoding:
-        """The entry under which a manifest names ``index``."""
-        return cls(name, base, len(index), index.wire, index.digest)
+    def anchor(cls, index: Index, wire: int) -> Encoding:
+        """The entry for the whole policy, which has about ``wire`` bytes on its way."""
+        return cls(ANCHOR, NO_POLICY, len(index), wire)
+
+    @classmethod
+    def patch(cls, index: Index, base: PolicyVersion) -> Encoding:
+        """The entry for a patch on ``base``, of which ``index`` is the index."""
+        return cls(PATCH, base, len(index), index.size, index.digest)
+
+    @property
+    def is_anchor(self) -> bool:
+        """Whether it needs no other version."""
+        return self.name == ANCHOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +103,9 @@ class ManifestBody:
     previous: bytes
     """Digest of the manifest before this one; empty for the first."""
     weights_digest: bytes
-    """Digest of the whole safetensors file."""
+    """Digest of the index, and so of every byte of every file."""
     size: int
-    """Bytes of the whole safetensors file."""
-    header: int
-    """Bytes of the safetensors length and header at its front, where the tensors' names, dtypes
-    and shapes are; 0 if the file is of another kind."""
+    """Bytes of all files."""
     encodings: tuple[Encoding, ...]
 
     def sign(self, signer: Signer) -> Manifest:
@@ -169,7 +120,6 @@ class ManifestBody:
                 self.previous,
                 self.weights_digest,
                 self.size,
-                self.header,
                 [[e.name, e.base, e.chunks, e.wire, e.index] for e in self.encodings],
             ]
         )
@@ -199,18 +149,47 @@ class Manifest:
 
     @property
     def weights_digest(self) -> bytes:
-        """Digest of the whole safetensors file."""
+        """Digest of the index, and so of every byte of every file."""
         return self.body.weights_digest
 
     @property
     def size(self) -> int:
-        """Bytes of the whole safetensors file."""
+        """Bytes of all files."""
         return self.body.size
 
     @property
     def anchor(self) -> Encoding:
         """The encoding that needs no earlier version; every manifest has one."""
         return next(encoding for encoding in self.body.encodings if encoding.name == ANCHOR)
+
+    @property
+    def patches(self) -> tuple[Encoding, ...]:
+        """The encodings that need another version."""
+        return tuple(one for one in self.body.encodings if one.name == PATCH)
+
+    @property
+    def handed_out(self) -> Encoding:
+        """What the origin brings to those it feeds: the patch on the version before, which
+        nearly all of them hold, if there is one; else the anchor. The others are pulled."""
+        previous = self.body.previous_version
+        return next((one for one in self.patches if one.base == previous), self.anchor)
+
+    def name_of(self, encoding: Encoding) -> bytes:
+        """The digest by which messages name an encoding of this version."""
+        return self.digest if encoding.is_anchor else encoding.index
+
+    def encoding_of(self, index: Index) -> Encoding:
+        """The encoding whose index this is."""
+        return next((one for one in self.patches if one.index == index.digest), self.anchor)
+
+    def index_untrusted(self, data: bytes) -> Index:
+        """The policy's index, or a patch's. Raises `BadMessage`, and nothing else, if ``data``
+        is another."""
+        digest = digest_of(data)
+        for patch in self.patches:
+            if patch.index == digest:
+                return decode_index_untrusted(data, digest, patch.chunks, patch.wire)
+        return decode_index_untrusted(data, self.weights_digest, self.anchor.chunks, self.size)
 
     def encode(self) -> bytes:
         """The signed bytes, as they are gossiped and stored."""
@@ -232,16 +211,14 @@ def decode_manifest_untrusted(data: bytes, run: bytes, verify: Verify) -> Manife
     content, signature = fields_untrusted(
         unpack_untrusted(data), bytes, bytes, what="signed manifest"
     )
-    kinds = (bytes, bytes, int, int, bytes, bytes, int, int, list)
+    kinds = (bytes, bytes, int, int, bytes, bytes, int, list)
     fields = fields_untrusted(unpack_untrusted(content), *kinds, what="manifest")
     trainer = decode_peer_id_untrusted(fields[0])
     encodings = tuple(
-        _decode_encoding_untrusted(item) for item in fields[8][: MAX_ENCODINGS + 1]
+        _decode_encoding_untrusted(item) for item in fields[7][: MAX_ENCODINGS + 1]
     )
-    _, named, version, before, previous, weights_digest, size, header, _ = fields
-    body = ManifestBody(
-        named, version, before, previous, weights_digest, size, header, encodings
-    )
+    _, named, version, before, previous, weights_digest, size, _ = fields
+    body = ManifestBody(named, version, before, previous, weights_digest, size, encodings)
     _check_body(body)
     if body.run != run:
         raise BadMessage("a manifest of another run")
@@ -256,7 +233,8 @@ def _decode_encoding_untrusted(value: object) -> Encoding:
     name, base, chunks, wire, index = fields_untrusted(
         value, str, int, int, int, bytes, what="encoding"
     )
-    if not 0 < len(name) <= _MAX_NAME or len(index) != DIGEST_BYTES:
+    is_anchor = name == ANCHOR
+    if not 0 < len(name) <= _MAX_NAME or len(index) != (0 if is_anchor else DIGEST_BYTES):
         raise BadMessage("an encoding's name or index digest has the wrong length")
     if not (
         NO_POLICY <= base <= MAX_POLICY
@@ -276,31 +254,14 @@ def _check_body(body: ManifestBody) -> None:
         raise BadMessage("a manifest's versions do not grow")
     if len(body.previous) != (DIGEST_BYTES if body.previous_version >= 0 else 0):
         raise BadMessage("a manifest's predecessor is misnamed")
-    if not (0 < body.size <= _MAX_SIZE and 0 <= body.header <= body.size):
-        raise BadMessage("a manifest's sizes are out of bounds")
+    if not 0 < body.size <= MAX_SIZE:
+        raise BadMessage("a manifest's size is out of bounds")
     anchors = sum(e.name == ANCHOR and e.base == NO_POLICY for e in body.encodings)
     names = {(e.name, e.base) for e in body.encodings}
     if anchors != 1 or len(body.encodings) > MAX_ENCODINGS or len(names) != len(body.encodings):
         raise BadMessage("a manifest needs one anchor and distinct encodings")
-
-
-def decode_index_untrusted(data: bytes, encoding: Encoding, size: int) -> Index:
-    """Raise `BadMessage`, and nothing else, unless ``data`` is the index that ``encoding``
-    names.
-
-    ``size`` is the raw size that the chunks of an anchor must add up to.
-    """
-    if len(data) != encoding.chunks * _CHUNK.size or digest_of(data) != encoding.index:
-        raise BadMessage("not the index that the manifest names")
-    chunks = tuple(Chunk(*fields) for fields in _CHUNK.iter_unpack(data))
-    index = Index(
-        chunks, data, encoding.index, tuple(accumulate((c.wire for c in chunks), initial=0))
-    )
-    if not all(0 < c.wire <= MAX_WIRE and 0 < c.span <= MAX_SPAN for c in chunks):
-        raise BadMessage("a chunk's size is out of bounds")
-    if index.wire != encoding.wire or (encoding.name == ANCHOR and index.size != size):
-        raise BadMessage("an index does not add up to what the manifest says")
-    return index
+    if not all(e.base < body.version for e in body.encodings):
+        raise BadMessage("a manifest's patch is on no older version")
 
 
 @dataclass(frozen=True, slots=True)

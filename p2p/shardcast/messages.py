@@ -18,16 +18,9 @@ from typing import Any, Final
 from p2p.errors import BadMessage
 from p2p.identity import PeerId, ProtocolId, decode_peer_id_untrusted
 from p2p.shardcast.chunkset import Ranges, pack_ranges, unpack_ranges_untrusted
-from p2p.shardcast.manifest import (
-    DIGEST_BYTES,
-    INDEX_ENTRY,
-    MAX_CHUNKS,
-    MAX_MANIFEST,
-    MAX_ROSTER_BYTES,
-    MAX_WIRE,
-    Index,
-    Manifest,
-)
+from p2p.shardcast.codec import MAX_WIRE
+from p2p.shardcast.index import DIGEST_BYTES, MAX_CHUNKS, MAX_INDEX, Index
+from p2p.shardcast.manifest import MAX_MANIFEST, MAX_ROSTER_BYTES, Manifest
 from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
 
 BULK_PROTOCOL_ID: Final = ProtocolId("/shoal/shardcast-bulk/1.0.0")
@@ -36,7 +29,7 @@ BULK_PROTOCOL_ID: Final = ProtocolId("/shoal/shardcast-bulk/1.0.0")
 MAX_WANT: Final = 16
 """Chunks in one `Want`: as many as a holder owes one peer at most (`core.upload.MAX_OWED`)."""
 INLINE_INDEX: Final = 16 * KI
-"""Bytes of index that travel with a gossiped manifest: 400 chunks. A longer one is asked for
+"""Bytes of index that travel with a gossiped manifest: 440 spans. A longer one is asked for
 once, of a neighbour, instead of crossing every edge of the gossip mesh."""
 NO_STRIPE: Final = 0xFFFF
 """The stripe of a chunk that was asked for: it is not passed on."""
@@ -53,8 +46,8 @@ BULK_OVERHEAD: Final = 1 + _HEADER.size
 """Bytes in front of a chunk's own."""
 MAX_BULK: Final = MAX_WIRE + BULK_OVERHEAD
 """Bytes of a bulk frame with a chunk."""
-MAX_BULK_MESSAGE: Final = MAX_CHUNKS * INDEX_ENTRY + MAX_MANIFEST + KI
-"""Bytes of a bulk frame with a control message: the longest index has 2.5 MiB."""
+MAX_BULK_MESSAGE: Final = MAX_INDEX + MAX_MANIFEST + KI
+"""Bytes of a bulk frame with a control message: the longest index has 2.6 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +60,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class PolicyNews:
-    """A signed manifest, with the anchor's index if that is short or was asked for (else
-    empty)."""
+    """A signed manifest, with its index if that is short or was asked for (else empty)."""
 
     manifest: bytes = field(repr=False)
     index: bytes = field(repr=False)

@@ -48,6 +48,11 @@ class Hop:
         """The version that it leads to."""
         return self.manifest.version
 
+    @property
+    def name(self) -> bytes:
+        """The digest by which messages name it."""
+        return self.manifest.name_of(self.encoding)
+
 
 @dataclass(frozen=True, slots=True)
 class Path:
@@ -78,16 +83,22 @@ def delta_bases(
 
 
 def cheapest_path(
-    target: Manifest, known: Iterable[Manifest], held: Mapping[PolicyVersion, int]
+    target: Manifest,
+    known: Iterable[Manifest],
+    held: Mapping[PolicyVersion, int],
+    without: Container[bytes] = (),
 ) -> Path:
     """The path to ``target`` that costs the fewest bytes.
 
     ``known`` are manifests of the same trainer, whose encodings may be hops; ``held`` gives for
-    each version that is here or under way the bytes that are left of it.
+    each version that is here or under way the bytes that are left of it; ``without`` names
+    patches that no peer has.
     """
     offers: dict[PolicyVersion, list[Hop]] = {}
     for manifest in {one.version: one for one in [*known, target]}.values():
-        for encoding in manifest.body.encodings:
+        for encoding in (manifest.anchor, *manifest.patches):
+            if manifest.name_of(encoding) in without:
+                continue
             offers.setdefault(encoding.base, []).append(Hop(manifest, encoding))
     ties = itertools.count()
     queue: list[tuple[int, int, Path, PolicyVersion]] = []
@@ -120,6 +131,6 @@ def servable(manifest: Manifest, held: Container[PolicyVersion]) -> list[Encodin
         return []
     return [
         encoding
-        for encoding in manifest.body.encodings
-        if encoding.base == NO_POLICY or encoding.base in held
+        for encoding in (manifest.anchor, *manifest.patches)
+        if encoding.is_anchor or encoding.base in held
     ]

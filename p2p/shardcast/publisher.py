@@ -1,39 +1,231 @@
-"""How a trainer turns a file into a published version: durable first, then told."""
+"""How a trainer turns files into a published version: durable first, then told."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final
 
 import trio
-from blake3 import blake3
 
-from p2p.errors import LimitExceeded, LocalProtocolError, StorageError
+from p2p.errors import BadMessage, LimitExceeded, LocalProtocolError, StorageError
 from p2p.identity import PeerId
-from p2p.shardcast.codec import COMPRESS_RATE, encode_spans, header_span, span_for
+from p2p.shardcast.codec import ANCHOR, ENCODE_RATE, encode_chunk
 from p2p.shardcast.config import ShardcastConfig
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.statements import Statements
+from p2p.shardcast.delta import DeltaMode
 from p2p.shardcast.forest import Roster, RosterEntry, capacity_class
-from p2p.shardcast.manifest import (
+from p2p.shardcast.index import (
     MAX_CHUNKS,
+    MAX_FILES,
     MAX_SPAN,
-    NO_POLICY,
-    Chunk,
-    Encoding,
     Index,
+    PolicyFile,
+    Span,
+    check_paths_untrusted,
+    digest_of,
+)
+from p2p.shardcast.layout import (
+    LENGTH_BYTES,
+    CutSpan,
+    Tensor,
+    cut_files,
+    header_bytes,
+    span_for,
+    tensors_untrusted,
+)
+from p2p.shardcast.manifest import (
+    NO_POLICY,
+    Encoding,
     Manifest,
     ManifestBody,
     PolicyVersion,
 )
-from p2p.shardcast.store import DECODE_BATCH, PolicyStore, chunks_at
-from p2p.world import World
+from p2p.shardcast.patch import (
+    ENCODE_RUN_RATE,
+    Run,
+    encode_run,
+    encode_table,
+    is_alike,
+    runs_of,
+)
+from p2p.shardcast.paths import delta_bases
+from p2p.shardcast.store import DRAFT, HASH_RATE, READ_BATCH, Cores, PolicyStore
+from p2p.shardcast.stored import StoredPolicy
+from p2p.wire import MIB
+from p2p.world import Disk, DiskEntry, World
+
+PACKED_AHEAD: Final = 16 * MIB
+"""Raw bytes at the front of a policy that are packed before it is signed: so that the manifest
+says exactly what a small one weighs on its way, and about what a large one does; and so that
+the first chunks wait for no core. The rest is packed when it is asked for: of 2 GiB the first
+chunk leaves after 0.6 s of hashing on one core, not after 3."""
+
+_WORTH: Final = 0.8
+"""Of an anchor's bytes: a patch that has more is not offered. It takes its receivers more work,
+and room on their disks."""
 
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class _Digested:
+    """What was published: its index, and the chunks that are packed already."""
+
+    index: Index
+    wires: dict[int, bytes]
+
+    @property
+    def wire(self) -> int:
+        """Bytes that all chunks will have, if the others pack like these."""
+        packed = sum(map(len, self.wires.values()))
+        raw = sum(self.index.spans[chunk].size for chunk in self.wires)
+        return max(1, packed * self.index.size // raw)
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A patch that no manifest names yet."""
+
+    base: PolicyVersion
+    path: str
+    digested: _Digested
+
+
+@dataclass(frozen=True, slots=True)
+class _SpanBatch:
+    """Consecutive spans of one file, read at once."""
+
+    path: str
+    offset: int
+    first: int
+    cuts: tuple[CutSpan, ...]
+    packed: int
+    """How many of them, from the first, are packed."""
+
+
+class _SpanWork:
+    """Reads batches, hashes their spans, packs some; on all cores, so in any order."""
+
+    def __init__(self, disk: Disk, cores: Cores, root: str) -> None:
+        self._disk = disk
+        self._cores = cores
+        self._root = root
+        self._spans: dict[int, Span] = {}
+        self.wires: dict[int, bytes] = {}
+
+    async def do(self, batch: _SpanBatch) -> None:
+        """One batch. Raises `LocalProtocolError` if it is not there any more."""
+        size = sum(cut.size for cut in batch.cuts)
+        path = _join(self._root, batch.path)
+        try:
+            raw = await self._disk.read(path, batch.offset, size)
+        except FileNotFoundError:
+            raw = b""
+        if len(raw) != size:
+            raise LocalProtocolError(f"{path} was changed while it was published")
+        packed = sum(cut.size for cut in batch.cuts[: batch.packed])
+        cost = size / HASH_RATE + packed / ENCODE_RATE
+        made = await self._cores.run(encode_spans, raw, batch.cuts, batch.packed, cost=cost)
+        for number, (span, wire) in enumerate(made, batch.first):
+            self._spans[number] = span
+            if wire is not None:
+                self.wires[number] = wire
+
+    def spans(self, count: int) -> list[Span]:
+        """All of them, in order."""
+        return [self._spans[number] for number in range(count)]
+
+
+class _RunWork:
+    """Codes runs of a patch; on all cores, so in any order."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        cores: Cores,
+        base: StoredPolicy,
+        index: Index,
+        root: str,
+        mode: DeltaMode,
+    ) -> None:
+        self._disk = disk
+        self._cores = cores
+        self._base = base
+        self._index = index
+        self._root = root
+        self._mode = mode
+        self._deltas: dict[int, bytes | None] = {}
+
+    async def do(self, run: Run) -> None:
+        """One run."""
+        place = self._index.place(run.first)
+        paths = (
+            self._base.file(place.file),
+            _join(self._root, self._index.files[place.file].path),
+        )
+        try:
+            old, new = [await self._disk.read(p, place.offset, run.size) for p in paths]
+        except FileNotFoundError:
+            old = new = b""
+        spans = self._base.index.spans[run.first : run.end]
+        rate = ENCODE_RUN_RATE[self._mode]
+        self._deltas[run.first] = await self._cores.run(
+            encode_run, run, self._mode, spans, old, new, cost=run.size / rate
+        )
+
+    def take(self, runs: Sequence[Run]) -> list[bytes] | None:
+        """The deltas of these runs, in order; None if one could not be made."""
+        made = [self._deltas.pop(run.first) for run in runs]
+        deltas = [one for one in made if one is not None]
+        return deltas if len(deltas) == len(runs) else None
+
+
+def encode_spans(
+    raw: bytes, cuts: Sequence[CutSpan], packed: int
+) -> list[tuple[Span, bytes | None]]:
+    """The spans that lie end to end in ``raw``, and the chunks of the first ``packed``."""
+    made: list[tuple[Span, bytes | None]] = []
+    view, at = memoryview(raw), 0
+    for number, cut in enumerate(cuts):
+        piece = view[at : at + cut.size]
+        span = Span(digest_of(piece), cut.size, cut.kind)
+        made.append((span, encode_chunk(ANCHOR, [span], piece) if number < packed else None))
+        at += cut.size
+    return made
+
+
+def _batches(
+    files: Sequence[PolicyFile], cuts: Sequence[Sequence[CutSpan]]
+) -> Iterator[_SpanBatch]:
+    """All spans, in batches of about `READ_BATCH` bytes."""
+    first = seen = 0
+    for file, spans in zip(files, cuts, strict=True):
+        offset = 0
+        batch: list[CutSpan] = []
+        for number, cut in enumerate(spans):
+            batch.append(cut)
+            size = sum(one.size for one in batch)
+            last = number + 1 == len(spans)
+            if not last and size + spans[number + 1].size <= READ_BATCH:
+                continue
+            packed = sum(
+                seen + before < PACKED_AHEAD
+                for before in accumulate((one.size for one in batch[:-1]), initial=0)
+            )
+            yield _SpanBatch(file.path, offset, first, tuple(batch), packed)
+            first, offset, seen, batch = first + len(batch), offset + size, seen + size, []
+
+
+def _join(root: str, path: str) -> str:
+    return f"{root}/{path}" if path else root
+
+
 class PolicyPublisher:
-    """Encodes, signs and stores our own policies, and keeps the roster of whom to feed."""
+    """Digests, signs and stores our own policies, and keeps the roster of whom to feed."""
 
     def __init__(
         self,
@@ -57,7 +249,7 @@ class PolicyPublisher:
     async def prepare(
         self,
         version: PolicyVersion,
-        weights_path: str,
+        path: str,
         newest_out: Callable[[], Manifest | None],
     ) -> ev.Publish | Manifest:
         """Make a version durable; a `Manifest` if just this was published before.
@@ -66,32 +258,118 @@ class PolicyPublisher:
         the core by then. Raises `LocalProtocolError` rather than contradict what is out.
         """
         async with self._turn:
-            index, weights_digest, header, wires = await self._encode(weights_path)
-            size, newest = index.size, newest_out()
-            if newest is not None and newest.version >= version:
-                if newest.version == version and newest.weights_digest == weights_digest:
-                    return newest
-                raise LocalProtocolError(
-                    f"version {version} cannot be published: version {newest.version} is out"
-                )
-            body = ManifestBody(
-                self._run,
-                version,
-                newest.version if newest is not None else NO_POLICY,
-                newest.digest if newest is not None else b"",
-                weights_digest,
-                size,
-                header,
-                (Encoding.of(index),),
+            digested = await self._digest(path)
+            index, wires = digested.index, digested.wires
+            newest = max(
+                (one for one in (newest_out(), self._store.newest_own) if one is not None),
+                key=lambda manifest: manifest.version,
+                default=None,
             )
-            manifest = body.sign(self._world.signer)
-            await self._store.commit_draft(manifest, index, weights_path)
-            for chunk, wire in enumerate(wires):
-                self._store.cache_nowait(manifest.digest, chunk, wire)
+            if newest is not None and newest.version >= version:
+                is_same = newest.version == version and newest.weights_digest == index.digest
+                if is_same and self._store.stored(version) is not None:
+                    return newest
+                if not is_same:
+                    raise LocalProtocolError(
+                        f"version {version} cannot be published: version {newest.version} is"
+                        " out"
+                    )
+                manifest = newest  # signed before, and its files were gone since
+                patches: list[_Draft] = []
+            else:
+                patches = await self._make_patches(version, newest, digested, path)
+                manifest = self._sign(version, digested, newest, patches)
+            await self._store.commit_own(manifest, index, path)
+            self._cache(manifest.digest, wires)
+            for patch in patches:
+                await self._store.commit_patch(manifest, patch.digested.index, patch.path)
+                self._cache(patch.digested.index.digest, patch.digested.wires)
             roster = self._next_roster()
             if roster is not None:
                 await self._keep_roster(roster)
-            return ev.Publish(manifest, index, roster)
+            made = tuple(patch.digested.index for patch in patches)
+            return ev.Publish(manifest, index, roster, made)
+
+    def _cache(self, name: bytes, wires: dict[int, bytes]) -> None:
+        for chunk, wire in wires.items():
+            self._store.cache_nowait(name, chunk, wire)
+
+    def _sign(
+        self,
+        version: PolicyVersion,
+        digested: _Digested,
+        newest: Manifest | None,
+        patches: Sequence[_Draft],
+    ) -> Manifest:
+        index = digested.index
+        body = ManifestBody(
+            self._run,
+            version,
+            newest.version if newest is not None else NO_POLICY,
+            newest.digest if newest is not None else b"",
+            index.digest,
+            index.size,
+            (
+                Encoding.anchor(index, digested.wire),
+                *(Encoding.patch(patch.digested.index, patch.base) for patch in patches),
+            ),
+        )
+        return body.sign(self._world.signer)
+
+    async def _make_patches(
+        self,
+        version: PolicyVersion,
+        newest: Manifest | None,
+        digested: _Digested,
+        path: str,
+    ) -> list[_Draft]:
+        """Patches to a version from those that `delta_bases` names, as far as they are worth
+        it."""
+        if newest is None or not self._config.patches:
+            return []
+        folder = f"{self._store.folder}/{DRAFT}"
+        await self._world.disk.remove(folder)
+        made: list[_Draft] = []
+        for base in delta_bases(version, newest.version, self._store.versions):
+            entry = self._store.stored(base)
+            if entry is None or entry.manifest.trainer != newest.trainer:
+                continue
+            mode = DeltaMode.FAST if base == newest.version else DeltaMode.BY_EXPONENT
+            draft = f"{folder}/{base}.patch"
+            with entry.pin():
+                patch = await self._make_patch(entry, digested, path, mode, draft)
+            if patch is not None:
+                made.append(_Draft(base, draft, patch))
+        return made
+
+    async def _make_patch(
+        self, base: StoredPolicy, new: _Digested, path: str, mode: DeltaMode, draft: str
+    ) -> _Digested | None:
+        """Write the patch from ``base`` at ``draft``; None if there can be none, or it would be
+        large."""
+        if not is_alike(base.index, new.index):
+            return None
+        disk, runs = self._world.disk, runs_of(new.index)
+        wires: list[int] = []
+        work = _RunWork(disk, self._store.cores, base, new.index, path, mode)
+        step = 2 * self._world.cores
+        for first in range(0, len(runs), step):
+            some = runs[first : first + step]
+            await self._store.cores.for_each(some, work.do)
+            deltas = work.take(some)
+            if deltas is None or sum(wires) > new.wire * _WORTH:
+                await disk.remove(draft)
+                return None
+            wires += map(len, deltas)
+            await disk.append(draft, b"".join(deltas))
+        await disk.append(draft, encode_table(base.index, new.index, runs, wires))
+        size = await disk.size(draft)
+        if size is None or size > new.wire * _WORTH:
+            await disk.remove(draft)
+            return None
+        files = [PolicyFile("", size)]
+        cuts = cut_files([(size, ())], self._config.chunk_bytes or span_for(size))
+        return await self._digest_files(draft, files, cuts) if cuts is not None else None
 
     async def _keep_roster(self, roster: Roster) -> None:
         """A roster that is not on disk only costs the next life some pulls: the version goes
@@ -101,36 +379,62 @@ class PolicyPublisher:
         except StorageError as error:
             logger.warning("roster_not_kept reason=%s", error)
 
-    async def _encode(self, path: str) -> tuple[Index, bytes, int, list[bytes]]:
-        """Compress a file into the draft; returns index, weights digest, header bytes and wires
-        to cache."""
-        size = await self._world.disk.size(path)
-        if not size:
-            raise LocalProtocolError(f"there are no weights in {path}")
-        span = self._config.chunk_bytes or span_for(size)
-        count = -(-size // span)
-        if count > MAX_CHUNKS:
+    async def _digest(self, path: str) -> _Digested:
+        """Cut what is at ``path`` in spans and hash them; pack those at the front."""
+        found = await self._list(path)
+        files = [PolicyFile(entry.path, entry.size) for entry in found]
+        size = sum(file.size for file in files)
+        cuts = cut_files(
+            [(one.size, await self._tensors(_join(path, one.path), one.size)) for one in found],
+            self._config.chunk_bytes or span_for(size),
+        )
+        if cuts is None:
             raise LimitExceeded(
-                f"a policy of {size} bytes is over the limit of {MAX_CHUNKS * MAX_SPAN}"
+                f"{path}: {size} bytes in {len(files)} files are over the limit of {MAX_CHUNKS}"
+                f" spans of {MAX_SPAN} bytes"
             )
-        hasher, header = blake3(), header_span(await self._world.disk.read(path, 0, 8), size)
-        chunks: list[Chunk] = []
-        wires: list[bytes] = []
-        written = 0
-        batch = max(1, DECODE_BATCH // span) * span
-        for offset in range(0, size, batch):
-            raw = await self._world.disk.read(path, offset, batch)
-            encoded = await self._world.run_blocking(
-                encode_spans, raw, span, cost=len(raw) / COMPRESS_RATE
-            )
-            hasher.update(raw)
-            data = b"".join(wire for _, wire in encoded)
-            await self._store.write_draft(chunks_at(count) + written, data)
-            written += len(data)
-            chunks += [chunk for chunk, _ in encoded]
-            if written <= self._config.cache_bytes:
-                wires += [wire for _, wire in encoded]
-        return Index.of(chunks), hasher.digest(), header, wires
+        digested = await self._digest_files(path, files, cuts)
+        if await self._list(path) != found:
+            raise LocalProtocolError(f"{path} was changed while it was published")
+        return digested
+
+    async def _digest_files(
+        self, path: str, files: Sequence[PolicyFile], cuts: Sequence[Sequence[CutSpan]]
+    ) -> _Digested:
+        work = _SpanWork(self._world.disk, self._store.cores, path)
+        await self._store.cores.for_each(_batches(files, cuts), work.do)
+        return _Digested(Index.of(files, work.spans(sum(map(len, cuts)))), work.wires)
+
+    async def _list(self, path: str) -> Sequence[DiskEntry]:
+        """The files to publish. Raises `LocalProtocolError` if they can be no policy."""
+        found = await self._world.disk.walk(path, MAX_FILES + 1)
+        if not sum(entry.size for entry in found):
+            raise LocalProtocolError(f"there are no weights in {path}")
+        if len(found) > MAX_FILES:
+            raise LimitExceeded(f"{path} has more files than the limit of {MAX_FILES}")
+        for entry in found:
+            if not entry.is_plain:
+                raise LocalProtocolError(
+                    f"{_join(path, entry.path)} is a symbolic link, or no file: publish a"
+                    " folder of plain files (cp -rL makes one)"
+                )
+        paths = sorted(entry.path for entry in found)
+        try:
+            check_paths_untrusted(paths)
+        except BadMessage as error:
+            raise LocalProtocolError(f"{path} cannot be published: {error}") from None
+        return sorted(found, key=lambda entry: entry.path)
+
+    async def _tensors(self, path: str, size: int) -> list[Tensor]:
+        """The tensors of a safetensors file; none of any other."""
+        read = self._world.disk.read
+        try:
+            length = header_bytes(await read(path, 0, LENGTH_BYTES + 1), size)
+            if not length:
+                return []
+            return tensors_untrusted(await read(path, LENGTH_BYTES, length), size)
+        except BadMessage as error:
+            raise LocalProtocolError(f"{path} cannot be published: {error}") from None
 
     def _next_roster(self) -> Roster | None:
         """A new epoch if those to feed have changed, and the last one is old enough or was

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 
 import trio
@@ -10,6 +11,7 @@ from p2p.errors import BadMessage
 from p2p.host import Stream
 from p2p.identity import PeerId
 from p2p.shardcast.bulk import MAX_UNBROKEN, BulkReader, FrameBudget
+from p2p.shardcast.codec import ANCHOR, DECODE_RATE, decode_chunk_untrusted
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.core import ShardcastCore
 from p2p.shardcast.messages import (
@@ -18,10 +20,14 @@ from p2p.shardcast.messages import (
     MAX_BULK,
     MAX_BULK_MESSAGE,
     MESSAGE_KIND,
+    ChunkHeader,
     decode_chunk_header_untrusted,
     decode_message_untrusted,
 )
-from p2p.world import World, dawdle
+from p2p.shardcast.store import Cores
+from p2p.world import OFF_LOOP, World, dawdle
+
+logger = logging.getLogger(__name__)
 
 
 class Receiver:
@@ -33,13 +39,16 @@ class Receiver:
         core: ShardcastCore,
         handle: Callable[[ev.Event], object],
         taken: Callable[[bytes], Awaitable[None]],
+        cores: Cores,
     ) -> None:
-        """``handle`` is told what came; ``taken`` is awaited after each chunk of a policy."""
+        """``handle`` is told what came; ``taken`` is awaited after each chunk of a policy;
+        chunks are unpacked on ``cores``."""
         self.budget = FrameBudget()
         self._world = world
         self._core = core
         self._handle = handle
         self._taken = taken
+        self._cores = cores
         self._readers: dict[PeerId, trio.CancelScope] = {}
         """The one stream that is read of each peer."""
 
@@ -85,19 +94,37 @@ class Receiver:
             await reader.skip(size)
             self._handle(ev.ChunkDiscarded(peer, header, size))
             return True
-        # A chunk of the wrong size has the wrong digest: its bytes need not be seen.
-        data = (
-            await self._read_body(reader, size, trusted=self._core.expects(peer, header))
-            if wanted == size
-            else b""
-        )
+        if size > wanted:  # no chunk of this span: its bytes need not be seen
+            self._handle(ev.ChunkCame(peer, header, b"", is_right=False))
+            return False
+        trusted = self._core.expects(peer, header)
+        data = await self._read_body(reader, size, trusted=trusted)
         if data is None:
             return False
         await dawdle(self._world, "shardcast/slow reader")
-        self._handle(ev.ChunkCame(peer, header, data))
+        self._handle(await self._judge(peer, header, data))
         self._world.sometimes("shardcast/chunk came twice", self._core.stats.duplicates > 0)
         await self._taken(header.policy)
-        return wanted == size
+        return True
+
+    async def _judge(
+        self, peer: PeerId, header: ChunkHeader, data: bytes
+    ) -> ev.ChunkCame | ev.ChunkDiscarded:
+        """Unpack a chunk and compare its digest, once, before any other node hears of it."""
+        span = self._core.span(header)
+        if span is None:
+            return ev.ChunkDiscarded(peer, header, len(data))
+        unpack = decode_chunk_untrusted
+        try:
+            if span.size <= OFF_LOOP:
+                raw = unpack(ANCHOR, (span,), data)
+            else:
+                cost = span.size / DECODE_RATE
+                raw = await self._cores.run(unpack, ANCHOR, (span,), data, cost=cost)
+        except BadMessage as error:
+            logger.debug("chunk_wrong peer=%r index=%d: %s", peer, header.index, error)
+            return ev.ChunkCame(peer, header, data, is_right=False)
+        return ev.ChunkCame(peer, header, data, raw=raw)
 
     async def _read_body(self, reader: BulkReader, size: int, *, trusted: bool) -> bytes | None:
         """The rest of a frame; None if it was given up for others."""

@@ -3,8 +3,7 @@
 Control messages go through `Host.send`. Each peer that is sent chunks has one task and one
 long-lived bulk stream (`sender`), which report to the core when a chunk has really left; a
 stream that is read here (`receiver`) takes its next frame only when the disk has room for the
-last. One task makes policies durable and assembles them, in the order in which they became
-whole.
+last. One task makes policies durable, in the order in which they became whole.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Final
 
 import trio
 
-from p2p.errors import BadMessage, StorageError
+from p2p.errors import BadMessage, NoRoom, StorageError
 from p2p.host import Host, PeerEvent, PeerState
 from p2p.identity import PeerId
 from p2p.shardcast.config import ShardcastConfig, ShardcastStats
@@ -49,6 +48,8 @@ LIE: Final = 100.0
 """Penalty points of a wrong chunk: proof of malice or of broken memory, so as many as a host
 bears."""
 
+_Job = ev.Finish | ev.Patch | ev.Abandon
+
 
 class Shardcast:
     """Policies of one run: published, relayed, fetched and kept."""
@@ -69,17 +70,18 @@ class Shardcast:
         self._store = store
         self._publisher = publisher
         self._senders: dict[PeerId, Sender] = {}
-        self._receiver = Receiver(world, core, self.handle, self._chunk_taken)
+        self._receiver = Receiver(world, core, self.handle, self._chunk_taken, store.cores)
         self._disk = DiskHealth(world, store.folder)
-        self._unfinished: list[ev.Finish] = []
-        """Whole policies that the disk would not take: to be finished when it does."""
+        self._unfinished: list[_Job] = []
+        """Whole policies that the disk would not take: to be finished, or made of patches, when
+        it does."""
         self._nursery = nursery
         self._announce = announce
         self._changed = trio.Event()
         self._timer: Timer | None = None
         self._timer_at = math.inf
         # One job per policy that is fetched or dropped, and the core fetches two at a time.
-        self._jobs, self._jobs_out = trio.open_memory_channel[ev.Finish | ev.Abandon](math.inf)
+        self._jobs, self._jobs_out = trio.open_memory_channel[_Job](math.inf)
 
     def __repr__(self) -> str:
         return f"Shardcast(newest {self.newest}, {self._store!r})"
@@ -90,6 +92,13 @@ class Shardcast:
     def newest(self) -> PolicyVersion:
         """The newest version that is whole here; `NO_POLICY` (-1) if there is none."""
         return self._core.newest.version if self._core.newest is not None else NO_POLICY
+
+    @property
+    def signed(self) -> PolicyVersion:
+        """The newest version that this node has published, also if its files are gone here and
+        it is fetched from peers; `NO_POLICY` if there is none."""
+        own = self._store.newest_own
+        return own.version if own is not None else NO_POLICY
 
     @property
     def fetching(self) -> tuple[PolicyVersion, float] | None:
@@ -125,10 +134,10 @@ class Shardcast:
         return self._store.stored(version) is not None
 
     def weights(self, version: PolicyVersion) -> str:
-        """The path (for `World.disk`) of a version's safetensors file. Raises `KeyError` if it
-        is not here.
+        """The path (for `World.disk`) of a version's file, or of the folder of its files.
+        Raises `KeyError` if it is not here.
 
-        The file stays while the version is among the newest `ShardcastConfig.keep_versions`, or
+        They stay while the version is among the newest `ShardcastConfig.keep_versions`, or
         pinned.
         """
         entry = self._store.stored(version)
@@ -147,13 +156,12 @@ class Shardcast:
             yield entry.weights
 
     async def check_weights(self, version: PolicyVersion) -> str:
-        """Read a version's weights and compare their digest before an engine believes them;
+        """Read a version's weights and compare their digests before an engine believes them;
         gives their path.
 
-        1 to 3 GB/s, much less than loading them costs. Weights that have rotted since they were
-        assembled would make a worker's honest work false, and a validator's judgement. They are
-        assembled again. Raises `KeyError` if the version is not here, `StorageError` if its
-        chunks have rotted as well.
+        2 to 4 GB/s on each core, much less than loading them costs. Weights that have rotted
+        since they came would make a worker's honest work false, and a validator's judgement.
+        Raises `KeyError` if the version is not here, `StorageError` if it has rotted.
         """
         entry = self._store.stored(version)
         if entry is None:
@@ -168,13 +176,14 @@ class Shardcast:
         return self.newest
 
     async def publish(self, version: PolicyVersion, weights_path: str) -> Manifest:
-        """Sign and spread a version whose safetensors file is at ``weights_path`` (of
+        """Sign and spread a version whose file, or folder of files, is at ``weights_path`` (of
         `World.disk`).
 
-        Returns once it is durable and on its way. The file must stay unchanged while the
-        version is kept. Publishing the same content again gives the same manifest; another
-        content under a version that is out, or a version older than the newest, raises
-        `LocalProtocolError`: it would be equivocation.
+        Returns once it is durable and on its way. What is there is served as it lies: it must
+        stay unchanged while the version is kept. Hidden files are left out. Publishing the same
+        content again gives the same manifest; another content under a version that is out, or a
+        version older than the newest, raises `LocalProtocolError`: it would be equivocation. So
+        do links, a safetensors file that is cut off, and files that change meanwhile.
         """
         event = await self._publisher.prepare(version, weights_path, lambda: self._core.newest)
         if isinstance(event, Manifest):
@@ -228,9 +237,9 @@ class Shardcast:
                 self._announce(encode_message(message))
             case ev.Begin(manifest, index):
                 self._store.begin(manifest, index)
-            case ev.Keep(policy, chunk, data):
-                self._store.keep_nowait(policy, chunk, data)
-            case ev.Finish() | ev.Abandon():
+            case ev.Keep(policy, chunk, data, raw):
+                self._store.keep_nowait(policy, chunk, data, raw)
+            case ev.Finish() | ev.Patch() | ev.Abandon():
                 self._jobs.send_nowait(effect)
             case ev.Penalise(peer, reason):
                 self._world.sometimes("shardcast/convicted a liar", True)
@@ -272,13 +281,23 @@ class Shardcast:
         self.handle(ev.Heard(peer, decode_message_untrusted(data)))
 
     async def _chunk_taken(self, policy: bytes) -> None:
-        """Write chunks down before more of them are read, if many wait in memory."""
-        if not (self._store.is_full(policy) or self._world.buggify("shardcast/early flush")):
-            return
+        """Write what came down before the stream that brought it is read on."""
         try:
             await self._store.flush(policy)
+        except NoRoom as error:
+            await self._disk_too_small(policy, error)
         except StorageError as error:
             self._disk_refused(error)
+
+    async def _disk_too_small(self, policy: bytes, error: NoRoom) -> None:
+        """Give a version up for which there is no room on a disk that otherwise works."""
+        if not await self._disk.takes_data():
+            self._disk_refused(error)
+        elif self._store.entry(policy) is not None:
+            logger.error("policy_given_up reason=%s: the next one is tried again", error)
+            self.stats.note_too_large()
+            self.handle(ev.Unusable(policy))
+            await self._store.forget(policy)
 
     def _disk_refused(self, error: StorageError) -> None:
         """Serve what is held, and fetch nothing until `_mend_disk` has found room."""
@@ -324,13 +343,15 @@ class Shardcast:
             try:
                 await self._do_job(job)
             except StorageError as error:
-                if isinstance(job, ev.Finish):
+                if not isinstance(job, ev.Abandon):
                     self._unfinished.append(job)  # every chunk is here: served meanwhile
                 self._disk_refused(error)
 
-    async def _do_job(self, job: ev.Finish | ev.Abandon) -> None:
+    async def _do_job(self, job: _Job) -> None:
         if isinstance(job, ev.Abandon):
             await self._store.forget(job.policy)
+        elif isinstance(job, ev.Patch):
+            await self._do_patch(job)
         elif self._store.entry(job.policy) is None:
             return  # it was given up meanwhile
         elif await self._store.finish(job.policy):
@@ -341,6 +362,19 @@ class Shardcast:
         else:
             self.handle(ev.Unusable(job.policy))
             await self._store.forget(job.policy)
+
+    async def _do_patch(self, job: ev.Patch) -> None:
+        try:
+            made = await self._store.patch(job.patch)
+        except NoRoom as error:
+            entry, made = self._store.entry(job.patch), None
+            if entry is not None:
+                await self._disk_too_small(entry.manifest.digest, error)
+        if made is None:
+            self.handle(ev.PatchFailed(job.patch))
+            return
+        self._world.sometimes("shardcast/patched a policy", made.is_whole)
+        self.handle(ev.Patched(job.patch, made.index, made.verified))
 
     async def _prune(self) -> None:
         try:
@@ -410,8 +444,9 @@ async def open_shardcast(
     core = ShardcastCore(host.peer_id, config, statements, world.rng("shardcast"))
     store = PolicyStore(world, config, run)
     publisher = PolicyPublisher(world, config, run, statements, store, roster)
-    async with trio.open_nursery() as nursery:
-        service = Shardcast(world, host, core, store, publisher, nursery, announce)
-        await service.resume()
-        with service.meeting_the_swarm():
-            yield service
+    with store.holding():
+        async with trio.open_nursery() as nursery:
+            service = Shardcast(world, host, core, store, publisher, nursery, announce)
+            await service.resume()
+            with service.meeting_the_swarm():
+                yield service

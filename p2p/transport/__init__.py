@@ -10,8 +10,9 @@ writes), `stream` is one stream of it, `upgrade` makes a connection's session of
 `dial` tries the addresses of one peer, staggered.
 
 Raw bytes: `tcp` and `memory` are two of the three `p2p.network.Network`; the simulator's is the
-third. Small parts: `wakeup` (one task waits for one event, and can do so again), `turns`
-(costly work for peers, one piece in each pass of the scheduler).
+third. Small parts: `wakeup` (one task waits for one event, and can do so again), `burst`
+(how much is given to the kernel at a time), `turns` (costly work for peers, one piece in each
+pass of the scheduler).
 
 How data flows
 --------------

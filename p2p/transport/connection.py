@@ -36,9 +36,10 @@ from p2p.bounded import TokenBucket
 from p2p.errors import ProtocolError, RemoteProtocolError
 from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr
+from p2p.transport.burst import Burst
 from p2p.transport.core.budget import HostBudget
 from p2p.transport.core.negotiate import Chooser, Proposer
-from p2p.transport.core.noise import MAX_RECORD
+from p2p.transport.core.noise import MAX_PLAINTEXT, MAX_RECORD
 from p2p.transport.core.yamux import Mux
 from p2p.transport.core.yamux_frames import (
     NORMAL,
@@ -52,10 +53,10 @@ from p2p.transport.core.yamux_frames import (
     StreamReset,
     WentAway,
 )
-from p2p.transport.stream import MuxedStream
+from p2p.transport.stream import OVER, MuxedStream
 from p2p.transport.turns import Turns
 from p2p.transport.upgrade import Secured
-from p2p.transport.wakeup import DirectStream, Wakeup
+from p2p.transport.wakeup import DirectStream, MeteredStream, Wakeup
 from p2p.wire import KI
 from p2p.world import Timer, World
 
@@ -93,7 +94,6 @@ _MESSAGE: Final = KI
 """Bytes of a record that is taken for a message: its frames, 85 at most, are charged with
 others, once in `_CROWD`; to ask the clock and to do sums for each costs as much as half of
 one."""
-_OVER: Final = ProtocolError("the stream is over")
 _scratch: Final = memoryview(bytearray(READ_BYTES))
 
 logger = logging.getLogger(__name__)
@@ -195,6 +195,54 @@ class _Tail:
         self._connection.abort()
 
 
+class _Drains:
+    """Streams that wait until what they sent has left this machine (`Stream.drained`)."""
+
+    __slots__ = ("_meter", "given", "looking", "sealed", "waiting")
+
+    def __init__(self, meter: MeteredStream | None) -> None:
+        self._meter = meter
+        self.sealed = 0
+        """Bytes taken from the mux so far."""
+        self.given = 0
+        """Those of them that the raw stream has taken."""
+        self.waiting: dict[MuxedStream, int] = {}
+        """Which of the bytes have to leave for each."""
+        self.looking: trio.CancelScope | None = None
+        """What to cancel if there is something to send while the writer waits for the line."""
+
+    @property
+    def left(self) -> int:
+        """Bytes that are on the line, as far as the raw stream says."""
+        return self.given - (0 if self._meter is None else self._meter.unsent)
+
+    def unsent(self, mark: int) -> int:
+        """How many of the first ``mark`` bytes are still here."""
+        return max(0, mark - self.left)
+
+    def keep_short(self, burst: int) -> None:
+        """Let the kernel hold no more than is sealed at a time."""
+        if self._meter is not None:
+            self._meter.keep_short(burst)
+
+    def wake(self) -> None:
+        """Something has left: let all look; those that wait for more will say so again."""
+        waiting, self.waiting = self.waiting, {}
+        for stream in waiting:
+            stream.wake_sender()
+
+    async def wait(self) -> None:
+        """Return when a stream has something to look at, or `looking` was cancelled."""
+        if self._meter is not None:
+            at_most = self.given - min(self.waiting.values())
+            with trio.CancelScope() as self.looking:
+                await self._meter.wait_unsent(max(0, at_most))
+            interrupted, self.looking = self.looking.cancelled_caught, None
+            if interrupted:
+                return
+        self.wake()
+
+
 class Connection:
     """Streams to one authenticated peer. Run `run` in a nursery; it returns when all is
     over.
@@ -232,6 +280,8 @@ class Connection:
         self._world = world
         self._raw = raw
         self._direct = raw if isinstance(raw, DirectStream) else None
+        self._drains = _Drains(raw if isinstance(raw, MeteredStream) else None)
+        self._burst = Burst(_BATCH_BYTES)
         self._session = secured.session
         self._early = secured.early
         self._serves = serves
@@ -315,6 +365,26 @@ class Connection:
     def flush(self) -> None:
         """The mux has something for the peer."""
         self._work.set()
+        if self._drains.looking is not None:
+            self._drains.looking.cancel()
+
+    @property
+    def sealed(self) -> int:
+        """Bytes taken from the mux so far, as they are on the wire."""
+        return self._drains.sealed
+
+    def unsent(self, mark: int) -> int:
+        """How many of the first ``mark`` of those are still on this machine."""
+        return self._drains.unsent(mark)
+
+    def drain(self, stream: MuxedStream, mark: int) -> None:
+        """Wake ``stream`` when the first ``mark`` bytes have left, or sooner."""
+        self._drains.waiting[stream] = mark
+        self.flush()
+
+    def undrain(self, stream: MuxedStream) -> None:
+        """It waits no more."""
+        self._drains.waiting.pop(stream, None)
 
     def abort(self) -> None:
         """End at once."""
@@ -397,13 +467,33 @@ class Connection:
             while True:
                 if self.mux.has_data:
                     await self._send_batch()
+                    if self._drains.waiting:
+                        self._drains.wake()
                 elif self._closing:
                     break
+                elif self._drains.waiting:
+                    await self._wait_left()
                 else:
                     await self._work.wait()
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             logger.debug("the connection to %r broke: %s", self.peer, error)
         self._scope.cancel()
+
+    async def _wait_left(self) -> None:
+        """Let the line take what it was given, until a stream is drained or there is more."""
+        before, since = self._drains.left, self._world.now()
+        await self._drains.wait()
+        if (left := self._drains.left - before) > 0:
+            self._note_slow(left, self._world.now() - since)
+
+    def _note_slow(self, count: int, seconds: float) -> None:
+        self._burst.note_slow(count, seconds)
+        self._shorten()
+
+    def _shorten(self) -> None:
+        """Commit to no more than the line empties soon."""
+        self.mux.shorten(min(MAX_PLAINTEXT, self._burst.size))
+        self._drains.keep_short(self._burst.size)
 
     async def _receive_raw(self) -> bytes | bytearray | memoryview:
         """The next bytes, in memory that all connections share: use them before the next
@@ -419,6 +509,7 @@ class Connection:
             used = records = 0
             while (
                 records < BATCH
+                and used < self._burst.size
                 and self.mux.has_data
                 and (piece := self.mux.data_to_send()) is not None
             ):
@@ -427,6 +518,7 @@ class Connection:
             if self.mux.has_news:
                 self._settle()
             self._unchoked.set()
+            self._drains.sealed += used
             sent = 0 if self._direct is None else self._direct.send_nowait(view[:used])
             if used - sent > _BATCH_BYTES // _WORTH_KEEPING:
                 await self._send_slowly(view[sent:used], len(buffer))
@@ -436,14 +528,20 @@ class Connection:
             _buffers.append(buffer)
         if left:
             await self._send_slowly(left, len(left))
+        elif sent == used and self._burst.size < _BATCH_BYTES:
+            self._burst.note_free()
+            self._shorten()
+        self._drains.given = self._drains.sealed
 
     async def _send_slowly(self, data: bytes | memoryview, held: int) -> None:
         """Send what the network does not take at once; meanwhile ``held`` bytes count as
         queued.
         """
         self.mux.seal(held)
+        since = self._world.now()
         try:
             await self._raw.send_all(data)
+            self._note_slow(len(data), self._world.now() - since)
         finally:
             self.mux.seal(-held)
             if self.mux.has_news:
@@ -465,7 +563,7 @@ class Connection:
             self._settle()
         if not mux.has_data:
             return False
-        self._work.set()
+        self.flush()
         return True
 
     def _handle(self, event: Event) -> None:
@@ -496,7 +594,7 @@ class Connection:
         for stream_id in self.mux.take_closed():
             if stream := self._streams.pop(stream_id, None):
                 # it is ended, reset or closed already: nothing is to wait for it
-                stream.fail(_OVER)
+                stream.fail(OVER)
             self._fresh.pop(stream_id, None)
 
     def _fail_streams(self, error: Exception) -> None:

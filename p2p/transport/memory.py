@@ -63,6 +63,25 @@ class MemoryStream(trio.abc.HalfCloseableStream):
         finally:
             self._sending = False
 
+    @property
+    def unsent(self) -> int:
+        """Bytes that wait in the pipe, which stands for a kernel's buffer."""
+        return len(self._out.buffer)
+
+    async def wait_unsent(self, at_most: int) -> None:
+        """Return when the other end has read all but so many bytes."""
+        self._check_sending()
+        self._sending = True
+        try:
+            while len(self._out.buffer) > at_most:
+                await self._out.writable.wait()
+                self._check_open()
+        finally:
+            self._sending = False
+
+    def keep_short(self, low_water: int) -> None:
+        """A pipe is short as it is."""
+
     async def wait_send_all_might_not_block(self) -> None:
         """Return when there is room in the pipe."""
         self._check_sending()

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 import trio
 
-from p2p.errors import LimitExceeded, LocalProtocolError, ProtocolNotSupported
+from p2p.errors import LimitExceeded, LocalProtocolError, ProtocolError, ProtocolNotSupported
 from p2p.host import Stream
 from p2p.identity import PeerId, ProtocolId
 from p2p.transport.core.budget import HostBudget
@@ -25,6 +25,8 @@ STALLS: Final = 2
 """Looks (one each 15 s) at which a served stream may be found to wait for the same room; at the
 next it is given up. A peer that takes nothing of an answer for so long holds a task, its
 question and the answer."""
+OVER: Final = ProtocolError("the stream is over")
+"""Both sides have ended it: nothing that was sent is lost."""
 _UNKNOWN: Final = ProtocolId("")
 _SMALL: Final = 4 * KI
 """Bytes of a piece that is copied behind the one before it. A bytearray of one byte costs 85
@@ -53,6 +55,23 @@ class StreamOwner(Protocol):
 
     def flush(self) -> None:
         """The mux has something for the peer."""
+        ...
+
+    @property
+    def sealed(self) -> int:
+        """Bytes taken from the mux so far, as they are on the wire."""
+        ...
+
+    def unsent(self, mark: int) -> int:
+        """How many of the first ``mark`` of those are still on this machine."""
+        ...
+
+    def drain(self, stream: MuxedStream, mark: int) -> None:
+        """Wake ``stream`` when the first ``mark`` bytes have left, or sooner."""
+        ...
+
+    def undrain(self, stream: MuxedStream) -> None:
+        """It waits no more."""
         ...
 
     def negotiated(self, stream: MuxedStream) -> None:
@@ -147,6 +166,40 @@ class MuxedStream(Stream):
             self._credit = self._owner.yield_every
             if not waited:
                 await trio.lowlevel.cancel_shielded_checkpoint()
+
+    async def drained(self, at_most: int = 0) -> None:
+        """Return once at most ``at_most`` bytes of what was sent are still on this node.
+
+        What other streams of the connection had sealed before counts too; what they say later
+        does not.
+        """
+        if self._sending:
+            raise trio.BusyResourceError("another task is sending on this stream")
+        self._check_draining()
+        await trio.lowlevel.checkpoint()
+        queued, mark = -1, 0
+        self._sending = True
+        try:
+            while True:
+                self._check_draining()
+                now = self._owner.mux.queued(self._id)
+                if now != queued:
+                    # what has been taken since the last look lies below
+                    queued, mark = now, self._owner.sealed
+                    self._stalls = 0
+                if queued + self._owner.unsent(mark) <= at_most:
+                    return
+                self._owner.drain(self, mark + queued - at_most)
+                await self._writable.wait()
+        finally:
+            self._sending = False
+            self._owner.undrain(self)
+
+    def _check_draining(self) -> None:
+        if self._closed:
+            raise trio.ClosedResourceError("this stream was closed")
+        if self._failure is not None and self._failure is not OVER:
+            raise trio.BrokenResourceError(str(self._failure)) from self._failure
 
     async def wait_send_all_might_not_block(self) -> None:
         """Return when `send_all` would take at least one byte at once."""

@@ -43,6 +43,25 @@ class AddressedStream(Protocol):
 
 
 @runtime_checkable
+class MeteredStream(Protocol):
+    """A raw stream that knows how much of what it was given has not left this machine."""
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that it has taken and that are not on the line yet."""
+        ...
+
+    async def wait_unsent(self, at_most: int) -> None:
+        """Return when there are at most so many. Raises what sending raises."""
+        ...
+
+    def keep_short(self, low_water: int) -> None:
+        """From now on, take no more while ``low_water`` bytes, or the usual most, are
+        unsent."""
+        ...
+
+
+@runtime_checkable
 class DirectStream(Protocol):
     """A raw stream that can spare a connection the copies and scheduler passes of trio's
     interface.

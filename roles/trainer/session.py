@@ -108,15 +108,22 @@ class TrainerSession:
     async def open_learner(self) -> int:
         """Continue from the newest sound checkpoint, or from the published policy if that is
         newer."""
-        published = self.node.shardcast.newest
+        published, signed = self.node.shardcast.newest, self.node.shardcast.signed
         try:
             step = await self.engine.open(CHECKPOINT)
         except EngineError as error:
-            if published <= NO_POLICY:
+            if max(published, signed) <= NO_POLICY:
                 raise
             logger.warning("trainer_checkpoint_damaged %s", error)
             step = int(NO_POLICY)
-        if step > published + 1:
+        if step < signed > published:
+            logger.warning(
+                "trainer_waits version=%d: its weights and its checkpoint are lost, peers have"
+                " them",
+                signed,
+            )
+            published = await self.node.shardcast.wait_policy(signed)
+        if step > max(published, signed) + 1:
             # A manifest names the one before it. Published without that, this version would be
             # another than the one that is out, and the trainer convicted of equivocation: the
             # run would be over.

@@ -267,9 +267,11 @@ class Fabric:
         label: str,
         deliver: Callable[..., None],
         *args: Any,
-    ) -> None:
-        """Send ``size`` bytes; call ``deliver``, in the receiver's name, when they are
-        there."""
+    ) -> int:
+        """Send ``size`` bytes; call ``deliver``, in the receiver's name, when they are there.
+
+        Returns the nanosecond at which the last of them leaves the sender's line.
+        """
         src, dst = direction.src, direction.dst
         now = self._queue.now
         free = src.up_free
@@ -286,6 +288,7 @@ class Fabric:
         self._queue.schedule(
             arrival, dst.owner, label, self.arrive, direction, size, label, deliver, args
         )
+        return sent
 
     def _mishap(self, direction: Direction) -> int:
         """Nanoseconds lost to jitter, retransmission and clogs."""

@@ -65,6 +65,8 @@ class SimStream(trio.abc.HalfCloseableStream):
         self._inbox: deque[bytes] = deque()
         self._sender = _Parked()
         self._receiver = _Parked()
+        self._leaving: deque[tuple[int, int]] = deque()
+        """The nanosecond at which each segment leaves this machine's line, and its bytes."""
         self._sending = self._receiving = False
         self._send_closed = self._closed = False
         self._eof = self._broken = self._peer_closed = False
@@ -101,18 +103,76 @@ class SimStream(trio.abc.HalfCloseableStream):
         if self._direction.src.lies:
             segment = tampered(self._direction.src, segment)
         self._under_way += len(segment)
-        self._fabric.transmit(
+        leaves = self._fabric.transmit(
             self._direction,
             len(segment) + OVERHEAD,
             "segment",
             self._other._take_segment,
             segment,
         )
+        self._forget_left()
+        self._leaving.append((leaves, len(segment)))
+
+    def _forget_left(self) -> None:
+        now = self._fabric.simulation.queue.now
+        while self._leaving and self._leaving[0][0] <= now:
+            self._leaving.popleft()
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that wait for this machine's line."""
+        self._forget_left()
+        now, cost = self._fabric.simulation.queue.now, self._direction.src.up_cost
+        if not cost:
+            return 0
+        return sum(min(size, int((leaves - now) / cost)) for leaves, size in self._leaving)
+
+    async def wait_unsent(self, at_most: int) -> None:
+        """Return when at most ``at_most`` bytes wait for the line, at the pace that it had when
+        they were sent.
+        """
+        while (due := self._when_unsent(at_most)) > self._fabric.simulation.queue.now:
+            self._fabric.simulation.queue.schedule(
+                due, self._direction.src.owner, "drained", self._sender.wake
+            )
+            await self._sender.wait()
+            self._check_unbroken()
+
+    def _when_unsent(self, at_most: int) -> int:
+        """The nanosecond at which no more than ``at_most`` bytes wait for the line."""
+        for leaves, size in reversed(self._leaving):
+            if at_most < size:
+                return leaves - int(at_most * self._direction.src.up_cost)
+            at_most -= size
+        return 0
+
+    def keep_short(self, low_water: int) -> None:
+        """A window is what it is."""
+
+    async def drained(self, at_most: int = 0) -> None:
+        """Return once at most ``at_most`` bytes of what was sent wait for this machine's
+        line."""
+        if self._sending:
+            raise trio.BusyResourceError("another task is sending")
+        self._sending = True
+        try:
+            await trio.lowlevel.checkpoint()
+            self._check_unbroken()
+            await self.wait_unsent(at_most)
+        finally:
+            self._sending = False
+
+    def _check_unbroken(self) -> None:
+        if self._closed:
+            raise trio.ClosedResourceError
+        if self._broken:
+            raise trio.BrokenResourceError("the other side went away")
 
     def _check_sendable(self) -> None:
-        if self._closed or self._send_closed:
+        self._check_unbroken()
+        if self._send_closed:
             raise trio.ClosedResourceError
-        if self._broken or self._peer_closed:
+        if self._peer_closed:
             raise trio.BrokenResourceError("the other side went away")
 
     async def wait_send_all_might_not_block(self) -> None:

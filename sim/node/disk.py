@@ -10,7 +10,8 @@ folder do together.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
@@ -18,6 +19,7 @@ from typing import Final
 import trio
 
 from p2p.errors import StorageError
+from p2p.world import DiskEntry
 
 MAX_FILE: Final = 1 << 40
 """Bytes; a write beyond it is a bug, not a policy."""
@@ -43,15 +45,17 @@ class DiskModel:
 class _File:
     """One inode: bytes, and how to take back what a crash would."""
 
-    __slots__ = ("_undo", "data")
+    __slots__ = ("_undo", "data", "writes")
 
     def __init__(self, data: bytearray) -> None:
         self.data = data
+        self.writes = 0
         # What to put back: (offset, old bytes, old length), newest last; or the whole old
         # buffer.
         self._undo: list[tuple[int, bytes, int] | bytearray] = []
 
     def overwrite(self, offset: int, data: bytes | memoryview) -> None:
+        self.writes += 1
         if offset > len(self.data):
             self._undo.append((len(self.data), b"", len(self.data)))
             self.data.extend(bytes(offset - len(self.data)))
@@ -60,6 +64,7 @@ class _File:
         self.data[offset:end] = data
 
     def rewrite(self, data: bytes | memoryview) -> None:
+        self.writes += 1
         self._undo.append(self.data)
         self.data = bytearray(data)
 
@@ -155,6 +160,11 @@ class SimDisk:
         """Write at the end, at once."""
         self.write_now(path, data, self.size_now(path) or 0)
 
+    def reserve_now(self, path: str, size: int) -> None:
+        """Make a file that long, at once."""
+        here = self.size_now(path) or 0
+        self.write_now(path, bytes(max(0, size - here)), here)
+
     def sync_now(self, path: str) -> None:
         """Make a file and its name durable, at once."""
         file = self._files.get(path)
@@ -187,9 +197,16 @@ class SimDisk:
         self._sync_removals(path.rpartition("/")[0])
 
     def rename_now(self, old: str, new: str) -> None:
-        """Move a file over another, durably, and without the disk's time."""
+        """Move a file over another, or a folder, durably, and without the disk's time."""
         if old not in self._files:
-            raise FileNotFoundError(f"{self.node}:{old}")
+            inside = [name for name in self._files if name.startswith(old + "/")]
+            if not inside:
+                raise FileNotFoundError(f"{self.node}:{old}")
+            if any(name == new or name.startswith(new + "/") for name in self._files):
+                raise StorageError(f"{self.node}: {new} is not empty")
+            for name in inside:
+                self.rename_now(name, new + name[len(old) :])
+            return
         self.used -= self.size_now(new) or 0
         self._files[new] = self._durable[new] = self._files.pop(old)
         self._durable.pop(old, None)
@@ -208,6 +225,18 @@ class SimDisk:
         inside = (name[len(prefix) :] for name in self._files if name.startswith(prefix))
         names = {name.partition("/")[0]: None for name in inside}
         return sorted(name for name in names if not name.startswith("."))
+
+    def walk_now(self, path: str, most: int) -> Sequence[DiskEntry]:
+        """The files at or below ``path``, but for hidden ones."""
+        file = self._files.get(path)
+        if file is not None:
+            return [DiskEntry("", len(file.data), file.writes)][:most]
+        found = [
+            DiskEntry(name[len(path) + 1 :], len(file.data), file.writes)
+            for name, file in sorted(self._files.items())
+            if name.startswith(path + "/") and "/." not in name[len(path) :]
+        ]
+        return found[:most]
 
     def size_now(self, path: str) -> int | None:
         """Bytes of a file, or None."""
@@ -267,6 +296,12 @@ class DiskHandle:
         await self._take(len(data))
         self._disk.append_now(path, data)
 
+    async def reserve(self, path: str, size: int) -> None:
+        """Make a file that long, with room for all of it."""
+        self._check(path)
+        await self._take(0)
+        self._disk.reserve_now(path, size)
+
     async def fsync(self, path: str) -> None:
         """Return once the file (and its name) would survive a crash."""
         self._check(path)
@@ -298,11 +333,22 @@ class DiskHandle:
         await self._take(0)
         return self._disk.list_now(folder)
 
+    async def walk(self, path: str, most: int) -> Sequence[DiskEntry]:
+        """The files at or below ``path``."""
+        self._check(path)
+        await self._take(0)
+        return self._disk.walk_now(path, most)
+
     async def size(self, path: str) -> int | None:
         """Bytes, or None if it is not there."""
         self._check(path)
         await self._take(0)
         return self._disk.size_now(path)
+
+    def holding(self, path: str) -> AbstractContextManager[None]:
+        """A simulated node has one process."""
+        self._check(path)
+        return nullcontext()
 
     def locate(self, path: str) -> str:
         """A name for messages only: no other process can open a simulated file."""

@@ -48,6 +48,8 @@ class SimWorld:
         self.verify: Verify = simulation.keys.verify
         self.sim_disk = disk if disk is not None else SimDisk(name)
         self.disk: Disk = DiskHandle(self.sim_disk, self.sleep, self._is_alive)
+        self.cores = 1
+        """What `run_blocking` models: the time of one core."""
         self.clock = clock if clock is not None else MachineClock(simulation.queue)
         """The machine's: it is as wrong in the next life as in this."""
         self._queue = simulation.queue

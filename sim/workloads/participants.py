@@ -181,6 +181,10 @@ class _DishonestStream(trio.abc.SendStream):
             return data[:-1] + bytes((data[-1] ^ 1,))
         return data
 
+    async def drained(self, at_most: int = 0) -> None:
+        """As the real stream."""
+        await self._stream.drained(at_most)
+
     async def wait_send_all_might_not_block(self) -> None:
         """As the real stream."""
         await self._stream.wait_send_all_might_not_block()

@@ -12,9 +12,10 @@ import pytest
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair, verify
 from p2p.ledger.core.chain import decode_entry_untrusted, decode_fork_untrusted
-from p2p.shardcast.codec import decode_chunk_untrusted
+from p2p.shardcast.codec import ANCHOR, decode_chunk_untrusted
 from p2p.shardcast.forest import decode_roster_untrusted
-from p2p.shardcast.manifest import PROTOCOL_ID, Chunk, decode_manifest_untrusted, digest_of
+from p2p.shardcast.index import Span, digest_of
+from p2p.shardcast.manifest import PROTOCOL_ID, decode_manifest_untrusted
 from p2p.shardcast.messages import decode_bulk_untrusted, decode_message_untrusted
 from p2p.wire import KI, MIB, pack, unpack_untrusted
 from roles.protocol.core.messages import (
@@ -143,10 +144,11 @@ def test_a_chunk_with_a_huge_window_is_refused_before_memory_is_taken_for_it(
     # one raw block.
     head = b"\x28\xb5\x2f\xfd\xc0" + bytes((exponent << 3,)) + (100).to_bytes(8, "little")
     wire = head + (100 << 3 | 1).to_bytes(3, "little") + bytes(100)
+    length = len(wire).to_bytes(4, "big")
     tracemalloc.start()
     try:
         with pytest.raises(BadMessage):
-            decode_chunk_untrusted(Chunk(digest_of(wire), len(wire), 100), wire)
+            decode_chunk_untrusted(ANCHOR, [Span(digest_of(wire), 100)], length + wire)
         assert tracemalloc.get_traced_memory()[1] < MIB
     finally:
         tracemalloc.stop()

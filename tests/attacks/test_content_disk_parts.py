@@ -23,27 +23,20 @@ from p2p.shardcast.core.core import ShardcastCore
 from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.disk import FIRST_RETRY, LONGEST_RETRY, DiskHealth
 from p2p.shardcast.forest import Roster, RosterEntry
-from p2p.shardcast.manifest import (
-    NO_POLICY,
-    Chunk,
-    Encoding,
-    Index,
-    Manifest,
-    ManifestBody,
-    PolicyVersion,
-    digest_of,
-)
+from p2p.shardcast.index import digest_of
+from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, ManifestBody, PolicyVersion
 from p2p.shardcast.messages import Ask, ChunkHeader, PolicyNews, RosterNews, Taken
 from p2p.shardcast.store import PolicyStore
 from roles.run.core.file import open_run, sign_run
 from roles.shared.durable import Durable
+from tests.shardcast_policies import index_of
 from tests.unit.test_ledger import AUTHOR, chain, ledger_in, on_disk
 from tests.unit.test_run_file import OWNER, RUN, TERMS
 
 TRAINER = KeyPair(digest_of(b"trainer"))
 PARENT, OTHER = (KeyPair(digest_of(name)).peer_id for name in (b"parent", b"other"))
 DATA = [b"chunk %d" % number for number in range(4)]
-INDEX = Index.of([Chunk(digest_of(data), len(data), 20) for data in DATA])
+INDEX = index_of(DATA)
 
 
 class Moody:
@@ -56,7 +49,7 @@ class Moody:
         self.attempts: list[float] = []
 
     def __getattr__(self, name: str) -> Any:
-        if self.full and name in {"write", "append", "replace", "rename"}:
+        if self.full and name in {"write", "append", "replace", "rename", "reserve"}:
             return self._refuse
         return getattr(self._disk, name)
 
@@ -163,10 +156,9 @@ def manifest(version: int) -> Manifest:
         PolicyVersion(version),
         NO_POLICY,
         b"",
-        bytes(32),
+        INDEX.digest,
         INDEX.size,
-        0,
-        (Encoding.of(INDEX),),
+        (Encoding.anchor(INDEX, INDEX.size),),
     )
     return draft.sign(TRAINER)
 
@@ -177,7 +169,7 @@ def test_a_core_whose_disk_is_full_passes_news_on_fetches_nothing_and_catches_up
     core.handle(ev.PeerUp(PARENT), 0.0)
     core.handle(ev.Heard(PARENT, PolicyNews(manifest(1).encode(), INDEX.data)), 0.1)
     held = ChunkHeader(manifest(1).digest, 0)
-    assert core.wants(PARENT, held) == len(DATA[0])
+    assert core.wants(PARENT, held) == len(DATA[0]) + 4
     core.handle(ev.ChunkCame(PARENT, held, DATA[0]), 0.2)
     effects = core.handle(ev.Unwritable(), 0.3)
     assert ev.Abandon(manifest(1).digest) in effects
@@ -227,7 +219,7 @@ async def test_weights_without_a_policy_file_do_not_stay_for_ever(tmp_path: Path
 async def test_what_is_being_fetched_counts_against_the_bytes_to_keep(tmp_path: Path) -> None:
     world = RealWorld(AUTHOR, tmp_path)
     store = PolicyStore(
-        world, ShardcastConfig(keep_bytes=2 * (INDEX.wire + INDEX.size)), b"run"
+        world, ShardcastConfig(keep_bytes=2 * (len(INDEX.data) + INDEX.size)), b"run"
     )
     for version in (1, 2):
         store.begin(manifest(version), INDEX)

@@ -24,16 +24,8 @@ from p2p.shardcast.core.allowance import MAX_INDEXES, SPARE_ANSWERS
 from p2p.shardcast.core.core import ShardcastCore
 from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.forest import Roster, RosterEntry
-from p2p.shardcast.manifest import (
-    NO_POLICY,
-    Chunk,
-    Encoding,
-    Index,
-    Manifest,
-    ManifestBody,
-    PolicyVersion,
-    digest_of,
-)
+from p2p.shardcast.index import digest_of
+from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, ManifestBody, PolicyVersion
 from p2p.shardcast.messages import (
     MAX_BULK,
     MAX_BULK_MESSAGE,
@@ -48,6 +40,7 @@ from p2p.shardcast.messages import (
     encode_message,
 )
 from p2p.wire import KI, MIB, encode_varint, frame
+from tests.shardcast_policies import index_of
 from tests.unit.test_shardcast_service import Member, Town, publish
 
 TRAINER, LOCAL, STRANGER = (
@@ -55,7 +48,7 @@ TRAINER, LOCAL, STRANGER = (
 )
 PEERS = [KeyPair(digest_of(b"%d" % number)).peer_id for number in range(400)]
 DATA = [b"chunk %d" % number for number in range(4)]
-INDEX = Index.of([Chunk(digest_of(data), len(data), 20) for data in DATA])
+INDEX = index_of(DATA)
 
 
 def manifest(signer: KeyPair = TRAINER, version: int = 1) -> Manifest:
@@ -64,10 +57,9 @@ def manifest(signer: KeyPair = TRAINER, version: int = 1) -> Manifest:
         PolicyVersion(version),
         NO_POLICY,
         b"",
-        bytes(32),
+        INDEX.digest,
         INDEX.size,
-        0,
-        (Encoding.of(INDEX),),
+        (Encoding.anchor(INDEX, INDEX.size),),
     )
     return draft.sign(signer)
 
@@ -302,3 +294,18 @@ async def test_garbage_is_told_from_old_news(tmp_path: Path) -> None:
             ):
                 with pytest.raises(BadMessage):
                     trainer.shardcast.receive_announcement(STRANGER.peer_id, wrong)
+
+
+def test_manifests_that_come_again_or_are_older_start_nothing() -> None:
+    course = Course()
+    news = PolicyNews(manifest(version=3).encode(), INDEX.data)
+    begun = [e for _ in range(3) for e in course.hear(PEERS[0], news)]
+    assert sum(isinstance(e, ev.Begin) for e in begun) == 1
+    for number, data in enumerate(DATA):
+        header = ChunkHeader(manifest(version=3).digest, number)
+        course.core.handle(ev.ChunkCame(PEERS[0], header, data), course.now)
+    course.core.handle(ev.Stored(manifest(version=3).digest), course.now)
+    older = course.hear(PEERS[1], PolicyNews(manifest(version=2).encode(), INDEX.data))
+    again = course.hear(PEERS[1], news)
+    assert not any(isinstance(e, ev.Begin | ev.Halt) for e in (*older, *again))
+    assert course.core.newest == manifest(version=3)

@@ -54,6 +54,8 @@ ROWS: Final = (
     ),
     Row("store/RUN/*.policy", f"{STORE}/v[0-9]{{16}}-[0-9a-f]{{8}}[.]policy", ("trainer-1",),
         ends=dict.fromkeys(HARM, "restore that folder")),
+    Row("store/RUN/*.part", f"{STORE}/v[0-9]{{16}}-[0-9a-f]{{8}}[.]part",
+        ("relay-1", "inference-1")),
     Row("store/RUN/*.safetensors", f"{STORE}/v[0-9]{{16}}-[0-9a-f]{{8}}[.]safetensors",
         ("validator-1", "inference-1")),
     Row("store/RUN/roster", f"{STORE}/roster", ("trainer-1",)),
@@ -76,6 +78,7 @@ ROWS: Final = (
 ELSEWHERE: Final = {
     "key": "test_files_start.py::test_a_key_that_is_damaged_ends_a_node_with_a_sentence",
     "lock": "test_files_start.py::test_a_node_starts_whatever_became_of_its_lock_and_its_logs",
+    "store/RUN/lock": "test_content_policies.py::test_two_pulls_into_one_folder_do_not_meet",
     "log": "test_files_start.py::test_a_node_starts_whatever_became_of_its_lock_and_its_logs",
     "log.1": "test_files_start.py::test_a_node_starts_whatever_became_of_its_lock_and_its_logs",
     "ledger/": "test_files_start.py::test_a_ledger_that_is_gone_as_a_whole_is_not_missed",

@@ -442,6 +442,66 @@ def test_a_sender_waits_for_a_slow_reader_and_loses_nothing(hosts) -> None:
     hosts(law)
 
 
+def test_a_stream_is_drained_when_its_bytes_have_left(hosts) -> None:
+    """Issue 12.1: what the peer holds unread has left this node; what waits for room there was
+    never sent.
+    """
+
+    async def law(h: Hosts) -> None:
+        introduce(h.a, h.b)
+        ours, theirs = await stream_pair(h.a, h.b, ECHO)
+        with trio.fail_after(10):
+            await ours.drained()
+            for size in (1, 1000, 65536):
+                await ours.send_all(bytes(size))
+                await ours.drained(2**40)
+                await ours.drained()
+            await ours.send_eof()
+            await ours.drained()
+            assert len(await read_all(theirs)) == 66537
+
+    hosts(law)
+
+
+def test_a_stream_is_not_drained_while_another_task_sends(hosts) -> None:
+    async def law(h: Hosts) -> None:
+        introduce(h.a, h.b)
+        ours, _ = await stream_pair(h.a, h.b, ECHO)
+
+        async def fill() -> None:
+            while True:
+                await ours.send_all(bytes(65536))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fill)
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            with pytest.raises(trio.BusyResourceError):
+                await ours.drained()
+            nursery.cancel_scope.cancel()
+        with trio.fail_after(10):
+            await ours.drained()
+
+    hosts(law)
+
+
+def test_what_was_reset_is_never_drained(hosts) -> None:
+    async def law(h: Hosts) -> None:
+        introduce(h.a, h.b)
+        ours, theirs = await stream_pair(h.a, h.b, ECHO)
+        await ours.send_all(b"x")
+        await theirs.receive_some()
+        theirs.reset()
+        with pytest.raises(trio.BrokenResourceError):
+            await ours.receive_some()
+        with pytest.raises(trio.BrokenResourceError):
+            await ours.drained()
+        await ours.aclose()
+        with pytest.raises(trio.ClosedResourceError):
+            await ours.drained()
+
+    hosts(law)
+
+
 def test_messages_arrive_once_and_in_order(hosts) -> None:
     async def law(h: Hosts) -> None:
         introduce(h.a, h.b)

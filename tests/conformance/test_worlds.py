@@ -221,6 +221,54 @@ async def test_files_can_be_replaced_and_moved(world: World) -> None:
 
 
 @world_test
+async def test_room_is_reserved_and_what_was_there_stays(world: World) -> None:
+    disk = world.disk
+    await disk.reserve("a/room", 5)
+    assert await disk.read("a/room") == bytes(5)
+    await disk.write("a/room", b"xy", 1)
+    await disk.reserve("a/room", 7)
+    await disk.reserve("a/room", 3)
+    assert await disk.read("a/room") == b"\0xy\0\0\0\0"
+    await disk.reserve("a/empty", 0)
+    assert await disk.size("a/empty") == 0
+
+
+@world_test
+async def test_a_folder_can_be_moved_to_where_nothing_is(world: World) -> None:
+    disk = world.disk
+    for path in ("old/a", "old/b/c", "taken/x"):
+        await disk.write(path, path.encode())
+    await disk.rename("old", "new")
+    assert await disk.read("new/b/c") == b"old/b/c"
+    assert await disk.list("old") == []
+    with pytest.raises(StorageError):
+        await disk.rename("new", "taken")
+
+
+@world_test
+async def test_a_walk_finds_all_files_but_hidden_ones(world: World) -> None:
+    disk = world.disk
+    for path in ("w/b/c", "w/a", "w/.hidden", "w/.git/x", "w/b/.y", "wide"):
+        await disk.write(path, b"123")
+    before = await disk.walk("w", 10)
+    assert [(e.path, e.size, e.is_plain) for e in before] == [("a", 3, True), ("b/c", 3, True)]
+    assert await disk.walk("w", 10) == before
+    assert len(await disk.walk("w", 1)) == 1
+    await disk.write("w/a", b"124")
+    assert await disk.walk("w", 10) != before
+    assert [e.path for e in await disk.walk("w/a", 10)] == [""]
+    assert list(await disk.walk("nothing", 10)) == []
+
+
+@world_test
+async def test_a_folder_that_is_held_is_free_again_after_the_block(world: World) -> None:
+    for _ in range(2):
+        with world.disk.holding("h/lock"):
+            await world.disk.write("h/file", b"x")
+    assert world.cores >= 1
+
+
+@world_test
 async def test_what_is_not_there_is_not_found(world: World) -> None:
     for read in (world.disk.read("no"), world.disk.fsync("no"), world.disk.rename("no", "yes")):
         with pytest.raises(FileNotFoundError):

@@ -11,22 +11,25 @@ from hypothesis import given, settings, strategies as st
 
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair
-from p2p.shardcast.codec import decode_chunk_untrusted
+from p2p.shardcast.codec import ANCHOR, decode_chunk_untrusted, encode_chunk
 from p2p.shardcast.config import ShardcastConfig
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.core import ShardcastCore
 from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.forest import Roster, RosterEntry, decode_roster_untrusted
+from p2p.shardcast.index import (
+    Index,
+    PolicyFile,
+    Span,
+    decode_index_untrusted,
+    digest_of,
+)
 from p2p.shardcast.manifest import (
     NO_POLICY,
-    Chunk,
     Encoding,
-    Index,
     ManifestBody,
     PolicyVersion,
-    decode_index_untrusted,
     decode_manifest_untrusted,
-    digest_of,
 )
 from p2p.shardcast.messages import (
     Ask,
@@ -53,9 +56,16 @@ from tests.attacks.test_content_bombs import BOMBS
 KEY = KeyPair(digest_of(b"trainer"))
 OTHERS = [KeyPair(digest_of(b"%d" % number)).peer_id for number in range(3)]
 NAME = digest_of(b"policy")
-INDEX = Index.of([Chunk(digest_of(b"%d" % number), 10, 20) for number in range(5)])
+RAW = b"\x01\x3f\x7f\x3f" * 25
+WIRES = [
+    encode_chunk(ANCHOR, [Span(digest_of(RAW), len(RAW), kind)], RAW) for kind in (0, 2, 4)
+]
+INDEX = Index.of(
+    [PolicyFile("a/b", 60), PolicyFile("c", 0), PolicyFile("d", 40)],
+    [Span(digest_of(b"%d" % number), 20, number % 2 * 2) for number in range(5)],
+)
 DRAFT = ManifestBody(
-    b"run", PolicyVersion(1), NO_POLICY, b"", NAME, 100, 0, (Encoding.of(INDEX),)
+    b"run", PolicyVersion(1), NO_POLICY, b"", INDEX.digest, 100, (Encoding.anchor(INDEX, 50),)
 )
 MANIFEST = DRAFT.sign(KEY)
 ROSTER = Roster.sign(KEY, b"run", 1, [RosterEntry(peer) for peer in OTHERS])
@@ -182,22 +192,27 @@ def test_rosters_with_a_good_signature(content: bytes) -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.binary(max_size=300))
-def test_indexes(data: bytes) -> None:
-    named = Encoding("raw-zstd1", NO_POLICY, max(1, len(data) // 40), 10, digest_of(data))
+@given(st.binary(max_size=300) | mutated(st.just(INDEX.data)), st.integers(1, 6))
+def test_indexes(data: bytes, count: int) -> None:
     with contextlib.suppress(BadMessage):
-        decode_index_untrusted(data, named, 100)
+        index = decode_index_untrusted(data, digest_of(data), count, 100)
+        assert Index.of(index.files, index.spans) == index
+        assert all(index.place(span).offset < 100 for span in range(count))
 
 
 @settings(max_examples=100, deadline=None)
 @given(
     st.one_of(
-        st.binary(max_size=100), st.binary(max_size=50).map(lambda b: b"\x28\xb5\x2f\xfd" + b)
-    )
+        st.binary(max_size=100),
+        st.binary(max_size=50).map(lambda b: b"\x28\xb5\x2f\xfd" + b),
+        mutated(st.sampled_from(WIRES)),
+    ),
+    st.sampled_from([0, 2, 4]),
 )
-def test_chunks(data: bytes) -> None:
+def test_chunks(data: bytes, kind: int) -> None:
     with contextlib.suppress(BadMessage):
-        decode_chunk_untrusted(Chunk(digest_of(data), len(data), 100), data)
+        raw = decode_chunk_untrusted(ANCHOR, [Span(digest_of(RAW), len(RAW), kind)], data)
+        assert bytes(raw) == RAW
 
 
 steps = st.lists(

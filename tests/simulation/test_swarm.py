@@ -18,7 +18,7 @@ from sim.kernel.queue import SECOND
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
 from sim.net.fabric import IDLE_TIMEOUT
-from sim.net.link import LinkSpec
+from sim.net.link import PAYLOAD_SHARE, LinkSpec
 from sim.node.host import SimHost
 from sim.node.network import join_streams
 from sim.node.swarm import SimNode, Swarm, open_swarm
@@ -477,3 +477,30 @@ def test_streams_are_trio_streams() -> None:
 
 async def _idle(node: SimNode) -> None:
     await trio.sleep_forever()
+
+
+def test_a_stream_is_drained_when_the_line_has_carried_its_bytes() -> None:
+    """Issue 12.1: a simulated line tells the same as a kernel's socket."""
+
+    async def body(stage: Stage) -> list[float]:
+        async def swallow(stream: Stream) -> None:
+            await trio.sleep_forever()
+
+        for host in stage.hosts.values():
+            host.set_handler(ECHO, swallow)
+        streams = [
+            await stage.hosts["a"].open_stream(stage.introduce("a", other), ECHO)
+            for other in "bc"
+        ]
+        await stage.swarm.sleep(1)
+        begun, times = stage.swarm.simulation.now, []
+        for stream in streams:
+            await stream.send_all(bytes(64 * 1024))
+        for stream, at_most in ((streams[0], 32 * 1024), (streams[0], 0), (streams[1], 0)):
+            await stream.drained(at_most)
+            times.append(stage.swarm.simulation.now - begun)
+        return times
+
+    times = play(body, link=LinkSpec(up=1, down=100))
+    whole = 64 * 1024 * 8 / 1e6 / PAYLOAD_SHARE
+    assert times == pytest.approx([whole / 2, whole, 2 * whole], rel=0.01)

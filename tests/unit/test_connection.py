@@ -15,6 +15,7 @@ from p2p.transport.core import noise, yamux_frames
 from p2p.transport.core.negotiate import Chooser, Proposer, line
 from p2p.transport.core.noise import NoiseHandshake, StaticKey
 from p2p.transport.memory import MemoryStream, memory_pair
+from p2p.transport.stream import MuxedStream
 from p2p.transport.upgrade import secure
 from p2p.wire import KI, MIB
 from tests.unit.transport_pair import ALICE, BOB, ECHO, NOBODY, open_pair, secure_pair
@@ -406,3 +407,79 @@ async def test_a_connection_says_what_it_is() -> None:
         await pair.stream_pair()
         assert repr(pair.alice) == f"Connection(to {BOB.peer_id!r}, 1 streams)"
         assert repr(pair.bob) == f"Connection(from {ALICE.peer_id!r}, 1 streams)"
+
+
+class Narrow(trio.abc.HalfCloseableStream):
+    """A line that takes everything, and carries what a test lets it carry."""
+
+    def __init__(self, inner: MemoryStream) -> None:
+        self.inner = inner
+        self.unsent = 0
+        self.low_water = 0
+        self._changed = trio.Event()
+
+    def carry(self, count: int) -> None:
+        """So many bytes have left."""
+        self.unsent -= count
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def keep_short(self, low_water: int) -> None:
+        self.low_water = low_water
+
+    async def wait_unsent(self, at_most: int) -> None:
+        while self.unsent > at_most:
+            await self._changed.wait()
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        self.unsent += len(data)
+        await self.inner.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self.inner.wait_send_all_might_not_block()
+
+    async def send_eof(self) -> None:
+        await self.inner.send_eof()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        return await self.inner.receive_some(max_bytes)
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
+
+
+async def test_a_stream_is_drained_when_the_line_has_carried_what_it_sent() -> None:
+    lines: list[Narrow] = []
+
+    def narrow(raw: MemoryStream) -> Narrow:
+        lines.append(Narrow(raw))
+        return lines[-1]
+
+    async with open_pair(wrap=narrow) as pair:
+        ours, _ = await pair.stream_pair()
+        other, _ = await pair.stream_pair()
+        await trio.testing.wait_all_tasks_blocked()
+        line, drained = lines[0], []
+        line.carry(line.unsent)
+
+        async def drain(stream: MuxedStream, at_most: int) -> None:
+            await stream.drained(at_most)
+            drained.append((stream, at_most))
+
+        await ours.send_all(bytes(100 * KI))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(drain, ours, 30 * KI)
+            await trio.testing.wait_all_tasks_blocked()
+            assert line.unsent >= 100 * KI
+            assert drained == []
+            await other.send_all(bytes(50 * KI))  # behind it: no reason to wait longer
+            nursery.start_soon(drain, other, 0)
+            await trio.testing.wait_all_tasks_blocked()
+            line.carry(71 * KI)
+            await trio.testing.wait_all_tasks_blocked()
+            assert drained == [(ours, 30 * KI)]
+            line.carry(line.unsent - 1)
+            await trio.testing.wait_all_tasks_blocked()
+            assert drained == [(ours, 30 * KI)]
+            line.carry(1)
+        assert drained == [(ours, 30 * KI), (other, 0)]

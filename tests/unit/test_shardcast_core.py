@@ -13,22 +13,14 @@ import pytest
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair, PeerId, verify
 from p2p.shardcast.chunkset import ChunkSet
-from p2p.shardcast.codec import encode_spans
 from p2p.shardcast.config import ShardcastConfig
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.core import ShardcastCore
 from p2p.shardcast.core.peers import Peers
 from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.forest import Roster, RosterEntry, build_forest
-from p2p.shardcast.manifest import (
-    NO_POLICY,
-    Encoding,
-    Index,
-    Manifest,
-    ManifestBody,
-    PolicyVersion,
-    digest_of,
-)
+from p2p.shardcast.index import Index, digest_of
+from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, ManifestBody, PolicyVersion
 from p2p.shardcast.messages import (
     ChunkHeader,
     Have,
@@ -40,6 +32,7 @@ from p2p.shardcast.messages import (
     encode_message,
 )
 from p2p.wire import KI, MIB
+from tests.shardcast_policies import pack_policy
 
 RUN = b"run"
 MBIT = 125_000.0
@@ -62,21 +55,19 @@ class Policies:
         self, version: int, size: int, span: int, seed: int = 0
     ) -> tuple[Manifest, Index, list[bytes]]:
         raw = Random(version * 1000 + seed).randbytes(size)
-        encoded = encode_spans(raw, span)
-        index = Index.of([chunk for chunk, _ in encoded])
+        index, wires = pack_policy(raw, span)
         before = self.last
         draft = ManifestBody(
             RUN,
             PolicyVersion(version),
             before.version if before else NO_POLICY,
             before.digest if before else b"",
-            digest_of(raw),
+            index.digest,
             size,
-            0,
-            (Encoding.of(index),),
+            (Encoding.anchor(index, sum(map(len, wires))),),
         )
         self.last = draft.sign(self.trainer)
-        return self.last, index, [wire for _, wire in encoded]
+        return self.last, index, wires
 
 
 class Node:
@@ -176,7 +167,8 @@ class Swarm:
                 if node.drips:
                     left += 60
                 self.at(left, lambda: self.give(node, ev.ChunkSent(peer, len(data))))
-                self._bulk(node, peer, left, len(data), ev.ChunkCame(node.peer, header, data))
+                came = ev.ChunkCame(node.peer, header, data, is_right=not node.corrupt)
+                self._bulk(node, peer, left, len(data), came)
             case ev.Push(peer, message):
                 size = len(encode_bulk_message(message))
                 left = self._upload(node, size)

@@ -18,7 +18,8 @@ from p2p.shardcast.forest import (
     capacity_class,
     decode_roster_untrusted,
 )
-from p2p.shardcast.manifest import PolicyVersion, digest_of
+from p2p.shardcast.index import digest_of
+from p2p.shardcast.manifest import PolicyVersion
 
 ORIGIN = KeyPair(digest_of(b"origin"))
 PEERS = [KeyPair(digest_of(b"peer %d" % number)).peer_id for number in range(300)]

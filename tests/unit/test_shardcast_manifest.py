@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import struct
+from random import Random
+
 import pytest
 import zstandard
 from hypothesis import given, settings, strategies as st
@@ -9,36 +13,45 @@ from hypothesis import given, settings, strategies as st
 from p2p.errors import BadMessage, LocalProtocolError
 from p2p.identity import KeyPair, verify
 from p2p.shardcast.chunkset import EMPTY, ChunkSet
-from p2p.shardcast.codec import (
-    decode_chunk_untrusted,
-    decode_chunks_untrusted,
-    encode_span,
-    encode_spans,
-    header_span,
-    span_for,
-)
+from p2p.shardcast.codec import ANCHOR, decode_chunk_untrusted, encode_chunk, wire_limit
 from p2p.shardcast.core.chunks import TRANSITIONS, ChunkEvent, ChunkState, ChunkStates
 from p2p.shardcast.core.handout import CREDIT, HandOut
 from p2p.shardcast.forest import Roster, RosterEntry, build_forest
-from p2p.shardcast.manifest import (
+from p2p.shardcast.index import (
     MAX_CHUNKS,
+    MAX_SIZE,
+    MAX_SPAN,
+    Index,
+    PolicyFile,
+    Span,
+    decode_index_untrusted,
+    digest_of,
+    is_path,
+)
+from p2p.shardcast.layout import (
+    CutSpan,
+    cut_file,
+    cut_files,
+    header_bytes,
+    span_for,
+    tensors_untrusted,
+)
+from p2p.shardcast.manifest import (
     MAX_MANIFEST,
     NO_POLICY,
-    Chunk,
     Encoding,
     Equivocation,
-    Index,
     Manifest,
     ManifestBody,
     PolicyVersion,
-    decode_index_untrusted,
     decode_manifest_untrusted,
-    digest_of,
 )
 from p2p.wire import KI
+from tests.shardcast_policies import index_of
 
 TRAINER = KeyPair(digest_of(b"trainer"))
-INDEX = Index.of([Chunk(digest_of(b"a"), 10, 20), Chunk(digest_of(b"b"), 30, 40)])
+INDEX = index_of([b"a" * 20, b"b" * 40])
+ANCHORED = Encoding.anchor(INDEX, 50)
 
 
 def manifest(version: int = 7, *, signer: KeyPair = TRAINER, **changes: object) -> Manifest:
@@ -47,10 +60,9 @@ def manifest(version: int = 7, *, signer: KeyPair = TRAINER, **changes: object) 
         "version": PolicyVersion(version),
         "previous_version": NO_POLICY,
         "previous": b"",
-        "weights_digest": digest_of(b"weights"),
+        "weights_digest": INDEX.digest,
         "size": 60,
-        "header": 8,
-        "encodings": (Encoding.of(INDEX),),
+        "encodings": (ANCHORED,),
     }
     return ManifestBody(**(fields | changes)).sign(signer)  # type: ignore[arg-type]
 
@@ -66,8 +78,8 @@ def test_a_manifest_survives_the_wire_and_is_the_same_each_time() -> None:
 
 
 def test_deltas_fit_into_the_format() -> None:
-    delta = Encoding.of(INDEX, "gap-ulp-zstd1", PolicyVersion(6))
-    made = manifest(encodings=(Encoding.of(INDEX), delta))
+    delta = Encoding("gap-ulp-zstd1", PolicyVersion(6), 1, 30, bytes(32))
+    made = manifest(encodings=(ANCHORED, delta))
     assert decode_manifest_untrusted(made.encode(), b"run", verify).body.encodings[1] == delta
 
 
@@ -78,10 +90,12 @@ def test_deltas_fit_into_the_format() -> None:
         {"previous_version": PolicyVersion(7), "previous": bytes(32)},
         {"previous_version": PolicyVersion(6)},
         {"size": 0},
-        {"header": 61},
+        {"size": MAX_SIZE + 1},
         {"encodings": ()},
-        {"encodings": (Encoding.of(INDEX), Encoding.of(INDEX))},
-        {"encodings": (Encoding("raw-zstd1", NO_POLICY, MAX_CHUNKS + 1, 10, bytes(32)),)},
+        {"encodings": (ANCHORED, ANCHORED)},
+        {"encodings": (Encoding(ANCHOR, NO_POLICY, MAX_CHUNKS + 1, 10),)},
+        {"encodings": (Encoding(ANCHOR, NO_POLICY, 2, 10, bytes(32)),)},
+        {"encodings": (ANCHORED, Encoding("delta", PolicyVersion(6), 1, 10))},
         {"weights_digest": b"short"},
         {"run": b"other"},
     ],
@@ -111,45 +125,236 @@ def test_what_proves_equivocation() -> None:
 
 
 def test_indexes_must_be_what_was_named_and_add_up() -> None:
-    named = Encoding.of(INDEX)
-    assert decode_index_untrusted(INDEX.data, named, 60) == INDEX
-    assert (INDEX.wire, INDEX.size, INDEX.offsets) == (40, 60, (0, 10, 40))
-    with pytest.raises(BadMessage, match="add up"):
-        decode_index_untrusted(INDEX.data, named, 61)
+    made = manifest()
+    assert made.index_untrusted(INDEX.data) == INDEX
+    assert (INDEX.size, INDEX.offsets, INDEX.starts) == (60, (0, 20, 60), (0,))
     with pytest.raises(BadMessage, match="names"):
-        decode_index_untrusted(INDEX.data[:-1] + b"\0", named, 60)
-    empty = Index.of([Chunk(bytes(32), 0, 60)])
+        made.index_untrusted(INDEX.data[:-1] + b"\1")
+    with pytest.raises(BadMessage, match="add up"):
+        manifest(size=61).index_untrusted(INDEX.data)
+    with pytest.raises(BadMessage, match="as many spans"):
+        manifest(encodings=(Encoding(ANCHOR, NO_POLICY, 3, 50),)).index_untrusted(INDEX.data)
+
+
+@pytest.mark.parametrize(
+    ("spans", "reason"),
+    [
+        ([Span(bytes(32), 0), Span(bytes(32), 60)], "out of bounds"),
+        ([Span(bytes(32), 60, 3)], "out of bounds"),
+        ([Span(bytes(32), 30, 4), Span(bytes(32), 30)], "out of bounds"),
+        ([Span(bytes(32), MAX_SPAN + 1)], "out of bounds"),
+    ],
+)
+def test_spans_out_of_bounds_are_refused(spans: list[Span], reason: str) -> None:
+    data = Index.of([PolicyFile("", 60)], spans).data
+    with pytest.raises(BadMessage, match=reason):
+        decode_index_untrusted(data, digest_of(data), len(spans), 60)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "", "/etc/passwd", "..", "../x", "a/../../x", "a//b", "a/", "/", "./a", ".ssh/keys",
+        "a/.b", "a\0b", "a\nb", "a\\b", "C:x", "a ", "a.", "x" * 256,
+        "x/" * 300 + "x", "\ud800",
+    ],
+)  # fmt: skip
+def test_paths_that_lead_elsewhere_are_refused(path: str) -> None:
+    assert not is_path(path)
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        ["a", "a"],
+        ["a", "A"],
+        ["a", "a/b"],
+        ["model/x/y", "model/x"],
+        ["b", "a"],
+        ["", "a"],
+        ["a", "../b"],
+    ],
+)
+def test_files_that_cannot_exist_together_are_refused(paths: list[str]) -> None:
+    data = _index_of_paths(paths)
+    with pytest.raises(BadMessage):
+        decode_index_untrusted(data, digest_of(data), 1, 60)
+
+
+def test_a_million_files_are_refused_at_once() -> None:
+    data = (10**6).to_bytes(4, "big") + b"\0\1" * 100_000
+    with pytest.raises(BadMessage, match="1000000 files"):
+        decode_index_untrusted(data, digest_of(data), 1, 60)
+    paths = [f"{number:0500d}" for number in range(1000)]
+    data = _index_of_paths(paths)
     with pytest.raises(BadMessage, match="out of bounds"):
-        decode_index_untrusted(empty.data, Encoding.of(empty), 60)
+        decode_index_untrusted(data, digest_of(data), 1, 60)
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.binary(min_size=1, max_size=5000), st.integers(1, 2000))
-def test_cut_compress_and_back(raw: bytes, span: int) -> None:
-    encoded = encode_spans(raw, span)
-    chunks = [chunk for chunk, _ in encoded]
-    assert sum(chunk.span for chunk in chunks) == len(raw)
-    assert decode_chunks_untrusted(chunks, b"".join(wire for _, wire in encoded)) == raw
+def _index_of_paths(paths: list[str]) -> bytes:
+    sizes = [60] + [0] * (len(paths) - 1)
+    files = [PolicyFile(path, size) for path, size in zip(paths, sizes, strict=True)]
+    return Index.of(files, [Span(bytes(32), 60)]).data
+
+
+def test_spans_do_not_cross_files() -> None:
+    files = [PolicyFile("a", 30), PolicyFile("b", 30)]
+    data = Index.of(files, [Span(bytes(32), 20), Span(bytes(32), 40)]).data
+    with pytest.raises(BadMessage, match="add up"):
+        decode_index_untrusted(data, digest_of(data), 2, 60)
+
+
+def test_where_spans_lie_among_files_some_of_which_are_empty() -> None:
+    sizes = [0, 30, 0, 0, 25, 0]
+    files = [PolicyFile(f"f{number}", size) for number, size in enumerate(sizes)]
+    index = Index.of(files, [Span(bytes(32), size) for size in (10, 20, 25)])
+    assert decode_index_untrusted(index.data, index.digest, 3, 55) == index
+    places = [index.place(span) for span in range(3)]
+    assert [(files[p.file].path, p.offset) for p in places] == [
+        ("f1", 0), ("f1", 10), ("f4", 0),
+    ]  # fmt: skip
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.binary(min_size=1, max_size=5000), st.sampled_from([0, 2, 4]))
+def test_pack_and_unpack(raw: bytes, kind: int) -> None:
+    raw = raw * max(1, kind)
+    span = Span(digest_of(raw), len(raw), kind)
+    wire = encode_chunk(ANCHOR, [span], raw)
+    assert len(wire) <= wire_limit([span])
+    assert bytes(decode_chunk_untrusted(ANCHOR, [span], wire)) == raw
+
+
+def test_numbers_pack_as_well_as_they_can() -> None:
+    rng = Random(1)
+    weights = [struct.pack("<f", rng.gauss(0, 0.02))[2:] for _ in range(64 * KI)]
+    raw = b"".join(weights)
+    sizes = {
+        kind: len(encode_chunk(ANCHOR, [Span(b"", len(raw), kind)], raw)) for kind in (0, 2)
+    }
+    assert len(raw) / sizes[2] >= 1.46
+    assert len(raw) / sizes[0] < 1.35
+
+
+def test_what_does_not_pack_is_stored() -> None:
+    raw = Random(1).randbytes(100_000)
+    assert encode_chunk(ANCHOR, [Span(b"", len(raw))], raw)[4:] == raw
 
 
 def test_a_bomb_is_refused_by_its_header() -> None:
     bomb = zstandard.ZstdCompressor().compress(bytes(100_000_000))
     with pytest.raises(BadMessage, match="decompresses to 100000000"):
-        decode_chunk_untrusted(Chunk(digest_of(bomb), len(bomb), 1000), bomb)
-    chunk, wire = encode_span(b"weights")
-    with pytest.raises(BadMessage, match="digest"):
-        decode_chunk_untrusted(chunk, wire[:-1] + b"\0")
-    twice = wire + wire
-    with pytest.raises(BadMessage):
-        decode_chunk_untrusted(Chunk(digest_of(twice), len(twice), 7), twice)
+        decode_chunk_untrusted(ANCHOR, [Span(bytes(32), 1000)], _length(bomb) + bomb)
+    raw = b"weights" * 100
+    span = Span(digest_of(raw), len(raw))
+    wire = encode_chunk(ANCHOR, [span], raw)
+    frame = wire[4:]
+    for wrong in (
+        wire[:-1] + b"\0",
+        wire[:-1],
+        wire + b"\0",
+        wire[:3],
+        b"",
+        _length(frame * 2) + frame * 2,
+        _length(raw, stored=True) + raw[:-1] + b"!",
+        _length(raw) + raw,
+        b"\xff" * 700,
+    ):
+        with pytest.raises(BadMessage):
+            decode_chunk_untrusted(ANCHOR, [span], wrong)
+    with pytest.raises(BadMessage, match="unknown encoding"):
+        decode_chunk_untrusted("raw-zstd1", [span], wire)
+
+
+def _length(plane: bytes, *, stored: bool = False) -> bytes:
+    return (len(plane) | stored << 31).to_bytes(4, "big")
 
 
 def test_spans_aim_at_a_quarter_thousand_chunks() -> None:
     assert span_for(420_000) == 32 * KI
     assert span_for(32 * 1024 * KI) == 128 * KI
     assert span_for(10**12) == 4096 * KI
-    assert header_span((100).to_bytes(8, "little"), 1000) == 108
-    assert header_span(b"\xff" * 8, 1000) == 0
+
+
+def safetensors(*tensors: tuple[str, int], end: int | None = None) -> tuple[bytes, int]:
+    """The header of a file with tensors of these types and bytes, and the file's size."""
+    described, at = {}, 0
+    for number, (dtype, size) in enumerate(tensors):
+        described[f"t{number}"] = {"dtype": dtype, "shape": [], "data_offsets": [at, at + size]}
+        at += size
+    header = json.dumps(described).encode()
+    return header, 8 + len(header) + (at if end is None else end)
+
+
+def test_files_are_cut_at_tensors() -> None:
+    header, size = safetensors(("BF16", 100), ("BF16", 60), ("F32", 400), ("F8_E4M3", 7))
+    tensors = tensors_untrusted(header, size)
+    cuts = cut_file(size, tensors, 256)
+    front = 8 + len(header)
+    assert cuts == [
+        CutSpan(256), CutSpan(front - 256), CutSpan(160, 2), CutSpan(256, 4), CutSpan(144, 4),
+        CutSpan(7),
+    ]  # fmt: skip
+    assert sum(cut.size for cut in cuts) == size
+    odd, size = safetensors(("BF16", 101))
+    assert cut_file(size, tensors_untrusted(odd, size), 4096)[-1] == CutSpan(101)
+
+
+def test_large_tensors_are_cut_in_equal_parts() -> None:
+    header, size = safetensors(("BF16", 1500), ("BF16", 10), ("BF16", 3000))
+    cuts = cut_file(size, tensors_untrusted(header, size), 1024)[1:]
+    assert [cut.size for cut in cuts] == [768, 732, 10, 1024, 1024, 952]
+    header, size = safetensors(("BF16", 1500), ("BF16", 2100))
+    cuts = cut_file(size, tensors_untrusted(header, size), 1024)[1:]
+    assert [cut.size for cut in cuts] == [768, 732, 704, 704, 692]
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["BF16", "F32", "F16", "I64", "U8"]), st.integers(0, 3000)),
+        min_size=1,
+        max_size=20,
+    ),
+    st.sampled_from([64, 256, 1024]),
+    st.integers(0, 300),
+)
+def test_no_span_holds_two_types(tensors: list[tuple[str, int]], span: int, rest: int) -> None:
+    header, size = safetensors(*tensors)
+    size += rest
+    found = tensors_untrusted(header, size)
+    cuts = cut_file(size, found, span)
+    assert sum(cut.size for cut in cuts) == size
+    at = 0
+    for cut in cuts:
+        assert 0 < cut.size <= span
+        assert not cut.kind or cut.size % cut.kind == 0
+        kinds = {t.kind for t in found if t.start < at + cut.size and t.end > at}
+        assert kinds <= {cut.kind}
+        at += cut.size
+
+
+def test_a_cut_off_safetensors_file_is_told_from_other_files() -> None:
+    header, size = safetensors(("BF16", 100))
+    front = len(header).to_bytes(8, "little") + header
+    assert header_bytes(front[:9], size) == len(header)
+    with pytest.raises(BadMessage, match="cut off"):
+        header_bytes(front[:9], 20)
+    with pytest.raises(BadMessage, match="cut off"):
+        tensors_untrusted(header, size - 1)
+    assert header_bytes(b"\xff" * 9, 1000) == 0
+    assert header_bytes(b"", 0) == 0
+    for other in (b"{", b"[]", b"{}", b'{"a": 1}', b'{"a": {"dtype": "BF16"}}', b"[" * 9999):
+        assert tensors_untrusted(other, 10_000) == []
+    overlapping, size = safetensors(("BF16", 100), ("BF16", 100))
+    overlapping = overlapping.replace(b"[100, 200]", b"[ 60, 160]")
+    assert tensors_untrusted(overlapping, size) == []
+
+
+def test_a_policy_with_too_many_spans_gets_larger_ones_or_none() -> None:
+    many = [(MAX_SIZE // 4, ())] * 4
+    assert cut_files(many, MAX_SPAN // 2) == cut_files(many, MAX_SPAN)
+    assert cut_files([*many, (1, ())], MAX_SPAN) is None
 
 
 @settings(max_examples=100)

@@ -16,7 +16,7 @@ from p2p.shardcast.core.lateness import LateChunks
 from p2p.shardcast.core.pace import ChunkPace
 from p2p.shardcast.core.queue import SendQueue
 from p2p.shardcast.core.sources import Source
-from p2p.shardcast.manifest import digest_of
+from p2p.shardcast.index import digest_of
 from p2p.shardcast.messages import ChunkHeader
 
 ANN, BOB = (KeyPair(digest_of(name)).peer_id for name in (b"ann", b"bob"))

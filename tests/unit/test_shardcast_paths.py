@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from p2p.identity import KeyPair
+from p2p.shardcast.codec import ANCHOR, PATCH
+from p2p.shardcast.index import digest_of
 from p2p.shardcast.manifest import (
-    ANCHOR,
     NO_POLICY,
     Encoding,
     Manifest,
     ManifestBody,
     PolicyVersion,
-    digest_of,
 )
 from p2p.shardcast.paths import HOP_BYTES, MAX_SKIP, cheapest_path, delta_bases, servable
 
@@ -33,13 +33,13 @@ def v(number: int) -> PolicyVersion:
 
 
 def manifest(version: int, bases: list[int]) -> Manifest:
-    encodings = [Encoding(ANCHOR, NO_POLICY, 100, ANCHOR_WIRE, digest_of(b"anchor"))]
+    encodings = [Encoding(ANCHOR, NO_POLICY, 100, ANCHOR_WIRE)]
     for base in bases:
         wire = int(SHARES[version - base] * POLICY)
-        encodings.append(Encoding("delta", v(base), 10, wire, digest_of(b"delta")))
+        encodings.append(Encoding(PATCH, v(base), 10, wire, digest_of(b"delta")))
     body = ManifestBody(
         b"run", v(version), v(version - 1), digest_of(b"before") if version else b"",
-        digest_of(b"weights"), POLICY, 0, tuple(encodings),
+        digest_of(b"weights"), POLICY, tuple(encodings),
     )  # fmt: skip
     return body.sign(KEY)
 
@@ -112,12 +112,12 @@ def test_a_joiner_finishes_its_anchor_when_the_next_version_comes() -> None:
 
 def test_an_anchor_is_taken_where_deltas_are_no_cheaper() -> None:
     """Deltas after a change of the learning rate: a third of the policy each."""
-    big = [Encoding("delta", v(base), 10, POLICY // 3, digest_of(b"d")) for base in range(1, 4)]
+    big = [Encoding(PATCH, v(base), 10, POLICY // 3, digest_of(b"d")) for base in range(1, 4)]
     chain = []
     for number, one in enumerate(big, 2):
-        anchor = Encoding(ANCHOR, NO_POLICY, 100, ANCHOR_WIRE, digest_of(b"anchor"))
+        anchor = Encoding(ANCHOR, NO_POLICY, 100, ANCHOR_WIRE)
         body = ManifestBody(
-            b"run", v(number), v(number - 1), digest_of(b""), digest_of(b"w"), POLICY, 0,
+            b"run", v(number), v(number - 1), digest_of(b""), digest_of(b"w"), POLICY,
             (anchor, one),
         )  # fmt: skip
         chain.append(body.sign(KEY))
@@ -132,18 +132,18 @@ def test_what_is_here_needs_nothing() -> None:
 
 def test_small_deltas_are_not_chained_for_a_few_bytes() -> None:
     tiny = HOP_BYTES // 4
-    direct = Encoding("delta", v(1), 1, 3 * tiny, digest_of(b"d"))
-    single = Encoding("delta", v(2), 1, tiny, digest_of(b"d"))
-    anchor = Encoding(ANCHOR, NO_POLICY, 100, ANCHOR_WIRE, digest_of(b"anchor"))
+    direct = Encoding(PATCH, v(1), 1, 3 * tiny, digest_of(b"d"))
+    single = Encoding(PATCH, v(2), 1, tiny, digest_of(b"d"))
+    anchor = Encoding(ANCHOR, NO_POLICY, 100, ANCHOR_WIRE)
 
     def signed(number: int, *encodings: Encoding) -> Manifest:
         body = ManifestBody(
-            b"run", v(number), v(number - 1), digest_of(b""), digest_of(b"w"), POLICY, 0,
+            b"run", v(number), v(number - 1), digest_of(b""), digest_of(b"w"), POLICY,
             (anchor, *encodings),
         )  # fmt: skip
         return body.sign(KEY)
 
-    second = signed(2, Encoding("delta", v(1), 1, tiny, digest_of(b"d")))
+    second = signed(2, Encoding(PATCH, v(1), 1, tiny, digest_of(b"d")))
     third = signed(3, single, direct)
     assert len(cheapest_path(third, [second], {v(1): 0}).hops) == 1
 

@@ -14,10 +14,20 @@ from p2p.errors import BadMessage, LocalProtocolError
 from p2p.host import Host
 from p2p.identity import KeyPair
 from p2p.machine import RealWorld, open_world
-from p2p.shardcast import PolicyVersion, RosterEntry, Shardcast, ShardcastConfig, open_shardcast
-from p2p.shardcast.manifest import digest_of
+from p2p.shardcast import (
+    PolicyVersion,
+    RosterEntry,
+    Shardcast,
+    ShardcastConfig,
+    open_shardcast,
+    publisher,
+)
+from p2p.shardcast.core import events as ev
+from p2p.shardcast.index import digest_of
+from p2p.shardcast.stored import StoredPolicy
 from p2p.swarm import open_host
 from p2p.transport.memory import MemoryNetwork
+from p2p.wire import KI
 
 RUN = b"run"
 
@@ -101,7 +111,7 @@ async def test_five_receivers_get_what_was_published(town: Town) -> None:
                     path = other.shardcast.weights(PolicyVersion(version))
                     assert await other.world.disk.read(path) == weights
                     manifest = other.shardcast.manifest(PolicyVersion(version))
-                    assert manifest.weights_digest == digest_of(weights)
+                    assert manifest.size == len(weights)
             sent = trainer.shardcast.stats.uploaded_as_origin
             assert sent <= 1.1 * 3 * 420_000
             from_peers = sum(other.shardcast.stats.from_peers for other in others)
@@ -188,3 +198,33 @@ async def test_two_who_publish_one_version_at_once_do_not_equivocate(town: Town)
             assert len(refused) == 1
             await other.shardcast.wait_policy(PolicyVersion(1))
             assert not other.shardcast.halted
+
+
+async def test_the_first_chunk_leaves_before_the_last_is_packed(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Signing needs digests of raw bytes only: of a large policy little is packed before."""
+    monkeypatch.setattr(publisher, "PACKED_AHEAD", 64 * KI)
+    steps: list[str] = []
+    with trio.fail_after(20):
+        async with AsyncExitStack() as stack:
+            trainer, other = await everybody(town, stack, 2)
+            pack, handle = trainer.shardcast._store._pack, other.shardcast._receiver._handle
+
+            async def note_packed(entry: StoredPolicy, chunk: int) -> bytes | None:
+                steps.append("packed")
+                return await pack(entry, chunk)
+
+            def note_came(event: ev.Event) -> object:
+                steps.append("came" if isinstance(event, ev.ChunkCame) else "")
+                return handle(event)
+
+            monkeypatch.setattr(trainer.shardcast._store, "_pack", note_packed)
+            monkeypatch.setattr(other.shardcast._receiver, "_handle", note_came)
+            weights = await publish(trainer, 1, 3_000_000)
+            assert steps == []
+            await other.shardcast.wait_policy(PolicyVersion(1))
+            manifest = trainer.shardcast.manifest(PolicyVersion(1))
+            assert 0.9 * len(weights) < manifest.anchor.wire < 1.1 * len(weights)
+    assert steps.index("came") < steps.index("packed")
+    assert steps.count("packed") == manifest.anchor.chunks - 2, "each once"

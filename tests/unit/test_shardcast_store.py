@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from random import Random
@@ -10,23 +10,21 @@ from random import Random
 import pytest
 import trio
 
+from p2p.errors import StorageError
 from p2p.identity import KeyPair
 from p2p.machine import RealWorld, open_world
 from p2p.shardcast.chunkset import ChunkSet
-from p2p.shardcast.codec import encode_spans
 from p2p.shardcast.config import ShardcastConfig
 from p2p.shardcast.forest import Roster, RosterEntry
-from p2p.shardcast.manifest import (
-    NO_POLICY,
-    Encoding,
-    Index,
-    Manifest,
-    ManifestBody,
-    PolicyVersion,
-    digest_of,
-)
-from p2p.shardcast.store import PolicyStore, StoredPolicy, chunks_at
-from p2p.wire import KI, MIB
+from p2p.shardcast.index import Index, PolicyFile, Span, digest_of
+from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, ManifestBody, PolicyVersion
+from p2p.shardcast.store import Cores, PolicyStore
+from p2p.shardcast.stored import StoredPolicy
+from p2p.wire import KI
+from sim.kernel.simulation import Simulation
+from sim.kernel.virtual_time import run_simulation
+from sim.node.world import SimWorld
+from tests.shardcast_policies import pack_policy
 
 KEY = KeyPair(digest_of(b"trainer"))
 RUN = b"run"
@@ -34,19 +32,17 @@ RUN = b"run"
 
 def policy(version: int, size: int = 300_000) -> tuple[Manifest, Index, list[bytes], bytes]:
     raw = Random(version).randbytes(size)
-    encoded = encode_spans(raw, 32 * KI)
-    index = Index.of([chunk for chunk, _ in encoded])
+    index, wires = pack_policy(raw, 32 * KI)
     draft = ManifestBody(
         RUN,
         PolicyVersion(version),
         NO_POLICY,
         b"",
-        digest_of(raw),
+        index.digest,
         size,
-        0,
-        (Encoding.of(index),),
+        (Encoding.anchor(index, sum(map(len, wires))),),
     )
-    return draft.sign(KEY), index, [wire for _, wire in encoded], raw
+    return draft.sign(KEY), index, wires, raw
 
 
 @pytest.fixture
@@ -59,15 +55,27 @@ def open_store(world: RealWorld, **config: int) -> PolicyStore:
     return PolicyStore(world, ShardcastConfig(**config), RUN)
 
 
-async def fetch(store: PolicyStore, version: int) -> StoredPolicy:
-    manifest, index, wires, _ = policy(version)
+async def keep(store: PolicyStore, version: int, spans: Iterable[int] | None = None) -> None:
+    """Bring spans of a policy, all of them unless said otherwise."""
+    manifest, index, wires, raw = policy(version)
     store.begin(manifest, index)
-    for chunk, wire in enumerate(wires):
-        store.keep_nowait(manifest.digest, chunk, wire)
-    assert await store.finish(manifest.digest)
+    for span in range(len(index)) if spans is None else spans:
+        piece = raw[index.offsets[span] : index.offsets[span + 1]]
+        store.keep_nowait(manifest.digest, span, wires[span], piece)
+        await store.flush(manifest.digest)
+
+
+async def fetch(store: PolicyStore, version: int) -> StoredPolicy:
+    await keep(store, version)
+    assert await store.finish(policy(version)[0].digest)
     entry = store.stored(PolicyVersion(version))
     assert entry is not None
     return entry
+
+
+async def used(world: RealWorld) -> int:
+    """Bytes of all files of the store."""
+    return sum(entry.size for entry in await world.disk.walk("policies", 100))
 
 
 async def test_a_whole_policy_survives_and_is_served(world: RealWorld) -> None:
@@ -81,58 +89,119 @@ async def test_a_whole_policy_survives_and_is_served(world: RealWorld) -> None:
     assert await world.disk.read(entry.weights) == raw
 
 
-async def test_what_was_flushed_before_a_crash_is_resumed(world: RealWorld) -> None:
-    manifest, index, wires, _ = policy(1)
-    store = open_store(world)
-    store.begin(manifest, index)
-    for chunk in (0, 1, 4):
-        store.keep_nowait(manifest.digest, chunk, wires[chunk])
-    await store.flush(manifest.digest)
-    store.keep_nowait(manifest.digest, 2, wires[2])  # never written
+async def test_a_policy_is_on_the_disk_once(world: RealWorld) -> None:
+    await fetch(open_store(world), 1)
+    assert await used(world) <= 1.05 * 300_000
+
+
+async def test_every_span_is_in_its_place_before_the_next_is_read(world: RealWorld) -> None:
+    """A kill -9 loses what is in memory: nothing that was flushed."""
+    manifest, _, wires, raw = policy(1)
+    await keep(open_store(world), 1, (0, 1, 4))
     again = open_store(world)
     (entry,) = await again.load()
     assert (entry.verified, entry.stored) == (ChunkSet.of([0, 1, 4]), False)
+    assert entry.weights.endswith(".part")
     assert await again.chunk(manifest.digest, 4) == wires[4]
     assert await again.chunk(manifest.digest, 2) is None
+    await keep(again, 1, (2, 3, *range(5, len(wires))))
+    assert await again.finish(manifest.digest)
+    assert await world.disk.read(entry.weights) == raw
+    assert entry.weights.endswith(".safetensors")
 
 
-async def test_a_decayed_chunk_is_not_believed(world: RealWorld) -> None:
+async def test_nothing_unverified_has_a_final_name(world: RealWorld) -> None:
+    store = open_store(world)
+    await keep(store, 1, range(9))
+    assert not await store.finish(policy(1)[0].digest)
+    assert not [name for name in await world.disk.list(store.folder) if "safetensors" in name]
+
+
+async def test_what_decayed_is_fetched_again_and_nothing_else(world: RealWorld) -> None:
     entry = await fetch(open_store(world), 1)
-    await world.disk.write(
-        entry.path, b"decay", chunks_at(len(entry.index)) + entry.index.offsets[3]
-    )
-    (again,) = await open_store(world).load()
+    await world.disk.write(entry.weights, b"decay", entry.index.offsets[3])
+    store = open_store(world)
+    (again,) = await store.load()
     assert again.verified == ChunkSet.below(len(entry.index)).excluding(3)
     assert not again.stored
+    assert await world.disk.size(again.final) is None
+    await keep(store, 1, (3,))
+    assert await store.finish(again.name)
+    assert await world.disk.read(again.weights) == policy(1)[3]
+
+
+async def test_what_decays_meanwhile_is_not_served_and_not_loaded(world: RealWorld) -> None:
+    store = open_store(world, cache_bytes=0)
+    entry = await fetch(store, 1)
+    await world.disk.write(entry.weights, b"decay", entry.index.offsets[3])
+    assert await store.chunk(entry.name, 3) is None
+    assert await store.chunk(entry.name, 2) == policy(1)[2][2]
+    with pytest.raises(StorageError, match="is damaged"):
+        await store.check_weights(entry)
 
 
 async def test_a_torn_head_is_removed(world: RealWorld) -> None:
     entry = await fetch(open_store(world), 1)
-    await world.disk.write(entry.path, bytes(50), 0)
+    await world.disk.write(entry.head, bytes(50), 0)
     assert await open_store(world).load() == []
-    assert await world.disk.size(entry.path) is None
+    assert await used(world) == 0
 
 
-async def test_torn_weights_are_assembled_again(world: RealWorld) -> None:
-    entry = await fetch(open_store(world), 1)
-    await world.disk.write(entry.weights, b"torn")
-    (again,) = await open_store(world).load()
-    assert again.stored
-    assert await world.disk.read(again.weights) == policy(1)[3]
-
-
-async def test_weights_that_are_not_what_the_manifest_says(world: RealWorld) -> None:
-    manifest, index, wires, _ = policy(1)
-    lying = ManifestBody(
-        RUN, PolicyVersion(1), NO_POLICY, b"", bytes(32), 300_000, 0, (Encoding.of(index),)
-    ).sign(KEY)
+async def test_what_an_older_shoal_left_is_removed(world: RealWorld) -> None:
     store = open_store(world)
-    store.begin(lying, index)
-    for chunk, wire in enumerate(wires):
-        store.keep_nowait(lying.digest, chunk, wire)
-    assert not await store.finish(lying.digest)
-    assert store.stored(PolicyVersion(1)) is None
-    assert manifest.digest != lying.digest
+    for name in ("publishing.tmp", "v0000000000000001-abcdef01.policy"):
+        await world.disk.write(f"{store.folder}/{name}", bytes(5000))
+    assert await store.load() == []
+    assert await used(world) == 0
+
+
+def test_a_disk_that_is_too_small_says_so_before_anything_is_fetched() -> None:
+    async def main(simulation: Simulation) -> None:
+        small = SimWorld(simulation, "node")
+        small.sim_disk.limit(200_000)
+        manifest, index, wires, raw = policy(1)
+        store = PolicyStore(small, ShardcastConfig(), RUN)
+        store.begin(manifest, index)
+        store.keep_nowait(manifest.digest, 0, wires[0], raw[: 32 * KI])
+        with pytest.raises(StorageError, match="no room for version 1, of 300000 bytes"):
+            await store.flush(manifest.digest)
+        await store.forget(manifest.digest)
+        assert small.sim_disk.used == 0
+
+    run_simulation(main, seed=1)
+
+
+async def test_a_folder_of_files_has_its_place_each(world: RealWorld) -> None:
+    files = {"a/x.bin": b"x" * 70_000, "a/y.json": b"", "b.txt": b"why" * 9}
+    index = Index.of(
+        [PolicyFile(path, len(data)) for path, data in files.items()],
+        [
+            Span(digest_of(piece), len(piece))
+            for piece in (b"x" * 40_000, b"x" * 30_000, b"why" * 9)
+        ],
+    )
+    body = ManifestBody(
+        RUN,
+        PolicyVersion(4),
+        NO_POLICY,
+        b"",
+        index.digest,
+        index.size,
+        (Encoding.anchor(index, 100),),
+    )
+    manifest, store = body.sign(KEY), open_store(world)
+    store.begin(manifest, index)
+    for span, piece in ((2, b"why" * 9), (0, b"x" * 40_000), (1, b"x" * 30_000)):
+        store.keep_nowait(manifest.digest, span, b"", piece)
+    assert await store.finish(manifest.digest)
+    (entry,) = await open_store(world).load()
+    assert entry.stored
+    found = {e.path: e.size for e in await world.disk.walk(entry.weights, 9)}
+    assert found == {path: len(data) for path, data in files.items()}
+    for path, data in files.items():
+        assert await world.disk.read(f"{entry.weights}/{path}") == data
+    await store.forget(manifest.digest)
+    assert await used(world) == 0
 
 
 async def test_limits_by_versions_bytes_and_pins(world: RealWorld) -> None:
@@ -150,7 +219,7 @@ async def test_limits_by_versions_bytes_and_pins(world: RealWorld) -> None:
     ]
     tight = open_store(world, keep_versions=9, keep_bytes=700_000)
     assert [entry.version for entry in await tight.load()] == [0, 2, 3]
-    assert len(await tight.prune()) == 2
+    assert len(await tight.prune()) == 1
     assert tight.stored(PolicyVersion(3)) is not None
 
 
@@ -163,16 +232,43 @@ async def test_memory_for_chunks_is_bounded(world: RealWorld) -> None:
     assert await store.chunk(manifest.digest, 0) == wires[0]
 
 
-async def test_a_draft_is_all_or_nothing(world: RealWorld) -> None:
-    manifest, index, wires, _ = policy(1)
+async def publish(store: PolicyStore, world: RealWorld, version: int = 1) -> Manifest:
+    manifest, index, _, raw = policy(version)
+    await world.disk.write("weights", raw)
+    await store.commit_own(manifest, index, "weights")
+    return manifest
+
+
+async def test_what_this_node_published_is_served_from_where_it_is(world: RealWorld) -> None:
+    manifest = await publish(open_store(world), world)
     store = open_store(world)
-    await store.write_draft(chunks_at(len(index)), b"".join(wires))
-    assert await open_store(world).load() == []
-    await store.write_draft(chunks_at(len(index)), b"".join(wires))
-    await store.commit_draft(manifest, index, "weights")
-    (entry,) = await open_store(world).load()
+    (entry,) = await store.load()
     assert entry.stored
-    assert entry.footprint < MIB
+    assert entry.weights == "weights"
+    assert await used(world) < 2000
+    assert await store.chunk(manifest.digest, 3) == policy(1)[2][3]
+    await store.forget(manifest.digest)
+    assert await world.disk.size("weights") == 300_000, "it is the trainer's"
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+async def test_what_was_published_and_changed_is_fetched_like_any_other(
+    world: RealWorld, is_gone: bool
+) -> None:
+    manifest = await publish(open_store(world), world)
+    if is_gone:
+        await world.disk.remove("weights")
+    else:
+        await world.disk.write("weights", b"other", 100_000)
+    store = open_store(world)
+    (entry,) = await store.load()
+    assert not entry.stored
+    assert not entry.verified
+    assert store.newest_own == manifest, "it is out, and must not be contradicted"
+    await fetch(store, 1)
+    (again,) = await open_store(world).load()
+    assert again.stored
+    assert again.weights.startswith("policies/")
 
 
 async def test_the_roster_is_there_in_the_next_life(world: RealWorld) -> None:
@@ -190,8 +286,6 @@ async def test_a_chunk_that_two_ask_for_at_once_counts_once(world: RealWorld) ->
     await fetch(open_store(world), 0)
     store = open_store(world)
     await store.load()
-    store._cache.clear()
-    store._cached = 0
     async with trio.open_nursery() as nursery:
         for _ in range(5):
             nursery.start_soon(store.chunk, manifest.digest, 0)
@@ -212,3 +306,33 @@ async def test_a_policy_pinned_while_another_is_removed_stays(
     monkeypatch.setattr(store, "forget", pin_meanwhile)
     assert await store.prune() == [entries[1].manifest.digest]
     assert store.stored(PolicyVersion(0)) is entries[0]
+
+
+async def test_as_many_work_at_a_time_as_there_are_cores(world: RealWorld) -> None:
+    world.cores = 3
+    cores, working, most = Cores(world), 0, 0
+
+    async def work(_: int) -> None:
+        nonlocal working, most
+        async with cores._limit:
+            working += 1
+            most = max(most, working)
+            await world.sleep(0.001)
+            working -= 1
+
+    await cores.for_each(range(50), work)
+    assert most == 3
+
+
+async def test_work_that_fails_ends_the_rest(world: RealWorld) -> None:
+    begun: list[int] = []
+
+    async def work(number: int) -> None:
+        begun.append(number)
+        await world.sleep(0.001)
+        if number == 2:
+            raise StorageError("gone")
+
+    with pytest.raises(StorageError, match="gone"):
+        await Cores(world).for_each(range(1000), work)
+    assert len(begun) < 100

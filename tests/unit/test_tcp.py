@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import sys
 
 import pytest
 import trio
@@ -13,7 +14,8 @@ from p2p.errors import ConfigError, LimitExceeded, PeerUnreachable
 from p2p.multiaddr import Multiaddr
 from p2p.transport.memory import BACKLOG, MemoryNetwork
 from p2p.transport.tcp import TcpListener, TcpNetwork, TcpStream
-from p2p.transport.wakeup import DirectStream, Wakeup
+from p2p.transport.wakeup import DirectStream, MeteredStream, Wakeup
+from p2p.wire import KI
 
 
 async def test_names_are_looked_up() -> None:
@@ -25,6 +27,33 @@ async def test_names_are_looked_up() -> None:
             pass
     with pytest.raises(PeerUnreachable):
         await network.dial(Multiaddr.parse("/dns4/no-such-host.invalid/tcp/1"))
+    await listener.aclose()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what was never sent")
+async def test_a_socket_says_what_the_kernel_has_not_sent() -> None:
+    listener = await TcpNetwork().listen(Multiaddr.parse("/ip4/127.0.0.1/tcp/0"))
+    async with await TcpNetwork().dial(listener.addr) as ours, await listener.accept() as peer:
+        assert isinstance(ours, TcpStream)
+        assert isinstance(ours, MeteredStream)
+        assert ours.unsent == 0
+        ours.keep_short(16 * KI)
+        piece = memoryview(bytes(256 * KI))
+        sent = 0
+        while (more := ours.send_nowait(piece)) or not sent:  # the peer reads nothing
+            sent += more
+        assert 0 < ours.unsent <= 256 * KI
+        before = ours.unsent
+        with trio.fail_after(5):
+            await ours.wait_unsent(before)
+            with trio.move_on_after(0.02) as waited:
+                await ours.wait_unsent(before - 1)
+            assert waited.cancelled_caught
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ours.wait_unsent, 0)
+                while sent:
+                    sent -= len(await peer.receive_some())
+        assert ours.unsent == 0
     await listener.aclose()
 
 

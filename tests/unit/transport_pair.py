@@ -12,7 +12,7 @@ from p2p.identity import KeyPair, ProtocolId
 from p2p.machine import RealWorld, open_world
 from p2p.transport.connection import Connection, ConnectionConfig
 from p2p.transport.core.noise import StaticKey
-from p2p.transport.memory import memory_pair
+from p2p.transport.memory import MemoryStream, memory_pair
 from p2p.transport.stream import MuxedStream
 from p2p.transport.upgrade import Secured, secure
 
@@ -60,11 +60,15 @@ async def secure_pair(
 
 
 @asynccontextmanager
-async def open_pair(config: ConnectionConfig | None = None) -> AsyncIterator[Pair]:
-    """A pair for the length of the block."""
+async def open_pair(
+    config: ConnectionConfig | None = None,
+    wrap: Callable[[MemoryStream], trio.abc.HalfCloseableStream] = lambda raw: raw,
+) -> AsyncIterator[Pair]:
+    """A pair for the length of the block; ``wrap`` makes something of its raw streams."""
     config = config or ConnectionConfig(keepalive=float("inf"))
     async with open_world(key=ALICE) as world, trio.open_nursery() as nursery:
-        raw = memory_pair()
+        one, other = memory_pair()
+        raw = wrap(one), wrap(other)
         secured = await secure_pair(world, *raw)
 
         def accept(stream: MuxedStream) -> None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from p2p.identity import PeerId
 from p2p.shardcast.chunkset import ChunkSet
 from p2p.shardcast.forest import Roster
-from p2p.shardcast.manifest import Equivocation, Index, Manifest
+from p2p.shardcast.index import Index
+from p2p.shardcast.manifest import Equivocation, Manifest
 from p2p.shardcast.messages import ChunkHeader, Message
 
 
@@ -18,11 +19,14 @@ class Publish:
     manifest: Manifest
     index: Index
     roster: Roster | None
+    patches: tuple[Index, ...] = ()
+    """The index of each patch that the manifest names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The disk holds these chunks of a policy; ``stored`` if it is whole and assembled."""
+    """The disk holds these spans of a policy, or of a patch; ``stored`` if it is whole and
+    durable."""
 
     manifest: Manifest
     index: Index
@@ -42,11 +46,15 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class ChunkCame:
-    """A chunk from ``peer``."""
+    """A chunk from ``peer``, and what the driver made of it, away from the loop."""
 
     peer: PeerId
     header: ChunkHeader
     data: bytes = field(repr=False)
+    is_right: bool = True
+    """Whether it unpacks to the span that the index names."""
+    raw: bytes | memoryview = field(default=b"", repr=False)
+    """That span."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +91,32 @@ class PeerLost:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The policy asked for by `Finish` is durable and assembled."""
+    """The policy asked for by `Finish` is durable."""
 
     policy: bytes
 
 
 @dataclass(frozen=True, slots=True)
+class Patched:
+    """What the patch asked for by `Patch` made: the spans ``verified`` are here and right."""
+
+    patch: bytes
+    index: Index
+    verified: ChunkSet
+
+
+@dataclass(frozen=True, slots=True)
+class PatchFailed:
+    """Nothing could be made of the patch asked for by `Patch`: the version is to be fetched
+    another way."""
+
+    patch: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Unusable:
-    """The policy asked for by `Finish` is not what its manifest says: its trainer signed
-    nonsense."""
+    """This policy can never be whole here: it is not what its manifest says, or larger than the
+    disk."""
 
     policy: bytes
 
@@ -128,6 +153,8 @@ Event = (
     | PeerUp
     | PeerLost
     | Stored
+    | Patched
+    | PatchFailed
     | Unusable
     | Forgotten
     | Unwritable
@@ -175,14 +202,22 @@ class Keep:
     policy: bytes
     index: int
     data: bytes = field(repr=False)
+    raw: bytes | memoryview = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Every chunk is verified: make the policy durable, assemble it, and report `Stored` or
-    `Unusable`."""
+    """Every chunk is verified: make the policy durable, and report `Stored` or `Unusable`."""
 
     policy: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """A patch and the version that it is for are here: make of them what it leads to, and
+    report the right spans by `Patched`."""
+
+    patch: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,4 +247,6 @@ class PassOn:
     """The gossiped message was valid and new here: other peers should hear it."""
 
 
-Effect = PassOn | Send | Push | Gossip | Begin | Keep | Finish | Abandon | Penalise | Halt
+Effect = (
+    PassOn | Send | Push | Gossip | Begin | Keep | Finish | Patch | Abandon | Penalise | Halt
+)

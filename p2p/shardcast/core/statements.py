@@ -9,7 +9,8 @@ from p2p.bounded import BoundedDict
 from p2p.errors import BadMessage, ShoalError
 from p2p.identity import PeerId, Verify
 from p2p.shardcast.forest import Roster, decode_roster_untrusted
-from p2p.shardcast.manifest import Equivocation, Manifest, decode_manifest_untrusted, digest_of
+from p2p.shardcast.index import digest_of
+from p2p.shardcast.manifest import Equivocation, Manifest, decode_manifest_untrusted
 from p2p.shardcast.messages import Evidence
 
 MAX_MANIFESTS: Final = 64
@@ -98,6 +99,10 @@ class Statements:
             if evidence.is_proof:
                 return evidence
         return None
+
+    def manifests(self, trainer: PeerId) -> list[Manifest]:
+        """The manifests of one trainer that are remembered."""
+        return [one for one in self._by_version.values() if one.trainer == trainer]
 
     def evidence_untrusted(self, message: Evidence) -> Equivocation | None:
         """The proof in a message; None if its trainer is not trusted anyway. Raise `BadMessage`

@@ -189,6 +189,15 @@ class Mux:
         stream = self._streams.get(stream_id)
         return stream is not None and not stream.finished
 
+    def queued(self, stream_id: int) -> int:
+        """Bytes of a stream that `data_to_send` has not returned yet."""
+        stream = self._streams.get(stream_id)
+        return 0 if stream is None else stream.queued
+
+    def shorten(self, record: int) -> None:
+        """From now on, let pieces be at most ``record`` bytes long."""
+        self._queue.shorten(record)
+
     def room(self, stream_id: int) -> int:
         """How many bytes `send` would take now; if none, `take_writable` will name the
         stream.

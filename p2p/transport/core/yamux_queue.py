@@ -43,6 +43,10 @@ class MuxQueue:
         self.writable: list[int] = []
         """Streams that `take_writable` will name."""
 
+    def shorten(self, record: int) -> None:
+        """Fill pieces of at most ``record`` bytes from now on; those that wait stay whole."""
+        self._record = record
+
     @property
     def control_bytes(self) -> int:
         """Bytes of control frames that wait."""

@@ -31,7 +31,8 @@ from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.core import ShardcastCore
 from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.forest import Roster, build_forest
-from p2p.shardcast.manifest import MAX_SPAN, Chunk, Encoding, Index, ManifestBody, digest_of
+from p2p.shardcast.index import MAX_SPAN, Index, PolicyFile, Span, digest_of
+from p2p.shardcast.manifest import Encoding, ManifestBody
 from p2p.shardcast.messages import ChunkHeader, Message, encode_message
 from sim.errors import SimulationError
 from sim.kernel.queue import SimTimer, nanoseconds
@@ -236,11 +237,11 @@ class CoreSwarm:
         """Let the origin announce and hand out the policy."""
         count = math.ceil(self.sites.policy_bytes / (MAX_SPAN * self.coarse))
         self.chunks = [Payload(b"%d" % place) for place in range(count)]
-        index = Index.of([Chunk(digest_of(data), MAX_SPAN, MAX_SPAN) for data in self.chunks])
-        weights = digest_of(index.data)
-        encodings = (Encoding.of(index),)
+        spans = [Span(digest_of(data), MAX_SPAN) for data in self.chunks]
+        index = Index.of([PolicyFile("", count * MAX_SPAN)], spans)
+        encodings = (Encoding.anchor(index, index.size),)
         body = ManifestBody(
-            RUN, PolicyVersion(1), NO_POLICY, b"", weights, index.size, 0, encodings
+            RUN, PolicyVersion(1), NO_POLICY, b"", index.digest, index.size, encodings
         )
         manifest = body.sign(self.sites.simulation.keys.signer("origin"))
         self.peers[self.sites.origin.peer].handle(ev.Publish(manifest, index, self.roster()))

@@ -167,6 +167,12 @@ class _FreightStream(Stream):
         await self._wait_room()
         await self._ship(int(self._weigh(frame)), frame)
 
+    async def drained(self, at_most: int = 0) -> None:
+        """Freight has left when `send_all` returns."""
+        await trio.lowlevel.checkpoint()
+        if self._over:
+            raise trio.BrokenResourceError("the other side went away")
+
     async def wait_send_all_might_not_block(self) -> None:
         """Return when another frame may go."""
         await self._wait_room()

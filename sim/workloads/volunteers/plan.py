@@ -12,7 +12,7 @@ from typing import Any, Final
 from p2p.errors import ConfigError
 from p2p.identity import PeerId
 from p2p.node.config import NodeConfig
-from p2p.shardcast.manifest import MAX_SPAN
+from p2p.shardcast.index import MAX_SPAN
 from p2p.wire import KI
 from proofs.checks import Limits
 from roles.envs.base import environment_digest, open_environment

@@ -130,7 +130,7 @@ class TimedWorld:
         if function in fake.ACTIVITIES:
             activity = function.__name__
         elif function.__module__.startswith("p2p.shardcast"):
-            activity = ENCODING if "encode_spans" in function.__name__ else DECODING
+            activity = ENCODING if "encode" in function.__name__ else DECODING
             cost *= self._scale
         else:
             return await self._world.run_blocking(function, *args, cost=cost)

@@ -24,21 +24,13 @@ from random import Random
 
 from p2p.identity import KeyPair, PeerId, verify
 from p2p.shardcast.chunkset import ChunkSet
-from p2p.shardcast.codec import encode_spans
 from p2p.shardcast.config import ShardcastConfig
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.core import ShardcastCore
 from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.forest import Roster, RosterEntry, build_forest
-from p2p.shardcast.manifest import (
-    NO_POLICY,
-    Encoding,
-    Index,
-    Manifest,
-    ManifestBody,
-    PolicyVersion,
-    digest_of,
-)
+from p2p.shardcast.index import Index, digest_of
+from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, ManifestBody, PolicyVersion
 from p2p.shardcast.messages import (
     NO_STRIPE,
     Ask,
@@ -55,6 +47,7 @@ from p2p.shardcast.messages import (
     Want,
 )
 from p2p.wire import KI
+from tests.shardcast_policies import pack_policy
 from tests.transcripts import player
 
 RUN = b"transcript"
@@ -137,8 +130,7 @@ class ShardcastPlayer:
     def publish(self, version: int, count: int) -> Iterator[str]:
         origin = next(iter(self.machines.values()))
         raw = Random(version).randbytes(SPAN * count)
-        encoded = encode_spans(raw, SPAN)
-        index = Index.of([chunk for chunk, _ in encoded])
+        index, wires = pack_policy(raw, SPAN)
         before = max(
             (m for m, _ in self.versions.values()), key=lambda m: m.version, default=None
         )
@@ -147,14 +139,13 @@ class ShardcastPlayer:
             PolicyVersion(version),
             before.version if before is not None else NO_POLICY,
             before.digest if before is not None else b"",
-            digest_of(raw),
+            index.digest,
             len(raw),
-            0,
-            (Encoding.of(index),),
+            (Encoding.anchor(index, sum(map(len, wires))),),
         )
         manifest = body.sign(origin.key)
         self.versions[manifest.digest] = manifest, index
-        for chunk, (_, wire) in enumerate(encoded):
+        for chunk, wire in enumerate(wires):
             origin.chunks[manifest.digest, chunk] = wire
         event = ev.Publish(manifest, index, self.roster)
         yield from self.give(origin, event, f"v{version} is durable")

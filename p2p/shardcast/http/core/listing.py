@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from p2p.errors import BadMessage
-from p2p.shardcast.manifest import DIGEST_BYTES, PolicyVersion
+from p2p.policy import PolicyVersion
+from p2p.shardcast.index import DIGEST_BYTES
 from p2p.wire import KI
 
 LISTING: Final = "distribution.txt"

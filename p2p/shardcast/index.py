@@ -1,0 +1,249 @@
+"""What a policy consists of: files, laid end to end, and the spans in which they are checked.
+
+The files of a policy are one stream of raw bytes, cut in *spans* at the borders of files and of
+tensors (`layout`). The index lists the files and, per span, its BLAKE3, its bytes and its kind.
+It is named by its own digest, which a manifest signs: so a signature of 64 bytes stands for
+every byte of every file, whatever its way here was.
+
+Nothing here speaks of bytes on the wire. How a span is packed for its way is its *encoding*
+(`codec`), and a chunk is believed when it unpacks to a span with the right digest: two nodes
+whose compressors differ serve each other, and an origin signs before it has compressed.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Final
+
+from blake3 import blake3
+
+from p2p.errors import BadMessage
+from p2p.wire import KI, MIB
+
+DIGEST_BYTES: Final = 32
+MAX_SPAN: Final = 4 * MIB
+"""Raw bytes of one span: the largest unit that is checked, lost or sent again as a whole."""
+MAX_CHUNKS: Final = 64 * KI
+"""Spans of one policy, and so chunks of one encoding. With `MAX_SPAN` this bounds a policy at
+256 GiB and its span table at 2.4 MiB."""
+MAX_FILES: Final = 4 * KI
+"""Files of one policy: the largest sharded models have some 200, and every file costs a
+descriptor, an fsync and a place in the span table."""
+MAX_PATH: Final = 512
+"""Bytes of one file's path in UTF-8."""
+MAX_SEGMENT: Final = 255
+"""Bytes of one name in a path: what the usual file systems take."""
+MAX_FILE_TABLE: Final = 256 * KI
+"""Bytes of a file table: 4,096 paths of 54 bytes. `MAX_PATH` alone would allow 2 MiB."""
+MAX_SIZE: Final = MAX_CHUNKS * MAX_SPAN
+KINDS: Final = (0, 2, 4)
+"""Bytes per value of a span: 2 for bf16 and f16, 4 for f32, 0 for what is not known to be
+numbers. Encodings use it; a wrong one only packs worse."""
+_COUNT: Final = struct.Struct(">I")
+_FILE: Final = struct.Struct(">HQ")
+_SPAN: Final = struct.Struct(f">{DIGEST_BYTES}sIB")
+INDEX_ENTRY: Final = _SPAN.size
+"""Bytes of one span in an index."""
+MAX_INDEX: Final = _COUNT.size + MAX_FILE_TABLE + MAX_CHUNKS * INDEX_ENTRY
+_FORBIDDEN: Final = frozenset(map(chr, range(32))) | frozenset('\\:*?"<>|\x7f')
+"""Characters of no path: control characters, and what Windows takes for something else."""
+
+
+def digest_of(data: bytes | bytearray | memoryview) -> bytes:
+    """The 32 bytes of BLAKE3 by which everything here is named."""
+    return blake3(data).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyFile:
+    """One file of a policy: its path within it, and its bytes.
+
+    The path of a policy that is one file is empty: the same weights are the same policy
+    whatever their file is called at the trainer's.
+    """
+
+    path: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive bytes of one file: what they hash to, how many, and their kind."""
+
+    digest: bytes
+    size: int
+    kind: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SpanPlace:
+    """Where a span lies: in which file (by number), from which byte on."""
+
+    file: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """The files and spans of one policy, in order; named by the digest of its bytes."""
+
+    files: tuple[PolicyFile, ...]
+    spans: tuple[Span, ...]
+    data: bytes = field(repr=False)
+    digest: bytes = field(repr=False)
+    offsets: tuple[int, ...] = field(repr=False)
+    """Where each span starts in the stream of all files; one more entry than spans: the last is
+    their sum."""
+    starts: tuple[int, ...] = field(repr=False)
+    """Where each file starts in that stream."""
+
+    @classmethod
+    def of(cls, files: Sequence[PolicyFile], spans: Sequence[Span]) -> Index:
+        """The index that lists ``files`` and ``spans``."""
+        rows = [_COUNT.pack(len(files))]
+        for file in files:
+            path = file.path.encode()
+            rows += [_FILE.pack(len(path), file.size), path]
+        rows += [_SPAN.pack(span.digest, span.size, span.kind) for span in spans]
+        data = b"".join(rows)
+        return cls._made(tuple(files), tuple(spans), data, digest_of(data))
+
+    @classmethod
+    def _made(
+        cls, files: tuple[PolicyFile, ...], spans: tuple[Span, ...], data: bytes, digest: bytes
+    ) -> Index:
+        offsets = tuple(accumulate((span.size for span in spans), initial=0))
+        starts = tuple(accumulate((file.size for file in files[:-1]), initial=0))
+        return cls(files, spans, data, digest, offsets, starts)
+
+    @property
+    def size(self) -> int:
+        """Raw bytes, all files together."""
+        return self.offsets[-1]
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is a folder of files, not one file."""
+        return self.files[0].path != ""
+
+    def place(self, span: int) -> SpanPlace:
+        """Where a span lies."""
+        offset = self.offsets[span]
+        # Of files that start at one place all but the last are empty: it is the one.
+        file = bisect_right(self.starts, offset) - 1
+        return SpanPlace(file, offset - self.starts[file])
+
+    def __len__(self) -> int:
+        return len(self.spans)
+
+
+def is_path(path: str) -> bool:
+    """Whether a path may name a file of a policy: relative, inside, the same on every system.
+
+    Hidden names are refused too: a policy that is pulled into a home folder must not bring an
+    ``.ssh``.
+    """
+    try:
+        raw = path.encode()
+    except UnicodeEncodeError:
+        return False
+    return (
+        0 < len(raw) <= MAX_PATH
+        and _FORBIDDEN.isdisjoint(path)
+        and all(
+            name
+            and not name.startswith((".", " "))
+            and not name.endswith((".", " "))
+            and len(name.encode()) <= MAX_SEGMENT
+            for name in path.split("/")
+        )
+    )
+
+
+def clash(paths: Sequence[str]) -> str | None:
+    """A path that is there twice, or is a folder of another; None if all can exist together.
+
+    Letters that differ in case only are the same to some file systems.
+    """
+    seen: dict[str, None] = {}
+    for path in paths:
+        if path.casefold() in seen:
+            return path
+        seen[path.casefold()] = None
+    for path in paths:
+        parent = path.casefold()
+        while (cut := parent.rfind("/")) > 0:
+            parent = parent[:cut]
+            if parent in seen:
+                return path
+    return None
+
+
+def decode_index_untrusted(data: bytes, digest: bytes, count: int, size: int) -> Index:
+    """Raise `BadMessage`, and nothing else, unless ``data`` is the index that a manifest names:
+    by its digest, with ``count`` spans of ``size`` bytes in all."""
+    if len(data) > MAX_INDEX or digest_of(data) != digest:
+        raise BadMessage("not the index that the manifest names")
+    files, at = _decode_files_untrusted(data)
+    if len(data) - at != count * INDEX_ENTRY:
+        raise BadMessage("an index has not as many spans as the manifest says")
+    spans = tuple(Span(*fields) for fields in _SPAN.iter_unpack(memoryview(data)[at:]))
+    if not all(
+        0 < span.size <= MAX_SPAN and span.kind in KINDS and _fits(span) for span in spans
+    ):
+        raise BadMessage("a span's size or kind is out of bounds")
+    index = Index._made(files, spans, data, digest)
+    ends = set(index.offsets)
+    if index.size != size or not all(start in ends for start in (*index.starts, size)):
+        raise BadMessage("an index does not add up to what the manifest says")
+    if index.starts[-1] + files[-1].size != size:
+        raise BadMessage("an index has more spans than its files have bytes")
+    return index
+
+
+def _fits(span: Span) -> bool:
+    return not span.kind or span.size % span.kind == 0
+
+
+def _decode_files_untrusted(data: bytes) -> tuple[tuple[PolicyFile, ...], int]:
+    """The files of an index, and where its spans begin. Raise `BadMessage`."""
+    if len(data) < _COUNT.size:
+        raise BadMessage("an index is cut off")
+    (count,) = _COUNT.unpack_from(data)
+    if not 0 < count <= MAX_FILES:
+        raise BadMessage(f"a policy of {count} files is over the limit of {MAX_FILES}, or none")
+    files: list[PolicyFile] = []
+    at = _COUNT.size
+    for _ in range(count):
+        if at + _FILE.size > len(data):
+            raise BadMessage("an index is cut off")
+        length, size = _FILE.unpack_from(data, at)
+        at += _FILE.size
+        raw = data[at : at + length]
+        at += length
+        if len(raw) != length or at > _COUNT.size + MAX_FILE_TABLE or size > MAX_SIZE:
+            raise BadMessage("a file of an index is cut off, or out of bounds")
+        try:
+            files.append(PolicyFile(raw.decode(), size))
+        except UnicodeDecodeError:
+            raise BadMessage("a path is not UTF-8") from None
+    check_paths_untrusted([file.path for file in files])
+    return tuple(files), at
+
+
+def check_paths_untrusted(paths: Sequence[str]) -> None:
+    """Raise `BadMessage`, and nothing else, unless ``paths`` can be the files of one policy."""
+    if list(paths) == [""]:
+        return  # a policy that is one file
+    for path in paths:
+        if not is_path(path):
+            raise BadMessage(f"{path!r} is no path of a policy's file")
+    if list(paths) != sorted(paths):
+        raise BadMessage("the files of an index are not in order")
+    twice = clash(paths)
+    if twice is not None:
+        raise BadMessage(f"{twice!r} is there twice, or within a file")

@@ -1,0 +1,214 @@
+"""One policy on this disk: where its bytes lie, and which of them are believed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import trio
+
+from p2p.identity import Verify
+from p2p.shardcast.chunkset import EMPTY, ChunkSet
+from p2p.shardcast.index import Index
+from p2p.shardcast.manifest import Manifest, PolicyVersion, decode_manifest_untrusted
+from p2p.wire import fields_untrusted, pack, unpack_untrusted
+
+HEAD: Final = ".policy"
+"""Manifest and index of a policy, and where its files are if this node published it."""
+PART: Final = ".part"
+"""Its files while some spans are missing: one file, or a folder of them."""
+WHOLE: Final = (".safetensors", ".files")
+"""Its files when nothing is missing: one file, a folder of them."""
+PATCH_FILE: Final = ".patch"
+"""The file of a patch when nothing is missing."""
+
+Bytes = bytes | memoryview
+
+
+class StoredPolicy:
+    """One policy on this disk, whole or not."""
+
+    __slots__ = (
+        "_busy", "_idle", "_pins", "_unwritten", "encoding", "has_head", "has_room", "index",
+        "manifest", "source", "stem", "stored", "verified",
+    )  # fmt: skip
+
+    def __init__(self, manifest: Manifest, index: Index, folder: str, source: str = "") -> None:
+        """``source`` is the path that this node published it from, if it did."""
+        self.manifest = manifest
+        self.index = index
+        self.source = source
+        self.encoding = manifest.encoding_of(index)
+        """What it is of the version: the anchor stands for the policy itself."""
+        self.stem = f"{folder}/v{manifest.version:016d}-{self.name.hex()[:8]}"
+        self.verified = EMPTY
+        """Spans that were judged right, in memory or on disk."""
+        self.stored = False
+        """Whether it is whole, durable and under its final name."""
+        self.has_head = False
+        """Whether its head is on the disk."""
+        self.has_room = False
+        """Whether its files are, with room for every span."""
+        self._unwritten: dict[int, Bytes] = {}
+        """Verified spans that are not yet in their place."""
+        self._busy: dict[int, None] = {}
+        """Those of them that are being written."""
+        self._idle = trio.Event()
+        self._pins = 0
+
+    def __repr__(self) -> str:
+        return f"StoredPolicy(v{self.version}, {len(self.verified)} of {len(self.index)})"
+
+    @property
+    def version(self) -> PolicyVersion:
+        """The version it is."""
+        return self.manifest.version
+
+    @property
+    def name(self) -> bytes:
+        """The digest by which messages name it."""
+        return self.manifest.name_of(self.encoding)
+
+    @property
+    def is_patch(self) -> bool:
+        """Whether it is no policy, but what makes one of another."""
+        return not self.encoding.is_anchor
+
+    # Where it is
+
+    @property
+    def head(self) -> str:
+        """The file that says what it is."""
+        return self.stem + HEAD
+
+    @property
+    def part(self) -> str:
+        """Where its files are while some spans are missing."""
+        return self.stem + PART
+
+    @property
+    def final(self) -> str:
+        """Where its files will be once nothing is missing."""
+        if self.is_patch:
+            return self.stem + PATCH_FILE
+        return self.source or self.stem + WHOLE[self.index.is_folder]
+
+    @property
+    def weights(self) -> str:
+        """Where its files are: a file, or a folder of them."""
+        return self.final if self.stored else self.part
+
+    def file(self, number: int) -> str:
+        """Where one of its files is."""
+        path = self.index.files[number].path
+        return f"{self.weights}/{path}" if path else self.weights
+
+    @property
+    def files(self) -> list[str]:
+        """Where each of its files is."""
+        return [self.file(number) for number in range(len(self.index.files))]
+
+    @property
+    def footprint(self) -> int:
+        """Bytes that it occupies."""
+        return self.index.size + len(self.index.data)
+
+    def encode_head(self) -> bytes:
+        """What its head holds."""
+        return pack([self.manifest.encode(), self.index.data, self.source])
+
+    # What is here
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every span was judged right."""
+        return len(self.verified) == len(self.index)
+
+    def add(self, span: int, raw: Bytes) -> None:
+        """A verified span is to be written."""
+        self.verified = self.verified.including(span)
+        self._unwritten[span] = raw
+
+    def unwritten(self, span: int) -> Bytes | None:
+        """A span that is not yet in its place."""
+        return self._unwritten.get(span)
+
+    @contextmanager
+    def writing(self) -> Iterator[dict[int, Bytes]]:
+        """The unwritten spans that no other task writes; theirs is the block's task until it
+        ends. If it ends well, they are in their place."""
+        mine = {s: raw for s, raw in sorted(self._unwritten.items()) if s not in self._busy}
+        self._busy |= dict.fromkeys(mine)
+        try:
+            yield mine
+            for span in mine:
+                del self._unwritten[span]
+        finally:
+            for span in mine:
+                del self._busy[span]
+            if not self._busy:
+                self._idle.set()
+                self._idle = trio.Event()
+
+    async def wait_idle(self) -> None:
+        """Return when no task writes spans of it."""
+        while self._busy:
+            await self._idle.wait()
+
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether some spans are only in memory."""
+        return bool(self._unwritten)
+
+    def note_head(self) -> None:
+        """Its head is on the disk."""
+        self.has_head = True
+
+    def note_room(self) -> None:
+        """Its files are there, with room for every span."""
+        self.has_room = True
+
+    def note_found(self, spans: ChunkSet) -> None:
+        """These spans are in their place, from an earlier life."""
+        self.verified |= spans
+
+    def note_damaged(self, spans: ChunkSet) -> None:
+        """These spans are no longer what they were."""
+        self.verified -= spans
+
+    def mark_stored(self) -> None:
+        """It is whole, durable and under its final name."""
+        self.stored = True
+
+    def mark_part(self) -> None:
+        """It was whole, and some spans are missing again."""
+        self.stored = False
+
+    def disown(self) -> None:
+        """What this node published it from is gone or another: it is fetched like any other."""
+        self.source, self.stored, self.has_head, self.verified = "", False, False, EMPTY
+
+    # Who needs it
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether a caller needs it to stay."""
+        return self._pins > 0
+
+    @contextmanager
+    def pin(self) -> Iterator[None]:
+        """Keep it for the length of the block."""
+        self._pins += 1
+        try:
+            yield
+        finally:
+            self._pins -= 1
+
+
+def decode_head_untrusted(data: bytes, run: bytes, verify: Verify, folder: str) -> StoredPolicy:
+    """The policy that a head describes. Raise `BadMessage`, and nothing else: the head may be
+    torn, or of an older Shoal."""
+    fields = fields_untrusted(unpack_untrusted(data), bytes, bytes, str, what="policy's head")
+    manifest = decode_manifest_untrusted(fields[0], run, verify)
+    return StoredPolicy(manifest, manifest.index_untrusted(fields[1]), folder, fields[2])

@@ -1,0 +1,22 @@
+"""A policy larger than memory allows: published, fetched and kept in bounded memory, once."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from bench.store import spread
+from p2p.wire import MIB
+
+SIZE = 2048 * MIB
+MEMORY_MIB = 600
+"""Anonymous memory of any process: issue 12."""
+DISK = 1.05
+"""Bytes on a receiver's disk, of the policy's."""
+
+
+def test_two_gigabytes_in_bounded_memory_and_one_copy() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # pytest would keep the last three
+        found = spread(Path(folder), SIZE, 1)
+    assert found["memory MiB"] <= MEMORY_MIB
+    assert found["disk, of the policy"] <= DISK
