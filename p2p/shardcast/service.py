@@ -403,6 +403,8 @@ class Shardcast:
                 # it will never be whole
                 self._jobs.send_nowait(ev.Abandon(entry.manifest.digest))
 
+        self.handle(ev.Tick())  # what was begun goes on: all of it is known now
+
     @contextmanager
     def meeting_the_swarm(self) -> Iterator[None]:
         """Work and hear peers for the length of the block. Entered by `open_shardcast`."""

@@ -29,6 +29,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import chain
 from typing import Final, TypeVar
 
 import trio
@@ -249,6 +250,8 @@ class PolicyStore:
                 return None
             self.begin(entry.manifest, index)
             made = self._entries[entry.manifest.digest]
+            if made.is_whole:
+                return made
             await self._make_room(made)
             await self.cores.for_each(runs, partial(self._patch_run, entry, base, made))
         await self._remove_if_forgotten(made)
@@ -284,9 +287,14 @@ class PolicyStore:
         raw, mask = await self._compute(
             apply_run_untrusted, run, spans, old, wire, size=run.size, rate=APPLY_RATE
         )
-        if mask:
-            await self._disk.write(made.file(place.file), raw, place.offset)
-            made.note_found(ChunkSet(mask << run.first))
+        # What came as chunks stays: it is right, and may be where this is wrong.
+        right = ChunkSet(mask << run.first) - made.verified
+        view, offsets = memoryview(raw), made.index.offsets
+        for start, count in chain.from_iterable(right.ranges()):
+            first, end = (offsets[n] - offsets[run.first] for n in (start, start + count))
+            path = made.file(place.file)
+            await self._disk.write(path, view[first:end], place.offset + first)
+        made.note_found(right)
 
     # Serving
 

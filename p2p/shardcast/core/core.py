@@ -520,8 +520,10 @@ class ShardcastCore:
             manifest = download.manifest
             if not (download.is_patch and download.stored):
                 continue
-            if manifest.digest in self._downloads or manifest.digest in self._patching.values():
-                continue  # it is here, or fetched in full
+            made = self._downloads.get(manifest.digest)
+            is_here = made is not None and made.is_whole
+            if is_here or manifest.digest in self._patching.values():
+                continue
             if any(
                 d.stored and not d.is_patch and d.manifest.version == download.base
                 for d in self._downloads.values()
@@ -534,8 +536,12 @@ class ShardcastCore:
         """Take what a patch made; what is wrong in it is pulled as it is."""
         policy = self._patching.pop(event.patch)
         patch = self._downloads.get(event.patch)
+        made = self._downloads.get(policy)
+        if made is not None and made.is_whole:
+            return  # its chunks came meanwhile
         if patch is None or self._is_old(patch.manifest):
-            self._out.append(ev.Abandon(policy))
+            if made is None:
+                self._out.append(ev.Abandon(policy))
             return
         download = self._hold(patch.manifest, event.index, event.verified, stored=False)
         for peer in self._pending.take_early(download.name):
@@ -595,7 +601,6 @@ class ShardcastCore:
         download = self._hold(event.manifest, event.index, event.verified, stored=event.stored)
         if download.is_whole and not event.stored:
             self._out.append(ev.Finish(download.name))
-        self._patch()
         if download.is_patch:
             return
         if event.stored:
@@ -608,6 +613,9 @@ class ShardcastCore:
     ) -> Download:
         stall = self._config.stall
         download = Download.held(manifest, index, verified, self._now, stall, stored=stored)
+        before = self._downloads.get(download.name)
+        if before is not None:
+            self._repair.forget(before)
         self._downloads[download.name] = download
         return download
 
@@ -649,6 +657,7 @@ class ShardcastCore:
         self._out += self._upload.confirm()
 
     def _tick(self) -> None:
+        self._patch()
         self._origin.expire(self._now)
         for download in self.downloads:
             if self._announcer.is_due(download, self._now):
