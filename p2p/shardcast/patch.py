@@ -52,7 +52,7 @@ Bytes = bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SpanRun:
     """Consecutive spans of one file and one kind."""
 
     first: int
@@ -66,7 +66,7 @@ class Run:
 class PatchRun:
     """A run, and where its delta is in the patch."""
 
-    run: Run
+    run: SpanRun
     offset: int
     wire: int
 
@@ -90,9 +90,9 @@ def is_alike(one: Index, other: Index) -> bool:
     ]
 
 
-def runs_of(index: Index) -> list[Run]:
+def runs_of(index: Index) -> list[SpanRun]:
     """The spans of a policy in runs as long as they may be."""
-    runs: list[Run] = []
+    runs: list[SpanRun] = []
     starts = set(index.starts)
     for number, span in enumerate(index.spans):
         last = runs[-1] if runs else None
@@ -102,14 +102,14 @@ def runs_of(index: Index) -> list[Run]:
             or last.size + span.size > MAX_RUN
             or index.offsets[number] in starts
         ):
-            runs.append(Run(number, number + 1, span.size, span.kind))
+            runs.append(SpanRun(number, number + 1, span.size, span.kind))
         else:
-            runs[-1] = Run(last.first, number + 1, last.size + span.size, span.kind)
+            runs[-1] = SpanRun(last.first, number + 1, last.size + span.size, span.kind)
     return runs
 
 
 def encode_run(
-    run: Run, mode: DeltaMode, spans: Sequence[Span], old: Bytes, new: Bytes
+    run: SpanRun, mode: DeltaMode, spans: Sequence[Span], old: Bytes, new: Bytes
 ) -> bytes | None:
     """The delta of one run; None if ``old`` is not what ``spans`` of the base say, or one of
     the two was cut short meanwhile."""
@@ -131,7 +131,9 @@ def _right_mask(spans: Sequence[Span], raw: Bytes) -> int:
     return mask
 
 
-def encode_table(base: Index, index: Index, runs: Sequence[Run], wires: Sequence[int]) -> bytes:
+def encode_table(
+    base: Index, index: Index, runs: Sequence[SpanRun], wires: Sequence[int]
+) -> bytes:
     """What follows the deltas, whose sizes are ``wires``."""
     rows = [_ROW.pack(run.end - run.first, wire) for run, wire in zip(runs, wires, strict=True)]
     tail = _TAIL.pack(base.digest, len(runs), len(index.data))
@@ -173,7 +175,7 @@ def patch_runs_untrusted(table: PatchTable, index: Index, room: int) -> list[Pat
             raise BadMessage(f"a run of {count} spans of {len(kinds)} kinds, of {size} bytes")
         if any(index.offsets[number] in starts for number in range(first + 1, first + count)):
             raise BadMessage("a run in two files")
-        run = Run(first, first + count, size, kinds.pop())
+        run = SpanRun(first, first + count, size, kinds.pop())
         found.append(PatchRun(run, offset, wire))
         first, offset = first + count, offset + wire
     if first != len(index) or offset != room:
@@ -182,7 +184,7 @@ def patch_runs_untrusted(table: PatchTable, index: Index, room: int) -> list[Pat
 
 
 def apply_run_untrusted(
-    run: Run, spans: Sequence[Span], old: Bytes, wire: Bytes
+    run: SpanRun, spans: Sequence[Span], old: Bytes, wire: Bytes
 ) -> tuple[bytes, int]:
     """What a run becomes, and the mask of its ``spans`` that are right.
 

@@ -46,7 +46,7 @@ from p2p.shardcast.manifest import (
 )
 from p2p.shardcast.patch import (
     ENCODE_RUN_RATE,
-    Run,
+    SpanRun,
     encode_run,
     encode_table,
     is_alike,
@@ -160,7 +160,7 @@ class _RunWork:
         self._mode = mode
         self._deltas: dict[int, bytes | None] = {}
 
-    async def do(self, run: Run) -> None:
+    async def do(self, run: SpanRun) -> None:
         """One run."""
         place = self._index.place(run.first)
         paths = (
@@ -177,7 +177,7 @@ class _RunWork:
             encode_run, run, self._mode, spans, old, new, cost=run.size / rate
         )
 
-    def take(self, runs: Sequence[Run]) -> list[bytes] | None:
+    def take(self, runs: Sequence[SpanRun]) -> list[bytes] | None:
         """The deltas of these runs, in order; None if one could not be made."""
         made = [self._deltas.pop(run.first) for run in runs]
         deltas = [one for one in made if one is not None]
