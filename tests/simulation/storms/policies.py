@@ -37,7 +37,7 @@ CHUNK_BYTES: Final = 8192
 
 
 FRESH_EVERY: Final = 4
-"""Versions of which one has nothing in common with those before: its patches are not offered."""
+"""One version in so many has nothing in common with those before, and no patch is offered."""
 CHANGED: Final = 0.01
 
 
