@@ -20,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -51,6 +52,8 @@ ANNOUNCE: Final = ProtocolId("/bench/announce/1.0.0")
 GB: Final = 1e9
 UPLOAD: Final = 1e9
 """Bytes a second that every peer is said to upload: all are alike."""
+PATIENCE: Final = 300.0
+"""Seconds for a process to say something, on a busy machine."""
 LIBTORRENT: Final = 4.3
 """CPU seconds of libtorrent 2 (v1 torrents) per GB delivered, on the machine class of
 shared/reference/weight-distribution.md."""
@@ -207,6 +210,7 @@ class BenchProcess:
     """A node in a process of its own."""
 
     def __init__(self, **told: object) -> None:
+        self._unread: list[dict[str, Any]] = []
         self.process = subprocess.Popen(
             [sys.executable, "-m", "bench", "store", "--node", json.dumps(told)],
             stdin=subprocess.PIPE,
@@ -222,12 +226,22 @@ class BenchProcess:
         self.process.stdin.flush()
 
     def line_with(self, *words: str) -> dict[str, Any]:
-        """The next line that has one of these words. Raises `EOFError` if the process ended."""
+        """The next line that has one of these words; others wait until they are asked for.
+        Raises `EOFError` if the process ended, or says nothing for `PATIENCE`."""
+        for number, waiting in enumerate(self._unread):
+            if any(word in waiting for word in words):
+                return self._unread.pop(number)
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            said: dict[str, Any] = json.loads(line)
-            if any(word in said for word in words):
-                return said
+        timer = threading.Timer(PATIENCE, self.process.kill)
+        timer.start()
+        try:
+            for line in self.process.stdout:
+                said: dict[str, Any] = json.loads(line)
+                if any(word in said for word in words):
+                    return said
+                self._unread.append(said)
+        finally:
+            timer.cancel()
         raise EOFError(f"the process ended with {self.process.wait()}")
 
     def kill_after(self, seconds: float) -> None:
@@ -245,7 +259,7 @@ class BenchProcess:
         lines = self.process.stdout.read().splitlines()
         self.process.stdout.close()
         self.process.wait()
-        return [json.loads(line) for line in lines]
+        return [*self._unread, *map(json.loads, lines)]
 
 
 @contextmanager

@@ -21,18 +21,20 @@ streams).
 
 Names and bytes, pure: `errors` (each says whose fault it is), `identity` (keys and `PeerId`),
 `multiaddr`, `wire` (frames, msgpack read with distrust), `protobuf`, `policy` (how versions are
-numbered), `bounded` (the dictionary and the token buckets that bound what peers cause).
+numbered), `bounded` (the dictionary and the token buckets that bound what peers cause). And not
+pure: `concurrency` (what tasks wait for).
 
 The host of production: `swarm`, a `Host` on any network. Its parts: `connector` dials, accepts
 and closes connections; `transport` proves and multiplexes them; `servers` runs the handlers of
 incoming streams; `outbox` holds the lanes of messages; `identify` says who we are, and pings.
-Two are without I/O: `limits`, what strangers may hold and which of them makes room, and
-`peers`, where peers can be dialled and how they behaved. `machine` is the world of production.
+Three are without I/O: `limits`, what strangers may hold and which of them makes room; `gater`,
+whom a host dials, refuses and keeps (the simulated host asks it, too), on top of `peers`, where
+peers can be dialled and how they behaved. `machine` is the world of production.
 
 The services, packages with a map of their own: `membership` (who lives), `gossip` (publish and
 subscribe), `dht` (who is where), `shardcast` (policies to every node), `ledger` (a node's
-signed log). `driver` feeds a service's core, whose `effects` on the host are the same in all.
-`node` puts all of them together.
+signed log). `driver` feeds a service's core, and `effects` are what cores of all services ask
+of a host. `node` puts all of them together; `cast` puts some of them together to send files.
 
 How data flows
 --------------

@@ -5,24 +5,23 @@ the newest (after a restart the oldest may be a ghost that only a time-out will 
 peer counts as gone when its last connection is.
 
 What strangers may hold is counted by a `p2p.limits.Budget`: it names what must go, and this
-module ends that at once. Dials that a stranger's word caused (`AddrSource.HEARSAY`) have slots
-of their own, so that contacts at silent addresses never hold up a dial that the owner, or a
-member, asked for.
+module ends that at once. Whom to dial, to refuse and to keep, a `p2p.gater.ConnectionGater`
+says. Dials that a stranger's word caused (`AddrSource.HEARSAY`) have slots of their own, so
+that contacts at silent addresses never hold up a dial that the owner, or a member, asked for.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
 import trio
 
+from p2p.bounded import RateLimit
 from p2p.errors import (
     LimitExceeded,
     PeerUnreachable,
@@ -30,10 +29,10 @@ from p2p.errors import (
     RemoteProtocolError,
     WrongPeer,
 )
-from p2p.host import AddrSource, PeerEvent, PeerState, without
+from p2p.gater import ConnectionGater
+from p2p.host import PeerEvent, PeerState, PeerWatchers
 from p2p.identity import PeerId, ProtocolId
 from p2p.limits import (
-    LOOPBACK,
     Budget,
     DialTargets,
     FadingCounts,
@@ -43,11 +42,10 @@ from p2p.limits import (
     ResourceLimits,
     Usage,
     group_of,
-    reach_of,
 )
 from p2p.multiaddr import Multiaddr
 from p2p.network import Listener, Network
-from p2p.peers import MAX_HEARSAY_ADDRS, VIOLATION, AddressBook, Scores
+from p2p.peers import VIOLATION
 from p2p.transport.connection import Connection, ConnectionConfig
 from p2p.transport.core.budget import HostBudget
 from p2p.transport.core.noise import StaticKey
@@ -77,13 +75,11 @@ CONNECT_TIMEOUT: Final = 5.0
 seconds.
 """
 DIAL_TIMEOUT: Final = 20.0
-"""Seconds for all addresses of a peer together."""
+"""Seconds for all addresses of a peer together: one that takes all of its time (a connection 5,
+a handshake 10) leaves 5 for others, which are tried beside it."""
 HEARSAY_TIMEOUT: Final = 8.0
-"""The same, on hearsay."""
-DIAL_BACKOFF: Final = 5.0
-"""Seconds after a failed dial in which messages to the peer are dropped at once instead of
-dialling again.
-"""
+"""The same on a stranger's word, which may name addresses where no machine is: a connection
+that takes its whole 5 s leaves 3 s for a handshake, four round trips of 0.75 s."""
 FIRST_READ: Final = 4096
 """Bytes read at the beginning of an incoming handshake; a whole one has about 500."""
 ACCEPT_BACKOFF: Final = 0.1
@@ -91,9 +87,12 @@ ACCEPT_BACKOFF: Final = 0.1
 does.
 """
 CLOSE_TIMEOUT: Final = 2.0
-"""Seconds to flush all connections when the host closes."""
+"""Seconds to flush all connections when the host closes: the 8 MiB that they may hold together
+leave at 34 Mbit/s in that time. A peer that takes nothing must not hold up the end."""
 SWEEP: Final = 15.0
-"""Seconds between two looks for connections that are of no use."""
+"""Seconds between two looks for connections that are of no use: half of `UNUSED_TIMEOUT`, so an
+unused one goes after 30 to 45 s. A look costs a pass over all connections, and a timer for each
+of 1,024 would cost more."""
 UNUSED_TIMEOUT: Final = 30.0
 """Seconds after which a connection is closed over which nothing was ever asked or said: who
 connects has a reason, and shows it in the next round trips. go-libp2p gives 20 s of grace,
@@ -107,7 +106,7 @@ MAX_OFFENCES: Final = 8.0
 accepted: a new identity costs 16 µs and would wash off every penalty. Eight, because a
 laboratory may share one address."""
 OFFENCE_HALF_LIFE: Final = 300.0
-"""Seconds; as long as a peer is refused."""
+"""Seconds; as long as a peer is refused (`p2p.peers.REFUSAL`)."""
 MAX_REPLACED: Final = 16.0
 """Connections of one identity, halved every minute, that made way for a fifth one of it, after
 which nothing is begun for a newer one: it keeps its place among the handshakes, as one that has
@@ -116,7 +115,8 @@ restarts every few seconds are fewer; an identity that came 300 times a second c
 handshake, an identify, lanes, and the end of both. Closed at once, 400 dialers of one identity
 kept coming, for 700 handshakes a second and half a core; kept waiting they cost 6 % of one."""
 REPLACED_HALF_LIFE: Final = 60.0
-"""Seconds."""
+"""Seconds. With `MAX_REPLACED` an identity may replace 11 connections a minute for ever: what
+fades of 16 in a minute is 16 ln 2."""
 KEPT_WAITING_READ: Final = 1.0
 """Seconds between two reads from a dialer that gets nothing: to see that it has gone is worth
 that much, what it says is not."""
@@ -125,6 +125,14 @@ HANDSHAKE_RATE: Final = 700.0
 brings, three quarters of a core. At 400 a flood of 500 a second from the newcomer's own address
 left newcomers waiting for their turn while the node used a third of a core; other networks
 never wait."""
+OVERLOADED: Final = 0.4
+"""Seconds that the oldest handshake of the queue may wait before the newest has its turn first.
+"""
+HANDSHAKES_OF_A_PASS: Final = 8
+"""Handshakes begun in one pass of the scheduler while others wait. What a connection brings may
+cost several times what `HANDSHAKE_RATE` says: 700 peers that opened eight streams each made
+passes of 0.2 s, of 16 handshakes each, and a newcomer takes ten passes. With fewer, a node that
+is given little of its core by the machine falls behind: passes of 50 ms begin 160 a second."""
 HANDSHAKE_BURST: Final = 16.0
 """Handshakes that may come together, after a quiet time, without waiting: 15 ms of one pass of
 the scheduler, in which the peers that are here already have their turn as well."""
@@ -184,40 +192,34 @@ class Callbacks:
 class _Turns:
     """Who is next when incoming handshakes are more than the CPU time they may have.
 
-    A bucket of `HANDSHAKE_BURST` handshakes that fills at `HANDSHAKE_RATE`. Of those that wait,
+    `HANDSHAKE_BURST` may come at once, `HANDSHAKE_RATE` a second for long. Of those that wait,
     the next is of the network, then of the host, that fewest wait from: a flood waits behind
-    itself. Where that does not tell them apart, the newest is next, as in servers that choose
-    so while they are overloaded: a dialer that comes again as soon as it was served is one
-    fewer that does while it waits, and the oldest are about to be given up. The oldest first
-    made newcomers wait for all of a crowd that had come before: 0.65 s behind 400 dialers that
-    shook hands again and again, 1.2 s behind 900 that came at once; the newest first 0.2 and
-    0.7.
+    itself. Where that does not tell them apart, the oldest is next, until it has waited for
+    `OVERLOADED`; then the newest is, as in servers that choose so while they cannot keep up. A
+    crowd larger than that serves has to wait anyhow, and those of it that wait do not come
+    again. Always the oldest first, newcomers waited for all that had come before: 0.65 s behind
+    400 dialers that shook hands again and again, 1.2 s behind 900 that came at once. Always the
+    newest first, a small crowd that comes again at once is always newer.
     """
 
     def __init__(self) -> None:
-        self.waiting: dict[str, dict[str, dict[trio.Event, NetGroup]]] = {}
+        self.waiting: dict[str, dict[str, dict[trio.Event, PendingHandshake]]] = {}
         """By network and host, oldest first."""
         self._networks: Counter[str] = Counter()
         self.calling = False
         """Whether a timer is set that calls the next."""
-        self._left = HANDSHAKE_BURST
-        self._at = -math.inf
+        self._limit = RateLimit(HANDSHAKE_RATE, HANDSHAKE_BURST)
 
     def take(self, now: float) -> float:
         """Take a turn if one is left, and return 0; else return how long until there is one."""
-        self._left = min(
-            HANDSHAKE_BURST, self._left + max(now - self._at, 0.0) * HANDSHAKE_RATE
-        )
-        self._at = now
-        if self._left < 1.0:
-            return (1.0 - self._left) / HANDSHAKE_RATE + 1e-6
-        self._left -= 1.0
-        return 0.0
+        if self._limit.allows(1.0, now):
+            return 0.0
+        return (1.0 - self._limit.level) / HANDSHAKE_RATE + 1e-6
 
-    def wait(self, group: NetGroup) -> trio.Event:
+    def wait(self, pending: PendingHandshake) -> trio.Event:
         """Join the queue."""
-        turn = trio.Event()
-        self.waiting.setdefault(group.network, {}).setdefault(group.host, {})[turn] = group
+        turn, group = trio.Event(), pending.group
+        self.waiting.setdefault(group.network, {}).setdefault(group.host, {})[turn] = pending
         self._networks[group.network] += 1
         return turn
 
@@ -233,13 +235,21 @@ class _Turns:
             if not hosts:
                 del self.waiting[group.network], self._networks[group.network]
 
-    def call(self) -> None:
-        """Let the next one go on."""
-        hosts = self.waiting[min(self.waiting, key=self._networks.__getitem__)]
-        host = min(reversed(hosts), key=lambda host: len(hosts[host]))
-        turn, group = next(reversed(hosts[host].items()))
-        self.leave(group, turn)
-        turn.set()
+    def call(self, now: float) -> None:
+        """Let the next one go on, and those before it whose dialers have gone: 2,000 a second
+        that hang up behind their first words would have three turns of four.
+        """
+        while self.waiting:
+            hosts = self.waiting[min(self.waiting, key=self._networks.__getitem__)]
+            turns = min(hosts.values(), key=len)
+            turn, pending = next(iter(turns.items()))
+            if now - pending.since > OVERLOADED:
+                turns = min(reversed(hosts.values()), key=len)
+                turn, pending = next(reversed(turns.items()))
+            self.leave(pending.group, turn)
+            turn.set()
+            if not pending.has_gone():
+                return
 
 
 class Connector:
@@ -255,9 +265,9 @@ class Connector:
         callbacks: Callbacks,
         spawn: Spawn,
     ) -> None:
-        self.book = AddressBook(keeps=self._is_kept)
-        self.scores = Scores()
-        self.budget = Budget(limits, self.is_protected, world.entropy(16))
+        self.gater = ConnectionGater(static.peer_id, lambda peer: peer in self._connections)
+        self.watchers = PeerWatchers()
+        self.budget = Budget(limits, self.gater.is_protected, world.entropy(16))
         self.turns = Turns()
         self.closing = False
         self._world = world
@@ -268,18 +278,15 @@ class Connector:
         self._spawn = spawn
         self._connections: dict[PeerId, list[Connection]] = {}
         self._usage: dict[PeerId, Usage] = {}
-        self._watchers: tuple[Callable[[PeerEvent], None], ...] = ()
         self._dials: dict[PeerId, _Dial] = {}
         self._dial_slots = trio.CapacityLimiter(MAX_DIALS)
         self._hearsay_slots = trio.CapacityLimiter(MAX_HEARSAY_DIALS)
         self._targets = DialTargets()
         self._offences = FadingCounts(OFFENCE_HALF_LIFE)
         self._replaced = FadingCounts(REPLACED_HALF_LIFE)
-        self._unreachable: dict[PeerId, float] = {}
-        self._protected: dict[str, frozenset[PeerId]] = {}
         self._turns = _Turns()
         self._sweeping = False
-        self._unread = HostBudget(world.now, protected=self.is_protected)
+        self._unread = HostBudget(world.now, protected=self.gater.is_protected)
 
     @property
     def connected(self) -> tuple[PeerId, ...]:
@@ -290,27 +297,11 @@ class Connector:
         """The newest connection that takes streams."""
         return next((c for c in reversed(self._connections.get(peer, ())) if c.is_open), None)
 
-    def watch(self, watcher: Callable[[PeerEvent], None]) -> None:
-        """Call ``watcher`` on every change, until `unwatch`."""
-        self._watchers = (*self._watchers, watcher)
-
-    def unwatch(self, watcher: Callable[[PeerEvent], None]) -> None:
-        """Call ``watcher`` no more."""
-        self._watchers = without(self._watchers, watcher)
-
     def tell(self, peer: PeerId, state: PeerState, *, dialled: bool = False) -> None:
-        """Call the watchers, unless the host is closing.
-
-        All of them hear of it, also when one raises: the gossip that missed a disconnect
-        because the DHT's listener crashed would keep the peer in its mesh for ever. What was
-        raised goes on to our border.
-        """
+        """Call the watchers, unless the host is closing."""
         self._world.sometimes("connector/lost messages", state is PeerState.UNREACHABLE)
         if not self.closing:
-            event = PeerEvent(peer, state, dialled)
-            with ExitStack() as calls:
-                for watcher in reversed(self._watchers):
-                    calls.callback(watcher, event)
+            self.watchers.tell(PeerEvent(peer, state, dialled))
 
     def drop(self, peer: PeerId) -> list[Connection]:
         """Begin to close all connections of ``peer``; returns them."""
@@ -322,12 +313,12 @@ class Connector:
     def penalise(self, peer: PeerId, points: float, reason: str) -> None:
         """Add penalty points; at the limit the peer is dropped."""
         logger.info("%r gets %s penalty points: %s", peer, points, reason)
-        if self.scores.penalise(peer, points, self._world.now()):
+        if self.gater.penalise(peer, points, self._world.now()):
             self._refuse(peer)
 
     def ban(self, peer: PeerId) -> None:
         """Refuse for as long as this host lives."""
-        self.scores.ban(peer)
+        self.gater.ban(peer)
         self._refuse(peer)
 
     def cut(self, peer: PeerId) -> list[Connection]:
@@ -345,46 +336,17 @@ class Connector:
 
     def is_refused(self, peer: PeerId) -> bool:
         """Whether we want nothing to do with ``peer`` for now."""
-        return self.scores.is_refused(peer, self._world.now())
+        return self.gater.is_refused(peer, self._world.now())
 
-    def is_unreachable(self, peer: PeerId) -> bool:
-        """Whether a dial failed moments ago."""
-        now = self._world.now()
-        return self._unreachable.get(peer, now) > now or self._world.buggify(
+    def may_send(self, peer: PeerId) -> bool:
+        """Whether a message to ``peer`` may leave: over a connection, or one to be made."""
+        if self.closing:
+            return False
+        if self.live(peer) is not None:
+            return not self.is_refused(peer)
+        return self.gater.may_send(peer, self._world.now()) and not self._world.buggify(
             "connector/takes it for gone"
         )
-
-    def protect(self, purpose: str, peers: Iterable[PeerId]) -> None:
-        """Keep connections to ``peers``; replaces what was protected for the same
-        ``purpose``.
-        """
-        self._protected[purpose] = frozenset(peers)
-
-    def is_protected(self, peer: PeerId) -> bool:
-        """Whether the node wants to keep ``peer``, whatever strangers do."""
-        return any(peer in peers for peers in self._protected.values())
-
-    def _is_kept(self, peer: PeerId) -> bool:
-        return peer in self._connections or self.is_protected(peer)
-
-    def add_addrs(
-        self,
-        peer: PeerId,
-        addrs: Sequence[Multiaddr],
-        source: AddrSource,
-        reach: int = LOOPBACK,
-    ) -> None:
-        """Remember where ``peer`` may be dialled; news makes an unreachable peer worth a try.
-
-        Of hearsay, only what can be reached from ``reach`` (`p2p.limits.reach_of`) or further
-        away.
-        """
-        if peer == self._static.peer_id:
-            return
-        if source is AddrSource.HEARSAY:
-            addrs = [addr for addr in addrs if reach_of(addr) >= reach][:MAX_HEARSAY_ADDRS]
-        if self.book.add(peer, addrs, source):
-            self._unreachable.pop(peer, None)
 
     def usage(self, peer: PeerId) -> Usage | None:
         """What a connected peer was good for."""
@@ -406,13 +368,10 @@ class Connector:
         await trio.lowlevel.checkpoint()
         if self.live(peer):
             return
-        if peer == self._static.peer_id:
-            raise PeerUnreachable("we do not dial ourselves")
-        if self.is_refused(peer):
-            raise PeerUnreachable(f"{peer} is refused for what it did")
+        self.gater.check_dial(peer, self._world.now())
         dial = self._dials.get(peer)
         self._world.sometimes("connector/shared a dial", dial is not None)
-        trusted = self.is_protected(peer) or bool(self.book.certain(peer))
+        trusted = self.gater.is_sure(peer)
         if dial is None or (trusted and not dial.trusted):
             dial = self._dials[peer] = _Dial(trusted)
             self._spawn(self._dial, peer, dial)
@@ -431,7 +390,7 @@ class Connector:
                 await dawdle(self._world, "connector/slow dial")
                 with trio.fail_after(timeout):
                     ready, addr = await race(
-                        peer, self.book.of(peer), partial(self._dial_addr, peer)
+                        peer, self.gater.book.of(peer), partial(self._dial_addr, peer)
                     )
             if not self._adopt(ready.raw, ready.secured, dialer=True, addr=addr):
                 await trio.aclose_forcefully(ready)
@@ -445,11 +404,11 @@ class Connector:
             if self._dials.get(peer) is dial:
                 del self._dials[peer]
             if dial.error is not None:
-                self._remember_unreachable(peer)
+                self._note_failure(peer)
             dial.done.set()
 
     async def _dial_addr(self, peer: PeerId, addr: Multiaddr) -> _Ready:
-        if addr in self.book.certain(peer):
+        if addr in self.gater.book.certain(peer):
             return await self._dial_place(peer, addr)
         group, now = group_of(addr), self._world.now()
         if not self._targets.begin(group, now):
@@ -472,18 +431,14 @@ class Connector:
                 )
             except BaseException as error:
                 if isinstance(error, WrongPeer):
-                    self.book.forget(peer, addr)
+                    self.gater.book.forget(peer, addr)
                 await trio.aclose_forcefully(raw)
                 raise
         return _Ready(raw, secured)
 
-    def _remember_unreachable(self, peer: PeerId) -> None:
-        now = self._world.now()
-        for other in [other for other, until in self._unreachable.items() if until <= now]:
-            del self._unreachable[other]
-        self._unreachable[peer] = (
-            now + DIAL_BACKOFF + lateness(self._world, "connector/long backoff")
-        )
+    def _note_failure(self, peer: PeerId) -> None:
+        longer = lateness(self._world, "connector/long backoff")
+        self.gater.dial_failed(peer, self._world.now(), longer)
 
     # Accepting.
 
@@ -501,12 +456,19 @@ class Connector:
             if self._world.buggify("connector/full"):
                 await trio.aclose_forcefully(raw)
                 continue
-            addr = raw.remote_addr if isinstance(raw, AddressedStream) else None
+            addr: Multiaddr | None = None
+            has_gone: Callable[[], bool] = bool
+            heard = False
+            if isinstance(raw, AddressedStream):
+                # Of a batch that was accepted in one pass none was read yet.
+                addr, has_gone, heard = raw.remote_addr, raw.has_gone, raw.has_spoken()
             if self._offences.count(group_of(addr).host, self._world.now()) >= MAX_OFFENCES:
                 await trio.aclose_forcefully(raw)
                 continue
             scope = trio.move_on_after(HANDSHAKE_TIMEOUT)
-            pending = PendingHandshake(group_of(addr), self._world.now(), scope.cancel)
+            pending = PendingHandshake(
+                group_of(addr), self._world.now(), scope.cancel, has_gone, heard
+            )
             victim = self.budget.begin_handshake(pending)
             if victim is not None:
                 logger.debug(
@@ -528,8 +490,9 @@ class Connector:
                 # A dialer speaks first. Until it does, a silent socket costs us a task and no
                 # cryptography.
                 first = await raw.receive_some(FIRST_READ)
-                pending.heard = bool(first)
-                await self._wait_turn(pending.group)
+                if not first or not await self._wait_turn(pending):
+                    return
+                pending.begun = True
                 secured = await secure(
                     raw, self._static, self._world.entropy, dialer=False, first=first
                 )
@@ -562,31 +525,44 @@ class Connector:
         while await raw.receive_some(FIRST_READ):
             await self._world.sleep(KEPT_WAITING_READ)
 
-    async def _wait_turn(self, group: NetGroup) -> None:
-        """Return when there is CPU time for one more incoming handshake."""
-        delay = self._turns.take(self._world.now())
-        if not delay:
-            return
-        turn = self._turns.wait(group)
+    async def _wait_turn(self, pending: PendingHandshake) -> bool:
+        """Return when there is CPU time for one more incoming handshake. Whether its dialer is
+        still there.
+        """
+        pending.heard = True
+        if pending.has_gone():
+            return False
+        delay = 0.0
+        if not self._turns.waiting:
+            delay = self._turns.take(self._world.now())
+            if not delay:
+                return True
+        turn = self._turns.wait(pending)
         if not self._turns.calling:
             self._turns.calling = True
             self._call_turn(delay)
         try:
             await turn.wait()
         finally:
-            self._turns.leave(group, turn)
+            self._turns.leave(pending.group, turn)
+        return not pending.has_gone()
 
     def _call_turn(self, delay: float) -> None:
         self._world.call_at(self._world.now() + delay, self._next_turn)
 
     def _next_turn(self) -> None:
-        while self._turns.waiting:
+        for _ in range(HANDSHAKES_OF_A_PASS):
+            if not self._turns.waiting:
+                break
             delay = self._turns.take(self._world.now())
             if delay:
                 self._call_turn(delay)
                 return
-            self._turns.call()
-        self._turns.calling = False
+            self._turns.call(self._world.now())
+        if self._turns.waiting:
+            self._call_turn(1.0 / HANDSHAKE_RATE)
+        else:
+            self._turns.calling = False
 
     # Carrying.
 
@@ -629,7 +605,7 @@ class Connector:
         siblings = self._connections.setdefault(peer, [])
         siblings.append(connection)
         self._world.sometimes("connector/both dialled", len(siblings) > 1)
-        self._unreachable.pop(peer, None)
+        self.gater.connected(peer)
         self._spawn(self._carry, connection, held)
         if not self._sweeping:
             self._sweep_later()
@@ -673,7 +649,7 @@ class Connector:
             streams = sum(connection.stream_count for connection in self._connections[peer])
             if (
                 idle
-                and not self.is_protected(peer)
+                and not self.gater.is_protected(peer)
                 and not self._callbacks.is_busy(peer, streams)
             ):
                 logger.debug("closed the idle connection to %r", peer)

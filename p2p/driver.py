@@ -71,8 +71,8 @@ class Driver(Generic[Event, Effect]):
     """
 
     __slots__ = (
-        "_carry_out", "_core", "_is_handling", "_is_running", "_lateness", "_on_deadline",
-        "_timer", "_timer_at", "_waiting", "_world",
+        "_carry_out", "_core", "_handle", "_is_handling", "_is_running", "_lateness", "_now",
+        "_on_deadline", "_timer", "_timer_at", "_waiting", "_world",
     )  # fmt: skip
 
     def __init__(
@@ -91,6 +91,8 @@ class Driver(Generic[Event, Effect]):
         """
         self._world = world
         self._core = core
+        self._handle = core.handle
+        self._now = world.now
         self._carry_out = carry_out
         self._on_deadline = on_deadline
         self._lateness = lateness
@@ -124,19 +126,28 @@ class Driver(Generic[Event, Effect]):
         Raises what the core raises: `BadMessage` where a peer is at fault. Events that waited
         behind such a one are handled with the next that is fed.
         """
+        waiting = self._waiting
+        if self._is_handling:
+            waiting.append(event)
+            return
         if not self._is_running:
             return
-        self._waiting.append(event)
-        if self._is_handling:
-            return
+        if waiting:
+            waiting.append(event)
+            event = waiting.popleft()
         self._is_handling = True
+        carry_out = self._carry_out
         try:
-            while self._waiting:
-                for effect in self._core.handle(self._waiting.popleft(), self._world.now()):
-                    self._carry_out(effect)
+            while True:
+                for effect in self._handle(event, self._now()):
+                    carry_out(effect)
+                if not waiting:
+                    break
+                event = waiting.popleft()
         finally:
             self._is_handling = False
-            self.set_timer()
+            if self._core.next_deadline < self._timer_at:
+                self.set_timer()
 
     def set_timer(self) -> None:
         """Ask for a call at the core's deadline. `feed` does so by itself."""
@@ -145,12 +156,12 @@ class Driver(Generic[Event, Effect]):
             if self._timer is not None:
                 self._timer.cancel()
             self._timer_at = due
-            when = max(due, self._world.now()) + self._lateness()
+            when = max(due, self._now()) + self._lateness()
             self._timer = self._world.call_at(when, self._ring)
 
     def _ring(self) -> None:
         self._timer, self._timer_at = None, math.inf
-        if self._core.next_deadline <= self._world.now():
+        if self._core.next_deadline <= self._now():
             self._on_deadline()
         else:
             self.set_timer()

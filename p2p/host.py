@@ -9,8 +9,8 @@ suite, tests/conformance/test_hosts.py, holds them together.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Protocol
@@ -100,16 +100,42 @@ class PeerEvent:
     """
 
 
-def without(
-    listeners: tuple[Callable[[PeerEvent], None], ...], gone: Callable[[PeerEvent], None]
-) -> tuple[Callable[[PeerEvent], None], ...]:
-    """``listeners`` with one registration of ``gone`` fewer.
+class PeerWatchers:
+    """The listeners of one host."""
 
-    A new tuple: an event that is being told to the old one, and ends a listener's block, skips
-    no other.
-    """
-    place = listeners.index(gone)
-    return listeners[:place] + listeners[place + 1 :]
+    __slots__ = ("_listeners",)
+
+    def __init__(self) -> None:
+        self._listeners: tuple[Callable[[PeerEvent], None], ...] = ()
+
+    def add(self, listener: Callable[[PeerEvent], None]) -> None:
+        """Call ``listener`` on every change from now on."""
+        self._listeners = (*self._listeners, listener)
+
+    @contextmanager
+    def watching(self, listener: Callable[[PeerEvent], None]) -> Iterator[None]:
+        """Call ``listener`` on every change for the length of the block.
+
+        At its end one registration of it goes. The tuple is a new one: an event that is being
+        told to the old one, and ends a listener's block, skips no other.
+        """
+        self.add(listener)
+        try:
+            yield
+        finally:
+            place = self._listeners.index(listener)
+            self._listeners = self._listeners[:place] + self._listeners[place + 1 :]
+
+    def tell(self, event: PeerEvent) -> None:
+        """Call all listeners, in the order in which they came.
+
+        All of them hear of it, also when one raises: the gossip that missed a disconnect
+        because the DHT's listener crashed would keep the peer in its mesh for ever. What was
+        raised goes on to the caller.
+        """
+        with ExitStack() as calls:
+            for listener in reversed(self._listeners):
+                calls.callback(listener, event)
 
 
 def check_unserved(protocol: ProtocolId, served: Container[ProtocolId]) -> None:

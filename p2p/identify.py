@@ -26,8 +26,10 @@ MAX_PROTOCOLS: Final = 128
 """Protocols remembered of one peer; a busy kubo node speaks about 40. All of them are at most
 `MAX_INFO` bytes of ASCII, so 1,024 peers that tell as much as they can cost 24 MiB."""
 MAX_LISTEN_ADDRS: Final = 16
-"""Addresses read from one message."""
+"""Addresses read from one message: four times those that a peer of ours has (IPv4 and IPv6,
+inside and outside). A peer may claim any address, and each may be dialled."""
 PING_BYTES: Final = 32
+"""Bytes of a ping, by the specification: random, and echoed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,14 @@ ProtocolId = NewType("ProtocolId", str)
 """The wire name of a protocol, such as ``/shoal/heartbeat/1.0.0``."""
 
 SIGNATURE_BYTES: Final = 64
+"""Bytes of an Ed25519 signature."""
 SEED_BYTES: Final = 32
+"""Bytes of an Ed25519 secret key, from which all else follows."""
 # Multihash identity (0x00), 36 bytes; protobuf: field 1 varint 1 (Ed25519), field 2 of 32
 # bytes.
 _PEER_ID_PREFIX: Final = bytes.fromhex("002408011220")
 PEER_ID_BYTES: Final = len(_PEER_ID_PREFIX) + 32
+"""Bytes of a PeerId: 38, six of prefix and the key itself."""
 _SIGNATURE_PREFIX: Final = b"shoal-signature:"
 
 _BASE58: Final = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
@@ -50,12 +53,10 @@ def base58_encode(data: bytes) -> str:
     return "1" * zeros + "".join(reversed(digits))
 
 
-def base58_decode(text: str) -> bytes:
-    """Raise `ValueError` if ``text`` is not base 58 or longer than `MAX_BASE58`."""
-    if len(text) > MAX_BASE58:
-        raise ValueError(
-            f"base58 text of {len(text)} characters is too long (at most {MAX_BASE58})"
-        )
+def base58_decode(text: str, most: int = MAX_BASE58) -> bytes:
+    """Raise `ValueError` if ``text`` is not base 58 or longer than ``most``."""
+    if len(text) > most:
+        raise ValueError(f"base58 text of {len(text)} characters is too long (at most {most})")
     number = 0
     for character in text:
         digit = _BASE58_DIGIT.get(character)

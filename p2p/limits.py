@@ -54,7 +54,8 @@ MAX_UNFINISHED: Final = 16 * MIB
 """Bytes of messages that are not whole yet, over all peers: 16 largest ones, or a heartbeat cut
 in two from each of 50,000 peers. The peer that holds most of it pays."""
 _MEMO: Final = 4096
-"""Addresses whose group is remembered; 1 MiB at most."""
+"""Addresses whose group is remembered, 1 MiB at most: the same peers are dialled, and dial,
+again and again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,8 +191,12 @@ class PendingHandshake:
     group: NetGroup
     since: float
     abort: Callable[[], None]
+    has_gone: Callable[[], bool] = bool
+    """Whether its dialer has hung up, where that can be known."""
     heard: bool = False
     """Whether it has said anything."""
+    begun: bool = False
+    """Whether it had its turn: its cryptography was begun."""
 
 
 @dataclass(slots=True, eq=False)
@@ -275,6 +280,9 @@ class Budget:
         self._networks = _Counts()
         self._served: dict[PeerId, dict[ServedStream, None]] = {}
         self._served_count = 0
+        self._by_served: dict[int, dict[PeerId, None]] = {}
+        """Peers by how many of their streams are served: asking each of 700 peers cost as much
+        as serving a stream."""
         self._unfinished: dict[ServedStream, None] = {}
         self._unfinished_bytes = 0
 
@@ -340,17 +348,25 @@ class Budget:
 
     def _worst_handshake(self, among: Iterable[PendingHandshake]) -> PendingHandshake:
         """The oldest of the network with the most; a silent one, unless those hold less than a
-        quarter.
+        quarter; else one that waits for its turn, unless those hold less than a quarter.
 
         A dialer speaks first, in the packet behind its SYN, so who is silent after a moment
         waits for nothing of ours; yet every newcomer is silent for an instant, so a quarter of
         the places is theirs. A thousand silent sockets a second thus replace each other every
-        64 ms, and never a dialer that has spoken.
+        quarter second, and never a dialer that has spoken. Of those that have, the ones that
+        were answered have cost us the cryptography, and lack a packet of their own only: they
+        were the oldest, and gone when it came, where 1,008 dialers fought for 117 places.
         """
-        waiting = list(among)
-        silent = [one for one in waiting if not one.heard]
-        spoken = [one for one in waiting if one.heard]
-        pool = silent if len(silent) * 4 > len(waiting) or not spoken else spoken
+        everyone = list(among)
+        silent = [one for one in everyone if not one.heard]
+        waiting = [one for one in everyone if one.heard and not one.begun]
+        begun = [one for one in everyone if one.heard and one.begun]
+        if len(silent) * 4 > len(everyone):
+            pool = silent
+        elif len(waiting) * 4 > len(everyone):
+            pool = waiting
+        else:
+            pool = begun
         crowd = _most_crowded(one.group for one in pool)
         return next(one for one in pool if one.group.network == crowd)
 
@@ -470,15 +486,12 @@ class Budget:
         own = self._served.setdefault(stream.peer, {})
         own[stream] = None
         self._served_count += 1
+        self._rank_served(stream.peer, len(own) - 1, len(own))
         victim = None
         if len(own) > MAX_SERVED_PER_PEER:
             victim = stream
         elif self._served_count > MAX_SERVED:
-            most = max(
-                self._served,
-                key=lambda peer: (not self._is_protected(peer), len(self._served[peer])),
-            )
-            victim = next(reversed(self._served[most]))
+            victim = next(reversed(self._served[self._most_served()]))
         if victim is not None:
             self.served_to_end(victim)
         return victim
@@ -489,12 +502,28 @@ class Budget:
         if own is None or stream not in own:
             return
         del own[stream]
+        self._rank_served(stream.peer, len(own) + 1, len(own))
         if not own:
             del self._served[stream.peer]
         self._served_count -= 1
         self._unfinished_bytes -= stream.unfinished
         self._unfinished.pop(stream, None)
         stream.unfinished = 0
+
+    def _rank_served(self, peer: PeerId, before: int, after: int) -> None:
+        if before:
+            self._by_served[before].pop(peer)
+            if not self._by_served[before]:
+                del self._by_served[before]
+        if after:
+            self._by_served.setdefault(after, {})[peer] = None
+
+    def _most_served(self) -> PeerId:
+        """The peer with the most streams; a protected one if there are no others."""
+        counts = sorted(self._by_served, reverse=True)
+        ranked = (peer for count in counts for peer in self._by_served[count])
+        first = next(iter(self._by_served[counts[0]]))
+        return next((peer for peer in ranked if not self._is_protected(peer)), first)
 
     def end_stalled(self) -> None:
         """Once a sweep: end the streams whose peers take nothing."""
@@ -541,17 +570,20 @@ def _most_crowded(groups: Iterable[NetGroup]) -> str:
 # Whom we dial on a stranger's word.
 
 MAX_DIALS_PER_HOST: Final = 4
-"""Dials on hearsay to one host at a time."""
+"""Dials on hearsay to one host at a time: strangers' words must not make many of us knock at
+one door together."""
 MAX_DIALS_PER_NETWORK: Final = 8
-"""Dials on hearsay to one network at a time."""
+"""Dials on hearsay to one network at a time: two hosts' worth."""
 MAX_FAILED_PER_HOST: Final = 8.0
 """Failed dials on hearsay to one host, halved every minute, after which it is left alone: a
 host that answers costs nothing, and one that does not hears about eight SYNs a minute from us,
 however many peers name it."""
 MAX_FAILED_PER_NETWORK: Final = 32.0
-"""The same of one network."""
+"""The same of one network: four hosts' worth, as a network of many machines may have some that
+are off."""
 FAILED_HALF_LIFE: Final = 60.0
-"""Seconds in which half of the failed dials are forgotten."""
+"""Seconds in which half of the failed dials are forgotten: a host at its limit of eight is
+tried once more every 11 s (60 s times log2 of 8/7)."""
 MAX_COUNTED: Final = 4096
 """Hosts and networks that are counted; the one counted longest ago goes first. 0.5 MiB."""
 

@@ -35,8 +35,10 @@ _CODES: Final = {
     "memory": 777,
     "p2p": 421,
 }
+"""multiformats' numbers of the protocols that we know."""
 _NAMES: Final = {code: name for name, code in _CODES.items()}
 _FIXED_BYTES: Final = {"ip4": 4, "tcp": 2, "ip6": 16, "memory": 8}
+"""Bytes of the values that have a fixed length; others are behind a varint."""
 _HOSTNAME: Final = re.compile(r"[A-Za-z0-9._-]{1,253}")
 _PLACES: Final = {(host, "tcp") for host in ("ip4", "ip6", "dns", "dns4", "dns6")} | {
     ("memory",)

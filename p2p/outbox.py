@@ -32,7 +32,8 @@ STUCK_SWEEPS: Final = 4
 given up: a peer that reads nothing for a minute holds up to 4 MiB of ours, and will not miss
 what it did not read."""
 _BATCH: Final = 64 * KI
-"""Bytes of waiting messages joined for one send: a full record."""
+"""Bytes of waiting messages joined for one send: a full record, beyond which joining saves no
+seal."""
 
 OpenLane = Callable[[PeerId, ProtocolId], Awaitable[tuple[Connection, MuxedStream]]]
 

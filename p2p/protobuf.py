@@ -14,10 +14,13 @@ from p2p.errors import BadMessage
 from p2p.wire import decode_varint_untrusted, encode_varint
 
 _VARINT: Final = 0
+"""Wire types of protobuf: the first and the third are read, the two of fixed width are read
+over."""
 _FIXED64: Final = 1
 _BYTES: Final = 2
 _FIXED32: Final = 5
 _FIXED_BYTES: Final = {_FIXED64: 8, _FIXED32: 4}
+"""How many bytes to read over."""
 
 
 def field(number: int, value: int | bytes | str | bool) -> bytes:

@@ -11,9 +11,11 @@ import msgpack
 from p2p.errors import BadMessage
 
 KI: Final = 1024
+"""Bytes of a kibibyte, and a count of 1,024."""
 MIB: Final = 1024 * 1024
+"""Bytes of a mebibyte."""
 MAX_VARINT_BYTES: Final = 9
-"""multiformats' unsigned-varint: at most 63 bits."""
+"""multiformats' unsigned-varint: at most 63 bits, so nine groups of seven."""
 _UNCOUNTED: Final = 4 * KI
 """Bytes of an unfinished frame that are not worth counting: a stream itself costs as much."""
 MAX_ITEMS: Final = 128

@@ -4,10 +4,18 @@
 with one's own prefill; `judge` holds the evidence against limits. Numpy is all it needs: it
 knows of no network, no model and no clock.
 
+- `checks` (read it first): evidence, limits, verdicts
+- `sampling`: seeds, uniforms, seeded draws and their replay, by which a cheat's draw is found
+  out
 - `toploc`: activation proofs, byte for byte as the package toploc 0.1.6 writes them
-- `sampling`: seeds, uniforms, seeded draws and their replay
-- `checks`: evidence, limits, verdicts
 - `field`: polynomials over GF(65497), which `toploc` stands on
+
+How data flows: a worker draws with `uniforms` and `choose`, and proves its hidden states with
+`commit`. A validator's engine gives its own hidden states to `verify` and its own logits to
+`replay` and `surprise`; what those say is one `Evidence` for each group. `check_shape` comes
+before all of that, `judge` and `judge_pool` after it.
+
+A newcomer calls `commit` and `verify`; a run's owner calibrates `Limits`.
 """
 
 from proofs.checks import (

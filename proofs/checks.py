@@ -134,10 +134,11 @@ class Limits:
     surprise: float = 20.0
     """In standard deviations, either sign: a cross-check of the seeds that only gross lies
     fail. Not the usual 4: the surprise of a policy that is nearly sure has a heavy tail, and
-    honest groups exceed 4. It was 10, and one honest submission of nine demos, about 11,000,
-    had 12.2. Where each token errs with a probability of 1e-4, an error has 9.2 nats, and each
-    in a group adds 4 here; among 128 tokens three of them make 12, and two more, which takes
-    some 100,000 times as many groups, 20."""
+    honest groups exceed 4. It was 10, and of the 11,000 submissions of nine demos (1,100 to
+    1,400 in each) one honest one had 12.2. Where each token errs with a probability of 1e-4, an
+    error has 9.2 nats, and each in a group of 128 tokens adds 4 here (their variance of 1.1 and
+    `proofs.sampling.SURPRISE_FLOOR`): three of them make 12, and two more, which takes some
+    100,000 times as many groups, 20."""
 
     logprob_error: float
     """In nats. Honest: at most 2.6e-5 in fp32, 0.11 in bf16. Trainers recompute log-probs, so a

@@ -32,6 +32,7 @@ Logits: TypeAlias = NDArray[np.floating]
 """One row of scores per token position: (rows, vocabulary)."""
 
 SEED_BYTES: Final = 32
+"""SHA-256."""
 
 DRAW_DOMAIN: Final = b"/shoal/draw/1.0.0"
 TASK_DOMAIN: Final = b"/shoal/task/1.0.0"
@@ -45,7 +46,8 @@ holds.
 SURPRISE_FLOOR: Final = 4.0
 """Added to the variance of the summed surprise, in nats squared. A policy that is sure of
 nearly every token has next to no variance, and one unlikely token would condemn an honest
-worker; with the floor, a z of 10 needs a token of probability e^-20."""
+worker. With the floor a standard deviation is 2 nats at least, so a z of 20, the limit
+(`proofs.checks.Limits.surprise`), needs a token of probability e^-40."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +183,10 @@ def surprise(logits: Logits, tokens: NDArray[np.integer], temperature: float) ->
     scaled = _scaled(logits, temperature)
     weights = np.exp(scaled)
     total = weights.sum(axis=1, keepdims=True)
-    chances = weights / total
-    information = np.where(weights > 0, np.log(total) - scaled, 0.0)
-    entropy = (chances * information).sum(axis=1)
-    variance = (chances * information**2).sum(axis=1) - entropy**2
+    probabilities = weights / total
+    surprisals = np.where(weights > 0, np.log(total) - scaled, 0.0)
+    entropy = (probabilities * surprisals).sum(axis=1)
+    variance = (probabilities * surprisals**2).sum(axis=1) - entropy**2
     claimed = (np.log(total) - scaled)[np.arange(len(tokens)), tokens]
     return float((claimed - entropy).sum() / sqrt(variance.sum() + SURPRISE_FLOOR))
 

@@ -16,9 +16,9 @@ It proves that these weights were run over these tokens, and nothing about who d
 reasons.
 
 How it is fast: chunks of all sequences go through each step together. The largest values are
-found without sorting and without rounding the whole chunk: maxima over a comb of columns give a
-bound that at least k values reach, and only what reaches it (a few hundred values) is rounded
-and ranked.
+found without sorting and without rounding the whole chunk: the maxima of 2,048 interleaved
+parts of it give a bound that at least k values reach, and only what reaches it (a few hundred
+values) is rounded and ranked.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ BORDER_STEPS: Final = 1
 NO_MATCH: Final = float(2**64)
 """What the package reports for a mean or median over no values at all."""
 
+# Bits of a bfloat16, then of a float32, and the one pattern that every NaN is written as.
 _SIGN_AND_EXPONENT: Final = 0xFF80
 _EXPONENT: Final = 0x7F80
 _MANTISSA: Final = 0x007F
@@ -79,12 +80,12 @@ _NAN: Final = 0x7FC0
 # One unit in the last place of a bfloat16, on the scale of float32 bit patterns.
 _BFLOAT_STEP: Final = 1 << 16
 
-# Teeth of the comb of maxima. 16 times TOP_K keeps the bound so tight that about 1.2 k values
-# reach it.
+# Interleaved parts of a chunk whose maxima are taken: value i is in part i modulo this. 16
+# times TOP_K keeps the bound so tight that about 1.2 k values reach it.
 _COLUMNS: Final = 2048
 
 # Values ranked at a time: 1 MiB of float32 stays in the second-level cache between passes.
-_SLAB_VALUES: Final = 1 << 18
+_BLOCK_VALUES: Final = 1 << 18
 
 # Polynomials at a time: 256 * 128 elements of 4 bytes, five arrays: under 1 MiB as well.
 _BATCH_CHUNKS: Final = 256
@@ -126,7 +127,7 @@ class ToplocStats:
 class _Points:
     """The largest values of chunks of one size: where they are and what they are."""
 
-    places: NDArray[np.intp]
+    positions: NDArray[np.intp]
     """Positions of the chunks among all chunks of a call."""
     indices: NDArray[np.intp]
     """(chunks, k), within the flattened chunk."""
@@ -141,23 +142,23 @@ def bfloat16_patterns(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     return np.where(bits & _MAGNITUDE > _INFINITY, _NAN, rounded).astype(np.uint16)
 
 
-def largest(slab: NDArray[np.float32], k: int) -> tuple[NDArray[np.intp], NDArray[np.uint16]]:
+def largest(block: NDArray[np.float32], k: int) -> tuple[NDArray[np.intp], NDArray[np.uint16]]:
     """Indices and bfloat16 patterns, each (rows, k), of the k values of largest magnitude in
     each row.
 
     Magnitudes are compared after rounding; of equal ones the lower index wins. Largest first.
     """
-    bits = slab.view(np.uint32)
+    bits = block.view(np.uint32)
     magnitude = bits & _MAGNITUDE
-    count, width = slab.shape
+    count, width = block.shape
     columns = min(width, _COLUMNS)
-    comb = magnitude[:, : width - width % columns].reshape(count, -1, columns).max(axis=1)
+    maxima = magnitude[:, : width - width % columns].reshape(count, -1, columns).max(axis=1)
     # k columns reach this bound, so k values do. Rounding moves a value by less than one step,
     # so whatever ties with the bound after rounding is at most one step below it.
-    bound = np.partition(comb, columns - k, axis=1)[:, columns - k]
+    bound = np.partition(maxima, columns - k, axis=1)[:, columns - k]
     floor = np.maximum(bound, _BFLOAT_STEP) - np.uint32(_BFLOAT_STEP)
     row, index = np.nonzero(magnitude >= floor[:, None])
-    patterns = bfloat16_patterns(slab[row, index])
+    patterns = bfloat16_patterns(block[row, index])
     order = np.argsort(row << 16 | 0x7FFF - (patterns & 0x7FFF).astype(np.intp), kind="stable")
     starts = np.searchsorted(row, np.arange(count))
     chosen = order[starts[:, None] + np.arange(k)]
@@ -210,10 +211,10 @@ def commit(activations: Sequence[Rows]) -> list[bytes]:
     flat = list(chain.from_iterable(sequences))
     encoded = [b""] * len(flat)
     for points in _points(flat):
-        for place, proof in zip(
-            points.places, encode(points.indices, points.patterns), strict=True
+        for position, proof in zip(
+            points.positions, encode(points.indices, points.patterns), strict=True
         ):
-            encoded[place] = proof
+            encoded[position] = proof
     proofs = iter(encoded)
     return [b"".join(islice(proofs, len(chunks))) for chunks in sequences]
 
@@ -278,15 +279,15 @@ def _chunks(rows: Rows) -> list[NDArray[np.float32]]:
 def _points(chunks: Sequence[NDArray[np.float32]]) -> Iterator[_Points]:
     """The largest values of all chunks, in batches of equal size."""
     by_size: dict[int, list[int]] = {}
-    for place, chunk in enumerate(chunks):
-        by_size.setdefault(chunk.size, []).append(place)
-    for size, places in by_size.items():
-        k, slab = min(TOP_K, size), max(1, _SLAB_VALUES // size)
-        for first in range(0, len(places), _BATCH_CHUNKS):
-            batch = places[first : first + _BATCH_CHUNKS]
+    for position, chunk in enumerate(chunks):
+        by_size.setdefault(chunk.size, []).append(position)
+    for size, positions in by_size.items():
+        k, block = min(TOP_K, size), max(1, _BLOCK_VALUES // size)
+        for first in range(0, len(positions), _BATCH_CHUNKS):
+            batch = positions[first : first + _BATCH_CHUNKS]
             parts = [
-                largest(np.stack([chunks[place] for place in batch[i : i + slab]]), k)
-                for i in range(0, len(batch), slab)
+                largest(np.stack([chunks[position] for position in batch[i : i + block]]), k)
+                for i in range(0, len(batch), block)
             ]
             indices, patterns = (np.concatenate(part) for part in zip(*parts, strict=True))
             yield _Points(np.array(batch), indices, patterns)
@@ -317,17 +318,17 @@ def _measure(
 ) -> list[ChunkStats]:
     """Statistics of each chunk.
 
-    ``strict``: signs count, what is not finite never agrees, and values whose place among the
+    ``strict``: signs count, what is not finite never agrees, and values whose rank among the
     largest is noise are left out (`SIGNIFICANT_EXPONENTS`, `BORDER_STEPS`).
     """
     results: list[ChunkStats | None] = [None] * len(chunks)
     for points in _points(chunks):
-        words = np.stack([claims[place] for place in points.places])
+        words = np.stack([claims[position] for position in points.positions])
         claimed = evaluate(words[:, 1:], points.indices % words[:, :1]).astype(np.uint16)
-        is_cut = chunks[int(points.places[0])].size > points.indices.shape[1]
+        is_cut = chunks[int(points.positions[0])].size > points.indices.shape[1]
         compared = _compare(claimed, points.patterns, strict=strict, is_cut=is_cut)
-        for place, stats in zip(points.places, compared, strict=True):
-            results[place] = stats
+        for position, stats in zip(points.positions, compared, strict=True):
+            results[position] = stats
     return [stats for stats in results if stats is not None]
 
 

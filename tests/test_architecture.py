@@ -35,6 +35,8 @@ FORBIDDEN_CALLS = {"open", "hash", "input", "print", "exec", "eval", "__import__
 
 # Who may, and why. A trailing slash stands for a folder.
 EXEMPT = {
+    "p2p/cast/command.py": "a command line: paths in, text out",
+    "p2p/cast/delivery.py": "links files into the folder that a person named",
     "p2p/machine.py": "is the real World",
     "p2p/node/cli.py": "a command line: paths in, text out",
     "p2p/node/config.py": "names the configuration file",
@@ -210,6 +212,28 @@ def test_nobody_polls(path: Path) -> None:
     assert bool(sleeps) == (relative(path) in SLEEP_IN_LOOP), sleeps
 
 
+MAY_SWAP_EVENTS = ("p2p/concurrency.py", "p2p/shardcast/", "sim/node/swarm.py")
+"""Where the idiom is written, where it is about to go, and where each life has its event."""
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_events_are_not_replaced_by_hand(path: Path) -> None:
+    """An attribute that gets a new `trio.Event` each time is a `Notifier`, or an
+    `AutoResetEvent`.
+    """
+    swapped = [
+        f"{relative(path)}:{node.lineno}"
+        for function in ast.walk(tree_of(path))
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        and function.name != "__init__"
+        for node in ast.walk(function)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Attribute)
+        and ast.unparse(node.value) == "trio.Event()"
+    ]
+    assert not swapped or relative(path).startswith(MAY_SWAP_EVENTS), swapped
+
+
 # What lies in a folder `core/`, and in `proofs/`, is pure by contract: no file is named.
 CORES = [path for path in SOURCES if "core" in path.parent.relative_to(ROOT).parts]
 PURE = [*CORES, *(path for path in SOURCES if path.relative_to(ROOT).parts[0] == "proofs")]
@@ -345,6 +369,24 @@ def test_the_threat_model_names_tests_that_exist() -> None:
     named = set(re.findall(r"`(tests/[\w/.]+)`", text))
     assert named
     assert not [name for name in sorted(named) if not (ROOT / name).exists()]
+
+
+def test_the_tables_of_the_architecture_name_files_that_exist() -> None:
+    """A file by its path, or, behind another one, by its path from that one's folder; and a
+    function of it."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    strange = []
+    for cells in (row.strip("|").split("|") for row in rows):
+        file = ROOT
+        for name in re.findall(r"`([\w/.]+)`", cells[-1]):
+            if name.endswith(".py"):
+                file = ROOT / name if (ROOT / name).exists() else file.parent / name
+                found = file.exists()
+            else:
+                found = re.search(rf"def {name}\b", file.read_text("utf-8")) is not None
+            strange += [] if found else [name]
+    assert strange == []
 
 
 def python(code: str) -> str:

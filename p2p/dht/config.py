@@ -16,23 +16,29 @@ class DhtConfig:
     """Leading zero bits of a work stamp. The same for all nodes of a swarm."""
 
     bucket_size: int = 20
-    """Kademlia's k: contacts per bucket and per reply."""
+    """Kademlia's k: contacts per bucket and per reply. The paper's 20: so many that all of them
+    are most unlikely to fail within an hour."""
 
     alpha: int = 3
-    """Requests open at a time, per path of a lookup."""
+    """Requests open at a time, per path of a lookup. The paper's 3: where one contact of three
+    is dead a lookup goes on without waiting for it."""
 
     paths: int = 2
-    """Disjoint paths of a lookup (S/Kademlia's d)."""
+    """Disjoint paths of a lookup (S/Kademlia's d): no contact is asked by both, so a liar on
+    one leads the other nowhere. Each further path costs as many requests again."""
 
     replicas: int = 8
     """Nodes that hold a record, per key: with half of them dead or lying, one key in 256 is
     lost, and an important record has three."""
 
     quorum: int = 2
-    """Holders per path that must have returned records before a get stops looking."""
+    """Holders per path that must have returned records before a get stops looking: one may hold
+    an old record, or lie by leaving out the newest."""
 
     timeout: float = 10.0
-    """Seconds after which a get or put ends with what it has."""
+    """Seconds after which a get or put ends with what it has. A request to a silent contact is
+    open for 0.2 + 0.4 + 0.8 s at a mean round trip of 100 ms, so a lookup can wait for several
+    one after the other."""
 
     refresh_interval: float = 600.0
     """Seconds between lookups of ourselves, and the age at which a bucket is looked up."""
@@ -46,7 +52,8 @@ class DhtConfig:
     nodes now nearest."""
 
     addr_lifetime: float = 3600.0
-    """Seconds for which our own address record is good."""
+    """Seconds for which our own address record is good: it is renewed six times in that
+    (`republish_interval`), and outlives us by an hour at most."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.difficulty <= MAX_DIFFICULTY:

@@ -23,7 +23,7 @@ from p2p.multiaddr import Multiaddr
 from p2p.wire import KI, Layout, fields_untrusted, message_untrusted, pack, unpack_untrusted
 
 MAX_CONTACTS: Final = 20
-"""Contacts in one reply: Kademlia's k."""
+"""Contacts in one reply: Kademlia's k, so no `bucket_size` can be larger."""
 MAX_RECORDS: Final = 64
 """Records in one reply: every publisher that one key may have."""
 MAX_CONTACT: Final = KI
@@ -32,9 +32,13 @@ needed."""
 MAX_VALUES_BYTES: Final = 64 * KI
 """Bytes of records in one reply: all 64 publishers of a membership key at 1 KiB each."""
 _MAX_CONTACTS_BYTES: Final = (MAX_CONTACTS + 1) * (MAX_CONTACT + 3)
+"""Bytes of all contacts of a reply and of the sender's own, each behind three bytes of
+msgpack."""
 MAX_DATAGRAM: Final = MAX_VALUES_BYTES + MAX_RECORD + _MAX_CONTACTS_BYTES + KI
 """Bytes of a message: a full reply with the longest contacts."""
 MAX_REQUEST_ID: Final = 2**32 - 1
+"""Request ids are 32 bits: a node that asks a thousand times a second uses none twice in 49
+days."""
 CONTACT_CACHE: Final = 4 * KI
 """Decoded contacts that are remembered (about 2 MiB): a node meets the same few hundred again
 and again, and decoding one costs two hashes and its addresses."""

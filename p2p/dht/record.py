@@ -25,13 +25,19 @@ MAX_VALUE: Final = 1200
 """Bytes of a value: addresses, a policy head, a membership entry have 50 to 600. Larger things
 go to SHARDCAST, and what is said here is their digest."""
 MAX_NAMESPACE: Final = 32
+"""ASCII characters of a namespace's name, a word chosen by an application: ours have 3 and
+4."""
 MAX_NAME: Final = 64
 """Bytes: a digest of 32 or a PeerId of 38, with room for a suffix."""
 _FIXED_BYTES: Final = SIGNATURE_BYTES + 38 + NONCE_BYTES + 40
+"""Bytes of a record besides value, namespace and name: signature, PeerId, stamp, and 40 for two
+numbers and msgpack's headers."""
 MAX_RECORD: Final = MAX_VALUE + MAX_NAMESPACE + MAX_NAME + _FIXED_BYTES
 """Bytes of an encoded record: 38 are the PeerId, the last 40 two numbers and the headers of
 msgpack."""
 MAX_SEQNO: Final = 2**63 - 1
+"""A publisher counts its records up to this: the largest number that every msgpack reader takes
+as a signed integer."""
 
 MAX_ADDRS: Final = 4
 """Addresses of one peer: IPv4 and IPv6, inside and outside."""

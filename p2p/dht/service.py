@@ -16,6 +16,7 @@ from typing import Final
 
 import trio
 
+from p2p.concurrency import AutoResetEvent, Notifier
 from p2p.dht.config import DhtConfig
 from p2p.dht.core.core import DhtCore
 from p2p.dht.core.events import (
@@ -118,8 +119,8 @@ class Dht:
         """The connected peers, as the host has told us."""
         self._addrs: tuple[Multiaddr, ...] = ()
         self._reserved = 0
-        self._low = trio.Event()
-        self._raised = trio.Event()
+        self._low = AutoResetEvent()
+        self._raised = Notifier()
 
     def __repr__(self) -> str:
         return f"Dht({self._core.contacts} contacts, {self._core.records} records)"
@@ -262,7 +263,7 @@ class Dht:
             finally:
                 for waiting in self._waiting.values():
                     waiting.wake(None)
-                self._raised.set()
+                self._raised.notify_all()
                 nursery.cancel_scope.cancel()
 
     def _begin(self) -> None:
@@ -341,10 +342,9 @@ class Dht:
             except StorageError as error:
                 logger.warning("dht.seqno not saved: %s", error)
                 reserved += SEQNO_RETRY - SEQNO_RESERVE // 2
-            self._low = trio.Event()
+            self._low.clear()
             self._reserved = reserved
-            self._raised.set()
-            self._raised = trio.Event()
+            self._raised.notify_all()
             self._driver.set_timer()
 
 

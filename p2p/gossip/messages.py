@@ -39,10 +39,11 @@ an RPC."""
 MAX_RPC: Final = 1024 * KI
 """Bytes of one RPC: a host's largest message, and go-libp2p's default."""
 MAX_TOPIC: Final = 128
-"""Bytes of a topic's name."""
+"""Bytes of a topic's name. A run's, ``/shoal/run/<id>/policy``, has 82."""
 MAX_ID: Final = 64
-"""Bytes of a message id; ours have 46."""
+"""Bytes of a message id; ours have 46: a PeerId of 38 and a sequence number of 8."""
 SEQNO_BYTES: Final = 8
+"""Bytes of a message's sequence number, by the specification."""
 MAX_SUBSCRIPTIONS: Final = 256
 """Subscriptions in one RPC: four times what we remember of a peer."""
 MAX_MESSAGES: Final = 256

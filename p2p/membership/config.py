@@ -13,11 +13,15 @@ class MembershipConfig:
     """Timing and sizes of membership. The defaults keep a node of 1,000 under 5 KB/s."""
 
     interval: float = 5.0
-    """Seconds between our own heartbeats."""
+    """Seconds between our own heartbeats. With `expiry` a death is known in some 15 s; half the
+    interval would nearly double what a quiet swarm sends."""
     active: int = 5
-    """Neighbours aimed at. Two fewer are borne, two more accepted."""
+    """Neighbours aimed at, HyParView's active view. Two fewer are borne, two more accepted
+    (`active_view.SLACK`): a graph of degree 5 stays whole when many die at once, and each
+    further neighbour is one more copy of every heartbeat."""
     passive: int = 200
-    """Other peers whose heartbeats are kept."""
+    """Other peers whose heartbeats are kept: 40 times the neighbours, from which lost ones are
+    replaced. At 250 bytes a heartbeat it is 50 KB on the wire to fill."""
     direct: int = 4096
     """Peers that may send us heartbeats without being neighbours: a trainer hears its whole
     run."""
@@ -25,12 +29,14 @@ class MembershipConfig:
     """Digests of random members that go with each heartbeat to a neighbour: in all, a hundred
     an interval."""
     hops: int = 3
-    """Steps of the walk that finds a newcomer its neighbours."""
+    """Steps of the walk that finds a newcomer its neighbours: at degree 5 it may end at any of
+    80 nodes (5 times 4 times 4), most of which its bootstrap does not know."""
     refresh: int = 16
     """Heartbeats asked for in an interval to keep old entries fresh; unknown peers may take 16
     times more."""
     expiry: float = 3.0
-    """Intervals of silence after which a peer that sends us heartbeats is dead."""
+    """Intervals of silence after which a peer that sends us heartbeats is dead: two lost ones
+    in a row are normal on a home line, three are a death."""
     stale: float = 120.0
     """Intervals without a newer heartbeat after which a peer known only through others is
     forgotten."""

@@ -27,6 +27,7 @@ MAX_ADDRS: Final = 4
 MAX_ADDR: Final = 96
 """Bytes of one address: a DNS name of 80 with its port; IPv6 with a port takes 20."""
 MAX_ROLES: Final = 8
+"""Roles that one node names; there are three kinds, and plug-ins."""
 MAX_NAME: Final = 32
 """Characters of a role's name and of the software version."""
 MAX_RUN: Final = 32
@@ -34,7 +35,9 @@ MAX_RUN: Final = 32
 MAX_STAMP: Final = 8
 """Bytes of a work stamp: the nonce of `p2p.dht.stamp`."""
 MAX_SEQNO: Final = 2**63 - 1
+"""A node counts its heartbeats up to this: one each 50 ms would take 14 billion years."""
 MIN_INTERVAL: Final = 0.05
+"""Seconds between heartbeats at least: twenty a second are for tests on loopback."""
 MAX_INTERVAL: Final = 120.0
 """Seconds between heartbeats. A peer that sends heartbeats more slowly could stay dead and
 listed for minutes."""
@@ -43,6 +46,7 @@ KEY_BYTES: Final = 8
 same head takes 2**63 tries, making two keys with the same takes 2**32; the second is not taken
 in (`View.is_taken`)."""
 KEY: Final = slice(PEER_ID_BYTES - 32, PEER_ID_BYTES - 32 + KEY_BYTES)
+"""Where those bytes stand in a PeerId: the key is its end, and this the key's head."""
 
 _FIELDS: Final = (bytes, int, int, int, bool, list, list, bytes, int, int, int, int, str)
 """The types of a heartbeat's fields; a stamp may follow."""

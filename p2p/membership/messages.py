@@ -60,19 +60,21 @@ __all__ = [
 MAX_HEARTBEATS: Final = 32
 """Heartbeats in one message: about 7 KiB, so that one message never delays others by much."""
 MAX_KEYS: Final = 64
-"""Heartbeats asked for at once; they come back in two messages."""
+"""Heartbeats asked for at once; they come back in two messages. Four times what is asked for in
+an interval (`MembershipConfig.refresh`)."""
 MAX_DIGESTS: Final = 256
-"""A whole passive view of 200 and an active one fit."""
+"""Digests in one message: a whole passive view of 200 and an active one of 7 fit."""
 MAX_HOPS: Final = 8
 """Steps of a forward-join walk; ours take 3, and 8 mix a swarm of a million at degree 8."""
 MAX_MEMBERSHIP_MESSAGE: Final = 40 * KI
-"""Bytes: `MAX_HEARTBEATS` of the longest kind, with their headers."""
+"""Bytes: `MAX_HEARTBEATS` of the longest kind, 33 KiB, with their headers."""
 
 _MEMO: Final = 1024
 """Decoded messages remembered. A flood brings the same bytes from every neighbour; in a
 simulation, where nodes share a process, so does every beat."""
 _MEMO_BYTES: Final = 1024
-"""Longer messages are decoded each time: 4 MiB are remembered at most."""
+"""Longer messages are decoded each time: 1,024 messages with what they are decoded to are 4 MiB
+at most."""
 _DIGESTS: Final = 2048
 """Digests remembered, so that all messages that name one heartbeat share its digest: 0.7 MiB at
 most. The messages remembered name 20 each, mostly the same ones; with digests of their own they

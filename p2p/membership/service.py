@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import trio
 
+from p2p.concurrency import Notifier
 from p2p.driver import Driver, on_host
 from p2p.errors import StorageError
 from p2p.host import Host, PeerEvent, PeerState
@@ -110,7 +111,7 @@ class Membership:
         self._anchors = anchors
         self._told_clock = False
         self._listeners: list[Callable[[MemberEvent], None]] = []
-        self._joined = trio.Event()
+        self._joined = Notifier()
 
     def members(self) -> list[Member]:
         """All members we know to be alive and admitted, without ourselves, longest known
@@ -233,9 +234,7 @@ class Membership:
     def _note_neighbours(self, neighbours: tuple[PeerId, ...]) -> None:
         self._host.protect("neighbours", neighbours)
         if neighbours:
-            self._joined.set()
-        elif self._joined.is_set():
-            self._joined = trio.Event()
+            self._joined.notify_all()
 
 
 def _everyone(_: PeerId) -> bool:

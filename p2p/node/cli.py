@@ -15,6 +15,7 @@ from typing import Final
 
 import trio
 
+from p2p.concurrency import leaves
 from p2p.errors import BadMessage, ConfigError, ShoalError
 from p2p.host import Host
 from p2p.identity import verify
@@ -118,21 +119,14 @@ def _node(argv: Sequence[str] | None) -> int:
     except ConfigError as error:
         complain(error)
         return WRONG_USAGE
-    failures: list[ShoalError] = []
+    failures: list[BaseException] = []
     try:
         trio.run(_run_node, start)
     except* ShoalError as group:
-        failures.extend(_leaves(group))
+        failures.extend(leaves(group))
     for message in dict.fromkeys(str(failure) for failure in failures):
         complain(message)
     return FAILED if failures else 0
-
-
-def _leaves(group: BaseExceptionGroup[ShoalError]) -> list[ShoalError]:
-    found: list[ShoalError] = []
-    for error in group.exceptions:
-        found.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
-    return found
 
 
 def _parse(argv: Sequence[str] | None) -> Options:

@@ -20,6 +20,8 @@ from p2p.shardcast import ShardcastConfig
 from p2p.swarm import SwarmConfig
 
 ANY_PORT: Final = Multiaddr.tcp("0.0.0.0", 0)
+"""Where a node listens that was told nothing: all interfaces, a port that the system
+chooses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

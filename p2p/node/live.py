@@ -24,7 +24,8 @@ from p2p.node.role import Progress, Reporter, Role
 REDRAW: Final = 1.0
 """Seconds between looks at the node: a person sees that it lives, and it costs 0.1 ms."""
 PIPED: Final = 60.0
-"""Seconds between lines where nothing can be redrawn."""
+"""Seconds between lines where nothing can be redrawn: 1,440 lines a day are read, 86,400 are
+not."""
 OVER: Final = (
     "the run is over: nothing is left to do, and this node only relays; Ctrl-C ends it"
 )

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
+from p2p.concurrency import leaves
 from p2p.errors import ConfigError
 
 FAILED: Final = 1
@@ -135,9 +136,7 @@ def interruptible(command: Callable[[], int]) -> int:
 def is_interrupt(error: BaseException) -> bool:
     """Whether ``error`` is a `KeyboardInterrupt`, or a group of which one is: trio wraps what
     it raises."""
-    if isinstance(error, BaseExceptionGroup):
-        return any(is_interrupt(one) for one in error.exceptions)
-    return isinstance(error, KeyboardInterrupt)
+    return any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves(error))
 
 
 def ignore_interrupts() -> None:

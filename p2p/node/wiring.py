@@ -17,6 +17,7 @@ from typing import Final
 
 import trio
 
+from p2p.concurrency import AutoResetEvent
 from p2p.dht import Dht, Namespace, PublisherKind, Record
 from p2p.errors import BadMessage, ConfigError
 from p2p.gossip import Validity
@@ -32,6 +33,7 @@ from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import pack, unpack_untrusted
 
 RUN_ID_BYTES: Final = 32
+"""A run's id is a SHA-256 digest."""
 RUN_LIFETIME: Final = 1800.0
 """Seconds for which such a record is good; the DHT renews it while we live."""
 MAX_RUN_LIFETIME: Final = 3600.0
@@ -142,7 +144,7 @@ class Wiring:
     def __init__(self, node: Node, bootstrap: Sequence[Multiaddr]) -> None:
         self._node = node
         self._bootstrap = tuple(bootstrap)
-        self._wanted = trio.Event()
+        self._wanted = AutoResetEvent()
         node.membership.on_change(self._on_change)
 
     async def run(self) -> None:
@@ -243,7 +245,6 @@ class Wiring:
         while True:
             with trio.move_on_after(self._node.config.run.refresh):
                 await self._wanted.wait()
-            self._wanted = trio.Event()
             await self._look_up_members()
             await self._ask_for_news()
 

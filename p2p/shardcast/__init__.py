@@ -13,9 +13,9 @@ state machine, `ShardcastCore.handle(event, now) -> effects`.
 
 Drivers, ordinary trio code: `service` (feeds the core and carries out its effects), `receiver`
 and `sender` (chunks on streams, in and out; `bulk` reads frames), `store`, `stored` and `disk`
-(policies on disk), `publisher` (a trainer's files become a version). The folder `http` offers
-versions to curl, browsers and the PyPI package shardcast, and takes from them; its `__init__`
-is its map.
+(policies on disk), `publisher` and `patcher` (a trainer's files become a version). The folder
+`http` offers versions to curl, browsers and the PyPI package shardcast, and takes from them;
+its `__init__` is its map.
 
 How a chunk flows
 -----------------

@@ -258,6 +258,13 @@ class Forest:
         )
         return tuple(dict.fromkeys(peers[above] for above in nearest if above is not None))
 
+    def rate(self, stripe: int) -> float:
+        """Bytes per second that the root of ``stripe`` can pass on to each of its children, by
+        its class; 0 if that is none."""
+        root = self.stripes[stripe].root
+        children = self.stripes[stripe].children.get(root, ())
+        return self.roster.upload(self.roster.peers[root]) / max(1, len(children))
+
     def is_above(self, stripe: int, sender: PeerId, receiver: PeerId) -> bool:
         """Whether ``sender`` stands above ``receiver`` in ``stripe``: a push from it is no
         surprise."""

@@ -57,6 +57,7 @@ MAX_ROSTER: Final = 4 * KI
 ROSTER_ENTRY: Final = PEER_ID_BYTES + 1
 """Bytes of one peer in a roster: its name and its capacity class."""
 MAX_RUN_ID: Final = 64
+"""Bytes of a run's id: a digest of 32, with room for another kind."""
 MAX_ROSTER_BYTES: Final = MAX_ROSTER * ROSTER_ENTRY + KI
 """Bytes of a signed roster: 157 KiB, and the rest rounded up."""
 _MAX_NAME: Final = 32

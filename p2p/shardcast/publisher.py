@@ -44,17 +44,9 @@ from p2p.shardcast.manifest import (
     ManifestBody,
     PolicyVersion,
 )
-from p2p.shardcast.patch import (
-    ENCODE_RUN_RATE,
-    SpanRun,
-    encode_run,
-    encode_table,
-    is_alike,
-    runs_of,
-)
+from p2p.shardcast.patcher import WORTH, Patcher
 from p2p.shardcast.paths import delta_bases
 from p2p.shardcast.store import DRAFT, HASH_RATE, READ_BATCH, Cores, PolicyStore
-from p2p.shardcast.stored import StoredPolicy
 from p2p.wire import MIB
 from p2p.world import Disk, DiskEntry, World
 
@@ -64,15 +56,11 @@ says exactly what a small one weighs on its way, and about what a large one does
 the first chunks wait for no core. The rest is packed when it is asked for: of 2 GiB the first
 chunk leaves after 0.6 s of hashing on one core, not after 3."""
 
-_WORTH: Final = 0.8
-"""Of an anchor's bytes: a patch that has more is not offered. It takes its receivers more work,
-and room on their disks."""
-
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Digested:
+class Digested:
     """What was published: its index, and the chunks that are packed already."""
 
     index: Index
@@ -87,12 +75,12 @@ class _Digested:
 
 
 @dataclass(frozen=True, slots=True)
-class _Draft:
+class _PatchDraft:
     """A patch that no manifest names yet."""
 
     base: PolicyVersion
     path: str
-    digested: _Digested
+    digested: Digested
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,50 +128,6 @@ class _SpanWork:
         return [self._spans[number] for number in range(count)]
 
 
-class _RunWork:
-    """Codes runs of a patch; on all cores, so in any order."""
-
-    def __init__(
-        self,
-        disk: Disk,
-        cores: Cores,
-        base: StoredPolicy,
-        index: Index,
-        root: str,
-        mode: DeltaMode,
-    ) -> None:
-        self._disk = disk
-        self._cores = cores
-        self._base = base
-        self._index = index
-        self._root = root
-        self._mode = mode
-        self._deltas: dict[int, bytes | None] = {}
-
-    async def do(self, run: SpanRun) -> None:
-        """One run."""
-        place = self._index.place(run.first)
-        paths = (
-            self._base.file(place.file),
-            _join(self._root, self._index.files[place.file].path),
-        )
-        try:
-            old, new = [await self._disk.read(p, place.offset, run.size) for p in paths]
-        except FileNotFoundError:
-            old = new = b""
-        spans = self._base.index.spans[run.first : run.end]
-        rate = ENCODE_RUN_RATE[self._mode]
-        self._deltas[run.first] = await self._cores.run(
-            encode_run, run, self._mode, spans, old, new, cost=run.size / rate
-        )
-
-    def take(self, runs: Sequence[SpanRun]) -> list[bytes] | None:
-        """The deltas of these runs, in order; None if one could not be made."""
-        made = [self._deltas.pop(run.first) for run in runs]
-        deltas = [one for one in made if one is not None]
-        return deltas if len(deltas) == len(runs) else None
-
-
 def encode_spans(
     raw: bytes, cuts: Sequence[CutSpan], packed: int
 ) -> list[tuple[Span, bytes | None]]:
@@ -224,163 +168,17 @@ def _join(root: str, path: str) -> str:
     return f"{root}/{path}" if path else root
 
 
-class PolicyPublisher:
-    """Digests, signs and stores our own policies, and keeps the roster of whom to feed."""
+class Digester:
+    """From files to their index. What is published stays where it is."""
 
-    def __init__(
-        self,
-        world: World,
-        config: ShardcastConfig,
-        run: bytes,
-        statements: Statements,
-        store: PolicyStore,
-        roster: Callable[[], Sequence[RosterEntry]],
-    ) -> None:
-        self._statements = statements
+    def __init__(self, world: World, config: ShardcastConfig) -> None:
         self._world = world
         self._config = config
-        self._run = run
-        self._store = store
-        self._roster = roster
-        self._told: dict[PeerId, int] | None = None
-        self._told_at = 0.0
-        self._turn = trio.Lock()
+        self._cores = Cores(world)
 
-    async def prepare(
-        self,
-        version: PolicyVersion,
-        path: str,
-        newest_out: Callable[[], Manifest | None],
-    ) -> ev.Publish | Manifest:
-        """Make a version durable; a `Manifest` if just this was published before.
-
-        ``newest_out`` is asked when it is our turn: the publication before this one has told
-        the core by then. Raises `LocalProtocolError` rather than contradict what is out.
-        """
-        async with self._turn:
-            digested = await self._digest(path)
-            index, wires = digested.index, digested.wires
-            newest = max(
-                (one for one in (newest_out(), self._store.newest_own) if one is not None),
-                key=lambda manifest: manifest.version,
-                default=None,
-            )
-            if newest is not None and newest.version >= version:
-                is_same = newest.version == version and newest.weights_digest == index.digest
-                if is_same and self._store.stored(version) is not None:
-                    return newest
-                if not is_same:
-                    raise LocalProtocolError(
-                        f"version {version} cannot be published: version {newest.version} is"
-                        " out"
-                    )
-                manifest = newest  # signed before, and its files were gone since
-                patches: list[_Draft] = []
-            else:
-                patches = await self._make_patches(version, newest, digested, path)
-                manifest = self._sign(version, digested, newest, patches)
-            await self._store.commit_own(manifest, index, path)
-            self._cache(manifest.digest, wires)
-            for patch in patches:
-                await self._store.commit_patch(manifest, patch.digested.index, patch.path)
-                self._cache(patch.digested.index.digest, patch.digested.wires)
-            roster = self._next_roster()
-            if roster is not None:
-                await self._keep_roster(roster)
-            made = tuple(patch.digested.index for patch in patches)
-            return ev.Publish(manifest, index, roster, made)
-
-    def _cache(self, name: bytes, wires: dict[int, bytes]) -> None:
-        for chunk, wire in wires.items():
-            self._store.cache_nowait(name, chunk, wire)
-
-    def _sign(
-        self,
-        version: PolicyVersion,
-        digested: _Digested,
-        newest: Manifest | None,
-        patches: Sequence[_Draft],
-    ) -> Manifest:
-        index = digested.index
-        body = ManifestBody(
-            self._run,
-            version,
-            newest.version if newest is not None else NO_POLICY,
-            newest.digest if newest is not None else b"",
-            index.digest,
-            index.size,
-            (
-                Encoding.anchor(index, digested.wire),
-                *(Encoding.patch(patch.digested.index, patch.base) for patch in patches),
-            ),
-        )
-        return body.sign(self._world.signer)
-
-    async def _make_patches(
-        self,
-        version: PolicyVersion,
-        newest: Manifest | None,
-        digested: _Digested,
-        path: str,
-    ) -> list[_Draft]:
-        """Patches to a version from those that `delta_bases` names, as far as they are worth
-        it."""
-        if newest is None or not self._config.patches:
-            return []
-        folder = f"{self._store.folder}/{DRAFT}"
-        await self._world.disk.remove(folder)
-        made: list[_Draft] = []
-        for base in delta_bases(version, newest.version, self._store.versions):
-            entry = self._store.stored(base)
-            if entry is None or entry.manifest.trainer != newest.trainer:
-                continue
-            mode = DeltaMode.FAST if base == newest.version else DeltaMode.BY_EXPONENT
-            draft = f"{folder}/{base}.patch"
-            with entry.pin():
-                patch = await self._make_patch(entry, digested, path, mode, draft)
-            if patch is not None:
-                made.append(_Draft(base, draft, patch))
-        return made
-
-    async def _make_patch(
-        self, base: StoredPolicy, new: _Digested, path: str, mode: DeltaMode, draft: str
-    ) -> _Digested | None:
-        """Write the patch from ``base`` at ``draft``; None if there can be none, or it would be
-        large."""
-        if not is_alike(base.index, new.index):
-            return None
-        disk, runs = self._world.disk, runs_of(new.index)
-        wires: list[int] = []
-        work = _RunWork(disk, self._store.cores, base, new.index, path, mode)
-        step = 2 * self._world.cores
-        for first in range(0, len(runs), step):
-            some = runs[first : first + step]
-            await self._store.cores.for_each(some, work.do)
-            deltas = work.take(some)
-            if deltas is None or sum(wires) > new.wire * _WORTH:
-                await disk.remove(draft)
-                return None
-            wires += map(len, deltas)
-            await disk.append(draft, b"".join(deltas))
-        await disk.append(draft, encode_table(base.index, new.index, runs, wires))
-        size = await disk.size(draft)
-        if size is None or size > new.wire * _WORTH:
-            await disk.remove(draft)
-            return None
-        files = [PolicyFile("", size)]
-        cuts = cut_files([(size, ())], self._config.chunk_bytes or span_for(size))
-        return await self._digest_files(draft, files, cuts) if cuts is not None else None
-
-    async def _keep_roster(self, roster: Roster) -> None:
-        """A roster that is not on disk only costs the next life some pulls: the version goes
-        out without."""
-        try:
-            await self._store.keep_roster(roster)
-        except StorageError as error:
-            logger.warning("roster_not_kept reason=%s", error)
-
-    async def _digest(self, path: str) -> _Digested:
-        """Cut what is at ``path`` in spans and hash them; pack those at the front."""
+    async def digest(self, path: str) -> Digested:
+        """Cut what is at ``path`` in spans and hash them; pack those at the front. Raises
+        `LocalProtocolError`, `LimitExceeded`."""
         found = await self._list(path)
         files = [PolicyFile(entry.path, entry.size) for entry in found]
         size = sum(file.size for file in files)
@@ -393,17 +191,22 @@ class PolicyPublisher:
                 f"{path}: {size} bytes in {len(files)} files are over the limit of {MAX_CHUNKS}"
                 f" spans of {MAX_SPAN} bytes"
             )
-        digested = await self._digest_files(path, files, cuts)
+        digested = await self._hash(path, files, cuts)
         if await self._list(path) != found:
             raise LocalProtocolError(f"{path} was changed while it was published")
         return digested
 
-    async def _digest_files(
+    async def digest_patch(self, path: str, size: int) -> Digested | None:
+        """The same for a file of our own making, cut blindly; None if it is too large."""
+        cuts = cut_files([(size, ())], self._config.chunk_bytes or span_for(size))
+        return await self._hash(path, [PolicyFile("", size)], cuts) if cuts else None
+
+    async def _hash(
         self, path: str, files: Sequence[PolicyFile], cuts: Sequence[Sequence[CutSpan]]
-    ) -> _Digested:
-        work = _SpanWork(self._world.disk, self._store.cores, path)
-        await self._store.cores.for_each(_batches(files, cuts), work.do)
-        return _Digested(Index.of(files, work.spans(sum(map(len, cuts)))), work.wires)
+    ) -> Digested:
+        work = _SpanWork(self._world.disk, self._cores, path)
+        await self._cores.for_each(_batches(files, cuts), work.do)
+        return Digested(Index.of(files, work.spans(sum(map(len, cuts)))), work.wires)
 
     async def _list(self, path: str) -> Sequence[DiskEntry]:
         """The files to publish. Raises `LocalProtocolError` if they can be no policy."""
@@ -435,6 +238,138 @@ class PolicyPublisher:
             return tensors_untrusted(await read(path, LENGTH_BYTES, length), size)
         except BadMessage as error:
             raise LocalProtocolError(f"{path} cannot be published: {error}") from None
+
+
+class PolicyPublisher:
+    """Digests, signs and stores our own policies, and keeps the roster of whom to feed."""
+
+    def __init__(
+        self,
+        world: World,
+        config: ShardcastConfig,
+        run: bytes,
+        statements: Statements,
+        store: PolicyStore,
+        roster: Callable[[], Sequence[RosterEntry]],
+    ) -> None:
+        self._statements = statements
+        self._world = world
+        self._config = config
+        self._run = run
+        self._store = store
+        self._digester = Digester(world, config)
+        self._patcher = Patcher(world, store.cores)
+        self._roster = roster
+        self._told: dict[PeerId, int] | None = None
+        self._told_at = 0.0
+        self._turn = trio.Lock()
+
+    async def prepare(
+        self,
+        version: PolicyVersion,
+        path: str,
+        newest_out: Callable[[], Manifest | None],
+    ) -> ev.Publish | Manifest:
+        """Make a version durable; a `Manifest` if just this was published before.
+
+        ``newest_out`` is asked when it is our turn: the publication before this one has told
+        the core by then. Raises `LocalProtocolError` rather than contradict what is out.
+        """
+        async with self._turn:
+            digested = await self._digester.digest(path)
+            index, wires = digested.index, digested.wires
+            newest = max(
+                (one for one in (newest_out(), self._store.newest_own) if one is not None),
+                key=lambda manifest: manifest.version,
+                default=None,
+            )
+            if newest is not None and newest.version >= version:
+                is_same = newest.version == version and newest.weights_digest == index.digest
+                if is_same and self._store.stored(version) is not None:
+                    return newest
+                if not is_same:
+                    raise LocalProtocolError(
+                        f"version {version} cannot be published: version {newest.version} is"
+                        " out"
+                    )
+                manifest = newest  # signed before, and its files were gone since
+                patches: list[_PatchDraft] = []
+            else:
+                patches = await self._make_patches(version, newest, digested, path)
+                manifest = self._sign(version, digested, newest, patches)
+            await self._store.commit_own(manifest, index, path)
+            self._cache(manifest.digest, wires)
+            for patch in patches:
+                await self._store.commit_patch(manifest, patch.digested.index, patch.path)
+                self._cache(patch.digested.index.digest, patch.digested.wires)
+            roster = self._next_roster()
+            if roster is not None:
+                await self._keep_roster(roster)
+            made = tuple(patch.digested.index for patch in patches)
+            return ev.Publish(manifest, index, roster, made)
+
+    def _cache(self, name: bytes, wires: dict[int, bytes]) -> None:
+        for chunk, wire in wires.items():
+            self._store.cache_nowait(name, chunk, wire)
+
+    async def _make_patches(
+        self,
+        version: PolicyVersion,
+        newest: Manifest | None,
+        digested: Digested,
+        path: str,
+    ) -> list[_PatchDraft]:
+        """Patches to a version from those that `delta_bases` names, as far as they are worth
+        it."""
+        if newest is None or not self._config.patches:
+            return []
+        folder = f"{self._store.folder}/{DRAFT}"
+        await self._world.disk.remove(folder)
+        made: list[_PatchDraft] = []
+        for base in delta_bases(version, newest.version, self._store.versions):
+            entry = self._store.stored(base)
+            if entry is None or entry.manifest.trainer != newest.trainer:
+                continue
+            mode = DeltaMode.FAST if base == newest.version else DeltaMode.BY_EXPONENT
+            draft, most = f"{folder}/{base}.patch", int(WORTH * digested.wire)
+            with entry.pin():
+                size = await self._patcher.write(
+                    entry, digested.index, path, draft, mode=mode, most=most
+                )
+            patch = await self._digester.digest_patch(draft, size) if size else None
+            if patch is not None:
+                made.append(_PatchDraft(base, draft, patch))
+        return made
+
+    def _sign(
+        self,
+        version: PolicyVersion,
+        digested: Digested,
+        newest: Manifest | None,
+        patches: Sequence[_PatchDraft],
+    ) -> Manifest:
+        index = digested.index
+        body = ManifestBody(
+            self._run,
+            version,
+            newest.version if newest is not None else NO_POLICY,
+            newest.digest if newest is not None else b"",
+            index.digest,
+            index.size,
+            (
+                Encoding.anchor(index, digested.wire),
+                *(Encoding.patch(patch.digested.index, patch.base) for patch in patches),
+            ),
+        )
+        return body.sign(self._world.signer)
+
+    async def _keep_roster(self, roster: Roster) -> None:
+        """A roster that is not on disk only costs the next life some pulls: the version goes
+        out without."""
+        try:
+            await self._store.keep_roster(roster)
+        except StorageError as error:
+            logger.warning("roster_not_kept reason=%s", error)
 
     def _next_roster(self) -> Roster | None:
         """A new epoch if those to feed have changed, and the last one is old enough or was

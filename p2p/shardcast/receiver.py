@@ -97,15 +97,26 @@ class Receiver:
         if size > wanted:  # no chunk of this span: its bytes need not be seen
             self._handle(ev.ChunkCame(peer, header, b"", is_right=False))
             return False
-        trusted = self._core.expects(peer, header)
-        data = await self._read_body(reader, size, trusted=trusted)
-        if data is None:
+        event = await self._read_chunk(peer, header, reader, size)
+        if event is None:
             return False
-        await dawdle(self._world, "shardcast/slow reader")
-        self._handle(await self._judge(peer, header, data))
+        self._handle(event)
         self._world.sometimes("shardcast/chunk came twice", self._core.stats.duplicates > 0)
         await self._taken(header.policy)
         return True
+
+    async def _read_chunk(
+        self, peer: PeerId, header: ChunkHeader, reader: BulkReader, size: int
+    ) -> ev.ChunkCame | ev.ChunkDiscarded | None:
+        """The rest of a chunk's frame, judged; None if it was given up for others. It counts
+        against the budget until it is judged: a core may be awaited for that."""
+        scope = trio.CancelScope()
+        trusted = self._core.expects(peer, header)
+        with self.budget.frame(trusted=trusted, give_up=scope.cancel) as hold, scope:
+            data = await reader.take(size, hold)
+            await dawdle(self._world, "shardcast/slow reader")
+            return await self._judge(peer, header, data)
+        return None
 
     async def _judge(
         self, peer: PeerId, header: ChunkHeader, data: bytes

@@ -25,6 +25,7 @@ from p2p.shardcast.core.core import ShardcastCore
 from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.disk import DiskHealth
 from p2p.shardcast.forest import RosterEntry
+from p2p.shardcast.index import Index
 from p2p.shardcast.manifest import NO_POLICY, PROTOCOL_ID, Equivocation, Manifest, PolicyVersion
 from p2p.shardcast.messages import (
     BULK_PROTOCOL_ID,
@@ -108,6 +109,13 @@ class Shardcast:
         return (newest.manifest.version, newest.share) if newest is not None else None
 
     @property
+    def fetching_bytes(self) -> int:
+        """Raw bytes of the version that `fetching` names; 0 if there is none."""
+        coming = [download for download in self._core.downloads if not download.stored]
+        newest = max(coming, key=lambda download: download.manifest.version, default=None)
+        return newest.manifest.size if newest is not None else 0
+
+    @property
     def stats(self) -> ShardcastStats:
         """What this node moved and dropped since it started."""
         return self._core.stats
@@ -123,6 +131,13 @@ class Shardcast:
         if entry is None:
             raise KeyError(version)
         return entry.manifest
+
+    def index(self, version: PolicyVersion) -> Index:
+        """The files and spans of a version that is whole here. Raises `KeyError`."""
+        entry = self._store.stored(version)
+        if entry is None:
+            raise KeyError(version)
+        return entry.index
 
     @property
     def held(self) -> tuple[PolicyVersion, ...]:
@@ -233,6 +248,8 @@ class Shardcast:
                 self._host.send(peer, PROTOCOL_ID, encode_message(message))
             case ev.Push(peer, item):
                 self._sender(peer).push_nowait(item)
+            case ev.Connect(peer):
+                self._sender(peer)
             case ev.Gossip(message):
                 self._announce(encode_message(message))
             case ev.Begin(manifest, index):

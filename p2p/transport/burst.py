@@ -7,7 +7,7 @@ the line empties it in `HORIZON`, and one that has not is given ever more.
 
 Example: a relay on 20 Mbit/s feeds seven children, each over a connection that carries 0.36
 MB/s. With four full records a batch (256 KiB) and 128 KiB in the kernel, a message waits for
-up to a second behind a chunk of a megabyte; with 16 KiB of each, for 90 ms.
+up to a second behind a chunk of a megabyte; with 36 KiB of each, for 0.2 s.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from typing import Final
 
 from p2p.wire import KI
 
-HORIZON: Final = 0.02
-"""Seconds of its line that a connection commits to at a time: a round trip within a country.
-Above 3 MB/s a whole record of 64 KiB goes at once, above 13 MB/s all that ever does."""
-SHORTEST: Final = 16 * KI
-"""Bytes committed to on the slowest line: the headers of frame and record
-are 0.2 % of it."""
+HORIZON: Final = 0.1
+"""Seconds of its line that a connection commits to at a time: as long as the queue in front of
+a home's line mostly is. Less makes more wake-ups, which are what slow lines cost. Above 0.7
+MB/s a whole record of 64 KiB goes at once, above 2.6 MB/s all that ever does."""
+SHORTEST: Final = 32 * KI
+"""Bytes committed to on the slowest line: half a chunk of 64 KiB, so that the kernel wakes us
+two or three times for each."""
 _GROWTH: Final = 4 * KI
-"""Bytes more for each batch that the kernel took at once. The 60 batches that lead from 16 to
+"""Bytes more for each batch that the kernel took at once. The 56 batches that lead from 32 to
 256 KiB are 8 MB, a tenth of a second of a fast line; the few that a slow line takes at once
 after each pause change little."""
 

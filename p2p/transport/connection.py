@@ -63,6 +63,7 @@ from p2p.world import Timer, World
 BATCH: Final = 4
 """Records sealed for one send; more measured no faster."""
 _BATCH_BYTES: Final = BATCH * (2 + MAX_RECORD)
+"""Bytes of those records with their lengths: the size of a sealing buffer, 256 KiB."""
 _WORTH_KEEPING: Final = 8
 """Which part of a sealing buffer must be left unsent for the connection to keep the buffer
 while it waits: less is copied, so that a peer that takes nothing of a ping's answer does not
@@ -73,9 +74,11 @@ core.
 """
 _buffers: list[bytearray] = []
 MAX_SPOKEN: Final = 256
-"""Protocols remembered of one peer: what it may tell by identify, twice."""
+"""Protocols remembered of one peer: what it may tell by identify (128), twice, as a program
+that is updated tells others."""
 READ_BYTES: Final = 512 * KI
-"""Bytes asked of the raw stream at once: eight full records."""
+"""Bytes asked of the raw stream at once: eight full records, two of the peer's batches, opened
+one after the other without another system call."""
 _CAUTIOUS_READ: Final = 16 * KI
 """Bytes asked of a peer whose last bytes were small frames: 1,260 empty ones, 3 ms at a time,
 where `READ_BYTES` would be 90 ms in which no other connection is served."""
@@ -107,7 +110,8 @@ class ConnectionConfig:
     """Seconds without a byte from the peer before we ask for one; two more, and it is gone."""
 
     close_timeout: float = 2.0
-    """Seconds to flush what is queued when we close."""
+    """Seconds to flush what is queued when we close, as long as the host has for all of them
+    (`p2p.connector.CLOSE_TIMEOUT`)."""
 
     yield_every: int = 64 * KI
     """Bytes a task may send or receive on a stream between two schedule points."""

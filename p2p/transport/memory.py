@@ -8,6 +8,7 @@ from typing import Final
 
 import trio
 
+from p2p.concurrency import ConflictDetector
 from p2p.errors import ConfigError, PeerUnreachable
 from p2p.multiaddr import Multiaddr
 from p2p.network import Listener
@@ -40,16 +41,15 @@ class MemoryStream(trio.abc.HalfCloseableStream):
         self._in = incoming
         self._out = outgoing
         self._closed = False
-        self._sending = False
-        self._receiving = False
+        self._sending = ConflictDetector("sending on this stream")
+        self._receiving = ConflictDetector("receiving from this stream")
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Send, waiting while the pipe is full."""
-        self._check_sending()
-        await trio.lowlevel.checkpoint()
-        view = memoryview(data)
-        self._sending = True
-        try:
+        with self._sending:
+            self._check_open()
+            await trio.lowlevel.checkpoint()
+            view = memoryview(data)
             while True:
                 self._check_open()
                 room = PIPE_BYTES - len(self._out.buffer)
@@ -60,8 +60,6 @@ class MemoryStream(trio.abc.HalfCloseableStream):
                 if not view:
                     return
                 await self._out.writable.wait()
-        finally:
-            self._sending = False
 
     @property
     def unsent(self) -> int:
@@ -70,35 +68,24 @@ class MemoryStream(trio.abc.HalfCloseableStream):
 
     async def wait_unsent(self, at_most: int) -> None:
         """Return when the other end has read all but so many bytes."""
-        self._check_sending()
-        self._sending = True
-        try:
+        with self._sending:
+            self._check_open()
             while len(self._out.buffer) > at_most:
                 await self._out.writable.wait()
                 self._check_open()
-        finally:
-            self._sending = False
 
     def keep_short(self, low_water: int) -> None:
         """A pipe is short as it is."""
 
     async def wait_send_all_might_not_block(self) -> None:
         """Return when there is room in the pipe."""
-        self._check_sending()
-        await trio.lowlevel.checkpoint()
-        self._sending = True
-        try:
+        with self._sending:
+            self._check_open()
+            await trio.lowlevel.checkpoint()
             self._check_open()
             while len(self._out.buffer) >= PIPE_BYTES:
                 await self._out.writable.wait()
                 self._check_open()
-        finally:
-            self._sending = False
-
-    def _check_sending(self) -> None:
-        if self._sending:
-            raise trio.BusyResourceError("another task is sending on this stream")
-        self._check_open()
 
     def _check_open(self) -> None:
         if self._closed or self._out.ended:
@@ -108,28 +95,22 @@ class MemoryStream(trio.abc.HalfCloseableStream):
 
     async def send_eof(self) -> None:
         """End the outgoing direction."""
-        if self._sending:
-            raise trio.BusyResourceError("another task is sending on this stream")
-        if self._closed:
-            raise trio.ClosedResourceError("this stream was closed")
-        self._out.ended = True
-        self._out.readable.set()
-        await trio.lowlevel.checkpoint()
+        with self._sending:
+            if self._closed:
+                raise trio.ClosedResourceError("this stream was closed")
+            self._out.ended = True
+            self._out.readable.set()
+            await trio.lowlevel.checkpoint()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """Whatever is there, or ``b""`` at the end."""
         limit = PIPE_BYTES if max_bytes is None else operator.index(max_bytes)
         if limit < 1:
             raise ValueError("max_bytes must be at least 1")
-        if self._receiving:
-            raise trio.BusyResourceError("another task is receiving from this stream")
-        self._receiving = True
-        try:
+        with self._receiving:
             await trio.lowlevel.checkpoint()
             while not self._closed and not self._in.buffer and not self._in.ended:
                 await self._in.readable.wait()
-        finally:
-            self._receiving = False
         if self._closed:
             raise trio.ClosedResourceError("this stream was closed")
         data = bytes(self._in.buffer[:limit])

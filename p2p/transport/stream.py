@@ -12,6 +12,7 @@ from typing import Final, Protocol
 
 import trio
 
+from p2p.concurrency import ConflictDetector
 from p2p.errors import LimitExceeded, LocalProtocolError, ProtocolError, ProtocolNotSupported
 from p2p.host import Stream
 from p2p.identity import PeerId, ProtocolId
@@ -101,7 +102,8 @@ class MuxedStream(Stream):
         ] = []  # a few, at most: an empty deque takes 0.7 KiB, and streams are idle
         self._readable = Wakeup()
         self._writable = Wakeup()
-        self._receiving = self._sending = False
+        self._sending = ConflictDetector("sending on this stream")
+        self._receiving = ConflictDetector("receiving from this stream")
         self._stalls = 0  # looks of `has_stalled` during the present wait for room
         self._ended = False  # the peer will send no more
         self._sent_end = False
@@ -135,33 +137,29 @@ class MuxedStream(Stream):
 
         Raises `trio.BrokenResourceError`, `trio.ClosedResourceError`, `trio.BusyResourceError`.
         """
-        if self._sending:
-            raise trio.BusyResourceError("another task is sending on this stream")
-        self._check_sending()
-        await trio.lowlevel.checkpoint_if_cancelled()
-        view = memoryview(data)
-        if view.nbytes != len(view):
-            view = view.cast("B")
-        size = len(view)
-        self._credit -= size
-        waited = False
-        self._sending = True
-        try:
-            while size:
-                sent = self._owner.mux.send(self._id, view)
-                self._owner.flush()
-                size -= sent
-                if size:
-                    view = view[sent:]
-                    waited = True
-                    self._stalls = 0
-                    await self._writable.wait()
-                    self._check_sending()
-        except LocalProtocolError as error:
-            # We check what we do: the peer has ended the stream, and we are yet to be told.
-            raise trio.BrokenResourceError(str(error)) from error
-        finally:
-            self._sending = False
+        with self._sending:
+            self._check_sending()
+            await trio.lowlevel.checkpoint_if_cancelled()
+            view = memoryview(data)
+            if view.nbytes != len(view):
+                view = view.cast("B")
+            size = len(view)
+            self._credit -= size
+            waited = False
+            try:
+                while size:
+                    sent = self._owner.mux.send(self._id, view)
+                    self._owner.flush()
+                    size -= sent
+                    if size:
+                        view = view[sent:]
+                        waited = True
+                        self._stalls = 0
+                        await self._writable.wait()
+                        self._check_sending()
+            except LocalProtocolError as error:
+                # We check what we do: the peer has ended the stream, and we are yet to be told.
+                raise trio.BrokenResourceError(str(error)) from error
         if self._credit <= 0:
             self._credit = self._owner.yield_every
             if not waited:
@@ -173,27 +171,24 @@ class MuxedStream(Stream):
         What other streams of the connection had sealed before counts too; what they say later
         does not.
         """
-        if self._sending:
-            raise trio.BusyResourceError("another task is sending on this stream")
-        self._check_draining()
-        await trio.lowlevel.checkpoint()
-        queued, mark = -1, 0
-        self._sending = True
-        try:
-            while True:
-                self._check_draining()
-                now = self._owner.mux.queued(self._id)
-                if now != queued:
-                    # what has been taken since the last look lies below
-                    queued, mark = now, self._owner.sealed
-                    self._stalls = 0
-                if queued + self._owner.unsent(mark) <= at_most:
-                    return
-                self._owner.drain(self, mark + queued - at_most)
-                await self._writable.wait()
-        finally:
-            self._sending = False
-            self._owner.undrain(self)
+        with self._sending:
+            self._check_draining()
+            await trio.lowlevel.checkpoint()
+            queued, mark = -1, 0
+            try:
+                while True:
+                    self._check_draining()
+                    now = self._owner.mux.queued(self._id)
+                    if now != queued:
+                        # what has been taken since the last look lies below
+                        queued, mark = now, self._owner.sealed
+                        self._stalls = 0
+                    if queued + self._owner.unsent(mark) <= at_most:
+                        return
+                    self._owner.drain(self, mark + queued - at_most)
+                    await self._writable.wait()
+            finally:
+                self._owner.undrain(self)
 
     def _check_draining(self) -> None:
         if self._closed:
@@ -203,31 +198,26 @@ class MuxedStream(Stream):
 
     async def wait_send_all_might_not_block(self) -> None:
         """Return when `send_all` would take at least one byte at once."""
-        if self._sending:
-            raise trio.BusyResourceError("another task is sending on this stream")
-        self._check_sending()
-        await trio.lowlevel.checkpoint()
-        self._sending = True
-        try:
+        with self._sending:
             self._check_sending()
-            while not self._owner.mux.room(self._id):
-                await self._writable.wait()
-                self._check_sending()
-        except LocalProtocolError as error:
-            raise trio.BrokenResourceError(str(error)) from error
-        finally:
-            self._sending = False
+            await trio.lowlevel.checkpoint()
+            self._check_sending()
+            try:
+                while not self._owner.mux.room(self._id):
+                    await self._writable.wait()
+                    self._check_sending()
+            except LocalProtocolError as error:
+                raise trio.BrokenResourceError(str(error)) from error
 
     async def send_eof(self) -> None:
         """Say that nothing more will be sent; receiving goes on."""
-        if self._sending:
-            raise trio.BusyResourceError("another task is sending on this stream")
-        if not self._sent_end or self._closed:
-            self._check_sending()
-        self._sent_end = True
-        self._owner.mux.send_end(self._id)
-        self._owner.flush()
-        await self._checkpoint()
+        with self._sending:
+            if not self._sent_end or self._closed:
+                self._check_sending()
+            self._sent_end = True
+            self._owner.mux.send_end(self._id)
+            self._owner.flush()
+            await self._checkpoint()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         """The next bytes, or ``b""`` when the peer has ended the stream.
@@ -240,15 +230,14 @@ class MuxedStream(Stream):
         """
         if max_bytes is not None and operator.index(max_bytes) < 1:
             raise ValueError("max_bytes must be at least 1")
-        if self._receiving:
-            raise trio.BusyResourceError("another task is receiving from this stream")
-        if self._taken:  # the application comes back, and is done with it
-            self._owner.budget.release(self, self._taken)
-            self._taken = 0
-        if self._chunks and self._credit > 0 and not self._closed:
-            await trio.lowlevel.checkpoint_if_cancelled()
-        else:
-            await self._wait_readable()
+        with self._receiving:
+            if self._taken:  # the application comes back, and is done with it
+                self._owner.budget.release(self, self._taken)
+                self._taken = 0
+            if self._chunks and self._credit > 0 and not self._closed:
+                await trio.lowlevel.checkpoint_if_cancelled()
+            else:
+                await self._wait_readable()
         if not self._chunks:
             return b""
         chunk = self._chunks.pop(0)
@@ -266,18 +255,14 @@ class MuxedStream(Stream):
 
     async def _wait_readable(self) -> None:
         """Return, after a checkpoint, once there is a chunk or the end. Raises otherwise."""
-        self._receiving = True
-        try:
-            if self._is_readable():
-                if self._credit > 0:
-                    await trio.lowlevel.checkpoint_if_cancelled()
-                else:
-                    self._credit = self._owner.yield_every
-                    await trio.lowlevel.checkpoint()
-            while not self._is_readable():
-                await self._readable.wait()
-        finally:
-            self._receiving = False
+        if self._is_readable():
+            if self._credit > 0:
+                await trio.lowlevel.checkpoint_if_cancelled()
+            else:
+                self._credit = self._owner.yield_every
+                await trio.lowlevel.checkpoint()
+        while not self._is_readable():
+            await self._readable.wait()
 
     def _is_readable(self) -> bool:
         if self._closed:
@@ -349,8 +334,10 @@ class MuxedStream(Stream):
         """Queue all of ``data`` if there is room at once, else nothing. Never raises for what a
         peer did.
         """
+        if self._sending.is_busy or not self.is_open:
+            return False
         try:
-            if self._sending or not self.is_open or self._owner.mux.room(self._id) < len(data):
+            if self._owner.mux.room(self._id) < len(data):
                 return False
             self._owner.mux.send(self._id, memoryview(data))
         except LocalProtocolError:
@@ -435,7 +422,7 @@ class MuxedStream(Stream):
         """Asked once in a while: whether a `send_all` waited in vain at the last `STALLS`
         looks.
         """
-        self._stalls = self._stalls + 1 if self._sending else 0
+        self._stalls = self._stalls + 1 if self._sending.is_busy else 0
         return self._stalls > STALLS
 
     def wake_sender(self) -> None:

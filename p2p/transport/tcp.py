@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import operator
+import select
 import socket
 import struct
 import sys
@@ -19,6 +20,7 @@ from typing import Final
 
 import trio
 
+from p2p.concurrency import ConflictDetector
 from p2p.errors import ConfigError, LimitExceeded, PeerUnreachable
 from p2p.multiaddr import Multiaddr
 from p2p.network import Listener
@@ -43,12 +45,15 @@ DNS_THREADS: Final = 4
 a thread for up to half a minute, and must hold up neither the disk nor the proofs, which have
 theirs."""
 MAX_NAME_ADDRS: Final = 4
-"""Addresses of one name that are tried."""
+"""Addresses of one name that are tried: as many as are tried at the same time
+(`p2p.transport.dial.AT_ONCE`). A stranger's name may have hundreds."""
 DNS_TIMEOUT: Final = 5.0
 """Seconds for a name to be looked up: the resolver's first question and a repetition."""
 ACCEPT_BATCH: Final = 64
-"""Connections accepted in one pass of the scheduler: 20 µs each."""
+"""Connections accepted in one pass of the scheduler, 20 µs each. With one a pass, as trio's
+server does, a backlog of 340 built up in a flood."""
 _DEFAULT_READ: Final = 64 * KI
+"""Bytes of a read for which the caller names no number: one record."""
 _FAMILY: Final = {"dns4": socket.AF_INET, "dns6": socket.AF_INET6}
 # For each wildcard: a family, an address reserved for documentation (RFC 5737, RFC 3849), and
 # loopback.
@@ -65,13 +70,29 @@ class TcpStream(trio.abc.HalfCloseableStream):
     def __init__(self, sock: socket.socket) -> None:
         """``sock`` is connected and non-blocking; the stream owns it from now on."""
         self._sock = sock
-        self._sending = False
+        self._sending = ConflictDetector("sending on this stream")
         self._sent_end = False
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._low_water = NOT_SENT_LOW_WATER
         self._set_low_water(NOT_SENT_LOW_WATER)
         self.remote_addr = Multiaddr.tcp(*_without_scope(sock.getpeername()))
         """Whom the kernel says this is."""
+
+    def has_gone(self) -> bool:
+        """Whether the other end has closed or reset its direction, as far as the kernel knows.
+
+        Where it does not tell before all is read (macOS), only a reset counts.
+        """
+        return self._sock.fileno() < 0 or self._is(getattr(select, "POLLRDHUP", 0))
+
+    def has_spoken(self) -> bool:
+        """Whether there is something to read, if only the end."""
+        return self._sock.fileno() >= 0 and self._is(select.POLLIN)
+
+    def _is(self, state: int) -> bool:
+        asked = select.poll()
+        asked.register(self._sock, state)
+        return bool(asked.poll(0))
 
     async def receive_into(self, buffer: memoryview) -> int:
         """Receive into ``buffer``; 0 at the end."""
@@ -150,9 +171,8 @@ class TcpStream(trio.abc.HalfCloseableStream):
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Send, waiting while the kernel's buffer is full."""
-        self._check_sending()
-        self._sending = True
-        try:
+        with self._sending:
+            self._check_open()
             await trio.lowlevel.checkpoint()
             view = memoryview(data)
             self._check_open()
@@ -161,31 +181,25 @@ class TcpStream(trio.abc.HalfCloseableStream):
                 view = view[sent:]
                 if view:
                     await self._wait(trio.lowlevel.wait_writable)
-        finally:
-            self._sending = False
 
     async def wait_send_all_might_not_block(self) -> None:
         """Return when the kernel's buffer has room."""
-        self._check_sending()
-        self._sending = True
-        try:
+        with self._sending:
+            self._check_open()
             await self._wait(trio.lowlevel.wait_writable)
-        finally:
-            self._sending = False
 
     async def send_eof(self) -> None:
         """End the outgoing direction."""
-        if self._sending:
-            raise trio.BusyResourceError("another task is sending on this stream")
-        if self._sock.fileno() < 0:
-            raise trio.ClosedResourceError("this socket was closed")
-        if not self._sent_end:
-            self._sent_end = True
-            try:
-                self._sock.shutdown(socket.SHUT_WR)
-            except OSError as error:
-                raise _broken(error) from error
-        await trio.lowlevel.checkpoint()
+        with self._sending:
+            if self._sock.fileno() < 0:
+                raise trio.ClosedResourceError("this socket was closed")
+            if not self._sent_end:
+                self._sent_end = True
+                try:
+                    self._sock.shutdown(socket.SHUT_WR)
+                except OSError as error:
+                    raise _broken(error) from error
+            await trio.lowlevel.checkpoint()
 
     async def aclose(self) -> None:
         """Close the socket; what the kernel has taken still goes out."""
@@ -193,11 +207,6 @@ class TcpStream(trio.abc.HalfCloseableStream):
             trio.lowlevel.notify_closing(self._sock)
             self._sock.close()
         await trio.lowlevel.checkpoint()
-
-    def _check_sending(self) -> None:
-        if self._sending:
-            raise trio.BusyResourceError("another task is sending on this stream")
-        self._check_open()
 
     def _check_open(self) -> None:
         if self._sock.fileno() < 0 or self._sent_end:

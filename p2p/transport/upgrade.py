@@ -20,7 +20,8 @@ from p2p.transport.core.negotiate import Chooser, Proposer
 from p2p.transport.core.noise import NoiseHandshake, NoiseSession, StaticKey
 
 _READ: Final = 4096
-"""Bytes read at once; a whole handshake has about 500."""
+"""Bytes read at once; a whole handshake has about 500, so one read has all that a peer sends
+before it waits for us."""
 
 
 @dataclass(frozen=True, slots=True)

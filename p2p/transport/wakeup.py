@@ -37,9 +37,17 @@ class Wakeup:
 
 @runtime_checkable
 class AddressedStream(Protocol):
-    """A raw stream that knows where its other end is."""
+    """A raw stream that knows where its other end is, and what became of it."""
 
     remote_addr: Multiaddr
+
+    def has_spoken(self) -> bool:
+        """Whether there is something to read."""
+        ...
+
+    def has_gone(self) -> bool:
+        """Whether the other end has closed its direction, whatever is yet to be read."""
+        ...
 
 
 @runtime_checkable

@@ -22,6 +22,7 @@ import trio
 from rich.console import Console
 from rich.live import Live
 
+from p2p.concurrency import leaves
 from p2p.errors import ConfigError, StorageError
 from p2p.node.process import check_key_place, told_by_signals
 from p2p.node.usage import (
@@ -51,7 +52,7 @@ except ImportError:
     resource = None  # type: ignore[assignment]  # `check_machine` says what to do
 
 MAX_STEPS: Final = 100_000
-"""A day and a half at one step a second."""
+"""Steps of a demo: a day and a half at 1.3 s a step, which it takes on two cores."""
 MEMORY: Final = 2 * GIB
 """Bytes that the demo needs. Measured are 1.3 GB: six nodes of 42 MB, four engines of 172 MB,
 the trainer's of 304 MB, this process; torch with CUDA takes more. A machine that swaps is
@@ -256,15 +257,6 @@ def _invite(console: Console, nodes: DemoNodes) -> None:
     console.print(
         f"join from another shell: {join_command(nodes)}", soft_wrap=True, markup=False
     )
-
-
-def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    """The errors of a group, without the groups around them."""
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from leaves(error)
-        else:
-            yield error
 
 
 def join_command(nodes: DemoNodes) -> str:

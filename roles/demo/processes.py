@@ -12,33 +12,25 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import trio
 
+from p2p.concurrency import Notifier
 from p2p.errors import ShoalError
 from p2p.identity import KeyPair
 from p2p.machine import load_or_create_key
 from p2p.wire import KI
 from proofs.checks import Limits
+from roles.demo.cast import CAST
 from roles.demo.status import Status, SwarmStatus
 from roles.envs.base import environment_digest
 from roles.rl.recipe import Recipe
 from roles.run import Run, sign_run
 from roles.run.core.file import Delivery, EnvironmentPin, Model, Terms
-
-CAST: Final[Mapping[str, str]] = {
-    "relay-1": "none",
-    "trainer-1": "trainer",
-    "validator-1": "validator",
-    "inference-1": "inference",
-    "inference-2": "inference",
-    "cheat-1": "roles.demo.cheats:Cheat",
-}
-"""Who plays, by folder name; the first is the bootstrap peer of the others."""
 
 RUN_FILE: Final = "run.shoal"
 """The signed run file, in the demo's folder."""
@@ -49,7 +41,7 @@ FINISH_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 1.5
 """How long a process may take to end before it is killed: Ctrl-C promises under 3 s for all."""
 CHUNK_BYTES: Final = 32 * KI
-"""So small that a policy of 420 kB has a forest to flow through."""
+"""So small that a policy of 420 kB, 13 chunks, has a forest to flow through."""
 
 # Calibrated on the demo's own policy: 4,000 honest groups have a mantissa mean of at most 0.047
 # and one exponent mismatch; weights one step old at the lowest rate have a mean of 1.2 in the
@@ -75,7 +67,7 @@ class DemoPlan:
     """How it is trained."""
 
     evaluate_every: int = 10
-    """Steps between evaluations."""
+    """Steps between evaluations: seven points make a curve of 60 steps."""
 
     folder: Path
     """Where the nodes keep their data."""
@@ -115,7 +107,7 @@ class NodeProcess:
         self.greeting: Status | None = None
         self.status: Status | None = None
         self.process: trio.Process | None = None
-        self._heard = trio.Event()
+        self._heard = Notifier()
 
     async def start(self, arguments: list[str]) -> trio.Process:
         """Run ``python -m p2p.node``; its log goes to the folder."""
@@ -146,8 +138,7 @@ class NodeProcess:
             self.greeting = said
         elif "event" not in said:
             self.status = said
-        self._heard.set()
-        self._heard = trio.Event()
+        self._heard.notify_all()
 
     async def wait_greeting(self) -> Status:
         """What it said first. Raises `DemoError` if it says nothing."""
@@ -192,7 +183,7 @@ class DemoNodes:
         self.children = {name: NodeProcess(name, plan.folder) for name in CAST}
         self._nursery = nursery
         self._stopping = False
-        self._news = trio.Event()
+        self._news = Notifier()
 
     async def start(self) -> None:
         """Start all: first the bootstrap peer, then the rest."""
@@ -230,7 +221,7 @@ class DemoNodes:
         return str(greeting["addrs"][0])
 
     def _hear(self) -> None:
-        self._news.set()
+        self._news.notify_all()
 
     async def _attend(self, child: NodeProcess, process: trio.Process) -> None:
         await child.listen(self._hear)
@@ -264,7 +255,6 @@ class DemoNodes:
 
     async def wait_news(self) -> None:
         """Return when any of the cast has said something."""
-        self._news = trio.Event()
         await self._news.wait()
 
     async def stop(self) -> None:

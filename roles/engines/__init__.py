@@ -1,7 +1,14 @@
 """Engines: what samples, scores and trains a policy.
 
-`base` is what a role may ask of one, `config` what it is made of. `client` opens one in a
-process of its own, where `worker` reads calls and answers them; `codec` is the calls' bytes.
-`fake` needs no model and is for simulations; `tiny` is a small transformer on torch.
-`safetensors` reads and writes the files of weights.
+Read `base` first: what a role may ask of one, and the values that cross the border. `config` is
+what an engine is made of, and what a machine's owner allows. `client` opens one in a process of
+its own, where `worker` reads calls and answers them; `codec` is the calls' bytes. `fake` needs
+no model and is for simulations; `tiny` is a small transformer on torch. `safetensors` reads and
+writes the files of weights.
+
+How data flows: tasks and seeds go in as a frame on the worker's standard input; the worker
+calls its engine; tokens, proofs or evidence come back as a frame. Weights travel as files.
+
+A role calls `open_engine`, and then `load` and `generate` (inference), `load` and `score` (a
+validator), or `open`, `step`, `save` and `evaluate` (a trainer).
 """

@@ -111,7 +111,7 @@ class Generator(Protocol):
 
 
 class Scorer(Protocol):
-    """Replays other people's completions by one prefill and says what it saw."""
+    """Replays other nodes' completions by one prefill and says what it saw."""
 
     async def load(self, weights: str) -> None:
         """Replace the weights in place by those of a safetensors file."""

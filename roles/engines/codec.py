@@ -20,7 +20,8 @@ MAX_FRAME: Final = 64 * 1024 * 1024
 MB."""
 
 LENGTH_BYTES: Final = 4
-"""Frames are behind their big-endian length."""
+"""Frames are behind their big-endian length, of four bytes: more than a frame may have
+(`MAX_FRAME`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ Theory of operation
 Every output is a function of the inputs. A policy is a real safetensors file: bf16 noise of
 which each step moves one value in 64 by one ulp (so that deltas are as small as real ones), and
 a few scalars, among them ``skill``, the probability of a right answer. A completion is a
-function of (policy digest, prompt, seed), a proof one of (family, step, tokens): a fake scorer
+function of (policy digest, prompt, seed), a proof one of (lineage, step, tokens): a fake scorer
 therefore recomputes both exactly. Honest work gives clean evidence; each cheat gives the kind
 of evidence that the real instruments give:
 
@@ -47,16 +47,17 @@ from roles.engines.config import EngineConfig
 from roles.engines.safetensors import RawTensor
 from roles.envs.base import Environment, open_environment
 
-_CHANGED: Final = 64
+_CHANGED_ONE_IN: Final = 64
 """One bf16 value in this many moves at each step; real policies at lr 1e-6: 1.3 to 1.8 in
 100."""
 _PROOF: Final = struct.Struct(">4sI16s")
-"""Family, step, digest of the tokens."""
-_NEVER_MEANT: Final = 0.5
+"""Lineage, step, digest of the tokens."""
+_FOREIGN_DRAW: Final = 0.5
 """The draw distance that is reported when a token is not the seed's."""
 _OTHER_WEIGHTS: Final = 60
-"""Exponent mismatches that other weights show (of 128)."""
-_FAMILY_RANGE: Final = 1 << 24
+"""Exponent mismatches that other weights show, of 128: far beyond any limit, as real ones
+are."""
+_LINEAGE_RANGE: Final = 1 << 24
 """Scalars are stored as F32, which holds integers exactly up to this."""
 
 
@@ -65,14 +66,14 @@ class FakePolicy:
     """What a weights file of this engine holds."""
 
     noise: bytes
-    family: int
+    lineage: int
     """Equal along one training run."""
     step: int
     skill: float
 
     def encode(self) -> bytes:
         """As a safetensors file."""
-        scalars = struct.pack("<3f", self.family, self.step, self.skill)
+        scalars = struct.pack("<3f", self.lineage, self.step, self.skill)
         return safetensors.encode(
             {
                 "fake.noise": RawTensor("BF16", (len(self.noise) // 2,), self.noise),
@@ -90,8 +91,8 @@ def decode_policy(data: bytes) -> FakePolicy:
     scalars, noise = tensors.get("fake.scalars"), tensors.get("fake.noise")
     if scalars is None or noise is None or len(scalars.data) != 12:
         raise EngineError("these weights are not the fake engine's")
-    family, step, skill = struct.unpack("<3f", scalars.data)
-    return FakePolicy(bytes(noise.data), int(family), int(step), skill)
+    lineage, step, skill = struct.unpack("<3f", scalars.data)
+    return FakePolicy(bytes(noise.data), int(lineage), int(step), skill)
 
 
 def first_policy(config: EngineConfig) -> FakePolicy:
@@ -100,7 +101,7 @@ def first_policy(config: EngineConfig) -> FakePolicy:
     profile = config.profile
     return FakePolicy(
         rng.randbytes(profile.policy_bytes & ~1),
-        rng.randrange(_FAMILY_RANGE),
+        rng.randrange(_LINEAGE_RANGE),
         0,
         _as_stored(profile.start_skill),
     )
@@ -114,9 +115,9 @@ def _as_stored(number: float) -> float:
 
 def next_policy(policy: FakePolicy, learning: float) -> FakePolicy:
     """One optimiser step later."""
-    rng = Random(f"{policy.family} {policy.step}")
+    rng = Random(f"{policy.lineage} {policy.step}")
     noise = bytearray(policy.noise)
-    for _ in range(len(noise) // 2 // _CHANGED):
+    for _ in range(len(noise) // 2 // _CHANGED_ONE_IN):
         at = 2 * rng.randrange(len(noise) // 2)
         noise[at] = (noise[at] + rng.choice((1, 255))) % 256
     skill = _as_stored(policy.skill + learning * (1 - policy.skill))
@@ -297,14 +298,14 @@ def _logprobs(digest: bytes, tokens: tuple[int, ...]) -> tuple[float, ...]:
 
 def _proof(policy: FakePolicy, completions: Sequence[Completion]) -> bytes:
     tokens = repr([one.tokens for one in completions]).encode()
-    family = policy.family.to_bytes(4, "big")
-    return _PROOF.pack(family, policy.step, hashlib.sha256(tokens).digest()[:16])
+    lineage = policy.lineage.to_bytes(4, "big")
+    return _PROOF.pack(lineage, policy.step, hashlib.sha256(tokens).digest()[:16])
 
 
 def _evidence(digest: bytes, policy: FakePolicy, honest: Group, claimed: Group) -> Evidence:
     """What the real instruments would say about ``claimed``."""
     pairs = list(zip_longest(honest.completions, claimed.completions))
-    strange = sum(
+    mismatches = sum(
         ours != theirs
         for mine, other in pairs
         for ours, theirs in zip_longest(
@@ -326,8 +327,8 @@ def _evidence(digest: bytes, policy: FakePolicy, honest: Group, claimed: Group) 
         exponent_mismatches=exponents,
         mantissa_mean=mantissa,
         mantissa_median=round(mantissa),
-        draw_distance=_NEVER_MEANT if strange else 0.0,
-        draw_mismatches=strange,
+        draw_distance=_FOREIGN_DRAW if mismatches else 0.0,
+        draw_mismatches=mismatches,
         end_probability=1.0,
         surprise=0.0,
         logprob_error=error,
@@ -338,8 +339,8 @@ def _activations(policy: FakePolicy, claimed: Group) -> tuple[str, int, float]:
     """(why malformed, exponent mismatches, mean mantissa error) of a proof."""
     if len(claimed.proof) != _PROOF.size:
         return f"a proof is {_PROOF.size} bytes, not {len(claimed.proof)}", 0, 0.0
-    family, step, tokens = _PROOF.unpack(claimed.proof)
+    lineage, step, tokens = _PROOF.unpack(claimed.proof)
     right = _PROOF.unpack(_proof(policy, claimed.completions))
-    if (family, tokens) != (right[0], right[2]):
+    if (lineage, tokens) != (right[0], right[2]):
         return "", _OTHER_WEIGHTS, 30.0
     return "", 0, float(abs(step - policy.step))

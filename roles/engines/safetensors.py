@@ -15,14 +15,17 @@ from typing import Any, Final
 from p2p.errors import BadMessage
 
 DTYPE_BYTES: Final = {"F32": 4, "BF16": 2, "F16": 2, "F64": 8, "I64": 8, "I32": 4, "U8": 1}
-"""The dtypes we read and write."""
+"""The dtypes we read and write, each with the bytes of a number."""
 
 MAX_HEADER: Final = 16 * 1024 * 1024
 """A tensor takes about 120 bytes of header: room for 140,000 of them. The format's own limit is
 100 MB."""
 
 _LENGTH_BYTES: Final = 8
+"""Of the header's length, little-endian, by the format."""
 _MAX_DIMENSIONS: Final = 8
+"""Dimensions of a tensor: weights have one to four, and a shape of a thousand would be a header
+of its own."""
 _MAX_SIZE: Final = 1 << 48
 """Largest dimension: keeps the product of hostile shapes small."""
 

@@ -36,7 +36,8 @@ class Ration:
     """What an environment may spend."""
 
     memory: int = 4 * 1024**3
-    """Bytes of address space of its process, libraries included."""
+    """Bytes of address space of its process, libraries included, also what they map and never
+    touch. It bounds what one task can take from the machine."""
 
     cpu: float = 5.0
     """CPU seconds for one task or one reward. Exact ones take microseconds, a computer algebra

@@ -3,6 +3,10 @@
 Read `session` first: from the newest policy to a signed verdict. `outbox` keeps each submission
 on disk from before it is sent until then; `stats` counts for people; `config` is the owner's
 table; `role` is what a node opens.
+
+How data flows: a policy from SHARDCAST is loaded into the engine; `roles.protocol` derives the
+next tasks and seeds; the engine draws and proves; a `Commitment` is signed; the outbox keeps
+it; the validator is asked until there is a verdict.
 """
 
 from roles.inference.config import InferenceConfig

@@ -12,8 +12,7 @@ import logging
 from collections.abc import Iterator
 from typing import Final
 
-import trio
-
+from p2p.concurrency import Notifier
 from p2p.errors import BadMessage
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.world import World, dawdle
@@ -34,7 +33,7 @@ class SubmissionOutbox:
         self._folder = folder
         self._pending: dict[str, Submission] = {}
         self._next: tuple[PolicyVersion, int] = (PolicyVersion(-1), 0)
-        self._removed = trio.Event()
+        self._removed = Notifier()
 
     @classmethod
     async def open(cls, world: World, folder: str) -> SubmissionOutbox:
@@ -106,8 +105,7 @@ class SubmissionOutbox:
         """Forget it: a signed receipt is here. Raises `StorageError`; may be repeated."""
         name = _name(submission)
         if self._pending.pop(name, None) is not None:
-            self._removed.set()
-            self._removed = trio.Event()
+            self._removed.notify_all()
             await dawdle(self._world, "outbox/slow removal")
         await self._world.disk.remove(f"{self._folder}/{name}")
 

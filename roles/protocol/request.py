@@ -17,7 +17,7 @@ from p2p.world import World, dawdle
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE: Final = 0.1
-"""Seconds. A peer that restarts is back within a few of them."""
+"""Seconds. A peer that restarts is back within a few of them, and the pause doubles."""
 LONGEST_PAUSE: Final = 5.0
 """Seconds. Longer would leave a recovered peer idle; shorter would hammer a dead one."""
 ANSWER_SECONDS: Final = 120.0
@@ -27,7 +27,7 @@ PATIENCE: Final = 90.0
 """Seconds after which a peer that is asked says "later": before the asker gives up at
 `ANSWER_SECONDS` and asks again, so that no answer is computed that is not read any more."""
 NONSENSE: Final = 10.0
-"""Penalty points of an answer that is none."""
+"""Penalty points of an answer that is none: the tenth within a minute or so disconnects."""
 
 
 class Backoff:

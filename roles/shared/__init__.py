@@ -1,5 +1,7 @@
 """What every role uses, and none owns.
 
+Read `standing` and `durable` first: they are in front of every signature and every write.
+
 * `bounds`: what numbers of a run file make sense at all;
 * `standing`: whether a role may work now;
 * `durable`: writes that a role cannot do without;

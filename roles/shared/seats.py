@@ -31,7 +31,8 @@ PER_PEER: Final = 8
 """Twice the four submissions, or deliveries, that an honest peer has under way: each may be
 asked again."""
 IN_ALL: Final = 128
-"""At 8 MiB a submission this bounds what waits in memory at 1 GiB."""
+"""Seats of all peers together. At 8 MiB a submission, the largest, this bounds what waits in
+memory at 1 GiB; the demo's have under 140 KiB."""
 STRANGERS: Final = IN_ALL // 2
 """For all peers together that have no accepted work: a dozen newcomers at once, and never what
 the others need."""

@@ -5,6 +5,9 @@ from comes in by `intake`, which answers each delivery of a validator once there
 `inbox` keeps it on disk, `check` computes anew all of it that the trainer can, `core.buffer`
 holds its groups until a step takes them (the folder `core` is free of I/O). `curve` is what
 people want to know of the learning; `config` is the owner's table; `role` is what a node opens.
+
+How data flows: delivery -> `check` -> `inbox` (disk) -> receipt -> `core.buffer` -> the
+engine's step -> checkpoint and weights -> SHARDCAST publishes them.
 """
 
 from roles.trainer.config import TrainerConfig

@@ -22,7 +22,8 @@ class TrainerConfig:
     idle."""
 
     evaluate_every: int = 10
-    """Steps between evaluations on the held-out tasks (0: only at the start and the end)."""
+    """Steps between evaluations on the held-out tasks (0: only at the start and the end). An
+    evaluation draws 1,024 answers, as many as a step learns from."""
 
     machine: MachineLimits = field(default_factory=MachineLimits)
     """What a run may ask of this machine, whichever run it is."""

@@ -22,6 +22,7 @@ from typing import Final
 
 import trio
 
+from p2p.concurrency import Notifier
 from p2p.errors import RemoteProtocolError, StorageError
 from p2p.host import Stream, send_frame
 from p2p.identity import PeerId
@@ -89,8 +90,8 @@ class Intake:
         self._step = 0
         self._is_over = False
         self._is_turning_away = False
-        self._arrived = trio.Event()
-        self._consumed = trio.Event()
+        self._arrived = Notifier()
+        self._consumed = Notifier()
         self._taken: dict[bytes, None] = {}
         """Content digests of all submissions taken so far (their receipts are in the
         ledger)."""
@@ -135,7 +136,6 @@ class Intake:
         so many."""
         while (groups := self.buffer.take(count, self._step)) is None:
             self._make_room()
-            self._arrived = trio.Event()
             await self._arrived.wait()
         self._make_room()
         return groups
@@ -277,11 +277,10 @@ class Intake:
 
     def _put(self, groups: list[BufferedGroup]) -> None:
         self.buffer.add(groups)
-        self._arrived.set()
+        self._arrived.notify_all()
 
     def _make_room(self) -> None:
-        self._consumed.set()
-        self._consumed = trio.Event()
+        self._consumed.notify_all()
 
 
 def _place(commitment: Commitment) -> DrawPlace:

@@ -1,13 +1,16 @@
 """The validator: replays submissions, signs verdicts, delivers accepted work to the trainer.
 
-Read `session` first: a submission's way from its stream to its verdict. On that way lie, in
-this order:
+Read `session` first: one submission after the other, from the queue to a durable verdict. A
+submission's way, in this order:
 
-* `reception` reads its head, then its content; `limits` bounds how many at a time;
+* `reception` reads its head, then its content, and answers its peer; `limits` bounds how many
+  at a time;
 * `verdicts` finds the verdict again of a place that was judged before;
 * `core.fair_queue` says whose submission the one scorer takes next;
+* `judge` decides: by its policy's age, its place, and the model;
 * `core.sequence` knows which places in the draw order each node has filled: replays and gaps;
 * `replay` holds shapes, tasks and the model's evidence against the run's limits, and signs;
+* `session` makes the verdict durable, in the ledger;
 * `delivery` keeps accepted submissions on disk until the trainer has taken them.
 
 The folder `core` is free of I/O. `stats` counts for people, `config` is the owner's table,

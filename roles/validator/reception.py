@@ -1,23 +1,62 @@
-"""Reading a submission in two parts: the head, then the content.
+"""One submission in, one answer out: what a peer is told, and when.
 
-The head is small and signed, the content is neither.
+Theory of operation
+-------------------
+The head of a submission is small and signed, the content is neither. The head says whose work
+it is, what place it has and how long it is, so everything that can be known without the content
+is known before memory is lent for it: run, admission, judge, age, place, and whether it was
+judged before. Only then it gets a seat (`roles.shared.seats`) for the content; what waits for a
+policy to come, or for its verdict, has none. Both parts are one frame on the wire.
 
-The head says whose work it is, what place it has and how long it is, so everything that can be
-known without the content is known before memory is lent for it. Both parts are one frame on the
-wire.
+A *refusal* is no verdict at all: the worker keeps the submission and asks again. The ledger
+answers a peer that asks again about what was judged.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import Final
 
 import trio
 
-from p2p.errors import BadMessage
-from p2p.host import Stream
+from p2p.errors import BadMessage, StorageError
+from p2p.host import Stream, send_frame
+from p2p.identity import PeerId
+from p2p.ledger import Ledger
+from p2p.limits import MAX_SERVED
+from p2p.node.admission import Capability
+from p2p.node.node import Node
 from p2p.wire import KI, Holds
-from roles.protocol.core.messages import MAX_HEAD, SubmissionHead, decode_head_untrusted
-from roles.shared.seats import Seat
+from p2p.world import decode_off_loop
+from roles.protocol.core.assignment import validator_of
+from roles.protocol.core.messages import (
+    HASH_RATE,
+    MAX_HEAD,
+    Commitment,
+    Refusal,
+    SignedVerdict,
+    Submission,
+    SubmissionHead,
+    decode_head_untrusted,
+    decode_verdict_untrusted,
+    encode_reply,
+)
+from roles.protocol.request import PATIENCE
+from roles.shared.seats import STRANGERS, Seat, Seats
+from roles.shared.standing import AtRest, RoleStanding
+from roles.validator.core.fair_queue import FairQueue
+from roles.validator.judge import STALE, Judge
+from roles.validator.limits import (
+    FORTHCOMING,
+    FORTHCOMING_PER_PEER,
+    POLICY_SECONDS,
+    REPLY_SECONDS,
+)
+from roles.validator.stats import ValidatorStats
+from roles.validator.verdicts import Job
+
+logger = logging.getLogger(__name__)
 
 HEAD_SECONDS: Final = 10.0
 """For the head to arrive: it fits into one packet. Who needs longer holds a stream and a
@@ -29,6 +68,228 @@ CONTENT_RATE: Final = 128 * KI
 largest."""
 _READ: Final = 64 * KI
 """Bytes taken from a stream at once: one record."""
+
+
+class Reception:
+    """The streams of workers: what is read of them, and what they are answered."""
+
+    def __init__(
+        self,
+        node: Node,
+        judge: Judge,
+        queue: FairQueue[Job],
+        ledger: Ledger,
+        standing: RoleStanding,
+        stats: ValidatorStats,
+        on_work: Callable[[], None],
+    ) -> None:
+        """``on_work`` is called when something was put in the ``queue``."""
+        self._node = node
+        self._judge = judge
+        self._queue = queue
+        self._ledger = ledger
+        self._standing = standing
+        self._stats = stats
+        self._on_work = on_work
+        self._world = node.world
+        self._streams = Seats(in_all=MAX_SERVED)
+        """Streams that are heard at all: a kilobyte each."""
+        self._seats = Seats(strangers=STRANGERS)
+        """Contents that are read."""
+        self._forthcoming = Seats(FORTHCOMING_PER_PEER, FORTHCOMING, strangers=FORTHCOMING // 2)
+        """Submissions that wait for their policy."""
+
+    @property
+    def reading(self) -> int:
+        """Contents that are on their way."""
+        return len(self._seats)
+
+    async def serve(self, stream: Stream) -> None:
+        """A `StreamHandler`: one submission in, one answer out."""
+        with self._streams.seat(stream.peer) as seated:
+            if not seated:
+                reply: SignedVerdict | Refusal | None = self._refuse(
+                    "too many streams", retry=True
+                )
+            elif self._standing.why_not:
+                reply = self._rest()
+            elif not self._node.may(
+                stream.peer, Capability.GENERATE
+            ):  # not a byte of it is read
+                reply = self._refuse(
+                    "not admitted", f"{stream.peer} may not generate in this run"
+                )
+            else:
+                try:
+                    reply = await self._hear(stream)
+                except AtRest:
+                    reply = self._rest()
+            if reply is not None:
+                with trio.move_on_after(REPLY_SECONDS):
+                    await send_frame(stream, encode_reply(reply))
+
+    async def _hear(self, stream: Stream) -> SignedVerdict | Refusal | None:
+        """The answer to the submission on ``stream``; None if none comes."""
+        head = await receive_head(stream)
+        if head is None:
+            return None
+        head.check_signature(self._world.verify)
+        commitment = head.commitment
+        early = self._admit(stream.peer, commitment) or await self._answer_again(commitment)
+        early = early or await self._prepare(commitment)
+        early = early or await self._answer_again(commitment)
+        if early is not None:
+            return early
+        if head.total > self._judge.max_submission:
+            return await self._answer(Submission(commitment, head.signature, b""), head.total)
+        return await self._read(stream, head)
+
+    async def _read(self, stream: Stream, head: SubmissionHead) -> SignedVerdict | Refusal:
+        """Lend the content a seat while it is on its way, then answer."""
+        world, peer = self._world, stream.peer
+        submission, evicted = None, True
+        with trio.CancelScope() as scope:
+            seat = self._seats.take(
+                peer,
+                world.now(),
+                network=self._node.host.network_of(peer),
+                is_stranger=not self._queue.is_proven(peer, world.now()),
+                evict=scope.cancel,
+            )
+            if seat is None:
+                return self._refuse(
+                    "no seat", "too many submissions are on their way", retry=True
+                )
+            try:
+                content = await receive_content(stream, head, seat)
+                if content is not None:
+                    submission = await decode_off_loop(
+                        world, head.with_content_untrusted, content, rate=HASH_RATE
+                    )
+            finally:
+                self._seats.leave(seat)
+            evicted = seat.evicted
+        if submission is None:
+            why = (
+                "too slow while others wait for a seat"
+                if evicted
+                else "it took too long to arrive"
+            )
+            return self._refuse("too slow", why, retry=True)
+        return await self._answer(submission, head.total)
+
+    async def _answer_again(self, commitment: Commitment) -> SignedVerdict | Refusal | None:
+        """What was, or is being, answered before; None if this place was not asked about."""
+        found = self._judge.verdicts.find(commitment)
+        self._world.sometimes("validator/was asked again", found is not None)
+        if isinstance(found, Job):
+            return await self._wait_verdict(found)
+        if isinstance(found, int):
+            try:
+                entry = await self._ledger.read(found)
+            except StorageError as error:
+                logger.error("ledger_unreadable seqno=%d: %s", found, error)
+                return self._refuse("the disk fails", retry=True)
+            return decode_verdict_untrusted(entry.body, self._world.verify)
+        return found
+
+    async def _answer(self, submission: Submission, length: int) -> SignedVerdict | Refusal:
+        """Put it in the queue, unless it is there by now, and wait for the scorer."""
+        commitment = submission.commitment
+        early = await self._answer_again(commitment)
+        if early is not None:
+            return early
+        job = Job(submission, length)
+        taken, gone = self._queue.push(
+            commitment.node, commitment.version, job, self._world.now()
+        )
+        if gone is not None:  # its worker is told to ask again
+            self._judge.verdicts.drop(gone)
+            gone.finish()
+        if not taken:
+            return self._refuse("queue is full", retry=True)
+        self._judge.verdicts.begin(job)
+        self._on_work()
+        return await self._wait_verdict(job)
+
+    async def _wait_verdict(self, job: Job) -> SignedVerdict | Refusal:
+        with trio.move_on_after(
+            0 if self._world.buggify("validator/says not yet") else PATIENCE
+        ):
+            await job.done.wait()
+        return job.verdict or self._refuse("not judged yet", retry=True)
+
+    def _admit(self, peer: PeerId, commitment: Commitment) -> Refusal | None:
+        """Why this peer may not ask about this place; None if it may."""
+        run = self._judge.run
+        if commitment.run != run.id:
+            return self._refuse(
+                "another run",
+                f"the submission is for run {commitment.run.hex()[:12]}, this validator judges "
+                f"{run.id.hex()[:12]}: start the node with that run",
+            )
+        if commitment.node != peer:
+            return self._refuse(
+                "another node", "a submission must come from the node that signed it"
+            )
+        return None
+
+    async def _prepare(self, commitment: Commitment) -> SignedVerdict | Refusal | None:
+        """Wait for the policy. None if the scorer should look at it."""
+        world, shardcast = self._world, self._node.shardcast
+        author, version = commitment.node, commitment.version
+        judge = validator_of(self._standing.run, author, version)
+        if self._judge.is_stale(version):
+            return self._judge.give_up(commitment, STALE)
+        if judge != self._node.host.peer_id:
+            self._node.book.hint(
+                author
+            )  # it may know an edition that names this node its judge
+            return self._refuse(
+                "another judge", f"{judge} judges this node under this policy", retry=True
+            )
+        world.sometimes("validator/waits for a policy", shardcast.newest < version)
+        await self._wait_policy(commitment)
+        if shardcast.newest < version:
+            return self._refuse(
+                "policy to come", "the validator has no such policy yet", retry=True
+            )
+        if not shardcast.holds(version):
+            return self._judge.forgo(commitment)
+        if self._judge.has_strayed(commitment):
+            return self._refuse("out of place", "too many submissions out of place", retry=True)
+        if not self._queue.has_room(author, world.now()) or world.buggify(
+            "validator/full queue"
+        ):
+            return self._refuse("queue is full", retry=True)
+        return None
+
+    async def _wait_policy(self, commitment: Commitment) -> None:
+        """Return when the policy is here, or will not be waited for any longer; nothing is read
+        meanwhile."""
+        if self._node.shardcast.newest >= commitment.version:
+            return
+        author, now = commitment.node, self._world.now()
+        is_stranger = not self._queue.is_proven(author, now)
+        with trio.move_on_after(POLICY_SECONDS) as scope:
+            waiting = self._forthcoming.take(
+                author, now, is_stranger=is_stranger, evict=scope.cancel
+            )
+            if waiting is not None:
+                try:
+                    await self._node.shardcast.wait_policy(commitment.version)
+                finally:
+                    self._forthcoming.leave(waiting)
+
+    def _rest(self) -> Refusal:
+        return self._refuse("at rest", self._standing.why_not or "not judged yet", retry=True)
+
+    def _refuse(self, kind: str, sentence: str = "", *, retry: bool = False) -> Refusal:
+        """A refusal, counted by its kind: sentences name peers and runs, of which there is no
+        end."""
+        self._stats.refuse(kind)
+        logger.info("refused: %s", sentence or kind)
+        return Refusal(sentence or kind, retry)
 
 
 async def receive_head(stream: Stream) -> SubmissionHead | None:

@@ -17,6 +17,7 @@ from roles.envs.client import open_environment_of
 from roles.run import run_of
 from roles.shared.standing import RoleStanding
 from roles.validator.config import ValidatorConfig
+from roles.validator.judge import Judge
 from roles.validator.replay import Replayer
 from roles.validator.session import ValidatorSession
 from roles.validator.stats import ValidatorStats
@@ -26,8 +27,8 @@ class Validator:
     """Judges submissions for a run."""
 
     name: ClassVar[str] = "validator"
-    session_type: ClassVar[type[ValidatorSession]] = ValidatorSession
-    """What does the work; a test's validator that lies has another."""
+    judge_type: ClassVar[type[Judge]] = Judge
+    """What decides; a test's validator that lies has another."""
 
     def __init__(self, config: ValidatorConfig) -> None:
         self._config = config
@@ -77,6 +78,7 @@ class Validator:
             ledger = await node.ledger.opened()
             standing = RoleStanding(node, "validator", self.name)
             replayer = Replayer(node, run, environment, engine, standing)
-            session = self.session_type(node, run, replayer, ledger, standing, self.stats)
+            judge = self.judge_type(node, run, replayer, self.stats)
+            session = ValidatorSession(node, run, judge, ledger, standing, self.stats)
             self.session = session
             await session.work_forever()

@@ -29,11 +29,14 @@ from sim.kernel.queue import SECOND
 from sim.node.swarm import Swarm
 
 HOUR: Final = 3600.0
+"""Seconds, as the next."""
 DAY: Final = 24 * HOUR
+"""Seconds."""
 PRECISION: Final = 1e-6
-"""Seconds to which the hours of the day are worked out."""
+"""Seconds to which the hours of the day are worked out: below the millisecond that a scenario
+may notice, and far above the rounding of a float after a year (4e-9)."""
 LONGEST: Final = 365 * DAY
-"""A lognormal tail has no end; a simulation has."""
+"""A lognormal tail has no end; a simulation has. No scenario lasts a year."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ MAX_MACHINES: Final = 250
 NETWORK: Final = "10.77.0.0/24"
 """Where all machines of one bridge are; it leads nowhere else."""
 MAX_LINE: Final = 4096
+"""Bytes read at once of what a program prints: its lines are shorter."""
 TOOLS: Final = ("ip", "tc", "unshare", "nsenter")
 CAPABILITIES: Final = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
 """What making and shaping links, and making namespaces, takes: bits of Linux's capability

@@ -41,6 +41,7 @@ _SECONDS: Final[Mapping[tuple[str, str], float]] = {
     for row, one in enumerate(REGIONS)
     for column, other in enumerate(REGIONS)
 }
+"""The same in seconds, by pair of regions."""
 
 
 def draw_region(rng: Random) -> str:

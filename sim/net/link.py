@@ -33,6 +33,7 @@ here: single relays with a full uplink are off by 10 % for it under bbr
 ACKED_FROM: Final = 1448
 """Bytes from which a transfer is charged for acks; below, they ride on other packets."""
 MBIT: Final = 1_000_000
+"""Bits of a megabit: providers count in powers of ten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +41,11 @@ class LinkSpec:
     """What a provider sells: the line of one machine."""
 
     up: float = 100.0
-    """Mbit/s of the line, headers included."""
+    """Mbit/s of the line, headers included. A line that is no scenario's subject: fast enough
+    not to matter."""
 
     down: float = 100.0
-    """Mbit/s of the line, headers included."""
+    """Mbit/s of the line, headers included; as ``up``."""
 
     jitter: float = 0.0
     """Seconds: each transfer is late by up to this much."""

@@ -13,6 +13,7 @@ from typing import Final, NoReturn
 
 import trio
 
+from p2p.concurrency import ConflictDetector
 from sim.net.fabric import Direction, Fabric, tampered
 from sim.net.link import SEGMENT
 
@@ -67,7 +68,8 @@ class SimStream(trio.abc.HalfCloseableStream):
         self._receiver = _Parked()
         self._leaving: deque[tuple[int, int]] = deque()
         """The nanosecond at which each segment leaves this machine's line, and its bytes."""
-        self._sending = self._receiving = False
+        self._sending = ConflictDetector("sending on this stream")
+        self._receiving = ConflictDetector("receiving from this stream")
         self._send_closed = self._closed = False
         self._eof = self._broken = self._peer_closed = False
 
@@ -80,10 +82,7 @@ class SimStream(trio.abc.HalfCloseableStream):
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Return when the last byte is under way."""
-        if self._sending:
-            raise trio.BusyResourceError("another task is sending")
-        self._sending = True
-        try:
+        with self._sending:
             await trio.lowlevel.checkpoint()
             self._check_sendable()
             if len(data) <= SEGMENT:
@@ -93,8 +92,6 @@ class SimStream(trio.abc.HalfCloseableStream):
             view = memoryview(data)
             for start in range(0, len(view), SEGMENT):
                 await self._send_segment(bytes(view[start : start + SEGMENT]))
-        finally:
-            self._sending = False
 
     async def _send_segment(self, segment: bytes) -> None:
         while self._under_way >= self._window:
@@ -152,15 +149,10 @@ class SimStream(trio.abc.HalfCloseableStream):
     async def drained(self, at_most: int = 0) -> None:
         """Return once at most ``at_most`` bytes of what was sent wait for this machine's
         line."""
-        if self._sending:
-            raise trio.BusyResourceError("another task is sending")
-        self._sending = True
-        try:
+        with self._sending:
             await trio.lowlevel.checkpoint()
             self._check_unbroken()
             await self.wait_unsent(at_most)
-        finally:
-            self._sending = False
 
     def _check_unbroken(self) -> None:
         if self._closed:
@@ -177,29 +169,23 @@ class SimStream(trio.abc.HalfCloseableStream):
 
     async def wait_send_all_might_not_block(self) -> None:
         """Return when there is room for some bytes."""
-        if self._sending:
-            raise trio.BusyResourceError("another task is sending")
-        self._sending = True
-        try:
+        with self._sending:
             await trio.lowlevel.checkpoint()
             self._check_sendable()
             while self._under_way >= self._window:
                 await self._sender.wait()
                 self._check_sendable()
-        finally:
-            self._sending = False
 
     async def send_eof(self) -> None:
         """Say that nothing more will come; the other direction lives on."""
-        if self._sending:
-            raise trio.BusyResourceError("another task is sending")
-        await trio.lowlevel.checkpoint()
-        if self._closed:
-            raise trio.ClosedResourceError
-        if not self._send_closed:
-            self._check_sendable()
-            self._send_closed = True
-            self._mark(self._other._take_eof, "eof")
+        with self._sending:
+            await trio.lowlevel.checkpoint()
+            if self._closed:
+                raise trio.ClosedResourceError
+            if not self._send_closed:
+                self._check_sendable()
+                self._send_closed = True
+                self._mark(self._other._take_eof, "eof")
 
     # Receiving
 
@@ -209,16 +195,11 @@ class SimStream(trio.abc.HalfCloseableStream):
             raise (ValueError if isinstance(max_bytes, int) else TypeError)(
                 "max_bytes must be an integer >= 1"
             )
-        if self._receiving:
-            raise trio.BusyResourceError("another task is receiving")
-        self._receiving = True
-        try:
+        with self._receiving:
             if self._inbox or self._eof or self._broken or self._closed:
                 await trio.lowlevel.checkpoint()
             while not (self._inbox or self._eof or self._broken or self._closed):
                 await self._receiver.wait()
-        finally:
-            self._receiving = False
         if self._closed:
             raise trio.ClosedResourceError
         if self._broken:

@@ -19,6 +19,7 @@ from typing import Final
 
 import trio
 
+from p2p.concurrency import leaves
 from p2p.errors import (
     BadMessage,
     ConfigError,
@@ -29,6 +30,7 @@ from p2p.errors import (
     ShoalError,
     WrongPeer,
 )
+from p2p.gater import ConnectionGater
 from p2p.host import (
     MAX_MESSAGE,
     MAX_OUTBOX,
@@ -36,14 +38,14 @@ from p2p.host import (
     MessageHandler,
     PeerEvent,
     PeerState,
+    PeerWatchers,
     StreamHandler,
     check_protocol,
     check_unserved,
-    without,
 )
 from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr
-from p2p.peers import VIOLATION, AddressBook, Scores
+from p2p.peers import VIOLATION
 from sim.net.fabric import DIAL_TIMEOUT, Endpoint, Fabric
 from sim.node.connection import End, Opening, SimHostStream
 from sim.node.network import memory_number
@@ -53,9 +55,6 @@ logger = logging.getLogger(__name__)
 
 DIAL_ROUND_TRIPS: Final = 4
 """TCP 1, Noise 1.5, Yamux and identify the rest, each behind a multistream-select."""
-DIAL_BACKOFF: Final = 5.0
-"""Seconds after a failed dial in which messages to the peer are dropped at once, as in
-`p2p.swarm`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,10 +71,9 @@ class SimHost:
     """One node's `Host` on the simulated network. Open it with `open_sim_host`."""
 
     __slots__ = (
-        "_addrs", "_book", "_closed", "_dials", "_endpoint", "_ends", "_listeners",
-        "_message_handlers", "_nursery", "_peer_id", "_protected", "_queue", "_scores",
-        "_served", "_traffic", "_unreachable", "_world", "dropped", "fabric", "handlers",
-        "name",
+        "_addrs", "_closed", "_dials", "_endpoint", "_ends", "_gater", "_message_handlers",
+        "_nursery", "_peer_id", "_queue", "_served", "_traffic", "_watchers", "_world",
+        "dropped", "fabric", "handlers", "name",
     )  # fmt: skip
 
     def __init__(
@@ -92,14 +90,11 @@ class SimHost:
         self._nursery = nursery
         self._peer_id = world.signer.peer_id
         self._message_handlers: dict[ProtocolId, tuple[MessageHandler, int]] = {}
-        self._protected: dict[str, frozenset[PeerId]] = {}
-        self._listeners: tuple[Callable[[PeerEvent], None], ...] = ()
+        self._watchers = PeerWatchers()
         self._served: dict[SimHostStream, trio.CancelScope] = {}
         self._ends: dict[PeerId, End] = {}
         self._dials: dict[PeerId, _PendingDial] = {}
-        self._book = AddressBook()
-        self._scores = Scores()
-        self._unreachable: dict[PeerId, float] = {}
+        self._gater = ConnectionGater(self._peer_id, self._ends.__contains__)
         self._traffic: dict[PeerId, tuple[int, int]] = {}
         self._addrs = (
             Multiaddr((("memory", str(endpoint.index)), ("p2p", str(self._peer_id)))),
@@ -138,7 +133,7 @@ class SimHost:
 
     def on_peer(self, listener: Callable[[PeerEvent], None]) -> None:
         """Call ``listener`` on every change in who is connected."""
-        self._listeners = (*self._listeners, listener)
+        self._watchers.add(listener)
 
     @contextmanager
     def serving(self, protocol: ProtocolId, handler: StreamHandler) -> Iterator[None]:
@@ -171,22 +166,18 @@ class SimHost:
     def watching(self, listener: Callable[[PeerEvent], None]) -> Iterator[None]:
         """Call ``listener`` on every change in who is connected, for the length of the
         block."""
-        self._listeners = (*self._listeners, listener)
-        try:
+        with self._watchers.watching(listener):
             yield
-        finally:
-            self._listeners = without(self._listeners, listener)
 
     def add_addrs(
         self, peer: PeerId, addrs: Sequence[Multiaddr], source: AddrSource = AddrSource.OWNER
     ) -> None:
         """Remember where ``peer`` may be dialled."""
-        if self._book.add(peer, addrs, source):
-            self._unreachable.pop(peer, None)
+        self._gater.add_addrs(peer, addrs, source)
 
     def addrs_of(self, peer: PeerId) -> tuple[Multiaddr, ...]:
         """Where ``peer`` was last said to be, each address ending in ``/p2p/`` and its id."""
-        return tuple(addr.with_peer(peer) for addr in self._book.of(peer))
+        return self._gater.addrs_of(peer)
 
     def traffic(self, peer: PeerId) -> tuple[int, int]:
         """Bytes sent to and received from ``peer``, over all connections."""
@@ -204,6 +195,7 @@ class SimHost:
         await trio.lowlevel.checkpoint()
         if peer in self._ends:
             return
+        self._gater.check_dial(peer, self._world.now())
         dial = self._dials.get(peer) or self._dial(peer)
         await dial.done.wait()
         if dial.error is not None:
@@ -221,7 +213,7 @@ class SimHost:
     def _dial(self, peer: PeerId) -> _PendingDial:
         """Begin to connect; what becomes of it is decided when the round trips have passed."""
         dial = self._dials[peer] = _PendingDial()
-        machines = [self._machine(addr) for addr in self._book.of(peer)]
+        machines = [self._machine(addr) for addr in self._gater.book.of(peer)]
         delays = [self._delay(machine, peer) for machine in machines]
         target = machines[delays.index(min(delays))] if delays else None
         due = self._queue.now + min(delays, default=0)
@@ -261,27 +253,19 @@ class SimHost:
             for protocol, message in dial.waiting:
                 end.send(protocol, message)
             return
-        self._remember_unreachable(peer)
+        self._gater.dial_failed(peer, self._world.now())
         if dial.waiting:
             self.dropped += len(dial.waiting)
             self._tell(PeerEvent(peer, PeerState.UNREACHABLE))
 
-    def _remember_unreachable(self, peer: PeerId) -> None:
-        now = self._world.now()
-        for other in [other for other, until in self._unreachable.items() if until <= now]:
-            del self._unreachable[other]
-        self._unreachable[peer] = now + DIAL_BACKOFF
-
     def _dial_error(self, peer: PeerId, machine: Endpoint | None) -> ShoalError | None:
-        if peer == self._peer_id:
-            return PeerUnreachable("a node does not dial itself")
         if (
             machine is None
             or machine.host is None
             or not self.fabric.reachable(self._endpoint, machine)
         ):
             return PeerUnreachable(
-                f"{peer!r} does not answer at any of {len(self._book.of(peer))} addresses"
+                f"{peer!r} does not answer at any of {len(self._gater.book.of(peer))} addresses"
             )
         if machine.host.peer_id != peer:
             return WrongPeer(f"{machine.host.peer_id!r} answered instead of {peer!r}")
@@ -304,7 +288,7 @@ class SimHost:
         it listens."""
         self._ends[end.peer] = end
         end.spoken = (*end.spoken, *end.other.host.handlers)
-        self._unreachable.pop(end.peer, None)
+        self._gater.connected(end.peer)
         if not end.direction.dst.spec.nat:
             self.add_addrs(end.peer, end.other.host.addrs, AddrSource.HEARSAY)
 
@@ -336,8 +320,7 @@ class SimHost:
             self._tell(PeerEvent(end.peer, PeerState.DISCONNECTED))
 
     def _tell(self, event: PeerEvent) -> None:
-        for listener in self._listeners:
-            listener(event)
+        self._watchers.tell(event)
 
     def close(self) -> None:
         """End all connections; nothing is answered any more."""
@@ -370,13 +353,7 @@ class SimHost:
         end = self._ends.get(peer)
         if end is not None:
             return end.send(protocol, message)
-        now = self._world.now()
-        if (
-            self._closed
-            or peer == self._peer_id
-            or self.refuses(peer)
-            or self._unreachable.get(peer, now) > now
-        ):
+        if self._closed or not self._gater.may_send(peer, self._world.now()):
             self.dropped += 1
             return False
         dial = self._dials.get(peer) or self._dial(peer)
@@ -444,7 +421,7 @@ class SimHost:
                 async with stream:
                     await handler(stream)
         except* RemoteProtocolError as errors:
-            self.penalise(stream.peer, VIOLATION, str(errors.exceptions[0]))
+            self.penalise(stream.peer, VIOLATION, str(next(leaves(errors))))
             self._disconnect(stream.peer)
         except* (trio.BrokenResourceError, PeerUnreachable, ProtocolNotSupported) as errors:
             logger.debug("a stream of %r ended early: %s", stream.peer, errors.exceptions)
@@ -455,11 +432,11 @@ class SimHost:
 
     def refuses(self, peer: PeerId) -> bool:
         """Whether ``peer`` is banned or over the limit."""
-        return self._scores.is_refused(peer, self._world.now())
+        return self._gater.is_refused(peer, self._world.now())
 
     def protect(self, purpose: str, peers: Iterable[PeerId]) -> None:
         """Keep connections to ``peers``: this host closes none for want of room."""
-        self._protected[purpose] = frozenset(peers)
+        self._gater.protect(purpose, peers)
 
     def network_of(self, peer: PeerId) -> str:
         """Simulated machines are in no networks that limits would know."""
@@ -468,12 +445,12 @@ class SimHost:
     def penalise(self, peer: PeerId, points: float, reason: str) -> None:
         """Lower a peer's score; at the limit it is disconnected and refused for a while."""
         logger.info("%r gets %s penalty points: %s", peer, points, reason)
-        if self._scores.penalise(peer, points, self._world.now()):
+        if self._gater.penalise(peer, points, self._world.now()):
             self._disconnect(peer)
 
     def ban(self, peer: PeerId) -> None:
         """Disconnect and refuse for as long as this host lives."""
-        self._scores.ban(peer)
+        self._gater.ban(peer)
         self._disconnect(peer)
 
 

@@ -7,6 +7,7 @@ from typing import Final
 
 import trio
 
+from p2p.concurrency import Notifier
 from p2p.errors import ConfigError, PeerUnreachable
 from p2p.multiaddr import Multiaddr
 from sim.kernel.queue import SECOND
@@ -48,7 +49,7 @@ class SimListener:
         self._endpoint = endpoint
         self._number = number
         self._waiting: deque[SimStream] = deque()
-        self._changed = trio.Event()
+        self._changed = Notifier()
         self._closed = False
 
     @property
@@ -61,7 +62,7 @@ class SimListener:
         if self._closed or len(self._waiting) >= MAX_BACKLOG:
             return False
         self._waiting.append(stream)
-        self._wake()
+        self._changed.notify_all()
         return True
 
     async def accept(self) -> SimStream:
@@ -82,12 +83,8 @@ class SimListener:
         for stream in self._waiting:
             stream.reset()
         self._waiting.clear()
-        self._wake()
+        self._changed.notify_all()
         await trio.lowlevel.checkpoint()
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
 
 
 class SimNetwork:

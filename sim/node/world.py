@@ -102,7 +102,9 @@ class SimWorld:
             timer = SimTimer(self._queue, self.owner, "never", callback, ())
             timer.callback = None
             return timer
-        return self._queue.schedule(self.clock.due(when), self.owner, "timer", callback)
+        clock = self.clock
+        due = nanoseconds(when) if clock.is_true else clock.due(when)
+        return self._queue.schedule(due, self.owner, "timer", callback)
 
     def rng(self, purpose: str) -> Random:
         """The generator of (seed, node, life, purpose)."""

@@ -8,6 +8,7 @@ from typing import Final, Protocol, runtime_checkable
 
 import trio
 
+from p2p.concurrency import leaves
 from p2p.errors import ConfigError, ShoalError
 from sim.errors import SimulationError
 from sim.faults.plan import plan_to_json
@@ -117,9 +118,7 @@ def _reason(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """What to tell the caller: an interrupt first, then the first error with a sentence, else
     all of it."""
     for kind in (KeyboardInterrupt, ShoalError, SimulationError):
-        found: BaseException | None = group.subgroup(kind)
-        while isinstance(found, BaseExceptionGroup):
-            found = found.exceptions[0]
-        if found is not None:
-            return found
+        for leaf in leaves(group):
+            if isinstance(leaf, kind):
+                return leaf
     return group

@@ -11,8 +11,11 @@ from typing import Any, Final
 from sim.run.result import Result
 
 _WIDTH: Final = 480
+"""Of a chart, in pixels: two beside each other on a laptop's screen."""
 _HEIGHT: Final = 190
+"""Of a chart, in pixels."""
 _LEFT: Final = 60
+"""Room for the numbers beside the axis."""
 _RIGHT: Final = 24
 """Room for half of the last number below the axis."""
 _TICKS: Final = 4
@@ -22,8 +25,11 @@ _COUNT: Final = ""
 _UNITS: Final = {"bytes": "B", "seconds": "s", "share": "%", "probability": "%"}
 """The unit of a curve or histogram, by the first word of its title; all others are counts."""
 _BOTTOM: Final = 32
+"""Room for the numbers below the axis."""
 _TOP: Final = 12
+"""Room above the highest point."""
 _BARS: Final = 24
+"""Bars of a histogram: each wide enough to be pointed at, 16 pixels."""
 _COLOURS: Final = ("#1f6f8b", "#c8553d", "#588157", "#8e6c8a", "#d9a441")
 
 _STYLE: Final = """

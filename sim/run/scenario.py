@@ -214,6 +214,7 @@ class Scenario:
     """``module:Class`` of a `Workload`."""
 
     nodes: int = 50
+    """How many machines play: enough that views are samples, few enough for seconds of CPU."""
 
     level: int = 1
     """The lowest level of the ladder that the workload runs on by default."""

@@ -28,6 +28,7 @@ from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any, Final
 
+from p2p.concurrency import leaves
 from p2p.errors import ConfigError, ShoalError
 from sim.errors import NodeFailed, SimulationError
 from sim.run.result import Result
@@ -86,11 +87,10 @@ def innermost(error: BaseException) -> BaseException:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    yield error
-    if isinstance(error, BaseExceptionGroup):
-        yield from _chain(error.exceptions[0])
-    elif isinstance(error, NodeFailed):
-        yield from _chain(error.error)
+    first = next(leaves(error))
+    yield first
+    if isinstance(first, NodeFailed):
+        yield from _chain(first.error)
 
 
 def is_bug(reason: BaseException) -> bool:

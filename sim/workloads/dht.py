@@ -31,6 +31,7 @@ CONFIG: Final = DhtConfig(
     republish_interval=10.0,
     replicate_interval=60.0,
 )
+"""Production refreshes in minutes; here a scenario of minutes shall see many rounds of each."""
 
 
 class Editions:

@@ -50,6 +50,7 @@ FIRST_AT: Final = 1.0
 ACQUAINTANCES: Final = 3
 """Peers that a node dials when it joins, as its bootstrap would have told it."""
 PERCENTILES: Final = (50, 90, 99, 100)
+"""Which shares of the receivers a report names the times of: half, most, and the last."""
 
 
 class Policies:

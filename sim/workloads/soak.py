@@ -47,13 +47,13 @@ from p2p.shardcast.manifest import PolicyVersion
 from roles.envs.base import environment_digest
 from roles.run import Run, Terms, sign_run
 from roles.run.core.file import Delivery, EnvironmentPin, Model
+from sim.faults.churn import HOUR
 from sim.node.connection import End
 from sim.node.swarm import SimNode, Swarm
 from sim.run.scenario import Scenario
 from sim.workloads.policies import make_weights
 from sim.workloads.spine import STAMP_BITS
 
-HOUR: Final = 3600.0
 STAYING: Final = 0.1
 """Share of the nodes that live for the whole run: growth that a restart would end shows in
 them."""
@@ -66,6 +66,7 @@ LEAST: Final = 2.0
 LISTED: Final = 10
 """Tables that the metrics name."""
 POLICY_BYTES: Final = 64 * 1024
+"""Bytes of a policy: small, as weeks of them are moved."""
 TALLY: Final = "_traffic"
 """The simulated host's bytes by peer, for the figures of scenarios."""
 TABLES: Final = (dict, list, deque, set, bytearray)

@@ -18,6 +18,7 @@ from p2p.node.node import Node, open_node, run_roles
 from p2p.node.plugins import load_roles
 from p2p.node.role import Role
 from proofs.checks import Limits
+from roles.demo.cast import CAST
 from roles.demo.status import SwarmStatus
 from roles.envs.base import environment_digest
 from roles.rl.recipe import Recipe
@@ -27,15 +28,6 @@ from sim.node.swarm import NodeMain, SimNode, Swarm
 from sim.run.scenario import Scenario
 from sim.workloads.supervision import supervise
 
-CAST: Final[Mapping[str, str]] = {
-    "relay-1": "none",
-    "trainer-1": "trainer",
-    "validator-1": "validator",
-    "inference-1": "inference",
-    "inference-2": "inference",
-    "cheat-1": "roles.demo.cheats:Cheat",
-}
-"""The demo's; every further node of a larger scenario is an honest inference node."""
 STAMP_BITS: Final = 4
 """A work stamp is real work, which virtual time cannot shorten: here it is symbolic."""
 LOOK: Final = 0.5
@@ -55,7 +47,8 @@ class Spine:
     )
 
     def __init__(self, cast: Mapping[str, str] = CAST) -> None:
-        """``cast`` gives every node's role; the first only relays, and knows the run."""
+        """``cast`` gives every node's role; the first only relays, and knows the run. Every
+        further node of a larger scenario is an honest inference node."""
         self._cast = dict(cast)
         self._open: dict[str, tuple[Node, Sequence[Role]]] = {}
         self._run: Run | None = None

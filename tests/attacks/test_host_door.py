@@ -5,6 +5,7 @@ does.
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -110,6 +111,31 @@ async def test_silent_sockets_do_not_keep_dialers_out() -> None:
         nursery.cancel_scope.cancel()
 
 
+async def test_who_has_spoken_is_known_before_it_is_read() -> None:
+    """Beyond the list: before, of a batch that the kernel hands over at once those that had
+    spoken counted as silent, and were the first to go.
+    """
+    hello = b"\x13/multistream/1.0.0\n"
+    config = SwarmConfig(limits=SMALL, connection=QUIET)
+    async with open_host(listen=("/ip4/127.0.0.1/tcp/0",), strict=True, config=config) as host:
+        with contextlib.ExitStack() as sockets:
+            place = host.addrs[0].host_port
+            # None of these lets the host run: all wait in the kernel.
+            spoken = [
+                sockets.enter_context(socket.create_connection(place))
+                for _ in range(SMALL.handshakes // 2)
+            ]
+            for one in spoken:
+                one.sendall(hello)
+            for _ in range(3 * SMALL.handshakes):
+                sockets.enter_context(socket.create_connection(place))
+            for one in spoken:
+                one.setblocking(False)
+                with trio.fail_after(5):
+                    await trio.lowlevel.wait_readable(one)
+                assert one.recv(len(hello)) == hello  # not its end
+
+
 async def test_first_words_alone_do_not_keep_dialers_out(
     autojump_clock: trio.abc.Clock,
 ) -> None:
@@ -182,23 +208,80 @@ async def test_newcomers_do_not_wait_behind_a_crowd_that_comes_again(
         nursery.cancel_scope.cancel()
 
 
-def test_of_a_crowd_the_newest_is_next_and_others_before_it() -> None:
+def test_of_a_large_crowd_the_newest_is_next_and_others_before_it() -> None:
     """Beyond the list: before, newcomers waited for all that had come before them, 0.6 s."""
     turns = connector._Turns()
     home = NetGroup("127.0.0.1", "loopback", limited=False)
     hosts = [NetGroup(f"ip4/{number}", "ip4/near", limited=True) for number in (1, 2)]
-    near = [turns.wait(host) for host in hosts]
-    crowd = [turns.wait(home) for _ in range(5)]
-    order = []
+    near = [turns.wait(PendingHandshake(host, 0.0, bool)) for host in hosts]
+    crowd = [turns.wait(PendingHandshake(home, 0.1 * number, bool)) for number in range(8)]
+    order: list[trio.Event] = []
+
+    def call(now: float) -> None:
+        turns.call(now)
+        order.extend(turn for turn in near + crowd if turn.is_set() and turn not in order)
+
+    for _ in range(4):  # each network in its turn, in the order of coming
+        call(0.3)
+    assert order == near + crowd[:2]
+    call(0.19 + connector.OVERLOADED)
+    assert order[4:] == [crowd[2]]  # not longer than that
     while turns.waiting:
-        turns.call()
-        order += [turn for turn in near + crowd if turn.is_set() and turn not in order]
-    assert order == near[::-1] + crowd[::-1]
-    gone = turns.wait(home)
+        call(10.0)
+    assert order[5:] == crowd[:2:-1]
+    gone = turns.wait(PendingHandshake(home, 0.0, bool))
     turns.leave(home, gone)
     turns.leave(home, gone)
     assert not turns.waiting
     assert not gone.is_set()
+
+
+def test_who_was_answered_goes_after_who_waits_for_a_turn() -> None:
+    """Beyond the list: before, the oldest of those that had spoken went first, which were those
+    whose answer was on its way: one newcomer of 15 while 1,008 dialers fought for 117 places.
+    """
+    budget = Budget(ResourceLimits(connections=32, handshakes=16))
+    answered, waiting, silent = (
+        [PendingHandshake(UNKNOWN, 0.0, bool, heard=heard, begun=begun) for _ in range(count)]
+        for heard, begun, count in ((True, True, 6), (True, False, 6), (False, False, 4))
+    )
+    for one in (*answered, *waiting, *silent):
+        assert budget.begin_handshake(one) is None
+    newcomers = [PendingHandshake(UNKNOWN, 0.0, bool, heard=True) for _ in range(4)]
+    gone = [budget.begin_handshake(one) for one in newcomers]
+    assert gone == waiting[:4]
+    for one in (*waiting, *newcomers):
+        one.begun = True  # most have been answered, and say nothing more: they make room too
+    assert budget.begin_handshake(PendingHandshake(UNKNOWN, 0.0, bool)) is answered[0]
+    assert budget.begin_handshake(PendingHandshake(UNKNOWN, 0.0, bool)) is silent[0]
+
+
+def test_dialers_that_have_hung_up_take_no_turns() -> None:
+    """Beyond the list: before, of 2,000 sockets a second that were closed behind their first
+    words each took a turn, and two newcomers of five were given up.
+    """
+    turns = connector._Turns()
+    home = NetGroup("127.0.0.1", "loopback", limited=False)
+    early, late = (PendingHandshake(home, 0.0, bool) for _ in range(2))
+    gone = [PendingHandshake(home, 0.0, bool, lambda: True) for _ in range(9)]
+    waiting = [turns.wait(one) for one in (early, *gone, late, *gone)]
+    turns.call(10.0)
+    assert [turn.is_set() for turn in waiting] == [False] * 10 + [True] * 10
+    turns.call(10.0)
+    assert all(turn.is_set() for turn in waiting)
+    turns.call(10.0)  # harmless
+
+
+async def test_silence_and_hanging_up_cost_no_turn() -> None:
+    """Beyond the list: before, a socket that was closed at once had its turn nevertheless."""
+    async with victim() as (network, host):
+        left = host._connector._turns._left
+        for _ in range(3 * SMALL.handshakes):
+            await (await network.dial(host.addrs[0])).aclose()
+        await trio.testing.wait_all_tasks_blocked()
+        assert host.budget.handshakes == 0
+        assert host._connector._turns._left == left
+        await honest(network, host)
 
 
 def test_a_thousand_dialers_at_once_push_no_newcomer_out() -> None:

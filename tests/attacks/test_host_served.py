@@ -4,14 +4,16 @@ messages.
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import trio
 import trio.testing
 
-from p2p import limits as limits_module, swarm as swarm_module
+from p2p import identify, limits as limits_module, swarm as swarm_module
 from p2p.errors import LimitExceeded, PeerUnreachable, ProtocolNotSupported
 from p2p.host import MAX_MESSAGE, Stream, request, serve_requests
-from p2p.identity import PeerId, ProtocolId
+from p2p.identity import KeyPair, PeerId, ProtocolId
 from p2p.swarm import SwarmConfig, SwarmHost, open_host
 from p2p.transport.connection import ConnectionConfig
 from p2p.transport.memory import MemoryNetwork
@@ -62,6 +64,52 @@ async def test_peers_that_hold_streams_starve_no_other(monkeypatch: pytest.Monke
                 assert (
                     await request(honest, victim.peer_id, ECHO, b"still here") == b"still here"
                 )
+
+
+async def test_a_peer_has_few_streams_of_what_needs_few() -> None:
+    """Beyond the list: before, 256 idle pings of each peer; of 700 peers 4,096, or 45 MiB."""
+    network = MemoryNetwork()
+    async with (
+        open_host(network=network, listen=("/memory/0",), strict=True, config=QUIET) as victim,
+        open_host(network=network, listen=(), config=QUIET) as one,
+        open_host(network=network, listen=(), config=QUIET) as other,
+    ):
+        for host in (one, other):
+            await host.connect_addr(victim.addrs[0])
+        held = []
+        for _ in range(20):
+            with contextlib.suppress(PeerUnreachable, trio.BrokenResourceError):
+                held.append(await one.open_stream(victim.peer_id, identify.PING_ID))
+            await trio.testing.wait_all_tasks_blocked()
+        assert victim.budget.served == swarm_module.FEW_STREAMS[identify.PING_ID]
+        assert await identify.ping(other, victim.peer_id) < 5
+        for stream in held:
+            stream.reset()
+        await trio.testing.wait_all_tasks_blocked()
+        for _ in range(20):  # one after the other, at once
+            assert await identify.ping(one, victim.peer_id) < 5
+
+
+def test_the_peer_with_the_most_streams_loses_its_newest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits_module, "MAX_SERVED", 12)
+    few, many, friend = (KeyPair(bytes([number]) * 32).peer_id for number in (1, 2, 3))
+    budget = limits_module.Budget(limits_module.ResourceLimits(), friend.__eq__)
+    streams = {
+        peer: [limits_module.ServedStream(peer, bool) for _ in range(count)]
+        for peer, count in ((few, 2), (many, 4), (friend, 6))
+    }
+    for own in streams.values():
+        assert not any(budget.serve(one) for one in own)
+    late = [limits_module.ServedStream(few, bool) for _ in range(2)]
+    assert budget.serve(late[0]) is streams[many][-1]
+    assert budget.serve(late[1]) is late[1]  # now it has the most itself
+    for own in (*streams.values(), late):
+        for one in own:
+            budget.served_to_end(one)
+    assert budget.served == 0
+    assert not budget._by_served
 
 
 async def test_one_peer_has_a_share_over_all_its_connections() -> None:

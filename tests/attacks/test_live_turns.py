@@ -7,6 +7,8 @@ needs ten of them.
 from __future__ import annotations
 
 import contextlib
+import gc
+import weakref
 from collections import Counter
 
 import pytest
@@ -17,7 +19,7 @@ import p2p
 from p2p.host import Stream
 from p2p.identity import KeyPair
 from p2p.limits import Budget, ResourceLimits, ServedStream
-from p2p.machine import open_world, trim_memory
+from p2p.machine import COLLECT_EVERY, open_world, trim_memory
 from p2p.transport.connection import _CROWD
 from p2p.transport.core.budget import HostBudget
 from p2p.transport.core.yamux import STREAM_WORK, Mux
@@ -205,6 +207,43 @@ def test_protected_peers_lose_their_streams_last() -> None:
 
 def test_freed_memory_can_be_given_back() -> None:
     trim_memory()
+
+
+async def test_a_node_looks_through_all_objects_once_in_a_while_only(
+    autojump_clock: trio.abc.Clock,
+) -> None:
+    """Beyond the list: before, whenever there were a quarter more, 0.3 s of 4,096 streams."""
+
+    class Knot:
+        def __init__(self) -> None:
+            self.itself = self
+
+    full: list[str] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start" and info["generation"] == 2:
+            full.append(phase)
+
+    before = gc.get_threshold()
+    async with open_world(key=KeyPair(bytes(32)), trims=True) as world:
+        gc.callbacks.append(note)
+        try:
+            kept = [[number] for number in range(200_000)]
+            old = Knot()
+            gc.collect(1)
+            knot = weakref.ref(old)
+            del old
+            assert not full
+            await world.sleep(COLLECT_EVERY + 1)
+            assert len(full) == 1
+            assert knot() is None
+            await world.sleep(10 * COLLECT_EVERY)
+            assert len(full) == 1  # little was made since
+        finally:
+            gc.callbacks.remove(note)
+    assert gc.get_threshold() == before
+    assert gc.get_freeze_count() == 0
+    assert len(kept) == 200_000
 
 
 def test_a_stream_reset_within_a_turn_leaves_nothing() -> None:

@@ -28,8 +28,8 @@ from roles.rl.recipe import Recipe
 from roles.trainer.check import DeliveryCheck
 from roles.trainer.core.buffer import BufferedGroup, GroupBuffer
 from roles.trainer.intake import Intake
+from roles.validator.judge import Judge
 from roles.validator.role import Validator
-from roles.validator.session import ValidatorSession
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
 from sim.node.swarm import open_swarm
@@ -41,7 +41,7 @@ JUDGES = (KeyPair(b"j" * 32), KeyPair(b"k" * 32))
 RUN_ID = b"r" * 32
 
 
-class LyingSession(ValidatorSession):
+class LyingJudge(Judge):
     """Accepts everything, with the reward that it wishes."""
 
     reward: ClassVar[float] = 3e38
@@ -58,17 +58,17 @@ class LyingSession(ValidatorSession):
         return lie.signed(self.node.world.signer)
 
 
-class FlatteringSession(LyingSession):
+class FlatteringJudge(LyingJudge):
     reward: ClassVar[float] = 1.0
 
 
 class LyingValidator(Validator):
     name: ClassVar[str] = "validator"
-    session_type: ClassVar[type[ValidatorSession]] = LyingSession
+    judge_type: ClassVar[type[Judge]] = LyingJudge
 
 
 class FlatteringValidator(LyingValidator):
-    session_type: ClassVar[type[ValidatorSession]] = FlatteringSession
+    judge_type: ClassVar[type[Judge]] = FlatteringJudge
 
 
 def play(validator: type[Validator]) -> Mapping[str, Any]:

@@ -8,7 +8,9 @@ form.
 
 from __future__ import annotations
 
+import itertools
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -16,10 +18,17 @@ from p2p.effects import Send
 from p2p.membership.config import MembershipConfig
 from p2p.membership.core.events import Bootstrap, Received
 from p2p.membership.core.member_list import MemberList
-from p2p.membership.messages import Beat, Join, Neighbor, encode_message
+from p2p.membership.heartbeat import key_of
+from p2p.membership.messages import (
+    Beat,
+    Join,
+    Neighbor,
+    decode_message_untrusted,
+    encode_message,
+)
 from p2p.multiaddr import Multiaddr
 from tests.attacks.membership_enemies import HostileSwarm, watch
-from tests.unit.core_swarm import peer_named
+from tests.unit.core_swarm import Node, peer_named
 from tests.unit.membership_swarm import addr_of
 
 SIZE = 40
@@ -142,6 +151,39 @@ def test_one_network_has_a_share_of_neighbours_and_of_the_view() -> None:
         words = swarm.words(enemy, 2, addrs=(of_one_network(enemies.index(enemy)),))
         swarm.drive(victim, Received(enemy, encode_message(Beat(False, words))))
     assert not victim.core._dissemination.has_newcomers
+
+
+def test_names_that_push_each_other_out_do_not_silence_those_of_honest_members() -> None:
+    """200 peers of one network ask in turn: each is new each time, and pushes out another.
+
+    Named before all others, as newcomers are, they filled every beat.
+    """
+    swarm, told = HostileSwarm(40), dict[bytes, None]()
+    honest = list(swarm.nodes)
+    swarm.run(60)
+    victim = swarm.nodes[peer_named(3)]
+    enemies = swarm.enlist(200)
+    turn = itertools.count()
+
+    def ask() -> None:
+        for _ in range(8):
+            number = next(turn) % len(enemies)
+            words = swarm.words(enemies[number], 1, addrs=(of_one_network(number),))
+            swarm.tell(enemies[number], victim.peer, Join(words))
+
+    def note(node: Node, effect: Any) -> None:
+        carry_out(node, effect)
+        if node is victim and isinstance(effect, Send):
+            message = decode_message_untrusted(effect.data)
+            if isinstance(message, Beat):
+                told.update(dict.fromkeys(digest.key for digest in message.digests))
+
+    swarm.every(0.5, ask)
+    swarm.run(20)
+    carry_out, swarm.carry_out = swarm.carry_out, note  # type: ignore[method-assign]
+    swarm.run(60)
+    named = sum(key_of(peer) in told for peer in honest if peer != victim.peer)
+    assert named >= 36, f"{named} of 39 honest members were named in a minute"
 
 
 def test_a_full_view_is_not_flushed_by_those_that_come_last() -> None:

@@ -20,7 +20,7 @@ from roles.protocol.core.assignment import validator_of
 from roles.protocol.core.messages import TOO_LONG, Receipt, Submission, content_digest
 from roles.trainer.curve import LearningCurve
 from roles.validator import replay
-from roles.validator.session import ENVIRONMENT_FAILED
+from roles.validator.judge import ENVIRONMENT_FAILED
 from tests.attacks.judged import play, trainer, validator
 from tests.attacks.test_lying_validator import (
     JUDGES,

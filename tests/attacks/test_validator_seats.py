@@ -96,7 +96,7 @@ def test_connections_of_peers_with_accepted_work_are_kept() -> None:
     stages: list[Any] = []
     health = play({"inference-1": "inference"}, 60.0, steps=3, change=stages.append)
     node, _ = stages[0]._open["validator-1"]
-    assert [str(peer) for peer in node.host._protected["work"]] == [
+    assert [str(peer) for peer in node.host._gater._protected["work"]] == [
         health["inference-1"]["peer"]
     ]
 

@@ -37,8 +37,8 @@ from roles.validator.core.fair_queue import (
     STRANGERS_SHARE,
     FairQueue,
 )
+from roles.validator.judge import ENGINE_FAILED, STALE, Judge
 from roles.validator.limits import GIVEN_UP
-from roles.validator.session import ENGINE_FAILED, STALE, ValidatorSession
 from roles.validator.stats import ValidatorStats
 from tests.attacks.judged import accepted, forge, play, validator
 
@@ -307,15 +307,15 @@ def test_claims_of_old_work_displace_no_answer_that_must_be_given_again() -> Non
     node: Any = SimpleNamespace(world=world)
     replayer: Any = SimpleNamespace(sign=sign)
     nothing: Any = None
-    session = ValidatorSession(node, nothing, replayer, nothing, nothing, ValidatorStats())
+    judge = Judge(node, nothing, replayer, ValidatorStats())
 
     def claim(number: int) -> Commitment:
         return Commitment(bytes(32), WORKER, V0, bytes(32), number, content_digest(b""))
 
-    first = session._give_up(claim(0), ENGINE_FAILED)
+    first = judge.give_up(claim(0), ENGINE_FAILED)
     for number in range(1, GIVEN_UP + 2):
-        session._give_up(claim(number), STALE)
-    assert list(session._verdicts._given_up.values()) == [first]
+        judge.give_up(claim(number), STALE)
+    assert list(judge.verdicts._given_up.values()) == [first]
 
 
 def test_what_is_known_of_stale_policies_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,7 +331,7 @@ def test_what_is_known_of_stale_policies_is_bounded(monkeypatch: pytest.MonkeyPa
     role = stages[0]._open["validator-1"][1][0]
     assert validator(health)["accepted"] > 48
     assert validator(health)["rejected"] == 0
-    verdicts = role.session._verdicts
+    verdicts = role.session._judge.verdicts
     assert len(verdicts) < validator(health)["accepted"]
     fresh = 8 - run_of(stages[0]._open["validator-1"][0]).terms.recipe.lag
     assert all(version >= fresh for version, _ in list(verdicts._recorded)[16:])

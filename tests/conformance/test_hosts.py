@@ -756,3 +756,65 @@ def test_a_message_beyond_the_protocols_limit_costs_the_connection(hosts) -> Non
         assert received == [bytes(100)]
 
     hosts(law)
+
+
+def test_a_peer_that_did_not_answer_is_left_alone_until_there_is_news(hosts) -> None:
+    """Messages are dropped at once for a while; who waits for its own `connect` tries anew."""
+
+    async def law(h: Hosts) -> None:
+        peer = h.stranger.peer_id
+        watch = Watch(h.a)
+        h.a.add_addrs(peer, [h.nowhere])
+        assert h.a.send(peer, NEWS, b"dials")
+        await watch.wait(peer, PeerState.UNREACHABLE)
+        assert not h.a.send(peer, NEWS, b"dropped")
+        h.a.add_addrs(peer, [h.nowhere])
+        assert not h.a.send(peer, NEWS, b"that was no news")
+        with pytest.raises(PeerUnreachable):
+            await h.a.connect(peer)
+        h.a.add_addrs(peer, [h.b.addrs[0].transport], AddrSource.SIGNED)
+        assert h.a.send(peer, NEWS, b"dials again")
+
+    hosts(law)
+
+
+def test_a_peer_that_dials_us_is_worth_a_message_again(hosts) -> None:
+    async def law(h: Hosts) -> None:
+        watch, box = Watch(h.a), Mailbox(h.b)
+        h.a.add_addrs(h.b.peer_id, [h.nowhere])
+        h.a.send(h.b.peer_id, NEWS, b"lost")
+        await watch.wait(h.b.peer_id, PeerState.UNREACHABLE)
+        assert not h.a.send(h.b.peer_id, NEWS, b"dropped")
+        introduce(h.b, h.a)
+        await h.b.connect(h.a.peer_id)
+        await watch.wait(h.b.peer_id, PeerState.CONNECTED)
+        assert h.a.send(h.b.peer_id, NEWS, b"said")
+        assert await box.wait(1) == [(h.a.peer_id, b"said")]
+
+    hosts(law)
+
+
+def test_no_host_dials_itself(hosts) -> None:
+    async def law(h: Hosts) -> None:
+        for source in AddrSource:
+            h.a.add_addrs(h.a.peer_id, h.a.addrs, source)
+        assert h.a.addrs_of(h.a.peer_id) == ()
+        assert not h.a.send(h.a.peer_id, NEWS, b"echo")
+        with pytest.raises(PeerUnreachable):
+            await h.a.connect(h.a.peer_id)
+
+    hosts(law)
+
+
+def test_a_refused_peer_is_not_dialled(hosts) -> None:
+    async def law(h: Hosts) -> None:
+        introduce(h.a, h.b)
+        watch = Watch(h.a)
+        h.a.penalise(h.b.peer_id, 100.0, "as asked")
+        with pytest.raises(PeerUnreachable, match="refused"):
+            await h.a.connect(h.b.peer_id)
+        assert not h.a.send(h.b.peer_id, NEWS, b"x")
+        await trio.testing.wait_all_tasks_blocked()
+        assert watch.events == []
+
+    hosts(law)

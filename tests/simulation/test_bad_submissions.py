@@ -25,8 +25,8 @@ from roles.protocol.core.messages import (
     encode_groups,
 )
 from roles.run import run_of
+from roles.validator.judge import GAP, REPLAYED
 from roles.validator.replay import OTHER_POLICY, WRONG_GROUPS
-from roles.validator.session import GAP, REPLAYED
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
 from sim.node.swarm import open_swarm

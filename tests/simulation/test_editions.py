@@ -24,7 +24,7 @@ from roles.run import Run, Terms, sign_run
 from roles.run.core.file import AdmissionMode, AdmissionRules
 from roles.trainer import check as trainer_check
 from roles.trainer.session import TrainerSession
-from roles.validator import replay, session as validator_session
+from roles.validator import reception as validator_reception, replay
 from sim.node.swarm import Swarm
 from sim.node.world import EPOCH
 from sim.run.scenario import Scenario
@@ -176,7 +176,7 @@ def test_work_is_not_blamed_when_its_only_judge_is_replaced(
             else plain(run, node, version)
         )
 
-    for module in (inference_session, trainer_check, validator_session):
+    for module in (inference_session, trainer_check, validator_reception):
         monkeypatch.setattr(module, "validator_of", validator_of)
     play.spy(monkeypatch)
     health = perform(play, steps=400, groups=64)

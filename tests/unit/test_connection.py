@@ -10,6 +10,7 @@ from p2p.errors import ProtocolNotSupported, RemoteProtocolError, WrongPeer
 from p2p.identity import KeyPair
 from p2p.machine import open_world
 from p2p.transport import connection as connection_module
+from p2p.transport.burst import HORIZON, SHORTEST, Burst
 from p2p.transport.connection import ConnectionConfig
 from p2p.transport.core import noise, yamux_frames
 from p2p.transport.core.negotiate import Chooser, Proposer, line
@@ -483,3 +484,18 @@ async def test_a_stream_is_drained_when_the_line_has_carried_what_it_sent() -> N
             assert drained == [(ours, 30 * KI)]
             line.carry(1)
         assert drained == [(ours, 30 * KI), (other, 0)]
+
+
+def test_a_connection_commits_to_what_its_line_empties_soon() -> None:
+    burst = Burst(256 * KI)
+    for _ in range(10):
+        burst.note_slow(64 * KI, 0.1)
+    assert burst.size == pytest.approx(HORIZON * 64 * KI / 0.1, rel=0.01)
+    for _ in range(10):
+        burst.note_slow(64 * KI, 60.0)
+    assert burst.size == SHORTEST
+    for _ in range(100):
+        burst.note_free()
+    assert burst.size == 256 * KI
+    burst.note_slow(1, 0.0)
+    assert burst.size == 256 * KI

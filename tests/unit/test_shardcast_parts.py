@@ -10,14 +10,19 @@ from p2p.identity import KeyPair
 from p2p.shardcast.chunkset import ChunkSet
 from p2p.shardcast.core.allowance import MAX_INDEXES, SPARE_ANSWERS, Allowance
 from p2p.shardcast.core.availability import MAX_HOLDERS, Availability
-from p2p.shardcast.core.average import SmoothedAverage
+from p2p.shardcast.core.average import Expectation, SmoothedAverage
 from p2p.shardcast.core.download import Request
+from p2p.shardcast.core.handout import HandOut
 from p2p.shardcast.core.lateness import LateChunks
+from p2p.shardcast.core.line import CREDIT, MAX_CREDIT, UNKNOWN_ROUND_TRIP, Line, Lines
 from p2p.shardcast.core.pace import ChunkPace
 from p2p.shardcast.core.queue import SendQueue
 from p2p.shardcast.core.sources import Source
+from p2p.shardcast.forest import Roster, RosterEntry, build_forest
 from p2p.shardcast.index import digest_of
+from p2p.shardcast.manifest import PolicyVersion
 from p2p.shardcast.messages import ChunkHeader
+from p2p.wire import KI
 
 ANN, BOB = (KeyPair(digest_of(name)).peer_id for name in (b"ann", b"bob"))
 POLICY = bytes(32)
@@ -30,6 +35,54 @@ def test_an_average_is_where_its_paragraph_says() -> None:
         average.observe(0.4)
         seen.append(round(average.value, 3))
     assert seen == [0.175, 0.231, 0.273, 0.305]
+
+
+def test_a_steady_line_is_late_sooner_than_an_uneven_one() -> None:
+    steady, uneven = Expectation(), Expectation()
+    for number in range(40):
+        steady.observe(0.3)
+        uneven.observe(0.2 if number % 2 else 0.4)
+    assert steady.late == pytest.approx(0.3, rel=0.01)
+    assert 0.6 < uneven.late < 0.8
+    uneven.reset(1.0)
+    assert uneven.late == pytest.approx(3.0)
+
+
+def test_a_round_trip_falls_at_once_and_rises_slowly() -> None:
+    line = Line()
+    assert line.round_trip == UNKNOWN_ROUND_TRIP
+    line.note_round_trip(0.5)
+    line.note_round_trip(0.2)
+    assert line.round_trip == 0.2
+    line.note_round_trip(1.0)
+    assert line.round_trip == pytest.approx(0.3)
+
+
+def test_a_credit_is_what_the_line_holds_and_two_more() -> None:
+    line = Line()
+    line.note_round_trip(0.15)
+    assert line.credit(0.0) == CREDIT
+    assert line.credit(76.0) == CREDIT + 11
+    assert line.credit(1e9) == MAX_CREDIT
+
+
+def test_an_origin_gives_as_much_ahead_as_the_roots_line_holds() -> None:
+    """Issue 12.1: two chunks at any round trip left long lines idle."""
+    keys = [KeyPair(digest_of(b"%d" % number)) for number in range(20)]
+    entries = [RosterEntry(pair.peer_id, 25e6) for pair in keys]
+    forest = build_forest(Roster.sign(keys[0], b"run", 1, entries), PolicyVersion(1))
+    lines = Lines()
+    for root in forest.roots:
+        lines.to(root).note_round_trip(0.15)
+    handout = HandOut(500, forest, 0.0, 0.5, lines=lines, chunk_bytes=32 * KI)
+    given = []
+    while (step := handout.give(lambda _: True, 0.0)) is not None:
+        given.append(step[0])
+    rate = forest.rate(0) / (32 * KI)
+    assert given.count(forest.roots[0]) == lines.to(forest.roots[0]).credit(rate) > 10 * CREDIT
+    root = forest.roots[1]
+    assert handout.confirm(root, 4, 4 + CREDIT, 0.2), "its children lag"
+    assert handout.give(lambda peer: peer == root, 0.2) is None
 
 
 def test_silence_grows_with_the_chunk_time_and_shrinks_towards_the_end() -> None:
@@ -122,6 +175,17 @@ def test_a_queue_owes_what_was_asked_for_until_it_left_or_was_dropped() -> None:
     assert (queue.owed, queue.backlog) == (0, 1)
 
 
+def test_a_queue_knows_how_long_chunks_take_to_be_told_of() -> None:
+    queue = SendQueue()
+    for number in range(3):
+        queue.push(ChunkHeader(POLICY, number, 1, 0))
+        queue.start(0.1 * number)
+        queue.finish(0.1 * number)
+    assert queue.acknowledge(bytes(31) + b"x", ChunkSet.of([0]), 0.3) is None
+    assert queue.acknowledge(POLICY, ChunkSet.of([0, 1, 9]), 0.3) == pytest.approx(0.2)
+    assert queue.acknowledge(POLICY, ChunkSet.of([0, 1]), 0.3) is None, "once"
+
+
 def test_news_goes_ahead_once() -> None:
     queue = SendQueue()
     assert [queue.note_news(b"roster"), queue.note_news(b"roster")] == [True, False]
@@ -143,6 +207,7 @@ def test_a_source_is_tried_with_one_chunk_and_judged_by_what_it_brings() -> None
     source.deliver(Request(ANN, 1.0, 2.0), 1.6)
     assert source.chunk_time == pytest.approx(0.3)
     assert source.room == 4
+    assert source.late == pytest.approx(0.3 + 4 * 0.175)
     source.miss(Request(ANN, 2.0, 3.0), 3.0)
     assert source.chunk_time == pytest.approx(1.0), "as long as it has taken so far"
     for _ in range(20):

@@ -14,7 +14,7 @@ import trio
 import trio.testing
 
 import p2p
-from p2p import connector as connector_module, identify
+from p2p import identify
 from p2p.connector import HANDSHAKE_TIMEOUT
 from p2p.errors import (
     BadMessage,
@@ -22,6 +22,7 @@ from p2p.errors import (
     LocalProtocolError,
     PeerUnreachable,
 )
+from p2p.gater import DIAL_BACKOFF
 from p2p.host import Stream, request, serve_requests
 from p2p.identity import KeyPair, PeerId, ProtocolId
 from p2p.limits import ResourceLimits
@@ -326,7 +327,7 @@ async def test_messages_wait_while_the_peer_is_dialled_and_stop_when_it_is_gone(
         assert one.dropped_messages == 1
         assert not one.send(stranger, NEWS, b"dropped at once")
         assert one.dropped_messages == 2
-        await one.world.sleep(connector_module.DIAL_BACKOFF + 1)
+        await one.world.sleep(DIAL_BACKOFF + 1)
         assert one.send(stranger, NEWS, b"tried again")
         await trio.testing.wait_all_tasks_blocked()
         one.add_addrs(stranger, [other.addrs[0].transport])

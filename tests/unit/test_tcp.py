@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import select
 import socket
+import struct
 import sys
 
 import pytest
@@ -88,6 +90,35 @@ async def test_a_machine_without_sockets_says_so(monkeypatch) -> None:
                 await listener.accept()
         async with await listener.accept():
             pass
+    await listener.aclose()
+
+
+@pytest.mark.skipif(not hasattr(select, "POLLRDHUP"), reason="the kernel does not tell")
+@pytest.mark.parametrize("how", ["closes", "ends", "resets"])
+async def test_that_the_other_end_has_gone_is_known_before_all_is_read(how: str) -> None:
+    network = TcpNetwork()
+    listener = await network.listen(Multiaddr.parse("/ip4/127.0.0.1/tcp/0"))
+    async with await network.dial(listener.addr) as one, await listener.accept() as other:
+        assert isinstance(one, TcpStream)
+        assert isinstance(other, TcpStream)
+        assert not other.has_spoken()
+        await one.send_all(b"unread")
+        await trio.lowlevel.wait_readable(other._sock)
+        assert other.has_spoken()
+        assert not other.has_gone()
+        if how == "ends":
+            await one.send_eof()
+        else:
+            if how == "resets":
+                linger = struct.pack("ii", 1, 0)
+                one._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            await one.aclose()
+        with trio.fail_after(1):
+            while not other.has_gone():
+                await trio.lowlevel.checkpoint()
+        await other.aclose()
+        assert other.has_gone()
+        assert not other.has_spoken()
     await listener.aclose()
 
 

@@ -12,7 +12,7 @@ import torch
 from p2p.errors import ConfigError
 from proofs.checks import Limits, Reason, Verdict, judge
 from roles.engines.base import Completion, EngineError, Group, GroupTask, Sampling
-from roles.engines.config import EngineConfig, ModelShape
+from roles.engines.config import ROWS, EngineConfig, ModelShape
 from roles.engines.tiny import sampler, scorer
 from roles.engines.tiny.engine import TinyEngine
 from roles.engines.tiny.files import encode_weights, load_weights, save_folder
@@ -100,7 +100,7 @@ def test_completions_end_once_or_at_the_limit() -> None:
 
 
 def test_a_batch_is_cut_where_rows_are_too_many() -> None:
-    model, tasks = make_model(), make_tasks(3, completions=sampler.ROWS // 2 + 1)
+    model, tasks = make_model(), make_tasks(3, completions=ROWS // 2 + 1)
     assert [len(one.completions) for one in sampler.draw(model, tasks, SAMPLING, END)] == [
         129
     ] * 3

@@ -33,7 +33,9 @@ from roles.shared.reasons import MAX_REASONS, OTHER
 from roles.shared.seats import Seats
 from roles.trainer import TrainerConfig
 from roles.validator.core.sequence import MAX_MISPLACED, DrawSequences, PlaceState
-from roles.validator.session import GAP, VERDICT_KIND, ValidatorSession
+from roles.validator.judge import GAP, Judge
+from roles.validator.reception import Reception
+from roles.validator.session import VERDICT_KIND, ValidatorSession
 from roles.validator.stats import Records, ValidatorStats
 from tests.unit.test_run_file import OWNER, TERMS
 
@@ -89,9 +91,11 @@ async def test_after_a_restart_a_place_that_was_nobodys_fault_is_no_gap(tmp_path
             ).signed(judge)
             await ledger.append(VERDICT_KIND, judged.to_bytes())
         node, nothing = cast(Node, SimpleNamespace(world=world)), cast(Any, None)
-        session = ValidatorSession(node, nothing, nothing, ledger, nothing, ValidatorStats())
+        stats = ValidatorStats()
+        judge_of_places = Judge(node, nothing, nothing, stats)
+        session = ValidatorSession(node, nothing, judge_of_places, ledger, nothing, stats)
         await session.recall()
-    book = session._sequences
+    book = judge_of_places._sequences
     assert book.judge(NODE, V1, 30) is PlaceState.FRESH
     assert book.judge(NODE, V1, 29) is book.judge(NODE, V1, 3) is PlaceState.REPLAYED
     assert book.judge(NODE, V1, 1000) is PlaceState.GAP
@@ -113,8 +117,10 @@ async def test_a_submission_of_a_stranger_is_not_read() -> None:
     node: Any = SimpleNamespace(may=lambda *_: False, world=None)
     standing: Any = SimpleNamespace(why_not="")
     nothing: Any = None
-    session = ValidatorSession(node, nothing, nothing, nothing, standing, ValidatorStats())
-    await session.serve(cast(Any, stream))
+    stats = ValidatorStats()
+    judge = Judge(node, nothing, nothing, stats)
+    reception = Reception(node, judge, nothing, nothing, standing, stats, lambda: None)
+    await reception.serve(cast(Any, stream))
     assert b"may not generate" in stream.said
 
 

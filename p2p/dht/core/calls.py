@@ -23,12 +23,14 @@ from p2p.identity import PeerId
 MIN_TIMEOUT: Final = 0.2
 """Seconds: a busy Python process answers after tens of milliseconds even on a local network."""
 MAX_TIMEOUT: Final = 2.0
-"""Seconds: twice round the world by satellite."""
+"""Seconds: twice round the world by satellite, 0.6 s of round trip each by a geostationary one
+and a busy machine at both ends."""
 FIRST_TIMEOUT: Final = 0.5
 """Seconds, before any round trip was measured: most of the internet answers within half of it.
 A peer without a connection gets twice as long."""
 DIAL_ROUND_TRIPS: Final = 4
-"""TCP, negotiation, Noise, stream: what comes before the first message."""
+"""TCP, negotiation, Noise, stream: what comes before the first message to a peer without a
+connection."""
 ATTEMPTS: Final = 3
 """Times that a request is sent. At 5 % loss each way an attempt fails in one case of ten, three
 in one of a thousand."""

@@ -73,16 +73,20 @@ if TYPE_CHECKING:
 SECRET_BYTES: Final = 16
 """Of the secret by which this node alone ranks the publishers under a full key."""
 GARBAGE_POINTS: Final = 10.0
-"""Points of penalty with the host for a forgery or an unreadable message."""
+"""Points of penalty with the host for a forgery or an unreadable message: the tenth within a
+minute or so disconnects (`p2p.peers.PENALTY_LIMIT`, 100, halved each minute)."""
 FIRST_REJOIN: Final = 5.0
 """Seconds until a node with an empty table asks its seeds again, doubled each time: 5, 10, 20,
 40, 60, 60 ..."""
 LAST_REJOIN: Final = 60.0
-"""Seconds at most between two such joins."""
+"""Seconds at most between two such joins: a node that was cut off is back a minute after its
+network."""
 REPUBLISH_RETRY: Final = 30.0
-"""Seconds until a record that no node took is published again."""
+"""Seconds until a record that no node took is published again: three puts of 10 s
+(`DhtConfig.timeout`), so a node that is cut off does not look up without a pause."""
 REPLICATED_AT_ONCE: Final = 64
-"""Records replicated per step; the rest wait for the next."""
+"""Records replicated per step; the rest wait for the next. The arithmetic is that of
+`REPLICATION_STEP`."""
 REPLICATION_STEP: Final = 10.0
 """Seconds between steps: 64 records at 8 nodes are 70 KB/s at the very worst, and all that a
 node can hold takes 43 minutes, less than the hour after which it is due again."""

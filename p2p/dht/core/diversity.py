@@ -22,14 +22,16 @@ IPV4_PREFIX: Final = 24
 """Bits: what one customer rents at once. go-libp2p-kad-dht and Bitcoin Core group by /16 to
 /24."""
 IPV6_PREFIX: Final = 48
-"""Bits: what a provider gives one site."""
+"""Bits: what a provider gives one site (RFC 6177 lets it be a /48 to a /56), so that one
+customer's 65,536 networks count as one."""
 PRIVATE: Final = "private"
 """The group of all addresses that are valid in their own network only, for a node that is
 outside of it."""
 NAMED: Final = "dns"
 """The group of all DNS names: a name costs nothing, and is not resolved for a stranger."""
 _MEMO: Final = 4096
-"""Addresses whose group is remembered; 1 MiB at most."""
+"""Addresses whose group is remembered, 1 MiB at most: a node meets those of a few hundred
+contacts again and again."""
 
 
 @lru_cache(_MEMO)

@@ -40,7 +40,8 @@ MAX_ASKED: Final = 120
 """Contacts that one lookup asks. An honest lookup at 10,000 nodes asks 20 to 50; liars that
 name ever nearer contacts are cut off here."""
 MAX_SHORTLISTED: Final = 1000
-"""Contacts that one lookup remembers: twenty from each of fifty replies."""
+"""Contacts that one lookup remembers: twenty from each of fifty replies, as many as an honest
+lookup hears. Liars that name more are forgotten from the far end."""
 CREDIT: Final = 4
 """Contacts never met that one peer may name, and that we ask, before one of them has
 answered."""

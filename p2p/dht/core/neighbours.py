@@ -48,12 +48,14 @@ INBOUND_FOR: Final = 600.0
 a lookup led us to it. A stranger that connects and names eight victims makes us dial none of
 them."""
 MAX_INBOUND: Final = 1024
-"""Inbound peers remembered: more than a table of 10,000 nodes has places."""
+"""Inbound peers remembered: more than a table of 10,000 nodes has places, some 200. Forgetting
+one early only makes it believed ten minutes too soon."""
 MAX_LOST: Final = 20
 """Contacts that have left the table last: candidates for a join when a partition may have
 healed."""
 MAX_SEEDS: Final = 64
-"""Bootstrap peers that are remembered."""
+"""Bootstrap peers that are remembered: four times those that one join asks
+(`requester.MAX_SEEDS_ASKED`)."""
 MAX_CONNECTED: Final = 8192
 """Peers remembered as connected, should the host never say that they are gone."""
 

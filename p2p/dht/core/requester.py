@@ -61,7 +61,8 @@ from p2p.identity import PeerId
 from p2p.multiaddr import AddrSource
 
 MAX_SEEDS_ASKED: Final = 16
-"""Seeds of one join that are asked, the first of those given."""
+"""Seeds of one join that are asked, the first of those given: any one that answers is enough,
+and a configuration names a handful."""
 MAX_VERIFYING: Final = 64
 """Inbound peers that are being pinged at a time. A silent one is given up after a second or two
 and not pinged again for a minute, so it takes 2,000 stamped names that all stay silent to keep

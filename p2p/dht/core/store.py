@@ -44,7 +44,8 @@ MAX_PER_PUBLISHER: Final = 96
 """Records of one publisher on one node: all that it publishes, 32 under three keys, in a swarm
 so small that every node holds everything."""
 MAX_HELD: Final = 16 * 1024
-"""Records of one node: 24 MiB at their largest."""
+"""Records of one node: 24 MiB at their largest. Where every node publishes all that it may, 32
+records under three keys with eight replicas, each holds 768 of them."""
 EVICTED_AT_ONCE: Final = MAX_HELD // 16
 """Records dropped at once when the node is full: all keys are sorted by distance once for 1,024
 records, not for each."""

@@ -39,6 +39,7 @@ except ImportError as error:
     raise MissingDependency(needed) from error
 
 _ID_BITS: Final = 8 * ID_BYTES
+"""Kademlia's 160."""
 _SPLIT_DEPTH: Final = 5
 """Kademlia's b: branches away from us are split to this depth too, which saves a hop or two."""
 

@@ -41,7 +41,8 @@ from p2p.wire import KI, MIB
 MAX_TOPICS_OF_PEER: Final = 64
 """Topics that we remember one peer to subscribe to; a run has about five."""
 MAX_FANOUT: Final = 64
-"""Topics that we publish to without subscribing."""
+"""Topics that we publish to without subscribing, as many as we remember of a peer. For one more
+the peers are drawn anew at each message."""
 MAX_FLOOD_PUBLISH: Final = 64
 """Peers that get a message of our own at once; a node has about twenty that subscribe to its
 topics. Those of the mesh, outbound peers and those with most first deliveries come first."""
@@ -56,9 +57,11 @@ KEPT_FOR_SCORE: Final = 4
 """Peers that stay for their score when a mesh is cut back (D_score); the others by chance, so
 that a peer with a high score cannot choose the whole mesh."""
 OPPORTUNISTIC_GRAFT_HEARTBEATS: Final = 60
-"""Heartbeats between two opportunistic grafts, as in gossipsub."""
+"""Heartbeats between two opportunistic grafts, as in gossipsub: a look a minute at whether the
+mesh brings what others bring first."""
 OPPORTUNISTIC_GRAFT_PEERS: Final = 2
-"""Peers grafted at a time by it, as in gossipsub."""
+"""Peers grafted at a time by it, as in gossipsub: a third of a mesh of six, so that a mesh of
+silent peers is turned over within minutes."""
 BACKOFF_SLACK: Final = 2.0
 """Heartbeats that we wait longer than a backoff says. The end that is pruned begins to count a
 moment after the other; without slack an honest GRAFT arrives too early and is penalised."""

@@ -19,7 +19,8 @@ MESSAGE_COST: Final = 512
 tables. Without it messages with no data would be kept without a limit, and one answer would
 hold thousands of them."""
 MAX_RETRANSMISSIONS: Final = 3
-"""Times one peer gets one message by IWANT (gossip_retransmission)."""
+"""Times one peer gets one message by IWANT (gossip_retransmission). gossipsub's 3: an answer
+may be lost, and an id of 48 bytes that asks for 256 KiB is an amplifier."""
 
 
 def size_of(message: PubsubMessage) -> int:

@@ -8,7 +8,8 @@ from typing import Final
 from p2p.identity import PeerId
 
 MAX_SEEN: Final = 64 * 1024
-"""Ids: 500 messages a second for 2 minutes, 10 MiB."""
+"""Ids: 500 messages a second for the 2 minutes that an id is known (`GossipConfig.seen`), 10
+MiB. A run publishes a few a minute; the rest is room for floods."""
 EVICTED_AT_ONCE: Final = 256
 """Unaccepted ids dropped when there is no room. The peer that holds most of them is found by a
 walk over all senders; with 256 at a time that walk is paid for once in so many ids. One RPC

@@ -29,6 +29,7 @@ from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
 
 DOMAIN: Final = "/shoal/ledger/1.0.0"
 DIGEST_BYTES: Final = 32
+"""SHA-256."""
 GENESIS: Final = bytes(DIGEST_BYTES)
 """What the first entry names as the one before."""
 MAX_BODY: Final = 64 * KI
@@ -36,8 +37,9 @@ MAX_BODY: Final = 64 * KI
 MAX_ENTRY: Final = MAX_BODY + KI
 """With kind, author, digests, signature."""
 MAX_KIND: Final = 32
-"""Characters."""
+"""Characters of an entry's kind, a word chosen by a role; ours have up to 7."""
 LENGTH_BYTES: Final = 4
+"""Bytes in front of a record that say how long its entry is; big-endian."""
 CHECKSUM_BYTES: Final = 8
 """Of SHA-256. It is against decay, not against people: one damaged record in 2**64 is taken for
 sound.
@@ -88,6 +90,7 @@ class Head:
 
 
 EMPTY: Final = Head(-1, GENESIS)
+"""The head of a log without entries."""
 
 
 def make_entry(head: Head, signer: Signer, kind: str, body: bytes, wall: float) -> Entry:

@@ -55,7 +55,11 @@ SLACK: Final = 2
 """Neighbours below or above the number aimed at before anything is done about it: without slack
 the last node short of one would ask around for ever."""
 MAX_BOOTSTRAPS: Final = 16
+"""Bootstrap peers that are tried in turn, the first of those given: a configuration names a
+handful, and any one is enough."""
 FIRST_RETRY: Final = 1.0
+"""Seconds until the first join is repeated: a bootstrap that starts at the same time as we do
+is up by then."""
 LAST_RETRY: Final = 60.0
 """Seconds between attempts to join, doubling: a bootstrap that comes back meets no stampede."""
 HEAL_INTERVALS: Final = 6.0
@@ -85,9 +89,11 @@ GUEST_INTERVALS: Final = 2.0
 found others by then, and seven neighbours on average instead of 6.4 made a quiet swarm send a
 tenth more."""
 MAX_GRANTED: Final = 1024
-"""Grants remembered: more than twice `GRANTS`, for peers and networks each."""
+"""Grants remembered: more than twice `GRANTS`, for peers and networks each, so that a burst of
+grants pushes out none of itself."""
 MAX_SAME_PREFIX: Final = 2
-"""Neighbours of one network, where there are others to choose from (`member_list.OTHERS`)."""
+"""Neighbours of one network, where there are others to choose from (`member_list.OTHERS`): two
+of five, so that an attacker needs three networks for the whole view."""
 SPARSE: Final = 1.0
 """Intervals between two requests of a node that has fewer neighbours than are aimed at. Where a
 tenth of the members are hostile, one in twenty of those with four had two honest ones by
@@ -99,7 +105,8 @@ ANCHORS: Final = 2
 """Neighbours remembered over a restart. Bitcoin Core keeps two, too: one may be gone, three
 tell an observer more of the graph than they help."""
 PENDING: Final = 2.0
-"""Intervals until a request for a link counts as refused."""
+"""Intervals until a request for a link counts as refused: an answer is a dial and two ways,
+half an interval (`failure_detector.CHECK_TIMEOUT`), and machines are busy."""
 AVOID: Final = 6.0
 """Intervals before a peer that refused a link, or could not be reached, is asked again."""
 

@@ -52,7 +52,8 @@ MAX_PROBED: Final = 64
 """Suspected peers whose next heartbeat we hand to the peers that suspect them: our neighbours,
 and peers that were neighbours lately."""
 MAX_REPORTERS: Final = 8
-"""Suspecting peers that get it, as many as there are neighbours."""
+"""Suspecting peers that get it: about as many as a node has neighbours, five aimed at and seven
+borne. Others learn of it from those."""
 OBSOLETE: Final = 3.0
 """Intervals for which we know a newer heartbeat than a suspicion: no honest peer lacks them so
 long."""

@@ -61,7 +61,8 @@ NEWCOMERS: Final = 256.0
 """Newcomers that a neighbour names, and that we name to all others, at once: a crowd that
 starts together."""
 NEWCOMERS_PER_INTERVAL: Final = 1.0
-"""And how many in an interval, later."""
+"""And how many in an interval, later: from seven neighbours 1.4 a second at 5 s, a swarm that
+grows by 5,000 in an hour."""
 ASKS: Final = 4.0
 """Requests to be neighbours that a peer may send at once: a newcomer asks its bootstrap after
 1, 2, 4 s."""
@@ -84,15 +85,17 @@ share, and that of refusals, 2.3 times in the first minute and what it sends whe
 then on. 200 honest machines behind one address lose nothing: each gets an answer and names of
 others to ask."""
 NETWORK_REFUSALS: Final = 32.0
-"""Refusals at once for one public network."""
+"""Refusals at once for one public network: an eighth of all (`REFUSALS`), so that it takes
+eight networks to make us silent to the others."""
 NETWORK_REFUSALS_PER_INTERVAL: Final = 0.5
 """And how many in an interval, later: 70 bytes a second for each network that floods us."""
 FORWARDED_WALKS: Final = 512.0
-"""Walks that one neighbour may send through us at once, and..."""
+"""Walks that one neighbour may send through us at once, twice as many as newcomers that it may
+name (`NEWCOMERS`), and..."""
 FORWARDED_WALKS_PER_INTERVAL: Final = 4.0
 """...in an interval, later: one newcomer a second. Each costs three messages at most."""
 ANSWERED: Final = 256.0
-"""Heartbeats that one peer gets at once: a newcomer's whole view."""
+"""Heartbeats that one peer gets at once: a newcomer's whole view, 205, with room."""
 ANSWERED_PER_INTERVAL: Final = 8.0
 """And how many in an interval, later: half of what it may ask all its neighbours for
 (`refresh`)."""
@@ -100,7 +103,8 @@ ANSWERED_TO_OTHERS: Final = 8192.0
 """Heartbeats at once that all get who are no neighbours: 350 newcomers that ask for all they
 were told of."""
 ANSWERED_TO_OTHERS_PER_INTERVAL: Final = 4.0
-"""And how many in an interval, later."""
+"""And how many in an interval, later: 200 bytes a second at 250 a heartbeat. A node that does
+not live next to us has neighbours of its own to ask."""
 
 
 class FloodQuotas:

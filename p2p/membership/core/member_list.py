@@ -44,7 +44,8 @@ SPARSE: Final = 7 / 8
 is a random sample, in which every death makes room for one more: no news, and the digests with
 the heartbeats suffice."""
 CROWDED: Final = 63 / 64
-"""Share of its capacity from which a view is crowded."""
+"""Share of its capacity from which a view is crowded: 202 of 205, so that a death or two do not
+make it look for more."""
 YOUNG: Final = 120.0
 """Intervals for which a member is young: as long as one that no peer hears of stays listed
 (`stale`). What has outlived them was named again meanwhile."""
@@ -61,7 +62,8 @@ SURPLUS_TRIES: Final = 8
 """Random members of which the one goes whose network, or whose introducer, has most of those
 that may go."""
 MAX_TOMBSTONES: Final = 4096
-"""Dead peers remembered, 2 MiB at most."""
+"""Dead peers remembered, 2 MiB at most. A swarm of 1,000 in which half die at once needs 500;
+one more is forgotten, oldest first, and may be taken in again by an old heartbeat."""
 
 
 class MemberList:
@@ -202,7 +204,7 @@ class MemberList:
         newcomer."""
         member = self._members.get(signed.heartbeat.peer[KEY])
         if member is None:
-            self.admit(signed, source, now)
+            self.name_next(self.admit(signed, source, now))
             return None
         before = member.signed
         self.renew(member, signed, now)
@@ -214,9 +216,9 @@ class MemberList:
         self.record_heartbeat(member, signed, now)
         self._schedule(member)
         if member.policy != policy:
-            self._name_next(member)
+            self.name_next(member)
 
-    def admit(self, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
+    def admit(self, signed: SignedHeartbeat, source: PeerId, now: float) -> MemberState:
         """Take in a peer that is not known to live; ``source`` named it."""
         peer = signed.heartbeat.peer
         key = key_of(peer)
@@ -235,7 +237,7 @@ class MemberList:
         if member.prefix is not None:
             self._prefixes[member.prefix] += 1
         self._schedule(member)
-        self._name_next(member)
+        return member
 
     def record_heartbeat(
         self,
@@ -419,6 +421,11 @@ class MemberList:
             return []
         return [member for member in self._members.values() if member.prefix == prefix]
 
+    def is_young(self, peer: PeerId, now: float) -> bool:
+        """Whether a living peer was met lately (`YOUNG`)."""
+        member = self.get(peer)
+        return member is not None and member.since > now - YOUNG * self._config.interval
+
     def _young(self, now: float) -> list[MemberState]:
         """The members that were met last; a dict keeps them in the order in which they came."""
         since = now - YOUNG * self._config.interval
@@ -454,6 +461,11 @@ class MemberList:
             for member in chosen.values()
             if (watch := member.watch) is None or watch.liveness is not Liveness.SUSPECTED
         ]
+
+    def name_next(self, member: MemberState) -> None:
+        """Let `sample` name a member before all others: it is new, or has a new policy."""
+        if len(self._turns) <= 2 * len(self._members):
+            self._turns.append(member)
 
     def candidates(self, neighbours: Mapping[PeerId, float], now: float) -> Iterator[PeerId]:
         """Members that could become neighbours, in random order, those of the neighbours'
@@ -508,10 +520,6 @@ class MemberList:
             self._is_settled = False
             watch.waits_until = due
             heappush(self._watched, (due, self._count_push(), member))
-
-    def _name_next(self, member: MemberState) -> None:
-        if len(self._turns) <= 2 * len(self._members):
-            self._turns.append(member)
 
     def _count_push(self) -> int:
         """Among those due at once, who was scheduled first comes first."""

@@ -34,7 +34,8 @@ before its digests are passed over. They are unsigned: who names ten thousand gh
 our budget, and the names of the living would grow stale. An honest peer loses few between two
 messages: the dead."""
 UNANSWERED_PER_INTERVAL: Final = 1.0
-"""How many of them are forgiven in an interval."""
+"""How many of them are forgiven in an interval: the dead that an honest peer still names are
+fewer."""
 MAX_ASKED: Final = 1024
 """Keys asked for, remembered for an interval so that no other peer is asked for them too."""
 

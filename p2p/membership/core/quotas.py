@@ -7,16 +7,19 @@ from typing import Final
 from p2p.identity import PeerId
 
 QUOTA_UNIT: Final = 256
-"""Bytes, about a heartbeat: what the quota of a connection counts in."""
+"""Bytes, about a heartbeat (180 to 250): what the quota of a connection counts in, so that a
+long message costs as much as the short ones in it."""
 QUOTA_RATE: Final = 200.0
 """Units per second. A neighbour in a storm sends up to 160; verifying 200 takes about 1.5 % of
 a core."""
 QUOTA_BURST: Final = 2000.0
 """Units at once: the death of 1,000 peers in one zone, told from both sides of it."""
 MIN_QUOTAS: Final = 16
-"""Connections counted before any peer looks which are idle."""
+"""Peers counted before a look which are idle: each look doubles the number at which the next
+one comes, so looks cost a constant for each peer counted."""
 MAX_QUOTAS: Final = 8192
-"""Connections counted; beyond it the oldest starts afresh."""
+"""Peers counted; beyond it the one counted longest ago starts afresh. Eight times the
+connections that a host may have."""
 _ROUNDING: Final = -1e-3
 """Tokens that may be lacking. The time at which a bucket was empty is a float of seconds: after
 a year the difference of two is good to 4e-9 s, less than a millionth of a token at

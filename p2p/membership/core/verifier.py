@@ -19,22 +19,30 @@ from p2p.membership.core.events import ClockOff
 from p2p.membership.heartbeat import PROTOCOL_ID, SignedHeartbeat
 
 CLOCK_TOLERANCE: Final = 300.0
-"""Seconds by which an expired heartbeat may be late: clocks lie."""
+"""Seconds by which an expired heartbeat may be late: clocks lie. A heartbeat is good for 30
+minutes (`MembershipConfig.lifetime`), so a clock may be 35 behind ours."""
 FORGED_POINTS: Final = 25.0
+"""A heartbeat whose signature is false: four are an enemy."""
 MALFORMED_POINTS: Final = 25.0
+"""A message that cannot be decoded: no honest program writes one."""
 ASKED_POINTS: Final = 5.0
 """For a request to be neighbours beyond the quota (`flood_quotas.ASKS`), which no honest peer
 reaches: who asks every second is cut off within half a minute, and its seat is free."""
 REPLAYED_POINTS: Final = 1.0
+"""An older heartbeat of a peer from that peer itself: it replays, or its disk lost its
+numbers."""
 FLOOD_POINTS: Final = 1.0
+"""A message over a peer's quota."""
 OBSOLETE_POINTS: Final = 1.0
-"""Points of penalty: four forgeries are an enemy, a hundred replays or dropped messages a
-broken peer."""
+"""A suspicion of a heartbeat that is long out of date. Points of penalty, all of them: four
+forgeries are an enemy, a hundred replays or dropped messages a broken peer
+(`p2p.peers.PENALTY_LIMIT`)."""
 MAX_STAMPED: Final = 8192
 """Peers remembered that have shown their stamp: as many as connections are counted
-(`dissemination.MAX_QUOTAS`)."""
+(`quotas.MAX_QUOTAS`)."""
 MAX_CLOCKS: Final = 64
-"""Peers remembered whose clocks are not ours: enough for a median."""
+"""Peers remembered whose clocks are not ours: enough for a median, which no minority of liars
+moves beyond the honest."""
 
 
 class HeartbeatVerifier:

@@ -36,6 +36,7 @@ from p2p.shardcast.config import ShardcastConfig, ShardcastStats
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.announcer import Announcer
 from p2p.shardcast.core.download import MAX_FETCHES, Download, superfluous
+from p2p.shardcast.core.line import Lines
 from p2p.shardcast.core.origin import Origin
 from p2p.shardcast.core.peers import Peers
 from p2p.shardcast.core.pending import PendingNames
@@ -84,8 +85,11 @@ class ShardcastCore:
         self._repair = Repair(
             local, statements, self._peers, self._announcer, rng, config.stall
         )
-        self._upload = Upload(local, statements, self._downloads, self._announcer, self._peers)
-        self._origin = Origin(statements, self._peers.is_gone, config.stall)
+        lines = Lines()
+        self._upload = Upload(
+            local, statements, self._downloads, self._announcer, self._peers, lines
+        )
+        self._origin = Origin(statements, self._peers.is_gone, lines, config.stall)
         self._pending = PendingNames()
         self._gone: BoundedDict[bytes, None] = BoundedDict(MAX_MANIFESTS)
         """Patches that no peer has, and versions that none has whole."""
@@ -225,6 +229,7 @@ class ShardcastCore:
                     self._ban(peer, "has chunks that do not exist")
                 else:
                     download.note_held(peer, chunks, self._now)
+                    self._upload.note_word(peer, download.name, chunks, self._now)
                 self._pull(download)
             case Skipped(_, _, _, ranges):
                 if not download.exist(ChunkSet.of_ranges(ranges)):
@@ -512,6 +517,7 @@ class ShardcastCore:
         if not download.is_patch:
             self.stats.count_completed()
             self._advance_newest(download.manifest)
+            self._out += self._upload.foresee(download)
         self._patch()
 
     def _patch(self) -> None:
@@ -594,6 +600,8 @@ class ShardcastCore:
         if download is None:  # an earlier life made the patch, and it is gone
             download = self._downloads[manifest.digest]
         self._origin.publish(download, resumed=resumed)
+        if not resumed:
+            self._out += self._upload.foresee(download)
 
     def _resume(self, event: ev.Resumed) -> None:
         """Take up what the disk holds; our own newest policy is announced again."""

@@ -243,10 +243,32 @@ class Halt:
 
 
 @dataclass(frozen=True, slots=True)
+class Connect:
+    """The next version will probably go to ``peer``: open the bulk stream before it is there.
+
+    To dial and to open a stream take three to five round trips, in which a small policy could
+    have been everywhere.
+    """
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
 class PassOn:
     """The gossiped message was valid and new here: other peers should hear it."""
 
 
 Effect = (
-    PassOn | Send | Push | Gossip | Begin | Keep | Finish | Patch | Abandon | Penalise | Halt
+    PassOn
+    | Connect
+    | Send
+    | Push
+    | Gossip
+    | Begin
+    | Keep
+    | Finish
+    | Patch
+    | Abandon
+    | Penalise
+    | Halt
 )

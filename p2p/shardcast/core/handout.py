@@ -21,15 +21,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from p2p.identity import PeerId
-from p2p.shardcast.core.average import SmoothedAverage
+from p2p.shardcast.core.average import Expectation
+from p2p.shardcast.core.line import MAX_CREDIT, Line, Lines
 from p2p.shardcast.forest import Forest
 
-CREDIT: Final = 2
-"""Chunks that a root may owe. With one it idles for a round trip per chunk: 1.5 to 1.6 times
-the bound in measurements, against 1.2 with two (20 ms round trip). With more, slow roots hoard
-what fast ones could carry: the prototype's first version, with a backlog of four and nothing
-that kept send buffers short, took 17 s over eight lines of 10 to 80 Mbit/s; with a backlog of
-two and short buffers it took 10."""
 _AT_RISK: Final = 4
 """Chunks lately given to a root that dies which are given again, confirmed or not: a root
 confirms what it has received and may not have forwarded. As many may lie in the buffers between
@@ -46,12 +41,24 @@ waits behind others in the origin's own queue, and is given four times as long."
 class _Root:
     """One root of the forest: what it was given, what it confirmed, who blames it."""
 
-    __slots__ = ("_blamed", "_given", "_left", "confirmed", "granted", "stripe", "trusted")
+    __slots__ = (
+        "_blamed",
+        "_given",
+        "_granted",
+        "_left",
+        "_line",
+        "_rate",
+        "confirmed",
+        "stripe",
+        "trusted",
+    )
 
-    def __init__(self, stripe: int) -> None:
+    def __init__(self, stripe: int, line: Line, rate: float) -> None:
+        """Its children can take ``rate`` chunks a second."""
         self.stripe = stripe
-        self.granted = CREDIT
-        """Chunks that it may be given in all."""
+        self._line = line
+        self._rate = rate
+        self._granted = MAX_CREDIT
         self.confirmed = 0
         self.trusted = True
         """Whether it may be given more: not while a chunk of its own is late."""
@@ -68,6 +75,15 @@ class _Root:
     def pending(self) -> int:
         """Chunks given and not yet confirmed."""
         return len(self._given) - self.confirmed
+
+    @property
+    def has_credit(self) -> bool:
+        """Whether it may be given a chunk more, by its own word and by what its line holds."""
+        return (
+            self.trusted
+            and self.given < self._granted
+            and self.pending < self._line.credit(self._rate)
+        )
 
     @property
     def oldest(self) -> _Given:
@@ -91,7 +107,8 @@ class _Root:
         if received > self.confirmed:
             took = now - self._given[received - 1].since
             self.confirmed = received
-        self.granted = max(self.granted, min(granted, received + CREDIT))
+            self._line.note_round_trip(took)
+        self._granted = min(granted, received + MAX_CREDIT)
         self.trusted = self.trusted or not self.pending
         return took
 
@@ -126,7 +143,15 @@ class HandOut:
     """One version on its way out of its origin."""
 
     def __init__(
-        self, count: int, forest: Forest, now: float, stall: float, *, resumed: bool = False
+        self,
+        count: int,
+        forest: Forest,
+        now: float,
+        stall: float,
+        *,
+        lines: Lines | None = None,
+        chunk_bytes: float = math.inf,
+        resumed: bool = False,
     ) -> None:
         self.forest = forest
         self.progress = now
@@ -136,9 +161,13 @@ class HandOut:
         self._next = count if resumed else 0
         """The first chunk that was never given."""
         self._again: deque[int] = deque()
-        self._roots = {peer: _Root(stripe) for stripe, peer in enumerate(forest.roots)}
+        lines = lines or Lines()
+        self._roots = {
+            peer: _Root(stripe, lines.to(peer), forest.rate(stripe) / chunk_bytes)
+            for stripe, peer in enumerate(forest.roots)
+        }
         self._stall = stall
-        self._confirm_time = SmoothedAverage()
+        self._confirm_time = Expectation()
         self._missed: dict[int, PeerId] = {}
         """Chunks that one peer has asked the origin itself for, and which."""
         self._given_again: dict[int, float] = {}
@@ -166,7 +195,7 @@ class HandOut:
         ready = [
             (root.pending, root.given, root.stripe, peer)
             for peer, root in self._roots.items()
-            if root.trusted and root.given < root.granted and has_room(peer)
+            if root.has_credit and has_room(peer)
         ]
         if not ready:
             return None
@@ -245,7 +274,7 @@ class HandOut:
                 self._again.extend(root.distrust())
 
     def _due(self, root: _Root) -> float:
-        patience = max(self._stall, _LATE * self._confirm_time.value)
+        patience = max(self._stall, self._confirm_time.late)
         oldest = root.oldest
         return oldest.since + (patience if oldest.has_left else _LATE * patience)
 

@@ -10,6 +10,7 @@ from p2p.identity import PeerId
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.download import Download
 from p2p.shardcast.core.handout import HandOut
+from p2p.shardcast.core.line import Lines
 from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.forest import build_forest
 from p2p.shardcast.messages import INLINE_INDEX, NO_STRIPE, Blame, ChunkHeader, Credit, news_of
@@ -30,9 +31,14 @@ class Origin:
     """
 
     def __init__(
-        self, statements: Statements, is_gone: Callable[[PeerId], bool], stall: float
+        self,
+        statements: Statements,
+        is_gone: Callable[[PeerId], bool],
+        lines: Lines,
+        stall: float,
     ) -> None:
         self._statements = statements
+        self._lines = lines
         self._is_gone = is_gone
         self._overtime = _OVERTIME * stall
         self._handouts: dict[bytes, HandOut] = {}
@@ -62,7 +68,15 @@ class Origin:
         if roster is None:
             return [announcement]
         forest = build_forest(roster, download.manifest.version)
-        handout = HandOut(download.count, forest, now, download.patience, resumed=self._resumed)
+        handout = HandOut(
+            download.count,
+            forest,
+            now,
+            download.patience,
+            lines=self._lines,
+            chunk_bytes=download.wire_per_chunk,
+            resumed=self._resumed,
+        )
         for peer in forest.roots:
             if self._is_gone(peer):
                 handout.lose(peer)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from p2p.bounded import BoundedDict
+from p2p.shardcast.chunkset import ChunkSet
 from p2p.shardcast.core.average import SmoothedAverage
 from p2p.shardcast.messages import NO_STRIPE, ChunkHeader
 
@@ -20,6 +21,9 @@ _RECENT: Final = 4
 sender's buffers and two in the receiver's. When a peer dies its children are given these as
 well, though the peer may have forwarded them: a chunk that comes twice costs less than one that
 is waited for."""
+_UNCONFIRMED: Final = 16
+"""Chunks whose leaving is remembered until the peer says that they came. More than that come
+within a have-list's delay only on the widest lines, where one sample in a while will do."""
 _QUICKEST: Final = 0.001
 """Seconds per chunk below which no peer is taken for faster: those are the sender's own
 buffers, which take the first chunks at once however slow the line behind them is."""
@@ -32,6 +36,7 @@ class SendQueue:
 
     __slots__ = (
         "_current",
+        "_left",
         "_news",
         "_recent",
         "_started",
@@ -49,6 +54,8 @@ class SendQueue:
         self._waiting: deque[ChunkHeader] = deque()
         self._current: ChunkHeader | None = None
         self._recent: deque[ChunkHeader] = deque(maxlen=_RECENT)
+        self._left: BoundedDict[tuple[bytes, int], float] = BoundedDict(_UNCONFIRMED)
+        """When chunks left of which the peer has not said yet that they came."""
         self._news: BoundedDict[bytes, None] = BoundedDict(_MAX_NEWS)
         self._started = 0.0
         """When the chunk under way was pushed."""
@@ -86,9 +93,18 @@ class SendQueue:
         if header is not None:
             self._settle(header)
             self._recent.append(header)
+            self._left[header.policy, header.index] = now
             self._time.observe(now - self._started)
             self.rate = 1 / max(self._time.value, _QUICKEST)
         return header
+
+    def acknowledge(self, policy: bytes, chunks: ChunkSet, now: float) -> float | None:
+        """The peer holds ``chunks``. Seconds that the last of those which left here took to
+        come and to be told of; None if there is none."""
+        came = [name for name in self._left if name[0] == policy and name[1] in chunks]
+        if not came:
+            return None
+        return min(now - self._left.pop(name) for name in came)
 
     def _settle(self, header: ChunkHeader) -> None:
         self.owed -= header.stripe == NO_STRIPE

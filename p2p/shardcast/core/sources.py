@@ -21,7 +21,7 @@ from typing import Final
 
 from p2p.identity import PeerId
 from p2p.shardcast.chunkset import EMPTY, ChunkSet
-from p2p.shardcast.core.average import SmoothedAverage
+from p2p.shardcast.core.average import Expectation
 from p2p.shardcast.core.download import Arrival, Download, Request
 from p2p.shardcast.core.pace import SLOW_LINK
 
@@ -59,12 +59,17 @@ class Source:
         """Chunks that it was asked for and has not brought."""
         self.last = 0.0
         """When it last brought one; 0 if never."""
-        self._time = SmoothedAverage(chunk_time)
+        self._time = Expectation(chunk_time)
 
     @property
     def chunk_time(self) -> float:
         """Seconds that it takes for a chunk, lately."""
         return self._time.value
+
+    @property
+    def late(self) -> float:
+        """Seconds for a chunk from which it is late."""
+        return self._time.late
 
     @property
     def room(self) -> int:
@@ -195,7 +200,7 @@ class Sources:
         behind what else was asked for, and behind what parents push: never less than that
         takes.
         """
-        usual = max(self._stall, _LATE * source.chunk_time) + source.owed * source.chunk_time
+        usual = max(self._stall, source.late) + source.owed * source.chunk_time
         slow_link = download.wire_per_chunk / SLOW_LINK
         usual = min(usual, max(_LATE * self._stall, 2 * _LATE * slow_link))
         return max(usual, (download.outstanding + _PUSHED) * download.chunk_time)

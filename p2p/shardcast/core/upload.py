@@ -27,11 +27,12 @@ from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.allowance import Allowance
 from p2p.shardcast.core.announcer import Announcer
 from p2p.shardcast.core.download import Download
-from p2p.shardcast.core.handout import CREDIT
+from p2p.shardcast.core.line import CREDIT, MAX_CREDIT, Lines
 from p2p.shardcast.core.peers import Peers
 from p2p.shardcast.core.queue import SendQueue
 from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.forest import Forest, build_forest
+from p2p.shardcast.manifest import PolicyVersion
 from p2p.shardcast.messages import (
     NO_STRIPE,
     ChunkHeader,
@@ -67,12 +68,14 @@ class _Deferred:
 class _RootCredit:
     """What the origin gave this node of one version, and how much more it may give."""
 
-    __slots__ = ("_confirmed", "_granted", "_received", "children")
+    __slots__ = ("_confirmed", "_kept_up", "_received", "children")
 
     def __init__(self) -> None:
         self.children: tuple[PeerId, ...] = ()
         """The peers to which the last of it was relayed."""
-        self._received = self._granted = 0
+        self._received = 0
+        self._kept_up = 0
+        """Chunks received when the children last kept up."""
         self._confirmed = (0, 0)
 
     def note_received(self, children: tuple[PeerId, ...]) -> None:
@@ -81,10 +84,14 @@ class _RootCredit:
         self.children = children
 
     def confirm(self, *, lags: bool) -> tuple[int, int] | None:
-        """(received, granted) to tell the origin, if that is news."""
-        granted = self._granted if lags else self._received + CREDIT
-        self._granted = max(self._granted, granted)
-        state = self._received, self._granted
+        """(received, granted) to tell the origin, if that is news.
+
+        While the children keep up the origin alone decides how much may be on the way; once
+        they do not, there are to be no more than `CREDIT` chunks beyond what they kept up with.
+        """
+        if not lags:
+            self._kept_up = self._received
+        state = self._received, self._kept_up + (CREDIT if lags else MAX_CREDIT)
         if state == self._confirmed:
             return None
         self._confirmed = state
@@ -101,12 +108,14 @@ class Upload:
         downloads: Mapping[bytes, Download],
         announcer: Announcer,
         peers: Peers,
+        lines: Lines,
     ) -> None:
         self._local = local
         self._statements = statements
         self._downloads = downloads
         self._announcer = announcer
         self._peers = peers
+        self._lines = lines
         self._queues: dict[PeerId, SendQueue] = {}
         self._ready: dict[PeerId, None] = {}
         """Peers whose queue may have something to start."""
@@ -188,15 +197,28 @@ class Upload:
         relay it."""
         needed = download.is_needed_by(child, header.index)
         queue = self._queue(child)
-        room = (
-            CHILD_BACKLOG * min(1.0, queue.rate / usual)
-            if queue.rate and usual
-            else CHILD_BACKLOG
-        )
-        if needed and queue.backlog < max(1.0, room):
+        if needed and queue.backlog < self._room(child, queue, usual):
             self.push(child, header)
         else:
             self._withhold(child, header, download, now, needed=needed)
+
+    def _room(self, child: PeerId, queue: SendQueue, usual: float) -> float:
+        """Chunks that may wait for a child, whose siblings take ``usual`` chunks a second.
+
+        What its line carries in a round trip may wait besides: to fetch it elsewhere would take
+        longer. A child that has taken none yet is still being dialled, and is not slow.
+        """
+        if not queue.rate:
+            return MAX_CREDIT
+        share = min(1.0, queue.rate / usual) if usual else 1.0
+        return max(1.0, CHILD_BACKLOG * share + queue.rate * self._lines.to(child).round_trip)
+
+    def note_word(self, peer: PeerId, policy: bytes, chunks: ChunkSet, now: float) -> None:
+        """``peer`` says that it holds these: some may have come from here."""
+        queue = self._queues.get(peer)
+        sample = queue.acknowledge(policy, chunks, now) if queue is not None else None
+        if sample is not None:
+            self._lines.to(peer).note_round_trip(sample)
 
     def _withhold(
         self,
@@ -232,6 +254,27 @@ class Upload:
         """
         queues = [queue for child in children if (queue := self._queues.get(child)) is not None]
         return 2 * sum(queue.backlog >= CREDIT for queue in queues) > len(queues)
+
+    def foresee(self, download: Download) -> Iterator[ev.Connect]:
+        """Whom this node will feed in the version after ``download``, if its number is the
+        next and the roster stays as it is."""
+        trainer = download.manifest.trainer
+        roster = self._statements.roster(trainer)
+        if roster is None:
+            return
+        forest = build_forest(roster, PolicyVersion(download.manifest.version + 1))
+        if trainer == self._local:
+            fed = list(forest.roots)
+        else:
+            stripes = range(len(forest.stripes))
+            fed = [
+                child
+                for stripe in stripes
+                for child in forest.children(stripe, self._local, self._peers.is_gone)
+            ]
+        yield from (
+            ev.Connect(peer) for peer in dict.fromkeys(fed) if not self._peers.is_gone(peer)
+        )
 
     # For the asking
 

@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-import trio
 from blake3 import blake3
 
+from p2p.concurrency import Notifier
 from p2p.shardcast.http.core.body import Body, Slice
 from p2p.shardcast.http.core.tar import tar_of
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
@@ -104,7 +104,7 @@ class Shelf:
 
     def __init__(self) -> None:
         self._releases: dict[PolicyVersion, Release] = {}
-        self._changed = trio.Event()
+        self._changed = Notifier()
 
     @property
     def versions(self) -> Sequence[PolicyVersion]:
@@ -114,8 +114,7 @@ class Shelf:
     def add(self, release: Release) -> None:
         """Offer a version."""
         self._releases[release.version] = release
-        self._changed.set()
-        self._changed = trio.Event()
+        self._changed.notify_all()
 
     def remove(self, version: PolicyVersion) -> None:
         """Offer it no more. Downloads that go on fail when its files are gone."""
@@ -132,6 +131,11 @@ class Shelf:
             await self._changed.wait()
 
 
+def _only_name(version: PolicyVersion) -> str:
+    """What the only file of a version is called: its trainer did not name it."""
+    return f"policy-{version}.safetensors"
+
+
 class PolicyLibrary:
     """The policies of a run that this node holds whole."""
 
@@ -146,14 +150,14 @@ class PolicyLibrary:
     @contextmanager
     def borrow(self, version: PolicyVersion) -> Iterator[Release]:
         """See `Library.borrow`. The policy is pinned meanwhile."""
-        manifest = self._shardcast.manifest(version)
+        manifest, index = self._shardcast.manifest(version), self._shardcast.index(version)
         with self._shardcast.pin(version) as path:
             yield Release(
                 version,
-                ((f"policy-{version}.safetensors", manifest.size),),
+                tuple((file.path or _only_name(version), file.size) for file in index.files),
                 manifest.digest,
                 manifest.encode(),
-                (path,),
+                tuple(f"{path}/{file.path}" if file.path else path for file in index.files),
             )
 
     async def wait_news(self, known: PolicyVersion) -> None:

@@ -47,7 +47,7 @@ _SPARE: Final = 8
 """Which part of the limit is freed beyond need, so that a flood of small pieces sorts the
 holders once per 2 MiB."""
 _FRESH: Final = 0.1
-"""Seconds added to every age: among holders of this moment, bytes decide."""
+"""Seconds added to every age: among holders of this moment, all of age zero, bytes decide."""
 MAX_OUTGOING: Final = 8 * MIB
 """Bytes queued for peers, over all connections: 32 streams at full depth. With `MAX_HELD`, the
 messages that wait (`p2p.outbox.MAX_WAITING`) and 4,096 served streams it keeps a node of 60 MiB
@@ -71,9 +71,11 @@ LINGERING_SHARE: Final = 32
 reset.
 """
 _LEAST_GRANT: Final = 64 * KI
-"""Bytes of window that are worth granting."""
+"""Bytes of window that are worth granting: a quarter of an initial window. A smaller one is not
+felt and costs an update as a large one does."""
 _IDLE_GRANT: Final = 10.0
-"""Seconds after which a grant that was not refilled counts no longer."""
+"""Seconds after which a grant that was not refilled counts no longer: a stream that used it
+would have refilled it within a quarter of a second (`yamux_frames.QUICK`)."""
 
 
 class Holder(Protocol):

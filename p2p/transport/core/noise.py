@@ -50,16 +50,17 @@ from p2p.transport.core.symmetric import NONCE, Symmetric, exchange
 
 PROTOCOL_ID: Final = ProtocolId("/noise")
 MAX_RECORD: Final = 65_535
-"""Bytes of one Noise message, by the length field."""
+"""Bytes of one Noise message, by the length field of two bytes."""
 MAX_PLAINTEXT: Final = MAX_RECORD - TAG_BYTES
 MAX_HANDSHAKE_MESSAGE: Final = 4096
 """Bytes of one handshake message. An Ed25519 payload with a few muxers has about 250; RSA
 identities, which we refuse anyway, about 600."""
 MAX_MUXERS: Final = 16
-"""Names of muxers a peer may offer; two exist."""
+"""Names of muxers a peer may offer; two exist (yamux, mplex), and each is looked at."""
 
 _SIGNATURE_PREFIX: Final = b"noise-libp2p-static-key:"
 _KEY_ED25519: Final = 1
+"""libp2p's number of the only kind of key that we take."""
 _LENGTH: Final = struct.Struct(">H")
 
 

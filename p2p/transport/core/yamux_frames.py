@@ -54,6 +54,8 @@ SMALL: Final = 4 * KI
 others.
 """
 MAX_SEND_WINDOW: Final = 2**32 - 1
+"""Bytes that a peer may allow us at most: updates are 32 bits, and a sum of them must not grow
+without end."""
 
 NORMAL, PROTOCOL_FAILURE, INTERNAL_FAILURE = range(3)
 """Reasons for going away."""

@@ -52,6 +52,7 @@ def _sync_folder(path: Path) -> None:
 
 _SEAL: Final = b"shoal sealed file 1\n"
 _DIGEST_BYTES: Final = 32
+"""SHA-256."""
 
 
 def seal(data: bytes) -> bytes:

@@ -43,7 +43,8 @@ from roles.rl.advantage import group_advantages
 from roles.rl.losses import clipped_loss, importance_weight, is_clipped, k3
 
 _CHUNK: Final = 64
-"""Rows of the pass that recomputes log-probs."""
+"""Rows of the pass that recomputes log-probs: as many as the scorer reads at once
+(`roles.engines.tiny.scorer.CHUNK`), for the same reason."""
 
 T = TypeVar("T")
 
@@ -252,12 +253,12 @@ class TinyLearner:
         for start in range(0, len(order), _CHUNK):
             part = order[start : start + _CHUNK]
             chunk = rows.select(part)
-            log_chances = self._log_chances(chunk)
+            log_probs = self._log_probs(chunk)
             width = chunk.answer.shape[1]
             values = torch.zeros_like(chunk.behaviour)
-            values[chunk.answer] = _take(log_chances, chunk)
+            values[chunk.answer] = _take(log_probs, chunk)
             old[part, :width] = values
-            entropy -= float((log_chances.exp() * log_chances).sum())
+            entropy -= float((log_probs.exp() * log_probs).sum())
         return old, entropy / int(rows.answer.sum())
 
     def _update(self, rows: _Rows, old: Tensor) -> _Update:
@@ -265,7 +266,7 @@ class TinyLearner:
         answer, recipe = rows.answer, self._recipe
         before = old[:, : answer.shape[1]][answer]
         advantage = rows.advantage.expand_as(answer)[answer]
-        current = _take(self._log_chances(rows), rows)
+        current = _take(self._log_probs(rows), rows)
         losses = clipped_loss(
             current, before, advantage, clip=recipe.clip, clip_negative=recipe.clip_negative
         )
@@ -284,7 +285,7 @@ class TinyLearner:
         ratio = float((current - before).exp().max())
         return _Update(float(loss.detach()), ratio, float(clipped.float().mean()), float(norm))
 
-    def _log_chances(self, rows: _Rows) -> Tensor:
+    def _log_probs(self, rows: _Rows) -> Tensor:
         """(answer tokens, vocabulary) log-probs at the sampling temperature."""
         hidden = self.model(rows.tokens[:, :-1])[rows.answer]
         logits: Tensor = self.model.lm_head(hidden)
@@ -305,9 +306,9 @@ class TinyLearner:
         self.step_number = state["step"]
 
 
-def _take(log_chances: Tensor, rows: _Rows) -> Tensor:
+def _take(log_probs: Tensor, rows: _Rows) -> Tensor:
     """The log-prob of each answer token."""
-    return log_chances.gather(-1, rows.tokens[:, 1:][rows.answer][:, None]).squeeze(-1)
+    return log_probs.gather(-1, rows.tokens[:, 1:][rows.answer][:, None]).squeeze(-1)
 
 
 def _rows(groups: Sequence[TrainingGroup], advantages: Sequence[Sequence[float]]) -> _Rows:

@@ -22,14 +22,14 @@ from torch import Tensor
 
 from proofs import sampling as draws, toploc
 from roles.engines.base import Completion, Group, GroupTask, Sampling
+from roles.engines.config import ROWS
 from roles.engines.tiny.model import Cache, TinyModel
 from roles.rl.losses import token_logprobs
 
-ROWS: Final = 256
-"""Completions decoded at a time: below 64 dispatch dominates, above 256 nothing is gained."""
-
-_KEPT: Final = 0.75
-"""The batch is compacted when less than this share of its rows is unfinished."""
+_COMPACT_BELOW: Final = 0.75
+"""The batch is compacted when less than this share of its rows is unfinished. Measured with 256
+answers of 6.6 tokens, CPU to that at 0.75: never 1.40, at 0.5 1.07, at 0.9 1.01, after every
+row that ends 1.04: idle rows cost a pass, a compaction copies the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,20 +134,20 @@ class _Batch:
             self._model.shape, len(prompts), width + self._sampling.max_new_tokens
         )
         last = self._read_prompts(prompts, pads, cache)
-        alive = torch.arange(len(self._tokens))
+        active = torch.arange(len(self._tokens))
         group = torch.repeat_interleave(torch.arange(len(prompts)), torch.tensor(self._sizes))
         cache, last, pads = cache.select(group), last[group], pads[group]
         for step in range(self._sampling.max_new_tokens):
-            chosen = self._draw_step(last, alive, step)
-            going = self._unfinished[alive].nonzero().squeeze(1)
-            if step + 1 == self._sampling.max_new_tokens or not len(going):
+            chosen = self._draw_step(last, active, step)
+            continuing = self._unfinished[active].nonzero().squeeze(1)
+            if step + 1 == self._sampling.max_new_tokens or not len(continuing):
                 return
-            if len(going) <= _KEPT * len(alive):
-                alive, chosen, pads, cache = (
-                    alive[going],
-                    chosen[going],
-                    pads[going],
-                    cache.select(going),
+            if len(continuing) <= _COMPACT_BELOW * len(active):
+                active, chosen, pads, cache = (
+                    active[continuing],
+                    chosen[continuing],
+                    pads[continuing],
+                    cache.select(continuing),
                 )
             visible = torch.arange(width + step + 1) >= pads[:, None]
             positions = (width + step - pads)[:, None]
@@ -173,17 +173,17 @@ class _Batch:
         hidden: Tensor = self._model(prompts, positions, seen[:, None], cache)
         return hidden[:, -1]
 
-    def _draw_step(self, last: Tensor, alive: Tensor, step: int) -> Tensor:
-        """Draw one token for every row of ``alive``; those of rows that have ended are not
+    def _draw_step(self, last: Tensor, active: Tensor, step: int) -> Tensor:
+        """Draw one token for every row of ``active``; those of rows that have ended are not
         recorded.
         """
         logits = self._model.lm_head(last).numpy()
-        uniforms = self._uniforms[alive.numpy(), step]
+        uniforms = self._uniforms[active.numpy(), step]
         chosen = torch.from_numpy(
             draws.choose(logits, uniforms, self._sampling.temperature)
         ).long()
-        unfinished = self._unfinished[alive]
-        at = alive[unfinished]
+        unfinished = self._unfinished[active]
+        at = active[unfinished]
         self._tokens[at, step] = chosen[unfinished]
         self._hidden[at, step] = last[unfinished]
         self._lengths[at] = step + 1

@@ -20,7 +20,9 @@ from roles.engines.base import EngineError, Group, GroupTask, Sampling
 from roles.engines.tiny.model import TinyModel
 
 CHUNK: Final = 64
-"""Rows read at once: smaller chunks waste dispatch, larger ones cache."""
+"""Rows read at once. Measured with 256 answers, CPU to that at 64: 16 rows 1.39, 32 1.12, 128
+1.01, 256 1.26: with fewer the dispatch of torch's calls dominates, with more the activations
+leave the cache and rows are padded to the longest."""
 
 
 @torch.inference_mode()
@@ -89,15 +91,15 @@ def _evidence(
     replay = draws.replay(logits, tokens.tolist(), uniforms[taken], temperature)
     last = np.cumsum(lengths) - 1
     early = (np.array(lengths) < sampling.max_new_tokens) & (tokens[last] == end_token)
-    sound = (
+    measured = (
         stats if isinstance(stats, toploc.ToplocStats) else toploc.ToplocStats(0, 0, 0.0, 0.0)
     )
     return Evidence(
         tokens=len(tokens),
         malformed="" if isinstance(stats, toploc.ToplocStats) else stats.reason,
-        exponent_mismatches=sound.exponent_mismatches,
-        mantissa_mean=sound.mantissa_mean,
-        mantissa_median=sound.mantissa_median,
+        exponent_mismatches=measured.exponent_mismatches,
+        mantissa_mean=measured.mantissa_mean,
+        mantissa_median=measured.mantissa_median,
         draw_distance=float(replay.distance.max()),
         draw_mismatches=int(replay.mismatch.sum()),
         end_probability=float(np.exp(replay.logprob[last[early]]).min(initial=1.0)),

@@ -18,6 +18,7 @@ from roles.rl.recipe import Recipe
 from roles.run.core.file import AdmissionRules, Delivery, EnvironmentPin, Model, Terms
 
 DAY: Final = 24 * 3600
+"""Seconds."""
 MAX_DAYS: Final = 3650.0
 """Days that a document may be valid. After ten years what it was signed with is no longer to be
 trusted."""
@@ -35,7 +36,8 @@ class Draft:
     """Edition; count it up to replace an older document."""
 
     days: float = 30.0
-    """How long the document is valid, from now."""
+    """How long the document is valid, from now. A month: nodes that hear of no later edition
+    stop by then, and an owner signs twelve a year."""
 
     environments: tuple[str, ...] = ("sort",)
     """Where tasks come from; the first is trained on."""

@@ -58,8 +58,6 @@ MAX_EPOCH: Final = 2**53
 """Editions stay exact in every JSON reader."""
 MAX_EXPIRY: Final = 2**40
 """Seconds since 1970: the year 36812, and exact as a float."""
-EXPIRY_TOLERANCE: Final = 300
-"""Seconds that an honest clock may be ahead of the owner's."""
 
 
 class AdmissionMode(Enum):

@@ -47,7 +47,8 @@ STRANGERS_SHARE: Final = 1 / 16
 newcomer waits for long; with more a crowd of invented ones is felt: honest work may lose a
 tenth."""
 DEBT_HALF_LIFE: Final = 60.0
-"""Seconds in which half of a node's rejections is forgiven."""
+"""Seconds in which half of a node's rejections is forgiven: ten are, down to `IN_DEBT`, after
+4.3 minutes. The demo's cheat, with 1.4 a second, stands at 120."""
 IN_DEBT: Final = 0.5
 """Debt from which a node stands behind: one rejection, for a minute."""
 REJECTIONS: Final = 128
@@ -57,7 +58,9 @@ ROUND: Final = 4.0
 """Submissions' worth of the scorer's time within which two nodes count as served alike, and the
 older policy goes first."""
 REMEMBERED: Final = 1024
-"""Nodes whose share of the scorer's time is remembered."""
+"""Nodes whose share of the scorer's time is remembered: one that is forgotten begins again
+where its line is (`_clock`), which forgives what it had beyond that. None that waits is
+forgotten."""
 
 
 @dataclass(slots=True, eq=False)

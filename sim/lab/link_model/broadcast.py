@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import trio
 
+from p2p.concurrency import Notifier
 from p2p.identity import ProtocolId
 
 PROTOCOL_ID = ProtocolId("/shoal/lab/1.0.0")
@@ -26,7 +27,7 @@ class TreeBroadcast:
         self._chunk_bytes = chunk_bytes
         self._now = now
         self._held: list[bytes] = []
-        self._changed = trio.Event()
+        self._changed = Notifier()
 
     async def run(
         self,
@@ -67,5 +68,4 @@ class TreeBroadcast:
 
     def _take(self, *chunks: bytes) -> None:
         self._held.extend(chunks)
-        self._changed.set()
-        self._changed = trio.Event()
+        self._changed.notify_all()

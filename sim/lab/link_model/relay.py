@@ -21,6 +21,7 @@ import trio
 from sim.lab.link_model.broadcast import TreeBroadcast
 
 PORT: Final = 4001
+"""The one that every machine listens at: each has an address of its own."""
 NOT_SENT_LOW_WATER: Final = 128 * 1024
 """As in `p2p.transport.tcp`: unsent bytes the kernel holds at most."""
 

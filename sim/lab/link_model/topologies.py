@@ -15,6 +15,7 @@ CHUNKS: Final = 32
 """8 MiB in chunks of 256 KiB: some seconds at these rates, so that TCP's first second does not
 decide."""
 CHUNK_BYTES: Final = 256 * 1024
+"""Bytes relayed in one piece: small beside the file, so that a chain fills like a pipe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,6 +42,11 @@ from sim.workloads.hostile.heartbeats import say_alive
 from sim.workloads.hostile.workload import HONEST, HostileWorkload, Metrics
 
 TOPIC: Final = "policies"
+EARLIER_TOPIC: Final = "earlier policies"
+"""What honest nodes publish on before the attack, and leave when it begins: without it the
+traffic of gossip under attack was compared with that of a swarm without gossip."""
+PUBLISH_EVERY: Final = 2.0
+"""Seconds between two publications, before the attack and under it."""
 SUBSCRIBED_AFTER: Final = 4.0
 """Seconds into the attack on gossip at which honest nodes hear the topic: ghosts are connected
 by then."""
@@ -262,7 +267,8 @@ class GhostMesh(HostileWorkload):
 
     They are there before the topic is: honest nodes hear it from a few seconds after the
     beginning of the attack, and then every two seconds one of them publishes. A publication
-    counts as received within ``within`` seconds.
+    counts as received within ``within`` seconds. Before the attack the honest publish as often
+    on another topic.
     """
 
     def __init__(self) -> None:
@@ -278,11 +284,24 @@ class GhostMesh(HostileWorkload):
             Host, _LateHost(node, host, self.hostile, self.scenario.parameter("buffered", 0.3))
         )
         async with open_gossip(node.world, late, GossipConfig()) as gossip:
-            await self.attack.wait()
-            await node.world.sleep(SUBSCRIBED_AFTER)
             self._gossips[node.name] = gossip
+            gossip.subscribe(EARLIER_TOPIC, lambda *_: Validity.ACCEPT, lambda *_: None)
+            await self.attack.wait()
+            gossip.unsubscribe(EARLIER_TOPIC)
+            await node.world.sleep(SUBSCRIBED_AFTER)
             gossip.subscribe(TOPIC, lambda *_: Validity.ACCEPT, self._hear(node))
             await trio.sleep_forever()
+
+    def before_attack(self, swarm: Swarm) -> None:
+        """Publish as often as under attack."""
+        names, rng, numbers = self.honest_names(swarm), swarm.rng("publish early"), count()
+
+        def publish() -> None:
+            if not self.attack.is_set():
+                data = b"earlier policy %d" % next(numbers)
+                self._gossips[rng.choice(names)].publish(EARLIER_TOPIC, data)
+
+        swarm.every(PUBLISH_EVERY, publish)
 
     def _hear(self, node: SimNode) -> Callable[[PeerId, bytes], None]:
         def hear(_: PeerId, data: bytes) -> None:
@@ -326,7 +345,7 @@ class GhostMesh(HostileWorkload):
                 gone = sum(peer not in connected for peer in mesh)
                 self._dead_shares.append(gone / max(1, len(mesh)))
             number += 1
-            await swarm.sleep(2.0)
+            await swarm.sleep(PUBLISH_EVERY)
         await swarm.sleep_until(self.scenario.duration)
 
     def figures(self, swarm: Swarm) -> Metrics:

@@ -20,6 +20,8 @@ from sim.run.scenario import Scenario
 
 _COALITION = "evil"
 _HONEST_BOOTSTRAP = 1
+"""Of the peers that a newcomer is told of, how many are honest: the least with which it can be
+saved."""
 
 
 class Eclipse:

@@ -83,6 +83,10 @@ class HostileWorkload:
         """The membership configuration of every node, honest or hostile."""
         return MembershipConfig(interval=self.scenario.parameter("interval", 5.0))
 
+    def before_attack(self, swarm: Swarm) -> None:
+        """What else the honest do from ``quiet_from`` on: the attack's traffic is compared with
+        this."""
+
     async def be_honest(self, node: SimNode, host: SimHost, membership: Membership) -> None:
         """What an honest node does beside membership."""
         await trio.sleep_forever()
@@ -117,6 +121,7 @@ class HostileWorkload:
                 self.hostile[node.peer_id] = None
             await swarm.sleep(min(ARRIVAL, quiet_from / 2) / scenario.nodes)
         await swarm.sleep_until(quiet_from)
+        self.before_attack(swarm)
         before = self._sent(swarm)
         swarm.every(LOOK, lambda: self._look(swarm))
         await swarm.sleep_until(attack_at)

@@ -40,6 +40,7 @@ MODEL = MODELS["32B"]
 FILE_BYTES = 62e9
 """Bytes of one policy as published (INTELLECT-2, arXiv 2505.07291)."""
 PERCENTILES = (10, 50, 90, 99, 100)
+"""Which shares of the receivers a report names the times of: half, most, and the last."""
 PROMPT_TOKENS = 500
 """Estimate: a mathematics or coding task with its instructions."""
 SITE_PARAMETERS = (

@@ -13,6 +13,7 @@ from sim.workloads.participants import ORIGIN
 from sim.workloads.policies import percentile
 
 PERCENTILES: Final = (50, 90, 99, 100)
+"""Which shares of the nodes a report names the times of: half, most, and the last."""
 COUNTS: Final = (
     "from_origin",
     "from_peers",

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import trio
 
+from p2p.concurrency import Notifier
 from p2p.errors import ConfigError
 from p2p.identity import SEED_BYTES
 from sim.kernel.keys import KeyRing, derive
@@ -26,6 +27,7 @@ from sim.workloads.nodes.metrics import HealthLog, measure
 from sim.workloads.participants import ORIGIN
 
 PORT: Final = 4001
+"""The one that every machine listens at: each has an address of its own."""
 STATUS: Final = 0.5
 """Seconds between two healths of a node."""
 LINGER: Final = 2.0
@@ -51,7 +53,7 @@ class NodeProcesses:
         if any(participant.link.nat for participant in deployment.participants.values()):
             raise ConfigError(f"scenario {scenario.name}: level 3 has no NAT")
         self._logs = {name: HealthLog() for name in deployment.participants}
-        self._news = trio.Event()
+        self._news = Notifier()
 
     async def play(self) -> dict[str, float | int | str]:
         """Start all nodes, play until all hold the last policy, or the duration is over, and
@@ -179,11 +181,10 @@ class NodeProcesses:
                 log.begin_life()
             case None:
                 log.hear(report)
-        self._news.set()
+        self._news.notify_all()
 
     async def _wait_news(self) -> None:
         """Return when some node has said something, or when one should have."""
-        self._news = trio.Event()
         with trio.move_on_after(STATUS):
             await self._news.wait()
 

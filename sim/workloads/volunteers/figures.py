@@ -13,6 +13,7 @@ from p2p.shardcast import Shardcast
 from roles.inference import Inference
 from roles.trainer import Trainer
 from roles.validator import Validator
+from sim.faults.churn import HOUR
 from sim.net.fabric import Endpoint
 from sim.net.link import MBIT
 from sim.node.swarm import Swarm
@@ -29,10 +30,10 @@ VALIDATOR: Final = "validator"
 ACCEPTED: Final = "validator/accepted"
 """Where validators keep what the trainer has not answered yet (`roles.validator.session`)."""
 PERCENTILES: Final = (50, 99, 100)
+"""Which shares of the machines a report names the times of: half, nearly all, and the last."""
 STEP_FLOPS: Final = TRAINING_FLOPS + PREFILL_FLOPS
 """Flops per parameter and token of a step: forward, backward, and the pass for the old
 log-probs."""
-HOUR: Final = 3600.0
 
 
 class Journal:

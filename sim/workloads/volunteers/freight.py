@@ -28,6 +28,7 @@ from typing import Any, Final, cast
 
 import trio
 
+from p2p.concurrency import Notifier
 from p2p.host import Host, PeerEvent, PeerState, Stream
 from p2p.identity import PeerId, ProtocolId
 from sim.kernel.queue import SECOND
@@ -145,11 +146,7 @@ class _FreightStream(Stream):
         self._under_way = 0
         self._landed: deque[bytes | None] = deque()
         self._over = False
-        self._changed = trio.Event()
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
+        self._changed = Notifier()
 
     async def __aexit__(
         self,
@@ -192,7 +189,7 @@ class _FreightStream(Stream):
         """Runs in the receiver's name, when the freight is there."""
         self._under_way -= 1
         self._landed.append(frame)
-        self._wake()
+        self._changed.notify_all()
 
     async def send_eof(self) -> None:
         """Say, behind all freight, that nothing more will come."""
@@ -216,7 +213,7 @@ class _FreightStream(Stream):
     def break_off(self) -> None:
         """The other side is gone, and what is under way with it."""
         self._over = True
-        self._wake()
+        self._changed.notify_all()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         """As the real stream."""

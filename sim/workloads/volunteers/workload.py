@@ -38,7 +38,7 @@ from p2p.wire import decode_varint_untrusted
 from p2p.world import World
 from roles.protocol.core.messages import ROLLOUT_PROTOCOL, VERDICT_PROTOCOL
 from roles.run import Run, open_run
-from sim.faults.churn import Churn, ChurnModel, Lognormal
+from sim.faults.churn import HOUR, Churn, ChurnModel, Lognormal
 from sim.net.link import MBIT, LinkSpec
 from sim.node.swarm import NodeMain, SimNode, Swarm
 from sim.run.scenario import Scenario
@@ -60,7 +60,6 @@ TRAINER: Final = "trainer"
 CLAIM: Final = 0.9
 """Share of its uplink that a node says it has: a line filled to the brim starves its own
 acks."""
-HOUR: Final = 3600.0
 
 
 class Volunteers:

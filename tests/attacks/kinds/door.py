@@ -146,6 +146,34 @@ async def handshake_flood(attack: Attack) -> None:
     await attack.crowd(16, one, retry=0.0)
 
 
+@kind("whole handshakes with fresh keys, closed at once, 400 at a time from one address")
+async def handshake_crowd(attack: Attack) -> None:
+    async def one(_: int) -> None:
+        async with open_peer(attack):
+            pass
+
+    await attack.crowd(400, one, retry=0.0)
+
+
+async def _say_and_close(attack: Attack, words: bytes) -> None:
+    async def one(_: int) -> None:
+        for _ in range(100):
+            async with await attack.dial() as stream:
+                await stream.send_all(words)
+
+    await attack.crowd(64, one, retry=0.0)
+
+
+@kind("connections that are closed behind the first line of their negotiation")
+async def closed_after_a_line(attack: Attack) -> None:
+    await _say_and_close(attack, line(MULTISTREAM))
+
+
+@kind("connections that are closed behind their first Noise message")
+async def closed_after_noise(attack: Attack) -> None:
+    await _say_and_close(attack, _first_bytes(attack))
+
+
 @kind("a third Noise message with a forged signature")
 async def forged_hello(attack: Attack) -> None:
     async def one(_: int) -> None:
@@ -195,15 +223,24 @@ async def no_descriptors_left(attack: Attack) -> None:
     await _idle(attack, 1008, attack.somewhere)
 
 
-@kind("400 connections of one identity")
-async def one_identity_400(attack: Attack) -> None:
+async def _one_identity(attack: Attack, count: int) -> None:
     key = attack.key()
 
     async def one(number: int) -> None:
         async with open_peer(attack, key=key, source=attack.somewhere(number)) as peer:
             await peer.gone.wait()
 
-    await attack.crowd(400, one)
+    await attack.crowd(count, one)
+
+
+@kind("400 connections of one identity")
+async def one_identity_400(attack: Attack) -> None:
+    await _one_identity(attack, 400)
+
+
+@kind("1,000 connections of one identity")
+async def one_identity_1000(attack: Attack) -> None:
+    await _one_identity(attack, 1000)
 
 
 @kind("the same identity comes and goes, as fast as one process can")

@@ -104,6 +104,24 @@ async def unfinished_bulk(attack: Attack) -> None:
     await _unfinished(attack, 32, (BULK,), MAX_BULK)
 
 
+@kind("an RPC of nearly 1 MiB from each of 150 peers, which then stay and say nothing more")
+async def last_messages(attack: Attack) -> None:
+    unknown = field(100, bytes(MIB - 10))  # a field that nobody knows is passed over
+    message = encode_varint(len(unknown)) + unknown
+
+    async def one(number: int) -> None:
+        await pause(0.03 * number)  # or too much is unfinished at a time, and given up
+        async with open_peer(attack, source=attack.somewhere(number)) as peer:
+            stream = await peer.open(MESHSUB)
+            for start in range(0, len(message), 60_000):
+                await peer.data(stream, message[start : start + 60_000])
+                await pause(0.01)  # wait for the window to be given back
+            attack.tally["messages"] += 1
+            await peer.gone.wait()
+
+    await attack.crowd(150, one, retry=0.3)
+
+
 @kind("a frame at a byte a second")
 async def dripped_frames(attack: Attack) -> None:
     async def one(number: int) -> None:

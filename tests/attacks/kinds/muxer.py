@@ -319,6 +319,20 @@ async def never_fin(attack: Attack) -> None:
     await _peers(attack, 4, one)
 
 
+@kind("500 connections that open eight streams of pings more every fifth of a second, idle all")
+async def full_house(attack: Attack) -> None:
+    async def one(number: int) -> None:
+        await pause(0.002 * number)
+        async with open_peer(attack, source=attack.somewhere(number)) as peer:
+            while not peer.gone.is_set():
+                for _ in range(8):
+                    await peer.open(identify.PING_ID)
+                attack.tally["streams"] += 8
+                await pause(0.2)
+
+    await attack.crowd(500, one, retry=0.3)
+
+
 @kind("large answers asked for and not read: identify on every stream")
 async def never_read(attack: Attack) -> None:
     async def one(peer: RawPeer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from p2p.connector import Connector, _Dial
+from p2p.gater import ConnectionGater
 from p2p.host import PeerState
 from p2p.identity import PeerId
 from p2p.limits import HeldConnection
@@ -30,8 +31,8 @@ async def lose_with_the_first(
         connector.tell(connection.peer, PeerState.DISCONNECTED)
 
 
-def never_again(connector: Connector, peer: PeerId) -> None:
-    connector._unreachable[peer] = math.inf
+def never_again(gater: ConnectionGater, peer: PeerId, now: float, longer: float) -> None:
+    gater._unreachable[peer] = math.inf
 
 
 async def remember_the_failure(connector: Connector, peer: PeerId, dial: _Dial) -> None:
@@ -50,8 +51,8 @@ BUGS = {
     "a peer is gone with one of its connections": (2, Connector, "_carry", lose_with_the_first),
     "who did not answer is never sent to again": (
         4,
-        Connector,
-        "_remember_unreachable",
+        ConnectionGater,
+        "dial_failed",
         never_again,
     ),
     "a dial that failed is not forgotten": (1, Connector, "_dial", remember_the_failure),

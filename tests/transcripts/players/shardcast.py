@@ -268,7 +268,7 @@ class ShardcastPlayer:
                 yield "the trainer is halted"
             case ev.Abandon(policy):
                 yield f"v{self.version(policy)} is given up"
-            case ev.Begin() | ev.PassOn():
+            case ev.Begin() | ev.PassOn() | ev.Connect():
                 pass
 
     # Words

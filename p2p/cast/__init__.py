@@ -1,0 +1,54 @@
+"""Files from one machine to many: ``shoal push``, ``pull``, ``serve``, ``inspect``.
+
+The files, in the order in which to read them
+---------------------------------------------
+- `ticket`: what a puller needs to know, as one word;
+- `swarm`: the services of one push, composed: gossip, membership, SHARDCAST;
+- `delivery`: from the node's store to the folder that a person named, without a second copy;
+- `view`: what a terminal, a pipe or a program is told meanwhile;
+- `command`: the four command lines.
+
+How files flow
+--------------
+::
+
+    push:  a folder, where it lies -> SHARDCAST's index and manifest -> a ticket
+    pull:  ticket -> membership -> SHARDCAST: spans from all holders -> store -> links in DIR
+
+`push`, `pull`, `serve` and `inspect` take a command line and return an exit code; `open_cast`
+and `Ticket` are for programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["inspect", "pull", "push", "serve"]
+
+
+def push(arguments: Sequence[str]) -> int:
+    """Give a file or folder to many machines: prints a ticket, sends until Ctrl-C."""
+    from p2p.cast import command
+
+    return command.push(arguments)
+
+
+def pull(arguments: Sequence[str]) -> int:
+    """Get what a ticket names, from all who have parts of it, and give it on."""
+    from p2p.cast import command
+
+    return command.pull(arguments)
+
+
+def serve(arguments: Sequence[str]) -> int:
+    """Offer a file or folder over HTTP, with ranges and for shardcast's clients."""
+    from p2p.cast import command
+
+    return command.serve(arguments)
+
+
+def inspect(arguments: Sequence[str]) -> int:
+    """Say what a ticket, file, folder or server holds."""
+    from p2p.cast import command
+
+    return command.inspect(arguments)

@@ -1,0 +1,55 @@
+"""From a node's store to the folder that a person named.
+
+Files are linked, not copied: one copy on the disk, served from there and used from there. Each
+is linked under a temporary name first and renamed over what was there, so a program that reads
+``model.safetensors`` meanwhile sees the old one or the new one, whole. Where a disk knows no
+hard links (exFAT, some network folders) the files are copied.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+from typing import Final
+
+from p2p.errors import StorageError
+from p2p.shardcast.index import Index
+
+_TEMPORARY: Final = ".shoal-part"
+_CANNOT_LINK: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP})
+"""What a disk answers that knows no hard links, or has as many of one file as it can."""
+
+
+def deliver(weights: Path, index: Index, out: Path, name: str) -> list[Path]:
+    """Put the files of a version that is whole at ``weights`` below ``out``; those that are
+    there already stay. Returns where they are. Raises `StorageError`.
+
+    A policy that is one file is called ``name``.
+    """
+    made = []
+    for file in index.files:
+        source = weights / file.path if file.path else weights
+        target = out / (file.path or name)
+        try:
+            _put(source, target)
+        except OSError as error:
+            raise StorageError(f"{target} cannot be written: {error.strerror}") from error
+        made.append(target)
+    return made
+
+
+def _put(source: Path, target: Path) -> None:
+    if target.exists() and target.samefile(source):
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(target.name + _TEMPORARY)
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(source, temporary)
+    except OSError as error:
+        if error.errno not in _CANNOT_LINK:
+            raise
+        shutil.copyfile(source, temporary)
+    temporary.replace(target)

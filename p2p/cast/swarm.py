@@ -1,0 +1,111 @@
+"""The swarm of one push: gossip, membership and SHARDCAST, without a run file or a DHT.
+
+A push is a run of its own, named by the pusher's key and the ticket's secret. Its only trainer
+is the pusher. A puller is let in, listed and given a place in the forest, when its heartbeat
+shows the MAC of its name under the secret (`Ticket.admission`), in the field that holds a work
+stamp in open runs. The addresses in the ticket are where membership begins.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import trio
+
+from p2p.cast.ticket import admission_of, run_of
+from p2p.gossip import open_gossip
+from p2p.host import Host
+from p2p.identity import PeerId
+from p2p.membership import Membership, open_membership
+from p2p.multiaddr import Multiaddr
+from p2p.node.wiring import judge_announcement, policy_topic, roster
+from p2p.policy import PolicyVersion
+from p2p.shardcast import Shardcast, ShardcastConfig, open_shardcast
+from p2p.world import World
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CastNode:
+    """A pusher or a puller."""
+
+    world: World
+    host: Host
+    membership: Membership
+    shardcast: Shardcast
+    run: bytes
+
+    def others(self) -> int:
+        """How many other members there are."""
+        return sum(member.run == self.run for member in self.membership.members())
+
+    def whole(self, version: PolicyVersion) -> set[PeerId]:
+        """Those of them that say that they hold ``version``, or a newer one, whole."""
+        return {
+            member.peer
+            for member in self.membership.members()
+            if member.run == self.run and member.policy >= version
+        }
+
+
+@asynccontextmanager
+async def open_cast(
+    world: World,
+    host: Host,
+    config: ShardcastConfig,
+    *,
+    pusher: PeerId,
+    secret: bytes,
+    bootstrap: Sequence[Multiaddr] = (),
+) -> AsyncIterator[CastNode]:
+    """Take part in a push for the length of the block."""
+    run = run_of(pusher, secret)
+    topic = policy_topic(run)
+    async with (
+        open_gossip(world, host) as gossip,
+        open_membership(
+            world,
+            host,
+            stamp=admission_of(secret, host.peer_id),
+            is_stamped=partial(_is_admitted, secret),
+        ) as membership,
+        open_shardcast(
+            world,
+            host,
+            config,
+            run=run,
+            may_publish=pusher.__eq__,
+            roster=partial(roster, membership, run),
+            announce=partial(gossip.publish, topic),
+        ) as shardcast,
+        trio.open_nursery() as nursery,
+    ):
+        gossip.subscribe(topic, partial(judge_announcement, shardcast), _heard_enough)
+        membership.me.update(run=run)
+        node = CastNode(
+            world=world, host=host, membership=membership, shardcast=shardcast, run=run
+        )
+        nursery.start_soon(_tell_version, node)
+        if bootstrap:
+            nursery.start_soon(membership.join, bootstrap)
+        yield node
+        nursery.cancel_scope.cancel()
+
+
+def _is_admitted(secret: bytes, peer: PeerId, shown: bytes) -> bool:
+    return hmac.compare_digest(admission_of(secret, peer), shown)
+
+
+def _heard_enough(_: PeerId, __: bytes) -> None:
+    """SHARDCAST took the announcement when it judged it."""
+
+
+async def _tell_version(node: CastNode) -> None:
+    """Our heartbeat says which version we hold whole."""
+    newest = node.shardcast.newest
+    while True:
+        node.membership.me.update(policy=int(newest))
+        newest = await node.shardcast.wait_policy(PolicyVersion(newest + 1))

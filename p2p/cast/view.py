@@ -1,0 +1,101 @@
+"""What a push or pull says while it works: bars for people, lines for pipes and programs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from p2p.node.process import is_terminal
+
+PIPED: Final = 5.0
+"""Seconds between two lines where no terminal draws bars: enough for a log."""
+DRAWN: Final = 0.25
+"""Seconds between two looks for a bar: what a person takes for at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class CastState:
+    """How far a push or pull is."""
+
+    total: int
+    """Bytes of the version; 0 while nothing is known of it."""
+    here: int
+    """Bytes of it that are here."""
+    rate: float
+    """Bytes per second lately: those that came, or those that were given by a pusher."""
+    given: int
+    """Bytes given to others since the start."""
+    members: int
+    """Other nodes in the swarm."""
+    whole: int
+    """Those of them that have it whole."""
+    asked: int = 0
+    """How many the pusher waits for; 0 if it waits for no number."""
+
+
+class Teller:
+    """Says what happens; one of three ways, chosen by where it goes."""
+
+    def __init__(self, title: str, *, as_json: bool) -> None:
+        self._title = title
+        self._json = as_json
+        self._console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+        self._progress: Progress | None = None
+        self.interval = DRAWN if is_terminal(sys.stdout) and not as_json else PIPED
+
+    def event(self, kind: str, text: str, **fields: object) -> None:
+        """One thing that happened: ``text`` for people, ``fields`` for programs."""
+        with contextlib.suppress(BrokenPipeError):  # who listened has gone
+            if self._json:
+                sys.stdout.write(json.dumps({"event": kind, **fields}) + "\n")
+                sys.stdout.flush()
+            else:
+                self._console.print(text, markup=False)
+
+    @contextmanager
+    def bars(self) -> Iterator[None]:
+        """Draw a bar for the length of the block, where there is a terminal."""
+        if self._json or not is_terminal(sys.stdout):
+            yield
+            return
+        self._progress = Progress(
+            TextColumn("{task.description}"), BarColumn(24), DownloadColumn(binary_units=False),
+            TextColumn("{task.fields[rate]}"), TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[swarm]}"), console=self._console, transient=True,
+        )  # fmt: skip
+        with self._progress:
+            self._progress.add_task(self._title, total=None, rate="", swarm="")
+            yield
+        self._progress = None
+
+    def state(self, state: CastState) -> None:
+        """How far it is now."""
+        if self._progress is not None:
+            [task] = self._progress.task_ids
+            self._progress.update(
+                task, total=state.total or None, completed=state.here,
+                rate=f"{state.rate / 1e6:.1f} MB/s", swarm=_swarm(state),
+            )  # fmt: skip
+            return
+        self.event("progress", f"{self._title}  {_line(state)}", **asdict(state))
+
+
+def _swarm(state: CastState) -> str:
+    whole = f"{state.whole} of {state.asked or state.members} whole"
+    return f"{whole}, gave {state.given / 1e6:.1f} MB"
+
+
+def _line(state: CastState) -> str:
+    if state.here < state.total or not state.total:
+        share = f"{state.here / state.total:.0%}  " if state.total else "waiting  "
+    else:
+        share = ""  # a pusher has all of it
+    return f"{share}{state.rate / 1e6:.1f} MB/s  {_swarm(state)}"

@@ -1,0 +1,112 @@
+"""What tasks wait for, who may be in a method at a time, and what is inside exception groups.
+
+Each of these was written by hand in a dozen places. trio has the parts, but for two of them
+only in private (`trio._util.ConflictDetector`) or under another name (`trio.lowlevel`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+
+import trio
+
+
+class Notifier:
+    """Lets tasks wait for the next change of something that its owner changes.
+
+    The owner calls `notify_all` after each change; a task that wants a certain state looks, and
+    waits for as long as it does not see it::
+
+        async def wait_policy(self, at_least: int) -> int:
+            while self._newest < at_least:
+                await self._changed.wait()
+            return self._newest
+
+    A call that no task waits for is forgotten, and costs nothing: that is right where a task
+    looks before it waits, with no schedule point between. Where it does not look, it needs an
+    `AutoResetEvent`.
+    """
+
+    __slots__ = ("_waiting",)
+
+    def __init__(self) -> None:
+        self._waiting = trio.lowlevel.ParkingLot()
+
+    def notify_all(self) -> None:
+        """Wake all tasks that wait now."""
+        self._waiting.unpark_all()
+
+    async def wait(self) -> None:
+        """Return at the next `notify_all`."""
+        await self._waiting.park()
+
+
+class AutoResetEvent:
+    """Tells one task that there is something to do, also while it is at work.
+
+    `set` is remembered until `wait` returns, once, however often it was called: a node that
+    loses its last neighbour during a lookup looks again when that one is over.
+    """
+
+    __slots__ = ("_event",)
+
+    def __init__(self) -> None:
+        self._event = trio.Event()
+
+    def set(self) -> None:
+        """Let the task go on, now or when it next waits."""
+        self._event.set()
+
+    def clear(self) -> None:
+        """Forget that it was set: what the task has just done was all there was to do."""
+        if self._event.is_set():
+            self._event = trio.Event()
+
+    async def wait(self) -> None:
+        """Return once it is set, and forget that it was."""
+        await self._event.wait()
+        self.clear()
+
+
+class ConflictDetector:
+    """A block that one task at a time may be in; others get `trio.BusyResourceError`.
+
+    For methods that only a bug calls twice at once, such as `send_all` of a stream: a lock
+    would hide the bug, and mix what the two tasks send.
+    """
+
+    __slots__ = ("_doing", "is_busy")
+
+    def __init__(self, doing: str) -> None:
+        """``doing`` is for the message: "another task is " ... ."""
+        self.is_busy = False
+        """Whether a task is in the block."""
+        self._doing = doing
+
+    def __enter__(self) -> None:
+        if self.is_busy:
+            raise trio.BusyResourceError(f"another task is {self._doing}")
+        self.is_busy = True
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.is_busy = False
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """The exceptions in a group, in order, without the groups around them; ``error`` itself if
+    it is none.
+
+    trio wraps what crosses a nursery in a group, each nursery in another, so how deep an
+    exception lies says nothing.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from leaves(inner)
+    else:
+        yield error

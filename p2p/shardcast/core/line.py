@@ -1,0 +1,83 @@
+"""What is known of the way to each peer, and so how much may be on it.
+
+Theory of operation
+-------------------
+A line is kept busy by as much as fits on it: its rate times its round trip, and a little to
+choose from when the first of that has arrived. Less, and it idles between a word that a chunk
+came and the next chunk; more, and what a slow peer hoards a fast one could have carried. Both
+factors are measured: the rate by how fast chunks leave (`p2p.shardcast.core.queue`), the round
+trip by the time between an invitation to send and what it brings, or between a chunk's leaving
+and word of its coming.
+
+A round trip is the least of what was measured lately, since the rest of a sample is waiting: it
+falls at once and rises slowly, as BBR's does (Cardwell et al., ACM Queue 2016).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from p2p.bounded import BoundedDict
+from p2p.identity import PeerId
+
+CREDIT: Final = 2
+"""Chunks that a root may owe beyond what its line holds. With one it idles for a round trip per
+chunk: 1.5 to 1.6 times the bound in measurements, against 1.2 with two (20 ms round trip). With
+more, slow roots hoard what fast ones could carry: with 16 for all, eight lines of 10 to 80
+Mbit/s take 1.58 times the bound instead of 1.25, with 64 it is 2.2."""
+MAX_CREDIT: Final = 64
+"""Chunks that a root may owe whatever it says of its line: 2 MiB of the smallest, a third of a
+second of 50 Mbit/s. A root that grants itself all of it and passes nothing on costs as many
+chunks once, until they are late."""
+UNKNOWN_ROUND_TRIP: Final = 0.1
+"""Seconds that a round trip is taken for before there is a measurement: within a continent, or
+across one ocean. It matters where many chunks fit: 40 receivers with 200 Mbit/s and chunks of
+32 KiB, whose roots pass on 76 chunks a second, are given nine each to begin with; homes with 20
+Mbit/s and ten children two."""
+_RISE: Final = 0.125
+"""Share of the way that a round trip goes towards a longer sample. After eight of them that are
+all longer, two thirds of the difference are believed."""
+_MAX_LINES: Final = 4096
+"""Peers whose lines are remembered: a roster's worth. The oldest is forgotten first."""
+
+
+class Line:
+    """The way to one peer and back."""
+
+    __slots__ = ("_round_trip",)
+
+    def __init__(self) -> None:
+        self._round_trip: float | None = None
+
+    @property
+    def round_trip(self) -> float:
+        """Seconds; `UNKNOWN_ROUND_TRIP` before the first measurement."""
+        return UNKNOWN_ROUND_TRIP if self._round_trip is None else self._round_trip
+
+    def note_round_trip(self, sample: float) -> None:
+        """Something took ``sample`` seconds there and back, some of it perhaps waiting."""
+        before = self._round_trip
+        if before is None or sample < before:
+            self._round_trip = sample
+        else:
+            self._round_trip = before + _RISE * (sample - before)
+
+    def credit(self, rate: float) -> int:
+        """Chunks that a root at the other end may owe if its children take ``rate`` of them a
+        second."""
+        return min(MAX_CREDIT, CREDIT + int(rate * self.round_trip))
+
+
+class Lines:
+    """The line to each peer."""
+
+    def __init__(self) -> None:
+        self._lines: BoundedDict[PeerId, Line] = BoundedDict(_MAX_LINES)
+
+    def to(self, peer: PeerId) -> Line:
+        """What is known of the way to ``peer``; kept when the peer goes, since it may be
+        back."""
+        line = self._lines.get(peer)
+        if line is None:
+            line = self._lines[peer] = Line()
+        return line

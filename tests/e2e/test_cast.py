@@ -1,0 +1,248 @@
+"""``shoal push`` and ``pull`` as processes: what arrives, after interruptions too."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from p2p.cast.delivery import deliver
+from p2p.shardcast.index import Index, PolicyFile
+
+FILES = {
+    "config.json": b"{}",
+    "model-00001.bin": bytes(range(251)) * 16_000,
+    "sub/model-00002.bin": bytes(range(241)) * 9_000,
+    "empty": b"",
+}
+LOCAL = ("--listen", "/ip4/127.0.0.1/tcp/0", "--json")
+
+
+class Cast:
+    """One command, and what it has said so far."""
+
+    def __init__(self, command: str, *arguments: object) -> None:
+        code = f"import sys; from p2p import cast; sys.exit(cast.{command}(sys.argv[1:]))"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code, *map(str, arguments)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self._said: list[dict[str, Any]] = []
+        self._news = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._news:
+                self._said.append(json.loads(line))
+                self._news.notify_all()
+        with self._news:
+            self._news.notify_all()
+
+    def said(self, kind: str, timeout: float = 60) -> dict[str, Any]:
+        """Wait for an event."""
+
+        def found() -> dict[str, Any] | None:
+            return next((e for e in self._said if e["event"] == kind), None)
+
+        with self._news:
+            self._news.wait_for(lambda: found() or self.process.poll() is not None, timeout)
+            event = found()
+        assert event is not None, (kind, self._said[-1:], self.errors())
+        return event
+
+    def errors(self) -> str:
+        if self.process.poll() is None:
+            return ""
+        assert self.process.stderr is not None
+        return self.process.stderr.read()
+
+    def end(self) -> int:
+        """Its exit status."""
+        status = self.process.wait(60)
+        self._reader.join()
+        return status
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        for pipe in (self.process.stdout, self.process.stderr):
+            assert pipe is not None
+            pipe.close()
+
+
+@contextmanager
+def cast(command: str, *arguments: object) -> Iterator[Cast]:
+    one = Cast(command, *arguments)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Look at what another process writes until it is as expected."""
+    pause = threading.Event()
+    for _ in range(9_000):  # 90 s, and more on a loaded machine
+        if condition():
+            return
+        pause.wait(0.01)
+    raise AssertionError("it never came to be")
+
+
+def folder_at(path: Path) -> Path:
+    for name, data in FILES.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(data)
+    return path
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {
+        found.relative_to(path).as_posix(): found.read_bytes()
+        for found in path.rglob("*")
+        if found.is_file() and not found.relative_to(path).parts[0].startswith(".shoal")
+    }
+
+
+def test_a_folder_reaches_two_machines_and_the_push_ends(tmp_path: Path) -> None:
+    source = folder_at(tmp_path / "model")
+    with cast("push", source, "--data", tmp_path / "p", "--expect", 2, *LOCAL) as push:
+        ticket = push.said("ticket")["ticket"]
+        outs = [tmp_path / "one", tmp_path / "two"]
+        with (
+            cast("pull", ticket, "--out", outs[0], *LOCAL) as first,
+            cast("pull", ticket, "--out", outs[1], *LOCAL) as second,
+        ):
+            assert [first.end(), second.end(), push.end()] == [0, 0, 0]
+            sources = [one.said("whole") for one in (first, second)]
+        assert all(contents(out) == FILES for out in outs)
+        assert all(one["files"] == len(FILES) for one in sources)
+    # one copy on the disk: what is served is what is used
+    assert os.stat(outs[0] / "model-00001.bin").st_nlink == 2
+    assert not list(source.glob("**/.*"))
+
+
+def test_a_killed_pull_goes_on_and_equal_files_are_not_fetched_again(tmp_path: Path) -> None:
+    source = tmp_path / "weights.bin"
+    source.write_bytes(Random(0).randbytes(12_000_000))
+    out = tmp_path / "out"
+    with cast("push", source, "--data", tmp_path / "p", *LOCAL) as push:
+        ticket = push.said("ticket")["ticket"]
+        with cast("pull", ticket, "--out", out, *LOCAL) as killed:
+            part = out / ".shoal-weights.bin"
+            wait_until(lambda: bool(list(part.glob("policies/*/*.part"))))
+            killed.process.kill()
+            killed.process.wait()
+        assert not (out / "weights.bin").exists()
+        with cast("pull", ticket, "--out", out, "--seed", 0, *LOCAL) as again:
+            assert again.end() == 0
+        assert (out / "weights.bin").read_bytes() == source.read_bytes()
+        with cast("pull", ticket, "--out", out, "--seed", 0, *LOCAL) as once_more:
+            assert once_more.end() == 0
+            whole = once_more.said("whole")
+        assert whole["from_origin"] + whole["from_peers"] == 0
+
+
+def test_a_puller_that_follows_gets_the_next_version_and_runs_a_command(tmp_path: Path) -> None:
+    source = tmp_path / "weights.bin"
+    source.write_bytes(b"old" * 100_000)
+    out, log = tmp_path / "out", tmp_path / "log"
+    run = f"echo $SHOAL_VERSION >> {log}"
+    with cast("push", source, "--data", tmp_path / "p", *LOCAL) as push:
+        ticket = push.said("ticket")["ticket"]
+        addr = push.said("ticket")["addrs"][0]
+        with cast("pull", ticket, "--out", out, "--follow", "--exec", run, *LOCAL) as pull:
+            pull.said("executed")
+            push.close()
+            source.write_bytes(b"new" * 100_000)
+            where = ("--listen", addr, "--json")
+            with cast("push", source, "--data", tmp_path / "p", *where) as second:
+                assert second.said("ticket")["version"] == 1
+                wait_until(lambda: log.read_text() == "0\n1\n")
+        assert log.read_text() == "0\n1\n"
+        assert (out / "weights.bin").read_bytes() == source.read_bytes()
+
+
+def test_a_puller_without_the_secret_gets_nothing(tmp_path: Path) -> None:
+    from p2p.cast.ticket import decode_ticket_untrusted
+
+    source = folder_at(tmp_path / "model")
+    with cast("push", source, "--data", tmp_path / "p", *LOCAL) as push:
+        ticket = decode_ticket_untrusted(push.said("ticket")["ticket"])
+        object.__setattr__(ticket, "secret", b"another secret!!")
+        with cast("pull", ticket, "--out", tmp_path / "out", *LOCAL) as pull:
+            pull.said("progress")
+            with pytest.raises(AssertionError):
+                pull.said("whole", timeout=3)
+    assert contents(tmp_path / "out") == {}
+
+
+def test_a_served_folder_is_read_by_any_http_client(tmp_path: Path) -> None:
+    source = folder_at(tmp_path / "model")
+    os.environ["XDG_STATE_HOME"] = str(tmp_path / "state")
+    try:
+        with cast("serve", source, "--http", "127.0.0.1:0", "--json") as serve:
+            url = serve.said("http")["urls"][0]
+            with urllib.request.urlopen(f"{url}latest/files/model-00001.bin") as answer:
+                assert answer.read() == FILES["model-00001.bin"]
+            with cast("pull", url, "--out", tmp_path / "out", "--seed", 0, "--json") as pull:
+                assert pull.end() == 0
+    finally:
+        del os.environ["XDG_STATE_HOME"]
+    assert (tmp_path / "out" / "v0.bin").stat().st_size > sum(map(len, FILES.values()))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("push", "nowhere"), "there is nothing at"),
+        (("pull", "shoal1zzz"), "not copied whole"),
+        (("pull", "ftp://x"), "begins with shoal1"),
+        (("pull", "http://"), "no http"),
+        (("inspect", "shoal1"), "not copied whole"),
+        (("serve", "nowhere"), "there is nothing at"),
+        (("push", ".", "--listen", "x"), "--listen"),
+        (("push", ".", "--http", "x"), "HOST:PORT"),
+        (("pull", "x", "--seed", "soon"), "--seed"),
+    ],
+)
+def test_a_wrong_command_line_gets_one_sentence(
+    tmp_path: Path, arguments: tuple[str, ...], sentence: str
+) -> None:
+    code = f"import sys; from p2p import cast; sys.exit(cast.{arguments[0]}(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments[1:]],
+        capture_output=True, text=True, cwd=tmp_path, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_delivery_replaces_what_was_there_and_leaves_the_rest(tmp_path: Path) -> None:
+    index = Index.of([PolicyFile("a", 3), PolicyFile("b/c", 3)], [])
+    weights, out = tmp_path / "store", tmp_path / "out"
+    for name in ("a", "b/c"):
+        (weights / name).parent.mkdir(parents=True, exist_ok=True)
+        (weights / name).write_bytes(b"new")
+    out.mkdir()
+    (out / "a").write_bytes(b"old")
+    (out / "mine").write_bytes(b"mine")
+    (out / "a.shoal-part").write_bytes(b"left by a kill")
+    for _ in range(2):
+        deliver(weights, index, out, "x")
+    assert contents(out) == {"a": b"new", "b/c": b"new", "mine": b"mine"}
