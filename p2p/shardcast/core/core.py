@@ -95,6 +95,8 @@ class ShardcastCore:
         """Patches that no peer has, and versions that none has whole."""
         self._patching: dict[bytes, bytes] = {}
         """Policies that the driver makes, by the patch that it makes each of."""
+        self._spent: BoundedDict[bytes, None] = BoundedDict(MAX_MANIFESTS)
+        """Patches of which it has made what it could."""
         self._is_full = False
         """Whether the disk takes nothing: what is announced is postponed instead of fetched."""
         self._postponed: dict[bytes, Manifest] = {}
@@ -524,7 +526,7 @@ class ShardcastCore:
         """Let the driver make what can be made of patches that are here."""
         for download in self.downloads:
             manifest = download.manifest
-            if not (download.is_patch and download.stored):
+            if not (download.is_patch and download.stored) or download.name in self._spent:
                 continue
             made = self._downloads.get(manifest.digest)
             is_here = made is not None and made.is_whole
@@ -541,6 +543,7 @@ class ShardcastCore:
     def _patched(self, event: ev.Patched) -> None:
         """Take what a patch made; what is wrong in it is pulled as it is."""
         policy = self._patching.pop(event.patch)
+        self._spent[event.patch] = None
         patch = self._downloads.get(event.patch)
         made = self._downloads.get(policy)
         if made is not None and made.is_whole:
