@@ -4,17 +4,18 @@ The files, in the order in which to read them
 ---------------------------------------------
 Formats, pure functions of bytes: `manifest` (what a version is, signed), `index` (its files and
 spans, content-addressed), `layout` (where files are cut in spans), `codec` (spans as chunks),
-`chunkset` (some chunks of a version), `forest` (which peer forwards what to which), `messages`,
-`config`.
+`delta` (what changed between two versions), `patch` (the deltas of a whole policy, as a file),
+`paths` (which patches there are and which to take), `chunkset` (some chunks of a version),
+`forest` (which peer forwards what to which), `messages`, `config`.
 
 Decisions, pure by contract: the folder `core`, whose `__init__` is a map of its own. It is one
 state machine, `ShardcastCore.handle(event, now) -> effects`.
 
 Drivers, ordinary trio code: `service` (feeds the core and carries out its effects), `receiver`
 and `sender` (chunks on streams, in and out; `bulk` reads frames), `store`, `stored` and `disk`
-(policies on disk), `publisher` (a trainer's files become a version). The folder `http` offers
-versions to curl, browsers and the PyPI package shardcast, and takes from them; its `__init__`
-is its map.
+(policies on disk), `publisher` and `patcher` (a trainer's files become a version). The folder
+`http` offers versions to curl, browsers and the PyPI package shardcast, and takes from them;
+its `__init__` is its map.
 
 How a chunk flows
 -----------------

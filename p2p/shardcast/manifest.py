@@ -33,7 +33,7 @@ from p2p.policy import (
     NO_POLICY as NO_POLICY,
     PolicyVersion as PolicyVersion,
 )
-from p2p.shardcast.codec import ANCHOR, MAX_WIRE
+from p2p.shardcast.codec import ANCHOR, MAX_WIRE, PATCH
 from p2p.shardcast.index import (
     DIGEST_BYTES,
     MAX_CHUNKS,
@@ -75,12 +75,23 @@ class Encoding:
     """Bytes on the wire, by which a receiver chooses the cheapest path. Of an anchor it is what
     the trainer expects: it signs before it has packed everything."""
     index: bytes = b""
-    """Digest of the list of chunks; empty for an anchor, whose chunk i is span i."""
+    """Digest of the index of a patch, by which messages name it; empty for an anchor, whose
+    index is the policy's."""
 
     @classmethod
     def anchor(cls, index: Index, wire: int) -> Encoding:
         """The entry for the whole policy, which has about ``wire`` bytes on its way."""
         return cls(ANCHOR, NO_POLICY, len(index), wire)
+
+    @classmethod
+    def patch(cls, index: Index, base: PolicyVersion) -> Encoding:
+        """The entry for a patch on ``base``, of which ``index`` is the index."""
+        return cls(PATCH, base, len(index), index.size, index.digest)
+
+    @property
+    def is_anchor(self) -> bool:
+        """Whether it needs no other version."""
+        return self.name == ANCHOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +163,33 @@ class Manifest:
         """The encoding that needs no earlier version; every manifest has one."""
         return next(encoding for encoding in self.body.encodings if encoding.name == ANCHOR)
 
+    @property
+    def patches(self) -> tuple[Encoding, ...]:
+        """The encodings that need another version."""
+        return tuple(one for one in self.body.encodings if one.name == PATCH)
+
+    @property
+    def handed_out(self) -> Encoding:
+        """What the origin brings to those it feeds: the patch on the version before, which
+        nearly all of them hold, if there is one; else the anchor. The others are pulled."""
+        previous = self.body.previous_version
+        return next((one for one in self.patches if one.base == previous), self.anchor)
+
+    def name_of(self, encoding: Encoding) -> bytes:
+        """The digest by which messages name an encoding of this version."""
+        return self.digest if encoding.is_anchor else encoding.index
+
+    def encoding_of(self, index: Index) -> Encoding:
+        """The encoding whose index this is."""
+        return next((one for one in self.patches if one.index == index.digest), self.anchor)
+
     def index_untrusted(self, data: bytes) -> Index:
-        """The index that this manifest names. Raises `BadMessage`, and nothing else, if
-        ``data`` is another."""
+        """The policy's index, or a patch's. Raises `BadMessage`, and nothing else, if ``data``
+        is another."""
+        digest = digest_of(data)
+        for patch in self.patches:
+            if patch.index == digest:
+                return decode_index_untrusted(data, digest, patch.chunks, patch.wire)
         return decode_index_untrusted(data, self.weights_digest, self.anchor.chunks, self.size)
 
     def encode(self) -> bytes:
@@ -226,6 +261,8 @@ def _check_body(body: ManifestBody) -> None:
     names = {(e.name, e.base) for e in body.encodings}
     if anchors != 1 or len(body.encodings) > MAX_ENCODINGS or len(names) != len(body.encodings):
         raise BadMessage("a manifest needs one anchor and distinct encodings")
+    if not all(e.base < body.version for e in body.encodings):
+        raise BadMessage("a manifest's patch is on no older version")
 
 
 @dataclass(frozen=True, slots=True)

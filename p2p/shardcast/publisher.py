@@ -16,6 +16,7 @@ from p2p.shardcast.codec import ANCHOR, ENCODE_RATE, encode_chunk
 from p2p.shardcast.config import ShardcastConfig
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.statements import Statements
+from p2p.shardcast.delta import DeltaMode
 from p2p.shardcast.forest import Roster, RosterEntry, capacity_class
 from p2p.shardcast.index import (
     MAX_CHUNKS,
@@ -43,7 +44,9 @@ from p2p.shardcast.manifest import (
     ManifestBody,
     PolicyVersion,
 )
-from p2p.shardcast.store import HASH_RATE, READ_BATCH, Cores, PolicyStore
+from p2p.shardcast.patcher import WORTH, Patcher
+from p2p.shardcast.paths import delta_bases
+from p2p.shardcast.store import DRAFT, HASH_RATE, READ_BATCH, Cores, PolicyStore
 from p2p.wire import MIB
 from p2p.world import Disk, DiskEntry, World
 
@@ -69,6 +72,15 @@ class Digested:
         packed = sum(map(len, self.wires.values()))
         raw = sum(self.index.spans[chunk].size for chunk in self.wires)
         return max(1, packed * self.index.size // raw)
+
+
+@dataclass(frozen=True, slots=True)
+class _PatchDraft:
+    """A patch that no manifest names yet."""
+
+    base: PolicyVersion
+    path: str
+    digested: Digested
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +191,21 @@ class Digester:
                 f"{path}: {size} bytes in {len(files)} files are over the limit of {MAX_CHUNKS}"
                 f" spans of {MAX_SPAN} bytes"
             )
-        work = _SpanWork(self._world.disk, self._cores, path)
-        await self._cores.for_each(_batches(files, cuts), work.do)
+        digested = await self._hash(path, files, cuts)
         if await self._list(path) != found:
             raise LocalProtocolError(f"{path} was changed while it was published")
+        return digested
+
+    async def digest_patch(self, path: str, size: int) -> Digested | None:
+        """The same for a file of our own making, cut blindly; None if it is too large."""
+        cuts = cut_files([(size, ())], self._config.chunk_bytes or span_for(size))
+        return await self._hash(path, [PolicyFile("", size)], cuts) if cuts else None
+
+    async def _hash(
+        self, path: str, files: Sequence[PolicyFile], cuts: Sequence[Sequence[CutSpan]]
+    ) -> Digested:
+        work = _SpanWork(self._world.disk, self._cores, path)
+        await self._cores.for_each(_batches(files, cuts), work.do)
         return Digested(Index.of(files, work.spans(sum(map(len, cuts)))), work.wires)
 
     async def _list(self, path: str) -> Sequence[DiskEntry]:
@@ -238,6 +261,7 @@ class PolicyPublisher:
         self._run = run
         self._store = store
         self._digester = Digester(world, config)
+        self._patcher = Patcher(world, store.cores)
         self._roster = roster
         self._believe = believe
         self._told: dict[PeerId, int] | None = None
@@ -273,15 +297,53 @@ class PolicyPublisher:
                         " out"
                     )
                 manifest = newest  # signed before, and its files were gone since
+                patches: list[_PatchDraft] = []
             else:
-                manifest = self._sign(version, digested, newest)
+                patches = await self._make_patches(version, newest, digested, path)
+                manifest = self._sign(version, digested, newest, patches)
             await self._store.commit_own(manifest, index, path)
-            for chunk, wire in wires.items():
-                self._store.cache_nowait(manifest.digest, chunk, wire)
+            self._cache(manifest.digest, wires)
+            for patch in patches:
+                await self._store.commit_patch(manifest, patch.digested.index, patch.path)
+                self._cache(patch.digested.index.digest, patch.digested.wires)
             roster = self._next_roster()
             if roster is not None:
                 await self._keep_roster(roster)
-            return ev.Publish(manifest, index, roster)
+            made = tuple(patch.digested.index for patch in patches)
+            return ev.Publish(manifest, index, roster, made)
+
+    def _cache(self, name: bytes, wires: dict[int, bytes]) -> None:
+        for chunk, wire in wires.items():
+            self._store.cache_nowait(name, chunk, wire)
+
+    async def _make_patches(
+        self,
+        version: PolicyVersion,
+        newest: Manifest | None,
+        digested: Digested,
+        path: str,
+    ) -> list[_PatchDraft]:
+        """Patches to a version from those that `delta_bases` names, as far as they are worth
+        it."""
+        if newest is None or not self._config.patches:
+            return []
+        folder = f"{self._store.folder}/{DRAFT}"
+        await self._world.disk.remove(folder)
+        made: list[_PatchDraft] = []
+        for base in delta_bases(version, newest.version, self._store.versions):
+            entry = self._store.stored(base)
+            if entry is None or entry.manifest.trainer != newest.trainer:
+                continue
+            mode = DeltaMode.FAST if base == newest.version else DeltaMode.BY_EXPONENT
+            draft, most = f"{folder}/{base}.patch", int(WORTH * digested.wire)
+            with entry.pin():
+                size = await self._patcher.write(
+                    entry, digested.index, path, draft, mode=mode, most=most
+                )
+            patch = await self._digester.digest_patch(draft, size) if size else None
+            if patch is not None:
+                made.append(_PatchDraft(base, draft, patch))
+        return made
 
     async def regroup(self) -> Roster | None:
         """A new roster in the middle of a hand-out, durable; None if it would be the old
@@ -293,7 +355,11 @@ class PolicyPublisher:
             return roster
 
     def _sign(
-        self, version: PolicyVersion, digested: Digested, newest: Manifest | None
+        self,
+        version: PolicyVersion,
+        digested: Digested,
+        newest: Manifest | None,
+        patches: Sequence[_PatchDraft],
     ) -> Manifest:
         index = digested.index
         body = ManifestBody(
@@ -303,7 +369,10 @@ class PolicyPublisher:
             newest.digest if newest is not None else b"",
             index.digest,
             index.size,
-            (Encoding.anchor(index, digested.wire),),
+            (
+                Encoding.anchor(index, digested.wire),
+                *(Encoding.patch(patch.digested.index, patch.base) for patch in patches),
+            ),
         )
         return body.sign(self._world.signer)
 

@@ -49,6 +49,8 @@ LIE: Final = 100.0
 """Penalty points of a wrong chunk: proof of malice or of broken memory, so as many as a host
 bears."""
 
+_Job = ev.Finish | ev.Patch | ev.Abandon
+
 
 class Shardcast:
     """Policies of one run: published, relayed, fetched and kept."""
@@ -73,15 +75,16 @@ class Shardcast:
         self._writers: dict[bytes, trio.Event] = {}
         """Policies whose spans a task writes down; set when it has written some."""
         self._disk = DiskHealth(world, store.folder)
-        self._unfinished: list[ev.Finish] = []
-        """Whole policies that the disk would not take: to be finished when it does."""
+        self._unfinished: list[_Job] = []
+        """Whole policies that the disk would not take: to be finished, or made of patches, when
+        it does."""
         self._nursery = nursery
         self._announce = announce
         self._changed = trio.Event()
         self._timer: Timer | None = None
         self._timer_at = math.inf
         # One job per policy that is fetched or dropped, and the core fetches two at a time.
-        self._jobs, self._jobs_out = trio.open_memory_channel[ev.Finish | ev.Abandon](math.inf)
+        self._jobs, self._jobs_out = trio.open_memory_channel[_Job](math.inf)
 
     def __repr__(self) -> str:
         return f"Shardcast(newest {self.newest}, {self._store!r})"
@@ -257,17 +260,10 @@ class Shardcast:
                 self._sender(peer)
             case ev.Gossip(message):
                 self._announce(encode_message(message))
+            case ev.Begin() | ev.Keep() | ev.Finish() | ev.Patch() | ev.Abandon():
+                self._store_it(effect)
             case ev.Regroup():
                 self._nursery.start_soon(self._regroup)
-            case ev.Begin(manifest, index):
-                self._store.begin(manifest, index)
-            case ev.Keep(policy, chunk, data, raw):
-                self._store.keep_nowait(policy, chunk, data, raw)
-                if policy not in self._writers:
-                    self._writers[policy] = trio.Event()
-                    self._nursery.start_soon(self._write, policy)
-            case ev.Finish() | ev.Abandon():
-                self._jobs.send_nowait(effect)
             case ev.Penalise(peer, reason):
                 self._world.sometimes("shardcast/convicted a liar", True)
                 self._drop_sender(peer)
@@ -280,6 +276,19 @@ class Shardcast:
                 )
             case ev.PassOn():
                 pass  # read from the list by `receive_announcement`
+
+    def _store_it(self, effect: ev.Begin | ev.Keep | ev.Finish | ev.Patch | ev.Abandon) -> None:
+        """What the core asks of the disk."""
+        match effect:
+            case ev.Begin(manifest, index):
+                self._store.begin(manifest, index)
+            case ev.Keep(policy, chunk, data, raw):
+                self._store.keep_nowait(policy, chunk, data, raw)
+                if policy not in self._writers:
+                    self._writers[policy] = trio.Event()
+                    self._nursery.start_soon(self._write, policy)
+            case ev.Finish() | ev.Patch() | ev.Abandon():
+                self._jobs.send_nowait(effect)
 
     def _set_timer(self) -> None:
         due = self._core.next_deadline
@@ -391,13 +400,15 @@ class Shardcast:
             try:
                 await self._do_job(job)
             except StorageError as error:
-                if isinstance(job, ev.Finish):
+                if not isinstance(job, ev.Abandon):
                     self._unfinished.append(job)  # every chunk is here: served meanwhile
                 self._disk_refused(error)
 
-    async def _do_job(self, job: ev.Finish | ev.Abandon) -> None:
+    async def _do_job(self, job: _Job) -> None:
         if isinstance(job, ev.Abandon):
             await self._store.forget(job.policy)
+        elif isinstance(job, ev.Patch):
+            await self._do_patch(job)
         elif self._store.entry(job.policy) is None:
             return  # it was given up meanwhile
         elif await self._store.finish(job.policy):
@@ -408,6 +419,19 @@ class Shardcast:
         else:
             self.handle(ev.Unusable(job.policy))
             await self._store.forget(job.policy)
+
+    async def _do_patch(self, job: ev.Patch) -> None:
+        try:
+            made = await self._store.patch(job.patch)
+        except NoRoom as error:
+            entry, made = self._store.entry(job.patch), None
+            if entry is not None:
+                await self._disk_too_small(entry.manifest.digest, error)
+        if made is None:
+            self.handle(ev.PatchFailed(job.patch))
+            return
+        self._world.sometimes("shardcast/patched a policy", made.is_whole)
+        self.handle(ev.Patched(job.patch, made.index, made.verified))
 
     async def _prune(self) -> None:
         try:
@@ -435,6 +459,8 @@ class Shardcast:
             elif not entry.stored:
                 # it will never be whole
                 self._jobs.send_nowait(ev.Abandon(entry.manifest.digest))
+
+        self.handle(ev.Tick())  # what was begun goes on: all of it is known now
 
     @contextmanager
     def meeting_the_swarm(self) -> Iterator[None]:

@@ -28,6 +28,8 @@ import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
+from itertools import chain
 from typing import Final, TypeVar
 
 import trio
@@ -38,8 +40,25 @@ from p2p.shardcast.codec import ANCHOR, ENCODE_RATE, Bytes, encode_chunk
 from p2p.shardcast.config import ShardcastConfig
 from p2p.shardcast.forest import Roster, decode_roster_untrusted
 from p2p.shardcast.index import MAX_INDEX, Index, Span, digest_of
-from p2p.shardcast.manifest import MAX_MANIFEST, Manifest, PolicyVersion
-from p2p.shardcast.stored import HEAD, PART, WHOLE, StoredPolicy, decode_head_untrusted
+from p2p.shardcast.manifest import MAX_MANIFEST, NO_POLICY, Manifest, PolicyVersion
+from p2p.shardcast.patch import (
+    APPLY_RATE,
+    TAIL_BYTES,
+    PatchRun,
+    apply_run_untrusted,
+    decode_table_untrusted,
+    is_alike,
+    patch_runs_untrusted,
+    table_bytes_untrusted,
+)
+from p2p.shardcast.stored import (
+    HEAD,
+    PART,
+    PATCH_FILE,
+    WHOLE,
+    StoredPolicy,
+    decode_head_untrusted,
+)
 from p2p.wire import KI, MIB
 from p2p.world import OFF_LOOP, World
 
@@ -49,9 +68,11 @@ READ_BATCH: Final = 4 * MIB
 """Raw bytes read and hashed at a time: the largest span, and 1 ms of a core."""
 _MAX_HEAD: Final = MAX_MANIFEST + MAX_INDEX + 4 * KI
 _ROSTER: Final = "roster"
+DRAFT: Final = "publishing"
+"""Where a trainer's patches are while they are made, and no manifest names them."""
+_DRAFTS: Final = ("publishing.tmp", DRAFT)
+"""What a node left that was killed while it published; an older one the first."""
 _LOCK: Final = "lock"
-_OLD_DRAFT: Final = "publishing.tmp"
-"""What an older Shoal left when it was killed while it published."""
 _T = TypeVar("_T")
 
 logger = logging.getLogger(__name__)
@@ -128,16 +149,16 @@ class PolicyStore:
 
     def stored(self, version: PolicyVersion) -> StoredPolicy | None:
         """A whole version."""
-        return next(
-            (e for e in self._entries.values() if e.stored and e.version == version), None
-        )
+        return next((e for e in self._policies if e.stored and e.version == version), None)
+
+    @property
+    def _policies(self) -> list[StoredPolicy]:
+        return [entry for entry in self._entries.values() if not entry.is_patch]
 
     @property
     def versions(self) -> tuple[PolicyVersion, ...]:
         """Versions that are whole, newest first."""
-        return tuple(
-            sorted((e.version for e in self._entries.values() if e.stored), reverse=True)
-        )
+        return tuple(sorted((e.version for e in self._policies if e.stored), reverse=True))
 
     @property
     def newest_own(self) -> Manifest | None:
@@ -150,7 +171,8 @@ class PolicyStore:
 
     def begin(self, manifest: Manifest, index: Index) -> None:
         """Expect a policy that will come chunk by chunk."""
-        self._entries.setdefault(manifest.digest, StoredPolicy(manifest, index, self.folder))
+        entry = StoredPolicy(manifest, index, self.folder)
+        self._entries.setdefault(entry.name, entry)
 
     def keep_nowait(self, policy: bytes, chunk: int, wire: bytes, raw: Bytes) -> None:
         """Take a verified chunk into memory, as it came and unpacked."""
@@ -225,6 +247,69 @@ class PolicyStore:
         await self._disk.rename(entry.part, entry.final)
         entry.mark_stored()
         return True
+
+    # Patching
+
+    async def patch(self, patch: bytes) -> StoredPolicy | None:
+        """Make of a patch and its base what it leads to, as far as that is right; None if one
+        of the two is gone, or they do not belong together. Raises `StorageError`."""
+        entry = self._entries.get(patch)
+        base = self.stored(entry.encoding.base) if entry is not None else None
+        if entry is None or base is None or not entry.stored:
+            return None
+        with base.pin(), entry.pin():
+            try:
+                index, runs = await self._read_patch(entry, base)
+            except (BadMessage, FileNotFoundError) as error:
+                logger.warning("patch_wrong version=%d reason=%s", entry.version, error)
+                return None
+            self.begin(entry.manifest, index)
+            made = self._entries[entry.manifest.digest]
+            if made.is_whole:
+                return made
+            await self._make_room(made)
+            await self.cores.for_each(runs, partial(self._patch_run, entry, base, made))
+        await self._remove_if_forgotten(made)
+        return made
+
+    async def _read_patch(
+        self, entry: StoredPolicy, base: StoredPolicy
+    ) -> tuple[Index, list[PatchRun]]:
+        """What a patch leads to, and its runs. Raises `BadMessage`."""
+        size = entry.index.size
+        tail = await self._disk.read(entry.weights, max(0, size - TAIL_BYTES), TAIL_BYTES)
+        room = size - table_bytes_untrusted(tail, size)
+        table = decode_table_untrusted(await self._disk.read(entry.weights, room, size - room))
+        index = entry.manifest.index_untrusted(table.index)
+        if index.digest != entry.manifest.weights_digest or not is_alike(index, base.index):
+            raise BadMessage("it leads to something that is laid out otherwise")
+        if table.base != base.index.digest:
+            raise BadMessage("it is for another policy of that version")
+        return index, patch_runs_untrusted(table, index, room)
+
+    async def _patch_run(
+        self, entry: StoredPolicy, base: StoredPolicy, made: StoredPolicy, row: PatchRun
+    ) -> None:
+        run, place = row.run, made.index.place(row.run.first)
+        wire = await self._disk.read(entry.weights, row.offset, row.wire)
+        try:
+            old = await self._disk.read(base.file(place.file), place.offset, run.size)
+        except FileNotFoundError:
+            return
+        if len(old) != run.size:
+            return
+        spans = made.index.spans[run.first : run.end]
+        raw, mask = await self._compute(
+            apply_run_untrusted, run, spans, old, wire, size=run.size, rate=APPLY_RATE
+        )
+        # What came as chunks stays: it is right, and may be where this is wrong.
+        right = ChunkSet(mask << run.first) - made.verified
+        view, offsets = memoryview(raw), made.index.offsets
+        for start, count in chain.from_iterable(right.ranges()):
+            first, end = (offsets[n] - offsets[run.first] for n in (start, start + count))
+            path = made.file(place.file)
+            await self._disk.write(path, view[first:end], place.offset + first)
+        made.note_found(right)
 
     # Serving
 
@@ -339,7 +424,7 @@ class PolicyStore:
     async def prune(self) -> list[bytes]:
         """Remove the oldest whole policies beyond the limits; returns their names."""
         kept = sorted(
-            (e for e in self._entries.values() if e.stored),
+            (e for e in self._policies if e.stored),
             key=lambda e: e.version,
             reverse=True,
         )
@@ -352,6 +437,9 @@ class PolicyStore:
             if rank and full and not entry.is_pinned:
                 total -= entry.footprint
                 gone.append(entry)
+        # A patch stays as long as what it leads to: peers that are behind take it from here.
+        oldest = min((e.version for e in kept if e not in gone), default=NO_POLICY)
+        gone += [e for e in self._entries.values() if e.is_patch and e.version < oldest]
         forgotten = []
         for entry in gone:
             if not entry.is_pinned:  # it may have been pinned while another was removed
@@ -369,8 +457,20 @@ class PolicyStore:
         for path in entry.files:
             await self._disk.fsync(path)
         await self._disk.replace(entry.head, entry.encode_head())
-        self._entries[manifest.digest] = entry
+        self._entries[entry.name] = entry
         await self._disk.remove(entry.part)  # of a version whose files had been lost
+
+    async def commit_patch(self, manifest: Manifest, index: Index, draft: str) -> None:
+        """Take a patch of our own, whose file is at ``draft``, durably. Raises
+        `StorageError`."""
+        entry = StoredPolicy(manifest, index, self.folder)
+        entry.note_found(ChunkSet.below(len(index)))
+        await self._disk.fsync(draft)
+        await self._disk.rename(draft, entry.final)
+        await self._disk.replace(entry.head, entry.encode_head())
+        entry.note_head()
+        entry.mark_stored()
+        self._entries[entry.name] = entry
 
     def cache_nowait(self, policy: bytes, chunk: int, data: bytes) -> None:
         """Keep a chunk of our own in memory: it is about to be sent to all roots."""
@@ -408,7 +508,8 @@ class PolicyStore:
             self._entries[entry.name] = entry
             found.append(entry)
         await self._remove_orphans()
-        return sorted(found, key=lambda entry: entry.version)
+        # Patches first: an origin hands its newest version out as the patch that it was.
+        return sorted(found, key=lambda entry: (entry.version, not entry.is_patch))
 
     async def _load_entry(self, path: str) -> StoredPolicy | None:
         data = await self._disk.read(path, 0, _MAX_HEAD + 1)
@@ -447,7 +548,7 @@ class PolicyStore:
         known = {path for e in self._entries.values() for path in (e.weights, e.head)}
         for name in await self._disk.list(self.folder):
             path = f"{self.folder}/{name}"
-            if name.endswith((PART, *WHOLE, _OLD_DRAFT)) and path not in known:
+            if name.endswith((PART, *WHOLE, PATCH_FILE, *_DRAFTS)) and path not in known:
                 await self._disk.remove(path)
 
 

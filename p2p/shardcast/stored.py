@@ -20,6 +20,8 @@ PART: Final = ".part"
 """Its files while some spans are missing: one file, or a folder of them."""
 WHOLE: Final = (".safetensors", ".files")
 """Its files when nothing is missing: one file, a folder of them."""
+PATCH_FILE: Final = ".patch"
+"""The file of a patch when nothing is missing."""
 
 Bytes = bytes | memoryview
 
@@ -28,8 +30,8 @@ class StoredPolicy:
     """One policy on this disk, whole or not."""
 
     __slots__ = (
-        "_busy", "_idle", "_pins", "_unwritten", "has_head", "has_room", "index", "manifest",
-        "source", "stem", "stored", "verified",
+        "_busy", "_idle", "_pins", "_unwritten", "encoding", "has_head", "has_room", "index",
+        "manifest", "source", "stem", "stored", "verified",
     )  # fmt: skip
 
     def __init__(self, manifest: Manifest, index: Index, folder: str, source: str = "") -> None:
@@ -37,7 +39,9 @@ class StoredPolicy:
         self.manifest = manifest
         self.index = index
         self.source = source
-        self.stem = f"{folder}/v{manifest.version:016d}-{manifest.digest.hex()[:8]}"
+        self.encoding = manifest.encoding_of(index)
+        """What it is of the version: the anchor stands for the policy itself."""
+        self.stem = f"{folder}/v{manifest.version:016d}-{self.name.hex()[:8]}"
         self.verified = EMPTY
         """Spans that were judged right, in memory or on disk."""
         self.stored = False
@@ -64,7 +68,12 @@ class StoredPolicy:
     @property
     def name(self) -> bytes:
         """The digest by which messages name it."""
-        return self.manifest.digest
+        return self.manifest.name_of(self.encoding)
+
+    @property
+    def is_patch(self) -> bool:
+        """Whether it is no policy, but what makes one of another."""
+        return not self.encoding.is_anchor
 
     # Where it is
 
@@ -81,6 +90,8 @@ class StoredPolicy:
     @property
     def final(self) -> str:
         """Where its files will be once nothing is missing."""
+        if self.is_patch:
+            return self.stem + PATCH_FILE
         return self.source or self.stem + WHOLE[self.index.is_folder]
 
     @property
@@ -101,7 +112,7 @@ class StoredPolicy:
     @property
     def footprint(self) -> int:
         """Bytes that it occupies."""
-        return self.manifest.size + len(self.index.data)
+        return self.index.size + len(self.index.data)
 
     def encode_head(self) -> bytes:
         """What its head holds."""

@@ -34,7 +34,8 @@ def test_the_run_ends_whole_whatever_the_seed(seed: int) -> None:
     metrics = result.metrics
     assert float(metrics["reward_end"]) > float(metrics["reward_start"])
     payload = float(metrics["policy_bytes"]) * float(metrics["policies"])
-    assert float(metrics["origin_upload_bytes"]) <= 2.2 * payload
+    # The first policy as it is, all others as patches of a hundredth.
+    assert float(metrics["origin_upload_bytes"]) <= 0.5 * payload
 
 
 def test_the_same_seed_gives_the_same_trace_under_another_hash_seed(tmp_path: Path) -> None:

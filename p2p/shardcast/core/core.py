@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import assert_never
 
+from p2p.bounded import BoundedDict
 from p2p.errors import BadMessage
 from p2p.identity import PeerId
 from p2p.shardcast.chunkset import ChunkSet
@@ -42,7 +43,7 @@ from p2p.shardcast.core.peers import Peers
 from p2p.shardcast.core.pending import PendingNames
 from p2p.shardcast.core.receipts import StripeCounts
 from p2p.shardcast.core.repair import Repair
-from p2p.shardcast.core.statements import Statements
+from p2p.shardcast.core.statements import MAX_MANIFESTS, Statements
 from p2p.shardcast.core.uplink import Uplink
 from p2p.shardcast.core.upload import Upload
 from p2p.shardcast.forest import Roster, RosterEntry
@@ -67,6 +68,7 @@ from p2p.shardcast.messages import (
     Want,
     news_of,
 )
+from p2p.shardcast.paths import Hop, cheapest_path
 
 
 class ShardcastCore:
@@ -104,6 +106,12 @@ class ShardcastCore:
         self._stripe_counts = StripeCounts(local)
         self._uplink = Uplink()
         self._pending = PendingNames()
+        self._gone: BoundedDict[bytes, None] = BoundedDict(MAX_MANIFESTS)
+        """Patches that no peer has, and versions that none has whole."""
+        self._patching: dict[bytes, bytes] = {}
+        """Policies that the driver makes, by the patch that it makes each of."""
+        self._spent: BoundedDict[bytes, None] = BoundedDict(MAX_MANIFESTS)
+        """Patches of which it has made what it could."""
         self._is_full = False
         """Whether the disk takes nothing: what is announced is postponed instead of fetched."""
         self._postponed: dict[bytes, Manifest] = {}
@@ -172,6 +180,8 @@ class ShardcastCore:
             ev.Publish
             | ev.Resumed
             | ev.Stored
+            | ev.Patched
+            | ev.PatchFailed
             | ev.Unusable
             | ev.Forgotten
             | ev.Unwritable
@@ -185,6 +195,11 @@ class ShardcastCore:
                 self._resume(event)
             case ev.Stored(policy):
                 self._stored(policy)
+            case ev.Patched():
+                self._patched(event)
+            case ev.PatchFailed(patch):
+                self._patching.pop(patch, None)
+                self._go_round(patch)
             case ev.Unusable(policy):
                 self._decline(policy)
             case ev.Forgotten(policy):
@@ -245,13 +260,13 @@ class ShardcastCore:
                 else:
                     download.note_held(peer, chunks, self._now)
                     self._upload.note_word(peer, download.name, chunks, self._now)
-                self._out += self._repair.pull(download, self._now)
+                self._pull(download)
             case Skipped(_, _, _, ranges):
                 if not download.exist(ChunkSet.of_ranges(ranges)):
                     self._ban(peer, "has chunks that do not exist")
                 else:
                     self._upload.take_over(peer, download, message, self._now)
-                self._out += self._repair.pull(download, self._now)
+                self._pull(download)
             case Taken(_, ranges):
                 chunks = ChunkSet.of_ranges(ranges)
                 if not download.exist(chunks):
@@ -269,22 +284,30 @@ class ShardcastCore:
         if evidence is not None:
             self._halt(evidence)
             return
-        download = self._downloads.get(manifest.digest)
-        if download is None and self._is_over(manifest):
+        fetches = self._fetches(manifest)
+        if not fetches and self._is_over(manifest):
             return
-        index = download.index if download is not None else None
-        if index is None and news.index:
+        index = None
+        if news.index and (not fetches or any(d.index is None for d in fetches)):
             # Judged first: a wrong index must not make old news of a manifest.
             index = manifest.index_untrusted(news.index)
-        if download is None:
-            download = self._adopt_news(manifest, gossip)
-            if download is None:
-                return
-        if download.index is None and index is not None:
+        if not fetches:
+            fetches = self._adopt_news(manifest, gossip)
+        for download in fetches:
+            is_its = index is not None and manifest.encoding_of(index) == download.encoding
+            if index is not None and is_its and download.manifest == manifest:
+                self._describe(download, index)
+            if (download.pull_only and not download.was_inquired) or download.index is None:
+                self._out += self._repair.inquire(download, self._now)
+
+    def _describe(self, download: Download, index: Index) -> None:
+        if download.index is None:
             download.describe(index)
-            self._out.append(ev.Begin(manifest, index))
-        if (download.pull_only and not download.was_inquired) or download.index is None:
-            self._out += self._repair.inquire(download, self._now)
+            self._out.append(ev.Begin(download.manifest, index))
+
+    def _fetches(self, manifest: Manifest) -> list[Download]:
+        """What is held or being fetched of a version: itself, patches that lead to it."""
+        return [d for d in self._downloads.values() if d.manifest.digest == manifest.digest]
 
     def _roster_news(self, data: bytes, gossip: bool) -> None:
         roster = self.statements.roster_untrusted(data)
@@ -297,35 +320,62 @@ class ShardcastCore:
 
     def _is_over(self, manifest: Manifest) -> bool:
         """Whether this version is not worth fetching (any more)."""
-        stale = self.newest is not None and manifest.version <= self.newest.version
-        return stale or self._pending.is_over(manifest.digest)
+        return self._is_old(manifest) or self._pending.is_over(manifest.digest)
 
-    def _adopt_news(self, manifest: Manifest, gossip: bool) -> Download | None:
+    def _is_old(self, manifest: Manifest) -> bool:
+        """Whether this version, or a newer one, is here."""
+        return self.newest is not None and manifest.version <= self.newest.version
+
+    def _adopt_news(self, manifest: Manifest, gossip: bool) -> list[Download]:
         """`_adopt` a version just heard of, and let gossip pass it on if it is news here."""
         name = manifest.digest
         is_news = name not in self._postponed
-        download = self._adopt(manifest)
-        if is_news and gossip and (download is not None or name in self._postponed):
+        fetches = self._adopt(manifest)
+        if is_news and gossip and (fetches or name in self._postponed):
             self._out.append(ev.PassOn())
-        return download
+        return fetches
 
-    def _adopt(self, manifest: Manifest) -> Download | None:
-        """Start to fetch a version, if it is worth it and there is a disk to keep it."""
+    def _adopt(self, manifest: Manifest) -> list[Download]:
+        """Start to fetch a version, if it is worth it and there is a disk to keep it.
+
+        Returns what is fetched for it from now on: the objects of the cheapest path, and what
+        the origin hands out, which this node passes on also if it goes another way.
+        """
         if self._is_over(manifest):
-            return None
+            return []
         if self._is_full:
             self._postpone(manifest)
-            return None
-        download = Download(manifest, self._now, self._config.stall)
+            return []
         roster = self.statements.roster(manifest.trainer)
-        if roster is None or self._local not in roster.positions:
-            download.pull_everything()
-        for peer in self._pending.take_early(download.name):
-            self._announcer.subscribe(download.name, peer)
-        self._downloads[download.name] = download
-        for fetch in superfluous(d for d in self._downloads.values() if not d.is_whole):
+        is_fed = roster is not None and self._local in roster.positions
+        hops = {hop.name: hop for hop in self._way_to(manifest)}
+        handed_out = Hop(manifest, manifest.handed_out)
+        if is_fed:
+            hops.setdefault(handed_out.name, handed_out)
+        begun = [hop for name, hop in hops.items() if name not in self._downloads]
+        for hop in begun:
+            download = Download(hop.manifest, self._now, self._config.stall, hop.encoding)
+            if not is_fed or hop != handed_out:
+                download.pull_everything()
+            for peer in self._pending.take_early(hop.name):
+                self._announcer.subscribe(hop.name, peer)
+            self._downloads[hop.name] = download
+        fetched = [d for d in self._downloads.values() if not d.is_whole]
+        given_up = superfluous(d for d in fetched if not d.is_patch)
+        given_up += [d for d in fetched if d.is_patch and d.name not in hops]
+        for fetch in given_up:
             self._abandon(fetch)
-        return download if download.name in self._downloads else None
+        return [self._downloads[hop.name] for hop in begun if hop.name in self._downloads]
+
+    def _way_to(self, manifest: Manifest) -> tuple[Hop, ...]:
+        """The objects to fetch for a version, given what is here and under way."""
+        held = {
+            d.manifest.version: 0 if d.stored else d.left_bytes
+            for d in self._downloads.values()
+            if not d.is_patch and d.manifest.trainer == manifest.trainer
+        }
+        known = self.statements.manifests(manifest.trainer)
+        return cheapest_path(manifest, known, held, self._gone).hops
 
     # A disk that refuses
 
@@ -357,8 +407,7 @@ class ShardcastCore:
         """Fetch what came while the disk refused: it is not pushed any more."""
         postponed, self._postponed, self._is_full = self._postponed, {}, False
         for manifest in sorted(postponed.values(), key=lambda manifest: manifest.version):
-            download = self._adopt(manifest)
-            if download is not None:
+            for download in self._adopt(manifest):
                 download.pull_everything()
                 self._out += self._repair.inquire(download, self._now)
 
@@ -381,8 +430,22 @@ class ShardcastCore:
         roster = self.statements.roster(download.manifest.trainer)
         if roster is not None:
             self._out.append(ev.Send(peer, RosterNews(roster.encode())))
-        self._out.append(
-            ev.Send(peer, news_of(download.manifest, download.index, INLINE_INDEX))
+        for news in (*self._patches_since(newest, download.manifest), download):
+            self._out.append(ev.Send(peer, news_of(news.manifest, news.index, INLINE_INDEX)))
+
+    def _patches_since(self, version: int, newest: Manifest) -> list[Download]:
+        """The patches by which a peer that holds ``version`` comes to the newest: it may not
+        have heard of the versions between. One that holds none needs no other than the newest.
+        """
+        return sorted(
+            (
+                d
+                for d in self._downloads.values()
+                if d.stored and d.encoding == d.manifest.handed_out and d.is_patch
+                if NO_POLICY < version < d.manifest.version < newest.version
+                if d.manifest.trainer == newest.trainer
+            ),
+            key=lambda d: d.manifest.version,
         )
 
     def _answer_ask(self, peer: PeerId, download: Download, wants_index: bool) -> None:
@@ -473,8 +536,10 @@ class ShardcastCore:
             self._out += self._announcer.tell(download)
             self._out.append(ev.Finish(header.policy))
             self._report(download)
+            for waiting in [d for d in self.downloads if d.is_patch and d.pull_only]:
+                self._pull(waiting)
         elif arrival.is_answer or download.pull_only or download.has_urgent:
-            self._out += self._repair.pull(download, self._now)
+            self._pull(download)
 
     def _report(self, download: Download) -> None:
         """Tell the origin what each stripe has brought."""
@@ -500,9 +565,50 @@ class ShardcastCore:
         if download is None:
             return
         download.mark_stored()
-        self.stats.count_completed()
-        self._advance_newest(download.manifest)
-        self._out += self._upload.foresee(download)
+        if not download.is_patch:
+            self.stats.count_completed()
+            self._advance_newest(download.manifest)
+            self._out += self._upload.foresee(download)
+        self._patch()
+
+    def _patch(self) -> None:
+        """Let the driver make what can be made of patches that are here."""
+        for download in self.downloads:
+            manifest = download.manifest
+            if not (download.is_patch and download.stored) or download.name in self._spent:
+                continue
+            made = self._downloads.get(manifest.digest)
+            is_here = made is not None and made.is_whole
+            if is_here or manifest.digest in self._patching.values():
+                continue
+            if any(
+                d.stored and not d.is_patch and d.manifest.version == download.base
+                for d in self._downloads.values()
+                if d.manifest.trainer == manifest.trainer
+            ) and not self._is_old(manifest):
+                self._patching[download.name] = manifest.digest
+                self._out.append(ev.Patch(download.name))
+
+    def _patched(self, event: ev.Patched) -> None:
+        """Take what a patch made; what is wrong in it is pulled as it is."""
+        policy = self._patching.pop(event.patch)
+        self._spent[event.patch] = None
+        patch = self._downloads.get(event.patch)
+        made = self._downloads.get(policy)
+        if made is not None and made.is_whole:
+            return  # its chunks came meanwhile
+        if patch is None or self._is_old(patch.manifest):
+            if made is None:
+                self._out.append(ev.Abandon(policy))
+            return
+        download = self._hold(patch.manifest, event.index, event.verified, stored=False)
+        for peer in self._pending.take_early(download.name):
+            self._announcer.subscribe(download.name, peer)
+        if download.is_whole:
+            self._out.append(ev.Finish(download.name))
+        else:
+            self.stats.count_bad()
+            self._out += self._repair.inquire(download, self._now)
 
     def _advance_newest(self, manifest: Manifest) -> None:
         if self.newest is None or manifest.version > self.newest.version:
@@ -536,11 +642,19 @@ class ShardcastCore:
         self.statements.record(event.manifest)
         if event.roster is not None and self.statements.add_roster(event.roster):
             self._out.append(ev.Gossip(RosterNews(event.roster.encode())))
-        everything = ChunkSet.below(len(event.index))
-        download = self._hold(event.manifest, event.index, everything, stored=True)
+        for index in (event.index, *event.patches):
+            self._hold(event.manifest, index, ChunkSet.below(len(index)), stored=True)
         self._advance_newest(event.manifest)
-        self._origin.publish(download, resumed=False)
-        self._out += self._upload.foresee(download)
+        self._hand_out(event.manifest, resumed=False)
+
+    def _hand_out(self, manifest: Manifest, *, resumed: bool) -> None:
+        """Bring our own version to those that this node feeds."""
+        download = self._downloads.get(manifest.name_of(manifest.handed_out))
+        if download is None:  # an earlier life made the patch, and it is gone
+            download = self._downloads[manifest.digest]
+        self._origin.publish(download, resumed=resumed)
+        if not resumed:
+            self._out += self._upload.foresee(download)
 
     def believe(self, entries: Sequence[RosterEntry]) -> list[RosterEntry]:
         """The peers of our next roster, with what we believe that they can upload."""
@@ -555,18 +669,23 @@ class ShardcastCore:
         """Take up what the disk holds; our own newest policy is announced again."""
         self.statements.record(event.manifest)
         download = self._hold(event.manifest, event.index, event.verified, stored=event.stored)
+        if download.is_whole and not event.stored:
+            self._out.append(ev.Finish(download.name))
+        if download.is_patch:
+            return
         if event.stored:
             self._advance_newest(event.manifest)
-        elif download.is_whole:
-            self._out.append(ev.Finish(event.manifest.digest))
         if event.manifest.trainer == self._local and event.stored:
-            self._origin.publish(download, resumed=True)
+            self._hand_out(event.manifest, resumed=True)
 
     def _hold(
         self, manifest: Manifest, index: Index, verified: ChunkSet, *, stored: bool
     ) -> Download:
         stall = self._config.stall
         download = Download.held(manifest, index, verified, self._now, stall, stored=stored)
+        before = self._downloads.get(download.name)
+        if before is not None:
+            self._repair.forget(before)
         self._downloads[download.name] = download
         return download
 
@@ -590,7 +709,7 @@ class ShardcastCore:
         self._announcer.lose(peer)
         for download in self._downloads.values():
             download.lose(peer)
-            self._out += self._repair.pull(download, self._now)
+            self._pull(download)
 
     def _ban(self, peer: PeerId, reason: str) -> None:
         """Never deal with ``peer`` again."""
@@ -614,14 +733,48 @@ class ShardcastCore:
         self._out += self._upload.confirm()
 
     def _tick(self) -> None:
+        self._patch()
         self._origin.expire(self._now)
         for download in self.downloads:
             if self._announcer.is_due(download, self._now):
                 self._out += self._announcer.tell(download)
-            if download.is_whole:
-                continue
+            if download.is_whole or self._downloads.get(download.name) is not download:
+                continue  # `_go_round` has given it up
             download.mark_late(self._now)
             self._out += self._repair.expire(download, self._now)
+            if download.is_in_vain and self._is_dispensable(download):
+                self._go_round(download.name)
+                continue
             if download.inquire_at <= self._now:
                 self._out += self._repair.inquire(download, self._now)
-            self._out += self._repair.pull(download, self._now)
+            self._pull(download)
+
+    def _pull(self, download: Download) -> None:
+        """Ask for what is late of a download. Of patches the first two on the way: more would
+        share the line, and be taken for late, and be asked for again."""
+        if download.is_patch:
+            waiting = [d for d in self._downloads.values() if d.is_patch and not d.is_whole]
+            first = sorted(waiting, key=lambda d: d.manifest.version)[:MAX_FETCHES]
+            if download not in first:
+                return
+        self._out += self._repair.pull(download, self._now)
+
+    def _is_dispensable(self, download: Download) -> bool:
+        """Whether there may be another way than to wait for it."""
+        newest = self._newest_known(download.manifest)
+        return download.is_patch or download.manifest.version < newest.version
+
+    def _newest_known(self, manifest: Manifest) -> Manifest:
+        known = self.statements.manifests(manifest.trainer)
+        return max([manifest, *known], key=lambda one: one.version)
+
+    def _go_round(self, name: bytes) -> None:
+        """A patch is of no use, or no peer has it, or the rest of a version, any more: fetch
+        the newest version another way."""
+        lost = self._downloads.get(name)
+        if lost is None:
+            return
+        self._gone[name] = None
+        self._abandon(lost)
+        for download in self._adopt(self._newest_known(lost.manifest)):
+            self._out += self._repair.inquire(download, self._now)

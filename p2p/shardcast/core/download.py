@@ -19,11 +19,15 @@ from p2p.shardcast.core.chunks import ChunkEvent, ChunkState, ChunkStates
 from p2p.shardcast.core.lateness import LateChunks
 from p2p.shardcast.core.pace import SLOW_LINK, ChunkPace
 from p2p.shardcast.index import Index
-from p2p.shardcast.manifest import Manifest
+from p2p.shardcast.manifest import Encoding, Manifest, PolicyVersion
 
 MAX_FETCHES: Final = 2
 """Versions fetched at a time. With one, a node that is slower than the run publishes would give
 up every version for the next and never have any; a third would share the line for nothing."""
+_MOST_INQUIRIES: Final = 5
+"""Inquiries in vain, all but the first of the origin too, after which a patch, or a version
+that is not the newest, counts as gone: those that had it have newer ones. Example: after 7.5 s
+at the usual ``stall``."""
 _MAX_BACKOFF: Final = 5
 """Doublings of the time between inquiries. Example: 0.5, 1, 2, 4, 8 s, then 16 s each at the
 usual ``stall``, so that during an hour without its origin a node asks some 225 times."""
@@ -61,9 +65,13 @@ class Arrival:
 class Download:
     """The state of one version at one node, from its first announcement on."""
 
-    def __init__(self, manifest: Manifest, now: float, stall: float) -> None:
+    def __init__(
+        self, manifest: Manifest, now: float, stall: float, encoding: Encoding | None = None
+    ) -> None:
+        """``encoding`` is what is fetched of the version; the anchor unless it is said."""
         self.manifest = manifest
-        self.count = manifest.anchor.chunks
+        self.encoding = encoding if encoding is not None else manifest.anchor
+        self.count = self.encoding.chunks
         self.index: Index | None = None
         self.stored = False
         """Whether it is whole, durable and assembled."""
@@ -95,7 +103,7 @@ class Download:
         stored: bool,
     ) -> Download:
         """A version of which the disk holds ``verified``; its hand-out is over."""
-        download = cls(manifest, now, stall)
+        download = cls(manifest, now, stall, manifest.encoding_of(index))
         download.index = index
         download.stored = stored
         download._states = ChunkStates(download.count, verified)
@@ -111,8 +119,34 @@ class Download:
 
     @property
     def name(self) -> bytes:
-        """The digest by which messages name this version."""
-        return self.manifest.digest
+        """The digest by which messages name what is fetched."""
+        return self.manifest.name_of(self.encoding)
+
+    @property
+    def is_patch(self) -> bool:
+        """Whether it is no policy, but what makes one of another."""
+        return not self.encoding.is_anchor
+
+    @property
+    def base(self) -> PolicyVersion:
+        """The version that a patch is for."""
+        return self.encoding.base
+
+    @property
+    def left_bytes(self) -> int:
+        """Bytes that are still to come, about."""
+        return int(self._states.left * self.wire_per_chunk)
+
+    @property
+    def is_in_vain(self) -> bool:
+        """Whether other peers and the origin were asked again and again, nothing came, and none
+        of them has anything of what is missing."""
+        needed = self.all - self.verified
+        return (
+            self._inquiries >= _MOST_INQUIRIES
+            and not self._requests
+            and not any(chunks & needed for chunks in self.holders.values())
+        )
 
     @property
     def all(self) -> ChunkSet:
@@ -142,7 +176,7 @@ class Download:
     @property
     def wire_per_chunk(self) -> float:
         """Bytes of a chunk on the wire, in the mean."""
-        return self.manifest.anchor.wire / self.count
+        return self.encoding.wire / self.count
 
     def describe(self, index: Index) -> None:
         """The index is known: chunks can be judged from now on."""

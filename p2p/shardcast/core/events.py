@@ -19,6 +19,8 @@ class Publish:
     manifest: Manifest
     index: Index
     roster: Roster | None
+    patches: tuple[Index, ...] = ()
+    """The index of each patch that the manifest names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,8 @@ class Regrouped:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The disk holds these spans of a policy; ``stored`` if it is whole and durable."""
+    """The disk holds these spans of a policy, or of a patch; ``stored`` if it is whole and
+    durable."""
 
     manifest: Manifest
     index: Index
@@ -101,6 +104,23 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
+class Patched:
+    """What the patch asked for by `Patch` made: the spans ``verified`` are here and right."""
+
+    patch: bytes
+    index: Index
+    verified: ChunkSet
+
+
+@dataclass(frozen=True, slots=True)
+class PatchFailed:
+    """Nothing could be made of the patch asked for by `Patch`: the version is to be fetched
+    another way."""
+
+    patch: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Unusable:
     """This policy can never be whole here: it is not what its manifest says, or larger than the
     disk."""
@@ -141,6 +161,8 @@ Event = (
     | PeerUp
     | PeerLost
     | Stored
+    | Patched
+    | PatchFailed
     | Unusable
     | Forgotten
     | Unwritable
@@ -204,6 +226,14 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
+class Patch:
+    """A patch and the version that it is for are here: make of them what it leads to, and
+    report the right spans by `Patched`."""
+
+    patch: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Abandon:
     """A newer policy made this one pointless before it was whole: remove its chunks."""
 
@@ -251,6 +281,7 @@ Effect = (
     | Begin
     | Keep
     | Finish
+    | Patch
     | Abandon
     | Penalise
     | Halt

@@ -98,6 +98,10 @@ class Statements:
                 return evidence
         return None
 
+    def manifests(self, trainer: PeerId) -> list[Manifest]:
+        """The manifests of one trainer that are remembered."""
+        return list(self._by_version.get(trainer, {}).values())
+
     def evidence_untrusted(self, message: Evidence) -> Equivocation | None:
         """The proof in a message; None if its trainer is not trusted anyway. Raise `BadMessage`
         if none."""

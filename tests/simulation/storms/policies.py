@@ -36,9 +36,19 @@ POLICY_BYTES: Final = 150_000
 CHUNK_BYTES: Final = 8192
 
 
+FRESH_EVERY: Final = 4
+"""One version in so many has nothing in common with those before, and no patch is offered."""
+CHANGED: Final = 0.01
+
+
 @cache
 def weights_of(version: int) -> bytes:
-    return make_weights(Random(version), POLICY_BYTES)
+    if version % FRESH_EVERY == 0:
+        return make_weights(Random(version), POLICY_BYTES)
+    weights, rng = bytearray(weights_of(version - 1)), Random(version)
+    for _ in range(int(CHANGED * POLICY_BYTES)):
+        weights[rng.randrange(POLICY_BYTES // 2, POLICY_BYTES)] ^= rng.randrange(1, 256)
+    return bytes(weights)
 
 
 class PoliciesStorm:

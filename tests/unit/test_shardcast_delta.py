@@ -1,0 +1,322 @@
+"""Deltas: exact over all bit patterns, small where little changed, and strict with foreign
+bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given, settings, strategies as st
+
+from p2p.errors import BadMessage
+from p2p.shardcast import delta
+from p2p.shardcast.delta import (
+    OPAQUE,
+    SEGMENT,
+    Coding,
+    DeltaMode,
+    decode_delta_untrusted,
+    encode_delta,
+)
+
+MODES = list(DeltaMode)
+KINDS = [OPAQUE, 2, 4]
+PATTERNS = np.arange(1 << 16, dtype=np.uint16)
+PLUS_ZERO, MINUS_ZERO, ONE, INFINITY, NAN, MINUS_NAN = 0, 0x8000, 0x3F80, 0x7F80, 0x7FC1, 0xFFFF
+
+
+def back_and_forth(old: bytes, new: bytes, kind: int, mode: DeltaMode) -> bytes:
+    wire = encode_delta(old, new, kind, mode)
+    assert decode_delta_untrusted(old, wire, len(old), kind) == new
+    return wire
+
+
+def weights(count: int, seed: int) -> np.ndarray:
+    """bf16 values of a spread of magnitudes like that of trained matrices."""
+    floats = np.random.default_rng(seed).normal(0, 0.02, count).astype(np.float32)
+    return (floats.view(np.uint32) >> 16).astype(np.uint16)
+
+
+def updated(old: np.ndarray, rate: float, seed: int) -> np.ndarray:
+    """What is left in bf16 of an update of fp32 masters by about ``rate``."""
+    rng = np.random.default_rng(seed)
+    hidden = rng.integers(0, 1 << 16, len(old), dtype=np.uint32)
+    masters = ((old.astype(np.uint32) << 16) | hidden).view(np.float32)
+    moved = masters + rng.normal(0, rate, len(old)).astype(np.float32)
+    return (moved.view(np.uint32) >> 16).astype(np.uint16)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("special", [PLUS_ZERO, MINUS_ZERO, ONE, INFINITY, NAN, MINUS_NAN])
+def test_every_pattern_comes_from_and_goes_to_the_special_ones(
+    special: int, mode: DeltaMode
+) -> None:
+    one = np.full(1 << 16, special, np.uint16)
+    back_and_forth(one.tobytes(), PATTERNS.tobytes(), 2, mode)
+    back_and_forth(PATTERNS.tobytes(), one.tobytes(), 2, mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("every", [1, 3, 100])
+def test_every_pattern_takes_every_kind_of_step(every: int, kind: int, mode: DeltaMode) -> None:
+    """``every``: dense, between, and sparse."""
+    rng = np.random.default_rng(every)
+    for step in (1, 2, 0x7FFF, 0x8000, 0xFFFF):
+        new = PATTERNS.copy()
+        new[::every] += np.uint16(step)
+        back_and_forth(PATTERNS.tobytes(), new.tobytes(), kind, mode)
+    shuffled = PATTERNS.copy()
+    shuffled[::every] = rng.permutation(shuffled[::every])
+    back_and_forth(PATTERNS.tobytes(), shuffled.tobytes(), kind, mode)
+
+
+def test_zeros_of_both_signs_are_two_values() -> None:
+    old = struct.pack("<4H", PLUS_ZERO, MINUS_ZERO, PLUS_ZERO, MINUS_ZERO)
+    new = struct.pack("<4H", MINUS_ZERO, PLUS_ZERO, PLUS_ZERO, MINUS_ZERO)
+    for mode in MODES:
+        back_and_forth(old, new, 2, mode)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    old=st.binary(max_size=300),
+    changes=st.lists(st.tuples(st.integers(0, 299), st.integers(1, 255)), max_size=40),
+    kind=st.sampled_from(KINDS),
+    mode=st.sampled_from(MODES),
+)
+def test_any_bytes_become_any_others(
+    old: bytes, changes: list[tuple[int, int]], kind: int, mode: DeltaMode
+) -> None:
+    """Also sizes that are no multiple of the kind."""
+    new = bytearray(old)
+    for place, change in changes:
+        if place < len(new):
+            new[place] ^= change
+    back_and_forth(old, bytes(new), kind, mode)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    count=st.integers(1, 6_000),
+    density=st.floats(0, 1),
+    spread=st.sampled_from([1, 4, 40, 1 << 15]),
+    kind=st.sampled_from(KINDS),
+    mode=st.sampled_from(MODES),
+)
+def test_any_density_and_spread(
+    seed: int, count: int, density: float, spread: int, kind: int, mode: DeltaMode
+) -> None:
+    rng = np.random.default_rng(seed)
+    old = rng.integers(0, 1 << 16, count, dtype=np.uint16)
+    steps = rng.integers(-spread, spread, count).astype(np.uint16)
+    new = old + np.where(rng.random(count) < density, steps, np.uint16(0))
+    back_and_forth(old.tobytes(), new.tobytes(), kind, mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_segments_follow_each_other(
+    kind: int, mode: DeltaMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sparse, unchanged, dense and full ones, and the last one shorter."""
+    monkeypatch.setattr(delta, "SEGMENT", 1_024)
+    old = weights(6 * 1_024 + 100, 1)
+    new = old.copy()
+    new[:1_024:50] += 1
+    new[2_048:4_096:3] += 2
+    new[4_096:6_144] = weights(2_048, 2)
+    new[-1] ^= 0x8000
+    back_and_forth(old.tobytes(), new.tobytes(), kind, mode)
+
+
+def test_the_coding_with_the_fewest_bytes_is_taken() -> None:
+    old = weights(10_000, 1)
+    few, most = old.copy(), old + np.uint16(1)
+    few[::70] += 1
+    noise = np.random.default_rng(3).integers(0, 1 << 16, 10_000, dtype=np.uint16)
+    codings = [
+        back_and_forth(old.tobytes(), new.tobytes(), 2, DeltaMode.FAST)[0]
+        for new in (old, few, most, noise)
+    ]
+    assert codings == [Coding.SAME, Coding.SPARSE, Coding.DENSE, Coding.FULL]
+
+
+def test_a_small_update_of_weights_is_small() -> None:
+    """And smaller still by exponent; a larger update is larger."""
+    old = weights(SEGMENT, 1)
+    sizes = {
+        (rate, mode): len(back_and_forth(old.tobytes(), new.tobytes(), 2, mode))
+        for rate in (3e-7, 3e-6)
+        for new in [updated(old, rate, 2)]
+        for mode in MODES
+    }
+    assert old.nbytes > 110 * sizes[3e-7, DeltaMode.FAST]
+    assert old.nbytes > 150 * sizes[3e-7, DeltaMode.BY_EXPONENT]
+    assert old.nbytes > 18 * sizes[3e-6, DeltaMode.FAST]
+    for rate in (3e-7, 3e-6):
+        assert sizes[rate, DeltaMode.BY_EXPONENT] < 0.82 * sizes[rate, DeltaMode.FAST]
+
+
+def test_a_base_may_lie_at_an_odd_address_and_be_read_only() -> None:
+    old, new = weights(5_000, 1).tobytes(), updated(weights(5_000, 1), 1e-6, 1).tobytes()
+    wire = encode_delta(old, new, 2, DeltaMode.BY_EXPONENT)
+    odd = memoryview(b"x" + old)[1:]
+    assert encode_delta(odd, memoryview(b"x" + new)[1:], 2, DeltaMode.BY_EXPONENT) == wire
+    assert decode_delta_untrusted(odd, memoryview(b"x" + wire)[1:], len(new), 2) == new
+
+
+def test_sizes_must_agree() -> None:
+    with pytest.raises(ValueError, match="from 2 to 3"):
+        encode_delta(b"ab", b"abc", OPAQUE)
+    with pytest.raises(ValueError, match="on a base of 2"):
+        decode_delta_untrusted(b"ab", b"", 3, OPAQUE)
+
+
+# The vectors of docs/protocols/shardcast.md
+
+VECTORS = {
+    "nothing changed": (2, "803f 0000 003e", "803f 0000 003e", "00"),
+    "one ulp up and one down, and a zero that changes its sign": (
+        2,
+        "803f 0080 003e 80bf 0000 0000 0000 0000 0000 0000 0000 0000"
+        "0000 0000 0000 0000 0000 0000 0000 0000 0000 0000 0000 0000",
+        "813f 0080 003e 7fbf 0000 0000 0000 0000 0000 0000 0000 0000"
+        "0000 0000 0000 0000 0000 0000 0000 0000 0000 0000 0080 0000",
+        "01 01 00000003 00 00000003 00000003 000212 00000002 1100 00000000 00000000 00000000",
+    ),
+    "every opaque byte": (0, "0010ff", "ff0000", "02 00000002 1f20 00000001 10 00000000"),
+    "new values": (
+        2, "0000 0000", "1234 abcd", "03 00000002 12ab 00000002 34cd",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_vectors(name: str) -> None:
+    kind, old, new, wire = VECTORS[name]
+    base, result = bytes.fromhex(old), bytes.fromhex(new)
+    decoded = decode_delta_untrusted(base, bytes.fromhex(wire), len(base), kind)
+    assert decoded.hex() == result.hex()
+
+
+# Foreign bytes
+
+
+def sparse(*parts: bytes, classes: bytes = b"\x01") -> bytes:
+    return bytes([Coding.SPARSE]) + classes + b"".join(parts)
+
+
+def word(number: int) -> bytes:
+    return struct.pack(">I", number)
+
+
+def bomb(size: int) -> bytes:
+    frame = zstandard.ZstdCompressor().compress(bytes(size))
+    return word(len(frame)) + frame
+
+
+ONE_CHANGE = struct.pack(">IB", 1, 0)
+
+MALFORMED = {
+    "nothing": b"",
+    "an unknown coding": b"\x04",
+    "something behind": b"\x00\x00",
+    "no class": sparse(classes=b"\x00"),
+    "too many classes": sparse(classes=bytes([17, *range(1, 17)])),
+    "borders that fall": sparse(ONE_CHANGE * 3, classes=b"\x03\x70\x6f"),
+    "a border of zero": sparse(ONE_CHANGE * 2, classes=b"\x02\x00"),
+    "more changes than values": sparse(struct.pack(">IB", 101, 0)),
+    "more than half changed": sparse(struct.pack(">IB", 51, 0)),
+    "a shift of 32": sparse(struct.pack(">IB", 1, 32)),
+    "gaps without end": sparse(ONE_CHANGE, word(1 << 20), bomb(1 << 20)),
+    "fewer gaps than changes": sparse(
+        struct.pack(">IB", 2, 0), word(1), word(1), b"\x01", word(1), b"\x00", word(0) * 3
+    ),
+    "a change behind the end": sparse(
+        ONE_CHANGE, word(1), word(1), b"\x64", word(1), b"\x00", word(0) * 3
+    ),
+    "a plane that decompresses to more": b"\x02" + bomb(1 << 24),
+    "a plane cut short": b"\x02" + word(50) + bytes(49),
+    "a plane that is no zstd": b"\x02" + word(49) + bytes(49),
+    "a frame without a size": b"\x02"
+    + word(19)
+    + zstandard.ZstdCompressor(write_content_size=False).compress(bytes(50)).ljust(19, b"\0"),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_malformed_deltas_are_bad_messages(name: str) -> None:
+    with pytest.raises(BadMessage):
+        decode_delta_untrusted(bytes(200), MALFORMED[name], 200, 2)
+
+
+def test_a_bomb_is_not_inflated(monkeypatch: pytest.MonkeyPatch) -> None:
+    inflated: list[int] = []
+
+    class Watched:
+        def __init__(self, **_: object) -> None: ...
+
+        def decompress(self, data: bytes, **_: object) -> bytes:
+            inflated.append(len(data))
+            return b""
+
+    monkeypatch.setattr(delta.zstandard, "ZstdDecompressor", Watched)
+    with pytest.raises(BadMessage, match="claims to have 16777216"):
+        decode_delta_untrusted(bytes(200), b"\x02" + bomb(1 << 24), 200, 2)
+    assert inflated == []
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    wire=st.binary(max_size=200),
+    size=st.integers(0, 200),
+    kind=st.sampled_from(KINDS),
+)
+def test_arbitrary_bytes_are_refused_or_give_the_size(
+    wire: bytes, size: int, kind: int
+) -> None:
+    with contextlib.suppress(BadMessage):
+        assert len(decode_delta_untrusted(bytes(size), wire, size, kind)) == size
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), mode=st.sampled_from(MODES), every=st.sampled_from([1, 2, 5, 60]))
+def test_damaged_deltas_are_refused_or_give_the_size(
+    data: st.DataObject, mode: DeltaMode, every: int
+) -> None:
+    """Damage behind the head of a valid delta reaches every line of the reader."""
+    old = weights(3_000, 1)
+    new = old.copy()
+    new[::every] += (PATTERNS[: len(new[::every])] * np.uint16(257)) >> np.uint16(every % 13)
+    wire = bytearray(encode_delta(old.tobytes(), new.tobytes(), 2, mode))
+    flips = st.lists(
+        st.tuples(st.integers(0, min(150, len(wire) - 1)), st.integers(1, 255)),
+        min_size=1,
+        max_size=3,
+    )
+    for place, flip in data.draw(flips):
+        wire[place] ^= flip
+    del wire[data.draw(st.integers(len(wire) // 2, len(wire))) :]
+    with contextlib.suppress(BadMessage):
+        result = decode_delta_untrusted(old.tobytes(), bytes(wire), old.nbytes, 2)
+        assert len(result) == old.nbytes
+
+
+def test_magnitude_classes_split_a_segment_in_disjoint_parts() -> None:
+    old = weights(10_001, 5)
+    masks = delta._masks(old, [100, 118, 121])
+    counts = [int(np.bitwise_count(mask).sum()) for mask in masks]
+    assert sum(counts) == len(old)
+    assert all(not (one & other).any() for one, other in pairwise(masks))
+    for mask in masks:
+        places = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        ranks = np.arange(len(places))
+        assert (delta._ranks(mask, places) == ranks).all()
+        assert (delta._places(mask, ranks) == places).all()
