@@ -195,14 +195,17 @@ class _Turns:
     `HANDSHAKE_BURST` may come at once, `HANDSHAKE_RATE` a second for long. Of those that wait,
     the next is of the network, then of the host, that fewest wait from: a flood waits behind
     itself. Where that does not tell them apart, the oldest is next, until it has waited for
-    `OVERLOADED`; then the newest is, as in servers that choose so while they cannot keep up. A
-    crowd larger than that serves has to wait anyhow, and those of it that wait do not come
-    again. Always the oldest first, newcomers waited for all that had come before: 0.65 s behind
-    400 dialers that shook hands again and again, 1.2 s behind 900 that came at once. Always the
-    newest first, a small crowd that comes again at once is always newer.
+    `OVERLOADED` or as many wait as are given up first; then the newest is, as in servers that
+    choose so while they cannot keep up. A crowd larger than that serves has to wait anyhow, and
+    those of it that wait do not come again. Always the oldest first, newcomers waited for all
+    that had come before: 0.65 s behind 400 dialers that shook hands again and again, 1.2 s
+    behind 900 that came at once. Always the newest first, a small crowd that comes again at
+    once is always newer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, many: int) -> None:
+        """More than ``many`` that wait are a crowd."""
+        self._many = many
         self.waiting: dict[str, dict[str, dict[trio.Event, PendingHandshake]]] = {}
         """By network and host, oldest first."""
         self._networks: Counter[str] = Counter()
@@ -243,7 +246,7 @@ class _Turns:
             hosts = self.waiting[min(self.waiting, key=self._networks.__getitem__)]
             turns = min(hosts.values(), key=len)
             turn, pending = next(iter(turns.items()))
-            if now - pending.since > OVERLOADED:
+            if self._networks.total() > self._many or now - pending.since > OVERLOADED:
                 turns = min(reversed(hosts.values()), key=len)
                 turn, pending = next(reversed(turns.items()))
             self.leave(pending.group, turn)
@@ -284,7 +287,7 @@ class Connector:
         self._targets = DialTargets()
         self._offences = FadingCounts(OFFENCE_HALF_LIFE)
         self._replaced = FadingCounts(REPLACED_HALF_LIFE)
-        self._turns = _Turns()
+        self._turns = _Turns(limits.handshakes // 4)
         self._sweeping = False
         self._unread = HostBudget(world.now, protected=self.gater.is_protected)
 

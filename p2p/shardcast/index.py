@@ -25,6 +25,7 @@ from p2p.errors import BadMessage
 from p2p.wire import KI, MIB
 
 DIGEST_BYTES: Final = 32
+"""BLAKE3."""
 MAX_SPAN: Final = 4 * MIB
 """Raw bytes of one span: the largest unit that is checked, lost or sent again as a whole."""
 MAX_CHUNKS: Final = 64 * KI

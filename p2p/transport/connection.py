@@ -36,8 +36,8 @@ from p2p.bounded import TokenBucket
 from p2p.errors import ProtocolError, RemoteProtocolError
 from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr
-from p2p.transport.burst import Burst
 from p2p.transport.core.budget import HostBudget
+from p2p.transport.core.burst import Burst
 from p2p.transport.core.negotiate import Chooser, Proposer
 from p2p.transport.core.noise import MAX_PLAINTEXT, MAX_RECORD
 from p2p.transport.core.yamux import Mux

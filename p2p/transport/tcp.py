@@ -27,13 +27,15 @@ from p2p.network import Listener
 from p2p.transport.dial import STAGGER
 from p2p.wire import KI
 
-if sys.platform == "linux":
+try:
     import fcntl
+except ImportError:  # Windows: `p2p.node.process.check_platform` says what to do
+    fcntl = None  # type: ignore[assignment]
 
 NOT_SENT_LOW_WATER: Final = 128 * KI
 """Bytes the kernel holds unsent before it calls a socket full: what is in the kernel cannot be
 overtaken by a heartbeat any more. Two records keep it busy while we seal the next. Slow lines
-get less (`p2p.transport.burst`)."""
+get less (`p2p.transport.core.burst`)."""
 _SIOCOUTQNSD: Final = 0x894B
 """Linux's request for the bytes of a socket that were never sent (linux/sockios.h). It costs
 1 µs."""
@@ -133,7 +135,7 @@ class TcpStream(trio.abc.HalfCloseableStream):
     @property
     def unsent(self) -> int:
         """Bytes that the kernel has taken and never sent; 0 where it does not say."""
-        if sys.platform != "linux" or self._sock.fileno() < 0:
+        if fcntl is None or sys.platform != "linux" or self._sock.fileno() < 0:
             return 0
         try:
             answer = fcntl.ioctl(self._sock, _SIOCOUTQNSD, bytes(_INT.size))

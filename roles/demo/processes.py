@@ -25,7 +25,7 @@ from p2p.identity import KeyPair
 from p2p.machine import load_or_create_key
 from p2p.wire import KI
 from proofs.checks import Limits
-from roles.demo.cast import CAST
+from roles.demo.players import CAST
 from roles.demo.status import Status, SwarmStatus
 from roles.envs.base import environment_digest
 from roles.rl.recipe import Recipe

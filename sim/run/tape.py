@@ -363,6 +363,8 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
     """
     if issubclass(kind, bytes | str | float | bool | None):
         return _itself
+    if issubclass(kind, memoryview):
+        return bytes
     if issubclass(kind, int):
         return lambda value: value if -(1 << 63) <= value < 1 << 63 else hex(value)
     if issubclass(kind, tuple | list):

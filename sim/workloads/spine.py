@@ -18,7 +18,7 @@ from p2p.node.node import Node, open_node, run_roles
 from p2p.node.plugins import load_roles
 from p2p.node.role import Role
 from proofs.checks import Limits
-from roles.demo.cast import CAST
+from roles.demo.players import CAST
 from roles.demo.status import SwarmStatus
 from roles.envs.base import environment_digest
 from roles.rl.recipe import Recipe

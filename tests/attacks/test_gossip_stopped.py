@@ -111,12 +111,13 @@ async def test_a_validator_that_crashes_does_not_make_a_node_deaf(tmp_path: Path
         open_gossip(world, host, GossipConfig()) as gossip,
     ):
         gossip.subscribe(TOPIC, judge, lambda author, data: heard.append(data))
-        gossip._drive(Connected(friend.peer_id))
+        gossip._driver.feed(Connected(friend.peer_id))
         for number in range(20):
             rpc = Rpc(messages=[sign_message(friend, TOPIC, b"crash", number)])
             with pytest.raises(RuntimeError, match="a bug of ours"):
-                gossip._drive(Received(friend.peer_id, encode_rpc(rpc)))
-        assert gossip._core._pending == {}
+                gossip._driver.feed(Received(friend.peer_id, encode_rpc(rpc)))
+        assert len(gossip._core._pending) <= 1  # the last answer waits for the next event
         rpc = Rpc(messages=[sign_message(friend, TOPIC, b"good", 1000)])
-        gossip._drive(Received(friend.peer_id, encode_rpc(rpc)))
+        gossip._driver.feed(Received(friend.peer_id, encode_rpc(rpc)))
         assert heard == [b"good"]
+        assert gossip._core._pending == {}

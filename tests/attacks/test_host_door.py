@@ -210,7 +210,7 @@ async def test_newcomers_do_not_wait_behind_a_crowd_that_comes_again(
 
 def test_of_a_large_crowd_the_newest_is_next_and_others_before_it() -> None:
     """Beyond the list: before, newcomers waited for all that had come before them, 0.6 s."""
-    turns = connector._Turns()
+    turns = connector._Turns(64)
     home = NetGroup("127.0.0.1", "loopback", limited=False)
     hosts = [NetGroup(f"ip4/{number}", "ip4/near", limited=True) for number in (1, 2)]
     near = [turns.wait(PendingHandshake(host, 0.0, bool)) for host in hosts]
@@ -229,6 +229,12 @@ def test_of_a_large_crowd_the_newest_is_next_and_others_before_it() -> None:
     while turns.waiting:
         call(10.0)
     assert order[5:] == crowd[:2:-1]
+    turns = connector._Turns(4)  # of few places, what waits is soon too much
+    crowd = [turns.wait(PendingHandshake(home, 0.0, bool)) for _ in range(6)]
+    for _ in range(6):
+        turns.call(0.1)
+        order += [turn for turn in crowd if turn.is_set() and turn not in order]
+    assert order[-6:] == [*crowd[:3:-1], *crowd[:4]]
     gone = turns.wait(PendingHandshake(home, 0.0, bool))
     turns.leave(home, gone)
     turns.leave(home, gone)
@@ -260,7 +266,7 @@ def test_dialers_that_have_hung_up_take_no_turns() -> None:
     """Beyond the list: before, of 2,000 sockets a second that were closed behind their first
     words each took a turn, and two newcomers of five were given up.
     """
-    turns = connector._Turns()
+    turns = connector._Turns(64)
     home = NetGroup("127.0.0.1", "loopback", limited=False)
     early, late = (PendingHandshake(home, 0.0, bool) for _ in range(2))
     gone = [PendingHandshake(home, 0.0, bool, lambda: True) for _ in range(9)]
@@ -275,12 +281,12 @@ def test_dialers_that_have_hung_up_take_no_turns() -> None:
 async def test_silence_and_hanging_up_cost_no_turn() -> None:
     """Beyond the list: before, a socket that was closed at once had its turn nevertheless."""
     async with victim() as (network, host):
-        left = host._connector._turns._left
+        left = host._connector._turns._limit.level
         for _ in range(3 * SMALL.handshakes):
             await (await network.dial(host.addrs[0])).aclose()
         await trio.testing.wait_all_tasks_blocked()
         assert host.budget.handshakes == 0
-        assert host._connector._turns._left == left
+        assert host._connector._turns._limit.level == left
         await honest(network, host)
 
 

@@ -102,11 +102,19 @@ WHOLE = encode_varint(1000) + bytes(1000)
 BEGUN = encode_varint(5000) + bytes(1000)
 
 
+READERS = [_read_frames, _receive_frames, _begin_bulk, _take_bulk, identify.serve_ping]
+PIECES = [(WHOLE,), (WHOLE, WHOLE), (BEGUN,), (BEGUN, bytes(1000)), (WHOLE + BEGUN,)]
+
+
 @pytest.mark.parametrize(
-    "read", [_read_frames, _receive_frames, _begin_bulk, _take_bulk, identify.serve_ping]
-)
-@pytest.mark.parametrize(
-    "pieces", [(WHOLE,), (WHOLE, WHOLE), (BEGUN,), (BEGUN, bytes(1000)), (WHOLE + BEGUN,)]
+    ("read", "pieces"),
+    [
+        (read, pieces)
+        for read in READERS
+        for pieces in PIECES
+        # a chunk that is not whole stays as it came, counted by the budget of frames
+        if read is not _take_bulk or pieces in PIECES[:2]
+    ],
 )
 async def test_a_reader_that_waits_keeps_no_piece_that_it_has_read(
     read: Callable[[Stream], Awaitable[None]], pieces: tuple[bytes, ...]

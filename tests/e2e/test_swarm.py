@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from roles.demo.cast import CAST
 from roles.demo.command import join_command
+from roles.demo.players import CAST
 from roles.demo.processes import DemoNodes, DemoPlan, NodeProcess
 from roles.demo.status import Status
 from roles.rl.recipe import Recipe, WarmUp

@@ -10,9 +10,9 @@ from p2p.errors import ProtocolNotSupported, RemoteProtocolError, WrongPeer
 from p2p.identity import KeyPair
 from p2p.machine import open_world
 from p2p.transport import connection as connection_module
-from p2p.transport.burst import HORIZON, SHORTEST, Burst
 from p2p.transport.connection import ConnectionConfig
 from p2p.transport.core import noise, yamux_frames
+from p2p.transport.core.burst import HORIZON, SHORTEST, Burst
 from p2p.transport.core.negotiate import Chooser, Proposer, line
 from p2p.transport.core.noise import NoiseHandshake, StaticKey
 from p2p.transport.memory import MemoryStream, memory_pair

@@ -10,7 +10,7 @@ from p2p.identity import KeyPair
 from p2p.shardcast.chunkset import ChunkSet
 from p2p.shardcast.core.allowance import MAX_INDEXES, SPARE_ANSWERS, Allowance
 from p2p.shardcast.core.availability import MAX_HOLDERS, Availability
-from p2p.shardcast.core.average import Expectation, SmoothedAverage
+from p2p.shardcast.core.average import SmoothedAverage, UsualTime
 from p2p.shardcast.core.download import Request
 from p2p.shardcast.core.handout import HandOut
 from p2p.shardcast.core.lateness import LateChunks
@@ -38,7 +38,7 @@ def test_an_average_is_where_its_paragraph_says() -> None:
 
 
 def test_a_steady_line_is_late_sooner_than_an_uneven_one() -> None:
-    steady, uneven = Expectation(), Expectation()
+    steady, uneven = UsualTime(), UsualTime()
     for number in range(40):
         steady.observe(0.3)
         uneven.observe(0.2 if number % 2 else 0.4)

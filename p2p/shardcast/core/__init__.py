@@ -21,7 +21,9 @@ file              what it decides                                               
 `announcer`       what to tell neighbours, parents, subscribers and children        version
 `upload`          what to send to which peer: stripes, requests, credit; made of:   node
   `queue`         the bulk stream to one peer: what is under way, what waits        peer
+  `line`          rate and round trip, and so how much may be on the way            peer
   `allowance`     how much a peer gets for asking                                   version
+`line`            how long a round trip is, and so how much may be on the way      peer
 `origin`          which of this node's own versions goes out, and which is next     node
   `handout`       which root gets which chunk                                       version
 ================= ================================================================= ========

@@ -39,7 +39,7 @@ waited for. Example: chunks that take 0.3 s and hardly vary are late after 0.35 
 other takes 0.2 and 0.4 s, after 0.7 s."""
 
 
-class Expectation(SmoothedAverage):
+class UsualTime(SmoothedAverage):
     """An average with what its samples usually differ from it, and so how long to wait."""
 
     __slots__ = ("_deviation",)

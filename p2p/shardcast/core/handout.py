@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from p2p.identity import PeerId
-from p2p.shardcast.core.average import Expectation
+from p2p.shardcast.core.average import UsualTime
 from p2p.shardcast.core.line import MAX_CREDIT, Line, Lines
 from p2p.shardcast.forest import Forest
 
@@ -167,7 +167,7 @@ class HandOut:
             for stripe, peer in enumerate(forest.roots)
         }
         self._stall = stall
-        self._confirm_time = Expectation()
+        self._confirm_time = UsualTime()
         self._missed: dict[int, PeerId] = {}
         """Chunks that one peer has asked the origin itself for, and which."""
         self._given_again: dict[int, float] = {}

@@ -21,7 +21,7 @@ from typing import Final
 
 from p2p.identity import PeerId
 from p2p.shardcast.chunkset import EMPTY, ChunkSet
-from p2p.shardcast.core.average import Expectation
+from p2p.shardcast.core.average import UsualTime
 from p2p.shardcast.core.download import Arrival, Download, Request
 from p2p.shardcast.core.pace import SLOW_LINK
 
@@ -59,7 +59,7 @@ class Source:
         """Chunks that it was asked for and has not brought."""
         self.last = 0.0
         """When it last brought one; 0 if never."""
-        self._time = Expectation(chunk_time)
+        self._time = UsualTime(chunk_time)
 
     @property
     def chunk_time(self) -> float:

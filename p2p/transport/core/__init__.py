@@ -7,6 +7,7 @@ On the way from raw bytes to streams:
   `symmetric` (keys and the transcript's hash) and `cipher` (ChaCha20-Poly1305);
 * `yamux`: `Mux`, many streams over one; made of `yamux_frames` (the header, the limits, what is
   reported) and `yamux_queue` (what is sent next);
+* `burst`: how much is sealed and given to the kernel at a time;
 * `budget`: what all peers together may make this host hold.
 
 Read `yamux` first. Each machine takes bytes by `receive_data`; what must go out comes from
