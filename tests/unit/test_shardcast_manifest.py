@@ -390,9 +390,8 @@ def test_a_hand_out_gives_every_chunk_once_to_those_with_credit() -> None:
     roster = Roster.sign(TRAINER, b"run", 1, [RosterEntry(peer) for peer in peers])
     index = index_of([bytes((n,)) * 20 for n in range(20)])
     anchored = Encoding.anchor(index, 200)
-    policy = manifest(1, size=400, weights_digest=index.digest, encodings=(anchored,))
     forest = build_forest(roster, PolicyVersion(1))
-    handout = HandOut(policy, forest, 0.0, 0.5, lines=Lines(), shortest=0.5)
+    handout = HandOut(PolicyVersion(1), anchored, forest, 0.0, 0.5, lines=Lines(), shortest=0.5)
     given = []
     while (gift := handout.give(lambda _: True, 0.0)) is not None:
         given.append(gift)

@@ -20,7 +20,7 @@ from p2p.shardcast.core.queue import SendQueue
 from p2p.shardcast.core.sources import Source
 from p2p.shardcast.forest import Roster, RosterEntry, build_forest
 from p2p.shardcast.index import digest_of
-from p2p.shardcast.manifest import NO_POLICY, Encoding, ManifestBody, PolicyVersion
+from p2p.shardcast.manifest import Encoding, PolicyVersion
 from p2p.shardcast.messages import ChunkHeader
 from p2p.wire import KI
 from tests.shardcast_policies import index_of
@@ -77,10 +77,7 @@ def test_an_origin_gives_as_much_ahead_as_the_roots_line_holds() -> None:
         lines.to(root).note_round_trip(0.15)
     index = index_of([b"%d" % number for number in range(500)])
     anchored = Encoding.anchor(index, 500 * 32 * KI)
-    body = ManifestBody(
-        b"run", PolicyVersion(1), NO_POLICY, b"", index.digest, index.size, (anchored,)
-    )
-    handout = HandOut(body.sign(keys[0]), forest, 0.0, 0.5, lines=lines, shortest=0.5)
+    handout = HandOut(PolicyVersion(1), anchored, forest, 0.0, 0.5, lines=lines, shortest=0.5)
     given = []
     while (step := handout.give(lambda _: True, 0.0)) is not None:
         given.append(step[0])

@@ -314,9 +314,13 @@ class ShardcastCore:
         if roster is None:
             return
         self._out += [ev.PassOn()] if gossip else []
+        if self._local not in roster.positions:
+            return
         for download in self._downloads.values():
-            if download.manifest.trainer == roster.origin and self._local in roster.positions:
-                download.expect_pushes()
+            manifest = download.manifest
+            is_handed_out = download.name == manifest.name_of(manifest.handed_out)
+            if manifest.trainer == roster.origin and is_handed_out:
+                download.expect_pushes()  # other ways to the version are only pulled
 
     def _is_over(self, manifest: Manifest) -> bool:
         """Whether this version is not worth fetching (any more)."""

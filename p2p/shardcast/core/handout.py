@@ -46,7 +46,7 @@ from p2p.shardcast.core.line import MAX_CREDIT, Line, Lines
 from p2p.shardcast.core.receipts import Carried, ReceiptBook
 from p2p.shardcast.core.statements import MAX_ROSTERS
 from p2p.shardcast.forest import MESH, Forest, Roster
-from p2p.shardcast.manifest import Manifest
+from p2p.shardcast.manifest import Encoding, PolicyVersion
 from p2p.shardcast.messages import Receipt
 
 _AT_RISK: Final = 4
@@ -197,9 +197,10 @@ class _Carrier:
 class HandOut:
     """One version on its way out of its origin."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what is handed out, along what, by which clocks
         self,
-        manifest: Manifest,
+        version: PolicyVersion,
+        encoding: Encoding,
         forest: Forest,
         now: float,
         stall: float,
@@ -208,13 +209,14 @@ class HandOut:
         shortest: float,
         resumed: bool = False,
     ) -> None:
-        """``stall`` is how long to wait for a first confirmation, ``shortest`` the shortest of
-        all waits."""
-        self.version = manifest.version
+        """``encoding`` is what is handed out of ``version``: a patch on the one before, or the
+        anchor. ``stall`` is how long to wait for a first confirmation, ``shortest`` the
+        shortest of all waits."""
+        self.version = version
         self.forest = forest
         self.progress = now
         """When a chunk was last given away."""
-        self._count = count = manifest.anchor.chunks
+        self._count = count = encoding.chunks
         self._resumed = resumed
         self._next = count if resumed else 0
         """The first chunk that was never given."""
@@ -223,7 +225,7 @@ class HandOut:
         self._doubtful: deque[int] = deque()
         """What roots had that fell, to be given once more when all else has left."""
         self._lines = lines
-        self._chunk_bytes = manifest.anchor.wire / count
+        self._chunk_bytes = encoding.wire / count
         self._roots = {
             peer: self._new_root(stripe, peer) for stripe, peer in enumerate(forest.roots)
         }

@@ -100,7 +100,8 @@ class Origin:
     def _hand_out(self, download: Download, roster: Roster, now: float) -> None:
         forest = build_forest(roster, download.manifest.version)
         handout = HandOut(
-            download.manifest,
+            download.manifest.version,
+            download.encoding,
             forest,
             now,
             download.patience,
