@@ -451,7 +451,6 @@ class Shardcast:
         if roster is not None and roster.origin == self._host.peer_id:
             self._core.statements.add_roster(roster)
         for entry in await self._store.load():
-            self._world.sometimes("shardcast/resumed a part", not entry.stored)
             if self._core.statements.is_trusted(entry.manifest.trainer):
                 self.handle(
                     ev.Resumed(entry.manifest, entry.index, entry.verified, entry.stored)
