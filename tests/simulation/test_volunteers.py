@@ -99,7 +99,8 @@ def test_the_run_makes_progress_with_work_that_is_fresh_enough() -> None:
     assert float(metrics["reward_end"]) > float(metrics["reward_start"])
     assert int(metrics["staleness_max"]) <= 2
     assert int(metrics["deaths"]) > 0
-    assert float(metrics["broadcast_seconds_50"]) > float(metrics["own_line_seconds_50"])
+    # A patch travels; what one's own line would take is said of the whole policy.
+    assert 0 < float(metrics["broadcast_seconds_50"]) < float(metrics["own_line_seconds_50"])
     assert float(metrics["from_peers_share"]) > 0.5
     assert metrics["broadcast_missed_share"] == 0
 
