@@ -27,28 +27,28 @@ __all__ = ["inspect", "pull", "push", "serve"]
 
 
 def push(arguments: Sequence[str]) -> int:
-    """Give a file or folder to many machines: prints a ticket, sends until Ctrl-C."""
+    """Give a file or folder to many machines; prints a ticket."""
     from p2p.cast import command
 
     return command.push(arguments)
 
 
 def pull(arguments: Sequence[str]) -> int:
-    """Get what a ticket names, from all who have parts of it, and give it on."""
+    """Get what a ticket names from all who have it, and give it on."""
     from p2p.cast import command
 
     return command.pull(arguments)
 
 
 def serve(arguments: Sequence[str]) -> int:
-    """Offer a file or folder over HTTP, with ranges and for shardcast's clients."""
+    """Offer a file or folder over HTTP, to shardcast's clients too."""
     from p2p.cast import command
 
     return command.serve(arguments)
 
 
 def inspect(arguments: Sequence[str]) -> int:
-    """Say what a ticket, file, folder or server holds."""
+    """Say what a ticket, file or folder holds."""
     from p2p.cast import command
 
     return command.inspect(arguments)
