@@ -147,7 +147,7 @@ class Alone:
         sampling = Sampling(recipe.temperature, recipe.max_new_tokens, recipe.group_size)
         drawn = sampler.draw(self.sampler, prompts, sampling, environment.end_token)
         for task, one in zip(tasks, drawn, strict=True):
-            self.course.sampled_tokens += len(one.activations)
+            self.course.sampled_tokens += sum(len(each.tokens) for each in one.completions)
             rewards = tuple(environment.reward(task, each.tokens) for each in one.completions)
             yield TrainingGroup(task.prompt, one.completions, rewards)
 
