@@ -12,10 +12,12 @@ from typing import ClassVar, Final, Self
 from p2p.node.node import Node
 from p2p.node.role import Progress
 from p2p.node.tables import read_table
+from p2p.shardcast.manifest import NO_POLICY
 from roles.engines.client import open_engine
 from roles.envs.client import open_environment_of
 from roles.run import run_of
 from roles.shared.durable import Durable
+from roles.shared.model_files import check_base, keep_model_files
 from roles.shared.standing import RoleStanding
 from roles.trainer.check import DeliveryCheck
 from roles.trainer.config import TrainerConfig
@@ -95,8 +97,11 @@ class Trainer:
         run.check_job(node.peer_id, self.name)
         run.check_store(node.config.shardcast.keep_versions)
         engine_config = run.engine_config(limits, threads=config.threads, nice=config.nice)
+        if run.terms.model.base and node.shardcast.newest == NO_POLICY:
+            await check_base(node.world, run)
+        folder = await keep_model_files(node, run)
         async with (
-            open_environment_of(node.world, run, limits) as environment,
+            open_environment_of(node.world, run, limits, folder) as environment,
             open_engine(
                 node.world, replace(engine_config, profile=config.profile), name=self.name
             ) as engine,
@@ -112,6 +117,6 @@ class Trainer:
             intake = Intake(node, recipe, check, ledger, inbox, buffer, durable)
             curve = LearningCurve(node.world.disk, recipe.steps, config.evaluate_every)
             self.session = TrainerSession(
-                node, recipe, engine, intake, curve, standing, durable
+                node, recipe, engine, intake, curve, standing, durable, folder
             )
             await self.session.work_forever()

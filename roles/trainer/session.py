@@ -55,8 +55,11 @@ class TrainerSession:
         curve: LearningCurve,
         standing: RoleStanding,
         durable: Durable,
+        base: str | None = None,
     ) -> None:
+        """``base`` is the folder of the run's base, on the node's disk, if it has one."""
         self.node = node
+        self._base = base
         self.intake = intake
         self.curve = curve
         self.engine = engine
@@ -99,8 +102,13 @@ class TrainerSession:
         step = await self.open_learner()
         await self.curve.restore(step)
         self.node.world.sometimes("trainer/went on from a checkpoint", step > 0)
-        if self.node.shardcast.newest < step:  # what was published is never written again
-            await self._durable.insist(partial(self.engine.save, CHECKPOINT, _weights(step)))
+        is_base = step == 0 and self._base is not None
+        if (
+            self.node.shardcast.newest < step and not is_base
+        ):  # what was published is never written again
+            await self._durable.insist(
+                partial(self.engine.save, CHECKPOINT, self._weights(step))
+            )
         await self.publish(step)
         await self.curve.evaluate(self.engine, step)
         return step
@@ -110,7 +118,7 @@ class TrainerSession:
         newer."""
         published, signed = self.node.shardcast.newest, self.node.shardcast.signed
         try:
-            step = await self.engine.open(CHECKPOINT)
+            step = await self.engine.open(CHECKPOINT, self._base or "")
         except EngineError as error:
             if max(published, signed) <= NO_POLICY:
                 raise
@@ -150,12 +158,13 @@ class TrainerSession:
         needed."""
         node, version = self.node, PolicyVersion(step)
         if node.shardcast.newest < version:
-            await self._durable.insist(partial(node.shardcast.publish, version, _weights(step)))
-        self.policy_bytes = node.shardcast.manifest(version).anchor.wire
-        if step >= KEPT_WEIGHTS:
             await self._durable.insist(
-                partial(node.world.disk.remove, _weights(step - KEPT_WEIGHTS))
+                partial(node.shardcast.publish, version, self._weights(step))
             )
+        self.policy_bytes = node.shardcast.manifest(version).anchor.wire
+        oldest = self._weights(max(0, step - KEPT_WEIGHTS))
+        if step >= KEPT_WEIGHTS and oldest != self._base:
+            await self._durable.insist(partial(node.world.disk.remove, oldest))
         node.world.trace("published", version=step)
 
     async def _step(self, step: int) -> int:
@@ -171,7 +180,7 @@ class TrainerSession:
         logger.info("step %d: reward %.3f, k3 %.4f", step, learnt.train_reward, report.k3)
         await self.intake.mark_used(buffered, step)
         await dawdle(self.node.world, "trainer/slow checkpoint")
-        await self._durable.insist(partial(self.engine.save, CHECKPOINT, _weights(step)))
+        await self._durable.insist(partial(self.engine.save, CHECKPOINT, self._weights(step)))
         await self.curve.keep()
         await self._standing.wait()  # an edition may have come while the engine worked
         await self.publish(step)
@@ -180,6 +189,8 @@ class TrainerSession:
         await self.curve.evaluate(self.engine, step)
         return step
 
-
-def _weights(step: int) -> str:
-    return f"{WEIGHTS}/{step:08d}.safetensors"
+    def _weights(self, step: int) -> str:
+        """Where the policy of ``step`` is: a file, or a folder that is like the base."""
+        if self._base is None:
+            return f"{WEIGHTS}/{step:08d}.safetensors"
+        return f"{WEIGHTS}/{step:08d}" if step else self._base
