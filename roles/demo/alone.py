@@ -35,7 +35,7 @@ from roles.engines.config import EngineConfig
 from roles.engines.torch import sampler
 from roles.engines.torch.learner import TorchLearner
 from roles.engines.torch.model import TransformerModel
-from roles.envs.base import open_environment
+from roles.envs.base import open_teaching
 from roles.rl.advantage import group_advantages, has_spread
 from roles.rl.gate import LearningGate
 from roles.rl.recipe import Recipe
@@ -93,7 +93,7 @@ class Alone:
         torch.set_num_threads(config.threads)
         self._config = config
         self._recipe = config.recipe
-        self._environment = open_environment(config.environment)
+        self._environment = open_teaching(config.environment)
         self._rng = Random(1000 + config.seed)
         self._shuffled = shuffled
         self.learner = TorchLearner(config, self._environment)

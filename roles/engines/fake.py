@@ -45,7 +45,7 @@ from roles.engines.base import (
 )
 from roles.engines.config import EngineConfig
 from roles.engines.safetensors import RawTensor
-from roles.envs.base import Environment, open_environment
+from roles.envs.base import TeachingEnvironment, open_teaching
 
 _CHANGED_ONE_IN: Final = 64
 """One bf16 value in this many moves at each step; real policies at lr 1e-6: 1.3 to 1.8 in
@@ -130,7 +130,7 @@ class FakeEngine:
     def __init__(self, world: World, config: EngineConfig) -> None:
         self._world = world
         self._config = config
-        self._environment = open_environment(config.environment)
+        self._environment = open_teaching(config.environment)
         self._loaded: tuple[bytes, FakePolicy] | None = None
         self._learning: FakePolicy | None = None
 
@@ -263,7 +263,7 @@ def _tokens(groups: Sequence[Group]) -> int:
 
 
 def _group(
-    environment: Environment,
+    environment: TeachingEnvironment,
     digest: bytes,
     policy: FakePolicy,
     task: GroupTask,

@@ -23,7 +23,7 @@ from roles.engines.torch import sampler, scorer
 from roles.engines.torch.files import load_weights
 from roles.engines.torch.learner import TorchLearner
 from roles.engines.torch.model import TransformerModel
-from roles.envs.base import open_environment
+from roles.envs.base import open_teaching
 
 
 class TorchEngine:
@@ -33,7 +33,7 @@ class TorchEngine:
         torch.set_num_threads(config.threads)
         self._config = config
         self._end_tokens = frozenset(config.end_tokens)
-        self._environment = open_environment(config.environment)
+        self._environment = open_teaching(config.environment)
         if len(self._environment.vocabulary) > config.shape.vocabulary:
             raise ConfigError(
                 f"the environment {config.environment!r} has"

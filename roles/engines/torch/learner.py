@@ -36,7 +36,7 @@ from roles.engines.torch.files import (
     write_generation,
 )
 from roles.engines.torch.model import TransformerModel
-from roles.envs.base import Environment, Ration, Task
+from roles.envs.base import Ration, Task, TeachingEnvironment
 from roles.envs.contained import reward_of
 from roles.envs.ration import interrupted
 from roles.rl.advantage import group_advantages
@@ -89,7 +89,7 @@ class _Update:
 class TorchLearner:
     """A policy, its optimiser, and the step they are at."""
 
-    def __init__(self, config: EngineConfig, environment: Environment) -> None:
+    def __init__(self, config: EngineConfig, environment: TeachingEnvironment) -> None:
         self._config = config
         self._recipe = config.recipe
         self._environment = environment
