@@ -41,8 +41,8 @@ from p2p.wire import MIB
 from roles.demo.processes import RUN_FILE, DemoError, DemoNodes, DemoPlan
 from roles.demo.status import SwarmStatus
 from roles.demo.view import draw, size
-from roles.engines.base import Evaluation
 from roles.engines.config import GIB, SEEDS
+from roles.rl.evaluation import Evaluation
 from roles.rl.gate import LearningGate
 from roles.rl.recipe import Recipe
 

@@ -6,19 +6,17 @@ is the same swarm around a real chat model, a folder in Hugging Face's layout.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from p2p.errors import ConfigError
 from p2p.wire import KI, MIB
 from proofs.checks import Limits
 from roles.engines.config import GIB
 from roles.envs import sort
-from roles.models.bundle import check_weights, end_tokens, pin_folder, read_config
 from roles.rl.gate import SORTING_PROMISE, Promise
-from roles.rl.recipe import Recipe, WarmUp
+from roles.rl.recipe import Recipe
 from roles.run.core.file import Model
 
 Decode = Callable[[Sequence[int]], str]
@@ -89,7 +87,8 @@ SORTING: Final = Show(
     # So small that a policy of 420 kB, 13 chunks, has a forest to flow through.
     chunk_bytes=32 * KI,
     # Measured are 1.3 GB: six nodes of 42 MB, four engines of 172 MB, the trainer's of 304 MB,
-    # this process; torch with CUDA takes more. A machine that swaps is slower than any deadline.
+    # this process; torch with CUDA takes more. A machine that swaps is slower than any
+    # deadline.
     memory=2 * GIB,
     # Measured are 20 MB: each of six nodes keeps its newest policies of 0.4 MB, its ledger, its
     # log.

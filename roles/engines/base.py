@@ -57,6 +57,10 @@ class Completion:
     validator has checked."""
 
 
+Answers = tuple[tuple[int, ...], ...]
+"""The tokens of a task's completions."""
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """The completions of one task, in the order of its seeds."""
@@ -89,14 +93,6 @@ class StepReport:
     entropy: float
     gradient_norm: float
     tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """Exact-match reward on the environment's fixed held-out tasks."""
-
-    greedy: float
-    sampled: float
 
 
 class Generator(Protocol):
@@ -135,9 +131,9 @@ def previous_generation(checkpoint: str) -> str:
 class Learner(Protocol):
     """Owns the policy and its optimiser."""
 
-    async def open(self, checkpoint: str) -> int:
-        """Continue from the checkpoint file if it exists, else start (warm-up included).
-        Returns the step.
+    async def open(self, checkpoint: str, base: str = "") -> int:
+        """Continue from the checkpoint file if it exists, else start: from the folder ``base``,
+        or, without one, from random weights and the warm-up. Returns the step.
 
         A damaged checkpoint is passed over for the one before it; `EngineError` if that is
         damaged too.
@@ -161,8 +157,11 @@ class Learner(Protocol):
         """
         ...
 
-    async def evaluate(self) -> Evaluation:
-        """Greedy and sampled reward on the held-out tasks, with fixed seeds."""
+    async def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Answers]:
+        """The tokens of each completion of each task, in order, under the policy in training.
+
+        For evaluation: there are no proofs.
+        """
         ...
 
 

@@ -16,9 +16,9 @@ from p2p.world import Worker, World
 from proofs.checks import Evidence
 from roles.engines import codec
 from roles.engines.base import (
+    Answers,
     Engine,
     EngineError,
-    Evaluation,
     Group,
     GroupTask,
     Sampling,
@@ -92,9 +92,10 @@ class WorkerEngine:
         )
         return [Evidence(*row) for row in value]
 
-    async def open(self, checkpoint: str) -> int:
+    async def open(self, checkpoint: str, base: str = "") -> int:
         """See `roles.engines.base.Learner`."""
-        return int(await self._call("open", self._locate(checkpoint)))
+        folder = base and self._locate(base)
+        return int(await self._call("open", self._locate(checkpoint), folder))
 
     async def adopt(self, weights: str, step: int) -> None:
         """See `roles.engines.base.Learner`."""
@@ -110,9 +111,12 @@ class WorkerEngine:
         """See `roles.engines.base.Learner`."""
         await self._call("save", self._locate(checkpoint), self._locate(weights))
 
-    async def evaluate(self) -> Evaluation:
+    async def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Answers]:
         """See `roles.engines.base.Learner`."""
-        return Evaluation(*await self._call("evaluate"))
+        value = await self._call(
+            "answer", [codec.task_to_wire(task) for task in tasks], astuple(sampling)
+        )
+        return [tuple(tuple(tokens) for tokens in answers) for answers in value]
 
     async def _call(self, method: str, *arguments: object) -> Any:
         request = codec.encode_request(method, *arguments)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from roles.engines.base import Evaluation
+from roles.rl.evaluation import Evaluation
 
 RISE: Final = 0.25
 """By how much held-out reward must rise, greedy and sampled, in the default number of steps.

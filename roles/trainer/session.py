@@ -26,7 +26,7 @@ from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from p2p.world import dawdle
 from roles.engines.base import Engine, EngineError, StepReport
 from roles.protocol.core.messages import VERDICT_PROTOCOL
-from roles.rl.recipe import Recipe
+from roles.run import run_of
 from roles.shared.durable import Durable
 from roles.shared.standing import RoleStanding
 from roles.trainer.curve import LearningCurve
@@ -49,7 +49,6 @@ class TrainerSession:
     def __init__(
         self,
         node: Node,
-        recipe: Recipe,
         engine: Engine,
         intake: Intake,
         curve: LearningCurve,
@@ -63,7 +62,7 @@ class TrainerSession:
         self.intake = intake
         self.curve = curve
         self.engine = engine
-        self._recipe = recipe
+        self._recipe = run_of(node).terms.recipe
         self._standing = standing
         self._durable = durable
         self.is_over = False
