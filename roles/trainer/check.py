@@ -115,7 +115,7 @@ class DeliveryCheck:
 
     def _check_shapes(self, groups: Sequence[Group]) -> None:
         """Raise `RemoteProtocolError` if one is not shaped as all of this run are."""
-        shape = self._run.shape(self._environment.end_token)
+        shape = self._run.shape()
         for group in groups:
             claims = [completion.logprobs for completion in group.completions]
             tokens = [completion.tokens for completion in group.completions]

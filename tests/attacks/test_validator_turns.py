@@ -112,7 +112,7 @@ class WellFormed(Flooder):
 
     def groups(self, node: Node, tasks: Sequence[GroupTask]) -> tuple[Group, ...]:
         recipe, rng = run_of(node).terms.recipe, random.Random(tasks[0].group)
-        end = self._environment.end_token
+        (end,) = run_of(node).terms.model.end_tokens
         others = [token for token in range(len(VOCABULARY)) if token != end]
         groups = []
         for task in tasks:

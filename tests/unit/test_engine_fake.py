@@ -137,7 +137,9 @@ async def test_groups_have_the_right_shape() -> None:
         await engine.open("c")
         await engine.save("c", "w")
         await engine.load("w")
-        shape = Shape(group_size=8, max_new_tokens=12, vocabulary=50, end_token=END)
+        shape = Shape(
+            group_size=8, max_new_tokens=12, vocabulary=50, end_tokens=frozenset({END})
+        )
         for group in await engine.generate(make_tasks(50), SAMPLING):
             tokens = [one.tokens for one in group.completions]
             logprobs = [one.logprobs for one in group.completions]

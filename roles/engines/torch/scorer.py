@@ -18,7 +18,7 @@ from torch import Tensor
 from proofs import sampling as draws, toploc
 from proofs.checks import Evidence
 from roles.engines.base import EngineError, Group, GroupTask, Sampling
-from roles.engines.tiny.model import TinyModel
+from roles.engines.torch.model import TransformerModel
 
 CHUNK: Final = 64
 """Rows read at once. Measured with 256 answers, CPU to that at 64: 16 rows 1.39, 32 1.12, 128
@@ -28,11 +28,11 @@ leave the cache and rows are padded to the longest."""
 
 @torch.inference_mode()
 def score(
-    model: TinyModel,
+    model: TransformerModel,
     tasks: Sequence[GroupTask],
     groups: Sequence[Group],
     sampling: Sampling,
-    end_token: int,
+    end_tokens: frozenset[int],
 ) -> list[Evidence]:
     """One `Evidence` per group, in order. Tokens and their numbers were checked before."""
     hidden = replay_hidden(model, tasks, groups)
@@ -49,14 +49,14 @@ def score(
             model.lm_head(torch.cat(states)).numpy(),
             toploc.worst(list(islice(checked, len(states)))),
             sampling,
-            end_token,
+            end_tokens,
         )
         for task, group, states in zip(tasks, groups, hidden, strict=True)
     ]
 
 
 def replay_hidden(
-    model: TinyModel, tasks: Sequence[GroupTask], groups: Sequence[Group]
+    model: TransformerModel, tasks: Sequence[GroupTask], groups: Sequence[Group]
 ) -> list[list[Tensor]]:
     """The hidden states behind every completion token: group by group, and in a group one
     (tokens, width) tensor per completion.
@@ -93,7 +93,7 @@ def _evidence(
     logits: NDArray[np.float32],
     stats: toploc.ToplocStats | toploc.Malformed,
     sampling: Sampling,
-    end_token: int,
+    end_tokens: frozenset[int],
 ) -> Evidence:
     temperature = sampling.temperature
     lengths = [len(one.tokens) for one in group.completions]
@@ -103,7 +103,9 @@ def _evidence(
     taken = np.arange(sampling.max_new_tokens) < np.array(lengths)[:, None]
     replay = draws.replay(logits, tokens.tolist(), uniforms[taken], temperature)
     last = np.cumsum(lengths) - 1
-    early = (np.array(lengths) < sampling.max_new_tokens) & (tokens[last] == end_token)
+    early = (np.array(lengths) < sampling.max_new_tokens) & np.isin(
+        tokens[last], list(end_tokens)
+    )
     measured = (
         stats if isinstance(stats, toploc.ToplocStats) else toploc.ToplocStats(0, 0, 0.0, 0.0)
     )
