@@ -149,7 +149,7 @@ class Alone:
             self.sampler, prompts, sampling, frozenset(self._config.end_tokens)
         )
         for task, one in zip(tasks, drawn, strict=True):
-            self.course.sampled_tokens += len(one.activations)
+            self.course.sampled_tokens += sum(len(each.tokens) for each in one.completions)
             rewards = tuple(environment.reward(task, each.tokens) for each in one.completions)
             yield TrainingGroup(task.prompt, one.completions, rewards)
 

@@ -122,7 +122,8 @@ async def test_a_forged_proof_and_edited_tokens_are_seen() -> None:
         (group,) = await engine.generate(tasks, SAMPLING)
         first, *others = group.completions
         edited = replace(first, tokens=(5, *first.tokens[1:]))
-        forged = [replace(group, proof=b""), replace(group, completions=(edited, *others))]
+        unproven = replace(first, proof=b"")
+        forged = [replace(group, completions=(one, *others)) for one in (unproven, edited)]
         seen = [
             judge((await engine.score(tasks, [one], SAMPLING))[0], Limits.fp32())
             for one in forged

@@ -72,13 +72,14 @@ def test_decoding_equals_prefill() -> None:
     model, tasks = make_model(), make_tasks(12)
     drawn = sampler.draw(model, tasks, SAMPLING, ENDS)
     groups = [
-        Group(task.group, one.completions, b"") for task, one in zip(tasks, drawn, strict=True)
+        Group(task.group, one.completions) for task, one in zip(tasks, drawn, strict=True)
     ]
     with torch.inference_mode():
         replayed = scorer.replay_hidden(model, tasks, groups)
     assert len({len(task.prompt) for task in tasks}) > 2  # padding mattered
-    for one, rows in zip(drawn, replayed, strict=True):
-        assert np.abs(one.activations - rows.numpy()).max() < 1e-4
+    for one, states in zip(drawn, replayed, strict=True):
+        for decoded, rows in zip(one.activations, states, strict=True):
+            assert np.abs(decoded - rows.numpy()).max() < 1e-4
 
 
 def test_padding_and_company_change_nothing() -> None:
@@ -149,19 +150,24 @@ def test_other_weights_and_other_seeds_are_seen() -> None:
     assert Reason.WITHIN_LIMITS not in verdicts(model, tasks, groups)
 
 
+def with_last_proof(group: Group, proof: bytes) -> Group:
+    *others, last = group.completions
+    return replace(group, completions=(*others, replace(last, proof=proof)))
+
+
 def test_an_empty_or_foreign_proof_is_malformed() -> None:
     model, tasks = make_model(), make_tasks(2)
     groups = sampler.generate(model, tasks, SAMPLING, ENDS)
     bad = [
-        replace(groups[0], proof=b""),
-        replace(groups[1], proof=b"\0" * len(groups[1].proof)),
+        with_last_proof(groups[0], b""),
+        with_last_proof(groups[1], b"\0" * len(groups[1].completions[-1].proof)),
     ]
     assert set(verdicts(model, tasks, bad)) == {Reason.MALFORMED_PROOF}
 
 
 def test_a_token_outside_the_vocabulary_is_our_mistake() -> None:
     model, tasks = make_model(), make_tasks(1)
-    group = Group(0, (Completion((1, 50), (-1.0, -1.0)),), b"")
+    group = Group(0, (Completion((1, 50), (-1.0, -1.0)),))
     with pytest.raises(EngineError, match="vocabulary"):
         scorer.score(model, tasks, [group], SAMPLING, ENDS)
 

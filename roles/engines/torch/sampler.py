@@ -12,7 +12,8 @@ input) is kept for the activation proof.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Final
 
 import numpy as np
@@ -37,12 +38,12 @@ _PAD: Final = 0
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Completions of one group and the hidden state behind each token, completion after
-    completion.
+    """Completions of one group, without proofs, and the hidden states behind the tokens of
+    each: (tokens, width).
     """
 
     completions: tuple[Completion, ...]
-    activations: NDArray[np.float32]
+    activations: tuple[NDArray[np.float32], ...]
 
 
 def generate(
@@ -53,10 +54,13 @@ def generate(
 ) -> list[Group]:
     """Groups with proofs, in the order of the tasks."""
     drawn = draw(model, tasks, sampling, end_tokens)
-    proofs = toploc.commit([one.activations for one in drawn])
+    proofs = iter(toploc.commit([rows for one in drawn for rows in one.activations]))
     return [
-        Group(task.group, one.completions, proof)
-        for task, one, proof in zip(tasks, drawn, proofs, strict=True)
+        Group(
+            task.group,
+            tuple(replace(each, proof=next(proofs)) for each in one.completions),
+        )
+        for task, one in zip(tasks, drawn, strict=True)
     ]
 
 
@@ -136,9 +140,9 @@ class _Batch:
         row = at = 0
         for size in self._sizes:
             mine = tuple(completions[row : row + size])
-            count = sum(len(one.tokens) for one in mine)
-            yield Drawn(mine, hidden[at : at + count])
-            row, at = row + size, at + count
+            ends = list(accumulate((len(one.tokens) for one in mine), initial=at))
+            yield Drawn(mine, tuple(hidden[start:end] for start, end in pairwise(ends)))
+            row, at = row + size, ends[-1]
 
     def _decode(self) -> None:
         prompts, pads = self._padded_prompts()

@@ -7,6 +7,7 @@ attention needs no mask. The statistics are then taken group by group from float
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -35,18 +36,30 @@ def score(
 ) -> list[Evidence]:
     """One `Evidence` per group, in order. Tokens and their numbers were checked before."""
     hidden = replay_hidden(model, tasks, groups)
-    proofs = toploc.verify([group.proof for group in groups], [rows.numpy() for rows in hidden])
+    checked = iter(
+        toploc.verify(
+            [one.proof for group in groups for one in group.completions],
+            [rows.numpy() for states in hidden for rows in states],
+        )
+    )
     return [
-        _evidence(task, group, model.lm_head(rows).numpy(), stats, sampling, end_tokens)
-        for task, group, rows, stats in zip(tasks, groups, hidden, proofs, strict=True)
+        _evidence(
+            task,
+            group,
+            model.lm_head(torch.cat(states)).numpy(),
+            toploc.worst(list(islice(checked, len(states)))),
+            sampling,
+            end_tokens,
+        )
+        for task, group, states in zip(tasks, groups, hidden, strict=True)
     ]
 
 
 def replay_hidden(
     model: TransformerModel, tasks: Sequence[GroupTask], groups: Sequence[Group]
-) -> list[Tensor]:
-    """The hidden state behind every completion token, one (tokens, width) tensor per group, in
-    order.
+) -> list[list[Tensor]]:
+    """The hidden states behind every completion token: group by group, and in a group one
+    (tokens, width) tensor per completion.
     """
     rows = [
         (task.prompt, one.tokens)
@@ -69,7 +82,7 @@ def replay_hidden(
             found[row] = states[len(rows[row][0]) - 1 : len(text)]
     ends = np.cumsum([len(group.completions) for group in groups])
     return [
-        torch.cat(found[end - len(group.completions) : end])
+        found[end - len(group.completions) : end]
         for end, group in zip(ends, groups, strict=True)
     ]
 
