@@ -15,6 +15,7 @@ from p2p.errors import StorageError
 from p2p.world import Disk
 from roles.engines.base import Engine, EngineError, TrainingGroup
 from roles.shared.checked_json import DamagedFile, keep, recall
+from roles.trainer.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ class LearningCurve:
         self._steps = steps
         self._every = evaluate_every
         self.learnt = Learnt()
+        self.metrics = Metrics(disk)
 
     async def restore(self, step: int) -> None:
         """Read what an earlier life kept; the checkpoint says which ``step`` it has come to."""
