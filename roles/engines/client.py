@@ -94,8 +94,7 @@ class WorkerEngine:
 
     async def open(self, checkpoint: str, base: str = "") -> int:
         """See `roles.engines.base.Learner`."""
-        folder = base and self._locate(base)
-        return int(await self._call("open", self._locate(checkpoint), folder))
+        return int(await self._call("open", self._locate(checkpoint), self._located(base)))
 
     async def adopt(self, weights: str, step: int) -> None:
         """See `roles.engines.base.Learner`."""
@@ -109,7 +108,7 @@ class WorkerEngine:
 
     async def save(self, checkpoint: str, weights: str) -> None:
         """See `roles.engines.base.Learner`."""
-        await self._call("save", self._locate(checkpoint), self._locate(weights))
+        await self._call("save", self._located(checkpoint), self._located(weights))
 
     async def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Answers]:
         """See `roles.engines.base.Learner`."""
@@ -117,6 +116,10 @@ class WorkerEngine:
             "answer", [codec.task_to_wire(task) for task in tasks], astuple(sampling)
         )
         return [tuple(tuple(tokens) for tokens in answers) for answers in value]
+
+    def _located(self, path: str) -> str:
+        """As the worker would open it; what is empty stays so."""
+        return self._locate(path) if path else ""
 
     async def _call(self, method: str, *arguments: object) -> Any:
         request = codec.encode_request(method, *arguments)

@@ -45,7 +45,7 @@ class LocalEngine(Protocol):
         """See `Scorer.score`."""
         ...
 
-    def open(self, checkpoint: str, base: str) -> int:
+    def open(self, checkpoint: str, base: str = "") -> int:
         """See `Learner.open`."""
         ...
 

@@ -21,6 +21,7 @@ from roles.envs.mix import kind_of
 from roles.rl.evaluation import Evaluation, evaluation_sampling, grade, questions
 from roles.rl.recipe import Recipe
 from roles.shared.checked_json import DamagedFile, keep, recall
+from roles.trainer.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +75,7 @@ class LearningCurve:
         self._every = evaluate_every
         self._tasks: list[Task] = []
         self.learnt = Learnt()
+        self.metrics = Metrics(disk)
 
     async def restore(self, step: int) -> None:
         """Read what an earlier life kept; the checkpoint says which ``step`` it has come to."""

@@ -25,6 +25,7 @@ from roles.trainer.core.buffer import BufferCounts, GroupBuffer
 from roles.trainer.curve import LearningCurve, Learnt
 from roles.trainer.inbox import Inbox
 from roles.trainer.intake import Intake
+from roles.trainer.policies import Policies
 from roles.trainer.session import TrainerSession
 
 INBOX: Final = "trainer/intake"
@@ -103,7 +104,9 @@ class Trainer:
         async with (
             open_environment_of(node.world, run, limits, folder) as environment,
             open_engine(
-                node.world, replace(engine_config, profile=config.profile), name=self.name
+                node.world,
+                replace(engine_config, profile=config.profile, autocast=config.autocast),
+                name=self.name,
             ) as engine,
         ):
             ledger = await node.ledger.opened()
@@ -116,7 +119,14 @@ class Trainer:
             inbox = Inbox(node.world, INBOX)
             intake = Intake(node, recipe, check, ledger, inbox, buffer, durable)
             curve = LearningCurve(node.world.disk, recipe, environment, config.evaluate_every)
+            policies = Policies(
+                engine,
+                node.world.disk,
+                durable,
+                base=folder or "",
+                checkpoint_every=config.checkpoint_every,
+            )
             self.session = TrainerSession(
-                node, engine, intake, curve, standing, durable, folder
+                node, recipe, engine, intake, curve, standing, policies
             )
             await self.session.work_forever()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -36,10 +37,9 @@ from roles.protocol.core.messages import (
 )
 from roles.protocol.request import NONSENSE, ask
 from roles.rl.recipe import Recipe
-from roles.run import Run, Terms, sign_run
-from roles.run.core.file import EnvironmentPin
 from roles.trainer.core.buffer import BufferedGroup, GroupBuffer
 from roles.trainer.intake import Intake
+from roles.trainer.policies import Policies
 from roles.trainer.session import TrainerSession
 
 WORKER, JUDGE = KeyPair(b"w" * 32), KeyPair(b"j" * 32)
@@ -164,17 +164,6 @@ async def test_a_full_trainer_says_later_before_the_validator_loses_patience(
     assert receipt is Receipt.LATER
 
 
-def _run() -> Run:
-    terms = Terms(
-        name="r",
-        expiry=2_000_000_000,
-        environments=(EnvironmentPin(name="sort", digest=bytes(32)),),
-        trainers=(WORKER.peer_id,),
-        validators=(JUDGE.peer_id,),
-    )
-    return sign_run(terms, WORKER)
-
-
 @pytest.mark.parametrize(("published", "step"), [(-1, 1), (3, 7)])
 async def test_a_trainer_that_lost_its_policies_publishes_nothing_instead_of_a_contradiction(
     published: int, step: int
@@ -184,16 +173,28 @@ async def test_a_trainer_that_lost_its_policies_publishes_nothing_instead_of_a_c
     """
 
     class Opens:
-        async def open(self, _: str, __: str) -> int:
+        async def open(self, _: str, base: str) -> int:
             await trio.lowlevel.checkpoint()
             return step
 
     engine: Any = Opens()
-    shardcast = SimpleNamespace(newest=published, signed=published)
-    node: Any = SimpleNamespace(shardcast=shardcast, run=_run())
+
+    class LearntNothing:
+        async def learnt_again(self, _: int) -> AsyncIterator[Any]:
+            for never in ():
+                yield never
+
+    node: Any = SimpleNamespace(
+        shardcast=SimpleNamespace(newest=published, signed=published),
+        world=SimpleNamespace(sometimes=lambda *_: None),
+    )
     nothing: Any = None
+    intake: Any = LearntNothing()
+    policies = Policies(engine, nothing, nothing)
     with pytest.raises(StorageError, match="gone from store/: restore that folder"):
-        await TrainerSession(node, engine, nothing, nothing, nothing, nothing).open_learner()
+        await TrainerSession(
+            node, Recipe(), engine, intake, nothing, nothing, policies
+        ).open_learner()
 
 
 @pytest.mark.parametrize("receipt", Receipt)

@@ -50,7 +50,7 @@ class TorchEngine:
         """See `roles.engines.base.Scorer`."""
         return scorer.score(self._loaded(), tasks, groups, sampling, self._end_tokens)
 
-    def open(self, checkpoint: str, base: str) -> int:
+    def open(self, checkpoint: str, base: str = "") -> int:
         """See `roles.engines.base.Learner`."""
         learner = TorchLearner(self._config)
         step = learner.open(Path(checkpoint), Path(base) if base else None)
@@ -69,7 +69,9 @@ class TorchEngine:
 
     def save(self, checkpoint: str, weights: str) -> None:
         """See `roles.engines.base.Learner`."""
-        self._opened().save(Path(checkpoint), Path(weights))
+        self._opened().save(
+            Path(checkpoint) if checkpoint else None, Path(weights) if weights else None
+        )
 
     def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Answers]:
         """See `roles.engines.base.Learner`."""
