@@ -64,6 +64,15 @@ class Dtype(Enum):
     BFLOAT16 = "bfloat16"
 
 
+class Autocast(Enum):
+    """Whether a learner multiplies in bfloat16."""
+
+    AUTO = "auto"
+    """If the model is large and the CPU has instructions for it."""
+    ON = "on"
+    OFF = "off"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
     """A decoder of one of the families. The defaults are the demo's 105,088 parameters."""
@@ -276,13 +285,17 @@ class EngineConfig:
     nice: int = 0
     """Added to the worker's niceness."""
 
+    autocast: Autocast = Autocast.AUTO
+    """Of the learner: bfloat16 products over float32 weights. The machine's own choice."""
+
     profile: DeviceProfile = field(default_factory=DeviceProfile)
     """Of the fake engine."""
 
 
 def config_to_wire(config: EngineConfig) -> dict[str, Any]:
     """As plain values, for the pipe to a worker."""
-    return {**asdict(config), "dtype": config.dtype.value, "draw": config.draw.value}
+    names = {name: getattr(config, name).value for name in ("dtype", "draw", "autocast")}
+    return {**asdict(config), **names}
 
 
 def config_from_wire(value: dict[str, Any]) -> EngineConfig:
@@ -295,6 +308,7 @@ def config_from_wire(value: dict[str, Any]) -> EngineConfig:
             "shape": ModelShape(**value["shape"]),
             "dtype": Dtype(value["dtype"]),
             "draw": DrawRule(value["draw"]),
+            "autocast": Autocast(value["autocast"]),
             "end_tokens": tuple(value["end_tokens"]),
             "recipe": Recipe(**_betas(recipe), warm_up=WarmUp(**_betas(warm_up))),
             "profile": DeviceProfile(**value["profile"]),
