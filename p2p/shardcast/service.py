@@ -16,12 +16,14 @@ from typing import Final
 
 import trio
 
+from p2p.concurrency import Notifier
 from p2p.errors import BadMessage, NoRoom, StorageError
 from p2p.host import Host, PeerEvent, PeerState
 from p2p.identity import PeerId
 from p2p.shardcast.config import ShardcastConfig, ShardcastStats
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.core import ShardcastCore
+from p2p.shardcast.core.download import Download
 from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.disk import DiskHealth
 from p2p.shardcast.forest import RosterEntry
@@ -72,15 +74,16 @@ class Shardcast:
         self._publisher = publisher
         self._senders: dict[PeerId, Sender] = {}
         self._receiver = Receiver(world, core, self.handle, self._wait_written, store.cores)
-        self._writers: dict[bytes, trio.Event] = {}
-        """Policies whose spans a task writes down; set when it has written some."""
+        self._writers: dict[bytes, Notifier] = {}
+        """Policies whose spans a task writes down; it notifies when it has written some."""
         self._disk = DiskHealth(world, store.folder)
         self._unfinished: list[_Job] = []
         """Whole policies that the disk would not take: to be finished, or made of patches, when
         it does."""
         self._nursery = nursery
         self._announce = announce
-        self._changed = trio.Event()
+        self._whole_one = Notifier()
+        """A version has become whole."""
         self._timer: Timer | None = None
         self._timer_at = math.inf
         # One job per policy that is fetched or dropped, and the core fetches two at a time.
@@ -106,16 +109,19 @@ class Shardcast:
     @property
     def fetching(self) -> tuple[PolicyVersion, float] | None:
         """The newest version on its way, if there is one, and the share of it that is here."""
-        coming = [download for download in self._core.downloads if not download.stored]
-        newest = max(coming, key=lambda download: download.manifest.version, default=None)
-        return (newest.manifest.version, newest.share) if newest is not None else None
+        coming = self._coming
+        return (coming.manifest.version, coming.share) if coming is not None else None
 
     @property
     def fetching_bytes(self) -> int:
         """Raw bytes of the version that `fetching` names; 0 if there is none."""
+        return self._coming.manifest.size if self._coming is not None else 0
+
+    @property
+    def _coming(self) -> Download | None:
+        """The newest version on its way."""
         coming = [download for download in self._core.downloads if not download.stored]
-        newest = max(coming, key=lambda download: download.manifest.version, default=None)
-        return newest.manifest.size if newest is not None else 0
+        return max(coming, key=lambda download: download.manifest.version, default=None)
 
     @property
     def stats(self) -> ShardcastStats:
@@ -195,7 +201,7 @@ class Shardcast:
     async def wait_policy(self, at_least: PolicyVersion) -> PolicyVersion:
         """Return the newest version here once it is ``at_least``."""
         while self.newest < at_least:
-            await self._changed.wait()
+            await self._whole_one.wait()
         return self.newest
 
     async def publish(self, version: PolicyVersion, weights_path: str) -> Manifest:
@@ -212,7 +218,7 @@ class Shardcast:
         if isinstance(event, Manifest):
             return event
         self.handle(event)
-        self._wake()
+        self._whole_one.notify_all()
         await self._prune()
         return event.manifest
 
@@ -285,7 +291,7 @@ class Shardcast:
             case ev.Keep(policy, chunk, data, raw):
                 self._store.keep_nowait(policy, chunk, data, raw)
                 if policy not in self._writers:
-                    self._writers[policy] = trio.Event()
+                    self._writers[policy] = Notifier()
                     self._nursery.start_soon(self._write, policy)
             case ev.Finish() | ev.Patch() | ev.Abandon():
                 self._jobs.send_nowait(effect)
@@ -332,14 +338,13 @@ class Shardcast:
         try:
             while self._store.unwritten(policy):
                 await self._store.flush(policy)
-                self._writers[policy].set()
-                self._writers[policy] = trio.Event()
+                self._writers[policy].notify_all()
         except NoRoom as error:
             await self._disk_too_small(policy, error)
         except StorageError as error:
             self._disk_refused(error)
         finally:
-            self._writers.pop(policy).set()
+            self._writers.pop(policy).notify_all()
 
     async def _disk_too_small(self, policy: bytes, error: NoRoom) -> None:
         """Give a version up for which there is no room on a disk that otherwise works."""
@@ -414,7 +419,7 @@ class Shardcast:
         elif await self._store.finish(job.policy):
             self._disk.note_success()
             self.handle(ev.Stored(job.policy))
-            self._wake()
+            self._whole_one.notify_all()
             await self._prune()
         else:
             self.handle(ev.Unusable(job.policy))
@@ -441,10 +446,6 @@ class Shardcast:
             # tried again when the next version is whole
             logger.warning("prune_failed reason=%s", error)
 
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
-
     async def resume(self) -> None:
         """Take up what the disk holds. Called once, by `open_shardcast`."""
         roster = await self._store.load_roster()
@@ -458,7 +459,6 @@ class Shardcast:
             elif not entry.stored:
                 # it will never be whole
                 self._jobs.send_nowait(ev.Abandon(entry.manifest.digest))
-
         self.handle(ev.Tick())  # what was begun goes on: all of it is known now
 
     @contextmanager
