@@ -1,4 +1,4 @@
-"""``shoal pull http://...``: take versions of servers that speak shardcast 0.3.2, as ours do."""
+"""``shoal pull http://...``: take versions of servers that speak shardcast 0.3.2, or ours."""
 
 from __future__ import annotations
 

@@ -16,7 +16,6 @@ from p2p.cast.commands.source import (
     existing,
     join_secret,
     mounted,
-    publish_next,
     state_of,
 )
 from p2p.cast.swarm import CastNode, open_cast
@@ -28,6 +27,7 @@ from p2p.node.process import locked_folder, until_told_to_end
 from p2p.node.usage import whole_number
 from p2p.policy import PolicyVersion
 from p2p.shardcast import ShardcastConfig
+from p2p.shardcast.publisher import publish_next
 from p2p.swarm import open_host
 
 _MAX_WAITED: Final = 100_000

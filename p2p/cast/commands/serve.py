@@ -10,17 +10,12 @@ from pathlib import Path
 import trio
 
 from p2p.cast.commands.line import host_port, run_command
-from p2p.cast.commands.source import existing, join_secret, mounted, publish_next, state_of
+from p2p.cast.commands.source import existing, join_secret, mounted, state_of
 from p2p.cast.ticket import run_of
 from p2p.cast.view import Teller
 from p2p.node.process import locked_folder, until_told_to_end
-from p2p.policy import PolicyVersion
-from p2p.shardcast import NO_POLICY, ShardcastConfig
-from p2p.shardcast.core.statements import Statements
-from p2p.shardcast.publisher import PolicyPublisher
-from p2p.shardcast.store import PolicyStore
-from p2p.shardcast.stored import StoredPolicy
-from p2p.world import World
+from p2p.shardcast import ShardcastConfig
+from p2p.shardcast.publisher import publish_alone
 
 
 def serve(argv: Sequence[str]) -> int:
@@ -50,29 +45,8 @@ async def _serve(options: argparse.Namespace) -> None:
             mounted(state, path) as (world, source),
         ):
             run = run_of(world.signer.peer_id, await join_secret(world))
-            store = PolicyStore(world, ShardcastConfig(keep_versions=1), run)
-            with store.holding():
-                entry = await _signed(world, store, run, source)
+            config = ShardcastConfig(keep_versions=1)
+            async with publish_alone(world, config, run, source) as entry:
                 shelf.add(release_of(entry.manifest, entry.index, entry.weights))
                 async with serving(world, shelf, options.http, teller):
                     await trio.sleep_forever()
-
-
-async def _signed(world: World, store: PolicyStore, run: bytes, source: str) -> StoredPolicy:
-    """What lies at ``source``, as the version that a push of it has, or would have."""
-    await store.load()
-    statements = Statements(run, world.signer.peer_id.__eq__, world.verify)
-    publisher = PolicyPublisher(
-        world, ShardcastConfig(keep_versions=1), run, statements, store, tuple, tuple
-    )
-
-    async def publish(version: PolicyVersion) -> PolicyVersion:
-        await publisher.prepare(version, source, lambda: store.newest_own)
-        return version
-
-    last = store.newest_own
-    version = await publish_next(publish, last.version if last is not None else NO_POLICY)
-    await store.prune()
-    entry = store.stored(version)
-    assert entry is not None, "it was just published"
-    return entry

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -11,9 +11,8 @@ from typing import Final
 from blake3 import blake3
 
 from p2p.cast.ticket import SECRET_BYTES, is_name
-from p2p.errors import ConfigError, LocalProtocolError
+from p2p.errors import ConfigError
 from p2p.machine import RealWorld, open_world
-from p2p.policy import NO_POLICY, PolicyVersion
 from p2p.world import World
 
 SOURCE: Final = "source"
@@ -57,16 +56,3 @@ async def join_secret(world: World) -> bytes:
         secret = world.entropy(SECRET_BYTES)
         await world.disk.replace("secret", secret)
     return secret
-
-
-async def publish_next(
-    publish: Callable[[PolicyVersion], Awaitable[PolicyVersion]], last: PolicyVersion
-) -> PolicyVersion:
-    """Publish what is there: as the ``last`` version that it was, or as the next one if it has
-    changed."""
-    if last != NO_POLICY:
-        try:
-            return await publish(last)
-        except LocalProtocolError:
-            pass  # it has changed since
-    return await publish(PolicyVersion(last + 1))
