@@ -113,9 +113,11 @@ def _as_stored(number: float) -> float:
     return value
 
 
-def next_policy(policy: FakePolicy, learning: float) -> FakePolicy:
-    """One optimiser step later."""
-    rng = Random(f"{policy.lineage} {policy.step}")
+def next_policy(
+    policy: FakePolicy, learning: float, groups: Sequence[TrainingGroup]
+) -> FakePolicy:
+    """One optimiser step later: other groups, or in another order, make another policy."""
+    rng = Random(f"{policy.lineage} {policy.step} {groups}")
     noise = bytearray(policy.noise)
     for _ in range(len(noise) // 2 // _CHANGED_ONE_IN):
         at = 2 * rng.randrange(len(noise) // 2)
@@ -193,7 +195,7 @@ class FakeEngine:
         policy = self._learner()
         tokens = sum(len(one.tokens) for group in groups for one in group.completions)
         await self._spend(training, self._config.profile.step_seconds)
-        self._learning = next_policy(policy, self._config.profile.learning)
+        self._learning = next_policy(policy, self._config.profile.learning, groups)
         return StepReport(
             step=self._learning.step, loss=0.0, k3=0.0, ratio_max=1.0, clipped=0.0, capped=0.0,
             entropy=1 - policy.skill, gradient_norm=1.0, tokens=tokens,
