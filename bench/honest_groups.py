@@ -26,8 +26,8 @@ from proofs.checks import Evidence
 from roles.demo.alone import Alone
 from roles.engines.base import GroupTask, Sampling
 from roles.engines.config import EngineConfig
-from roles.engines.tiny import sampler, scorer
-from roles.engines.tiny.model import TinyModel
+from roles.engines.torch import sampler, scorer
+from roles.engines.torch.model import TransformerModel
 from roles.envs.base import open_environment
 
 BATCH: Final = 64
@@ -88,7 +88,7 @@ def measure(seed: int, steps: int, groups: int, tally: Tally) -> None:
     """``groups`` of each policy of one course."""
     alone = Alone(EngineConfig(seed=seed))
     alone.warm_up()
-    before: TinyModel | None = None
+    before: TransformerModel | None = None
     for step in track(range(steps + 1), description=f"seed {seed}"):
         policy = _copy(alone.learner.model)
         judge_policy(policy, before, Random(seed << 16 | step), groups, tally)
@@ -97,13 +97,17 @@ def measure(seed: int, steps: int, groups: int, tally: Tally) -> None:
 
 
 def judge_policy(
-    policy: TinyModel, before: TinyModel | None, rng: Random, groups: int, tally: Tally
+    policy: TransformerModel,
+    before: TransformerModel | None,
+    rng: Random,
+    groups: int,
+    tally: Tally,
 ) -> None:
     """Draw ``groups`` with ``policy``, replay them with it, and a few with its predecessor."""
     config = EngineConfig()
     environment, recipe = open_environment(config.environment), config.recipe
     sampling = Sampling(recipe.temperature, recipe.max_new_tokens, recipe.group_size)
-    end = environment.end_token
+    end = frozenset(config.end_tokens)
     for first in range(0, groups, BATCH):
         tasks = [
             GroupTask(
@@ -121,7 +125,7 @@ def judge_policy(
             tally.stale_means += [evidence.mantissa_mean for evidence in stale]
 
 
-def _copy(model: TinyModel) -> TinyModel:
-    copy = TinyModel(model.shape)
+def _copy(model: TransformerModel) -> TransformerModel:
+    copy = TransformerModel(model.shape)
     copy.load_state_dict({name: value.clone() for name, value in model.state_dict().items()})
     return copy.requires_grad_(False)

@@ -224,7 +224,8 @@ class Shape:
     max_new_tokens: int
     vocabulary: int
     """Tokens are 0 up to, not including, this."""
-    end_token: int
+    end_tokens: frozenset[int]
+    """Any of them ends a completion."""
 
 
 def check_shape(
@@ -232,7 +233,7 @@ def check_shape(
 ) -> Judgement:
     """Judge the tokens and claimed log-probs of one group's completions by their shape alone.
 
-    A completion ends with its only end token or has exactly ``max_new_tokens``.
+    A completion ends with an end token, the only one in it, or has exactly ``max_new_tokens``.
     """
     for count in (len(tokens), len(logprobs)):
         if count != shape.group_size:
@@ -256,9 +257,9 @@ def _check_tokens(completion: Sequence[int], shape: Shape) -> Judgement:
     for position, token in enumerate(completion, start=1):
         if not 0 <= token < shape.vocabulary:
             return _rejected(Reason.TOKEN, token, shape.vocabulary)
-        if token == shape.end_token and position < length:
+        if token in shape.end_tokens and position < length:
             return _rejected(Reason.AFTER_END, length, position)
-    if completion[-1] != shape.end_token and length < shape.max_new_tokens:
+    if completion[-1] not in shape.end_tokens and length < shape.max_new_tokens:
         return _rejected(Reason.UNFINISHED, length, shape.max_new_tokens)
     return ACCEPTED
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from hashlib import sha256
 from math import inf, sqrt
 from typing import Final, TypeAlias
@@ -48,6 +49,15 @@ SURPRISE_FLOOR: Final = 4.0
 nearly every token has next to no variance, and one unlikely token would condemn an honest
 worker. With the floor a standard deviation is 2 nats at least, so a z of 20, the limit
 (`proofs.checks.Limits.surprise`), needs a token of probability e^-40."""
+
+
+class DrawRule(Enum):
+    """How a seed decides which token comes next; a run names one."""
+
+    CDF = "cdf"
+    """The inverse CDF of the distribution, at one uniform."""
+    GUMBEL = "gumbel"
+    """The largest of all scores, each with noise of its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,6 +244,22 @@ def verify(
     ]
 
 
+def worst(stats: Sequence[ToplocStats | Malformed]) -> ToplocStats | Malformed:
+    """What several sequences, the completions of a group, show together: the worst chunk of
+    all, statistic by statistic; `Malformed` if one is."""
+    measured = list[ToplocStats]()
+    for number, one in enumerate(stats):
+        if isinstance(one, Malformed):
+            return Malformed(f"sequence {number}: {one.reason}")
+        measured.append(one)
+    return ToplocStats(
+        sum(one.chunks for one in measured),
+        max((one.exponent_mismatches for one in measured), default=0),
+        max((one.mantissa_mean for one in measured), default=0.0),
+        max((one.mantissa_median for one in measured), default=0.0),
+    )
+
+
 def package_statistics(proof: bytes, rows: Rows) -> list[ChunkStats]:
     """The numbers that the package itself would report, chunk by chunk: signs are not looked
     at.

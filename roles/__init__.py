@@ -7,6 +7,7 @@ the next policy. Each of the three has a `role` (what a node opens: configuratio
 
 `roles.protocol` is what they say to each other, `roles.shared` what each of them uses.
 `roles.run` is the signed run file, `roles.rl` the learning recipe. `roles.engines` samples,
-scores and trains, in a worker process; `roles.envs` has the tasks and checks the answers.
+scores and trains, in a worker process; `roles.models` reads the folder that a model is;
+`roles.envs` has the tasks and checks the answers.
 `roles.demo` is a whole swarm on one machine.
 """

@@ -48,7 +48,7 @@ EXEMPT = {
     "p2p/transport/tcp.py": "is the real Network",
     "roles/demo/command.py": "starts and watches processes",
     "roles/demo/processes.py": "starts and watches processes",
-    "roles/engines/tiny/": "runs inside the worker process",
+    "roles/engines/torch/": "runs inside the worker process",
     "roles/envs/installed.py": "hashes installed packages before they are imported",
     "roles/engines/worker.py": "is the worker process",
     "roles/envs/ration.py": "limits a worker process to what it may spend",

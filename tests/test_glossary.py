@@ -3,7 +3,7 @@ folder lends another has a row; and what a row names is there.
 
 A class that only its own folder uses is explained where it stands. Messages and events are
 explained in docs/protocols. Scenarios (`sim.workloads`, `sim.lab`) and the demo's model
-(`roles.engines.tiny`) are uses of what the glossary explains.
+(`roles.engines.torch`) are uses of what the glossary explains.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PACKAGES = ("p2p", "roles", "proofs", "sim")
 TABLES = frozenset({"events", "effects", "messages", "errors"})
 """Modules that are tables of classes with one line each. What of them is exported has a row all
 the same."""
-USES = ("sim.workloads", "sim.lab", "roles.engines.tiny")
+USES = ("sim.workloads", "sim.lab", "roles.engines.torch")
 COLUMNS = 4
 
 

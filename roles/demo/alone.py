@@ -32,9 +32,9 @@ from rich.progress import (
 from p2p.node.usage import STANDARD_OUTPUT, write_text
 from roles.engines.base import Evaluation, GroupTask, Sampling, StepReport, TrainingGroup
 from roles.engines.config import EngineConfig
-from roles.engines.tiny import sampler
-from roles.engines.tiny.learner import TinyLearner
-from roles.engines.tiny.model import TinyModel
+from roles.engines.torch import sampler
+from roles.engines.torch.learner import TorchLearner
+from roles.engines.torch.model import TransformerModel
 from roles.envs.base import open_environment
 from roles.rl.advantage import group_advantages, has_spread
 from roles.rl.gate import LearningGate
@@ -96,8 +96,8 @@ class Alone:
         self._environment = open_environment(config.environment)
         self._rng = Random(1000 + config.seed)
         self._shuffled = shuffled
-        self.learner = TinyLearner(config, self._environment)
-        self.sampler = TinyModel(config.shape)
+        self.learner = TorchLearner(config, self._environment)
+        self.sampler = TransformerModel(config.shape)
         self._history: deque[dict[str, torch.Tensor]] = deque(maxlen=config.recipe.lag + 1)
         self.course = Course(config.seed)
 
@@ -145,9 +145,11 @@ class Alone:
             for index, task in enumerate(tasks)
         ]
         sampling = Sampling(recipe.temperature, recipe.max_new_tokens, recipe.group_size)
-        drawn = sampler.draw(self.sampler, prompts, sampling, environment.end_token)
+        drawn = sampler.draw(
+            self.sampler, prompts, sampling, frozenset(self._config.end_tokens)
+        )
         for task, one in zip(tasks, drawn, strict=True):
-            self.course.sampled_tokens += len(one.activations)
+            self.course.sampled_tokens += sum(len(each.tokens) for each in one.completions)
             rewards = tuple(environment.reward(task, each.tokens) for each in one.completions)
             yield TrainingGroup(task.prompt, one.completions, rewards)
 

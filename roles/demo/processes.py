@@ -83,7 +83,7 @@ def write_run(plan: DemoPlan) -> Run:
         environments=(EnvironmentPin(name="sort", digest=environment_digest("sort")),),
         trainers=(keys["trainer-1"].peer_id,),
         validators=(keys["validator-1"].peer_id,),
-        model=Model(engine="tiny", seed=plan.seed),
+        model=Model(seed=plan.seed),
         recipe=plan.recipe,
         limits=DEMO_LIMITS,
         delivery=Delivery(chunk_bytes=CHUNK_BYTES),

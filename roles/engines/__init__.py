@@ -3,7 +3,7 @@
 Read `base` first: what a role may ask of one, and the values that cross the border. `config` is
 what an engine is made of, and what a machine's owner allows. `client` opens one in a process of
 its own, where `worker` reads calls and answers them; `codec` is the calls' bytes. `fake` needs
-no model and is for simulations; `tiny` is a small transformer on torch. `safetensors` reads and
+no model and is for simulations; `torch` computes. `safetensors` reads and
 writes the files of weights.
 
 How data flows: tasks and seeds go in as a frame on the worker's standard input; the worker

@@ -47,20 +47,22 @@ class GroupTask:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The tokens of one answer (end token included, if it ended) and the sampler's log-probs of
-    them."""
+    """The tokens of one answer (end token included, if it ended), the sampler's log-probs of
+    them, and the activation proof over them."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
+    proof: bytes = b""
+    """`proofs.toploc`, one chunk for each 32 tokens; empty in a `TrainingGroup`, which a
+    validator has checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The completions of one task and the activation proof over all their tokens, in order."""
+    """The completions of one task, in the order of its seeds."""
 
     group: int
     completions: tuple[Completion, ...]
-    proof: bytes
 
 
 @dataclass(frozen=True, slots=True)

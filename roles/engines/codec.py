@@ -72,18 +72,20 @@ def task_from_wire(value: Sequence[Any]) -> GroupTask:
 
 def group_to_wire(group: Group) -> list[object]:
     """As lists."""
-    return [group.group, _completions_to_wire(group.completions), group.proof]
+    completions = [[*_completion_to_wire(one), one.proof] for one in group.completions]
+    return [group.group, completions]
 
 
 def group_from_wire(value: Sequence[Any]) -> Group:
     """What `group_to_wire` made."""
-    group, completions, proof = value
-    return Group(group, _completions_from_wire(completions), proof)
+    group, completions = value
+    return Group(group, _completions_from_wire(completions))
 
 
 def training_to_wire(group: TrainingGroup) -> list[object]:
-    """As lists."""
-    return [list(group.prompt), _completions_to_wire(group.completions), list(group.rewards)]
+    """As lists; proofs stay behind."""
+    completions = [_completion_to_wire(one) for one in group.completions]
+    return [list(group.prompt), completions, list(group.rewards)]
 
 
 def training_from_wire(value: Sequence[Any]) -> TrainingGroup:
@@ -92,12 +94,14 @@ def training_from_wire(value: Sequence[Any]) -> TrainingGroup:
     return TrainingGroup(tuple(prompt), _completions_from_wire(completions), tuple(rewards))
 
 
-def _completions_to_wire(completions: Sequence[Completion]) -> list[list[object]]:
-    return [[list(one.tokens), list(one.logprobs)] for one in completions]
+def _completion_to_wire(completion: Completion) -> list[object]:
+    return [list(completion.tokens), list(completion.logprobs)]
 
 
 def _completions_from_wire(value: Sequence[Any]) -> tuple[Completion, ...]:
-    return tuple(Completion(tuple(tokens), tuple(logprobs)) for tokens, logprobs in value)
+    return tuple(
+        Completion(tuple(tokens), tuple(logprobs), *proof) for tokens, logprobs, *proof in value
+    )
 
 
 def _pack(value: object) -> bytes:

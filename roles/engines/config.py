@@ -6,9 +6,11 @@ Model shape, recipe, environment, and the machine it runs on.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from enum import Enum
 from typing import Any, Final
 
 from p2p.errors import ConfigError
+from proofs.sampling import DrawRule
 from roles.rl.recipe import Recipe, WarmUp
 from roles.shared.bounds import Bounds, check_bounds
 
@@ -32,13 +34,35 @@ _SHAPE: Final[Bounds] = {
 }
 SEEDS: Final = (-(1 << 63), (1 << 63) - 1)
 """What torch takes as a seed: 64 bits with a sign."""
-ENGINES: Final = ("tiny", "fake")
+ENGINES: Final = ("torch", "fake")
 """Kinds of engines; ``fake`` is for simulations only."""
+MAX_END_TOKENS: Final = 64
+"""Tokens that end a completion: chat models have one to three, and a newline may be another."""
+MAX_CONTEXT: Final = 1 << 20
+"""Positions of a context: a million is the longest in use."""
+
+
+class Family(Enum):
+    """Whose decoder a model is; each differs from the others by one flag of `ModelShape`."""
+
+    QWEN3 = "qwen3"
+    """Norms of queries and keys."""
+    QWEN2 = "qwen2"
+    """Biases of queries, keys and values."""
+    LLAMA = "llama"
+    """Neither."""
+
+
+class Dtype(Enum):
+    """What a run computes in when it samples and scores; the values are torch's names."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """A Qwen3-style decoder. The defaults are the demo's 105,088 parameters."""
+    """A decoder of one of the families. The defaults are the demo's 105,088 parameters."""
 
     vocabulary: int = 50
     """Token ids are 0 to this, exclusive. The environments' vocabulary must fit; sort's has
@@ -69,8 +93,19 @@ class ModelShape:
     epsilon: float = 1e-5
     """Of every RMSNorm."""
 
+    tied: bool = False
+    """Whether the head is the embedding."""
+
+    qkv_bias: bool = False
+    """Whether queries, keys and values have biases, as in Qwen2."""
+
+    qk_norm: bool = True
+    """Whether each head's queries and keys are normed, as in Qwen3."""
+
     def __post_init__(self) -> None:
         check_bounds(self, _SHAPE)
+        if self.qkv_bias and self.qk_norm:
+            raise ValueError("no family has both biases and norms of queries and keys")
         if self.query_heads % self.key_heads:
             raise ValueError(
                 f"{self.query_heads} query heads cannot share {self.key_heads} key heads evenly"
@@ -79,13 +114,26 @@ class ModelShape:
             raise ValueError(f"head_width must be even, not {self.head_width}")
 
     @property
+    def family(self) -> Family:
+        """By its flags."""
+        if self.qk_norm:
+            return Family.QWEN3
+        return Family.QWEN2 if self.qkv_bias else Family.LLAMA
+
+    @property
     def parameters(self) -> int:
-        """Numbers in the network, embeddings and untied head included."""
+        """Numbers in the network, embeddings included, and the head unless it is tied."""
         heads = self.width * self.head_width * 2 * (self.query_heads + self.key_heads)
+        biases = self.head_width * (self.query_heads + 2 * self.key_heads)
         layer = (
-            heads + 3 * self.width * self.feed_forward + 2 * self.width + 2 * self.head_width
+            heads
+            + 3 * self.width * self.feed_forward
+            + 2 * self.width
+            + 2 * self.head_width * self.qk_norm
+            + biases * self.qkv_bias
         )
-        return self.layers * layer + 2 * self.vocabulary * self.width + self.width
+        tables = 1 if self.tied else 2
+        return self.layers * layer + tables * self.vocabulary * self.width + self.width
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,14 +233,26 @@ class DeviceProfile:
 class EngineConfig:
     """One engine. Everything but the machine's own fields comes from the run file."""
 
-    kind: str = "tiny"
-    """``tiny`` computes; ``fake`` pretends, in simulations."""
+    kind: str = "torch"
+    """``torch`` computes; ``fake`` pretends, in simulations."""
 
     environment: str = "sort"
     """Name of the environment, for warm-up and evaluation."""
 
     shape: ModelShape = field(default_factory=ModelShape)
     """Of the policy."""
+
+    dtype: Dtype = Dtype.FLOAT32
+    """What is sampled and scored in."""
+
+    draw: DrawRule = DrawRule.CDF
+    """How a seed decides which token comes next."""
+
+    context: int = 4096
+    """Most tokens of a prompt and its completion together."""
+
+    end_tokens: tuple[int, ...] = (0,)
+    """Any of them ends a completion."""
 
     recipe: Recipe = field(default_factory=Recipe)
     """Of the learner."""
@@ -213,7 +273,7 @@ class EngineConfig:
 
 def config_to_wire(config: EngineConfig) -> dict[str, Any]:
     """As plain values, for the pipe to a worker."""
-    return asdict(config)
+    return {**asdict(config), "dtype": config.dtype.value, "draw": config.draw.value}
 
 
 def config_from_wire(value: dict[str, Any]) -> EngineConfig:
@@ -224,6 +284,9 @@ def config_from_wire(value: dict[str, Any]) -> EngineConfig:
         **{
             **value,
             "shape": ModelShape(**value["shape"]),
+            "dtype": Dtype(value["dtype"]),
+            "draw": DrawRule(value["draw"]),
+            "end_tokens": tuple(value["end_tokens"]),
             "recipe": Recipe(**_betas(recipe), warm_up=WarmUp(**_betas(warm_up))),
             "profile": DeviceProfile(**value["profile"]),
         }

@@ -277,8 +277,9 @@ def _group(
     for seed in task.seeds:
         coin = hashlib.sha256(digest + prompt + (b"greedy" if greedy else seed)).digest()
         tokens = _answer(solution, policy.skill, coin)[: sampling.max_new_tokens]
-        completions.append(Completion(tokens, _logprobs(digest, tokens)))
-    return Group(task.group, tuple(completions), _proof(policy, completions))
+        proof = _proof(policy, tokens)
+        completions.append(Completion(tokens, _logprobs(digest, tokens), proof))
+    return Group(task.group, tuple(completions))
 
 
 def _answer(solution: tuple[int, ...], skill: float, coin: bytes) -> tuple[int, ...]:
@@ -296,10 +297,11 @@ def _logprobs(digest: bytes, tokens: tuple[int, ...]) -> tuple[float, ...]:
     return tuple(-byte / 256 for byte in stream)
 
 
-def _proof(policy: FakePolicy, completions: Sequence[Completion]) -> bytes:
-    tokens = repr([one.tokens for one in completions]).encode()
+def _proof(policy: FakePolicy, tokens: tuple[int, ...]) -> bytes:
     lineage = policy.lineage.to_bytes(4, "big")
-    return _PROOF.pack(lineage, policy.step, hashlib.sha256(tokens).digest()[:16])
+    return _PROOF.pack(
+        lineage, policy.step, hashlib.sha256(repr(tokens).encode()).digest()[:16]
+    )
 
 
 def _evidence(digest: bytes, policy: FakePolicy, honest: Group, claimed: Group) -> Evidence:
@@ -336,11 +338,15 @@ def _evidence(digest: bytes, policy: FakePolicy, honest: Group, claimed: Group) 
 
 
 def _activations(policy: FakePolicy, claimed: Group) -> tuple[str, int, float]:
-    """(why malformed, exponent mismatches, mean mantissa error) of a proof."""
-    if len(claimed.proof) != _PROOF.size:
-        return f"a proof is {_PROOF.size} bytes, not {len(claimed.proof)}", 0, 0.0
-    lineage, step, tokens = _PROOF.unpack(claimed.proof)
-    right = _PROOF.unpack(_proof(policy, claimed.completions))
-    if (lineage, tokens) != (right[0], right[2]):
-        return "", _OTHER_WEIGHTS, 30.0
-    return "", 0, float(abs(step - policy.step))
+    """(why malformed, exponent mismatches, mean mantissa error) of the worst of a group's
+    proofs."""
+    age = 0
+    for one in claimed.completions:
+        if len(one.proof) != _PROOF.size:
+            return f"a proof is {_PROOF.size} bytes, not {len(one.proof)}", 0, 0.0
+        lineage, step, tokens = _PROOF.unpack(one.proof)
+        right = _PROOF.unpack(_proof(policy, one.tokens))
+        if (lineage, tokens) != (right[0], right[2]):
+            return "", _OTHER_WEIGHTS, 30.0
+        age = max(age, abs(step - policy.step))
+    return "", 0, float(age)

@@ -68,17 +68,17 @@ class LocalEngine(Protocol):
 
 def make_engine(config: EngineConfig) -> LocalEngine:
     """Build the engine of ``config.kind``; only here is torch imported."""
-    if config.kind != "tiny":
+    if config.kind != "torch":
         raise ConfigError(
-            f"there is no engine {config.kind!r} for worker processes; installed are tiny"
+            f"there is no engine {config.kind!r} for worker processes; installed are torch"
         )
     try:
-        from roles.engines.tiny.engine import TinyEngine
+        from roles.engines.torch.engine import TorchEngine
     except ImportError as error:
         raise MissingDependency(
-            f"the tiny engine needs torch: pip install 'shoal[torch]' ({error})"
+            f"the torch engine needs torch: pip install 'shoal[torch]' ({error})"
         ) from error
-    return TinyEngine(config)
+    return TorchEngine(config)
 
 
 def call(engine: LocalEngine, method: str, arguments: Sequence[Any]) -> object:

@@ -71,9 +71,6 @@ class Environment(Protocol):
     vocabulary: str
     """One character per token id."""
 
-    end_token: int
-    """Ends a completion; also pads."""
-
     def task(self, seed: bytes, *, held_out: bool = False) -> Task:
         """The task of a seed of 32 bytes; ``held_out`` draws from those that are never trained
         on."""

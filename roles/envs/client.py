@@ -40,9 +40,6 @@ Answers = Sequence[tuple[Task, Sequence[Sequence[int]]]]
 class ContainedEnvironment(Protocol):
     """Tasks and rewards of one environment, whatever its code does."""
 
-    end_token: int
-    """Ends a completion; also pads."""
-
     async def tasks(self, seeds: Sequence[bytes]) -> list[Task]:
         """The task of each seed. Raises `EnvironmentFailed`."""
         ...
@@ -57,7 +54,6 @@ class LocalEnvironment:
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
-        self.end_token = environment.end_token
 
     async def tasks(self, seeds: Sequence[bytes]) -> list[Task]:
         """See `ContainedEnvironment`."""
@@ -84,7 +80,6 @@ class WorkerEnvironment:
         """Closes the process, if there is one."""
         self._worker: Worker | None = None
         self._turn = trio.Lock()
-        self.end_token = 0
 
     async def open(self) -> None:
         """Start the first process. Raises `ConfigError` if the environment cannot be opened in
@@ -120,9 +115,7 @@ class WorkerEnvironment:
             self._world.open_worker(WORKER_ARGV, name=f"the environment {self._name!r}")
         )
         opening = self._ration.opening
-        self.end_token = await self._call(
-            "open", self._name, *astuple(self._ration), patience=opening
-        )
+        await self._call("open", self._name, *astuple(self._ration), patience=opening)
 
     async def _call(self, method: str, *arguments: object, patience: float) -> Any:
         """One call of the process that runs; one that gives no answer is its last."""

@@ -16,7 +16,8 @@ from roles.envs.base import Task
 
 VOCABULARY: Final = "$0123456789+-*=<>|.#?abcdefghijklmnopqrstuvwxyz:, "
 END: Final = 0
-"""The token that ends an answer, and pads; the first of the vocabulary."""
+"""The token that ends an answer, the first of the vocabulary: a run of this environment names
+it among its model's end tokens."""
 
 SHORT: Final = (2, 4)
 """Digits of a short list, at least and at most: what the warm-up teaches."""
@@ -47,7 +48,6 @@ class SortEnvironment:
 
     name = "sort"
     vocabulary = VOCABULARY
-    end_token = END
 
     def task(self, seed: bytes, *, held_out: bool = False) -> Task:
         """A long list nine times in ten, else a short one."""

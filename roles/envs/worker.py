@@ -31,7 +31,7 @@ def serve(receive: Callable[[], bytes], send: Callable[[bytes], None]) -> None:
                 )
                 limit_memory(ration)
                 environment = open_environment(name)
-                value: object = environment.end_token
+                value: object = None
             else:
                 value = call(environment, ration, method, arguments)
         except (ConfigError, EnvironmentFailed) as error:

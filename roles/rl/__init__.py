@@ -1,7 +1,7 @@
 """The learning recipe: its numbers and its formulas, without a model.
 
 Read `recipe` first: each number with its meaning, its reason, and what else was tried. The
-learner (`roles.engines.tiny.learner`) turns the rewards of a group into advantages by
+learner (`roles.engines.torch.learner`) turns the rewards of a group into advantages by
 `advantage`, and log-probs and advantages into a loss by `losses`. `gate` says, of the first
 evaluation and the last, whether a run has learned.
 """

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 
 from p2p.errors import RemoteProtocolError
 from p2p.identity import PeerId
@@ -105,7 +106,8 @@ class DeliveryCheck:
         checked = []
         for number, (group, (task, _)) in enumerate(zip(groups, tasks, strict=True)):
             paid = rewards[number * size : (number + 1) * size]
-            training = TrainingGroup(tuple(task.prompt), group.completions, paid)
+            learnt = tuple(replace(one, proof=b"") for one in group.completions)
+            training = TrainingGroup(tuple(task.prompt), learnt, paid)
             checked.append(
                 BufferedGroup(commitment.version, commitment.content, number, training)
             )
@@ -113,7 +115,7 @@ class DeliveryCheck:
 
     def _check_shapes(self, groups: Sequence[Group]) -> None:
         """Raise `RemoteProtocolError` if one is not shaped as all of this run are."""
-        shape = self._run.shape(self._environment.end_token)
+        shape = self._run.shape()
         for group in groups:
             claims = [completion.logprobs for completion in group.completions]
             tokens = [completion.tokens for completion in group.completions]

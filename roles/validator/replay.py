@@ -123,7 +123,7 @@ class Replayer:
 
     def _check_shapes(self, groups: tuple[Group, ...]) -> Judgement:
         """The first group that is not even shaped right, or acceptance."""
-        shape = self._run.shape(self._environment.end_token)
+        shape = self._run.shape()
         judgement = Judgement(Verdict.ACCEPTED, Reason.WITHIN_LIMITS)
         for group in groups:
             tokens = [completion.tokens for completion in group.completions]

@@ -26,6 +26,7 @@ from roles.envs.client import open_environment_of
 from roles.rl.recipe import Recipe
 from roles.run.core.file import (
     DOMAIN,
+    FORMAT,
     EnvironmentPin,
     Terms,
     _sorted,
@@ -64,7 +65,7 @@ HOSTILE = (
 def signed(table: dict[str, Any]) -> bytes:
     body = pack(_sorted(table))
     owner = OWNER.peer_id.digest
-    return pack([1, owner, body, OWNER.sign(DOMAIN, pack([1, owner, body]))])
+    return pack([FORMAT, owner, body, OWNER.sign(DOMAIN, pack([FORMAT, owner, body]))])
 
 
 def numbers(table: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

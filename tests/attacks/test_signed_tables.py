@@ -31,6 +31,7 @@ from p2p.transport.memory import MemoryNetwork
 from p2p.wire import pack
 from roles.run.core.file import (
     DOMAIN,
+    FORMAT,
     MAX_COMPLAINT,
     MAX_RUN,
     Run,
@@ -58,7 +59,7 @@ HOSTILE_VALUES: tuple[Any, ...] = (
 
 def signed(body: bytes, key: KeyPair = OWNER) -> bytes:
     owner = key.peer_id.digest
-    return pack([1, owner, body, key.sign(DOMAIN, pack([1, owner, body]))])
+    return pack([FORMAT, owner, body, key.sign(DOMAIN, pack([FORMAT, owner, body]))])
 
 
 def places(table: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

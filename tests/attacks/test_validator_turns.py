@@ -104,7 +104,7 @@ class Malformed(Flooder):
     """The right groups with a proof that is none: found out without the model."""
 
     def groups(self, node: Node, tasks: Sequence[GroupTask]) -> tuple[Group, ...]:
-        return tuple(Group(task.group, (Completion((0,), (0.0,)),), b"") for task in tasks)
+        return tuple(Group(task.group, (Completion((0,), (0.0,)),)) for task in tasks)
 
 
 class WellFormed(Flooder):
@@ -112,7 +112,7 @@ class WellFormed(Flooder):
 
     def groups(self, node: Node, tasks: Sequence[GroupTask]) -> tuple[Group, ...]:
         recipe, rng = run_of(node).terms.recipe, random.Random(tasks[0].group)
-        end = self._environment.end_token
+        (end,) = run_of(node).terms.model.end_tokens
         others = [token for token in range(len(VOCABULARY)) if token != end]
         groups = []
         for task in tasks:
@@ -120,12 +120,11 @@ class WellFormed(Flooder):
                 Completion(
                     (*rng.choices(others, k=recipe.max_new_tokens - 1), end),
                     (-1.0,) * recipe.max_new_tokens,
+                    struct.pack(">4sI16s", bytes(4), 1, bytes(16)),
                 )
                 for _ in range(recipe.group_size)
             )
-            groups.append(
-                Group(task.group, completions, struct.pack(">4sI16s", bytes(4), 1, bytes(16)))
-            )
+            groups.append(Group(task.group, completions))
         return tuple(groups)
 
 

@@ -72,7 +72,9 @@ def test_arbitrary_tokens_replay(tokens: list[int], temperature: float) -> None:
 @settings(max_examples=200, deadline=None)
 def test_arbitrary_shapes(tokens: list[list[int]], logprobs: list[list[float]]) -> None:
     check_shape(
-        tokens, logprobs, Shape(group_size=2, max_new_tokens=4, vocabulary=10, end_token=9)
+        tokens,
+        logprobs,
+        Shape(group_size=2, max_new_tokens=4, vocabulary=10, end_tokens=frozenset({9})),
     )
 
 

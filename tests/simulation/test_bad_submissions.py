@@ -34,6 +34,11 @@ from sim.run.scenario import Scenario, load_scenario
 from sim.workloads.spine import Spine
 
 
+def with_first_proof(group: Group, proof: bytes) -> Group:
+    first, *others = group.completions
+    return replace(group, completions=(replace(first, proof=proof), *others))
+
+
 class Forger(Inference):
     """An inference node that changes what it sends, and signs the change."""
 
@@ -86,10 +91,8 @@ class Replayer(Forger):
 
     def forge_groups(self, groups: tuple[Group, ...]) -> tuple[Group, ...]:
         self.turn += 1
-        return (
-            replace(groups[0], proof=groups[0].proof + bytes([self.turn % 256])),
-            *groups[1:],
-        )
+        proof = groups[0].completions[0].proof + bytes([self.turn % 256])
+        return (with_first_proof(groups[0], proof), *groups[1:])
 
     def forge(self, honest: Submission) -> dict[str, Any]:
         return {"index": 0}
@@ -97,7 +100,8 @@ class Replayer(Forger):
 
 class Truncated(Forger):
     def forge_groups(self, groups: tuple[Group, ...]) -> tuple[Group, ...]:
-        return (replace(groups[0], proof=groups[0].proof[:-1]), *groups[1:])
+        proof = groups[0].completions[0].proof[:-1]
+        return (with_first_proof(groups[0], proof), *groups[1:])
 
 
 class Reordered(Forger):

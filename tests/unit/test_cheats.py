@@ -14,7 +14,7 @@ from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Evidence, Limits, Verdict, judge, judge_pool
 from roles.demo.cheats import MARGIN, CheatMode, CheatSession, must_fail
 from roles.demo.processes import DEMO_LIMITS
-from roles.engines.base import EngineError, Group, GroupTask
+from roles.engines.base import Completion, EngineError, Group, GroupTask
 from roles.inference.stats import InferenceCounts
 from tests.unit.test_run_file import RUN
 
@@ -54,12 +54,12 @@ class SureEngine:
         )
         if way == "hot":
             assert tasks[0].seeds != TASKS[0].seeds
-        return [Group(task.group, (), way.encode()) for task in tasks]
+        return [Group(task.group, (Completion((), (), way.encode()),)) for task in tasks]
 
     async def score(self, tasks, groups, sampling) -> list[Evidence]:
         assert self.loaded == 5, "a validator has the policy that was claimed"
         assert (tasks, sampling.temperature) == (TASKS, 1.0)
-        return [self.evidence[group.proof.decode()] for group in groups]
+        return [self.evidence[group.completions[0].proof.decode()] for group in groups]
 
 
 @contextmanager
@@ -85,7 +85,7 @@ async def handed_in(
         PolicyVersion(5),
     )
     (group,) = await session.draw(TASKS)
-    return group.proof.decode()
+    return group.completions[0].proof.decode()
 
 
 async def test_what_might_pass_is_not_handed_in() -> None:

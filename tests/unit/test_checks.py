@@ -26,7 +26,7 @@ HONEST = Evidence(
     surprise=0.5,
     logprob_error=1e-5,
 )
-SHAPE = Shape(group_size=2, max_new_tokens=4, vocabulary=10, end_token=9)
+SHAPE = Shape(group_size=2, max_new_tokens=4, vocabulary=10, end_tokens=frozenset({9}))
 LIMITS = [Limits.fp32(), Limits.bf16()]
 
 

@@ -122,7 +122,8 @@ async def test_a_forged_proof_and_edited_tokens_are_seen() -> None:
         (group,) = await engine.generate(tasks, SAMPLING)
         first, *others = group.completions
         edited = replace(first, tokens=(5, *first.tokens[1:]))
-        forged = [replace(group, proof=b""), replace(group, completions=(edited, *others))]
+        unproven = replace(first, proof=b"")
+        forged = [replace(group, completions=(one, *others)) for one in (unproven, edited)]
         seen = [
             judge((await engine.score(tasks, [one], SAMPLING))[0], Limits.fp32())
             for one in forged
@@ -136,7 +137,9 @@ async def test_groups_have_the_right_shape() -> None:
         await engine.open("c")
         await engine.save("c", "w")
         await engine.load("w")
-        shape = Shape(group_size=8, max_new_tokens=12, vocabulary=50, end_token=END)
+        shape = Shape(
+            group_size=8, max_new_tokens=12, vocabulary=50, end_tokens=frozenset({END})
+        )
         for group in await engine.generate(make_tasks(50), SAMPLING):
             tokens = [one.tokens for one in group.completions]
             logprobs = [one.logprobs for one in group.completions]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -190,7 +191,7 @@ def rate(task: GroupTask, group: Group) -> TrainingGroup:
 
 def test_values_survive_the_pipe() -> None:
     completion = Completion((1, 2, 0), (-0.5, -1e-9, -30.25))
-    group = Group(7, (completion, completion), b"\x00proof")
+    group = Group(7, (replace(completion, proof=b"\x00proof"), completion))
     task = GroupTask(7, (9, 8), (b"a" * 32, b"b" * 32))
     training = TrainingGroup((9, 8), (completion,), (1.0,))
     reply = codec.decode_reply(

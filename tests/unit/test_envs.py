@@ -11,14 +11,14 @@ from hypothesis import given, settings, strategies as st
 
 from p2p.errors import ConfigError
 from roles.envs.base import Task, environment_digest, open_environment
-from roles.envs.sort import VOCABULARY, SortEnvironment, decode, encode, is_held_out
+from roles.envs.sort import END, VOCABULARY, SortEnvironment, decode, encode, is_held_out
 
 SORT = SortEnvironment()
 
 
 def test_vocabulary() -> None:
     assert len(VOCABULARY) == len(set(VOCABULARY)) == 50
-    assert VOCABULARY[SORT.end_token] == "$"
+    assert VOCABULARY[END] == "$"
     assert encode("$09s") == (0, 1, 10, VOCABULARY.index("s"))
 
 

@@ -29,14 +29,20 @@ from roles.protocol.core.messages import (
 
 WORKER, VALIDATOR = KeyPair(b"w" * 32), KeyPair(b"v" * 32)
 
-completions = st.lists(
-    st.tuples(st.integers(0, 2**32 - 1), st.floats(-100, 0, width=32)), min_size=1, max_size=5
-).map(lambda pairs: Completion(tuple(t for t, _ in pairs), tuple(p for _, p in pairs)))
+completions = st.tuples(
+    st.lists(
+        st.tuples(st.integers(0, 2**32 - 1), st.floats(-100, 0, width=32)),
+        min_size=1,
+        max_size=5,
+    ),
+    st.binary(max_size=40),
+).map(
+    lambda made: Completion(*(tuple(column) for column in zip(*made[0], strict=True)), made[1])
+)
 groups = st.builds(
     Group,
     st.integers(0, 2**32 - 1),
     st.lists(completions, min_size=1, max_size=4).map(tuple),
-    st.binary(max_size=40),
 )
 
 
@@ -157,7 +163,17 @@ def test_a_delivery_must_belong_together() -> None:
         decode_delivery_untrusted(encode_delivery(verdict_on(first), second), verify)
 
 
-def test_lengths_that_do_not_fit_are_refused() -> None:
-    raw = [0, b"\5\0\0\0", b"\0" * 16, b"\0" * 16, b""]
-    with pytest.raises(BadMessage, match="do not fit"):
+@pytest.mark.parametrize(
+    ("length", "sizes", "proofs", "match"),
+    [
+        (b"\5\0\0\0", b"\0" * 4, b"", "lengths of a group do not fit"),
+        (b"\4\0\0\0", b"", b"", "one proof for each completion"),
+        (b"\4\0\0\0", b"\3\0\0\0", b"no", "sizes of a group's proofs do not fit"),
+    ],
+)
+def test_lengths_that_do_not_fit_are_refused(
+    length: bytes, sizes: bytes, proofs: bytes, match: str
+) -> None:
+    raw = [0, length, b"\0" * 16, b"\0" * 16, sizes, proofs]
+    with pytest.raises(BadMessage, match=match):
         decode_groups_untrusted(pack([raw]))

@@ -66,7 +66,7 @@ def test_every_flipped_byte_is_noticed() -> None:
 def _signed_table(table: dict[str, object]) -> bytes:
     body = pack({key: table[key] for key in sorted(table)})
     owner = OWNER.peer_id.digest
-    return pack([1, owner, body, OWNER.sign(DOMAIN, pack([1, owner, body]))])
+    return pack([2, owner, body, OWNER.sign(DOMAIN, pack([2, owner, body]))])
 
 
 def _table() -> dict[str, object]:
@@ -97,8 +97,8 @@ def test_an_honest_owner_with_a_wrong_table_is_refused_with_the_reason() -> None
 def test_a_future_format_says_so() -> None:
     document = unpack_untrusted(RUN.document)
     assert isinstance(document, list)
-    with pytest.raises(BadMessage, match="format 2"):
-        decode_run_untrusted(pack([2, *document[1:]]))
+    with pytest.raises(BadMessage, match="format 3"):
+        decode_run_untrusted(pack([3, *document[1:]]))
 
 
 def test_trainers_publish_validators_judge_and_the_rest_goes_by_admission() -> None:
@@ -122,7 +122,7 @@ def test_trainers_publish_validators_judge_and_the_rest_goes_by_admission() -> N
 def test_engine_and_environment_come_from_the_run() -> None:
     config = RUN.engine_config(threads=2)
     assert (config.kind, config.environment, config.threads, config.recipe) == (
-        "tiny",
+        "torch",
         "sort",
         2,
         Recipe(),

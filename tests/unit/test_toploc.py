@@ -26,6 +26,7 @@ from proofs.toploc import (
     package_statistics,
     proof_size,
     verify,
+    worst,
 )
 
 PERFECT = ToplocStats(chunks=2, exponent_mismatches=0, mantissa_mean=0.0, mantissa_median=0.0)
@@ -200,6 +201,13 @@ def test_an_index_that_wraps_is_reduced_by_the_verifier_too() -> None:
     (proof,) = commit([rows])
     assert int.from_bytes(proof[:2], "big") < MAX_MODULUS
     assert stats_of(proof, rows) == ToplocStats(1, 0, 0.0, 0.0)
+
+
+def test_the_worst_of_several_sequences_speaks_for_all() -> None:
+    good, bad = ToplocStats(2, 1, 0.5, 0.0), ToplocStats(1, 0, 0.25, 3.0)
+    assert worst([good, bad]) == ToplocStats(3, 1, 0.5, 3.0)
+    assert worst([good, Malformed("short")]) == Malformed("sequence 1: short")
+    assert worst([]) == ToplocStats(0, 0, 0.0, 0.0)
 
 
 def test_small_numeric_noise_is_seen_in_the_mantissas_only() -> None:

@@ -125,10 +125,10 @@ async def test_a_submission_of_a_stranger_is_not_read() -> None:
 
 
 def test_what_a_run_lets_a_submission_hold_is_far_below_what_any_may_hold() -> None:
-    assert max_submission(8, 16, 12) < 140 * KI
+    assert max_submission(8, 16, 12) < 173 * KI
     assert max_submission(64, 16, 1000) == MAX_SUBMISSION
-    group = 4 * 16 + 16 * 12 * 8 + proof_size(16 * 12, 64) + 64
-    assert 8 * group < max_submission(8, 16, 12) / 3
+    group = 16 * (8 + 12 * 8 + proof_size(12, 64)) + 64
+    assert 8 * group < max_submission(8, 16, 12) / 2
 
 
 def test_reasons_that_quote_the_sender_have_an_end() -> None:

@@ -70,21 +70,25 @@ _SUBMISSION: Final = b"\x93"
 """msgpack: a list of three."""
 _BINARY: Final = {0xC4: 1, 0xC5: 2, 0xC6: 4}
 """msgpack: the three kinds of `bin`, and the bytes of their lengths."""
-_GROUP_FIELDS: Final = 5
+_GROUP_FIELDS: Final = 6
 _TOKEN_BYTES: Final = 24
 """Per token: 4 as such, 4 for its log-prob, 8 of the proof over it, and half as much again."""
-_GROUP_BYTES: Final = 4 * KI
-"""Per group: the proof's last, started part and a length per completion, rounded up a lot."""
+_COMPLETION_BYTES: Final = 512
+"""Per completion: the proof's last, started chunk (258) and two lengths, and half as much
+again."""
+_GROUP_BYTES: Final = KI
+"""Per group: its number and the heads of its fields, rounded up a lot."""
 
 
 def max_submission(groups: int, completions: int, tokens: int) -> int:
     """Bytes of the longest submission of a run: ``groups`` of ``completions`` of at most
     ``tokens`` tokens.
 
-    The demo's has 80 KiB at most, a hundredth of `MAX_SUBMISSION`: so much less can be held by
+    The demo's has 172 KiB at most, a fiftieth of `MAX_SUBMISSION`: so much less can be held by
     strangers that each begin one.
     """
-    longest = 64 * KI + groups * (_GROUP_BYTES + completions * tokens * _TOKEN_BYTES)
+    completion = _COMPLETION_BYTES + tokens * _TOKEN_BYTES
+    longest = 64 * KI + groups * (_GROUP_BYTES + completions * completion)
     return min(MAX_SUBMISSION, longest)
 
 
@@ -109,12 +113,14 @@ def _encode_group(group: Group) -> list[object]:
     lengths = [len(completion.tokens) for completion in group.completions]
     tokens = [token for completion in group.completions for token in completion.tokens]
     logprobs = [value for completion in group.completions for value in completion.logprobs]
+    proofs = [completion.proof for completion in group.completions]
     return [
         group.group,
         struct.pack(f"<{len(lengths)}I", *lengths),
         struct.pack(f"<{len(tokens)}I", *tokens),
         struct.pack(f"<{len(logprobs)}f", *logprobs),
-        group.proof,
+        struct.pack(f"<{len(proofs)}I", *map(len, proofs)),
+        b"".join(proofs),
     ]
 
 
@@ -129,8 +135,8 @@ def decode_groups_untrusted(content: bytes) -> tuple[Group, ...]:
 
 
 def _decode_group_untrusted(item: object) -> Group:
-    number, raw_lengths, raw_tokens, raw_logprobs, proof = fields_untrusted(
-        item, int, bytes, bytes, bytes, bytes, what="group"
+    number, raw_lengths, raw_tokens, raw_logprobs, raw_sizes, proofs = fields_untrusted(
+        item, int, bytes, bytes, bytes, bytes, bytes, what="group"
     )
     _number_untrusted(number, MAX_INDEX, "a group number")
     if len(raw_lengths) % 4 or not 0 < len(raw_lengths) <= 4 * MAX_COMPLETIONS:
@@ -143,16 +149,25 @@ def _decode_group_untrusted(item: object) -> Group:
         or len(raw_logprobs) != 4 * total
     ):
         raise BadMessage("the lengths of a group do not fit its tokens and log-probs")
+    if len(raw_sizes) != len(raw_lengths):
+        raise BadMessage("a group has one proof for each completion")
+    sizes = struct.unpack(f"<{len(lengths)}I", raw_sizes)
+    if len(proofs) != sum(sizes):
+        raise BadMessage("the sizes of a group's proofs do not fit them")
     tokens = struct.unpack(f"<{total}I", raw_tokens)
     logprobs = struct.unpack(f"<{total}f", raw_logprobs)
     completions = []
-    start = 0
-    for length in lengths:
+    start = proven = 0
+    for length, size in zip(lengths, sizes, strict=True):
         completions.append(
-            Completion(tokens[start : start + length], logprobs[start : start + length])
+            Completion(
+                tokens[start : start + length],
+                logprobs[start : start + length],
+                proofs[proven : proven + size],
+            )
         )
-        start += length
-    return Group(number, tuple(completions), proof)
+        start, proven = start + length, proven + size
+    return Group(number, tuple(completions))
 
 
 @dataclass(frozen=True, slots=True)

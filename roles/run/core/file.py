@@ -31,13 +31,24 @@ from p2p.node.admission import (
 from p2p.node.tables import read_table, write_table
 from p2p.wire import KI, MIB, fields_untrusted, pack, unpack_untrusted
 from proofs.checks import Limits, Shape
-from roles.engines.config import ENGINES, SEEDS, EngineConfig, MachineLimits, ModelShape
+from proofs.sampling import DrawRule
+from roles.engines.config import (
+    ENGINES,
+    MAX_CONTEXT,
+    MAX_END_TOKENS,
+    SEEDS,
+    Dtype,
+    EngineConfig,
+    MachineLimits,
+    ModelShape,
+)
 from roles.envs.base import NAME, environment_digest
+from roles.models.pin import FilePin
 from roles.rl.recipe import Recipe
 from roles.shared.bounds import check_bounds
 
 DOMAIN: Final = "/shoal/run/1.0.0"
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Grows when a field is added to `Terms` or to anything inside it: then old nodes refuse, with
 a reason."""
 MAX_RUN: Final = 256 * KI
@@ -54,6 +65,8 @@ MAX_NAME: Final = 64
 """Characters of a name; it is shown on one line."""
 MAX_ENVIRONMENTS: Final = 64
 """Environments of one run; each is imported by every worker."""
+MAX_FILES: Final = 256
+"""Files of a base: the largest models in use come in 190 shards."""
 MAX_EPOCH: Final = 2**53
 """Editions stay exact in every JSON reader."""
 MAX_EXPIRY: Final = 2**40
@@ -84,17 +97,45 @@ class AdmissionRules:
 class Model:
     """What is trained."""
 
-    engine: str = "tiny"
-    """Kind of engine that all nodes run (`roles.engines`)."""
+    engine: str = "torch"
+    """``torch``: each node computes, with what engine it likes. ``fake``: each pretends, in
+    simulations (`roles.engines`)."""
 
     seed: int = 0
-    """Of the initial weights, and of the warm-up."""
+    """Of the initial weights, and of the warm-up; of no use to a model with a base."""
 
     shape: ModelShape = field(default_factory=ModelShape)
-    """Sizes of the network."""
+    """Sizes of the network, and with them its family."""
+
+    base: tuple[FilePin, ...] = ()
+    """The files of policy 0, a Hugging Face folder. Empty: the weights are drawn from ``seed``
+    and warmed up."""
+
+    dtype: Dtype = Dtype.FLOAT32
+    """What is sampled and scored in."""
+
+    draw: DrawRule = DrawRule.CDF
+    """How a seed decides which token comes next."""
+
+    context: int = 4096
+    """Most tokens of a prompt and its completion together."""
+
+    end_tokens: tuple[int, ...] = (0,)
+    """Any of them ends a completion. The environment ``sort`` ends with 0."""
 
     def __post_init__(self) -> None:
-        check_bounds(self, {"seed": SEEDS})
+        check_bounds(self, {"seed": SEEDS, "context": (2, MAX_CONTEXT)})
+        check_bounds(self, {"end_tokens": (0, self.shape.vocabulary - 1)})
+        if not 0 < len(self.end_tokens) <= MAX_END_TOKENS or len(set(self.end_tokens)) < len(
+            self.end_tokens
+        ):
+            raise ValueError(f"a model has 1 to {MAX_END_TOKENS} end tokens, each once")
+        names = [pin.name for pin in self.base]
+        if len(names) > MAX_FILES or len(set(names)) < len(names):
+            raise ValueError(f"a base has at most {MAX_FILES} files, each once")
+        missing = {"config.json", "tokenizer.json"} - set(names)
+        if names and missing:
+            raise ValueError(f"a base without {' and '.join(sorted(missing))} is no model")
         if self.engine not in ENGINES:
             raise ValueError(
                 f"there is no engine {self.engine!r:.40}; there are {', '.join(ENGINES)}"
@@ -262,25 +303,29 @@ class Run:
     ) -> EngineConfig:
         """The engine of this run on this machine. Raises `ConfigError` if it asks too much of
         it."""
-        (machine or MachineLimits()).check(self.terms.model.shape, self.terms.recipe)
+        model = self.terms.model
+        (machine or MachineLimits()).check(model.shape, self.terms.recipe)
         return EngineConfig(
-            kind=self.terms.model.engine,
+            kind=model.engine,
             environment=self.terms.environments[0].name,
-            shape=self.terms.model.shape,
+            shape=model.shape,
+            dtype=model.dtype,
+            draw=model.draw,
+            context=model.context,
+            end_tokens=model.end_tokens,
             recipe=self.terms.recipe,
-            seed=self.terms.model.seed,
+            seed=model.seed,
             threads=threads,
             nice=nice,
         )
 
-    def shape(self, end_token: int) -> Shape:
-        """What every group of this run looks like, whatever it says; the environment says what
-        ends one."""
+    def shape(self) -> Shape:
+        """What every group of this run looks like, whatever it says."""
         return Shape(
             group_size=self.terms.recipe.group_size,
             max_new_tokens=self.terms.recipe.max_new_tokens,
             vocabulary=self.terms.model.shape.vocabulary,
-            end_token=end_token,
+            end_tokens=frozenset(self.terms.model.end_tokens),
         )
 
     def check_job(self, peer: PeerId, job: str) -> None:

@@ -11,10 +11,10 @@ import torch
 from roles.demo.alone import Alone
 from roles.engines.base import EngineError, GroupTask, Sampling, TrainingGroup
 from roles.engines.config import EngineConfig
-from roles.engines.tiny import sampler
-from roles.engines.tiny.files import seal
-from roles.engines.tiny.learner import TinyLearner
-from roles.envs.sort import SortEnvironment
+from roles.engines.torch import sampler
+from roles.engines.torch.files import seal
+from roles.engines.torch.learner import TorchLearner
+from roles.envs.sort import END, SortEnvironment
 from roles.rl.advantage import has_spread
 from roles.rl.recipe import Recipe, WarmUp
 
@@ -36,7 +36,7 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def make_groups(learner: TinyLearner, count: int, size: int = 8) -> list[TrainingGroup]:
+def make_groups(learner: TorchLearner, count: int, size: int = 8) -> list[TrainingGroup]:
     """Groups with rewards for short completions: any policy has some spread in that."""
     tasks = [
         GroupTask(
@@ -46,7 +46,7 @@ def make_groups(learner: TinyLearner, count: int, size: int = 8) -> list[Trainin
         )
         for group in range(count)
     ]
-    drawn = sampler.draw(learner.model, tasks, Sampling(1.0, 12, size), SORT.end_token)
+    drawn = sampler.draw(learner.model, tasks, Sampling(1.0, 12, size), frozenset({END}))
     groups = [
         TrainingGroup(
             task.prompt,
@@ -59,14 +59,14 @@ def make_groups(learner: TinyLearner, count: int, size: int = 8) -> list[Trainin
 
 
 def test_continuing_from_a_checkpoint_is_bit_identical(tmp_path: Path) -> None:
-    learner = TinyLearner(CONFIG, SORT)
+    learner = TorchLearner(CONFIG, SORT)
     assert learner.open(tmp_path / "checkpoint") == 0
     groups = make_groups(learner, 12)
     assert len(groups) > 3
     learner.step(groups)
     learner.save(tmp_path / "checkpoint", tmp_path / "weights.safetensors")
     expected = learner.step(groups)
-    other = TinyLearner(CONFIG, SORT)
+    other = TorchLearner(CONFIG, SORT)
     assert other.open(tmp_path / "checkpoint") == 1
     other.evaluate()  # which changes nothing
     assert other.step(groups) == expected
@@ -79,7 +79,7 @@ def test_continuing_from_a_checkpoint_is_bit_identical(tmp_path: Path) -> None:
 
 
 def test_a_step_makes_what_was_rewarded_likelier() -> None:
-    learner = TinyLearner(CONFIG, SORT)
+    learner = TorchLearner(CONFIG, SORT)
     learner.start()
     before = make_groups(learner, 16)
     for _ in range(6):
@@ -94,7 +94,7 @@ def test_a_step_makes_what_was_rewarded_likelier() -> None:
 
 
 def test_on_policy_there_is_no_drift() -> None:
-    learner = TinyLearner(CONFIG, SORT)
+    learner = TorchLearner(CONFIG, SORT)
     learner.start()
     report = learner.step(make_groups(learner, 8))
     assert abs(report.k3) < 1e-6
@@ -103,7 +103,7 @@ def test_on_policy_there_is_no_drift() -> None:
 
 
 def test_what_cannot_be_learned_from_is_refused(tmp_path: Path) -> None:
-    learner = TinyLearner(CONFIG, SORT)
+    learner = TorchLearner(CONFIG, SORT)
     learner.start()
     with pytest.raises(EngineError, match="at least one group"):
         learner.step([])
@@ -123,7 +123,7 @@ def test_one_flipped_bit_in_a_checkpoint_is_noticed(tmp_path: Path) -> None:
     in.
     """
     path = tmp_path / "checkpoint"
-    learner = TinyLearner(CONFIG, SORT)
+    learner = TorchLearner(CONFIG, SORT)
     learner.start()
     groups = make_groups(learner, 12)
     for step in (1, 2):
@@ -135,29 +135,29 @@ def test_one_flipped_bit_in_a_checkpoint_is_noticed(tmp_path: Path) -> None:
         rotten = bytearray(sound)
         rotten[place // 8] ^= 1 << place % 8
         path.write_bytes(rotten)
-        assert TinyLearner(CONFIG, SORT).open(path) == 1
+        assert TorchLearner(CONFIG, SORT).open(path) == 1
     path.write_bytes(sound[:-1])
-    assert TinyLearner(CONFIG, SORT).open(path) == 1
+    assert TorchLearner(CONFIG, SORT).open(path) == 1
     path.unlink()
-    assert TinyLearner(CONFIG, SORT).open(path) == 1
+    assert TorchLearner(CONFIG, SORT).open(path) == 1
     path.write_bytes(sound)
-    assert TinyLearner(CONFIG, SORT).open(path) == 2
+    assert TorchLearner(CONFIG, SORT).open(path) == 2
     (tmp_path / "checkpoint.previous").write_bytes(b"rot")
     path.write_bytes(sound[:100])
     with pytest.raises(
         EngineError, match=r"checkpoint is damaged.*checkpoint\.previous is damaged.*remove"
     ):
-        TinyLearner(CONFIG, SORT).open(path)
+        TorchLearner(CONFIG, SORT).open(path)
 
 
 def test_a_published_policy_is_adopted(tmp_path: Path) -> None:
     """Issue 10.7: without a checkpoint the learner goes on from weights that are out."""
-    learner = TinyLearner(CONFIG, SORT)
+    learner = TorchLearner(CONFIG, SORT)
     learner.start()
     groups = make_groups(learner, 12)
     learner.step(groups)
     learner.save(tmp_path / "checkpoint", tmp_path / "1.safetensors")
-    other = TinyLearner(CONFIG, SORT)
+    other = TorchLearner(CONFIG, SORT)
     other.adopt(tmp_path / "1.safetensors", 1)
     pairs = zip(learner.model.parameters(), other.model.parameters(), strict=True)
     assert all(torch.equal(one, another) for one, another in pairs)
@@ -165,7 +165,7 @@ def test_a_published_policy_is_adopted(tmp_path: Path) -> None:
 
 
 def test_evaluation_repeats() -> None:
-    learner = TinyLearner(CONFIG, SORT)
+    learner = TorchLearner(CONFIG, SORT)
     learner.start()
     assert learner.evaluate() == learner.evaluate()
 

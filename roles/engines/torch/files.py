@@ -16,7 +16,7 @@ from roles.engines import safetensors
 from roles.engines.base import EngineError
 from roles.engines.config import ModelShape
 from roles.engines.safetensors import RawTensor
-from roles.engines.tiny.model import TinyModel
+from roles.engines.torch.model import TransformerModel
 
 _DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """What weights may be stored in; we compute in fp32."""
@@ -83,7 +83,7 @@ def encode_weights(model: nn.Module) -> bytes:
     )
 
 
-def load_weights(model: TinyModel, path: Path) -> None:
+def load_weights(model: TransformerModel, path: Path) -> None:
     """Replace the weights of ``model`` in place. Raises `EngineError` if the file does not fit
     it.
     """
@@ -108,7 +108,7 @@ def load_weights(model: TinyModel, path: Path) -> None:
             parameters[name].copy_(stored)
 
 
-def save_folder(model: TinyModel, folder: Path) -> None:
+def save_folder(model: TransformerModel, folder: Path) -> None:
     """Write a model folder that transformers and vLLM load as Qwen3."""
     write_atomically(folder / "model.safetensors", encode_weights(model))
     write_atomically(

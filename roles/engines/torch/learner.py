@@ -26,8 +26,8 @@ from roles.engines.base import (
     previous_generation,
 )
 from roles.engines.config import EngineConfig
-from roles.engines.tiny import sampler
-from roles.engines.tiny.files import (
+from roles.engines.torch import sampler
+from roles.engines.torch.files import (
     encode_weights,
     load_weights,
     open_seal,
@@ -35,7 +35,7 @@ from roles.engines.tiny.files import (
     write_atomically,
     write_generation,
 )
-from roles.engines.tiny.model import TinyModel
+from roles.engines.torch.model import TransformerModel
 from roles.envs.base import Environment, Ration, Task
 from roles.envs.contained import reward_of
 from roles.envs.ration import interrupted
@@ -44,11 +44,11 @@ from roles.rl.losses import clipped_loss, importance_weight, is_clipped, k3
 
 _CHUNK: Final = 64
 """Rows of the pass that recomputes log-probs: as many as the scorer reads at once
-(`roles.engines.tiny.scorer.CHUNK`), for the same reason."""
+(`roles.engines.torch.scorer.CHUNK`), for the same reason."""
 
 T = TypeVar("T")
 
-_FORMAT: Final = "shoal tiny checkpoint 2"
+_FORMAT: Final = "shoal torch checkpoint 2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class _Update:
     gradient_norm: float
 
 
-class TinyLearner:
+class TorchLearner:
     """A policy, its optimiser, and the step they are at."""
 
     def __init__(self, config: EngineConfig, environment: Environment) -> None:
@@ -94,7 +94,7 @@ class TinyLearner:
         self._recipe = config.recipe
         self._environment = environment
         self._shuffle = torch.Generator().manual_seed(config.seed)
-        self.model = TinyModel(config.shape)
+        self.model = TransformerModel(config.shape)
         self.step_number = 0
         self._optimiser = torch.optim.AdamW(
             self.model.parameters(),
@@ -207,7 +207,7 @@ class TinyLearner:
             for index, task in enumerate(tasks)
         ]
         sampling = Sampling(temperature, self._recipe.max_new_tokens, 1)
-        drawn = sampler.draw(self.model, prompts, sampling, self._environment.end_token)
+        drawn = sampler.draw(self.model, prompts, sampling, frozenset(self._config.end_tokens))
         with interrupted(Ration()):
             rewards = [
                 reward_of(self._environment, task, one.completions[0].tokens)

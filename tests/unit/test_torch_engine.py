@@ -13,12 +13,13 @@ from p2p.errors import ConfigError
 from proofs.checks import Limits, Reason, Verdict, judge
 from roles.engines.base import Completion, EngineError, Group, GroupTask, Sampling
 from roles.engines.config import ROWS, EngineConfig, ModelShape
-from roles.engines.tiny import sampler, scorer
-from roles.engines.tiny.engine import TinyEngine
-from roles.engines.tiny.files import encode_weights, load_weights, save_folder
-from roles.engines.tiny.model import TinyModel
+from roles.engines.torch import sampler, scorer
+from roles.engines.torch.engine import TorchEngine
+from roles.engines.torch.files import encode_weights, load_weights, save_folder
+from roles.engines.torch.model import TransformerModel
 from roles.envs.sort import END, SortEnvironment
 
+ENDS = frozenset({END})
 SAMPLING = Sampling(temperature=1.0, max_new_tokens=12, group_size=4)
 
 
@@ -27,11 +28,11 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def make_model(seed: int = 0, sharpness: float = 1.0) -> TinyModel:
+def make_model(seed: int = 0, sharpness: float = 1.0) -> TransformerModel:
     """A random model whose head is scaled up, so that its distributions are as peaked as a
     trained one's.
     """
-    model = TinyModel(ModelShape())
+    model = TransformerModel(ModelShape())
     model.initialise(seed)
     with torch.no_grad():
         model.lm_head.weight.mul_(20 * sharpness)
@@ -53,13 +54,15 @@ def make_tasks(count: int, completions: int = 4) -> list[GroupTask]:
     ]
 
 
-def verdicts(model: TinyModel, tasks: list[GroupTask], groups: list[Group]) -> list[Reason]:
-    evidence = scorer.score(model, tasks, groups, SAMPLING, END)
+def verdicts(
+    model: TransformerModel, tasks: list[GroupTask], groups: list[Group]
+) -> list[Reason]:
+    evidence = scorer.score(model, tasks, groups, SAMPLING, ENDS)
     return [judge(one, Limits.fp32()).reason for one in evidence]
 
 
 def test_the_shape_has_the_documented_size() -> None:
-    model = TinyModel(ModelShape())
+    model = TransformerModel(ModelShape())
     assert sum(weight.numel() for weight in model.parameters()) == 105_088
     assert "model.layers.1.self_attn.q_norm.weight" in model.state_dict()
     assert "lm_head.weight" in model.state_dict()
@@ -67,21 +70,22 @@ def test_the_shape_has_the_documented_size() -> None:
 
 def test_decoding_equals_prefill() -> None:
     model, tasks = make_model(), make_tasks(12)
-    drawn = sampler.draw(model, tasks, SAMPLING, END)
+    drawn = sampler.draw(model, tasks, SAMPLING, ENDS)
     groups = [
-        Group(task.group, one.completions, b"") for task, one in zip(tasks, drawn, strict=True)
+        Group(task.group, one.completions) for task, one in zip(tasks, drawn, strict=True)
     ]
     with torch.inference_mode():
         replayed = scorer.replay_hidden(model, tasks, groups)
     assert len({len(task.prompt) for task in tasks}) > 2  # padding mattered
-    for one, rows in zip(drawn, replayed, strict=True):
-        assert np.abs(one.activations - rows.numpy()).max() < 1e-4
+    for one, states in zip(drawn, replayed, strict=True):
+        for decoded, rows in zip(one.activations, states, strict=True):
+            assert np.abs(decoded - rows.numpy()).max() < 1e-4
 
 
 def test_padding_and_company_change_nothing() -> None:
     model, tasks = make_model(), make_tasks(20)
-    together = sampler.draw(model, tasks, SAMPLING, END)
-    alone = [sampler.draw(model, [task], SAMPLING, END)[0] for task in tasks]
+    together = sampler.draw(model, tasks, SAMPLING, ENDS)
+    alone = [sampler.draw(model, [task], SAMPLING, ENDS)[0] for task in tasks]
     for one, other in zip(together, alone, strict=True):
         assert [c.tokens for c in one.completions] == [c.tokens for c in other.completions]
 
@@ -89,7 +93,7 @@ def test_padding_and_company_change_nothing() -> None:
 def test_completions_end_once_or_at_the_limit() -> None:
     model, tasks = make_model(sharpness=0.3), make_tasks(30)
     completions = [
-        c for one in sampler.draw(model, tasks, SAMPLING, END) for c in one.completions
+        c for one in sampler.draw(model, tasks, SAMPLING, ENDS) for c in one.completions
     ]
     assert {len(one.tokens) for one in completions} >= {1, 12}
     for one in completions:
@@ -101,16 +105,16 @@ def test_completions_end_once_or_at_the_limit() -> None:
 
 def test_a_batch_is_cut_where_rows_are_too_many() -> None:
     model, tasks = make_model(), make_tasks(3, completions=ROWS // 2 + 1)
-    assert [len(one.completions) for one in sampler.draw(model, tasks, SAMPLING, END)] == [
+    assert [len(one.completions) for one in sampler.draw(model, tasks, SAMPLING, ENDS)] == [
         129
     ] * 3
-    assert sampler.draw(model, [], SAMPLING, END) == []
+    assert sampler.draw(model, [], SAMPLING, ENDS) == []
 
 
 def test_honest_work_is_accepted() -> None:
     model, tasks = make_model(), make_tasks(40)
-    groups = sampler.generate(model, tasks, SAMPLING, END)
-    evidence = scorer.score(model, tasks, groups, SAMPLING, END)
+    groups = sampler.generate(model, tasks, SAMPLING, ENDS)
+    evidence = scorer.score(model, tasks, groups, SAMPLING, ENDS)
     assert {judge(one, Limits.fp32()).verdict for one in evidence} == {Verdict.ACCEPTED}
     assert max(one.logprob_error for one in evidence) < 1e-4
     assert [one.tokens for one in evidence] == [
@@ -120,14 +124,14 @@ def test_honest_work_is_accepted() -> None:
 
 def test_greedy_sold_as_drawn_is_seen() -> None:
     model, tasks = make_model(), make_tasks(20)
-    groups = sampler.generate(model, tasks, replace(SAMPLING, temperature=0), END)
+    groups = sampler.generate(model, tasks, replace(SAMPLING, temperature=0), ENDS)
     assert all(len({one.tokens for one in group.completions}) == 1 for group in groups)
     assert set(verdicts(model, tasks, groups)) == {Reason.DRAW_DISTANCE}
 
 
 def test_stale_weights_are_seen() -> None:
     model, tasks = make_model(), make_tasks(20)
-    groups = sampler.generate(model, tasks, SAMPLING, END)
+    groups = sampler.generate(model, tasks, SAMPLING, ENDS)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for weight in model.parameters():  # as far as one step of the recipe moves them
@@ -139,28 +143,33 @@ def test_stale_weights_are_seen() -> None:
 
 def test_other_weights_and_other_seeds_are_seen() -> None:
     model, tasks = make_model(), make_tasks(20)
-    groups = sampler.generate(make_model(seed=1), tasks, SAMPLING, END)
+    groups = sampler.generate(make_model(seed=1), tasks, SAMPLING, ENDS)
     assert set(verdicts(model, tasks, groups)) == {Reason.EXPONENTS}
     others = [replace(task, seeds=task.seeds[::-1]) for task in tasks]
-    groups = sampler.generate(model, others, SAMPLING, END)
+    groups = sampler.generate(model, others, SAMPLING, ENDS)
     assert Reason.WITHIN_LIMITS not in verdicts(model, tasks, groups)
+
+
+def with_last_proof(group: Group, proof: bytes) -> Group:
+    *others, last = group.completions
+    return replace(group, completions=(*others, replace(last, proof=proof)))
 
 
 def test_an_empty_or_foreign_proof_is_malformed() -> None:
     model, tasks = make_model(), make_tasks(2)
-    groups = sampler.generate(model, tasks, SAMPLING, END)
+    groups = sampler.generate(model, tasks, SAMPLING, ENDS)
     bad = [
-        replace(groups[0], proof=b""),
-        replace(groups[1], proof=b"\0" * len(groups[1].proof)),
+        with_last_proof(groups[0], b""),
+        with_last_proof(groups[1], b"\0" * len(groups[1].completions[-1].proof)),
     ]
     assert set(verdicts(model, tasks, bad)) == {Reason.MALFORMED_PROOF}
 
 
 def test_a_token_outside_the_vocabulary_is_our_mistake() -> None:
     model, tasks = make_model(), make_tasks(1)
-    group = Group(0, (Completion((1, 50), (-1.0, -1.0)),), b"")
+    group = Group(0, (Completion((1, 50), (-1.0, -1.0)),))
     with pytest.raises(EngineError, match="vocabulary"):
-        scorer.score(model, tasks, [group], SAMPLING, END)
+        scorer.score(model, tasks, [group], SAMPLING, ENDS)
 
 
 def test_weights_go_through_a_file(tmp_path: Path) -> None:
@@ -190,10 +199,10 @@ def test_other_readers_agree_on_the_container(tmp_path: Path) -> None:
 
 def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "weights"
-    path.write_bytes(encode_weights(TinyModel(ModelShape(width=32))))
+    path.write_bytes(encode_weights(TransformerModel(ModelShape(width=32))))
     with pytest.raises(EngineError, match="shape"):
         load_weights(make_model(), path)
-    path.write_bytes(encode_weights(TinyModel(ModelShape(layers=1))))
+    path.write_bytes(encode_weights(TransformerModel(ModelShape(layers=1))))
     with pytest.raises(EngineError, match="names differ"):
         load_weights(make_model(), path)
     path.write_bytes(b"nonsense")
@@ -202,10 +211,10 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_engine_says_what_is_missing() -> None:
-    engine = TinyEngine(EngineConfig())
+    engine = TorchEngine(EngineConfig())
     with pytest.raises(EngineError, match="no weights"):
         engine.generate([], SAMPLING)
     with pytest.raises(EngineError, match="not opened"):
         engine.evaluate()
     with pytest.raises(ConfigError, match="50 tokens"):
-        TinyEngine(EngineConfig(shape=ModelShape(vocabulary=10)))
+        TorchEngine(EngineConfig(shape=ModelShape(vocabulary=10)))

@@ -19,19 +19,20 @@ from roles.engines.base import (
     TrainingGroup,
 )
 from roles.engines.config import EngineConfig
-from roles.engines.tiny import sampler, scorer
-from roles.engines.tiny.files import load_weights
-from roles.engines.tiny.learner import TinyLearner
-from roles.engines.tiny.model import TinyModel
+from roles.engines.torch import sampler, scorer
+from roles.engines.torch.files import load_weights
+from roles.engines.torch.learner import TorchLearner
+from roles.engines.torch.model import TransformerModel
 from roles.envs.base import open_environment
 
 
-class TinyEngine:
+class TorchEngine:
     """Implements `roles.engines.worker.LocalEngine`."""
 
     def __init__(self, config: EngineConfig) -> None:
         torch.set_num_threads(config.threads)
         self._config = config
+        self._end_tokens = frozenset(config.end_tokens)
         self._environment = open_environment(config.environment)
         if len(self._environment.vocabulary) > config.shape.vocabulary:
             raise ConfigError(
@@ -39,37 +40,35 @@ class TinyEngine:
                 f" {len(self._environment.vocabulary)} tokens, the model"
                 f" {config.shape.vocabulary}"
             )
-        self._policy: TinyModel | None = None
-        self._learner: TinyLearner | None = None
+        self._policy: TransformerModel | None = None
+        self._learner: TorchLearner | None = None
 
     def load(self, weights: str) -> None:
         """See `roles.engines.base.Generator`."""
-        policy = self._policy or TinyModel(self._config.shape)
+        policy = self._policy or TransformerModel(self._config.shape)
         load_weights(policy, Path(weights))
         self._policy = policy
 
     def generate(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Group]:
         """See `roles.engines.base.Generator`."""
-        return sampler.generate(self._loaded(), tasks, sampling, self._environment.end_token)
+        return sampler.generate(self._loaded(), tasks, sampling, self._end_tokens)
 
     def score(
         self, tasks: Sequence[GroupTask], groups: Sequence[Group], sampling: Sampling
     ) -> list[Evidence]:
         """See `roles.engines.base.Scorer`."""
-        return scorer.score(
-            self._loaded(), tasks, groups, sampling, self._environment.end_token
-        )
+        return scorer.score(self._loaded(), tasks, groups, sampling, self._end_tokens)
 
     def open(self, checkpoint: str) -> int:
         """See `roles.engines.base.Learner`."""
-        learner = TinyLearner(self._config, self._environment)
+        learner = TorchLearner(self._config, self._environment)
         step = learner.open(Path(checkpoint))
         self._learner = learner
         return step
 
     def adopt(self, weights: str, step: int) -> None:
         """See `roles.engines.base.Learner`."""
-        learner = TinyLearner(self._config, self._environment)
+        learner = TorchLearner(self._config, self._environment)
         learner.adopt(Path(weights), step)
         self._learner = learner
 
@@ -85,12 +84,12 @@ class TinyEngine:
         """See `roles.engines.base.Learner`."""
         return self._opened().evaluate()
 
-    def _loaded(self) -> TinyModel:
+    def _loaded(self) -> TransformerModel:
         if self._policy is None:
             raise EngineError("no weights were loaded")
         return self._policy
 
-    def _opened(self) -> TinyLearner:
+    def _opened(self) -> TorchLearner:
         if self._learner is None:
             raise EngineError("the learner was not opened")
         return self._learner

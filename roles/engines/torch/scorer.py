@@ -7,6 +7,7 @@ attention needs no mask. The statistics are then taken group by group from float
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import Tensor
 from proofs import sampling as draws, toploc
 from proofs.checks import Evidence
 from roles.engines.base import EngineError, Group, GroupTask, Sampling
-from roles.engines.tiny.model import TinyModel
+from roles.engines.torch.model import TransformerModel
 
 CHUNK: Final = 64
 """Rows read at once. Measured with 256 answers, CPU to that at 64: 16 rows 1.39, 32 1.12, 128
@@ -27,26 +28,38 @@ leave the cache and rows are padded to the longest."""
 
 @torch.inference_mode()
 def score(
-    model: TinyModel,
+    model: TransformerModel,
     tasks: Sequence[GroupTask],
     groups: Sequence[Group],
     sampling: Sampling,
-    end_token: int,
+    end_tokens: frozenset[int],
 ) -> list[Evidence]:
     """One `Evidence` per group, in order. Tokens and their numbers were checked before."""
     hidden = replay_hidden(model, tasks, groups)
-    proofs = toploc.verify([group.proof for group in groups], [rows.numpy() for rows in hidden])
+    checked = iter(
+        toploc.verify(
+            [one.proof for group in groups for one in group.completions],
+            [rows.numpy() for states in hidden for rows in states],
+        )
+    )
     return [
-        _evidence(task, group, model.lm_head(rows).numpy(), stats, sampling, end_token)
-        for task, group, rows, stats in zip(tasks, groups, hidden, proofs, strict=True)
+        _evidence(
+            task,
+            group,
+            model.lm_head(torch.cat(states)).numpy(),
+            toploc.worst(list(islice(checked, len(states)))),
+            sampling,
+            end_tokens,
+        )
+        for task, group, states in zip(tasks, groups, hidden, strict=True)
     ]
 
 
 def replay_hidden(
-    model: TinyModel, tasks: Sequence[GroupTask], groups: Sequence[Group]
-) -> list[Tensor]:
-    """The hidden state behind every completion token, one (tokens, width) tensor per group, in
-    order.
+    model: TransformerModel, tasks: Sequence[GroupTask], groups: Sequence[Group]
+) -> list[list[Tensor]]:
+    """The hidden states behind every completion token: group by group, and in a group one
+    (tokens, width) tensor per completion.
     """
     rows = [
         (task.prompt, one.tokens)
@@ -69,7 +82,7 @@ def replay_hidden(
             found[row] = states[len(rows[row][0]) - 1 : len(text)]
     ends = np.cumsum([len(group.completions) for group in groups])
     return [
-        torch.cat(found[end - len(group.completions) : end])
+        found[end - len(group.completions) : end]
         for end, group in zip(ends, groups, strict=True)
     ]
 
@@ -80,7 +93,7 @@ def _evidence(
     logits: NDArray[np.float32],
     stats: toploc.ToplocStats | toploc.Malformed,
     sampling: Sampling,
-    end_token: int,
+    end_tokens: frozenset[int],
 ) -> Evidence:
     temperature = sampling.temperature
     lengths = [len(one.tokens) for one in group.completions]
@@ -90,7 +103,9 @@ def _evidence(
     taken = np.arange(sampling.max_new_tokens) < np.array(lengths)[:, None]
     replay = draws.replay(logits, tokens.tolist(), uniforms[taken], temperature)
     last = np.cumsum(lengths) - 1
-    early = (np.array(lengths) < sampling.max_new_tokens) & (tokens[last] == end_token)
+    early = (np.array(lengths) < sampling.max_new_tokens) & np.isin(
+        tokens[last], list(end_tokens)
+    )
     measured = (
         stats if isinstance(stats, toploc.ToplocStats) else toploc.ToplocStats(0, 0, 0.0, 0.0)
     )

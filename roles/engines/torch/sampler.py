@@ -12,7 +12,8 @@ input) is kept for the activation proof.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Final
 
 import numpy as np
@@ -23,7 +24,7 @@ from torch import Tensor
 from proofs import sampling as draws, toploc
 from roles.engines.base import Completion, Group, GroupTask, Sampling
 from roles.engines.config import ROWS
-from roles.engines.tiny.model import Cache, TinyModel
+from roles.engines.torch.model import Cache, TransformerModel
 from roles.rl.losses import token_logprobs
 
 _COMPACT_BELOW: Final = 0.75
@@ -31,38 +32,50 @@ _COMPACT_BELOW: Final = 0.75
 answers of 6.6 tokens, CPU to that at 0.75: never 1.40, at 0.5 1.07, at 0.9 1.01, after every
 row that ends 1.04: idle rows cost a pass, a compaction copies the cache."""
 
+_PAD: Final = 0
+"""The token to the left of a short prompt: attention does not see it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Completions of one group and the hidden state behind each token, completion after
-    completion.
+    """Completions of one group, without proofs, and the hidden states behind the tokens of
+    each: (tokens, width).
     """
 
     completions: tuple[Completion, ...]
-    activations: NDArray[np.float32]
+    activations: tuple[NDArray[np.float32], ...]
 
 
 def generate(
-    model: TinyModel, tasks: Sequence[GroupTask], sampling: Sampling, end_token: int
+    model: TransformerModel,
+    tasks: Sequence[GroupTask],
+    sampling: Sampling,
+    end_tokens: frozenset[int],
 ) -> list[Group]:
     """Groups with proofs, in the order of the tasks."""
-    drawn = draw(model, tasks, sampling, end_token)
-    proofs = toploc.commit([one.activations for one in drawn])
+    drawn = draw(model, tasks, sampling, end_tokens)
+    proofs = iter(toploc.commit([rows for one in drawn for rows in one.activations]))
     return [
-        Group(task.group, one.completions, proof)
-        for task, one, proof in zip(tasks, drawn, proofs, strict=True)
+        Group(
+            task.group,
+            tuple(replace(each, proof=next(proofs)) for each in one.completions),
+        )
+        for task, one in zip(tasks, drawn, strict=True)
     ]
 
 
 @torch.inference_mode()
 def draw(
-    model: TinyModel, tasks: Sequence[GroupTask], sampling: Sampling, end_token: int
+    model: TransformerModel,
+    tasks: Sequence[GroupTask],
+    sampling: Sampling,
+    end_tokens: frozenset[int],
 ) -> list[Drawn]:
     """Completions without proofs, in the order of the tasks."""
     return [
         group
         for batch in _batches(tasks)
-        for group in _Batch(model, batch, sampling, end_token).groups()
+        for group in _Batch(model, batch, sampling, end_tokens).groups()
     ]
 
 
@@ -84,12 +97,16 @@ class _Batch:
     """One left-padded batch from its prompts to the end of its last completion."""
 
     def __init__(
-        self, model: TinyModel, tasks: Sequence[GroupTask], sampling: Sampling, end_token: int
+        self,
+        model: TransformerModel,
+        tasks: Sequence[GroupTask],
+        sampling: Sampling,
+        end_tokens: frozenset[int],
     ) -> None:
         self._model = model
         self._tasks = tasks
         self._sampling = sampling
-        self._end = end_token
+        self._ends = torch.tensor(sorted(end_tokens))
         self._sizes = [len(task.seeds) for task in tasks]
         rows, limit = sum(self._sizes), sampling.max_new_tokens
         self._tokens = torch.zeros(rows, limit, dtype=torch.long)
@@ -123,9 +140,9 @@ class _Batch:
         row = at = 0
         for size in self._sizes:
             mine = tuple(completions[row : row + size])
-            count = sum(len(one.tokens) for one in mine)
-            yield Drawn(mine, hidden[at : at + count])
-            row, at = row + size, at + count
+            ends = list(accumulate((len(one.tokens) for one in mine), initial=at))
+            yield Drawn(mine, tuple(hidden[start:end] for start, end in pairwise(ends)))
+            row, at = row + size, ends[-1]
 
     def _decode(self) -> None:
         prompts, pads = self._padded_prompts()
@@ -158,7 +175,7 @@ class _Batch:
         width = max(len(task.prompt) for task in self._tasks)
         pads = [width - len(task.prompt) for task in self._tasks]
         rows = [
-            [self._end] * pad + list(task.prompt)
+            [_PAD] * pad + list(task.prompt)
             for pad, task in zip(pads, self._tasks, strict=True)
         ]
         return torch.tensor(rows), torch.tensor(pads)
@@ -187,5 +204,5 @@ class _Batch:
         self._tokens[at, step] = chosen[unfinished]
         self._hidden[at, step] = last[unfinished]
         self._lengths[at] = step + 1
-        self._unfinished[at] = chosen[unfinished] != self._end
+        self._unfinished[at] = ~torch.isin(chosen[unfinished], self._ends)
         return chosen

@@ -166,7 +166,7 @@ class Decoder(nn.Module):
         self.norm = nn.RMSNorm(shape.width, eps=shape.epsilon)
 
 
-class TinyModel(nn.Module):
+class TransformerModel(nn.Module):
     """Tokens to final-normed hidden states; `lm_head` turns those into logits."""
 
     def __init__(self, shape: ModelShape) -> None:

@@ -1,0 +1,4 @@
+"""Models as folders: what a run pins of them.
+
+Read `pin` first.
+"""

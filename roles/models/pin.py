@@ -1,0 +1,39 @@
+"""What a run's owner signs of each file of a model's folder."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+FILE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+"""A file directly in the folder: no separator, and no name that begins with a dot."""
+MAX_FILE: Final = 1 << 40
+"""Bytes of one file: shards have 5 to 50 GB."""
+DIGEST_BYTES: Final = 32
+"""SHA-256."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilePin:
+    """One file of a model's folder."""
+
+    name: str
+    """In the folder."""
+
+    size: int
+    """Bytes."""
+
+    digest: bytes
+    """Its SHA-256."""
+
+    def __post_init__(self) -> None:
+        if not FILE_NAME.fullmatch(self.name):
+            raise ValueError(
+                "a file of a model is named with letters, digits, . _ and -, not"
+                f" {self.name!r:.80}"
+            )
+        if not 0 < self.size <= MAX_FILE:
+            raise ValueError(f"{self.name} must have 1 to {MAX_FILE:,} bytes, not {self.size}")
+        if len(self.digest) != DIGEST_BYTES:
+            raise ValueError(f"the digest of {self.name} is not {DIGEST_BYTES} bytes")
