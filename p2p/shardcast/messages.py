@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 from p2p.errors import BadMessage
-from p2p.identity import PeerId, ProtocolId, decode_peer_id_untrusted
+from p2p.identity import PEER_ID_BYTES, PeerId, ProtocolId, decode_peer_id_untrusted
 from p2p.shardcast.chunkset import Ranges, pack_ranges, unpack_ranges_untrusted
 from p2p.shardcast.codec import MAX_WIRE
 from p2p.shardcast.index import DIGEST_BYTES, MAX_CHUNKS, MAX_INDEX, Index
@@ -48,6 +48,9 @@ inline index has 20 KiB, a have-list 4."""
 MAX_RECEIPT_ROWS: Final = 64
 """Stripes in one `Receipt`: eight epochs of eight stripes, more than a hand-out usually
 sees."""
+MAX_CONVICTED: Final = 16
+"""Trainers that a `Hello` names as convicted, 624 bytes: a run names a handful of trainers, and
+most convict none."""
 _MAX_COUNT: Final = 2**53
 _RECEIPT_ROW: Final = struct.Struct(">QHI")
 _HEADER: Final = struct.Struct(f">{DIGEST_BYTES}sIQH")
@@ -65,11 +68,18 @@ MAX_BULK_MESSAGE: Final = MAX_INDEX + MAX_MANIFEST + KI
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """On connecting: the newest version that the sender knows, -1 if none. A node that knows a
-    newer one answers with news of it."""
+    """On connecting: what the sender knows. A node that knows of a newer version, or of another
+    trainer's same version that ranks higher, answers with news of it; one that knows of further
+    convictions with the evidence."""
 
     KIND: ClassVar = "hello"
     newest: int
+    """The newest version that the sender knows, -1 if none."""
+    digest: bytes = b""
+    """Of that version's manifest; empty if there is none."""
+    convicted: tuple[PeerId, ...] = ()
+    """Trainers that contradicted themselves, as far as the sender knows; `MAX_CONVICTED` at
+    most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +226,9 @@ def news_of(manifest: Manifest, index: Index | None, max_index: float = math.inf
 def encode_message(message: Message) -> bytes:  # noqa: C901 - one case for each kind
     """The wire bytes of a control message."""
     match message:
-        case Hello(newest):
-            return pack([Hello.KIND, newest])
+        case Hello(newest, digest, convicted):
+            names = b"".join(peer.digest for peer in convicted)
+            return pack([Hello.KIND, newest, digest, names])
         case PolicyNews(manifest, index):
             return pack([PolicyNews.KIND, manifest, index])
         case RosterNews(roster):
@@ -251,8 +262,13 @@ def decode_message_untrusted(data: bytes | memoryview) -> Message:
     return message_untrusted(_LAYOUTS, value[0], value[1:], what="shardcast message")
 
 
-def _hello(newest: int) -> Hello:
-    return Hello(_bounded(newest, -1, _MAX_COUNT))
+def _hello(newest: int, digest: bytes, names: bytes) -> Hello:
+    count, rest = divmod(len(names), PEER_ID_BYTES)
+    if len(digest) not in {0, DIGEST_BYTES} or rest or count > MAX_CONVICTED:
+        raise BadMessage("a hello's digest or names have the wrong length")
+    starts = range(0, len(names), PEER_ID_BYTES)
+    convicted = tuple(decode_peer_id_untrusted(names[at : at + PEER_ID_BYTES]) for at in starts)
+    return Hello(_bounded(newest, -1, _MAX_COUNT), digest, convicted)
 
 
 def _policy_news(manifest: bytes, index: bytes) -> PolicyNews:
@@ -299,7 +315,7 @@ def _receipt(policy: bytes, milliseconds: int, packed: bytes) -> Receipt:
 
 
 _LAYOUTS: Final[Mapping[str, Layout[Message]]] = {
-    Hello.KIND: ((int,), _hello),
+    Hello.KIND: ((int, bytes, bytes), _hello),
     PolicyNews.KIND: ((bytes, bytes), _policy_news),
     RosterNews.KIND: ((bytes,), RosterNews),
     Evidence.KIND: ((bytes, bytes), _evidence),

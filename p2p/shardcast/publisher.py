@@ -285,7 +285,9 @@ class PolicyPublisher:
             digested = await self._digester.digest(path)
             index, wires = digested.index, digested.wires
             newest = max(
-                (one for one in (newest_out(), self._store.newest_own) if one is not None),
+                # Of one version our own comes first: to name another's for our predecessor
+                # would contradict what we signed.
+                (one for one in (self._store.newest_own, newest_out()) if one is not None),
                 key=lambda manifest: manifest.version,
                 default=None,
             )

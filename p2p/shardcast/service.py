@@ -52,7 +52,7 @@ LIE: Final = 100.0
 """Penalty points of a wrong chunk: proof of malice or of broken memory, so as many as a host
 bears."""
 
-_Job = ev.Finish | ev.Patch | ev.Abandon
+_Job = ev.Finish | ev.Patch | ev.Abandon | ev.Halt
 
 
 class Shardcast:
@@ -170,6 +170,11 @@ class Shardcast:
         """Whether a version is whole here."""
         return self._store.stored(version) is not None
 
+    def was_signed(self, version: PolicyVersion, weights_digest: bytes) -> bool:
+        """Whether a trusted trainer signed this as ``version``, as far as this node remembers:
+        perhaps the one of two that was not chosen."""
+        return self._core.statements.was_signed(version, weights_digest)
+
     def weights(self, version: PolicyVersion) -> str:
         """The path (for `World.disk`) of a version's file, or of the folder of its files.
         Raises `KeyError` if it is not here.
@@ -278,6 +283,7 @@ class Shardcast:
                     evidence.trainer,
                     evidence.first.version,
                 )
+                self._jobs.send_nowait(effect)
             case ev.PassOn():
                 pass  # read from the list by `receive_announcement`
 
@@ -394,7 +400,9 @@ class Shardcast:
                 self._disk_refused(error)
 
     async def _do_job(self, job: _Job) -> None:
-        if isinstance(job, ev.Abandon):
+        if isinstance(job, ev.Halt):
+            await self._store.keep_convictions(self.halted.values())
+        elif isinstance(job, ev.Abandon):
             await self._store.forget(job.policy)
         elif isinstance(job, ev.Patch):
             await self._do_patch(job)
@@ -435,8 +443,12 @@ class Shardcast:
         roster = await self._store.load_roster()
         if roster is not None and roster.origin == self._host.peer_id:
             self._core.statements.add_roster(roster)
+        for evidence in await self._store.load_convictions():
+            self._core.statements.halt(evidence)
         for entry in await self._store.load():
-            if self._core.statements.is_trusted(entry.manifest.trainer):
+            # What was whole when its trainer was convicted stays, as it did then.
+            was_whole = entry.stored and entry.manifest.trainer in self._core.statements.halted
+            if was_whole or self._core.statements.is_trusted(entry.manifest.trainer):
                 self._driver.feed(
                     ev.Resumed(entry.manifest, entry.index, entry.verified, entry.stored)
                 )
