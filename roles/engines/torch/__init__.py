@@ -8,5 +8,5 @@ How data flows: `sampler` keeps the hidden state behind each token, from which `
 makes the proof; `scorer` computes the same states by one prefill, and the logits from them, and
 hands both to `proofs`.
 
-Nothing here is called but by `roles.engines.worker` and by ``python -m roles.demo.alone``.
+Only `roles.engines.worker` and ``python -m roles.demo.alone`` call this.
 """
