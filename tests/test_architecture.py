@@ -48,6 +48,8 @@ EXEMPT = {
     "p2p/transport/tcp.py": "is the real Network",
     "roles/demo/command.py": "starts and watches processes",
     "roles/demo/processes.py": "starts and watches processes",
+    "roles/demo/shows.py": "a command line: names a model's folder",
+    "roles/run/draft.py": "a command line: a draft in, terms out",
     "roles/engines/torch/": "runs inside the worker process",
     "roles/envs/data.py": "reads files inside the worker process",
     "roles/envs/installed.py": "hashes installed packages before they are imported",

@@ -25,7 +25,7 @@ from roles.trainer.core.buffer import BufferCounts, GroupBuffer
 from roles.trainer.curve import LearningCurve, Learnt
 from roles.trainer.inbox import Inbox
 from roles.trainer.intake import Intake
-from roles.trainer.policies import Policies
+from roles.trainer.policies import PolicyFiles
 from roles.trainer.session import TrainerSession
 
 INBOX: Final = "trainer/intake"
@@ -119,7 +119,7 @@ class Trainer:
             inbox = Inbox(node.world, INBOX)
             intake = Intake(node, recipe, check, ledger, inbox, buffer, durable)
             curve = LearningCurve(node.world.disk, recipe, environment, config.evaluate_every)
-            policies = Policies(
+            policies = PolicyFiles(
                 engine,
                 node.world.disk,
                 durable,
