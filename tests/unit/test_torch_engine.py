@@ -175,7 +175,7 @@ def test_a_token_outside_the_vocabulary_is_our_mistake() -> None:
 
 def test_weights_go_through_a_file(tmp_path: Path) -> None:
     model, other = make_model(), make_model(seed=3)
-    save_folder(model, tmp_path)
+    save_folder(model, tmp_path, context=64, end_tokens=(END,))
     load_weights(other, tmp_path / "model.safetensors")
     assert all(
         torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True)
@@ -218,4 +218,4 @@ def test_an_engine_says_what_is_missing() -> None:
     with pytest.raises(EngineError, match="not opened"):
         engine.evaluate()
     with pytest.raises(ConfigError, match="50 tokens"):
-        TorchEngine(EngineConfig(shape=ModelShape(vocabulary=10)))
+        TorchEngine(EngineConfig(shape=ModelShape(vocabulary=10))).adopt("none", 1)

@@ -291,7 +291,7 @@ class _Decoding:
         tokens = np.empty(len(live), dtype=np.intp)
         for start in range(0, len(live), self._slice):
             part = slice(start, start + self._slice)
-            logits = self._model.lm_head(states[part])
+            logits = self._model.logits(states[part])
             tokens[part] = draws.choose(logits.numpy(), uniforms[part], temperature)
             # greedy tokens are reported as at T = 1
             self._logprobs[place[part], length[part]] = token_logprobs(
