@@ -21,7 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from proofs import sampling as draws, toploc
+from proofs import draws, toploc
+from proofs.sampling import DrawRule, draw_words
 from roles.engines.base import Completion, Group, GroupTask, Sampling
 from roles.engines.config import ROWS
 from roles.engines.torch.model import Cache, TransformerModel
@@ -51,10 +52,12 @@ def generate(
     tasks: Sequence[GroupTask],
     sampling: Sampling,
     end_tokens: frozenset[int],
+    rule: DrawRule = DrawRule.CDF,
 ) -> list[Group]:
     """Groups with proofs, in the order of the tasks."""
-    drawn = draw(model, tasks, sampling, end_tokens)
-    proofs = iter(toploc.commit([rows for one in drawn for rows in one.activations]))
+    drawn = draw(model, tasks, sampling, end_tokens, rule)
+    activations = [rows for one in drawn for rows in one.activations]
+    proofs = iter(toploc.commit(activations, sampling.proof_values))
     return [
         Group(
             task.group,
@@ -70,12 +73,13 @@ def draw(
     tasks: Sequence[GroupTask],
     sampling: Sampling,
     end_tokens: frozenset[int],
+    rule: DrawRule = DrawRule.CDF,
 ) -> list[Drawn]:
     """Completions without proofs, in the order of the tasks."""
     return [
         group
         for batch in _batches(tasks)
-        for group in _Batch(model, batch, sampling, end_tokens).groups()
+        for group in _Batch(model, batch, sampling, end_tokens, rule).groups()
     ]
 
 
@@ -102,10 +106,12 @@ class _Batch:
         tasks: Sequence[GroupTask],
         sampling: Sampling,
         end_tokens: frozenset[int],
+        rule: DrawRule,
     ) -> None:
         self._model = model
         self._tasks = tasks
         self._sampling = sampling
+        self._rule = rule
         self._ends = torch.tensor(sorted(end_tokens))
         self._sizes = [len(task.seeds) for task in tasks]
         rows, limit = sum(self._sizes), sampling.max_new_tokens
@@ -114,7 +120,7 @@ class _Batch:
         self._hidden = torch.zeros(rows, limit, model.shape.width)
         self._unfinished = torch.ones(rows, dtype=torch.bool)
         seeds = [seed for task in tasks for seed in task.seeds]
-        self._uniforms = draws.uniforms(seeds, 0, limit)
+        self._words = draw_words(seeds, 0, limit)
 
     def groups(self) -> list[Drawn]:
         """Decode until every row has ended."""
@@ -195,10 +201,9 @@ class _Batch:
         recorded.
         """
         logits = self._model.lm_head(last).numpy()
-        uniforms = self._uniforms[active.numpy(), step]
-        chosen = torch.from_numpy(
-            draws.choose(logits, uniforms, self._sampling.temperature)
-        ).long()
+        words = self._words[active.numpy(), step]
+        drawn = draws.draw(logits, words, self._sampling.temperature, self._rule)
+        chosen = torch.from_numpy(drawn.tokens).long()
         unfinished = self._unfinished[active]
         at = active[unfinished]
         self._tokens[at, step] = chosen[unfinished]
