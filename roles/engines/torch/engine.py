@@ -12,13 +12,13 @@ from pathlib import Path
 import torch
 
 from p2p.errors import ConfigError
-from proofs.checks import Evidence
 from roles.engines.base import (
     EngineError,
     Evaluation,
     Group,
     GroupTask,
     Sampling,
+    Scored,
     StepReport,
     TrainingGroup,
 )
@@ -56,7 +56,7 @@ class TorchEngine:
 
     def score(
         self, tasks: Sequence[GroupTask], groups: Sequence[Group], sampling: Sampling
-    ) -> list[Evidence]:
+    ) -> list[Scored]:
         """See `roles.engines.base.Scorer`."""
         self._check_lengths(tasks, sampling)
         return scorer.score(

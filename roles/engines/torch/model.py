@@ -283,12 +283,12 @@ class TransformerModel(nn.Module):
         if self.dtype is torch.float32:
             rows: Tensor = self.lm_head(hidden)
             return rows
-        precision = torch.backends.mkldnn.matmul.fp32_precision
-        torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+        products = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+        precision, products.fp32_precision = products.fp32_precision, "bf16"
         try:
             rows = self.lm_head(hidden)
         finally:
-            torch.backends.mkldnn.matmul.fp32_precision = precision
+            products.fp32_precision = precision
         return rows
 
     def new_cache(self, rows: int, capacity: int) -> Cache:
