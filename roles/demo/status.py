@@ -81,6 +81,10 @@ class SwarmStatus:
             "greedy_end": trainer.get("greedy"),
             "reward_start": trainer.get("reward_start"),
             "reward_end": trainer.get("reward"),
+            "kinds_start": trainer.get("kinds_start"),
+            "kinds_end": trainer.get("kinds"),
+            "shown_start": trainer.get("shown_start"),
+            "shown_end": trainer.get("shown"),
             "policies": trainer.get("step", -1) + 1,
             "policies_skipped": sum(
                 health["policies_skipped"] for health in self.role("inference")
