@@ -243,6 +243,7 @@ async def play(plan: DemoPlan, console: Console) -> dict[str, Any]:
         "seed": plan.seed,
         "steps": plan.show.recipe.steps,
         **status.figures(),
+        **status.answers(),
         "seconds": round(seconds(), 1),
         "cpu_seconds": round(cpu_seconds(), 1),
     }

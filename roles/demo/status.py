@@ -57,6 +57,16 @@ class SwarmStatus:
             status["shardcast"]["newest"] >= trainer["step"] for status in self.nodes.values()
         )
 
+    def answers(self) -> dict[str, Any]:
+        """Rewards by kind and answers to read, of the first evaluation and the last."""
+        trainer = self.trainer
+        return {
+            "kinds_start": trainer.get("kinds_start"),
+            "kinds_end": trainer.get("kinds"),
+            "shown_start": trainer.get("shown_start"),
+            "shown_end": trainer.get("shown"),
+        }
+
     def figures(self) -> dict[str, Any]:
         """The demo's keys, but for seed and times."""
         trainer = self.trainer
@@ -81,10 +91,6 @@ class SwarmStatus:
             "greedy_end": trainer.get("greedy"),
             "reward_start": trainer.get("reward_start"),
             "reward_end": trainer.get("reward"),
-            "kinds_start": trainer.get("kinds_start"),
-            "kinds_end": trainer.get("kinds"),
-            "shown_start": trainer.get("shown_start"),
-            "shown_end": trainer.get("shown"),
             "policies": trainer.get("step", -1) + 1,
             "policies_skipped": sum(
                 health["policies_skipped"] for health in self.role("inference")

@@ -10,14 +10,16 @@ import pytest
 
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Verdict
-from roles.engines.base import EngineError
+from roles.engines.base import EngineError, GroupTask, Sampling
 from roles.envs.base import Task
+from roles.envs.client import LocalEnvironment
 from roles.envs.contained import EnvironmentFailed, reward_of, task_of
 from roles.envs.sort import SortEnvironment
 from roles.inference.role import Inference
 from roles.inference.session import InferenceSession
 from roles.protocol.core.assignment import validator_of
 from roles.protocol.core.messages import TOO_LONG, Receipt, Submission, content_digest
+from roles.rl.recipe import Recipe
 from roles.trainer.curve import LearningCurve
 from roles.validator import replay
 from roles.validator.judge import ENVIRONMENT_FAILED
@@ -152,9 +154,11 @@ def test_a_reward_that_fails_costs_its_submissions_and_no_validator(
     assert trainer(health)["step"] == 3
     assert validator(health)["inconclusive"][ENVIRONMENT_FAILED] > 0
     assert validator(health)["rejected"] == 0
-    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    said = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    errors = [words for words in said if not words.startswith("evaluation_failed")]
     assert len(errors) == 1
     assert "reward() of the environment 'sort'" in errors[0]
+    assert len(said) <= 1 + 2, "an evaluation at the start and one at the end fail, no more"
 
 
 def test_a_task_that_fails_ends_no_worker(
@@ -204,18 +208,24 @@ async def test_an_environment_that_fails_at_the_trainer_loses_a_submission_and_i
     assert not intake._filled
 
 
+@pytest.mark.parametrize("fails", ["engine", "environment"])
 async def test_an_evaluation_that_fails_stops_no_learning(
-    caplog: pytest.LogCaptureFixture,
+    fails: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Issue 10.10: the held-out tasks are paid by the same foreign code."""
 
     class Learner:
-        async def evaluate(self) -> None:
-            raise EngineError(
-                "evaluate failed with EnvironmentFailed: reward() of the environment 'sort'"
-            )
+        async def answer(self, tasks: list[GroupTask], _: Sampling) -> list[Any]:
+            if fails == "engine":
+                raise EngineError("answer failed with RuntimeError: out of memory")
+            return [((1, 0),) for _ in tasks]
 
-    curve = LearningCurve(cast(Any, None), steps=10, evaluate_every=1)
+    class Unpaying(LocalEnvironment):
+        async def rewards(self, answers: Any) -> list[float]:
+            raise EnvironmentFailed("reward() of the environment 'sort'")
+
+    environment = Unpaying(SortEnvironment())
+    curve = LearningCurve(cast(Any, None), Recipe(steps=10), environment, evaluate_every=1)
     await curve.evaluate(cast(Any, Learner()), 0)
     assert curve.learnt.curve == []
     assert "evaluation_failed step=0" in caplog.text
