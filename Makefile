@@ -16,7 +16,7 @@ SHELL := /bin/bash
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
-EXTRAS := torch,dev
+EXTRAS := torch,hf,dev
 ARGS ?=
 WORKERS ?= auto
 # The tests of real processes are one unit of about a third of all (tests/conftest.py): a fifth worker has nothing to do.

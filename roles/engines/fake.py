@@ -35,7 +35,6 @@ from roles.engines import safetensors
 from roles.engines.base import (
     Completion,
     EngineError,
-    Evaluation,
     Group,
     GroupTask,
     Sampling,
@@ -208,10 +207,19 @@ class FakeEngine:
         await disk.replace(checkpoint, hashlib.sha256(data).digest() + data)
         await disk.replace(weights, data)
 
-    async def evaluate(self) -> Evaluation:
+    async def answer(
+        self, prompts: Sequence[tuple[int, ...]], temperature: float
+    ) -> list[tuple[int, ...]]:
         """See `roles.engines.base.Learner`."""
-        skill = self._learner().skill
-        return Evaluation(greedy=skill, sampled=skill)
+        policy, most = self._learner(), self._config.recipe.max_new_tokens
+        digest, sampling = (
+            hashlib.sha256(policy.encode()).digest(),
+            Sampling(temperature, most, 1),
+        )
+        seed = str(self._config.recipe.evaluation_seed).encode()
+        tasks = [GroupTask(number, prompt, (seed,)) for number, prompt in enumerate(prompts)]
+        groups = [_group(self._environment, digest, policy, task, sampling) for task in tasks]
+        return [group.completions[0].tokens for group in groups]
 
     async def _spend(self, activity: Callable[[], None], seconds: float) -> None:
         await self._world.run_blocking(activity, cost=seconds)

@@ -15,6 +15,7 @@ from typing import Final
 from p2p.errors import ConfigError, MissingDependency
 from p2p.wire import MIB
 from roles.envs.text import ChatTokenizer
+from roles.models.errors import BadModel
 from roles.models.pin import FilePin
 
 MAX_DATA: Final = 256 * MIB
@@ -55,5 +56,8 @@ def open_tokenizer(folder: str) -> ChatTokenizer:
         raise MissingDependency(
             f"environments of text need tokenizers: pip install 'shoal[hf]' ({error})"
         ) from error
-    tokenizer: ChatTokenizer = module.Tokenizer.open(Path(folder))
+    try:
+        tokenizer: ChatTokenizer = module.Tokenizer.open(Path(folder))
+    except BadModel as error:
+        raise ConfigError(f"the run's model cannot be used: {error}") from error
     return tokenizer
