@@ -15,7 +15,6 @@ from typing import Final
 from p2p.errors import ConfigError, MissingDependency
 from p2p.wire import MIB
 from roles.envs.text import ChatTokenizer
-from roles.models.errors import BadModel
 from roles.models.pin import FilePin
 
 MAX_DATA: Final = 256 * MIB
@@ -48,16 +47,13 @@ def read_data(pin: FilePin, folder: str) -> bytes:
 
 
 def open_tokenizer(folder: str) -> ChatTokenizer:
-    """The tokenizer and chat template of a model. Raises `ConfigError` if the folder has none
-    that is sound, `MissingDependency` without the packages for it."""
+    """The tokenizer and chat template of a model. Raises `roles.models.errors.BadModel`
+    if they are not sound, `MissingDependency` without the packages for it."""
     try:
         module = importlib.import_module("roles.models.tokenizer")
     except ImportError as error:
         raise MissingDependency(
             f"environments of text need tokenizers: pip install 'shoal[hf]' ({error})"
         ) from error
-    try:
-        tokenizer: ChatTokenizer = module.Tokenizer.open(Path(folder))
-    except BadModel as error:
-        raise ConfigError(f"the run's model cannot be used: {error}") from error
+    tokenizer: ChatTokenizer = module.Tokenizer.open(Path(folder))
     return tokenizer
