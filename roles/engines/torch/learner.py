@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Final, TypeVar
@@ -119,7 +120,7 @@ class TorchLearner:
     def update(
         self, groups: Sequence[TrainingGroup], advantages: Sequence[Sequence[float]]
     ) -> StepReport:
-        """One optimiser step: minibatches of shuffled groups, one epoch. Raises `EngineError`
+        """One optimiser step: minibatches of shuffled rows, one epoch. Raises `EngineError`
         without groups.
         """
         if not any(group.completions for group in groups):
@@ -223,11 +224,29 @@ class TorchLearner:
     def _minibatches(
         self, groups: Sequence[TrainingGroup], advantages: Sequence[Sequence[float]]
     ) -> list[list[LearningBatch]]:
-        """Shuffled groups in as many minibatches as the recipe says, or as there are groups."""
-        order = torch.randperm(len(groups), generator=self._shuffle)
+        """As many as the recipe says, each with its share of every group's completions.
+
+        The sorting recipe has eight. With whole groups in each of them instead, which costs
+        half (a prompt is then read once a step, not once a minibatch), greedy reward ended at
+        0.64 in place of 0.74: what a group's completions say is alike, and a minibatch of eight
+        groups says less than one of 64. With one minibatch a group is whole.
+        """
+        count = self._recipe.minibatches
+        parts: list[list[tuple[TrainingGroup, list[float]]]] = [[] for _ in range(count)]
+        for number, index in enumerate(torch.randperm(len(groups), generator=self._shuffle)):
+            group, mine = groups[index], advantages[index]
+            order = torch.randperm(len(mine), generator=self._shuffle).tolist()
+            for part in range(count):
+                # Beginning elsewhere in each group: rests are spread over all minibatches.
+                if chosen := sorted(order[(part + number) % count :: count]):
+                    share = replace(
+                        group, completions=tuple(group.completions[one] for one in chosen)
+                    )
+                    parts[part].append((share, [mine[one] for one in chosen]))
         return [
-            learning_batches([groups[one] for one in part], [advantages[one] for one in part])
-            for part in order.chunk(min(self._recipe.minibatches, len(order)))
+            learning_batches([one for one, _ in part], [each for _, each in part])
+            for part in parts
+            if part
         ]
 
     def _old_log_probs(self, batches: Sequence[LearningBatch]) -> list[Tensor | None]:
