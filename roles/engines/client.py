@@ -91,9 +91,9 @@ class WorkerEngine:
         )
         return [Evidence(*row) for row in value]
 
-    async def open(self, checkpoint: str) -> int:
+    async def open(self, checkpoint: str, base: str = "") -> int:
         """See `roles.engines.base.Learner`."""
-        return int(await self._call("open", self._locate(checkpoint)))
+        return int(await self._call("open", self._locate(checkpoint), self._located(base)))
 
     async def adopt(self, weights: str, step: int) -> None:
         """See `roles.engines.base.Learner`."""
@@ -107,7 +107,7 @@ class WorkerEngine:
 
     async def save(self, checkpoint: str, weights: str) -> None:
         """See `roles.engines.base.Learner`."""
-        await self._call("save", self._locate(checkpoint), self._locate(weights))
+        await self._call("save", self._located(checkpoint), self._located(weights))
 
     async def answer(
         self, prompts: Sequence[tuple[int, ...]], temperature: float
@@ -115,6 +115,10 @@ class WorkerEngine:
         """See `roles.engines.base.Learner`."""
         answers = await self._call("answer", [list(one) for one in prompts], temperature)
         return [tuple(answer) for answer in answers]
+
+    def _located(self, path: str) -> str:
+        """As the worker would open it; what is empty stays so."""
+        return self._locate(path) if path else ""
 
     async def _call(self, method: str, *arguments: object) -> Any:
         request = codec.encode_request(method, *arguments)

@@ -112,9 +112,11 @@ def _as_stored(number: float) -> float:
     return value
 
 
-def next_policy(policy: FakePolicy, learning: float) -> FakePolicy:
-    """One optimiser step later."""
-    rng = Random(f"{policy.lineage} {policy.step}")
+def next_policy(
+    policy: FakePolicy, learning: float, groups: Sequence[TrainingGroup]
+) -> FakePolicy:
+    """One optimiser step later: other groups, or in another order, make another policy."""
+    rng = Random(f"{policy.lineage} {policy.step} {groups}")
     noise = bytearray(policy.noise)
     for _ in range(len(noise) // 2 // _CHANGED_ONE_IN):
         at = 2 * rng.randrange(len(noise) // 2)
@@ -159,7 +161,7 @@ class FakeEngine:
             for ours, theirs in zip(honest, groups, strict=True)
         ]
 
-    async def open(self, checkpoint: str) -> int:
+    async def open(self, checkpoint: str, base: str = "") -> int:
         """See `roles.engines.base.Learner`."""
         disk, damage = self._world.disk, []
         for path in (checkpoint, previous_generation(checkpoint)):
@@ -192,20 +194,23 @@ class FakeEngine:
         policy = self._learner()
         tokens = sum(len(one.tokens) for group in groups for one in group.completions)
         await self._spend(training, self._config.profile.step_seconds)
-        self._learning = next_policy(policy, self._config.profile.learning)
+        self._learning = next_policy(policy, self._config.profile.learning, groups)
         return StepReport(
-            step=self._learning.step, loss=0.0, k3=0.0, ratio_max=1.0, clipped=0.0,
+            step=self._learning.step, loss=0.0, k3=0.0, ratio_max=1.0, clipped=0.0, capped=0.0,
             entropy=1 - policy.skill, gradient_norm=1.0, tokens=tokens,
+            changed=1 / _CHANGED_ONE_IN,
         )  # fmt: skip
 
     async def save(self, checkpoint: str, weights: str) -> None:
         """See `roles.engines.base.Learner`."""
         data, disk = self._learner().encode(), self._world.disk
         await self._spend(saving, self._config.profile.load_seconds)
-        if await disk.size(checkpoint) is not None:
-            await disk.rename(checkpoint, previous_generation(checkpoint))
-        await disk.replace(checkpoint, hashlib.sha256(data).digest() + data)
-        await disk.replace(weights, data)
+        if weights:
+            await disk.replace(weights, data)
+        if checkpoint:
+            if await disk.size(checkpoint) is not None:
+                await disk.rename(checkpoint, previous_generation(checkpoint))
+            await disk.replace(checkpoint, hashlib.sha256(data).digest() + data)
 
     async def answer(
         self, prompts: Sequence[tuple[int, ...]], temperature: float

@@ -21,6 +21,7 @@ from roles.envs.mix import kind_of
 from roles.rl.evaluation import evaluation_of_rewards
 from roles.rl.recipe import Recipe
 from roles.shared.checked_json import DamagedFile, keep, recall
+from roles.trainer.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class LearningCurve:
         self._tasks: list[Task] = []
         """Of an evaluation; asked for once."""
         self.learnt = Learnt()
+        self.metrics = Metrics(disk)
 
     async def restore(self, step: int) -> None:
         """Read what an earlier life kept; the checkpoint says which ``step`` it has come to."""

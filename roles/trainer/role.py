@@ -23,6 +23,7 @@ from roles.trainer.core.buffer import BufferCounts, GroupBuffer
 from roles.trainer.curve import LearningCurve, Learnt
 from roles.trainer.inbox import Inbox
 from roles.trainer.intake import Intake
+from roles.trainer.policies import Policies
 from roles.trainer.session import TrainerSession
 
 INBOX: Final = "trainer/intake"
@@ -98,7 +99,9 @@ class Trainer:
         async with (
             open_environment_of(node.world, run, limits) as environment,
             open_engine(
-                node.world, replace(engine_config, profile=config.profile), name=self.name
+                node.world,
+                replace(engine_config, profile=config.profile, autocast=config.autocast),
+                name=self.name,
             ) as engine,
         ):
             ledger = await node.ledger.opened()
@@ -111,7 +114,14 @@ class Trainer:
             inbox = Inbox(node.world, INBOX)
             intake = Intake(node, recipe, check, ledger, inbox, buffer, durable)
             curve = LearningCurve(node.world.disk, recipe, environment, config.evaluate_every)
+            policies = Policies(
+                engine,
+                node.world.disk,
+                durable,
+                base=config.base,
+                checkpoint_every=config.checkpoint_every,
+            )
             self.session = TrainerSession(
-                node, recipe, engine, intake, curve, standing, durable
+                node, recipe, engine, intake, curve, standing, policies
             )
             await self.session.work_forever()

@@ -119,7 +119,7 @@ async def test_a_killed_worker_is_reported(tmp_path: Path) -> None:
         await worker.call(codec.encode_request("configure", config_to_wire(CONFIG)))
         os.kill(worker.pid, signal.SIGKILL)
         with pytest.raises(WorkerDied):
-            await worker.call(codec.encode_request("evaluate"))
+            await worker.call(codec.encode_request("answer", [], 1.0))
 
 
 def worker_process(*argv: str) -> subprocess.Popen[bytes]:
