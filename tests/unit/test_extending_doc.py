@@ -31,7 +31,7 @@ DOCS = Path(__file__).parent.parent.parent / "docs" / "extending.md"
 NEW_TOKENS = 3
 GROUPS = 24
 SIZE = 8
-STEPS = 12
+STEPS = 8
 
 
 def example() -> str:
@@ -95,7 +95,7 @@ async def test_a_model_learns_from_the_example(setup: EnvironmentSetup) -> None:
     """A random model says letters, which pay a little, more often: no more can be had in a few
     steps."""
     recipe = Recipe(
-        rate=5e-3, ramp=1, group_size=SIZE, max_new_tokens=NEW_TOKENS, minibatches=1
+        rate=4e-2, ramp=1, group_size=SIZE, max_new_tokens=NEW_TOKENS, minibatches=1
     )
     config = EngineConfig(
         shape=replace(LLAMA, layers=1), recipe=recipe, end_tokens=(END,), environment=None
