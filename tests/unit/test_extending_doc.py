@@ -100,7 +100,7 @@ async def test_a_model_learns_from_the_example(setup: EnvironmentSetup) -> None:
     config = EngineConfig(
         shape=replace(LLAMA, layers=1), recipe=recipe, end_tokens=(END,), environment=None
     )
-    learner, rng = TorchLearner(config, None), Random(0)
+    learner, rng = TorchLearner(config), Random(0)
     learner.model.initialise(0)
     sampling = Sampling(1.0, NEW_TOKENS, SIZE)
     means = []

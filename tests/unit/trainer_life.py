@@ -20,11 +20,9 @@ from p2p.identity import KeyPair
 from p2p.machine import RealWorld
 from p2p.policy import PolicyVersion
 from proofs.checks import Verdict
-from roles.engines.base import Completion, StepReport, TrainingGroup
+from roles.engines.base import Completion, Evaluation, StepReport, TrainingGroup
 from roles.engines.config import EngineConfig, ModelShape
 from roles.engines.torch.engine import TorchEngine
-from roles.envs.client import LocalEnvironment
-from roles.envs.sort import SortEnvironment
 from roles.protocol.core.messages import Commitment, SignedVerdict, Submission, content_digest
 from roles.rl.recipe import Recipe, WarmUp
 from roles.shared.durable import Durable
@@ -32,7 +30,7 @@ from roles.trainer.core.buffer import BufferedGroup, GroupBuffer
 from roles.trainer.curve import LearningCurve
 from roles.trainer.inbox import Inbox
 from roles.trainer.intake import Intake
-from roles.trainer.policies import Policies
+from roles.trainer.policies import PolicyFiles
 from roles.trainer.session import TrainerSession
 
 KEY: Final = KeyPair(b"t" * 32)
@@ -119,9 +117,9 @@ class InPlace:
         await trio.lowlevel.checkpoint()
         self._engine.save(self._path(checkpoint), self._path(weights))
 
-    async def answer(self, prompts: Sequence[tuple[int, ...]], _: float) -> list[tuple[int]]:
+    async def evaluate(self) -> Evaluation:
         await trio.lowlevel.checkpoint()
-        return [(0,)] * len(prompts)
+        return Evaluation(0.0, 0.0)
 
 
 class Shardcast:
@@ -165,8 +163,8 @@ async def live(folder: Path, steps: int) -> None:
     standing: Any = Standing()
     durable, inbox, recipe = Durable(world, "trainer"), Inbox(world, "intake"), CONFIG.recipe
     intake = Intake(node, recipe, check, ledger, inbox, GroupBuffer(99, recipe.lag), durable)
-    curve = LearningCurve(world.disk, recipe, LocalEnvironment(SortEnvironment()), 0)
-    policies = Policies(engine, world.disk, durable, checkpoint_every=CHECKPOINT_EVERY)
+    curve = LearningCurve(world.disk, recipe.steps, 0)
+    policies = PolicyFiles(engine, world.disk, durable, checkpoint_every=CHECKPOINT_EVERY)
     session = TrainerSession(node, recipe, engine, intake, curve, standing, policies)
     step = await session._resume()
     await intake.restore(step)
