@@ -208,24 +208,26 @@ async def test_an_environment_that_fails_at_the_trainer_loses_a_submission_and_i
     assert not intake._filled
 
 
-@pytest.mark.parametrize("fails", ["engine", "environment"])
 async def test_an_evaluation_that_fails_stops_no_learning(
-    fails: str, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Issue 10.10: the held-out tasks are paid by the same foreign code."""
 
+    def reward(*_: object) -> float:
+        raise LookupError("no such word")
+
     class Learner:
-        async def answer(self, tasks: list[GroupTask], _: Sampling) -> list[Any]:
-            if fails == "engine":
-                raise EngineError("answer failed with RuntimeError: out of memory")
-            return [((1, 0),) for _ in tasks]
+        async def answer(self, tasks: list[GroupTask], sampling: Sampling) -> list[Any]:
+            if sampling.temperature:
+                raise EngineError("answer failed with MemoryError")
+            return [(task.prompt,) for task in tasks]
 
-    class Unpaying(LocalEnvironment):
-        async def rewards(self, answers: Any) -> list[float]:
-            raise EnvironmentFailed("reward() of the environment 'sort'")
-
-    environment = Unpaying(SortEnvironment())
-    curve = LearningCurve(cast(Any, None), Recipe(steps=10), environment, evaluate_every=1)
+    environment = SortEnvironment()
+    curve = LearningCurve(cast(Any, None), Recipe(), LocalEnvironment(environment), 1)
     await curve.evaluate(cast(Any, Learner()), 0)
+    assert "answer failed" in caplog.text
+    monkeypatch.setattr(SortEnvironment, "reward", reward)
+    await curve.evaluate(cast(Any, Learner()), 0)
+    assert "no such word" in caplog.text
     assert curve.learnt.curve == []
     assert "evaluation_failed step=0" in caplog.text
