@@ -85,7 +85,8 @@ def best_temperature(config: EngineConfig, progressed: Progressed) -> LearningGa
     alone.warm_up()
     best = 0.0
     for count, temperature in enumerate(TEMPERATURES, 1):
-        best = max(best, alone.learner.reward_at(temperature))
+        rewards = alone.rewards_at(temperature)
+        best = max(best, sum(rewards) / len(rewards))
         progressed(count, None)
     return LearningGate(alone.course.evaluations[0], Evaluation(best, best))
 

@@ -35,8 +35,9 @@ from roles.engines.config import EngineConfig
 from roles.engines.torch import sampler
 from roles.engines.torch.learner import TorchLearner
 from roles.engines.torch.model import TransformerModel
-from roles.envs.base import open_environment
+from roles.envs.base import open_teaching
 from roles.rl.advantage import group_advantages, has_spread
+from roles.rl.evaluation import evaluation_of_rewards
 from roles.rl.gate import LearningGate
 from roles.rl.recipe import Recipe
 
@@ -93,7 +94,7 @@ class Alone:
         torch.set_num_threads(config.threads)
         self._config = config
         self._recipe = config.recipe
-        self._environment = open_environment(config.environment)
+        self._environment = open_teaching(config.environment)
         self._rng = Random(1000 + config.seed)
         self._shuffled = shuffled
         self.learner = TorchLearner(config, self._environment)
@@ -110,9 +111,20 @@ class Alone:
     def evaluate(self) -> Evaluation:
         """Evaluate and remember."""
         with _timed(self.course.seconds, "evaluation"):
-            evaluation = self.learner.evaluate()
+            greedy, sampled = self.rewards_at(0.0), self.rewards_at(self._recipe.temperature)
+            kinds = [task.kind for task in self._environment.evaluation()]
+            evaluation = evaluation_of_rewards(kinds, greedy, sampled)
         self.course.evaluations[self.learner.step_number] = evaluation
         return evaluation
+
+    def rewards_at(self, temperature: float) -> list[float]:
+        """Of the held-out tasks, as the learner's policy answers them."""
+        tasks = self._environment.evaluation()
+        drawn = self.learner.answer([task.prompt for task in tasks], temperature)
+        return [
+            self._environment.reward(task, tokens)
+            for task, tokens in zip(tasks, drawn, strict=True)
+        ]
 
     def step(self) -> StepReport:
         """Sample with the old policy, learn with the new one."""

@@ -10,8 +10,8 @@ policy have no gaps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from p2p.errors import ShoalError
@@ -99,10 +99,12 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Exact-match reward on the environment's fixed held-out tasks."""
+    """Mean reward on the fixed held-out tasks of a run's environments."""
 
     greedy: float
     sampled: float
+    kinds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """The same two by environment and kind of task (`roles.envs.mix.kind_of`)."""
 
 
 class Generator(Protocol):
@@ -168,8 +170,11 @@ class Learner(Protocol):
         """
         ...
 
-    async def evaluate(self) -> Evaluation:
-        """Greedy and sampled reward on the held-out tasks, with fixed seeds."""
+    async def answer(
+        self, prompts: Sequence[tuple[int, ...]], temperature: float
+    ) -> list[tuple[int, ...]]:
+        """One completion of each prompt by the policy that learns, drawn with the recipe's
+        evaluation seed: what progress is measured by."""
         ...
 
 

@@ -18,7 +18,6 @@ from roles.engines import codec
 from roles.engines.base import (
     Engine,
     EngineError,
-    Evaluation,
     Group,
     GroupTask,
     Sampling,
@@ -110,9 +109,12 @@ class WorkerEngine:
         """See `roles.engines.base.Learner`."""
         await self._call("save", self._located(checkpoint), self._located(weights))
 
-    async def evaluate(self) -> Evaluation:
+    async def answer(
+        self, prompts: Sequence[tuple[int, ...]], temperature: float
+    ) -> list[tuple[int, ...]]:
         """See `roles.engines.base.Learner`."""
-        return Evaluation(*await self._call("evaluate"))
+        answers = await self._call("answer", [list(one) for one in prompts], temperature)
+        return [tuple(answer) for answer in answers]
 
     def _located(self, path: str) -> str:
         """As the worker would open it; what is empty stays so."""

@@ -169,6 +169,9 @@ class MachineLimits:
     """Bytes of address space for the process of the environment, libraries included
     (`roles.envs.base.Ration.memory`)."""
 
+    environment_data: str = ""
+    """Folder with the files of questions that runs may pin and this machine has."""
+
     def __post_init__(self) -> None:
         if (
             min(self.memory, self.max_new_tokens, self.warm_up_steps, self.environment_memory)
@@ -254,8 +257,9 @@ class EngineConfig:
     kind: str = "torch"
     """``torch`` computes; ``fake`` pretends, in simulations."""
 
-    environment: str = "sort"
-    """Name of the environment, for warm-up and evaluation."""
+    environment: str | None = "sort"
+    """Name of the environment that the first policy is taught by; None for a model with a
+    base."""
 
     shape: ModelShape = field(default_factory=ModelShape)
     """Of the policy."""

@@ -35,7 +35,6 @@ from roles.engines import safetensors
 from roles.engines.base import (
     Completion,
     EngineError,
-    Evaluation,
     Group,
     GroupTask,
     Sampling,
@@ -45,7 +44,7 @@ from roles.engines.base import (
 )
 from roles.engines.config import EngineConfig
 from roles.engines.safetensors import RawTensor
-from roles.envs.base import Environment, open_environment
+from roles.envs.base import TeachingEnvironment, open_teaching
 
 _CHANGED_ONE_IN: Final = 64
 """One bf16 value in this many moves at each step; real policies at lr 1e-6: 1.3 to 1.8 in
@@ -132,7 +131,7 @@ class FakeEngine:
     def __init__(self, world: World, config: EngineConfig) -> None:
         self._world = world
         self._config = config
-        self._environment = open_environment(config.environment)
+        self._environment = open_teaching(config.environment)
         self._loaded: tuple[bytes, FakePolicy] | None = None
         self._learning: FakePolicy | None = None
 
@@ -213,10 +212,19 @@ class FakeEngine:
                 await disk.rename(checkpoint, previous_generation(checkpoint))
             await disk.replace(checkpoint, hashlib.sha256(data).digest() + data)
 
-    async def evaluate(self) -> Evaluation:
+    async def answer(
+        self, prompts: Sequence[tuple[int, ...]], temperature: float
+    ) -> list[tuple[int, ...]]:
         """See `roles.engines.base.Learner`."""
-        skill = self._learner().skill
-        return Evaluation(greedy=skill, sampled=skill)
+        policy, most = self._learner(), self._config.recipe.max_new_tokens
+        digest, sampling = (
+            hashlib.sha256(policy.encode()).digest(),
+            Sampling(temperature, most, 1),
+        )
+        seed = str(self._config.recipe.evaluation_seed).encode()
+        tasks = [GroupTask(number, prompt, (seed,)) for number, prompt in enumerate(prompts)]
+        groups = [_group(self._environment, digest, policy, task, sampling) for task in tasks]
+        return [group.completions[0].tokens for group in groups]
 
     async def _spend(self, activity: Callable[[], None], seconds: float) -> None:
         await self._world.run_blocking(activity, cost=seconds)
@@ -268,7 +276,7 @@ def _tokens(groups: Sequence[Group]) -> int:
 
 
 def _group(
-    environment: Environment,
+    environment: TeachingEnvironment,
     digest: bytes,
     policy: FakePolicy,
     task: GroupTask,

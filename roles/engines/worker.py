@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from p2p.errors import ConfigError, MissingDependency, ShoalError
 from proofs.checks import Evidence
 from roles.engines import codec
-from roles.engines.base import Evaluation, Group, GroupTask, Sampling, StepReport, TrainingGroup
+from roles.engines.base import Group, GroupTask, Sampling, StepReport, TrainingGroup
 from roles.engines.config import EngineConfig, config_from_wire
 from roles.shared.worker_streams import serve_streams
 
@@ -61,8 +61,10 @@ class LocalEngine(Protocol):
         """See `Learner.save`."""
         ...
 
-    def evaluate(self) -> Evaluation:
-        """See `Learner.evaluate`."""
+    def answer(
+        self, prompts: Sequence[tuple[int, ...]], temperature: float
+    ) -> list[tuple[int, ...]]:
+        """See `Learner.answer`."""
         ...
 
 
@@ -109,8 +111,8 @@ def call(engine: LocalEngine, method: str, arguments: Sequence[Any]) -> object:
         case "save", [checkpoint, weights]:
             engine.save(checkpoint, weights)
             return None
-        case "evaluate", []:
-            return astuple(engine.evaluate())
+        case "answer", [prompts, temperature]:
+            return engine.answer([tuple(prompt) for prompt in prompts], temperature)
         case _:
             raise TypeError(f"an engine has no method {method}({len(arguments)} arguments)")
 

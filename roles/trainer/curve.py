@@ -13,13 +13,22 @@ from typing import Final
 
 from p2p.errors import StorageError
 from p2p.world import Disk
-from roles.engines.base import Engine, EngineError, TrainingGroup
+from roles.engines.base import Engine, EngineError, Evaluation, TrainingGroup
+from roles.envs.base import Task
+from roles.envs.client import ContainedEnvironment
+from roles.envs.contained import EnvironmentFailed
+from roles.envs.mix import kind_of
+from roles.rl.evaluation import evaluation_of_rewards
+from roles.rl.recipe import Recipe
 from roles.shared.checked_json import DamagedFile, keep, recall
 from roles.trainer.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
 PROGRESS: Final = "trainer/progress.json"
+PAID_TOGETHER: Final = 64
+"""Answers of an evaluation in one call of the environment: half of the 128 completions for
+which it has its time (`roles.envs.base.Ration.patience`)."""
 
 
 @dataclass(slots=True)
@@ -33,6 +42,10 @@ class Learnt:
     reward: float | None = None
     curve: list[tuple[int, float, float]] = field(default_factory=list)
     """(step, greedy, sampled) at each evaluation."""
+    kinds_start: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """(greedy, sampled) by environment and kind of task, at the first evaluation."""
+    kinds: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """The same at the newest."""
     staleness_max: int = 0
     groups_used: int = 0
     train_reward: float = 0.0
@@ -42,10 +55,16 @@ class Learnt:
 class LearningCurve:
     """What was learnt by now, and when to look again."""
 
-    def __init__(self, disk: Disk, steps: int, evaluate_every: int) -> None:
+    def __init__(
+        self, disk: Disk, recipe: Recipe, environment: ContainedEnvironment, every: int
+    ) -> None:
+        """``every`` so many steps there is an evaluation."""
         self._disk = disk
-        self._steps = steps
-        self._every = evaluate_every
+        self._recipe = recipe
+        self._environment = environment
+        self._every = every
+        self._tasks: list[Task] = []
+        """Of an evaluation; asked for once."""
         self.learnt = Learnt()
         self.metrics = Metrics(disk)
 
@@ -78,15 +97,41 @@ class LearningCurve:
         end."""
         learnt, every = self.learnt, self._every
         known = bool(learnt.curve) and learnt.curve[-1][0] == step
-        if known or (0 < step < self._steps and (every == 0 or step % every)):
+        if known or (0 < step < self._recipe.steps and (every == 0 or step % every)):
             return
         try:
-            result = await engine.evaluate()
-        except EngineError as error:  # what it fails on need not stop the learning
+            result = await self._evaluation(engine)
+        except (
+            EngineError,
+            EnvironmentFailed,
+        ) as error:  # what it fails on need not stop the learning
             logger.error("evaluation_failed step=%d: %s", step, error)
             return
         learnt.curve.append((step, result.greedy, result.sampled))
         learnt.greedy, learnt.reward = result.greedy, result.sampled
+        learnt.kinds = dict(result.kinds)
         if learnt.greedy_start is None:
             learnt.greedy_start, learnt.reward_start = result.greedy, result.sampled
+            learnt.kinds_start = dict(result.kinds)
         await self.keep()
+
+    async def _evaluation(self, engine: Engine) -> Evaluation:
+        """Raises `EngineError` and `EnvironmentFailed`."""
+        tasks = self._tasks = self._tasks or await self._environment.evaluation()
+        greedy, sampled = [
+            await self._rewards(engine, tasks, temperature)
+            for temperature in (0.0, self._recipe.temperature)
+        ]
+        return evaluation_of_rewards([kind_of(task) for task in tasks], greedy, sampled)
+
+    async def _rewards(
+        self, engine: Engine, tasks: Sequence[Task], temperature: float
+    ) -> list[float]:
+        """Some tasks at a time: an environment's patience is for a submission."""
+        drawn = await engine.answer([task.prompt for task in tasks], temperature)
+        answers = [(task, [tokens]) for task, tokens in zip(tasks, drawn, strict=True)]
+        rewards = list[float]()
+        for start in range(0, len(answers), PAID_TOGETHER):
+            part = answers[start : start + PAID_TOGETHER]
+            rewards += await self._environment.rewards(part)
+        return rewards

@@ -113,7 +113,7 @@ class Trainer:
             buffer = GroupBuffer(max(1, round(config.pool_steps * recipe.groups)), recipe.lag)
             inbox = Inbox(node.world, INBOX)
             intake = Intake(node, recipe, check, ledger, inbox, buffer, durable)
-            curve = LearningCurve(node.world.disk, recipe.steps, config.evaluate_every)
+            curve = LearningCurve(node.world.disk, recipe, environment, config.evaluate_every)
             policies = Policies(
                 engine,
                 node.world.disk,

@@ -74,8 +74,9 @@ async def test_a_round_of_the_recipe(tmp_path: Path) -> None:
         rewarded = [rate(task, group) for task, group in zip(tasks, groups, strict=True)]
         report = await engine.step([one for one in rewarded if len(set(one.rewards)) > 1])
         assert (report.step, report.tokens > 0) == (1, True)
-        evaluation = await engine.evaluate()
-        assert 0 <= evaluation.greedy <= 1
+        answers = await engine.answer([task.prompt for task in tasks], 0.0)
+        assert answers == await engine.answer([task.prompt for task in tasks], 0.0)
+        assert all(0 < len(answer) <= SAMPLING.max_new_tokens for answer in answers)
         await engine.save("learner/checkpoint", "policies/1.safetensors")
         assert await world.disk.list("policies") == ["0.safetensors", "1.safetensors"]
         await engine.load("policies/1.safetensors")
@@ -218,4 +219,4 @@ async def test_a_cancelled_call_ends_the_worker_at_once(tmp_path) -> None:
             await engine.open("checkpoint")  # a warm-up of many seconds
         assert scope.cancelled_caught
         with pytest.raises(WorkerDied):
-            await engine.evaluate()
+            await engine.answer([], 1.0)

@@ -67,7 +67,7 @@ def test_continuing_from_a_checkpoint_is_bit_identical(tmp_path: Path) -> None:
     expected = learner.step(groups)
     other = TorchLearner(CONFIG, SORT)
     assert other.open(tmp_path / "checkpoint") == 1
-    other.evaluate()  # which changes nothing
+    other.answer([SORT.task(bytes(32)).prompt], 1.0)  # which changes nothing
     assert other.step(groups) == expected
     pairs = zip(learner.model.parameters(), other.model.parameters(), strict=True)
     assert all(torch.equal(one, another) for one, another in pairs)
@@ -165,7 +165,9 @@ def test_a_published_policy_is_adopted(tmp_path: Path) -> None:
 def test_evaluation_repeats() -> None:
     learner = TorchLearner(CONFIG, SORT)
     learner.start()
-    assert learner.evaluate() == learner.evaluate()
+    prompts = [task.prompt for task in SORT.evaluation()[:32]]
+    for temperature in (0.0, 1.0):
+        assert learner.answer(prompts, temperature) == learner.answer(prompts, temperature)
 
 
 def test_the_sampler_lags_by_exactly_two() -> None:

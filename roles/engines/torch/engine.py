@@ -11,7 +11,6 @@ from p2p.errors import ConfigError
 from proofs.checks import Evidence
 from roles.engines.base import (
     EngineError,
-    Evaluation,
     Group,
     GroupTask,
     Sampling,
@@ -23,7 +22,7 @@ from roles.engines.torch import sampler, scorer
 from roles.engines.torch.files import load_weights
 from roles.engines.torch.learner import TorchLearner
 from roles.engines.torch.model import TransformerModel
-from roles.envs.base import open_environment
+from roles.envs.base import TeachingEnvironment, open_teaching
 
 
 class TorchEngine:
@@ -33,13 +32,7 @@ class TorchEngine:
         torch.set_num_threads(config.threads)
         self._config = config
         self._end_tokens = frozenset(config.end_tokens)
-        self._environment = open_environment(config.environment)
-        if len(self._environment.vocabulary) > config.shape.vocabulary:
-            raise ConfigError(
-                f"the environment {config.environment!r} has"
-                f" {len(self._environment.vocabulary)} tokens, the model"
-                f" {config.shape.vocabulary}"
-            )
+        self._environment = None if config.environment is None else _teacher(config)
         self._policy: TransformerModel | None = None
         self._learner: TorchLearner | None = None
 
@@ -82,9 +75,11 @@ class TorchEngine:
             Path(checkpoint) if checkpoint else None, Path(weights) if weights else None
         )
 
-    def evaluate(self) -> Evaluation:
+    def answer(
+        self, prompts: Sequence[tuple[int, ...]], temperature: float
+    ) -> list[tuple[int, ...]]:
         """See `roles.engines.base.Learner`."""
-        return self._opened().evaluate()
+        return self._opened().answer(prompts, temperature)
 
     def _loaded(self) -> TransformerModel:
         if self._policy is None:
@@ -95,3 +90,15 @@ class TorchEngine:
         if self._learner is None:
             raise EngineError("the learner was not opened")
         return self._learner
+
+
+def _teacher(config: EngineConfig) -> TeachingEnvironment:
+    """Raises `ConfigError` if it teaches no model, or not one with so few tokens."""
+    environment = open_teaching(config.environment)
+    tokens = len(environment.vocabulary)
+    if tokens > config.shape.vocabulary:
+        raise ConfigError(
+            f"the environment {config.environment!r} has {tokens} tokens, the model"
+            f" {config.shape.vocabulary}"
+        )
+    return environment

@@ -16,7 +16,6 @@ from torch.nn import functional as F
 
 from roles.engines.base import (
     EngineError,
-    Evaluation,
     GroupTask,
     Sampling,
     StepReport,
@@ -36,8 +35,7 @@ from roles.engines.torch.gradient import (
 )
 from roles.engines.torch.model import TransformerModel
 from roles.engines.torch.policy import read_policy, write_policy
-from roles.envs.base import Environment, Ration, Task
-from roles.envs.contained import reward_of
+from roles.envs.base import Ration, Task, TeachingEnvironment
 from roles.envs.ration import interrupted
 from roles.rl.advantage import group_advantages
 
@@ -55,7 +53,7 @@ _MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 class TorchLearner:
     """A policy, its optimiser, and the step they are at."""
 
-    def __init__(self, config: EngineConfig, environment: Environment) -> None:
+    def __init__(self, config: EngineConfig, environment: TeachingEnvironment | None) -> None:
         self._config = config
         self._recipe = config.recipe
         self._environment = environment
@@ -103,12 +101,15 @@ class TorchLearner:
         self.step_number = step
 
     def start(self) -> None:
-        """Take the first policy: the base, or drawn weights after the warm-up."""
+        """Take the first policy: the base, or drawn weights after the warm-up. Raises
+        `EngineError` without what teaches them."""
         if self._base is not None:
             read_policy(self.model, self._base)
             return
+        if self._environment is None:
+            raise EngineError("a model without an environment that teaches it needs a base")
         self.model.initialise(self._config.seed)
-        self._warm_up()
+        self._warm_up(self._environment)
 
     def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
         """One optimiser step with advantages relative to each group."""
@@ -171,35 +172,25 @@ class TorchLearner:
             previous = Path(previous_generation(str(checkpoint)))
             write_checkpoint(checkpoint, previous, self._state())
 
-    def evaluate(self) -> Evaluation:
-        """Exact-match reward on the held-out tasks, greedy and at the sampling temperature."""
-        return Evaluation(self.reward_at(0.0), self.reward_at(self._recipe.temperature))
-
-    def reward_at(self, temperature: float) -> float:
-        """Mean reward on the held-out tasks at one temperature, with the recipe's evaluation
-        seed.
-        """
-        with interrupted(Ration()):
-            tasks = self._environment.evaluation()
+    def answer(
+        self, prompts: Sequence[tuple[int, ...]], temperature: float
+    ) -> list[tuple[int, ...]]:
+        """One completion of each prompt, with the recipe's evaluation seed."""
         seed = self._recipe.evaluation_seed
-        prompts = [
+        tasks = [
             GroupTask(
                 index,
-                task.prompt,
+                prompt,
                 (hashlib.sha256(f"evaluation {seed} {index}".encode()).digest(),),
             )
-            for index, task in enumerate(tasks)
+            for index, prompt in enumerate(prompts)
         ]
         sampling = Sampling(temperature, self._recipe.max_new_tokens, 1)
-        drawn = sampler.draw(self.model, prompts, sampling, frozenset(self._config.end_tokens))
-        with interrupted(Ration()):
-            rewards = [
-                reward_of(self._environment, task, one.completions[0].tokens)
-                for task, one in zip(tasks, drawn, strict=True)
-            ]
-        return math.fsum(rewards) / len(rewards)
+        end_tokens = frozenset(self._config.end_tokens)
+        drawn = sampler.draw(self.model, tasks, sampling, end_tokens)
+        return [one.completions[0].tokens for one in drawn]
 
-    def _warm_up(self) -> None:
+    def _warm_up(self, environment: TeachingEnvironment) -> None:
         """Supervised learning on clean examples; the loss is on the answers only."""
         recipe, rng = self._recipe.warm_up, Random(self._config.seed)
         optimiser = torch.optim.AdamW(
@@ -213,7 +204,7 @@ class TorchLearner:
             for parameters in optimiser.param_groups:
                 parameters["lr"] = recipe.rate_at(step)
             with interrupted(Ration()):
-                examples = self._environment.warm_up(rng, recipe.batch)
+                examples = environment.warm_up(rng, recipe.batch)
             tokens, answer = _examples(examples)
             logits = self.model.lm_head(self.model(tokens[:, :-1])[answer])
             optimiser.zero_grad()

@@ -14,6 +14,7 @@ from p2p.identity import PeerId
 from p2p.node.tables import read_table, write_table
 from proofs.checks import Limits
 from roles.envs.base import environment_digest
+from roles.models.pin import FilePin
 from roles.rl.recipe import Recipe
 from roles.run.core.file import AdmissionRules, Delivery, EnvironmentPin, Model, Terms
 
@@ -22,6 +23,51 @@ DAY: Final = 24 * 3600
 MAX_DAYS: Final = 3650.0
 """Days that a document may be valid. After ten years what it was signed with is no longer to be
 trusted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftFile:
+    """A file of questions, as its owner's tools describe it."""
+
+    name: str
+    """Without its folder."""
+
+    size: int
+    """Bytes."""
+
+    sha256: str
+    """64 hexadecimal digits."""
+
+    def pin(self) -> FilePin:
+        """What the run file says of it. Raises ValueError on what is no digest."""
+        return FilePin(name=self.name, size=self.size, digest=bytes.fromhex(self.sha256))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftEnvironment:
+    """One environment of a run; its digest is taken from what is installed here."""
+
+    name: str
+    """Its entry point."""
+
+    weight: float = 1.0
+    """How many tasks come from it, beside the weights of the others."""
+
+    kinds: Mapping[str, float] = field(default_factory=dict)
+    """Weights of its kinds of tasks; left out: as it likes."""
+
+    data: DraftFile | None = None
+    """The file of questions that it reads."""
+
+    def pin(self) -> EnvironmentPin:
+        """What the run file says of it. Raises ValueError on what is no digest."""
+        return EnvironmentPin(
+            name=self.name,
+            digest=environment_digest(self.name),
+            weight=self.weight,
+            kinds=self.kinds,
+            data=None if self.data is None else self.data.pin(),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +85,8 @@ class Draft:
     """How long the document is valid, from now. A month: nodes that hear of no later edition
     stop by then, and an owner signs twelve a year."""
 
-    environments: tuple[str, ...] = ("sort",)
-    """Where tasks come from; the first is trained on."""
+    environments: tuple[object, ...] = ("sort",)
+    """Where tasks come from: names, or tables of `DraftEnvironment`."""
 
     trainers: tuple[PeerId, ...]
     """Whose policies count."""
@@ -80,8 +126,8 @@ def read_draft(table: object, where: str, now: float) -> Terms:
             epoch=draft.epoch,
             expiry=int(now + draft.days * DAY),
             environments=tuple(
-                EnvironmentPin(name=name, digest=environment_digest(name))
-                for name in draft.environments
+                _environment(value, f"{where}: environments[{number}]").pin()
+                for number, value in enumerate(draft.environments)
             ),
             trainers=draft.trainers,
             validators=draft.validators,
@@ -93,6 +139,13 @@ def read_draft(table: object, where: str, now: float) -> Terms:
         )
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from error
+
+
+def _environment(value: object, where: str) -> DraftEnvironment:
+    """A table, or a name alone."""
+    return read_table(
+        DraftEnvironment, {"name": value} if isinstance(value, str) else value, where
+    )
 
 
 def _limits(table: dict[str, object], where: str) -> Limits:
