@@ -145,15 +145,17 @@ class Learner(Protocol):
 
     async def open(self, checkpoint: str, base: str = "") -> int:
         """Continue from the checkpoint file if it exists, else start: at ``base``, the folder
-        of a model, or with drawn weights and a warm-up. Returns the step.
+        of a model as the machine names it, or with drawn weights and a warm-up. Returns the
+        step.
 
         A damaged checkpoint is passed over for the one before it; `EngineError` if that is
         damaged too.
         """
         ...
 
-    async def adopt(self, weights: str, step: int) -> None:
-        """Go on from a published policy whose checkpoint is lost: with a fresh optimiser."""
+    async def adopt(self, weights: str, step: int, base: str = "") -> None:
+        """Go on from a published policy whose checkpoint is lost: with a fresh optimiser.
+        ``base`` as for `open`."""
         ...
 
     async def step(self, groups: Sequence[TrainingGroup]) -> StepReport:

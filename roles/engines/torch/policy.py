@@ -49,18 +49,23 @@ def read_policy(model: TransformerModel, policy: Path) -> None:
 def write_policy(
     model: TransformerModel, policy: Path, base: Path | None, *, is_base: bool = False
 ) -> None:
-    """Write ``model`` at ``policy``, each file atomically: as a folder like ``base``, if there
-    is one, whose own weights are taken if they are the model's (``is_base``)."""
+    """Write ``model`` at ``policy``, atomically: as a folder like ``base``, if there is one,
+    whose own weights are taken if they are the model's (``is_base``)."""
     if base is None:
         write_atomically(policy, encode_weights(model))
         return
-    policy.mkdir(parents=True, exist_ok=True)
+    unfinished = policy.with_name(policy.name + ".partial")
+    for folder in (unfinished, policy):  # a folder that is there is whole
+        if folder.exists():
+            shutil.rmtree(folder)
+    unfinished.mkdir(parents=True)
     for path in sorted(base.iterdir()):
         if path.suffix == _WEIGHTS and not is_base:
-            _write_weights(model, path, policy / path.name)
+            _write_weights(model, path, unfinished / path.name)
         elif path.is_file() and not path.name.startswith("."):
-            _link(path, policy / path.name)
-    sync_folder(policy / "any")
+            _link(path, unfinished / path.name)
+    sync_folder(unfinished / "its files")
+    unfinished.replace(policy)
     sync_folder(policy)
 
 
@@ -99,18 +104,13 @@ def _write_weights(model: TransformerModel, like: Path, path: Path) -> None:
     for name in names:
         if name == _HEAD and model.shape.tied:
             weights[name] = weights["model.embed_tokens.weight"]
-    unfinished = path.with_name(path.name + ".partial")
-    with unfinished.open("wb") as file:
-        file.write(
-            safetensors.encode_head(
-                {name: ("BF16", tuple(weights[name].shape)) for name in names}
-            )
-        )
+    shapes = {name: ("BF16", tuple(weights[name].shape)) for name in names}
+    with path.open("wb") as file:
+        file.write(safetensors.encode_head(shapes))
         for name in names:
             file.write(weights[name].bfloat16().contiguous().view(torch.uint8).numpy().data)
         file.flush()
         os.fsync(file.fileno())
-    unfinished.replace(path)
 
 
 def _names(path: Path) -> Iterator[str]:
@@ -127,7 +127,6 @@ def _names(path: Path) -> Iterator[str]:
 
 def _link(source: Path, target: Path) -> None:
     """The same file under another name; a copy where the disk is another."""
-    target.unlink(missing_ok=True)
     try:
         os.link(source.resolve(), target)
     except OSError:
