@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 import torch
 from rich.console import Console
@@ -129,8 +129,7 @@ class OneProcess:
         config = EngineConfig(
             shape=shape, dtype=Dtype.BFLOAT16, end_tokens=ENDS, recipe=self.recipe
         )
-        no_environment: Any = None
-        self.learner = TorchLearner(config, no_environment)
+        self.learner = TorchLearner(config)
         self.learner.open(Path("/nonexistent/checkpoint"), model)
         self._sampler = TransformerModel(shape, Dtype.BFLOAT16)
         self._task = Addition(Tokenizer.open(model))

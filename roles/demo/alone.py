@@ -30,14 +30,14 @@ from rich.progress import (
 )
 
 from p2p.node.usage import STANDARD_OUTPUT, write_text
-from roles.engines.base import Evaluation, GroupTask, Sampling, StepReport, TrainingGroup
+from roles.engines.base import GroupTask, Sampling, StepReport, TrainingGroup
 from roles.engines.config import EngineConfig
 from roles.engines.torch import sampler
 from roles.engines.torch.learner import TorchLearner
 from roles.engines.torch.model import TransformerModel
 from roles.envs.base import open_teaching
 from roles.rl.advantage import group_advantages, has_spread
-from roles.rl.evaluation import evaluation_of_rewards
+from roles.rl.evaluation import Evaluation, evaluation_sampling, grade, questions
 from roles.rl.gate import LearningGate
 from roles.rl.recipe import Recipe
 
@@ -97,7 +97,7 @@ class Alone:
         self._environment = open_teaching(config.environment)
         self._rng = Random(1000 + config.seed)
         self._shuffled = shuffled
-        self.learner = TorchLearner(config, self._environment)
+        self.learner = TorchLearner(config)
         self.sampler = TransformerModel(config.shape)
         self._history: deque[dict[str, torch.Tensor]] = deque(maxlen=config.recipe.lag + 1)
         self.course = Course(config.seed)
@@ -111,19 +111,22 @@ class Alone:
     def evaluate(self) -> Evaluation:
         """Evaluate and remember."""
         with _timed(self.course.seconds, "evaluation"):
-            greedy, sampled = self.rewards_at(0.0), self.rewards_at(self._recipe.temperature)
-            kinds = [task.kind for task in self._environment.evaluation()]
-            evaluation = evaluation_of_rewards(kinds, greedy, sampled)
+            temperature = self._recipe.temperature
+            greedy, sampled = self.rewards_at(0.0), self.rewards_at(temperature)
+            evaluation = grade([""] * len(greedy), greedy, sampled)
         self.course.evaluations[self.learner.step_number] = evaluation
         return evaluation
 
     def rewards_at(self, temperature: float) -> list[float]:
-        """Of the held-out tasks, as the learner's policy answers them."""
-        tasks = self._environment.evaluation()
-        drawn = self.learner.answer([task.prompt for task in tasks], temperature)
+        """Of the held-out tasks, with the recipe's evaluation seed."""
+        recipe, environment = self._recipe, self._environment
+        tasks = environment.evaluation()
+        answers = self.learner.answer(
+            questions(tasks, recipe.evaluation_seed), evaluation_sampling(recipe, temperature)
+        )
         return [
-            self._environment.reward(task, tokens)
-            for task, tokens in zip(tasks, drawn, strict=True)
+            environment.reward(task, tokens)
+            for task, (tokens,) in zip(tasks, answers, strict=True)
         ]
 
     def step(self) -> StepReport:

@@ -10,8 +10,8 @@ policy have no gaps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from p2p.errors import ShoalError
@@ -57,6 +57,10 @@ class Completion:
     validator has checked."""
 
 
+Answers = tuple[tuple[int, ...], ...]
+"""The tokens of a task's completions."""
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """The completions of one task, in the order of its seeds."""
@@ -97,16 +101,6 @@ class StepReport:
     patch of the policy carries. Near 0 the rate is too low for weights that were rounded."""
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """Mean reward on the fixed held-out tasks of a run's environments."""
-
-    greedy: float
-    sampled: float
-    kinds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """The same two by environment and kind of task (`roles.envs.mix.kind_of`)."""
-
-
 class Generator(Protocol):
     """Samples completions from a policy. Paths, here and below, are those of the node's
     `p2p.world.Disk`."""
@@ -145,8 +139,7 @@ class Learner(Protocol):
 
     async def open(self, checkpoint: str, base: str = "") -> int:
         """Continue from the checkpoint file if it exists, else start: at ``base``, the folder
-        of a model as the machine names it, or with drawn weights and a warm-up. Returns the
-        step.
+        of a model, or with drawn weights and a warm-up. Returns the step.
 
         A damaged checkpoint is passed over for the one before it; `EngineError` if that is
         damaged too.
@@ -172,11 +165,11 @@ class Learner(Protocol):
         """
         ...
 
-    async def answer(
-        self, prompts: Sequence[tuple[int, ...]], temperature: float
-    ) -> list[tuple[int, ...]]:
-        """One completion of each prompt by the policy that learns, drawn with the recipe's
-        evaluation seed: what progress is measured by."""
+    async def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Answers]:
+        """The tokens of each completion of each task, in order, under the policy in training.
+
+        For evaluation: there are no proofs.
+        """
         ...
 
 

@@ -16,6 +16,7 @@ from p2p.world import Worker, World
 from proofs.checks import Evidence
 from roles.engines import codec
 from roles.engines.base import (
+    Answers,
     Engine,
     EngineError,
     Group,
@@ -93,11 +94,11 @@ class WorkerEngine:
 
     async def open(self, checkpoint: str, base: str = "") -> int:
         """See `roles.engines.base.Learner`."""
-        return int(await self._call("open", self._locate(checkpoint), base))
+        return int(await self._call("open", self._locate(checkpoint), self._located(base)))
 
     async def adopt(self, weights: str, step: int, base: str = "") -> None:
         """See `roles.engines.base.Learner`."""
-        await self._call("adopt", self._locate(weights), step, base)
+        await self._call("adopt", self._locate(weights), step, self._located(base))
 
     async def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
         """See `roles.engines.base.Learner`."""
@@ -109,12 +110,12 @@ class WorkerEngine:
         """See `roles.engines.base.Learner`."""
         await self._call("save", self._located(checkpoint), self._located(weights))
 
-    async def answer(
-        self, prompts: Sequence[tuple[int, ...]], temperature: float
-    ) -> list[tuple[int, ...]]:
+    async def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Answers]:
         """See `roles.engines.base.Learner`."""
-        answers = await self._call("answer", [list(one) for one in prompts], temperature)
-        return [tuple(answer) for answer in answers]
+        value = await self._call(
+            "answer", [codec.task_to_wire(task) for task in tasks], astuple(sampling)
+        )
+        return [tuple(tuple(tokens) for tokens in answers) for answers in value]
 
     def _located(self, path: str) -> str:
         """As the worker would open it; what is empty stays so."""

@@ -33,6 +33,7 @@ from p2p.world import World
 from proofs.checks import Evidence
 from roles.engines import safetensors
 from roles.engines.base import (
+    Answers,
     Completion,
     EngineError,
     Group,
@@ -212,19 +213,12 @@ class FakeEngine:
                 await disk.rename(checkpoint, previous_generation(checkpoint))
             await disk.replace(checkpoint, hashlib.sha256(data).digest() + data)
 
-    async def answer(
-        self, prompts: Sequence[tuple[int, ...]], temperature: float
-    ) -> list[tuple[int, ...]]:
+    async def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Answers]:
         """See `roles.engines.base.Learner`."""
-        policy, most = self._learner(), self._config.recipe.max_new_tokens
-        digest, sampling = (
-            hashlib.sha256(policy.encode()).digest(),
-            Sampling(temperature, most, 1),
-        )
-        seed = str(self._config.recipe.evaluation_seed).encode()
-        tasks = [GroupTask(number, prompt, (seed,)) for number, prompt in enumerate(prompts)]
+        policy = self._learner()
+        digest = hashlib.sha256(policy.encode()).digest()
         groups = [_group(self._environment, digest, policy, task, sampling) for task in tasks]
-        return [group.completions[0].tokens for group in groups]
+        return [tuple(one.tokens for one in group.completions) for group in groups]
 
     async def _spend(self, activity: Callable[[], None], seconds: float) -> None:
         await self._world.run_blocking(activity, cost=seconds)

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from p2p.errors import ConfigError, MissingDependency, ShoalError
 from proofs.checks import Evidence
 from roles.engines import codec
-from roles.engines.base import Group, GroupTask, Sampling, StepReport, TrainingGroup
+from roles.engines.base import Answers, Group, GroupTask, Sampling, StepReport, TrainingGroup
 from roles.engines.config import EngineConfig, config_from_wire
 from roles.shared.worker_streams import serve_streams
 
@@ -61,9 +61,7 @@ class LocalEngine(Protocol):
         """See `Learner.save`."""
         ...
 
-    def answer(
-        self, prompts: Sequence[tuple[int, ...]], temperature: float
-    ) -> list[tuple[int, ...]]:
+    def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Answers]:
         """See `Learner.answer`."""
         ...
 
@@ -111,8 +109,10 @@ def call(engine: LocalEngine, method: str, arguments: Sequence[Any]) -> object:
         case "save", [checkpoint, weights]:
             engine.save(checkpoint, weights)
             return None
-        case "answer", [prompts, temperature]:
-            return engine.answer([tuple(prompt) for prompt in prompts], temperature)
+        case "answer", [tasks, sampling]:
+            return engine.answer(
+                [codec.task_from_wire(task) for task in tasks], Sampling(*sampling)
+            )
         case _:
             raise TypeError(f"an engine has no method {method}({len(arguments)} arguments)")
 

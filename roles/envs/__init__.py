@@ -3,8 +3,8 @@
 Read `base` first: what an environment has to be, and `text`, what it is to an author of
 questions; `mix` makes one of all that a run names. A role sees it through `client`, which runs
 foreign ones in a process (`worker`, `frames`) with limits on time and memory (`ration`);
-`contained` makes one error of all that they may raise or pay; `installed` takes the digest that
-a run pins, `data` reads what else it pins.
+`contained` turns any exception or invalid reward into one error type; `installed` takes the
+digest that a run pins, `data` reads what else it pins.
 
 These come with Shoal: `sort` for models without a base; `arithmetic`, `questions` (``math`` and
 ``math-exact``, from a file of this machine) and `gym` (reasoning-gym) for those with one.

@@ -33,9 +33,6 @@ class TrainerConfig:
     autocast: Autocast = Autocast.AUTO
     """Whether the engine trains with bfloat16 products: ``auto``, ``on`` or ``off``."""
 
-    base: str = ""
-    """Folder of the model that the run begins with, if it names one."""
-
     machine: MachineLimits = field(default_factory=MachineLimits)
     """What a run may ask of this machine, whichever run it is."""
 

@@ -23,7 +23,7 @@ KEPT_WEIGHTS: Final = 8
 time."""
 
 
-class Policies:
+class PolicyFiles:
     """What an engine has learnt, on disk."""
 
     def __init__(

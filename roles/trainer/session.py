@@ -34,7 +34,7 @@ from roles.rl.recipe import Recipe
 from roles.shared.standing import RoleStanding
 from roles.trainer.curve import LearningCurve
 from roles.trainer.intake import Intake
-from roles.trainer.policies import Policies
+from roles.trainer.policies import PolicyFiles
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class TrainerSession:
         intake: Intake,
         curve: LearningCurve,
         standing: RoleStanding,
-        policies: Policies,
+        policies: PolicyFiles,
     ) -> None:
         self.node = node
         self.intake = intake

@@ -10,7 +10,7 @@ import pytest
 
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Verdict
-from roles.engines.base import EngineError
+from roles.engines.base import EngineError, GroupTask, Sampling
 from roles.envs.base import Task
 from roles.envs.client import LocalEnvironment
 from roles.envs.contained import EnvironmentFailed, reward_of, task_of
@@ -219,13 +219,13 @@ async def test_an_evaluation_that_fails_stops_no_learning(
         raise LookupError("no such word")
 
     class Learner:
-        async def answer(self, prompts: list[Any], temperature: float) -> list[Any]:
-            if temperature:
+        async def answer(self, tasks: list[GroupTask], sampling: Sampling) -> list[Any]:
+            if sampling.temperature:
                 raise EngineError("answer failed with MemoryError")
-            return list(prompts)
+            return [(task.prompt,) for task in tasks]
 
     environment = SortEnvironment()
-    curve = LearningCurve(cast(Any, None), Recipe(), LocalEnvironment(environment), every=1)
+    curve = LearningCurve(cast(Any, None), Recipe(), LocalEnvironment(environment), 1)
     await curve.evaluate(cast(Any, Learner()), 0)
     assert "answer failed" in caplog.text
     monkeypatch.setattr(SortEnvironment, "reward", reward)

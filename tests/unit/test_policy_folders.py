@@ -14,7 +14,7 @@ from roles.rl.recipe import Recipe
 from tests.model_folders import LLAMA, make_folder
 
 RECIPE = Recipe(minibatches=1, rate=1e-3, ramp=1, gradient_norm=1.0)
-CONFIG = EngineConfig(shape=LLAMA, recipe=RECIPE, environment=None)
+CONFIG = EngineConfig(shape=LLAMA, recipe=RECIPE)
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,7 @@ def some_groups(seed: int = 0) -> list[TrainingGroup]:
 
 
 def opened(tmp_path: Path, base: Path) -> TorchLearner:
-    learner = TorchLearner(CONFIG, None)
+    learner = TorchLearner(CONFIG)
     learner.open(tmp_path / "checkpoint", base)
     return learner
 
@@ -87,6 +87,17 @@ def test_a_policy_is_written_over_what_a_crash_has_left(tmp_path: Path) -> None:
     assert not unfinished.exists()
 
 
+def test_a_base_whose_weights_were_removed_still_makes_folders(tmp_path: Path) -> None:
+    learner = opened(tmp_path, base := make_folder(tmp_path / "base"))
+    learner.step(some_groups())
+    (base / "model.safetensors").unlink()
+    learner.save(None, tmp_path / "1")
+    other = TorchLearner(CONFIG)
+    other.adopt(tmp_path / "1", 1)
+    pairs = zip(learner.model.parameters(), other.model.parameters(), strict=True)
+    assert all(torch.equal(one.bfloat16(), another) for one, another in pairs)
+
+
 def test_a_learner_with_a_base_goes_on_bit_for_bit(tmp_path: Path) -> None:
     base = make_folder(tmp_path / "base")
     learner = opened(tmp_path, base)
@@ -104,7 +115,7 @@ def test_a_published_folder_is_adopted(tmp_path: Path) -> None:
     learner = opened(tmp_path, make_folder(tmp_path / "base"))
     learner.step(some_groups())
     learner.save(None, tmp_path / "1")
-    other = TorchLearner(CONFIG, None)
+    other = TorchLearner(CONFIG)
     other.adopt(tmp_path / "1", 1)
     pairs = zip(learner.model.parameters(), other.model.parameters(), strict=True)
     assert all(torch.equal(one.bfloat16(), another) for one, another in pairs)
@@ -115,5 +126,3 @@ def test_what_is_not_this_model_is_refused(tmp_path: Path) -> None:
     next(base.glob("*.safetensors")).unlink()
     with pytest.raises(EngineError):
         opened(tmp_path, base)
-    with pytest.raises(EngineError, match="needs a base"):
-        TorchLearner(CONFIG, None).open(tmp_path / "checkpoint")

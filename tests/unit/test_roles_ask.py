@@ -39,7 +39,7 @@ from roles.protocol.request import NONSENSE, ask
 from roles.rl.recipe import Recipe
 from roles.trainer.core.buffer import BufferedGroup, GroupBuffer
 from roles.trainer.intake import Intake
-from roles.trainer.policies import Policies
+from roles.trainer.policies import PolicyFiles
 from roles.trainer.session import TrainerSession
 
 WORKER, JUDGE = KeyPair(b"w" * 32), KeyPair(b"j" * 32)
@@ -190,7 +190,7 @@ async def test_a_trainer_that_lost_its_policies_publishes_nothing_instead_of_a_c
     )
     nothing: Any = None
     intake: Any = LearntNothing()
-    policies = Policies(engine, nothing, nothing)
+    policies = PolicyFiles(engine, nothing, nothing)
     with pytest.raises(StorageError, match="gone from store/: restore that folder"):
         await TrainerSession(
             node, Recipe(), engine, intake, nothing, nothing, policies

@@ -43,7 +43,7 @@ from roles.envs.text import (
 )
 from roles.models.pin import FilePin
 from roles.models.tokenizer import Tokenizer
-from roles.rl.evaluation import evaluation_of_rewards
+from roles.rl.evaluation import grade
 from tests.fuzz.test_fuzz_rollout import foreign
 from tests.model_folders import END, SPECIAL, make_folder
 
@@ -305,7 +305,7 @@ def test_an_evaluation_tells_environments_and_kinds_apart(folder: Path) -> None:
     kinds = [kind_of(task) for task in evaluation]
     assert Counter(kinds) == {"echo/a": 1, "echo/b": 1, "sort": 512}
     rewards = [1.0, 0.0, *[0.5] * 512]
-    report = evaluation_of_rewards(kinds, rewards, [0.0] * 514)
+    report = grade(kinds, rewards, [0.0] * 514)
     assert report.kinds == {"echo/a": (1.0, 0.0), "echo/b": (0.0, 0.0), "sort": (0.5, 0.0)}
     assert (report.greedy, report.sampled) == (257 / 514, 0.0)
 

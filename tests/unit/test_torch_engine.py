@@ -216,6 +216,6 @@ def test_an_engine_says_what_is_missing() -> None:
     with pytest.raises(EngineError, match="no weights"):
         engine.generate([], SAMPLING)
     with pytest.raises(EngineError, match="not opened"):
-        engine.answer([], 1.0)
+        engine.answer([], SAMPLING)
     with pytest.raises(ConfigError, match="50 tokens"):
-        TorchEngine(EngineConfig(shape=ModelShape(vocabulary=10)))
+        TorchEngine(EngineConfig(shape=ModelShape(vocabulary=10))).open("none", "")

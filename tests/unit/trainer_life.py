@@ -32,7 +32,7 @@ from roles.trainer.core.buffer import BufferedGroup, GroupBuffer
 from roles.trainer.curve import LearningCurve
 from roles.trainer.inbox import Inbox
 from roles.trainer.intake import Intake
-from roles.trainer.policies import Policies
+from roles.trainer.policies import PolicyFiles
 from roles.trainer.session import TrainerSession
 
 KEY: Final = KeyPair(b"t" * 32)
@@ -175,7 +175,7 @@ async def live(folder: Path, steps: int) -> None:
     durable, inbox, recipe = Durable(world, "trainer"), Inbox(world, "intake"), CONFIG.recipe
     intake = Intake(node, recipe, check, ledger, inbox, GroupBuffer(99, recipe.lag), durable)
     curve = LearningCurve(world.disk, recipe, Unasked(), 0)
-    policies = Policies(engine, world.disk, durable, checkpoint_every=CHECKPOINT_EVERY)
+    policies = PolicyFiles(engine, world.disk, durable, checkpoint_every=CHECKPOINT_EVERY)
     session = TrainerSession(node, recipe, engine, intake, curve, standing, policies)
     step = await session._resume()
     await intake.restore(step)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from p2p.errors import ConfigError
 from proofs.checks import Evidence
 from roles.engines.base import (
+    Answers,
     EngineError,
     Group,
     GroupTask,
@@ -22,7 +22,6 @@ from roles.engines.torch import sampler, scorer
 from roles.engines.torch.files import load_weights
 from roles.engines.torch.learner import TorchLearner
 from roles.engines.torch.model import TransformerModel
-from roles.envs.base import TeachingEnvironment, open_teaching
 
 
 class TorchEngine:
@@ -32,7 +31,6 @@ class TorchEngine:
         torch.set_num_threads(config.threads)
         self._config = config
         self._end_tokens = frozenset(config.end_tokens)
-        self._environment = None if config.environment is None else _teacher(config)
         self._policy: TransformerModel | None = None
         self._learner: TorchLearner | None = None
 
@@ -54,14 +52,14 @@ class TorchEngine:
 
     def open(self, checkpoint: str, base: str = "") -> int:
         """See `roles.engines.base.Learner`."""
-        learner = TorchLearner(self._config, self._environment)
+        learner = TorchLearner(self._config)
         step = learner.open(Path(checkpoint), Path(base) if base else None)
         self._learner = learner
         return step
 
     def adopt(self, weights: str, step: int, base: str = "") -> None:
         """See `roles.engines.base.Learner`."""
-        learner = TorchLearner(self._config, self._environment)
+        learner = TorchLearner(self._config)
         learner.adopt(Path(weights), step, Path(base) if base else None)
         self._learner = learner
 
@@ -75,11 +73,9 @@ class TorchEngine:
             Path(checkpoint) if checkpoint else None, Path(weights) if weights else None
         )
 
-    def answer(
-        self, prompts: Sequence[tuple[int, ...]], temperature: float
-    ) -> list[tuple[int, ...]]:
+    def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Answers]:
         """See `roles.engines.base.Learner`."""
-        return self._opened().answer(prompts, temperature)
+        return self._opened().answer(tasks, sampling)
 
     def _loaded(self) -> TransformerModel:
         if self._policy is None:
@@ -90,15 +86,3 @@ class TorchEngine:
         if self._learner is None:
             raise EngineError("the learner was not opened")
         return self._learner
-
-
-def _teacher(config: EngineConfig) -> TeachingEnvironment:
-    """Raises `ConfigError` if it teaches no model, or not one with so few tokens."""
-    environment = open_teaching(config.environment)
-    tokens = len(environment.vocabulary)
-    if tokens > config.shape.vocabulary:
-        raise ConfigError(
-            f"the environment {config.environment!r} has {tokens} tokens, the model"
-            f" {config.shape.vocabulary}"
-        )
-    return environment

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Final, TypeVar
@@ -14,7 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from p2p.errors import ConfigError
 from roles.engines.base import (
+    Answers,
     EngineError,
     GroupTask,
     Sampling,
@@ -35,7 +35,7 @@ from roles.engines.torch.gradient import (
 )
 from roles.engines.torch.model import TransformerModel
 from roles.engines.torch.policy import read_policy, write_policy
-from roles.envs.base import Ration, Task, TeachingEnvironment
+from roles.envs.base import Ration, Task, TeachingEnvironment, open_teaching
 from roles.envs.ration import interrupted
 from roles.rl.advantage import group_advantages
 
@@ -53,10 +53,9 @@ _MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 class TorchLearner:
     """A policy, its optimiser, and the step they are at."""
 
-    def __init__(self, config: EngineConfig, environment: TeachingEnvironment | None) -> None:
+    def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._recipe = config.recipe
-        self._environment = environment
         self._shuffle = torch.Generator().manual_seed(config.seed)
         self._base: Path | None = None
         """Folder of the model that the run begins with; None if it draws one."""
@@ -102,15 +101,21 @@ class TorchLearner:
         self.step_number = step
 
     def start(self) -> None:
-        """Take the first policy: the base, or drawn weights after the warm-up. Raises
-        `EngineError` without what teaches them."""
+        """Take the first policy: the base, or drawn weights after the warm-up.
+
+        Raises `ConfigError` if the environment teaches none, or has more tokens than the model.
+        """
         if self._base is not None:
             read_policy(self.model, self._base)
             return
-        if self._environment is None:
-            raise EngineError("a model without an environment that teaches it needs a base")
+        environment = open_teaching(self._config.environment)
+        if len(environment.vocabulary) > self._config.shape.vocabulary:
+            raise ConfigError(
+                f"the environment {environment.name!r} has {len(environment.vocabulary)}"
+                f" tokens, the model {self._config.shape.vocabulary}"
+            )
         self.model.initialise(self._config.seed)
-        self._warm_up(self._environment)
+        self._warm_up(environment)
 
     def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
         """One optimiser step with advantages relative to each group."""
@@ -122,7 +127,7 @@ class TorchLearner:
     def update(
         self, groups: Sequence[TrainingGroup], advantages: Sequence[Sequence[float]]
     ) -> StepReport:
-        """One optimiser step: minibatches of shuffled rows, one epoch. Raises `EngineError`
+        """One optimiser step: minibatches of shuffled groups, one epoch. Raises `EngineError`
         without groups.
         """
         if not any(group.completions for group in groups):
@@ -173,23 +178,10 @@ class TorchLearner:
             previous = Path(previous_generation(str(checkpoint)))
             write_checkpoint(checkpoint, previous, self._state())
 
-    def answer(
-        self, prompts: Sequence[tuple[int, ...]], temperature: float
-    ) -> list[tuple[int, ...]]:
-        """One completion of each prompt, with the recipe's evaluation seed."""
-        seed = self._recipe.evaluation_seed
-        tasks = [
-            GroupTask(
-                index,
-                prompt,
-                (hashlib.sha256(f"evaluation {seed} {index}".encode()).digest(),),
-            )
-            for index, prompt in enumerate(prompts)
-        ]
-        sampling = Sampling(temperature, self._recipe.max_new_tokens, 1)
-        end_tokens = frozenset(self._config.end_tokens)
-        drawn = sampler.draw(self.model, tasks, sampling, end_tokens)
-        return [one.completions[0].tokens for one in drawn]
+    def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Answers]:
+        """The tokens of each completion of each task under this policy."""
+        drawn = sampler.draw(self.model, tasks, sampling, frozenset(self._config.end_tokens))
+        return [tuple(completion.tokens for completion in one.completions) for one in drawn]
 
     def _warm_up(self, environment: TeachingEnvironment) -> None:
         """Supervised learning on clean examples; the loss is on the answers only."""
@@ -216,29 +208,11 @@ class TorchLearner:
     def _minibatches(
         self, groups: Sequence[TrainingGroup], advantages: Sequence[Sequence[float]]
     ) -> list[list[LearningBatch]]:
-        """As many as the recipe says, each with its share of every group's completions.
-
-        The sorting recipe has eight. With whole groups in each of them instead, which costs
-        half (a prompt is then read once a step, not once a minibatch), greedy reward ended at
-        0.64 in place of 0.74: what a group's completions say is alike, and a minibatch of eight
-        groups says less than one of 64. With one minibatch a group is whole.
-        """
-        count = self._recipe.minibatches
-        parts: list[list[tuple[TrainingGroup, list[float]]]] = [[] for _ in range(count)]
-        for number, index in enumerate(torch.randperm(len(groups), generator=self._shuffle)):
-            group, mine = groups[index], advantages[index]
-            order = torch.randperm(len(mine), generator=self._shuffle).tolist()
-            for part in range(count):
-                # Beginning elsewhere in each group: rests are spread over all minibatches.
-                if chosen := sorted(order[(part + number) % count :: count]):
-                    share = replace(
-                        group, completions=tuple(group.completions[one] for one in chosen)
-                    )
-                    parts[part].append((share, [mine[one] for one in chosen]))
+        """Shuffled groups in as many minibatches as the recipe says, or as there are groups."""
+        order = torch.randperm(len(groups), generator=self._shuffle)
         return [
-            learning_batches([one for one, _ in part], [each for _, each in part])
-            for part in parts
-            if part
+            learning_batches([groups[one] for one in part], [advantages[one] for one in part])
+            for part in order.chunk(min(self._recipe.minibatches, len(order)))
         ]
 
     def _old_log_probs(self, batches: Sequence[LearningBatch]) -> list[Tensor | None]:

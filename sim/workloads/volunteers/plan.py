@@ -22,6 +22,7 @@ from roles.run.core.file import Delivery, EnvironmentPin, Model
 from sim.kernel.simulation import Simulation
 from sim.net.link import LinkSpec, drawn_link
 from sim.run.scenario import Scenario
+from sim.workloads.dht import STAMP_BITS
 from sim.workloads.profiles import MODELS, TRAINING_BYTES, Machine, ModelSize, machine_named
 
 ENVIRONMENT: Final = "sort"
@@ -29,8 +30,6 @@ SAMPLE: Final = 256
 """Tasks from which the mean length of a simulated answer is taken."""
 CHUNK_BYTES: Final = 4 * KI
 """Bytes of a simulated chunk: the least that a run file allows."""
-STAMP_BITS: Final = 4
-"""A work stamp is real work, which virtual time cannot shorten: here it is symbolic."""
 MANY_STEPS: Final = 1_000_000
 """More than any scenario has time for."""
 HEADER: Final = 512

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from p2p.errors import ConfigError
@@ -14,6 +15,7 @@ from p2p.identity import PeerId
 from p2p.node.tables import read_table, write_table
 from proofs.checks import Limits
 from roles.envs.base import environment_digest
+from roles.models.bundle import check_weights, end_tokens, pin_folder, read_config
 from roles.models.pin import FilePin
 from roles.rl.recipe import Recipe
 from roles.run.core.file import AdmissionRules, Delivery, EnvironmentPin, Model, Terms
@@ -97,8 +99,9 @@ class Draft:
     admission: AdmissionRules = field(default_factory=AdmissionRules)
     """All other nodes."""
 
-    model: Model = field(default_factory=Model)
-    """What is trained."""
+    model: Mapping[str, object] = field(default_factory=dict)
+    """What is trained. With ``base``, a folder in Hugging Face's layout, its files are pinned,
+    and shape, context and end tokens come from it where the draft names none."""
 
     recipe: Recipe = field(default_factory=Recipe)
     """How it is trained."""
@@ -132,13 +135,34 @@ def read_draft(table: object, where: str, now: float) -> Terms:
             trainers=draft.trainers,
             validators=draft.validators,
             admission=draft.admission,
-            model=draft.model,
+            model=_model(dict(draft.model), f"{where}: model"),
             recipe=draft.recipe,
             limits=_limits(dict(draft.limits), f"{where}: limits"),
             delivery=draft.delivery,
         )
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from error
+
+
+def _model(table: dict[str, object], where: str) -> Model:
+    """With the pins, and whatever else can be read, of the folder that ``base`` names."""
+    base = table.pop("base", None)
+    if base is None:
+        return read_table(Model, table, where)
+    if not isinstance(base, str):
+        raise ConfigError(f"{where}: base must be the path of a folder")
+    folder = Path(base).expanduser()
+    config = read_config(folder)
+    if "shape" in table:
+        raise ConfigError(f"{where}: shape is that of {folder}: remove it")
+    check_weights(folder, config)
+    read: dict[str, object] = {
+        "shape": write_table(config.shape),
+        "base": [write_table(pin) for pin in pin_folder(folder)],
+        "context": config.context,
+        "end_tokens": list(end_tokens(folder, config)),
+    }
+    return read_table(Model, {**read, **table}, where)
 
 
 def _environment(value: object, where: str) -> DraftEnvironment:
