@@ -14,7 +14,6 @@ from roles.engines.torch.autocast import uses_bfloat16
 from roles.engines.torch.gradient import Tally, add_gradient, learning_batches, old_log_probs
 from roles.engines.torch.learner import TorchLearner
 from roles.engines.torch.model import TransformerModel
-from roles.envs.sort import SortEnvironment
 from roles.rl.recipe import Recipe, WarmUp
 from tests.unit.test_packing import SHAPES
 
@@ -139,7 +138,7 @@ def test_every_token_of_a_step_counts_the_same_in_whatever_minibatch() -> None:
     losses = []
     for minibatches in (1, 3, 8):
         recipe = Recipe(minibatches=minibatches, rate=0.0, warm_up=WarmUp(steps=0))
-        learner = TorchLearner(EngineConfig(shape=shape, recipe=recipe), SortEnvironment())
+        learner = TorchLearner(EngineConfig(shape=shape, recipe=recipe))
         learner.model.initialise(2)
         report = learner.update(groups, ADVANTAGES)
         assert report.tokens == sum(len(c.tokens) for g in groups for c in g.completions)
