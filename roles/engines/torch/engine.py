@@ -1,8 +1,4 @@
-"""The torch engine in its worker process: one policy to sample and score with, one to train.
-
-The environment is opened for the learner only: who generates or scores needs tokens and no
-rewards.
-"""
+"""The torch engine in its worker process: one policy to sample and score with, one to train."""
 
 from __future__ import annotations
 
