@@ -17,12 +17,7 @@ from typing import Final
 
 from p2p.errors import BadMessage
 from p2p.world import World, dawdle
-from roles.protocol.core.messages import (
-    SignedVerdict,
-    Submission,
-    decode_delivery_untrusted,
-    encode_delivery,
-)
+from roles.protocol.core.messages import AcceptedWork, decode_delivery_untrusted
 from roles.shared.checked_json import DamagedFile, discard, keep, recall
 from roles.trainer.core.buffer import BufferedGroup
 
@@ -42,12 +37,10 @@ class Inbox:
         self._used: dict[tuple[bytes, int], int] = {}
         """By (submission, group): the step it went into."""
 
-    async def keep(self, verdict: SignedVerdict, submission: Submission) -> None:
+    async def keep(self, work: AcceptedWork) -> None:
         """Put a delivery on disk; it survives a crash when this returns."""
-        content = verdict.commitment.content
-        await self._world.disk.replace(
-            self._path(content.hex()), encode_delivery(verdict, submission)
-        )
+        content = work.verdict.commitment.content
+        await self._world.disk.replace(self._path(content.hex()), work.to_bytes())
         self._files[content] = None
 
     async def mark_used(self, groups: Sequence[BufferedGroup], step: int) -> None:
@@ -60,9 +53,7 @@ class Inbox:
         rows = [[content.hex(), number, at] for (content, number), at in self._used.items()]
         await keep(self._world.disk, self._path(_USED), rows)
 
-    async def restore(
-        self, step: int
-    ) -> AsyncIterator[tuple[SignedVerdict, Submission, frozenset[int]]]:
+    async def restore(self, step: int) -> AsyncIterator[tuple[AcceptedWork, frozenset[int]]]:
         """What an earlier life left, each with the groups that went into ``step`` or an earlier
         one."""
         disk = self._world.disk
@@ -76,11 +67,11 @@ class Inbox:
             except BadMessage as error:
                 await discard(disk, self._path(name), error)
                 continue
-            content = delivery[0].commitment.content
+            content = delivery.verdict.commitment.content
             self._files[content] = None
             if is_known:
                 yield (
-                    *delivery,
+                    delivery,
                     frozenset(number for source, number in self._used if source == content),
                 )
 
