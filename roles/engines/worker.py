@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from p2p.errors import ConfigError, MissingDependency, ShoalError
 from roles.engines import codec
 from roles.engines.base import (
-    Evaluation,
+    Answers,
     Group,
     GroupTask,
     Sampling,
@@ -52,7 +52,7 @@ class LocalEngine(Protocol):
         """See `Scorer.score`."""
         ...
 
-    def open(self, checkpoint: str) -> int:
+    def open(self, checkpoint: str, base: str = "") -> int:
         """See `Learner.open`."""
         ...
 
@@ -68,8 +68,8 @@ class LocalEngine(Protocol):
         """See `Learner.save`."""
         ...
 
-    def evaluate(self) -> Evaluation:
-        """See `Learner.evaluate`."""
+    def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Answers]:
+        """See `Learner.answer`."""
         ...
 
 
@@ -106,8 +106,8 @@ def call(engine: LocalEngine, method: str, arguments: Sequence[Any]) -> object:
                 Sampling(*sampling),
             )
             return [astuple(one) for one in scored]
-        case "open", [checkpoint]:
-            return engine.open(checkpoint)
+        case "open", [checkpoint, base]:
+            return engine.open(checkpoint, base)
         case "adopt", [weights, step]:
             engine.adopt(weights, step)
             return None
@@ -116,8 +116,10 @@ def call(engine: LocalEngine, method: str, arguments: Sequence[Any]) -> object:
         case "save", [checkpoint, weights]:
             engine.save(checkpoint, weights)
             return None
-        case "evaluate", []:
-            return astuple(engine.evaluate())
+        case "answer", [tasks, sampling]:
+            return engine.answer(
+                [codec.task_from_wire(task) for task in tasks], Sampling(*sampling)
+            )
         case _:
             raise TypeError(f"an engine has no method {method}({len(arguments)} arguments)")
 

@@ -86,6 +86,15 @@ class DeliveryCheck:
         Raises `RemoteProtocolError` if they are not what this run learns from: a validator's
         own fault; and `EnvironmentFailed`, which is neither's.
         """
+        policy = self._node.shardcast.manifest(work.verdict.commitment.version).weights_digest
+        return await self._groups(work, policy)
+
+    async def groups_again(self, work: AcceptedWork) -> list[BufferedGroup]:
+        """As `groups`, of a submission that was taken before: the policy that it names, which
+        may be forgotten by now, was looked at then."""
+        return await self._groups(work, work.verdict.commitment.policy)
+
+    async def _groups(self, work: AcceptedWork, policy: bytes) -> list[BufferedGroup]:
         verdict = work.verdict
         commitment = verdict.commitment
         groups = await decode_off_loop(
@@ -95,7 +104,6 @@ class DeliveryCheck:
             work.logprobs,
             rate=DECODE_RATE,
         )
-        policy = self._node.shardcast.manifest(commitment.version).weights_digest
         order = draw_order(self._run, commitment.node, commitment.version, policy)
         seeds = order.task_seeds(commitment.index)
         tasks = order.with_draws(commitment.index, await self._environment.tasks(seeds))

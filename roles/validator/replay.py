@@ -56,6 +56,8 @@ class Replayer:
         self._engine = engine
         self._standing = standing
         self.loaded = NO_POLICY
+        self._policy = b""
+        """Digest of what is loaded."""
         """The policy in the engine."""
 
     @property
@@ -82,7 +84,10 @@ class Replayer:
         policy = self._node.shardcast.manifest(commitment.version).weights_digest
         order = draw_order(self._run, commitment.node, commitment.version, policy)
         if commitment.policy != order.policy:
-            return Ruling(self.sign(commitment, Verdict.REJECTED, OTHER_POLICY))
+            # Of two trainers' same version one is chosen; who had the other was honest.
+            was_signed = self._node.shardcast.was_signed(commitment.version, commitment.policy)
+            verdict = Verdict.INCONCLUSIVE if was_signed else Verdict.REJECTED
+            return Ruling(self.sign(commitment, verdict, OTHER_POLICY))
         try:
             groups, judgement = await decode_off_loop(
                 self._node.world,
@@ -98,15 +103,15 @@ class Replayer:
             return Ruling(self.sign(commitment, Verdict.REJECTED, WRONG_GROUPS))
         logprobs = b""
         if judgement.verdict is Verdict.ACCEPTED:
-            await self._load(commitment.version, weights)
+            await self._load(commitment.version, policy, weights)
             judgement, logprobs = await self._replay([task for _, task in tasks], groups)
         return await self._conclude(commitment, judgement, logprobs, tasks, groups)
 
-    async def _load(self, version: PolicyVersion, weights: str) -> None:
-        if version != self.loaded:
+    async def _load(self, version: PolicyVersion, policy: bytes, weights: str) -> None:
+        if (version, policy) != (self.loaded, self._policy):
             await self._node.shardcast.check_weights(version)
             await self._engine.load(weights)
-            self.loaded = version
+            self.loaded, self._policy = version, policy
 
     def _open_groups_untrusted(self, content: bytes) -> tuple[tuple[Group, ...], Judgement]:
         """The groups of a submission, and what their shapes alone say. Raise `BadMessage`."""
