@@ -44,7 +44,6 @@ from p2p.shardcast.core.pending import PendingNames
 from p2p.shardcast.core.receipts import StripeCounts
 from p2p.shardcast.core.repair import Repair
 from p2p.shardcast.core.statements import MAX_MANIFESTS, Statements
-from p2p.shardcast.core.uplink import Uplink
 from p2p.shardcast.core.upload import Upload
 from p2p.shardcast.forest import Roster, RosterEntry
 from p2p.shardcast.index import Index, Span
@@ -105,7 +104,6 @@ class ShardcastCore:
             most_copies=config.origin_copies,
         )
         self._stripe_counts = StripeCounts(local)
-        self._uplink = Uplink()
         self._pending = PendingNames()
         self._gone: BoundedDict[bytes, None] = BoundedDict(MAX_MANIFESTS)
         """Patches that no peer has, and versions that none has whole."""
@@ -134,7 +132,7 @@ class ShardcastCore:
     @property
     def uplink_rate(self) -> float:
         """Bytes per second that our uplink carries; 0 while nothing was measured."""
-        return self._uplink.rate
+        return self._upload.uplink_rate
 
     @property
     def next_deadline(self) -> float:
@@ -610,8 +608,7 @@ class ShardcastCore:
             self._out.append(ev.Send(trainer, receipt))
 
     def _chunk_sent(self, peer: PeerId, size: int) -> None:
-        header = self._upload.note_left(peer, self._now)
-        self._uplink.note_left(size, self._upload.lanes, self._now)
+        header = self._upload.note_left(peer, size, self._now)
         download = None
         if header is not None:
             self._origin.note_left(peer, header, self._now)
