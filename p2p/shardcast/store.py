@@ -25,7 +25,7 @@ digest; if the files were changed or removed, it is no longer served.
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -445,11 +445,16 @@ class PolicyStore:
         # What is being fetched takes its room before it is there: the disk holds `keep_bytes`
         # and the newest.
         total, gone = sum(e.footprint for e in self._entries.values() if not e.stored), []
+        patches: Counter[bytes] = Counter()
+        for patch in self._entries.values():
+            if patch.is_patch and patch.stored:
+                patches[patch.manifest.digest] += patch.footprint
         for rank, entry in enumerate(kept):
-            total += entry.footprint
+            size = entry.footprint + patches[entry.manifest.digest]
+            total += size
             full = rank >= self._config.keep_versions or total > self._config.keep_bytes
             if rank and full and not entry.is_pinned:
-                total -= entry.footprint
+                total -= size
                 gone.append(entry)
         outvoted = [entry.manifest.digest for entry in rivals]
         gone += [e for e in self._entries.values() if e.manifest.digest in outvoted]
