@@ -69,18 +69,25 @@ from p2p.shardcast.messages import (
     news_of,
 )
 from p2p.shardcast.paths import Hop, cheapest_path
+from p2p.shardcast.selection import Selection
 
 
 class ShardcastCore:
     """One node's part in distributing policies: events and time in, effects out."""
 
     def __init__(
-        self, local: PeerId, config: ShardcastConfig, statements: Statements, rng: Random
+        self,
+        local: PeerId,
+        config: ShardcastConfig,
+        statements: Statements,
+        rng: Random,
+        selection: Selection | None = None,
     ) -> None:
         self.stats = ShardcastStats()
         self.newest: Manifest | None = None
         """The newest policy that is whole here."""
         self._local = local
+        self._selection = selection
         self._config = config
         self.statements = statements
         """What trainers have signed, as far as this node knows."""
@@ -302,7 +309,12 @@ class ShardcastCore:
     def _describe(self, download: Download, index: Index) -> None:
         if download.index is None:
             download.describe(index)
+            self._restrict(download)
             self._out.append(ev.Begin(download.manifest, index))
+
+    def _restrict(self, download: Download) -> None:
+        if self._selection is not None and download.index is not None:
+            download.restrict(self._selection.spans(download.index))
 
     def _fetches(self, manifest: Manifest) -> list[Download]:
         """What is held or being fetched of a version: itself, patches that lead to it."""
@@ -399,7 +411,10 @@ class ShardcastCore:
         self._out.append(ev.Abandon(download.name))
 
     def _way_to(self, manifest: Manifest) -> tuple[Hop, ...]:
-        """The objects to fetch for a version, given what is here and under way."""
+        """The objects to fetch for a version, given what is here and under way. Patches make
+        whole versions of whole ones."""
+        if self._selection is not None:
+            return (Hop(manifest, manifest.anchor),)
         held = {
             d.manifest.version: 0 if d.stored else d.left_bytes
             for d in self._downloads.values()
@@ -746,6 +761,7 @@ class ShardcastCore:
     ) -> Download:
         stall = self._config.stall
         download = Download.held(manifest, index, verified, self._now, stall, stored=stored)
+        self._restrict(download)
         before = self._downloads.get(download.name)
         if before is not None:
             self._repair.forget(before)
@@ -805,7 +821,7 @@ class ShardcastCore:
         for download in self.downloads:
             if self._announcer.is_due(download, self._now):
                 self._out += self._announcer.tell(download)
-            if download.is_whole or self._downloads.get(download.name) is not download:
+            if download.is_done or self._downloads.get(download.name) is not download:
                 continue  # `_go_round` has given it up
             download.mark_late(self._now)
             self._out += self._repair.expire(download, self._now)
