@@ -49,6 +49,7 @@ EXEMPT = {
     "roles/demo/command.py": "starts and watches processes",
     "roles/demo/processes.py": "starts and watches processes",
     "roles/engines/torch/": "runs inside the worker process",
+    "roles/engines/vllm/": "runs inside the worker process",
     "roles/envs/installed.py": "hashes installed packages before they are imported",
     "roles/models/bundle.py": "a model's folder, for a command line or inside a worker process",
     "roles/models/files.py": "a model's folder, for a command line or inside a worker process",

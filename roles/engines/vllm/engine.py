@@ -1,0 +1,185 @@
+"""The vllm engine in its worker process: one policy to sample and to score with.
+
+vLLM is given a folder of its own with nothing in it but a ``config.json``, which is written
+from the run's signed shape: a policy's own might name another architecture, code to run, or
+another length. Weights come in by `OpenWeights`.
+
+A batch is drained before `generate` and `score` return, and so before weights change: no
+completion is written by two policies. The cache of prompts, which the completions of a group
+share, is emptied with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NoReturn
+
+from proofs.checks import Evidence
+from roles.engines.base import (
+    Completion,
+    EngineError,
+    Evaluation,
+    Group,
+    GroupTask,
+    Sampling,
+    StepReport,
+    TrainingGroup,
+)
+from roles.engines.config import ROWS, Dtype, EngineConfig
+from roles.engines.vllm import requirements
+from roles.engines.vllm.extension import SLOT
+from roles.models.bundle import CONFIG
+from roles.models.config import ModelConfig, write_config
+
+EXTENSION = "roles.engines.vllm.extension.ShoalExtension"
+
+
+class VllmEngine:
+    """Implements `roles.engines.worker.LocalEngine`, but for training."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        requirements.prepare()
+        self._config = config
+        self._vllm: Any = None
+        self._is_loaded = False
+
+    def load(self, weights: str) -> None:
+        """See `roles.engines.base.Generator`."""
+        if not Path(weights).exists():
+            raise FileNotFoundError(f"there are no weights at {weights}")
+        if self._vllm is None:
+            self._vllm = self._open()
+        if self._vllm.llm_engine.has_unfinished_requests():
+            raise EngineError(
+                "a batch was left unfinished, and its completions would be written by two"
+                " policies: start the node again"
+            )
+        self._is_loaded = False  # unless all of it succeeds
+        self._tell("shoal_load", weights)
+        self._vllm.reset_prefix_cache()
+        self._is_loaded = True
+
+    def generate(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Group]:
+        """See `roles.engines.base.Generator`."""
+        rows = [(task.prompt, seed) for task in tasks for seed in task.seeds]
+        self._check(len(prompt) + sampling.max_new_tokens for prompt, _ in rows)
+        if not rows:
+            return []
+        lengths, seeds = [len(prompt) for prompt, _ in rows], [seed for _, seed in rows]
+        self._tell("shoal_draw", lengths, seeds, sampling.max_new_tokens, sampling.temperature)
+        self._run([prompt for prompt, _ in rows], sampling.max_new_tokens)
+        completions: Iterator[Completion] = iter(self._tell("shoal_completions"))
+        return [
+            Group(task.group, tuple(islice(completions, len(task.seeds)))) for task in tasks
+        ]
+
+    def score(
+        self, tasks: Sequence[GroupTask], groups: Sequence[Group], sampling: Sampling
+    ) -> list[Evidence]:
+        """See `roles.engines.base.Scorer`."""
+        rows = [
+            (task.prompt, one.tokens)
+            for task, group in zip(tasks, groups, strict=True)
+            for one in group.completions
+        ]
+        self._check(len(prompt) + len(tokens) for prompt, tokens in rows)
+        if not rows:
+            return []
+        starts, counts = [len(prompt) - 1 for prompt, _ in rows], [len(t) for _, t in rows]
+        self._tell("shoal_replay", starts, counts)
+        # nothing follows the last token
+        self._run([prompt + tokens[:-1] for prompt, tokens in rows], 1)
+        found: list[Evidence] = self._tell("shoal_evidence", tasks, groups, sampling)
+        return found
+
+    def open(self, checkpoint: str) -> int:
+        """Not for this engine."""
+        self._refuse()
+
+    def adopt(self, weights: str, step: int) -> None:
+        """Not for this engine."""
+        self._refuse()
+
+    def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
+        """Not for this engine."""
+        self._refuse()
+
+    def save(self, checkpoint: str, weights: str) -> None:
+        """Not for this engine."""
+        self._refuse()
+
+    def evaluate(self) -> Evaluation:
+        """Not for this engine."""
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise EngineError(
+            "the vllm engine samples and scores, it does not train: a trainer's engine is torch"
+        )
+
+    def _check(self, lengths: Iterator[int]) -> None:
+        if not self._is_loaded:
+            raise EngineError("no weights were loaded")
+        longest = max(lengths, default=0)
+        if longest > self._config.context:
+            raise EngineError(
+                f"a prompt and its completion may come to {longest} tokens, over the run's"
+                f" context of {self._config.context}"
+            )
+
+    def _open(self) -> Any:
+        """Start vLLM with weights of chance, which `load` replaces."""
+        from vllm import LLM
+
+        config, options = self._config, self._config.vllm
+        model = ModelConfig(shape=config.shape, context=config.context + 1)
+        with TemporaryDirectory(prefix="shoal-vllm-") as folder:
+            (Path(folder) / CONFIG).write_bytes(write_config(model))
+            vllm = LLM(
+                model=folder,
+                skip_tokenizer_init=True,
+                generation_config="vllm",
+                load_format="dummy",
+                dtype=config.dtype.value,
+                max_model_len=model.context,
+                max_num_seqs=ROWS,
+                kv_cache_memory_bytes=options.cache,
+                tensor_parallel_size=options.tensor_parallel,
+                distributed_executor_backend="uni" if options.tensor_parallel == 1 else "mp",
+                enforce_eager=options.eager,
+                async_scheduling=False,
+                enable_prefix_caching=True,
+                worker_extension_cls=EXTENSION,
+                disable_log_stats=True,
+                seed=0,
+            )
+        self._vllm = vllm
+        self._tell("shoal_attach", config)
+        return vllm
+
+    def _run(self, prompts: Sequence[tuple[int, ...]], limit: int) -> None:
+        """Drain one batch; what it leaves is in the extension."""
+        from vllm import SamplingParams, TokensPrompt
+
+        is_replay = limit == 1
+        parameters = [
+            SamplingParams(
+                temperature=0.0,  # the hook leaves one token to take
+                max_tokens=limit,
+                ignore_eos=True,
+                stop_token_ids=list(self._config.end_tokens),
+                detokenize=False,
+                skip_reading_prefix_cache=is_replay,  # each state must be computed
+                extra_args={SLOT: slot},
+            )
+            for slot in range(len(prompts))
+        ]
+        texts = [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts]
+        self._vllm.generate(texts, parameters, use_tqdm=False)
+
+    def _tell(self, method: str, *arguments: object) -> Any:
+        """Call the extension in every worker; the answer of the first, whose rank is 0."""
+        return self._vllm.collective_rpc(method, args=arguments)[0]
