@@ -160,7 +160,7 @@ class FakeEngine:
             for ours, theirs in zip(honest, groups, strict=True)
         ]
 
-    async def open(self, checkpoint: str) -> int:
+    async def open(self, checkpoint: str, base: str = "") -> int:
         """See `roles.engines.base.Learner`."""
         disk, damage = self._world.disk, []
         for path in (checkpoint, previous_generation(checkpoint)):
@@ -195,18 +195,21 @@ class FakeEngine:
         await self._spend(training, self._config.profile.step_seconds)
         self._learning = next_policy(policy, self._config.profile.learning)
         return StepReport(
-            step=self._learning.step, loss=0.0, k3=0.0, ratio_max=1.0, clipped=0.0,
+            step=self._learning.step, loss=0.0, k3=0.0, ratio_max=1.0, clipped=0.0, capped=0.0,
             entropy=1 - policy.skill, gradient_norm=1.0, tokens=tokens,
+            changed=1 / _CHANGED_ONE_IN,
         )  # fmt: skip
 
     async def save(self, checkpoint: str, weights: str) -> None:
         """See `roles.engines.base.Learner`."""
         data, disk = self._learner().encode(), self._world.disk
         await self._spend(saving, self._config.profile.load_seconds)
-        if await disk.size(checkpoint) is not None:
-            await disk.rename(checkpoint, previous_generation(checkpoint))
-        await disk.replace(checkpoint, hashlib.sha256(data).digest() + data)
-        await disk.replace(weights, data)
+        if weights:
+            await disk.replace(weights, data)
+        if checkpoint:
+            if await disk.size(checkpoint) is not None:
+                await disk.rename(checkpoint, previous_generation(checkpoint))
+            await disk.replace(checkpoint, hashlib.sha256(data).digest() + data)
 
     async def evaluate(self) -> Evaluation:
         """See `roles.engines.base.Learner`."""

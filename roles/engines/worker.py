@@ -45,7 +45,7 @@ class LocalEngine(Protocol):
         """See `Scorer.score`."""
         ...
 
-    def open(self, checkpoint: str) -> int:
+    def open(self, checkpoint: str, base: str = "") -> int:
         """See `Learner.open`."""
         ...
 
@@ -117,8 +117,8 @@ def call(engine: LocalEngine, method: str, arguments: Sequence[Any]) -> object:
                 Sampling(*sampling),
             )
             return [astuple(one) for one in evidence]
-        case "open", [checkpoint]:
-            return engine.open(checkpoint)
+        case "open", [checkpoint, base]:
+            return engine.open(checkpoint, base)
         case "adopt", [weights, step]:
             engine.adopt(weights, step)
             return None

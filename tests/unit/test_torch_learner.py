@@ -1,7 +1,6 @@
 """The learner: warm-up, steps, and checkpoints that continue bit for bit."""
 
 import hashlib
-import io
 from pathlib import Path
 from random import Random
 
@@ -12,7 +11,7 @@ from roles.demo.alone import Alone
 from roles.engines.base import EngineError, GroupTask, Sampling, TrainingGroup
 from roles.engines.config import EngineConfig
 from roles.engines.torch import sampler
-from roles.engines.torch.files import seal
+from roles.engines.torch.checkpoint import write_checkpoint
 from roles.engines.torch.learner import TorchLearner
 from roles.envs.sort import END, SortEnvironment
 from roles.rl.advantage import has_spread
@@ -107,11 +106,10 @@ def test_what_cannot_be_learned_from_is_refused(tmp_path: Path) -> None:
     learner.start()
     with pytest.raises(EngineError, match="at least one group"):
         learner.step([])
-    buffer = io.BytesIO()
-    torch.save({"format": "something else"}, buffer)
-    (tmp_path / "checkpoint").write_bytes(seal(buffer.getvalue()))
-    with pytest.raises(EngineError, match="no checkpoint"):
-        learner.open(tmp_path / "checkpoint")
+    path = tmp_path / "checkpoint"
+    write_checkpoint(path, tmp_path / "old", {"numbers": torch.tensor([1, 1])})
+    with pytest.raises(EngineError, match="no checkpoint of this model"):
+        learner.open(path)
     for damage in (b"", b"nonsense", b"PK\x03\x04 half a file"):
         (tmp_path / "checkpoint").write_bytes(damage)
         with pytest.raises(EngineError, match="damaged"):

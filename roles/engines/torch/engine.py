@@ -59,10 +59,10 @@ class TorchEngine:
         """See `roles.engines.base.Scorer`."""
         return scorer.score(self._loaded(), tasks, groups, sampling, self._end_tokens)
 
-    def open(self, checkpoint: str) -> int:
+    def open(self, checkpoint: str, base: str = "") -> int:
         """See `roles.engines.base.Learner`."""
         learner = TorchLearner(self._config, self._environment)
-        step = learner.open(Path(checkpoint))
+        step = learner.open(Path(checkpoint), Path(base) if base else None)
         self._learner = learner
         return step
 
@@ -78,7 +78,9 @@ class TorchEngine:
 
     def save(self, checkpoint: str, weights: str) -> None:
         """See `roles.engines.base.Learner`."""
-        self._opened().save(Path(checkpoint), Path(weights))
+        self._opened().save(
+            Path(checkpoint) if checkpoint else None, Path(weights) if weights else None
+        )
 
     def evaluate(self) -> Evaluation:
         """See `roles.engines.base.Learner`."""
