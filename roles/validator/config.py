@@ -12,8 +12,8 @@ class ValidatorConfig:
     """This machine's part; everything else is in the run file."""
 
     engine: str = "torch"
-    """What replays the policy on this machine: ``torch``, or ``vllm`` (docs/running.md). The run
-    decides what is computed, its nodes with what."""
+    """What replays the policy on this machine: ``torch``, or ``vllm`` (docs/running.md). The
+    run decides what is computed, each node with what."""
 
     threads: int = 1
     """Threads of the engine."""

