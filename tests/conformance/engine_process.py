@@ -11,7 +11,7 @@ from typing import Any
 
 from proofs.checks import Evidence
 from roles.engines import codec
-from roles.engines.base import EngineError, Group, GroupTask, Sampling
+from roles.engines.base import EngineError, Group, GroupTask, Sampling, Scored
 from roles.engines.config import EngineConfig, config_to_wire
 
 ROOT = Path(__file__).parent.parent.parent
@@ -46,10 +46,11 @@ class EngineProcess:
 
     def score(
         self, tasks: Sequence[GroupTask], groups: Sequence[Group], sampling: Sampling
-    ) -> list[Evidence]:
+    ) -> list[Scored]:
         wire = [codec.task_to_wire(task) for task in tasks]
         claims = [codec.group_to_wire(group) for group in groups]
-        return [Evidence(*row) for row in self.call("score", wire, claims, astuple(sampling))]
+        found = self.call("score", wire, claims, astuple(sampling))
+        return [Scored(Evidence(*evidence), logprobs) for evidence, logprobs in found]
 
 
 @contextmanager

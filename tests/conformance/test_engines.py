@@ -19,9 +19,10 @@ import pytest
 import torch
 import trio
 
-from proofs.checks import Evidence, Limits, Reason, Shape, Verdict, check_shape, judge
+from proofs.checks import Limits, Reason, Shape, Verdict, check_shape, judge
+from proofs.sampling import DrawRule
 from roles.engines import safetensors
-from roles.engines.base import EngineError, Group, GroupTask, Sampling
+from roles.engines.base import EngineError, Group, GroupTask, Sampling, Scored
 from roles.engines.config import (
     DeviceProfile,
     EngineConfig,
@@ -54,6 +55,8 @@ SHAPES = {
     Family.QWEN2: replace(SHAPE, qk_norm=False, qkv_bias=True, query_heads=2, key_heads=1),
     Family.LLAMA: replace(SHAPE, qk_norm=False, tied=True),
 }
+GUMBEL = (Family.QWEN2, Family.LLAMA)
+"""Drawn by the rule of that name; Qwen3 by the other."""
 CONFIG = EngineConfig(
     shape=SHAPE,
     context=64,
@@ -80,7 +83,7 @@ class FakeProcess:
 
     def score(
         self, tasks: Sequence[GroupTask], groups: Sequence[Group], sampling: Sampling
-    ) -> list[Evidence]:
+    ) -> list[Scored]:
         return trio.run(self.engine.score, tasks, groups, sampling)
 
     def write_policies(self, folder: Path) -> list[Path]:
@@ -122,8 +125,8 @@ class Subject:
         self.reference.load(self.policies[version])
 
     def reasons(self, tasks: Sequence[GroupTask], groups: Sequence[Group]) -> set[Reason]:
-        evidence = self.reference.score(tasks, groups, SAMPLING)
-        return {judge(one, Limits.fp32()).reason for one in evidence}
+        scored = self.reference.score(tasks, groups, SAMPLING)
+        return {judge(one.evidence, Limits.fp32()).reason for one in scored}
 
 
 @pytest.fixture(params=[FAKE, *SUBJECTS], scope="module")
@@ -141,7 +144,8 @@ def subject(
         return
     if engine == "vllm" and not VLLM:
         pytest.skip("SHOAL_VLLM does not name a Python that has vllm")
-    config = replace(CONFIG, kind=engine, shape=SHAPES[Family(family)])
+    rule = DrawRule.GUMBEL if Family(family) in GUMBEL else DrawRule.CDF
+    config = replace(CONFIG, kind=engine, shape=SHAPES[Family(family)], draw=rule)
     policies = [write_model(config, seed, folder / str(seed)) for seed in range(POLICIES)]
     with open_engine_process(VLLM if engine == "vllm" else sys.executable, config) as process:
         yield Subject(config, process, TorchReference(config), policies)
@@ -204,8 +208,10 @@ def test_groups_have_the_shape_of_the_run(subject: Subject) -> None:
     )
     for group in groups:
         tokens = [one.tokens for one in group.completions]
-        logprobs = [one.logprobs for one in group.completions]
-        assert check_shape(tokens, logprobs, shape).verdict is Verdict.ACCEPTED
+        assert check_shape(tokens, shape).verdict is Verdict.ACCEPTED
+        for one in group.completions:
+            assert len(one.logprobs) == len(one.tokens)
+            assert max(one.logprobs) <= 0.0
 
 
 def test_each_end_token_ends_and_nothing_else_does(subject: Subject) -> None:
@@ -265,10 +271,10 @@ def test_it_reads_what_the_reference_wrote(subject: Subject) -> None:
         replace(one, completions=(*one.completions[1:], one.completions[0])) for one in groups
     ]
     for claimed, accepted in ((groups, True), (forged, False)):
-        evidence = subject.engine.score(tasks, claimed, SAMPLING)
-        verdicts = {judge(one, Limits.fp32()).verdict for one in evidence}
+        scored = subject.engine.score(tasks, claimed, SAMPLING)
+        verdicts = {judge(one.evidence, Limits.fp32()).verdict for one in scored}
         assert verdicts == {Verdict.ACCEPTED if accepted else Verdict.REJECTED}
-        assert [one.tokens for one in evidence] == [
+        assert [one.evidence.tokens for one in scored] == [
             sum(map(len, tokens_of([group]))) for group in claimed
         ]
 

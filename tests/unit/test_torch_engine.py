@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from p2p.errors import ConfigError
 from proofs.checks import Limits, Reason, Verdict, judge
+from proofs.sampling import DrawRule
 from roles.engines.base import Completion, EngineError, Group, GroupTask, Sampling
 from roles.engines.config import ROWS, EngineConfig, ModelShape
 from roles.engines.torch import sampler, scorer
@@ -58,7 +59,7 @@ def make_tasks(count: int, completions: int = 4) -> list[GroupTask]:
 def verdicts(
     model: TransformerModel, tasks: list[GroupTask], groups: list[Group]
 ) -> list[Reason]:
-    evidence = scorer.score(model, tasks, groups, SAMPLING, ENDS)
+    evidence = [one.evidence for one in scorer.score(model, tasks, groups, SAMPLING, ENDS)]
     return [judge(one, Limits.fp32()).reason for one in evidence]
 
 
@@ -115,12 +116,28 @@ def test_a_batch_is_cut_where_rows_are_too_many() -> None:
 def test_honest_work_is_accepted() -> None:
     model, tasks = make_model(), make_tasks(40)
     groups = sampler.generate(model, tasks, SAMPLING, ENDS)
-    evidence = scorer.score(model, tasks, groups, SAMPLING, ENDS)
-    assert {judge(one, Limits.fp32()).verdict for one in evidence} == {Verdict.ACCEPTED}
-    assert max(one.logprob_error for one in evidence) < 1e-4
-    assert [one.tokens for one in evidence] == [
-        sum(len(c.tokens) for c in g.completions) for g in groups
-    ]
+    scored = scorer.score(model, tasks, groups, SAMPLING, ENDS)
+    assert {judge(one.evidence, Limits.fp32()).verdict for one in scored} == {Verdict.ACCEPTED}
+    for one, group in zip(scored, groups, strict=True):
+        claimed = [value for each in group.completions for value in each.logprobs]
+        replayed = np.frombuffer(one.logprobs, dtype="<f2")
+        assert one.evidence.tokens == len(replayed)
+        assert np.allclose(replayed, claimed, rtol=2**-11, atol=1e-4)
+
+
+def test_gumbel_draws_replay_and_other_draws_do_not() -> None:
+    model, tasks = make_model(), make_tasks(10)
+    groups = sampler.generate(model, tasks, SAMPLING, ENDS, DrawRule.GUMBEL)
+    honest = scorer.score(model, tasks, groups, SAMPLING, ENDS, DrawRule.GUMBEL)
+    assert {judge(one.evidence, Limits.fp32()).reason for one in honest} == {
+        Reason.WITHIN_LIMITS
+    }
+    assert max(one.evidence.gap_max for one in honest) == 0
+    by_cdf = sampler.generate(model, tasks, SAMPLING, ENDS)
+    for wrong, rule in ((by_cdf, DrawRule.GUMBEL), (groups, DrawRule.CDF)):
+        seen = scorer.score(model, tasks, wrong, SAMPLING, ENDS, rule)
+        reasons = {judge(one.evidence, Limits.fp32()).reason for one in seen}
+        assert reasons <= {Reason.DRAW_GAP, Reason.DRAW_DISTANCE}
 
 
 def test_greedy_sold_as_drawn_is_seen() -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 
 from p2p.errors import ConfigError
-from proofs.checks import Evidence
 from roles.engines.base import (
     EngineError,
     Evaluation,
     Group,
     GroupTask,
     Sampling,
+    Scored,
     StepReport,
     TrainingGroup,
 )
@@ -51,13 +51,17 @@ class TorchEngine:
 
     def generate(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Group]:
         """See `roles.engines.base.Generator`."""
-        return sampler.generate(self._loaded(), tasks, sampling, self._end_tokens)
+        return sampler.generate(
+            self._loaded(), tasks, sampling, self._end_tokens, self._config.draw
+        )
 
     def score(
         self, tasks: Sequence[GroupTask], groups: Sequence[Group], sampling: Sampling
-    ) -> list[Evidence]:
+    ) -> list[Scored]:
         """See `roles.engines.base.Scorer`."""
-        return scorer.score(self._loaded(), tasks, groups, sampling, self._end_tokens)
+        return scorer.score(
+            self._loaded(), tasks, groups, sampling, self._end_tokens, self._config.draw
+        )
 
     def open(self, checkpoint: str, base: str = "") -> int:
         """See `roles.engines.base.Learner`."""

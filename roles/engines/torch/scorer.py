@@ -1,29 +1,31 @@
 """Replaying other nodes' completions by one prefill: hidden states, logits and log-probs.
 
 Rows of all groups are read in chunks of similar length, padded on the right, where causal
-attention needs no mask. The statistics are then taken group by group from float32 logits.
+attention needs no mask. The statistics are then taken group by group, from float32 logits of a
+slice of rows at a time (`roles.engines.replay`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 from typing import Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from proofs import sampling as draws, toploc
-from proofs.checks import Evidence
-from roles.engines.base import EngineError, Group, GroupTask, Sampling
+from proofs.sampling import DrawRule
+from roles.engines.base import EngineError, Group, GroupTask, Sampling, Scored
+from roles.engines.replay import GroupReplay, conclude
 from roles.engines.torch.model import TransformerModel
 
 CHUNK: Final = 64
 """Rows read at once. Measured with 256 answers, CPU to that at 64: 16 rows 1.39, 32 1.12, 128
 1.01, 256 1.26: with fewer the dispatch of torch's calls dominates, with more the activations
 leave the cache and rows are padded to the longest."""
+
+_LOGITS: Final = 1 << 22
+"""Logits at a time, of 4 bytes: 16 MiB, 85 rows of a vocabulary of 49,152."""
 
 
 @torch.inference_mode()
@@ -33,26 +35,21 @@ def score(
     groups: Sequence[Group],
     sampling: Sampling,
     end_tokens: frozenset[int],
-) -> list[Evidence]:
-    """One `Evidence` per group, in order. Tokens and their numbers were checked before."""
+    rule: DrawRule = DrawRule.CDF,
+) -> list[Scored]:
+    """One `Scored` per group, in order. Tokens and their numbers were checked before."""
     hidden = replay_hidden(model, tasks, groups)
-    checked = iter(
-        toploc.verify(
-            [one.proof for group in groups for one in group.completions],
-            [rows.numpy() for states in hidden for rows in states],
-        )
-    )
-    return [
-        _evidence(
-            task,
-            group,
-            model.lm_head(torch.cat(states)).numpy(),
-            toploc.worst(list(islice(checked, len(states)))),
-            sampling,
-            end_tokens,
-        )
-        for task, group, states in zip(tasks, groups, hidden, strict=True)
-    ]
+    replays = []
+    for task, group, states in zip(tasks, groups, hidden, strict=True):
+        replay = GroupReplay(task, group, sampling, end_tokens, rule)
+        for values, mine in zip(replay.activations, states, strict=True):
+            values.add(mine.numpy())
+        rows = torch.cat(states)
+        size = max(1, _LOGITS // model.shape.vocabulary)
+        for start in range(0, len(rows), size):
+            replay.add_logits(model.lm_head(rows[start : start + size]).numpy())
+        replays.append(replay)
+    return conclude(replays, sampling.proof_values)
 
 
 def replay_hidden(
@@ -85,39 +82,3 @@ def replay_hidden(
         found[end - len(group.completions) : end]
         for end, group in zip(ends, groups, strict=True)
     ]
-
-
-def _evidence(
-    task: GroupTask,
-    group: Group,
-    logits: NDArray[np.float32],
-    stats: toploc.ToplocStats | toploc.Malformed,
-    sampling: Sampling,
-    end_tokens: frozenset[int],
-) -> Evidence:
-    temperature = sampling.temperature
-    lengths = [len(one.tokens) for one in group.completions]
-    tokens = np.array([token for one in group.completions for token in one.tokens])
-    claimed = np.array([logprob for one in group.completions for logprob in one.logprobs])
-    uniforms = draws.uniforms(task.seeds, 0, sampling.max_new_tokens)
-    taken = np.arange(sampling.max_new_tokens) < np.array(lengths)[:, None]
-    replay = draws.replay(logits, tokens.tolist(), uniforms[taken], temperature)
-    last = np.cumsum(lengths) - 1
-    early = (np.array(lengths) < sampling.max_new_tokens) & np.isin(
-        tokens[last], list(end_tokens)
-    )
-    measured = (
-        stats if isinstance(stats, toploc.ToplocStats) else toploc.ToplocStats(0, 0, 0.0, 0.0)
-    )
-    return Evidence(
-        tokens=len(tokens),
-        malformed="" if isinstance(stats, toploc.ToplocStats) else stats.reason,
-        exponent_mismatches=measured.exponent_mismatches,
-        mantissa_mean=measured.mantissa_mean,
-        mantissa_median=measured.mantissa_median,
-        draw_distance=float(replay.distance.max()),
-        draw_mismatches=int(replay.mismatch.sum()),
-        end_probability=float(np.exp(replay.logprob[last[early]]).min(initial=1.0)),
-        surprise=draws.surprise(logits, tokens, temperature),
-        logprob_error=float(np.abs(claimed - replay.logprob).max()),
-    )

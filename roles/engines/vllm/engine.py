@@ -18,7 +18,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
 from p2p.errors import ConfigError
-from proofs.checks import Evidence
 from roles.engines.base import (
     Completion,
     EngineError,
@@ -26,6 +25,7 @@ from roles.engines.base import (
     Group,
     GroupTask,
     Sampling,
+    Scored,
     StepReport,
     TrainingGroup,
 )
@@ -79,8 +79,8 @@ class VllmEngine:
         self._check(len(prompt) + sampling.max_new_tokens for prompt, _ in rows)
         if not rows:
             return []
-        lengths, seeds = [len(prompt) for prompt, _ in rows], [seed for _, seed in rows]
-        self._tell("shoal_draw", lengths, seeds, sampling.max_new_tokens, sampling.temperature)
+        starts, seeds = [len(prompt) - 1 for prompt, _ in rows], [seed for _, seed in rows]
+        self._tell("shoal_draw", starts, seeds, sampling)
         self._run([prompt for prompt, _ in rows], sampling.max_new_tokens)
         completions: Iterator[Completion] = iter(self._tell("shoal_completions"))
         return [
@@ -89,7 +89,7 @@ class VllmEngine:
 
     def score(
         self, tasks: Sequence[GroupTask], groups: Sequence[Group], sampling: Sampling
-    ) -> list[Evidence]:
+    ) -> list[Scored]:
         """See `roles.engines.base.Scorer`."""
         rows = [
             (task.prompt, one.tokens)
@@ -103,10 +103,10 @@ class VllmEngine:
         self._tell("shoal_replay", starts, counts)
         # nothing follows the last token
         self._run([prompt + tokens[:-1] for prompt, tokens in rows], 1)
-        found: list[Evidence] = self._tell("shoal_evidence", tasks, groups, sampling)
-        return found
+        scored: list[Scored] = self._tell("shoal_scored", tasks, groups, sampling)
+        return scored
 
-    def open(self, checkpoint: str) -> int:
+    def open(self, checkpoint: str, base: str = "") -> int:
         """Not for this engine."""
         self._refuse()
 

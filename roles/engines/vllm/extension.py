@@ -29,8 +29,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from roles.engines.base import Completion, EngineError
+from roles.engines.base import Completion, EngineError, Group, GroupTask, Sampling, Scored
 from roles.engines.config import EngineConfig
+from roles.engines.replay import GroupReplay, conclude
+from roles.engines.torch.model import slice_rows
 from roles.engines.vllm.recording import Drawing, Replaying, Span
 from roles.engines.vllm.requirements import SUPPORTED
 from roles.engines.vllm.weights import OpenWeights
@@ -73,12 +75,12 @@ class ShoalExtension:
             self.reload_weights(weights_iterator=opened.tensors())
 
     def shoal_draw(
-        self, lengths: Sequence[int], seeds: Sequence[bytes], limit: int, temperature: float
+        self, starts: Sequence[int], seeds: Sequence[bytes], sampling: Sampling
     ) -> None:
-        """The requests of the next batch draw completions."""
-        self._shoal_hook.begin(
-            Drawing(lengths, seeds, limit, temperature, proves=self.rank == 0)
-        )
+        """The requests of the next batch draw completions: the first token of each behind its
+        position ``start``."""
+        rule = self._shoal_config.draw
+        self._shoal_hook.begin(Drawing(starts, seeds, sampling, rule, proves=self.rank == 0))
 
     def shoal_replay(self, starts: Sequence[int], counts: Sequence[int]) -> None:
         """The requests of the next batch are read, and nothing is drawn."""
@@ -90,6 +92,27 @@ class ShoalExtension:
         drawing = self._shoal_hook.end()
         assert isinstance(drawing, Drawing)
         return drawing.completions()
+
+    def shoal_scored(
+        self, tasks: Sequence[GroupTask], groups: Sequence[Group], sampling: Sampling
+    ) -> list[Scored]:
+        """What the batch says of the groups that it read; only the first worker looks."""
+        replaying = self._shoal_hook.end()
+        assert isinstance(replaying, Replaying)
+        if self.rank:
+            return []
+        states = iter(replaying.states())
+        size = slice_rows(self._shoal_config.shape.vocabulary)
+        ends, rule = frozenset(self._shoal_config.end_tokens), self._shoal_config.draw
+        replays = []
+        for task, group in zip(tasks, groups, strict=True):
+            replay = GroupReplay(task, group, sampling, ends, rule)
+            for values, mine in zip(replay.activations, states, strict=False):
+                values.add(mine.numpy())
+                for start in range(0, len(mine), size):
+                    replay.add_logits(self._shoal_hook.logits(mine[start : start + size]))
+            replays.append(replay)
+        return conclude(replays, sampling.proof_values)
 
 
 class HeadHook:
@@ -149,7 +172,7 @@ class HeadHook:
         """Of rows of hidden states: (rows, vocabulary)."""
         if self._head is None:
             raise EngineError("no weights were loaded")
-        found: NDArray[np.float32] = F.linear(hidden.float(), self._head).cpu().numpy()
+        found: NDArray[np.float32] = F.linear(hidden.to(self._head), self._head).cpu().numpy()
         return found
 
     def compute_logits(self, hidden: Tensor) -> Tensor:

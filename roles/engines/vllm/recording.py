@@ -18,8 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from proofs import sampling as draws, toploc
-from roles.engines.base import Completion, EngineError
+from proofs import draws, toploc
+from proofs.sampling import DrawRule, Words, draw_words
+from roles.engines.base import Completion, EngineError, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class _Track:
 
     start: int
     """The position behind which its first token is drawn: the prompt's last."""
-    uniforms: NDArray[np.float64]
+    words: Words
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     pending: list[NDArray[np.float32]] = field(default_factory=list)
@@ -59,19 +60,18 @@ class Drawing:
 
     def __init__(
         self,
-        lengths: Sequence[int],
+        starts: Sequence[int],
         seeds: Sequence[bytes],
-        limit: int,
-        temperature: float,
+        sampling: Sampling,
+        rule: DrawRule,
         *,
         proves: bool,
     ) -> None:
-        self._temperature = temperature
+        self._sampling = sampling
+        self._rule = rule
         self._proves = proves
-        self._tracks = [
-            _Track(length - 1, uniforms)
-            for length, uniforms in zip(lengths, draws.uniforms(seeds, 0, limit), strict=True)
-        ]
+        words = draw_words(seeds, 0, sampling.max_new_tokens)
+        self._tracks = [_Track(*each) for each in zip(starts, words, strict=True)]
 
     def wanted(self, spans: Sequence[Span]) -> list[int]:
         """Numbers of the spans behind which a token is drawn."""
@@ -89,16 +89,16 @@ class Drawing:
     ) -> NDArray[np.intp]:
         """The next token of each slot. Raises `ValueError` for logits that are no numbers."""
         tracks = [self._tracks[slot] for slot in slots]
-        uniforms = np.array([track.uniforms[len(track.tokens)] for track in tracks])
-        tokens = draws.choose(logits, uniforms, self._temperature)
-        # greedy tokens are reported as at T = 1
-        logprobs = draws.logprobs(logits, tokens, self._temperature or 1.0)
-        for track, state, token, logprob in zip(tracks, hidden, tokens, logprobs, strict=True):
+        words = np.array([track.words[len(track.tokens)] for track in tracks])
+        drawn = draws.draw(logits, words, self._sampling.temperature, self._rule)
+        for track, state, token, logprob in zip(
+            tracks, hidden, drawn.tokens, drawn.logprobs, strict=True
+        ):
             track.tokens.append(int(token))
             track.logprobs.append(float(logprob))
             track.pending.append(state)
         self._commit([one for one in tracks if len(one.pending) == toploc.ROWS_PER_CHUNK])
-        return tokens
+        return drawn.tokens
 
     def completions(self) -> list[Completion]:
         """All of them, by slot, once they have ended."""
@@ -111,7 +111,9 @@ class Drawing:
     def _commit(self, tracks: Sequence[_Track]) -> None:
         """Make proofs of the pending rows, a chunk each at most."""
         if self._proves and tracks:
-            proofs = toploc.commit([np.stack(track.pending) for track in tracks])
+            proofs = toploc.commit(
+                [np.stack(track.pending) for track in tracks], self._sampling.proof_values
+            )
             for track, proof in zip(tracks, proofs, strict=True):
                 track.proof += proof
         for track in tracks:
