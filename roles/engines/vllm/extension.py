@@ -161,9 +161,10 @@ class HeadHook:
 
     def end(self) -> Drawing | Replaying:
         """Stop recording. Raises `EngineError` if a step failed."""
-        recording, self._recording, self._states = self._recording, None, None
-        if self._failure:
-            raise EngineError(self._failure)
+        recording, failure = self._recording, self._failure
+        self._recording, self._failure, self._states = None, "", None
+        if failure:
+            raise EngineError(failure)
         if recording is None:
             raise EngineError("no batch was begun")
         return recording
