@@ -1,4 +1,8 @@
-"""The tiny engine in its worker process: one policy to sample and score with, one to train."""
+"""The torch engine in its worker process: one policy to sample and score with, one to train.
+
+The environment is opened for the learner only: who generates or scores needs tokens and no
+rewards.
+"""
 
 from __future__ import annotations
 
@@ -33,24 +37,19 @@ class TorchEngine:
         torch.set_num_threads(config.threads)
         self._config = config
         self._end_tokens = frozenset(config.end_tokens)
-        self._environment = open_environment(config.environment)
-        if len(self._environment.vocabulary) > config.shape.vocabulary:
-            raise ConfigError(
-                f"the environment {config.environment!r} has"
-                f" {len(self._environment.vocabulary)} tokens, the model"
-                f" {config.shape.vocabulary}"
-            )
         self._policy: TransformerModel | None = None
         self._learner: TorchLearner | None = None
 
     def load(self, weights: str) -> None:
         """See `roles.engines.base.Generator`."""
-        policy = self._policy or TransformerModel(self._config.shape)
+        policy = self._policy or TransformerModel(self._config.shape, self._config.dtype)
+        self._policy = None  # until it is whole again
         load_weights(policy, Path(weights))
         self._policy = policy
 
     def generate(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Group]:
         """See `roles.engines.base.Generator`."""
+        self._check_lengths(tasks, sampling)
         return sampler.generate(
             self._loaded(), tasks, sampling, self._end_tokens, self._config.draw
         )
@@ -59,20 +58,21 @@ class TorchEngine:
         self, tasks: Sequence[GroupTask], groups: Sequence[Group], sampling: Sampling
     ) -> list[Scored]:
         """See `roles.engines.base.Scorer`."""
+        self._check_lengths(tasks, sampling)
         return scorer.score(
             self._loaded(), tasks, groups, sampling, self._end_tokens, self._config.draw
         )
 
     def open(self, checkpoint: str, base: str = "") -> int:
         """See `roles.engines.base.Learner`."""
-        learner = TorchLearner(self._config, self._environment)
+        learner = self._new_learner()
         step = learner.open(Path(checkpoint), Path(base) if base else None)
         self._learner = learner
         return step
 
     def adopt(self, weights: str, step: int) -> None:
         """See `roles.engines.base.Learner`."""
-        learner = TorchLearner(self._config, self._environment)
+        learner = self._new_learner()
         learner.adopt(Path(weights), step)
         self._learner = learner
 
@@ -94,6 +94,26 @@ class TorchEngine:
         if self._policy is None:
             raise EngineError("no weights were loaded")
         return self._policy
+
+    def _check_lengths(self, tasks: Sequence[GroupTask], sampling: Sampling) -> None:
+        """Raise `EngineError` if a prompt leaves too little of the context for its answer."""
+        longest = max((len(task.prompt) for task in tasks), default=0)
+        if longest + sampling.max_new_tokens > self._config.context:
+            raise EngineError(
+                f"a prompt of {longest} tokens and {sampling.max_new_tokens} new ones exceed"
+                f" the context of {self._config.context}: lower max_new_tokens of the recipe,"
+                " or let the environment ask shorter questions"
+            )
+
+    def _new_learner(self) -> TorchLearner:
+        environment = open_environment(self._config.environment)
+        if len(environment.vocabulary) > self._config.shape.vocabulary:
+            raise ConfigError(
+                f"the environment {self._config.environment!r} has"
+                f" {len(environment.vocabulary)} tokens, the model"
+                f" {self._config.shape.vocabulary}"
+            )
+        return TorchLearner(self._config, environment)
 
     def _opened(self) -> TorchLearner:
         if self._learner is None:
