@@ -172,7 +172,7 @@ def write_model(config: EngineConfig, seed: int, folder: Path) -> Path:
     (folder / "model.safetensors").write_bytes(safetensors.encode(weights))
     described = ModelConfig(shape=config.shape, context=config.context)
     (folder / "config.json").write_bytes(write_config(described))
-    return folder / "model.safetensors"
+    return folder
 
 
 def make_tasks(count: int, *, salt: str = "") -> list[GroupTask]:
@@ -189,6 +189,16 @@ def make_tasks(count: int, *, salt: str = "") -> list[GroupTask]:
         )
         for group in range(count)
     ]
+
+
+def test_a_folder_and_its_one_file_are_the_same_policy(subject: Subject) -> None:
+    if isinstance(subject.engine, FakeProcess):
+        pytest.skip("a fake policy is one file")
+    subject.load(2)
+    folder = subject.engine.generate(make_tasks(2), SAMPLING)
+    subject.load(0)
+    subject.engine.load(subject.policies[2] / "model.safetensors")
+    assert subject.engine.generate(make_tasks(2), SAMPLING) == folder
 
 
 def tokens_of(groups: Sequence[Group]) -> list[tuple[int, ...]]:
@@ -279,6 +289,23 @@ def test_it_reads_what_the_reference_wrote(subject: Subject) -> None:
         ]
 
 
+def test_a_prompt_that_leaves_too_little_of_the_context_is_refused(subject: Subject) -> None:
+    if isinstance(subject.engine, FakeProcess):
+        pytest.skip("a fake policy reads no prompt")
+    subject.load(0)
+    longest = subject.config.context - SAMPLING.max_new_tokens
+    (task,) = make_tasks(1)
+    fits, exceeds = (replace(task, prompt=(9,) * count) for count in (longest, longest + 1))
+    (group,) = subject.engine.generate([fits], SAMPLING)
+    assert subject.reasons([fits], [group]) == {Reason.WITHIN_LIMITS}
+    for call in (
+        lambda: subject.engine.generate([exceeds], SAMPLING),
+        lambda: subject.engine.score([exceeds], [group], SAMPLING),
+    ):
+        with pytest.raises(EngineError, match="exceed the context of 64: lower"):
+            call()
+
+
 def test_weights_that_do_not_fit_change_nothing(subject: Subject, tmp_path: Path) -> None:
     if isinstance(subject.engine, FakeProcess):
         pytest.skip("a fake policy has no shape")
@@ -293,18 +320,15 @@ def test_weights_that_do_not_fit_change_nothing(subject: Subject, tmp_path: Path
     assert tokens_of(subject.engine.generate(make_tasks(2), SAMPLING)) == tokens_of(before)
 
 
-def test_weights_that_are_no_numbers_are_reported_and_survived(
-    subject: Subject, tmp_path: Path
-) -> None:
+def test_weights_that_are_no_numbers_are_refused(subject: Subject, tmp_path: Path) -> None:
     if isinstance(subject.engine, FakeProcess):
         pytest.skip("a fake policy has no numbers")
-    path = write_model(subject.config, 0, tmp_path / "broken")
+    path = write_model(subject.config, 0, tmp_path / "broken") / "model.safetensors"
     data = bytearray(path.read_bytes())
     data[-4:] = b"\xff\xff\xff\x7f"  # the last weight of the last tensor
     path.write_bytes(data)
-    subject.engine.load(path)
-    with pytest.raises(EngineError, match="NaN"):
-        subject.engine.generate(make_tasks(2), SAMPLING)
+    with pytest.raises(EngineError, match="weight holds NaN or infinity"):
+        subject.engine.load(path)
     subject.load(0)
     groups = subject.engine.generate(make_tasks(2), SAMPLING)
     assert subject.reasons(make_tasks(2), groups) == {Reason.WITHIN_LIMITS}

@@ -32,7 +32,7 @@ from roles.engines.safetensors import RawTensor
 from roles.engines.vllm import requirements
 from roles.engines.vllm.engine import VllmEngine
 from roles.engines.vllm.extension import SLOT, HeadHook, ShoalExtension
-from roles.engines.vllm.recording import Drawing, Replaying, Span
+from roles.engines.vllm.recording import Drawing, Replaying, RowSpan
 from roles.engines.vllm.weights import OpenWeights
 from roles.engines.worker import make_engine
 from roles.inference.config import InferenceConfig
@@ -162,7 +162,7 @@ def test_tokens_are_drawn_behind_the_right_rows(rule: DrawRule) -> None:
     words = draw_words(seeds(1), 0, 3)[0]
     states, expected = [], []
     for (first, count), wanted in zip(STEPS, WANTED, strict=True):
-        assert drawing.wanted([Span(0, first, count, 0)]) == [0] * wanted
+        assert drawing.wanted([RowSpan(0, first, count, 0)]) == [0] * wanted
         if wanted:
             state = RNG.normal(size=(1, 8)).astype(np.float32)
             logits = RNG.normal(size=(1, 20)).astype(np.float32) * 3
@@ -192,7 +192,7 @@ def test_states_are_collected_whatever_the_pieces() -> None:
     replaying = Replaying([3], [5], 8)
     for first, count in ((0, 2), (2, 3), (0, 6), (6, 2)):
         padded = torch.cat([torch.full((2, 8), -1.0), computed[first : first + count]])
-        replaying.take([Span(0, first, count, 2)], padded)
+        replaying.take([RowSpan(0, first, count, 2)], padded)
     (states,) = replaying.states()
     assert states[:, 0].tolist() == [3.0, 4.0, 5.0, 6.0, 7.0]
     with pytest.raises(EngineError, match="computed 0 of the 5 states"):

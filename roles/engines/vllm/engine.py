@@ -82,7 +82,7 @@ class VllmEngine:
     def generate(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Group]:
         """See `roles.engines.base.Generator`."""
         rows = [(task.prompt, seed) for task in tasks for seed in task.seeds]
-        self._check(len(prompt) + sampling.max_new_tokens for prompt, _ in rows)
+        self._check(tasks, sampling)
         if not rows:
             return []
         starts, seeds = [len(prompt) - 1 for prompt, _ in rows], [seed for _, seed in rows]
@@ -102,7 +102,7 @@ class VllmEngine:
             for task, group in zip(tasks, groups, strict=True)
             for one in group.completions
         ]
-        self._check(len(prompt) + len(tokens) for prompt, tokens in rows)
+        self._check(tasks, sampling)
         if not rows:
             return []
         starts, counts = [len(prompt) - 1 for prompt, _ in rows], [len(t) for _, t in rows]
@@ -137,14 +137,17 @@ class VllmEngine:
             "the vllm engine samples and scores, it does not train: a trainer's engine is torch"
         )
 
-    def _check(self, lengths: Iterator[int]) -> None:
+    def _check(self, tasks: Sequence[GroupTask], sampling: Sampling) -> None:
+        """Raise `EngineError` if nothing is loaded, or a prompt leaves too little of the
+        context for its answer."""
         if not self._is_loaded:
             raise EngineError("no weights were loaded")
-        longest = max(lengths, default=0)
-        if longest > self._config.context:
+        longest = max((len(task.prompt) for task in tasks), default=0)
+        if longest + sampling.max_new_tokens > self._config.context:
             raise EngineError(
-                f"a prompt and its completion may come to {longest} tokens, over the run's"
-                f" context of {self._config.context}"
+                f"a prompt of {longest} tokens and {sampling.max_new_tokens} new ones exceed"
+                f" the context of {self._config.context}: lower max_new_tokens of the recipe,"
+                " or let the environment ask shorter questions"
             )
 
     def _open(self) -> Any:

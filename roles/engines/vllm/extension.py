@@ -33,7 +33,7 @@ from roles.engines.base import Completion, EngineError, Group, GroupTask, Sampli
 from roles.engines.config import EngineConfig
 from roles.engines.replay import GroupReplay, conclude
 from roles.engines.torch.model import slice_rows
-from roles.engines.vllm.recording import Drawing, Replaying, Span
+from roles.engines.vllm.recording import Drawing, Replaying, RowSpan
 from roles.engines.vllm.requirements import SUPPORTED
 from roles.engines.vllm.weights import OpenWeights
 
@@ -199,7 +199,7 @@ class HeadHook:
     def _record(
         self,
         recording: Drawing | Replaying,
-        spans: Sequence[Span],
+        spans: Sequence[RowSpan],
         hidden: Tensor,
         tokens: NDArray[np.integer],
     ) -> None:
@@ -220,14 +220,14 @@ class HeadHook:
         except ValueError as error:
             self._failure = f"no token can be drawn: {error}"
 
-    def _spans(self) -> list[Span]:
+    def _spans(self) -> list[RowSpan]:
         """What each request of this step computed, in the order of its rows."""
         batch, requests, spans, row = self._runner.input_batch, self._runner.requests, [], 0
         for number, name in enumerate(batch.req_ids):
             count = self._scheduled[name]
             first = int(batch.num_computed_tokens_cpu[number])
             slot = requests[name].sampling_params.extra_args[SLOT]
-            spans.append(Span(slot, first, count, row))
+            spans.append(RowSpan(slot, first, count, row))
             row += count
         return spans
 

@@ -24,7 +24,7 @@ from roles.engines.base import Completion, EngineError, Sampling
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class RowSpan:
     """Tokens of one request that one step computed."""
 
     slot: int
@@ -73,7 +73,7 @@ class Drawing:
         words = draw_words(seeds, 0, sampling.max_new_tokens)
         self._tracks = [_Track(*each) for each in zip(starts, words, strict=True)]
 
-    def wanted(self, spans: Sequence[Span]) -> list[int]:
+    def wanted(self, spans: Sequence[RowSpan]) -> list[int]:
         """Numbers of the spans behind which a token is drawn."""
         return [
             number
@@ -128,7 +128,7 @@ class Replaying:
         self._states = [torch.empty(count, width) for count in counts]
         self._found = [0] * len(counts)
 
-    def take(self, spans: Sequence[Span], states: Tensor) -> None:
+    def take(self, spans: Sequence[RowSpan], states: Tensor) -> None:
         """Keep what this step computed of them."""
         for span in spans:
             start, found = self._starts[span.slot], self._found[span.slot]

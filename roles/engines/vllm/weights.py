@@ -103,3 +103,9 @@ class OpenWeights:
                     f"{self._path}: {name} is {span.dtype} of shape {span.shape}, not what the"
                     " model has"
                 )
+            # a sum is not finite if one of its terms is not, and needs no second copy
+            if not stored.tensor().sum(dtype=torch.float32).isfinite():
+                raise EngineError(
+                    f"{self._path}: {name} holds NaN or infinity, with which nothing can be"
+                    " computed"
+                )
