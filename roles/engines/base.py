@@ -65,6 +65,10 @@ class Completion:
     validator has checked."""
 
 
+Answers = tuple[tuple[int, ...], ...]
+"""The tokens of a task's completions."""
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """The completions of one task, in the order of its seeds."""
@@ -113,14 +117,6 @@ class StepReport:
     changed: float
     """Share of the weights that are another number in bfloat16 than before the step: what a
     patch of the policy carries. Near 0 the rate is too low for weights that were rounded."""
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """Exact-match reward on the environment's fixed held-out tasks."""
-
-    greedy: float
-    sampled: float
 
 
 class Generator(Protocol):
@@ -186,8 +182,11 @@ class Learner(Protocol):
         """
         ...
 
-    async def evaluate(self) -> Evaluation:
-        """Greedy and sampled reward on the held-out tasks, with fixed seeds."""
+    async def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Answers]:
+        """The tokens of each completion of each task, in order, under the policy in training.
+
+        For evaluation: there are no proofs.
+        """
         ...
 
 

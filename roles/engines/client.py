@@ -16,9 +16,9 @@ from p2p.world import Worker, World
 from proofs.checks import Evidence
 from roles.engines import codec
 from roles.engines.base import (
+    Answers,
     Engine,
     EngineError,
-    Evaluation,
     Group,
     GroupTask,
     Sampling,
@@ -111,9 +111,12 @@ class WorkerEngine:
         """See `roles.engines.base.Learner`."""
         await self._call("save", self._located(checkpoint), self._located(weights))
 
-    async def evaluate(self) -> Evaluation:
+    async def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Answers]:
         """See `roles.engines.base.Learner`."""
-        return Evaluation(*await self._call("evaluate"))
+        value = await self._call(
+            "answer", [codec.task_to_wire(task) for task in tasks], astuple(sampling)
+        )
+        return [tuple(tuple(tokens) for tokens in answers) for answers in value]
 
     def _located(self, path: str) -> str:
         """As the worker would open it; what is empty stays so."""

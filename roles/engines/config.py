@@ -171,6 +171,9 @@ class MachineLimits:
     """Bytes of address space for the process of the environment, libraries included
     (`roles.envs.base.Ration.memory`)."""
 
+    environment_data: str = ""
+    """Folder with the files of questions that runs may pin and this machine has."""
+
     def __post_init__(self) -> None:
         if (
             min(self.memory, self.max_new_tokens, self.warm_up_steps, self.environment_memory)

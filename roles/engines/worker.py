@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from p2p.errors import ConfigError, MissingDependency, ShoalError
 from roles.engines import codec
 from roles.engines.base import (
-    Evaluation,
+    Answers,
     Group,
     GroupTask,
     Sampling,
@@ -68,8 +68,8 @@ class LocalEngine(Protocol):
         """See `Learner.save`."""
         ...
 
-    def evaluate(self) -> Evaluation:
-        """See `Learner.evaluate`."""
+    def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Answers]:
+        """See `Learner.answer`."""
         ...
 
 
@@ -134,8 +134,10 @@ def call(engine: LocalEngine, method: str, arguments: Sequence[Any]) -> object:
         case "save", [checkpoint, weights]:
             engine.save(checkpoint, weights)
             return None
-        case "evaluate", []:
-            return astuple(engine.evaluate())
+        case "answer", [tasks, sampling]:
+            return engine.answer(
+                [codec.task_from_wire(task) for task in tasks], Sampling(*sampling)
+            )
         case _:
             raise TypeError(f"an engine has no method {method}({len(arguments)} arguments)")
 

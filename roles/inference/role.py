@@ -20,6 +20,7 @@ from roles.inference.outbox import SubmissionOutbox
 from roles.inference.session import InferenceSession
 from roles.inference.stats import InferenceCounts
 from roles.run import Run, run_of
+from roles.shared.model_files import keep_model_files
 
 
 class Inference:
@@ -69,8 +70,9 @@ class Inference:
             vllm=config.vllm,
         ).computed_with(config.engine)
         outbox = await SubmissionOutbox.open(node.world, f"{self.name}/outbox")
+        folder = await keep_model_files(node, run)
         async with (
-            open_environment_of(node.world, run, limits) as environment,
+            open_environment_of(node.world, run, limits, folder) as environment,
             open_engine(node.world, engine_config, name=self.name) as engine,
         ):
             self._session = self.make_session(node, run, environment, engine, outbox)

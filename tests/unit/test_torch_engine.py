@@ -250,6 +250,6 @@ def test_an_engine_says_what_is_missing() -> None:
     with pytest.raises(EngineError, match="no weights"):
         engine.generate([], SAMPLING)
     with pytest.raises(EngineError, match="not opened"):
-        engine.evaluate()
+        engine.answer([], SAMPLING)
     with pytest.raises(ConfigError, match="50 tokens"):
-        TorchEngine(EngineConfig(shape=ModelShape(vocabulary=10))).adopt("none", 1)
+        TorchEngine(EngineConfig(shape=ModelShape(vocabulary=10))).open("none", "")

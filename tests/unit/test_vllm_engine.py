@@ -84,7 +84,7 @@ def test_it_does_not_train(engine: VllmEngine) -> None:
         lambda: engine.adopt("weights", 1),
         lambda: engine.step([]),
         lambda: engine.save("checkpoint", "weights"),
-        engine.evaluate,
+        lambda: engine.answer([], SAMPLING),
     ):
         with pytest.raises(EngineError, match="does not train: a trainer's engine is torch"):
             call()

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import torch
 
-from p2p.errors import ConfigError
 from roles.engines.base import (
+    Answers,
     EngineError,
-    Evaluation,
     Group,
     GroupTask,
     Sampling,
@@ -27,7 +26,6 @@ from roles.engines.torch import sampler, scorer
 from roles.engines.torch.files import load_weights
 from roles.engines.torch.learner import TorchLearner
 from roles.engines.torch.model import TransformerModel
-from roles.envs.base import open_environment
 
 
 class TorchEngine:
@@ -65,14 +63,14 @@ class TorchEngine:
 
     def open(self, checkpoint: str, base: str = "") -> int:
         """See `roles.engines.base.Learner`."""
-        learner = self._new_learner()
+        learner = TorchLearner(self._config)
         step = learner.open(Path(checkpoint), Path(base) if base else None)
         self._learner = learner
         return step
 
     def adopt(self, weights: str, step: int) -> None:
         """See `roles.engines.base.Learner`."""
-        learner = self._new_learner()
+        learner = TorchLearner(self._config)
         learner.adopt(Path(weights), step)
         self._learner = learner
 
@@ -86,9 +84,9 @@ class TorchEngine:
             Path(checkpoint) if checkpoint else None, Path(weights) if weights else None
         )
 
-    def evaluate(self) -> Evaluation:
+    def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Answers]:
         """See `roles.engines.base.Learner`."""
-        return self._opened().evaluate()
+        return self._opened().answer(tasks, sampling)
 
     def _loaded(self) -> TransformerModel:
         if self._policy is None:
@@ -104,16 +102,6 @@ class TorchEngine:
                 f" the context of {self._config.context}: lower max_new_tokens of the recipe,"
                 " or let the environment ask shorter questions"
             )
-
-    def _new_learner(self) -> TorchLearner:
-        environment = open_environment(self._config.environment)
-        if len(environment.vocabulary) > self._config.shape.vocabulary:
-            raise ConfigError(
-                f"the environment {self._config.environment!r} has"
-                f" {len(environment.vocabulary)} tokens, the model"
-                f" {self._config.shape.vocabulary}"
-            )
-        return TorchLearner(self._config, environment)
 
     def _opened(self) -> TorchLearner:
         if self._learner is None:

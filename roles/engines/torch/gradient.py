@@ -28,7 +28,7 @@ from torch import Tensor
 
 from roles.engines.base import TrainingGroup
 from roles.engines.torch.model import TransformerModel
-from roles.engines.torch.packing import PackedBatch, pack
+from roles.engines.torch.packing import ROW_TOKENS, PackedBatch, pack
 from roles.rl.losses import clipped_loss, importance_weight, is_clipped, k3
 from roles.rl.recipe import Recipe
 
@@ -81,10 +81,15 @@ class Tally:
 
 
 def learning_batches(
-    groups: Sequence[TrainingGroup], advantages: Sequence[Sequence[float]]
+    groups: Sequence[TrainingGroup],
+    advantages: Sequence[Sequence[float]],
+    row_tokens: int = ROW_TOKENS,
 ) -> list[LearningBatch]:
     """Every completion of every group, with one advantage for each."""
-    packed = pack([(one.prompt, [each.tokens for each in one.completions]) for one in groups])
+    packed = pack(
+        [(one.prompt, [each.tokens for each in one.completions]) for one in groups],
+        row_tokens=row_tokens,
+    )
     return [
         LearningBatch(
             batch,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from p2p.errors import ConfigError
 from roles.engines.base import (
+    Answers,
     EngineError,
-    Evaluation,
     GroupTask,
     Sampling,
     StepReport,
@@ -35,8 +35,7 @@ from roles.engines.torch.gradient import (
 )
 from roles.engines.torch.model import TransformerModel
 from roles.engines.torch.policy import read_policy, write_policy
-from roles.envs.base import Environment, Ration, Task
-from roles.envs.contained import reward_of
+from roles.envs.base import Ration, Task, TeachingEnvironment, open_teaching
 from roles.envs.ration import interrupted
 from roles.rl.advantage import group_advantages
 
@@ -54,10 +53,9 @@ _MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 class TorchLearner:
     """A policy, its optimiser, and the step they are at."""
 
-    def __init__(self, config: EngineConfig, environment: Environment) -> None:
+    def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._recipe = config.recipe
-        self._environment = environment
         self._shuffle = torch.Generator().manual_seed(config.seed)
         self._base: Path | None = None
         """Folder of the model that the run begins with; None if it draws one."""
@@ -102,12 +100,21 @@ class TorchLearner:
         self.step_number = step
 
     def start(self) -> None:
-        """Take the first policy: the base, or drawn weights after the warm-up."""
+        """Take the first policy: the base, or drawn weights after the warm-up.
+
+        Raises `ConfigError` if the environment teaches none, or has more tokens than the model.
+        """
         if self._base is not None:
             read_policy(self.model, self._base)
             return
+        environment = open_teaching(self._config.environment)
+        if len(environment.vocabulary) > self._config.shape.vocabulary:
+            raise ConfigError(
+                f"the environment {environment.name!r} has {len(environment.vocabulary)}"
+                f" tokens, the model {self._config.shape.vocabulary}"
+            )
         self.model.initialise(self._config.seed)
-        self._warm_up()
+        self._warm_up(environment)
 
     def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
         """One optimiser step with advantages relative to each group."""
@@ -170,35 +177,12 @@ class TorchLearner:
             previous = Path(previous_generation(str(checkpoint)))
             write_checkpoint(checkpoint, previous, self._state())
 
-    def evaluate(self) -> Evaluation:
-        """Exact-match reward on the held-out tasks, greedy and at the sampling temperature."""
-        return Evaluation(self.reward_at(0.0), self.reward_at(self._recipe.temperature))
+    def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Answers]:
+        """The tokens of each completion of each task under this policy."""
+        drawn = sampler.draw(self.model, tasks, sampling, frozenset(self._config.end_tokens))
+        return [tuple(completion.tokens for completion in one.completions) for one in drawn]
 
-    def reward_at(self, temperature: float) -> float:
-        """Mean reward on the held-out tasks at one temperature, with the recipe's evaluation
-        seed.
-        """
-        with interrupted(Ration()):
-            tasks = self._environment.evaluation()
-        seed = self._recipe.evaluation_seed
-        prompts = [
-            GroupTask(
-                index,
-                task.prompt,
-                (hashlib.sha256(f"evaluation {seed} {index}".encode()).digest(),),
-            )
-            for index, task in enumerate(tasks)
-        ]
-        sampling = Sampling(temperature, self._recipe.max_new_tokens, 1)
-        drawn = sampler.draw(self.model, prompts, sampling, frozenset(self._config.end_tokens))
-        with interrupted(Ration()):
-            rewards = [
-                reward_of(self._environment, task, one.completions[0].tokens)
-                for task, one in zip(tasks, drawn, strict=True)
-            ]
-        return math.fsum(rewards) / len(rewards)
-
-    def _warm_up(self) -> None:
+    def _warm_up(self, environment: TeachingEnvironment) -> None:
         """Supervised learning on clean examples; the loss is on the answers only."""
         recipe, rng = self._recipe.warm_up, Random(self._config.seed)
         optimiser = torch.optim.AdamW(
@@ -212,7 +196,7 @@ class TorchLearner:
             for parameters in optimiser.param_groups:
                 parameters["lr"] = recipe.rate_at(step)
             with interrupted(Ration()):
-                examples = self._environment.warm_up(rng, recipe.batch)
+                examples = environment.warm_up(rng, recipe.batch)
             tokens, answer = _examples(examples)
             logits = self.model.lm_head(self.model(tokens[:, :-1])[answer])
             optimiser.zero_grad()

@@ -19,9 +19,9 @@ from typing import Any, Final, NoReturn
 
 from p2p.errors import ConfigError
 from roles.engines.base import (
+    Answers,
     Completion,
     EngineError,
-    Evaluation,
     Group,
     GroupTask,
     Sampling,
@@ -128,7 +128,7 @@ class VllmEngine:
         """Not for this engine."""
         self._refuse()
 
-    def evaluate(self) -> Evaluation:
+    def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Answers]:
         """Not for this engine."""
         self._refuse()
 
