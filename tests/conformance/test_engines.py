@@ -35,7 +35,6 @@ from roles.engines.safetensors import RawTensor
 from roles.engines.torch.engine import TorchEngine
 from roles.engines.torch.model import TransformerModel
 from roles.envs.sort import END, SortEnvironment
-from roles.models.config import ModelConfig, write_config
 from tests.conformance.engine_process import EngineProcess, open_engine_process
 from tests.unit.test_engine_fake import make_world
 
@@ -64,6 +63,9 @@ CONFIG = EngineConfig(
     profile=DeviceProfile(policy_bytes=4096),
     vllm=VllmOptions(cache=64 * 1024 * 1024),
 )
+FOREIGN = '{"architectures": ["NoSuchModel"], "auto_map": {"AutoConfig": "code.Config"}}'
+"""A stranger's configuration: what is computed follows from the run's shape, and no engine reads
+this."""
 FAKE = "fake"
 SUBJECTS = [f"{engine}-{family.value}" for engine in ("torch", "vllm") for family in Family]
 
@@ -170,8 +172,7 @@ def write_model(config: EngineConfig, seed: int, folder: Path) -> Path:
         for name, weight in model.named_parameters()
     }
     (folder / "model.safetensors").write_bytes(safetensors.encode(weights))
-    described = ModelConfig(shape=config.shape, context=config.context)
-    (folder / "config.json").write_bytes(write_config(described))
+    (folder / "config.json").write_text(FOREIGN)
     return folder
 
 
