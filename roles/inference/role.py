@@ -64,14 +64,16 @@ class Inference:
         self.counts.rollouts = run.terms.recipe.submission * run.terms.recipe.group_size
         run.check_job(node.peer_id, "inference")
         limits, config = self._config.machine, self._config
-        engine_config = run.engine_config(limits, threads=config.threads, nice=config.nice)
+        engine_config = replace(
+            run.engine_config(limits, threads=config.threads, nice=config.nice),
+            profile=config.profile,
+            vllm=config.vllm,
+        ).computed_with(config.engine)
         outbox = await SubmissionOutbox.open(node.world, f"{self.name}/outbox")
         folder = await keep_model_files(node, run)
         async with (
             open_environment_of(node.world, run, limits, folder) as environment,
-            open_engine(
-                node.world, replace(engine_config, profile=config.profile), name=self.name
-            ) as engine,
+            open_engine(node.world, engine_config, name=self.name) as engine,
         ):
             self._session = self.make_session(node, run, environment, engine, outbox)
             await self._session.work_forever()

@@ -69,13 +69,15 @@ class Validator:
         run.check_job(node.peer_id, self.name)
         run.check_store(node.config.shardcast.keep_versions)
         limits, config = self._config.machine, self._config
-        engine_config = run.engine_config(limits, threads=config.threads, nice=config.nice)
+        engine_config = replace(
+            run.engine_config(limits, threads=config.threads, nice=config.nice),
+            profile=config.profile,
+            vllm=config.vllm,
+        ).computed_with(config.engine)
         folder = await keep_model_files(node, run)
         async with (
             open_environment_of(node.world, run, limits, folder) as environment,
-            open_engine(
-                node.world, replace(engine_config, profile=config.profile), name=self.name
-            ) as engine,
+            open_engine(node.world, engine_config, name=self.name) as engine,
         ):
             ledger = await node.ledger.opened()
             standing = RoleStanding(node, "validator", self.name)

@@ -1,0 +1,15 @@
+"""vLLM as an engine: for models and machines that plain torch is too slow for.
+
+Read `engine` first: what the worker process of a node calls. `requirements` is the version of
+vLLM that these hooks were checked with, the settings of its process, and what is said when it
+is not there. `extension` runs inside vLLM's own workers, of which tensor parallelism has
+several: it takes in the tensors that `weights` maps from the disk, and stands in for the
+model's head. `recording` is what a batch of requests leaves behind there: seeded draws with
+their proofs, or replayed states.
+
+How data flows: the engine hands vLLM prompts without sampling parameters of its own; at each
+step the extension gets the hidden states behind the next tokens, computes their logits in
+float32, draws by the seeds (`proofs`), and gives vLLM logits that leave no choice. Tokens,
+log-probs and proofs are collected when the batch is done. vLLM is imported by the worker
+process of a node that asked for it, and by nothing else.
+"""

@@ -1,0 +1,242 @@
+"""Inside vLLM's worker: weights in, and a head that draws by seeds.
+
+Theory of operation
+-------------------
+vLLM mixes `ShoalExtension` into its worker class; the engine calls its methods by
+``collective_rpc``, in every worker of a tensor-parallel group alike. `HeadHook` takes the place
+of three functions: the runner's ``execute_model``, which tells it what the scheduler put into
+the step, and ``_model_forward``, which gives it the final-normed hidden states of all tokens;
+and the model's ``compute_logits``, which gets those behind the next tokens. Its answer leaves
+vLLM's sampler, which is greedy, no choice but the token that was drawn.
+
+The head is ours: a float32 copy, whatever the dtype of the rest. With logits in bfloat16 half
+as many honest draws again would differ between two engines. It costs vocabulary x width x 4
+bytes (113 MB with 49,152 x 576) in each worker.
+
+Whatever is taken from inside vLLM is looked for when the hook is attached, and named if it is
+not there: these are no public interfaces, which is why one version is pinned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from roles.engines.base import Completion, EngineError, Group, GroupTask, Sampling, Scored
+from roles.engines.config import EngineConfig
+from roles.engines.replay import GroupReplay, conclude
+from roles.engines.torch.model import slice_rows
+from roles.engines.vllm.recording import Drawing, Replaying, RowSpan
+from roles.engines.vllm.requirements import SUPPORTED
+from roles.engines.vllm.weights import OpenWeights
+
+SLOT: Final = "shoal_slot"
+"""Key of ``SamplingParams.extra_args`` under which a request carries its slot."""
+
+_WORKER: Final = ("model_runner", "reload_weights", "use_v2_model_runner", "rank")
+_RUNNER: Final = (
+    "execute_model", "_model_forward", "get_model", "input_batch", "requests", "device",
+)  # fmt: skip
+_BATCH: Final = ("req_ids", "num_computed_tokens_cpu")
+_MODEL: Final = ("compute_logits", "load_weights")
+
+
+class ShoalExtension:
+    """Methods that vLLM's worker gains; the engine calls them by name."""
+
+    model_runner: Any
+    reload_weights: Callable[..., None]
+    use_v2_model_runner: bool
+    rank: int
+
+    def shoal_attach(self, config: EngineConfig) -> None:
+        """Put the hook in the place of the model's head; once."""
+        _check(self, _WORKER)
+        if self.use_v2_model_runner:
+            raise EngineError(
+                "vLLM chose its second model runner, of which the vllm engine knows nothing"
+            )
+        self._shoal_config = config
+        self._shoal_hook = HeadHook(self.model_runner, config)
+        self._shoal_hook.attach()
+
+    def shoal_load(self, weights: str) -> None:
+        """Replace all weights in place by those of a file or a folder. Raises `EngineError`,
+        before anything has changed, if they do not fit the model."""
+        with OpenWeights(Path(weights), self._shoal_config.shape) as opened:
+            self._shoal_hook.set_head(opened.head())
+            self.reload_weights(weights_iterator=opened.tensors())
+
+    def shoal_draw(
+        self, starts: Sequence[int], seeds: Sequence[bytes], sampling: Sampling
+    ) -> None:
+        """The requests of the next batch draw completions: the first token of each behind its
+        position ``start``."""
+        rule = self._shoal_config.draw
+        self._shoal_hook.begin(Drawing(starts, seeds, sampling, rule, proves=self.rank == 0))
+
+    def shoal_replay(self, starts: Sequence[int], counts: Sequence[int]) -> None:
+        """The requests of the next batch are read, and nothing is drawn."""
+        width = self._shoal_config.shape.width
+        self._shoal_hook.begin(Replaying(starts, counts, width))
+
+    def shoal_completions(self) -> list[Completion]:
+        """What the batch has drawn. Raises `EngineError` if it could not."""
+        drawing = self._shoal_hook.end()
+        assert isinstance(drawing, Drawing)
+        return drawing.completions()
+
+    def shoal_scored(
+        self, tasks: Sequence[GroupTask], groups: Sequence[Group], sampling: Sampling
+    ) -> list[Scored]:
+        """What the batch says of the groups that it read; only the first worker looks."""
+        replaying = self._shoal_hook.end()
+        assert isinstance(replaying, Replaying)
+        if self.rank:
+            return []
+        states = iter(replaying.states())
+        size = slice_rows(self._shoal_config.shape.vocabulary)
+        ends, rule = frozenset(self._shoal_config.end_tokens), self._shoal_config.draw
+        replays = []
+        for task, group in zip(tasks, groups, strict=True):
+            replay = GroupReplay(task, group, sampling, ends, rule)
+            for values, mine in zip(replay.activations, states, strict=False):
+                values.add(mine.numpy())
+                for start in range(0, len(mine), size):
+                    replay.add_logits(self._shoal_hook.logits(mine[start : start + size]))
+            replays.append(replay)
+        return conclude(replays, sampling.proof_values)
+
+
+class HeadHook:
+    """The model's head, as far as vLLM can tell."""
+
+    def __init__(self, runner: Any, config: EngineConfig) -> None:
+        self._runner = runner
+        self._dtype: torch.dtype = getattr(torch, config.dtype.value)
+        self._vocabulary = config.shape.vocabulary
+        self._end = config.end_tokens[0]
+        self._head: Tensor | None = None
+        self._scheduled: dict[str, int] = {}
+        self._states: Tensor | None = None
+        self._recording: Drawing | Replaying | None = None
+        self._failure = ""
+
+    def attach(self) -> None:
+        """Take the place of three functions. Raises `EngineError` if one is not there."""
+        runner = self._runner
+        _check(runner, _RUNNER)
+        _check(runner.input_batch, _BATCH)
+        model = runner.get_model()
+        _check(model, _MODEL)
+        execute, forward = runner.execute_model, runner._model_forward
+
+        def execute_model(scheduled: Any, *arguments: Any, **named: Any) -> Any:
+            self._scheduled = scheduled.num_scheduled_tokens
+            return execute(scheduled, *arguments, **named)
+
+        def model_forward(*arguments: Any, **named: Any) -> Any:
+            self._states = forward(*arguments, **named)
+            return self._states
+
+        runner.execute_model = execute_model
+        runner._model_forward = model_forward
+        model.compute_logits = self.compute_logits
+
+    def set_head(self, weight: Tensor) -> None:
+        """The head's weights, rounded as the run's dtype rounds them."""
+        rounded = weight.to(self._runner.device, self._dtype)
+        self._head = rounded.to(torch.float32, copy=True)
+
+    def begin(self, recording: Drawing | Replaying) -> None:
+        """Record the steps from here on."""
+        self._recording, self._failure = recording, ""
+
+    def end(self) -> Drawing | Replaying:
+        """Stop recording. Raises `EngineError` if a step failed."""
+        recording, failure = self._recording, self._failure
+        self._recording, self._failure, self._states = None, "", None
+        if failure:
+            raise EngineError(failure)
+        if recording is None:
+            raise EngineError("no batch was begun")
+        return recording
+
+    def logits(self, hidden: Tensor) -> NDArray[np.float32]:
+        """Of rows of hidden states: (rows, vocabulary)."""
+        if self._head is None:
+            raise EngineError("no weights were loaded")
+        found: NDArray[np.float32] = F.linear(hidden.to(self._head), self._head).cpu().numpy()
+        return found
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """In the place of the model's own: (requests, width) to (requests, vocabulary).
+
+        Rows that lead to no token get an end token, which vLLM drops. When a step fails, all
+        get one: the batch ends at once, and no request is left behind for the next.
+        """
+        tokens = np.full(len(hidden), self._end)
+        if self._recording is not None and not self._failure:
+            spans = self._spans()
+            if len(spans) != len(hidden):
+                self._failure = (
+                    f"vLLM asks for {len(hidden)} tokens of {len(spans)} requests, and the vllm"
+                    " engine draws one of each: no speculative decoding"
+                )
+            else:
+                self._record(self._recording, spans, hidden, tokens)
+        logits = torch.full((len(hidden), self._vocabulary), -torch.inf)
+        logits[torch.arange(len(hidden)), torch.from_numpy(tokens)] = 0.0
+        return logits.to(self._runner.device)
+
+    def _record(
+        self,
+        recording: Drawing | Replaying,
+        spans: Sequence[RowSpan],
+        hidden: Tensor,
+        tokens: NDArray[np.integer],
+    ) -> None:
+        """Take this step in, and write the tokens that were drawn."""
+        if isinstance(recording, Replaying):
+            assert self._states is not None
+            recording.take(spans, self._states)
+            return
+        wanted = recording.wanted(spans)
+        if not wanted:
+            return
+        chosen = hidden[wanted]
+        slots = [spans[number].slot for number in wanted]
+        try:
+            tokens[wanted] = recording.draw(
+                slots, chosen.float().cpu().numpy(), self.logits(chosen)
+            )
+        except ValueError as error:
+            self._failure = f"no token can be drawn: {error}"
+
+    def _spans(self) -> list[RowSpan]:
+        """What each request of this step computed, in the order of its rows."""
+        batch, requests, spans, row = self._runner.input_batch, self._runner.requests, [], 0
+        for number, name in enumerate(batch.req_ids):
+            count = self._scheduled[name]
+            first = int(batch.num_computed_tokens_cpu[number])
+            slot = requests[name].sampling_params.extra_args[SLOT]
+            spans.append(RowSpan(slot, first, count, row))
+            row += count
+        return spans
+
+
+def _check(owner: object, names: Sequence[str]) -> None:
+    """Raise `EngineError` unless ``owner``, a part of vLLM, has what the hook takes of it."""
+    for name in names:
+        if not hasattr(owner, name):
+            raise EngineError(
+                f"vLLM's {type(owner).__name__} has no {name}: the vllm engine works with"
+                f" vllm {SUPPORTED}, install that version"
+            )

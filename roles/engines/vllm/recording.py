@@ -1,0 +1,148 @@
+"""What one batch of requests leaves behind: draws with proofs, or hidden states.
+
+Theory of operation
+-------------------
+A slot is one completion; its request carries the slot's number. In a step vLLM computes a span
+of a request's tokens: a prompt or a piece of it, or one token more. It may put a request back
+when memory is short, and then computes its tokens again. So a token is drawn from a row only if
+the row's position is the one behind the slot's next token; all others lead to no token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from proofs import draws, toploc
+from proofs.sampling import DrawRule, Words, draw_words
+from roles.engines.base import Completion, EngineError, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class RowSpan:
+    """Tokens of one request that one step computed."""
+
+    slot: int
+    first: int
+    """Position of the first of them."""
+    count: int
+    row: int
+    """Where they begin among the rows of the step."""
+
+    @property
+    def last(self) -> int:
+        """Position of the last of them, behind which the next token stands."""
+        return self.first + self.count - 1
+
+
+@dataclass(slots=True)
+class _Track:
+    """A completion so far."""
+
+    start: int
+    """The position behind which its first token is drawn: the prompt's last."""
+    words: Words
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    pending: list[NDArray[np.float32]] = field(default_factory=list)
+    """Rows that do not fill a chunk of the proof yet."""
+    proof: bytearray = field(default_factory=bytearray)
+
+
+class Drawing:
+    """Seeded draws of a batch of completions, and their proofs, which grow with them: 32 rows
+    a completion wait for theirs, however long it is."""
+
+    def __init__(
+        self,
+        starts: Sequence[int],
+        seeds: Sequence[bytes],
+        sampling: Sampling,
+        rule: DrawRule,
+        *,
+        proves: bool,
+    ) -> None:
+        self._sampling = sampling
+        self._rule = rule
+        self._proves = proves
+        words = draw_words(seeds, 0, sampling.max_new_tokens)
+        self._tracks = [_Track(*each) for each in zip(starts, words, strict=True)]
+
+    def wanted(self, spans: Sequence[RowSpan]) -> list[int]:
+        """Numbers of the spans behind which a token is drawn."""
+        return [
+            number
+            for number, span in enumerate(spans)
+            if span.last - self._tracks[span.slot].start == len(self._tracks[span.slot].tokens)
+        ]
+
+    def draw(
+        self,
+        slots: Sequence[int],
+        hidden: NDArray[np.float32],
+        logits: NDArray[np.float32],
+    ) -> NDArray[np.intp]:
+        """The next token of each slot. Raises `ValueError` for logits that are no numbers."""
+        tracks = [self._tracks[slot] for slot in slots]
+        words = np.array([track.words[len(track.tokens)] for track in tracks])
+        drawn = draws.draw(logits, words, self._sampling.temperature, self._rule)
+        for track, state, token, logprob in zip(
+            tracks, hidden, drawn.tokens, drawn.logprobs, strict=True
+        ):
+            track.tokens.append(int(token))
+            track.logprobs.append(float(logprob))
+            track.pending.append(state)
+        self._commit([one for one in tracks if len(one.pending) == toploc.ROWS_PER_CHUNK])
+        return drawn.tokens
+
+    def completions(self) -> list[Completion]:
+        """All of them, by slot, once they have ended."""
+        self._commit([track for track in self._tracks if track.pending])
+        return [
+            Completion(tuple(track.tokens), tuple(track.logprobs), bytes(track.proof))
+            for track in self._tracks
+        ]
+
+    def _commit(self, tracks: Sequence[_Track]) -> None:
+        """Make proofs of the pending rows, a chunk each at most."""
+        if self._proves and tracks:
+            proofs = toploc.commit(
+                [np.stack(track.pending) for track in tracks], self._sampling.proof_values
+            )
+            for track, proof in zip(tracks, proofs, strict=True):
+                track.proof += proof
+        for track in tracks:
+            track.pending.clear()
+
+
+class Replaying:
+    """The hidden states from which the tokens of given completions would be drawn."""
+
+    def __init__(self, starts: Sequence[int], counts: Sequence[int], width: int) -> None:
+        self._starts = starts
+        self._states = [torch.empty(count, width) for count in counts]
+        self._found = [0] * len(counts)
+
+    def take(self, spans: Sequence[RowSpan], states: Tensor) -> None:
+        """Keep what this step computed of them."""
+        for span in spans:
+            start, found = self._starts[span.slot], self._found[span.slot]
+            skipped = max(start + found - span.first, 0)
+            rows = states[span.row + skipped : span.row + span.count]
+            if len(rows):
+                self._states[span.slot][found : found + len(rows)] = rows
+                self._found[span.slot] = found + len(rows)
+
+    def states(self) -> list[Tensor]:
+        """(tokens, width) by slot, in float32."""
+        for slot, (found, states) in enumerate(zip(self._found, self._states, strict=True)):
+            if found != len(states):
+                raise EngineError(
+                    f"vLLM computed {found} of the {len(states)} states of request {slot}"
+                )
+        return self._states

