@@ -257,8 +257,9 @@ class EngineConfig:
     kind: str = "torch"
     """``torch`` computes; ``fake`` pretends, in simulations."""
 
-    environment: str = "sort"
-    """Name of the environment, for warm-up and evaluation."""
+    environment: str | None = "sort"
+    """Name of the environment that the first policy is taught by; None for a model with a
+    base."""
 
     shape: ModelShape = field(default_factory=ModelShape)
     """Of the policy."""

@@ -177,9 +177,11 @@ def make_environment(name: str, **options: object) -> Any:
         raise ConfigError(f"the environment {name!r} cannot be made{given}: {error}") from error
 
 
-def open_teaching(name: str) -> TeachingEnvironment:
+def open_teaching(name: str | None) -> TeachingEnvironment:
     """The environment that a model without a base is taught by. Raises `ConfigError` if it
     teaches none."""
+    if name is None:
+        raise ConfigError("no environment teaches a model that has a base")
     environment = make_environment(name)
     if not isinstance(environment, TeachingEnvironment):
         raise ConfigError(

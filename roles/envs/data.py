@@ -47,8 +47,8 @@ def read_data(pin: FilePin, folder: str) -> bytes:
 
 
 def open_tokenizer(folder: str) -> ChatTokenizer:
-    """The tokenizer and chat template of a model. Raises `ConfigError` if the folder has none
-    that is sound, `MissingDependency` without the packages for it."""
+    """The tokenizer and chat template of a model. Raises `roles.models.errors.BadModel`
+    if they are not sound, `MissingDependency` without the packages for it."""
     try:
         module = importlib.import_module("roles.models.tokenizer")
     except ImportError as error:

@@ -10,14 +10,16 @@ import pytest
 
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Verdict
-from roles.engines.base import EngineError
+from roles.engines.base import EngineError, GroupTask, Sampling
 from roles.envs.base import Task
+from roles.envs.client import LocalEnvironment
 from roles.envs.contained import EnvironmentFailed, reward_of, task_of
 from roles.envs.sort import SortEnvironment
 from roles.inference.role import Inference
 from roles.inference.session import InferenceSession
 from roles.protocol.core.assignment import validator_of
 from roles.protocol.core.messages import TOO_LONG, Receipt, Submission, content_digest
+from roles.rl.recipe import Recipe
 from roles.trainer.curve import LearningCurve
 from roles.validator import replay
 from roles.validator.judge import ENVIRONMENT_FAILED
@@ -152,7 +154,11 @@ def test_a_reward_that_fails_costs_its_submissions_and_no_validator(
     assert trainer(health)["step"] == 3
     assert validator(health)["inconclusive"][ENVIRONMENT_FAILED] > 0
     assert validator(health)["rejected"] == 0
-    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    errors = [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelname == "ERROR" and "evaluation_failed" not in record.getMessage()
+    ]
     assert len(errors) == 1
     assert "reward() of the environment 'sort'" in errors[0]
 
@@ -205,17 +211,25 @@ async def test_an_environment_that_fails_at_the_trainer_loses_a_submission_and_i
 
 
 async def test_an_evaluation_that_fails_stops_no_learning(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Issue 10.10: the held-out tasks are paid by the same foreign code."""
 
-    class Learner:
-        async def evaluate(self) -> None:
-            raise EngineError(
-                "evaluate failed with EnvironmentFailed: reward() of the environment 'sort'"
-            )
+    def reward(*_: object) -> float:
+        raise LookupError("no such word")
 
-    curve = LearningCurve(cast(Any, None), steps=10, evaluate_every=1)
+    class Learner:
+        async def answer(self, tasks: list[GroupTask], sampling: Sampling) -> list[Any]:
+            if sampling.temperature:
+                raise EngineError("answer failed with MemoryError")
+            return [(task.prompt,) for task in tasks]
+
+    environment = SortEnvironment()
+    curve = LearningCurve(cast(Any, None), Recipe(), LocalEnvironment(environment), 1)
     await curve.evaluate(cast(Any, Learner()), 0)
+    assert "answer failed" in caplog.text
+    monkeypatch.setattr(SortEnvironment, "reward", reward)
+    await curve.evaluate(cast(Any, Learner()), 0)
+    assert "no such word" in caplog.text
     assert curve.learnt.curve == []
     assert "evaluation_failed step=0" in caplog.text

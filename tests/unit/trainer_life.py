@@ -20,9 +20,11 @@ from p2p.identity import KeyPair
 from p2p.machine import RealWorld
 from p2p.policy import PolicyVersion
 from proofs.checks import Verdict
-from roles.engines.base import Completion, Evaluation, StepReport, TrainingGroup
+from roles.engines.base import Completion, StepReport, TrainingGroup
 from roles.engines.config import EngineConfig, ModelShape
 from roles.engines.torch.engine import TorchEngine
+from roles.envs.base import Task
+from roles.envs.contained import EnvironmentFailed
 from roles.protocol.core.messages import Commitment, SignedVerdict, Submission, content_digest
 from roles.rl.recipe import Recipe, WarmUp
 from roles.shared.durable import Durable
@@ -117,9 +119,18 @@ class InPlace:
         await trio.lowlevel.checkpoint()
         self._engine.save(self._path(checkpoint), self._path(weights))
 
-    async def evaluate(self) -> Evaluation:
-        await trio.lowlevel.checkpoint()
-        return Evaluation(0.0, 0.0)
+
+class Unasked:
+    """An environment that is not asked for held-out tasks."""
+
+    async def evaluation(self) -> list[Task]:
+        raise EnvironmentFailed("nothing is evaluated here")
+
+    async def tasks(self, _: Sequence[bytes]) -> list[Task]:
+        raise NotImplementedError
+
+    async def rewards(self, _: object) -> list[float]:
+        raise NotImplementedError
 
 
 class Shardcast:
@@ -163,7 +174,7 @@ async def live(folder: Path, steps: int) -> None:
     standing: Any = Standing()
     durable, inbox, recipe = Durable(world, "trainer"), Inbox(world, "intake"), CONFIG.recipe
     intake = Intake(node, recipe, check, ledger, inbox, GroupBuffer(99, recipe.lag), durable)
-    curve = LearningCurve(world.disk, recipe.steps, 0)
+    curve = LearningCurve(world.disk, recipe, Unasked(), 0)
     policies = PolicyFiles(engine, world.disk, durable, checkpoint_every=CHECKPOINT_EVERY)
     session = TrainerSession(node, recipe, engine, intake, curve, standing, policies)
     step = await session._resume()

@@ -332,7 +332,7 @@ class Run:
         (machine or MachineLimits()).check(model.shape, self.terms.recipe)
         return EngineConfig(
             kind=model.engine,
-            environment=self.terms.environments[0].name,
+            environment=None if model.base else self.terms.environments[0].name,
             shape=model.shape,
             dtype=model.dtype,
             draw=model.draw,
