@@ -118,11 +118,11 @@ def judge_policy(
             for number in range(min(BATCH, groups - first))
         ]
         drawn = sampler.generate(policy, tasks, sampling, end)
-        for evidence in scorer.score(policy, tasks, drawn, sampling, end):
-            tally.add(evidence)
+        for scored in scorer.score(policy, tasks, drawn, sampling, end):
+            tally.add(scored.evidence)
         if before is not None:
             stale = scorer.score(before, tasks[:STALE], drawn[:STALE], sampling, end)
-            tally.stale_means += [evidence.mantissa_mean for evidence in stale]
+            tally.stale_means += [scored.evidence.mantissa_mean for scored in stale]
 
 
 def _copy(model: TransformerModel) -> TransformerModel:

@@ -5,15 +5,16 @@ with one's own prefill; `judge` holds the evidence against limits. Numpy is all 
 knows of no network, no model and no clock.
 
 - `checks` (read it first): evidence, limits, verdicts
-- `sampling`: seeds, uniforms, seeded draws and their replay, by which a cheat's draw is found
-  out
+- `sampling`: seeds, draw words, noise, and the rules by which they make a token
+- `draws`: tokens from logits, and their replay, by which a cheat's draw is found out
 - `toploc`: activation proofs, byte for byte as the package toploc 0.1.6 writes them
 - `field`: polynomials over GF(65497), which `toploc` stands on
 
-How data flows: a worker draws with `uniforms` and `choose`, and proves its hidden states with
-`commit`. A validator's engine gives its own hidden states to `verify` and its own logits to
-`replay` and `surprise`; what those say is one `Evidence` for each group. `check_shape` comes
-before all of that, `judge` and `judge_pool` after it.
+How data flows: a worker draws with `draw_words` and `draw`, and proves its hidden states, kept
+as `TopValues` while it decodes, with `commit`. A validator's engine feeds its own hidden states
+to `TopValues` for `verify`, and its own logits, block by block, to `DrawStatistics`; what those
+say is one `Evidence` for each group. `check_shape` comes before all of that, `judge` and
+`judge_pool` after it.
 
 A newcomer calls `commit` and `verify`; a run's owner calibrates `Limits`.
 """
@@ -29,19 +30,14 @@ from proofs.checks import (
     judge,
     judge_pool,
 )
-from proofs.sampling import (
-    Replay,
-    choose,
-    draw_seed,
-    logprobs,
-    replay,
-    surprise,
-    task_seed,
-    uniforms,
-)
-from proofs.toploc import Malformed, ToplocStats, commit, proof_size, verify
+from proofs.draws import DrawnTokens, DrawStatistics, Replay, draw, replay
+from proofs.sampling import DrawRule, draw_seed, draw_words, task_seed, uniforms
+from proofs.toploc import Malformed, ToplocStats, TopValues, commit, proof_size, verify, worst
 
 __all__ = [
+    "DrawRule",
+    "DrawStatistics",
+    "DrawnTokens",
     "Evidence",
     "Judgement",
     "Limits",
@@ -49,19 +45,20 @@ __all__ = [
     "Reason",
     "Replay",
     "Shape",
+    "TopValues",
     "ToplocStats",
     "Verdict",
     "check_shape",
-    "choose",
     "commit",
+    "draw",
     "draw_seed",
+    "draw_words",
     "judge",
     "judge_pool",
-    "logprobs",
     "proof_size",
     "replay",
-    "surprise",
     "task_seed",
     "uniforms",
     "verify",
+    "worst",
 ]

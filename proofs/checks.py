@@ -42,7 +42,6 @@ class Reason(Enum):
     TOKEN = "token outside the vocabulary"
     AFTER_END = "tokens after the end token"
     UNFINISHED = "cut before the length limit"
-    LOGPROBS = "log-probs missing, not finite or above 0"
     # Activations: other weights, precision or prompt.
     MALFORMED_PROOF = "malformed activation proof"
     EXPONENTS = "activation exponents differ"
@@ -50,11 +49,12 @@ class Reason(Enum):
     MANTISSA_MEDIAN = "activation mantissas differ at the median"
     # Sampling: other tokens than the seed gives.
     DRAW_DISTANCE = "a token is far from its seeded draw"
+    DRAW_GAP = "a token scores far below its seeded draw"
+    DRAW_GAPS = "tokens score below their seeded draws on average"
     DRAW_MISMATCHES = "too many tokens differ from their seeded draws"
     # Plausibility.
     IMPROBABLE_END = "ended where an end was improbable"
     SURPRISE = "tokens implausible under the policy"
-    LOGPROB_ERROR = "claimed log-probs are not the policy's"
 
 
 MAX_LIMIT: Final = 1e9
@@ -76,19 +76,22 @@ class Evidence:
     """Largest mean mantissa error over the chunks."""
     mantissa_median: float
     draw_distance: float
-    """Largest distance of a uniform to the CDF interval of the token that was claimed for
-    it.
-    """
+    """Largest distance of a uniform to the CDF interval of the token that was claimed for it;
+    0 under the rule Gumbel."""
     draw_mismatches: int
-    """Tokens that the seed does not give."""
+    """Tokens that the seed does not give; under the rule CDF those whose distance is above
+    `Limits.mismatch_distance`."""
+    gap_mean: float
+    """Mean over the tokens of the best score less that of the claimed token; 0 under the rule
+    CDF."""
+    gap_max: float
+    """The largest of them."""
     end_probability: float
     """Smallest probability of the end token at a claimed end before the length limit; 1.0
     without one.
     """
     surprise: float
     """z-statistic of the summed surprise of the tokens."""
-    logprob_error: float
-    """Largest difference between claimed and recomputed log-probs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,17 +99,18 @@ class Limits:
     """What honest numerics may do. Calibrated per model, dtype and pair of engines into the run
     file.
 
-    `fp32` and `bf16` are starting points, measured on small models on one CPU: 18,700 honest
-    tokens of 192 sequences (the figures beside the fields), engines mixed, prefill against
-    decode.
+    `fp32` and `bf16` are starting points, measured on one CPU, decode against prefill: a model
+    of 0.8 M parameters and 128 tokens (18,700 honest tokens, engines mixed), and one of 135 M
+    and 49,152 tokens (18,300). ``shoal calibrate`` measures a run's own.
     """
 
     exponent_mismatches: int
-    """Of up to 128 values a chunk. Honest: at most 1 in fp32, 6 in bf16; the TOPLOC paper's 38
-    (bf16, 7-8 B models, other GPUs) let everything small pass."""
+    """Of up to `roles.rl.recipe.Recipe.proof_values` values a chunk, measured with 128. Honest:
+    at most 1 in fp32, 11 in bf16 (one step older: 15); the TOPLOC paper's 38 (bf16, 7-8 B
+    models, other GPUs) let everything small pass."""
 
     mantissa_mean: float
-    """Honest: at most 0.01 in fp32, 1.3 in bf16. This does the work: a constant polynomial
+    """Honest: at most 0.01 in fp32, 2.5 in bf16. This does the work: a constant polynomial
     agrees in 121 of 128 exponents."""
 
     mantissa_median: float
@@ -114,13 +118,24 @@ class Limits:
     bf16.
     """
 
+    mismatch_distance: float
+    """Rule CDF: how far a uniform may be from the interval of its token before the token counts
+    as a mismatch. fp32: at a vocabulary of 49,152 honest work has 0.21 % of tokens, of
+    probability e^-12 and less, at up to 1.3e-6; counted, they rejected two of four honest
+    submissions. Cheats stay far above it: temperature 0.9 has 28 % of tokens at up to 0.12."""
+
     draw_distance: float
-    """Honest: no token differs in fp32; at most 0.013 in bf16. Greedy, best of n and a small
+    """Rule CDF. Honest: at most 1.3e-6 in fp32, 0.092 in bf16. Greedy, best of n and a small
     model's tokens exceed 0.05 in 99 to 100 % of sequences."""
 
+    gap_max: float
+    """Rule Gumbel: by how much the score of a token may be below the best. Honest: no token
+    differs in fp32; at most 0.28 in bf16 (temperature 0.9: 0.99, int8 weights: 0.77)."""
+
     mismatch_share: float
-    """Largest honest share of tokens that the seed does not give. fp32: none of 45,000 tokens,
-    which bounds it by 1e-4 with 98 % confidence; bf16: 0.06 to 0.15 %."""
+    """Largest honest share of tokens that the seed does not give. fp32: none of 45,000 tokens
+    (beyond ``mismatch_distance``), which bounds it by 1e-4 with 98 % confidence; bf16 under the
+    rule Gumbel: 0.3 to 1.4 %, against int8 weights 4.8 and temperature 0.9 8.8 %."""
 
     false_alarm: float = 1e-4
     """Chance that honest work with that share exceeds the limit on the number of mismatches."""
@@ -140,18 +155,22 @@ class Limits:
     `proofs.sampling.SURPRISE_FLOOR`): three of them make 12, and two more, which takes some
     100,000 times as many groups, 20."""
 
-    logprob_error: float
-    """In nats. Honest: at most 2.6e-5 in fp32, 0.11 in bf16. Trainers recompute log-probs, so a
-    lie within it gains nothing."""
-
     pooled_mantissa_mean: float
     """Mean of `Evidence.mantissa_mean` over a submission: 1.2 times the calibrated honest mean.
-    In bf16 it sees weights ten steps old at lr 1e-6, where single groups show nothing."""
+    In bf16 it sees weights one step old (3.3 against 1.8), where some single groups do not."""
+
+    pooled_gap_mean: float
+    """Rule Gumbel: mean gap of a submission's tokens. bf16: honest 0.0005 to 0.0007, int8
+    weights 0.0068, temperature 0.9 0.023."""
 
     pooled_groups: int = 16
     """Groups below which a mean over them says nothing: honest spread between sequences is 30
     %.
     """
+
+    pooled_tokens: int = 1000
+    """Tokens below which a mean gap says nothing: 1.4 % of honest tokens have one, of 0.05, so
+    that the mean of 1,000 is uncertain by 0.0003."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -171,23 +190,27 @@ class Limits:
             exponent_mismatches=2,
             mantissa_mean=0.05,
             mantissa_median=0.0,
+            mismatch_distance=1e-5,
             draw_distance=1e-4,
+            gap_max=1e-3,
             mismatch_share=1e-4,
-            logprob_error=1e-3,
             pooled_mantissa_mean=0.012,
+            pooled_gap_mean=1e-5,
         )
 
     @classmethod
     def bf16(cls) -> Limits:
-        """For runs in bfloat16: single groups are noisy, pools are not."""
+        """For runs in bfloat16 with Gumbel draws: single groups are noisy, pools are not."""
         return cls(
-            exponent_mismatches=10,
-            mantissa_mean=2.0,
-            mantissa_median=2.0,
-            draw_distance=0.05,
-            mismatch_share=1.5e-3,
-            logprob_error=0.25,
-            pooled_mantissa_mean=1.2,
+            exponent_mismatches=14,
+            mantissa_mean=3.2,
+            mantissa_median=3.0,
+            mismatch_distance=0.05,
+            draw_distance=0.15,
+            gap_max=0.5,
+            mismatch_share=0.02,
+            pooled_mantissa_mean=2.1,
+            pooled_gap_mean=0.002,
         )
 
 
@@ -228,25 +251,17 @@ class Shape:
     """Any of them ends a completion."""
 
 
-def check_shape(
-    tokens: Sequence[Sequence[int]], logprobs: Sequence[Sequence[float]], shape: Shape
-) -> Judgement:
-    """Judge the tokens and claimed log-probs of one group's completions by their shape alone.
+def check_shape(tokens: Sequence[Sequence[int]], shape: Shape) -> Judgement:
+    """Judge the tokens of one group's completions by their shape alone.
 
     A completion ends with an end token, the only one in it, or has exactly ``max_new_tokens``.
     """
-    for count in (len(tokens), len(logprobs)):
-        if count != shape.group_size:
-            return _rejected(Reason.GROUP_SIZE, count, shape.group_size)
-    for completion, claimed in zip(tokens, logprobs, strict=True):
+    if len(tokens) != shape.group_size:
+        return _rejected(Reason.GROUP_SIZE, len(tokens), shape.group_size)
+    for completion in tokens:
         judgement = _check_tokens(completion, shape)
         if judgement.verdict is not Verdict.ACCEPTED:
             return judgement
-        if len(claimed) != len(completion):
-            return _rejected(Reason.LOGPROBS, len(claimed), len(completion))
-        for logprob in claimed:
-            if not -math.inf < logprob <= 0:
-                return _rejected(Reason.LOGPROBS, logprob, 0)
     return ACCEPTED
 
 
@@ -271,14 +286,18 @@ def judge(evidence: Evidence, limits: Limits) -> Judgement:
     if evidence.tokens <= 0:
         return Judgement(Verdict.INCONCLUSIVE, Reason.NO_TOKENS)
     mismatches = poisson_limit(limits.mismatch_share * evidence.tokens, limits.false_alarm)
+    # a mean over few tokens may be as large as one of them
+    is_long = evidence.tokens >= limits.pooled_tokens
+    gaps = limits.pooled_gap_mean if is_long else limits.gap_max
     upper: tuple[tuple[Reason, float, float], ...] = (
         (Reason.EXPONENTS, evidence.exponent_mismatches, limits.exponent_mismatches),
         (Reason.MANTISSA_MEAN, evidence.mantissa_mean, limits.mantissa_mean),
         (Reason.MANTISSA_MEDIAN, evidence.mantissa_median, limits.mantissa_median),
         (Reason.DRAW_DISTANCE, evidence.draw_distance, limits.draw_distance),
+        (Reason.DRAW_GAP, evidence.gap_max, limits.gap_max),
+        (Reason.DRAW_GAPS, evidence.gap_mean, gaps),
         (Reason.DRAW_MISMATCHES, evidence.draw_mismatches, mismatches),
         (Reason.SURPRISE, abs(evidence.surprise), limits.surprise),
-        (Reason.LOGPROB_ERROR, evidence.logprob_error, limits.logprob_error),
     )
     for reason, statistic, limit in upper:
         if not statistic <= limit:
@@ -295,8 +314,8 @@ def judge_pool(pool: Sequence[Evidence], limits: Limits) -> Judgement:
     well.
 
     The number of tokens that differ from their seeded draws is held against the Poisson
-    distribution of honest work; the mantissa error, from ``pooled_groups`` groups on, against
-    its honest mean.
+    distribution of honest work; the mean gap, from ``pooled_tokens`` tokens on, and the
+    mantissa error, from ``pooled_groups`` groups on, against what is honest.
     """
     malformed = sum(bool(evidence.malformed) for evidence in pool)
     if malformed:
@@ -308,6 +327,10 @@ def judge_pool(pool: Sequence[Evidence], limits: Limits) -> Judgement:
     allowed = poisson_limit(limits.mismatch_share * tokens, limits.false_alarm)
     if not mismatches <= allowed:
         return _rejected(Reason.DRAW_MISMATCHES, mismatches, allowed)
+    if tokens >= limits.pooled_tokens:
+        gap = sum(evidence.gap_mean * evidence.tokens for evidence in pool) / tokens
+        if not gap <= limits.pooled_gap_mean:
+            return _rejected(Reason.DRAW_GAPS, gap, limits.pooled_gap_mean)
     if len(pool) >= limits.pooled_groups:
         mean = sum(evidence.mantissa_mean for evidence in pool) / len(pool)
         if not mean <= limits.pooled_mantissa_mean:

@@ -4,11 +4,11 @@ Theory of operation
 -------------------
 The last hidden states of a completion (the input of the output projection, one row per
 generated token) are cut into chunks of 32 rows; the last chunk may be shorter. Of each chunk,
-flattened, the 128 values of largest magnitude are taken as bfloat16. The proof is the one
-polynomial of degree below 128 over GF(65497) that has the bit pattern of a value at the index
-of that value; indices are reduced modulo the largest m <= 65497 that keeps them apart. A
-verifier who has the weights computes the same hidden states by one prefill, evaluates the
-polynomial at the indices of *its own* largest values and compares exponents and mantissas:
+flattened, the k values of largest magnitude (the package: 128) are taken as bfloat16. The
+proof is the one polynomial of degree below k over GF(65497) that has the bit pattern of a value
+at the index of that value; indices are reduced modulo the largest m <= 65497 that keeps them
+apart. A verifier who has the weights computes the same hidden states by one prefill, evaluates
+the polynomial at the indices of *its own* largest values and compares exponents and mantissas:
 the two need not agree to the bit, only nearly.
 
 It proves that these weights were run over these tokens, and nothing about who drew the tokens:
@@ -19,6 +19,9 @@ How it is fast: chunks of all sequences go through each step together. The large
 found without sorting and without rounding the whole chunk: the maxima of 2,048 interleaved
 parts of it give a bound that at least k values reach, and only what reaches it (a few hundred
 values) is rounded and ranked.
+
+A completion may be fed block by block (`TopValues`), by a worker while it decodes and by a
+verifier while it reads: of a chunk that is full only the largest values are kept, 6 bytes each.
 """
 
 from __future__ import annotations
@@ -40,7 +43,12 @@ ROWS_PER_CHUNK: Final = 32
 """Tokens per proof; the package's ``decode_batching_size`` in every published run."""
 
 TOP_K: Final = 128
-"""Values per chunk; fewer only where a whole chunk has fewer."""
+"""The package's values per chunk; fewer only where a whole chunk has fewer. A run names its own
+number (`roles.rl.recipe.Recipe.proof_values`)."""
+
+MAX_TOP_K: Final = 1024
+"""Most values per chunk that a run may name: 2 KiB a chunk, 64 bytes a token. Interpolation
+takes their square."""
 
 MAX_MODULUS: Final = PRIME
 
@@ -124,15 +132,67 @@ class ToplocStats:
 
 
 @dataclass(frozen=True, slots=True)
-class _Points:
-    """The largest values of chunks of one size: where they are and what they are."""
+class _Chunk:
+    """The largest values of one chunk, the largest first: where they are and what they are."""
 
-    positions: NDArray[np.intp]
-    """Positions of the chunks among all chunks of a call."""
-    indices: NDArray[np.intp]
-    """(chunks, k), within the flattened chunk."""
+    size: int
+    """Of the chunk."""
+    indices: NDArray[np.integer]
+    """(k,), within the flattened chunk."""
     patterns: NDArray[np.uint16]
-    """(chunks, k), bfloat16."""
+    """(k,), bfloat16."""
+
+
+class TopValues:
+    """What a proof needs of one completion, kept while it is fed block by block.
+
+    At most 31 rows wait for their chunk to be full.
+    """
+
+    def __init__(self, values: int = TOP_K) -> None:
+        self.values = values
+        """Per chunk."""
+        self._chunks: list[_Chunk] = []
+        self._rows: list[Rows] = []
+        self._waiting = 0
+
+    def add(self, rows: Rows) -> None:
+        """The next rows, (tokens, width) in float32; as many as there are. Raises `ValueError`
+        for another shape or width."""
+        rows = _checked(rows)
+        if self._rows and rows.shape[1] != self._rows[0].shape[1]:
+            raise ValueError(f"rows of {rows.shape[1]} after rows of {self._rows[0].shape[1]}")
+        start = min(ROWS_PER_CHUNK - self._waiting, len(rows)) if self._waiting else 0
+        self._wait(rows[:start])
+        if self._waiting == ROWS_PER_CHUNK:
+            self._chunks += _largest([self._flat()], self.values)
+            self._rows, self._waiting = [], 0
+        whole = start + (len(rows) - start) // ROWS_PER_CHUNK * ROWS_PER_CHUNK
+        self._chunks += _largest(_cut(rows[start:whole]), self.values)
+        self._wait(rows[whole:])
+
+    def _wait(self, rows: Rows) -> None:
+        if len(rows):
+            # a copy: the caller's array may be a window of something large, or used again
+            self._rows.append(rows.copy())
+            self._waiting += len(rows)
+
+    def _flat(self) -> NDArray[np.float32]:
+        return np.concatenate(self._rows).reshape(-1)
+
+    @property
+    def chunks(self) -> list[_Chunk]:
+        """Those that are full."""
+        return list(self._chunks)
+
+    @property
+    def waiting(self) -> list[NDArray[np.float32]]:
+        """The last chunk, flattened, if one has begun."""
+        return [self._flat()] if self._waiting else []
+
+
+Source: TypeAlias = Rows | TopValues
+"""Hidden states of one completion: all of them, or what was kept of them."""
 
 
 def bfloat16_patterns(values: NDArray[np.float32]) -> NDArray[np.uint16]:
@@ -194,33 +254,35 @@ def encode(indices: NDArray[np.integer], patterns: NDArray[np.integer]) -> list[
     return [row.tobytes() for row in words]
 
 
-def proof_size(tokens: int, width: int) -> int:
-    """Bytes of the proof for so many rows of hidden states: 258 per started chunk, fewer if it
-    is tiny.
+def proof_size(tokens: int, width: int, values: int = TOP_K) -> int:
+    """Bytes of the proof for so many rows of hidden states: 2 + 2 ``values`` per started chunk,
+    fewer if it is tiny.
     """
-    return sum(_proof_bytes(size) for size in _sizes(tokens, width))
+    whole, rest = divmod(tokens, ROWS_PER_CHUNK)
+    sizes = [ROWS_PER_CHUNK * width] * whole + [rest * width] * (rest > 0)
+    return sum(2 + 2 * min(values, size) for size in sizes)
 
 
-def commit(activations: Sequence[Rows]) -> list[bytes]:
+def commit(activations: Sequence[Source], values: int = TOP_K) -> list[bytes]:
     """The proof of each sequence: its chunks' proofs, one after the other; empty without
     tokens.
 
     Every array is (tokens, width), float32. Raises `ValueError` for other shapes.
     """
-    sequences = [_chunks(rows) for rows in activations]
+    sequences = _sequences(activations, values)
     flat = list(chain.from_iterable(sequences))
     encoded = [b""] * len(flat)
-    for points in _points(flat):
-        for position, proof in zip(
-            points.positions, encode(points.indices, points.patterns), strict=True
-        ):
+    for batch in _batches(flat):
+        indices = np.stack([flat[position].indices for position in batch])
+        patterns = np.stack([flat[position].patterns for position in batch])
+        for position, proof in zip(batch, encode(indices, patterns), strict=True):
             encoded[position] = proof
     proofs = iter(encoded)
     return [b"".join(islice(proofs, len(chunks))) for chunks in sequences]
 
 
 def verify(
-    proofs: Sequence[bytes], activations: Sequence[Rows]
+    proofs: Sequence[bytes], activations: Sequence[Source], values: int = TOP_K
 ) -> list[ToplocStats | Malformed]:
     """Compare foreign proofs with our own activations, sequence by sequence.
 
@@ -230,10 +292,9 @@ def verify(
     Raises `ValueError` only for our own mistakes: unequal numbers of proofs and sequences,
     arrays that are not (tokens, width).
     """
-    sequences = [_chunks(rows) for rows in activations]
+    sequences = _sequences(activations, values)
     claims = [
-        _parse_untrusted(proof, [chunk.size for chunk in chunks])
-        for proof, chunks in zip(proofs, sequences, strict=True)
+        _parse_untrusted(proof, chunks) for proof, chunks in zip(proofs, sequences, strict=True)
     ]
     sound = [i for i, claim in enumerate(claims) if not isinstance(claim, Malformed)]
     words = [chunk for claim in claims if not isinstance(claim, Malformed) for chunk in claim]
@@ -267,60 +328,83 @@ def package_statistics(proof: bytes, rows: Rows) -> list[ChunkStats]:
     For comparison with published thresholds; judge by `verify`. Raises `ValueError` if the
     bytes are not the proof of that many rows.
     """
-    chunks = _chunks(rows)
-    claim = _parse_untrusted(proof, [chunk.size for chunk in chunks])
+    chunks = _largest(_cut(_checked(rows)), TOP_K)
+    claim = _parse_untrusted(proof, chunks)
     if isinstance(claim, Malformed):
         raise ValueError(claim.reason)
     return _measure(chunks, claim, strict=False)
 
 
-def _sizes(tokens: int, width: int) -> list[int]:
-    whole, rest = divmod(tokens, ROWS_PER_CHUNK)
-    return [ROWS_PER_CHUNK * width] * whole + [rest * width] * (rest > 0)
-
-
-def _proof_bytes(size: int) -> int:
-    return 2 + 2 * min(TOP_K, size)
-
-
-def _chunks(rows: Rows) -> list[NDArray[np.float32]]:
+def _checked(rows: Rows) -> Rows:
     if rows.ndim != 2 or rows.shape[1] == 0:
         raise ValueError(f"activations are (tokens, width), not {rows.shape}")
-    rows = np.ascontiguousarray(rows, dtype=np.float32)
+    return np.ascontiguousarray(rows, dtype=np.float32)
+
+
+def _cut(rows: Rows) -> list[NDArray[np.float32]]:
+    """The chunks of a sequence, flattened."""
     return [
         rows[i : i + ROWS_PER_CHUNK].reshape(-1) for i in range(0, len(rows), ROWS_PER_CHUNK)
     ]
 
 
-def _points(chunks: Sequence[NDArray[np.float32]]) -> Iterator[_Points]:
-    """The largest values of all chunks, in batches of equal size."""
+def _sequences(activations: Sequence[Source], values: int) -> list[list[_Chunk]]:
+    """The chunks of each sequence; those of all that come as rows are looked at together."""
+    kept = [one.chunks if isinstance(one, TopValues) else [] for one in activations]
+    cut = [
+        one.waiting if isinstance(one, TopValues) else _cut(_checked(one))
+        for one in activations
+    ]
+    found = iter(_largest(list(chain.from_iterable(cut)), values))
+    return [
+        chunks + list(islice(found, len(rows))) for chunks, rows in zip(kept, cut, strict=True)
+    ]
+
+
+def _largest(chunks: Sequence[NDArray[np.float32]], values: int) -> list[_Chunk]:
+    """The largest values of each chunk; chunks of equal size are ranked together."""
     by_size: dict[int, list[int]] = {}
     for position, chunk in enumerate(chunks):
         by_size.setdefault(chunk.size, []).append(position)
+    found: list[_Chunk | None] = [None] * len(chunks)
     for size, positions in by_size.items():
-        k, block = min(TOP_K, size), max(1, _BLOCK_VALUES // size)
+        k, block = min(values, size), max(1, _BLOCK_VALUES // size)
+        for first in range(0, len(positions), block):
+            batch = positions[first : first + block]
+            indices, patterns = largest(np.stack([chunks[position] for position in batch]), k)
+            for position, where, what in zip(
+                batch, indices.astype(np.uint32), patterns, strict=True
+            ):
+                found[position] = _Chunk(size, where, what)
+    return [chunk for chunk in found if chunk is not None]
+
+
+def _batches(chunks: Sequence[_Chunk]) -> Iterator[list[int]]:
+    """Positions of chunks that are computed with together: of equally many values, which are
+    all that the chunk has, or not."""
+    alike: dict[tuple[int, bool], list[int]] = {}
+    for position, chunk in enumerate(chunks):
+        k = len(chunk.indices)
+        alike.setdefault((k, chunk.size > k), []).append(position)
+    for positions in alike.values():
         for first in range(0, len(positions), _BATCH_CHUNKS):
-            batch = positions[first : first + _BATCH_CHUNKS]
-            parts = [
-                largest(np.stack([chunks[position] for position in batch[i : i + block]]), k)
-                for i in range(0, len(batch), block)
-            ]
-            indices, patterns = (np.concatenate(part) for part in zip(*parts, strict=True))
-            yield _Points(np.array(batch), indices, patterns)
+            yield positions[first : first + _BATCH_CHUNKS]
 
 
-def _parse_untrusted(proof: bytes, sizes: Sequence[int]) -> list[NDArray[np.intp]] | Malformed:
+def _parse_untrusted(
+    proof: bytes, ours: Sequence[_Chunk]
+) -> list[NDArray[np.intp]] | Malformed:
     """Modulus and coefficients of each chunk, or why these bytes are no proof. Never raises."""
-    expected = sum(_proof_bytes(size) for size in sizes)
+    expected = sum(2 + 2 * len(chunk.indices) for chunk in ours)
     if len(proof) != expected:
-        return Malformed(f"{len(proof)} bytes for {len(sizes)} chunks, not {expected}")
+        return Malformed(f"{len(proof)} bytes for {len(ours)} chunks, not {expected}")
     words = np.frombuffer(proof, dtype=">u2").astype(np.intp)
     chunks, start = [], 0
-    for number, size in enumerate(sizes):
-        chunk = words[start : start + _proof_bytes(size) // 2]
+    for number, own in enumerate(ours):
+        chunk = words[start : start + 1 + len(own.indices)]
         start += len(chunk)
         # Indices below the prime are apart as they are: a smaller modulus is not the largest.
-        lowest = MAX_MODULUS if size <= MAX_MODULUS else MIN_MODULUS
+        lowest = MAX_MODULUS if own.size <= MAX_MODULUS else MIN_MODULUS
         if not lowest <= chunk[0] <= MAX_MODULUS:
             return Malformed(f"the modulus of chunk {number} is {chunk[0]}")
         if chunk[1:].max() >= PRIME:
@@ -330,7 +414,7 @@ def _parse_untrusted(proof: bytes, sizes: Sequence[int]) -> list[NDArray[np.intp
 
 
 def _measure(
-    chunks: Sequence[NDArray[np.float32]], claims: Sequence[NDArray[np.intp]], *, strict: bool
+    chunks: Sequence[_Chunk], claims: Sequence[NDArray[np.intp]], *, strict: bool
 ) -> list[ChunkStats]:
     """Statistics of each chunk.
 
@@ -338,12 +422,14 @@ def _measure(
     largest is noise are left out (`SIGNIFICANT_EXPONENTS`, `BORDER_STEPS`).
     """
     results: list[ChunkStats | None] = [None] * len(chunks)
-    for points in _points(chunks):
-        words = np.stack([claims[position] for position in points.positions])
-        claimed = evaluate(words[:, 1:], points.indices % words[:, :1]).astype(np.uint16)
-        is_cut = chunks[int(points.positions[0])].size > points.indices.shape[1]
-        compared = _compare(claimed, points.patterns, strict=strict, is_cut=is_cut)
-        for position, stats in zip(points.positions, compared, strict=True):
+    for batch in _batches(chunks):
+        words = np.stack([claims[position] for position in batch])
+        indices = np.stack([chunks[position].indices for position in batch])
+        patterns = np.stack([chunks[position].patterns for position in batch])
+        claimed = evaluate(words[:, 1:], indices % words[:, :1]).astype(np.uint16)
+        is_cut = chunks[batch[0]].size > indices.shape[1]
+        compared = _compare(claimed, patterns, strict=strict, is_cut=is_cut)
+        for position, stats in zip(batch, compared, strict=True):
             results[position] = stats
     return [stats for stats in results if stats is not None]
 

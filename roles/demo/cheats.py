@@ -122,8 +122,9 @@ class CheatSession(InferenceSession):
                 await self._load(version)
                 groups = await self.engine.generate(asked, sampling)
                 await self._load(claimed)
-                evidence = await self.engine.score(tasks, groups, honest)
-                if must_fail(evidence, self.run.terms.limits):
+                scored = await self.engine.score(tasks, groups, honest)
+                pool = [one.evidence for one in scored]
+                if must_fail(pool, self.run.terms.limits):
                     return groups
         raise EngineError("no way to cheat was found that the run's limits must reject")
 
@@ -184,6 +185,7 @@ def _widened(limits: Limits) -> Limits:
         mismatch_share=widen(limits.mismatch_share),
         end_probability=limits.end_probability / MARGIN,
         surprise=widen(limits.surprise),
-        logprob_error=widen(limits.logprob_error),
+        gap_max=widen(limits.gap_max),
         pooled_mantissa_mean=widen(limits.pooled_mantissa_mean),
+        pooled_gap_mean=widen(limits.pooled_gap_mean),
     )

@@ -3,8 +3,8 @@
 Read `base` first: what a role may ask of one, and the values that cross the border. `config` is
 what an engine is made of, and what a machine's owner allows. `client` opens one in a process of
 its own, where `worker` reads calls and answers them; `codec` is the calls' bytes. `fake` needs
-no model and is for simulations; `torch` computes. `safetensors` reads and
-writes the files of weights.
+no model and is for simulations; `torch` computes. `replay` makes evidence of what a scorer
+reads, for any engine that computes; `safetensors` reads and writes the files of weights.
 
 How data flows: tasks and seeds go in as a frame on the worker's standard input; the worker
 calls its engine; tokens, proofs or evidence come back as a frame. Weights travel as files.

@@ -35,6 +35,12 @@ class Sampling:
     group_size: int
     """Completions per task."""
 
+    mismatch_distance: float = 1e-5
+    """`proofs.checks.Limits.mismatch_distance` of the run: what a scorer counts by."""
+
+    proof_values: int = 62
+    """`roles.rl.recipe.Recipe.proof_values` of the run."""
+
 
 @dataclass(frozen=True, slots=True)
 class GroupTask:
@@ -47,11 +53,13 @@ class GroupTask:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The tokens of one answer (end token included, if it ended), the sampler's log-probs of
-    them, and the activation proof over them."""
+    """The tokens of one answer (end token included, if it ended), log-probs of them, and the
+    activation proof over them."""
 
     tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    logprobs: tuple[float, ...] = ()
+    """From a generator, its own, which do not leave the node; in a `TrainingGroup` the
+    validator's; in what came over the wire none."""
     proof: bytes = b""
     """`proofs.toploc`, one chunk for each 32 tokens; empty in a `TrainingGroup`, which a
     validator has checked."""
@@ -67,6 +75,16 @@ class Group:
 
     group: int
     completions: tuple[Completion, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What a scorer says of one group."""
+
+    evidence: Evidence
+    logprobs: bytes
+    """Its own, of all tokens, completion after completion: little-endian float16, as a trainer
+    gets them. Off by 0.004 at most above -16, and by 0.0002 above -1, where most tokens are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +141,8 @@ class Scorer(Protocol):
 
     async def score(
         self, tasks: Sequence[GroupTask], groups: Sequence[Group], sampling: Sampling
-    ) -> list[Evidence]:
-        """One `Evidence` per group, in order. Shapes were checked before (`proofs.checks`)."""
+    ) -> list[Scored]:
+        """One `Scored` per group, in order. Shapes were checked before (`proofs.checks`)."""
         ...
 
 

@@ -22,6 +22,7 @@ from roles.engines.base import (
     Group,
     GroupTask,
     Sampling,
+    Scored,
     StepReport,
     TrainingGroup,
 )
@@ -82,7 +83,7 @@ class WorkerEngine:
 
     async def score(
         self, tasks: Sequence[GroupTask], groups: Sequence[Group], sampling: Sampling
-    ) -> list[Evidence]:
+    ) -> list[Scored]:
         """See `roles.engines.base.Scorer`."""
         value = await self._call(
             "score",
@@ -90,7 +91,7 @@ class WorkerEngine:
             [codec.group_to_wire(group) for group in groups],
             astuple(sampling),
         )
-        return [Evidence(*row) for row in value]
+        return [Scored(Evidence(*evidence), logprobs) for evidence, logprobs in value]
 
     async def open(self, checkpoint: str, base: str = "") -> int:
         """See `roles.engines.base.Learner`."""

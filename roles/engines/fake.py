@@ -39,6 +39,7 @@ from roles.engines.base import (
     Group,
     GroupTask,
     Sampling,
+    Scored,
     StepReport,
     TrainingGroup,
     previous_generation,
@@ -152,13 +153,13 @@ class FakeEngine:
 
     async def score(
         self, tasks: Sequence[GroupTask], groups: Sequence[Group], sampling: Sampling
-    ) -> list[Evidence]:
+    ) -> list[Scored]:
         """See `roles.engines.base.Scorer`."""
         digest, policy = self._policy()
         honest = [_group(self._environment, digest, policy, task, sampling) for task in tasks]
         await self._spend(scoring, _tokens(groups) / self._config.profile.score_rate)
         return [
-            _evidence(digest, policy, ours, theirs)
+            Scored(_evidence(policy, ours, theirs), _packed_logprobs(digest, theirs))
             for ours, theirs in zip(honest, groups, strict=True)
         ]
 
@@ -311,7 +312,13 @@ def _proof(policy: FakePolicy, tokens: tuple[int, ...]) -> bytes:
     )
 
 
-def _evidence(digest: bytes, policy: FakePolicy, honest: Group, claimed: Group) -> Evidence:
+def _packed_logprobs(digest: bytes, group: Group) -> bytes:
+    """As `Scored` carries them."""
+    values = [value for one in group.completions for value in _logprobs(digest, one.tokens)]
+    return struct.pack(f"<{len(values)}e", *values)
+
+
+def _evidence(policy: FakePolicy, honest: Group, claimed: Group) -> Evidence:
     """What the real instruments would say about ``claimed``."""
     pairs = list(zip_longest(honest.completions, claimed.completions))
     mismatches = sum(
@@ -320,14 +327,6 @@ def _evidence(digest: bytes, policy: FakePolicy, honest: Group, claimed: Group) 
         for ours, theirs in zip_longest(
             mine.tokens if mine else (), other.tokens if other else ()
         )
-    )
-    error = max(
-        (
-            abs(said - true)
-            for one in claimed.completions
-            for said, true in zip(one.logprobs, _logprobs(digest, one.tokens), strict=True)
-        ),
-        default=0.0,
     )
     malformed, exponents, mantissa = _activations(policy, claimed)
     return Evidence(
@@ -338,9 +337,10 @@ def _evidence(digest: bytes, policy: FakePolicy, honest: Group, claimed: Group) 
         mantissa_median=round(mantissa),
         draw_distance=_FOREIGN_DRAW if mismatches else 0.0,
         draw_mismatches=mismatches,
+        gap_mean=0.0,
+        gap_max=0.0,
         end_probability=1.0,
         surprise=0.0,
-        logprob_error=error,
     )
 
 

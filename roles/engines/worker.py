@@ -20,9 +20,16 @@ from dataclasses import astuple
 from typing import Any, Protocol
 
 from p2p.errors import ConfigError, MissingDependency, ShoalError
-from proofs.checks import Evidence
 from roles.engines import codec
-from roles.engines.base import Answers, Group, GroupTask, Sampling, StepReport, TrainingGroup
+from roles.engines.base import (
+    Answers,
+    Group,
+    GroupTask,
+    Sampling,
+    Scored,
+    StepReport,
+    TrainingGroup,
+)
 from roles.engines.config import EngineConfig, config_from_wire
 from roles.shared.worker_streams import serve_streams
 
@@ -41,7 +48,7 @@ class LocalEngine(Protocol):
 
     def score(
         self, tasks: Sequence[GroupTask], groups: Sequence[Group], sampling: Sampling
-    ) -> list[Evidence]:
+    ) -> list[Scored]:
         """See `Scorer.score`."""
         ...
 
@@ -93,12 +100,12 @@ def call(engine: LocalEngine, method: str, arguments: Sequence[Any]) -> object:
             )
             return [codec.group_to_wire(group) for group in groups]
         case "score", [tasks, groups, sampling]:
-            evidence = engine.score(
+            scored = engine.score(
                 [codec.task_from_wire(task) for task in tasks],
                 [codec.group_from_wire(group) for group in groups],
                 Sampling(*sampling),
             )
-            return [astuple(one) for one in evidence]
+            return [astuple(one) for one in scored]
         case "open", [checkpoint, base]:
             return engine.open(checkpoint, base)
         case "adopt", [weights, step, base]:

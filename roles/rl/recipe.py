@@ -52,6 +52,7 @@ _RECIPE: Final[Bounds] = {
     "importance_cap": (0.0, 1e6),
     "kl": (0.0, 1e6),
     "minibatches": (1, 1 << 20),
+    "proof_values": (8, 1024),  # fewer say nothing; proofs.toploc.MAX_TOP_K
     "evaluation_seed": (-(1 << 63), (1 << 63) - 1),
 }
 
@@ -193,6 +194,11 @@ class Recipe:
     gradient_norm: float = 0.1
     """The global norm that gradients are clipped to; raw norms are 0.2 to 2, so every update is
     clipped, which with Adam only makes updates alike."""
+
+    proof_values: int = 62
+    """Values of each 32 tokens' hidden states that an activation proof holds: 3.94 bytes a
+    token, so that one of three bytes takes 7 on the wire. The package toploc has 128; what the
+    fewer cost is in docs/protocols/toploc.md."""
 
     evaluation_seed: int = 9
     """Seed of the draws of the sampled evaluation, fixed so that two evaluations differ by the

@@ -129,9 +129,8 @@ class DeliveryCheck:
         """Raise `RemoteProtocolError` if one is not shaped as all of this run are."""
         shape = self._run.shape()
         for group in groups:
-            claims = [completion.logprobs for completion in group.completions]
             tokens = [completion.tokens for completion in group.completions]
-            if check_shape(tokens, claims, shape).verdict is not Verdict.ACCEPTED:
+            if check_shape(tokens, shape).verdict is not Verdict.ACCEPTED:
                 raise RemoteProtocolError("an accepted submission has the wrong shape")
 
 

@@ -127,8 +127,7 @@ class Replayer:
         judgement = Judgement(Verdict.ACCEPTED, Reason.WITHIN_LIMITS)
         for group in groups:
             tokens = [completion.tokens for completion in group.completions]
-            claims = [completion.logprobs for completion in group.completions]
-            judgement = check_shape(tokens, claims, shape)
+            judgement = check_shape(tokens, shape)
             if judgement.verdict is not Verdict.ACCEPTED:
                 break
         return judgement
@@ -137,7 +136,8 @@ class Replayer:
         """Run the model over the groups and hold what it says against the limits."""
         limits = self._standing.run.terms.limits
         await dawdle(self._node.world, "replay/slow replay")
-        pool = await self._engine.score(tasks, groups, run_sampling(self._run))
+        scored = await self._engine.score(tasks, groups, run_sampling(self._standing.run))
+        pool = [one.evidence for one in scored]
         for evidence in pool:
             judgement = judge(evidence, limits)
             if judgement.verdict is not Verdict.ACCEPTED:

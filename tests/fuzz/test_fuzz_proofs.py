@@ -10,6 +10,7 @@ import numpy as np
 from hypothesis import given, settings, strategies as st
 
 from proofs import (
+    DrawRule,
     Evidence,
     Limits,
     Malformed,
@@ -17,10 +18,10 @@ from proofs import (
     ToplocStats,
     check_shape,
     commit,
+    draw_words,
     judge,
     proof_size,
     replay,
-    uniforms,
     verify,
 )
 
@@ -61,24 +62,50 @@ def test_damaged_proofs(which: int, offset: int, patch: bytes) -> None:
 @settings(max_examples=100, deadline=None)
 def test_arbitrary_tokens_replay(tokens: list[int], temperature: float) -> None:
     logits = np.zeros((len(tokens), 5))
-    result = replay(logits, tokens, uniforms([bytes(32)], 0, len(tokens))[0], temperature)
-    assert not np.isnan(result.distance).any()
+    words = draw_words([bytes(32)], 0, len(tokens))[0]
+    for rule in DrawRule:
+        result = replay(logits, tokens, words, temperature, rule)
+        assert not np.isnan(result.distance).any()
+        assert not np.isnan(result.gap).any()
 
 
 @given(
-    st.lists(st.lists(st.integers(-2, 12), max_size=6), max_size=3),
-    st.lists(st.lists(st.floats(), max_size=6), max_size=3),
+    st.lists(
+        st.lists(st.floats(width=32), min_size=3, max_size=3).filter(
+            lambda row: max(row) < 1e38
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    st.integers(0, 2),
+    st.sampled_from([0.0, 0.01, 1.0]),
 )
 @settings(max_examples=200, deadline=None)
-def test_arbitrary_shapes(tokens: list[list[int]], logprobs: list[list[float]]) -> None:
+def test_arbitrary_logits_replay(
+    rows: list[list[float]], token: int, temperature: float
+) -> None:
+    """NaN, infinities and denormal numbers among them: a claim passes or is infinitely off."""
+    logits = np.array(rows, dtype=np.float32)
+    words = draw_words([bytes(32)], 0, len(rows))[0]
+    for rule in DrawRule:
+        result = replay(logits, [token] * len(rows), words, temperature, rule)
+        assert not np.isnan(result.distance).any()
+        assert not np.isnan(result.gap).any()
+        assert not np.isnan(result.logprob).any()
+        off = np.maximum(result.distance, result.gap)
+        assert (result.mismatch | (off == 0)).all()
+
+
+@given(st.lists(st.lists(st.integers(-2, 12), max_size=6), max_size=3))
+@settings(max_examples=200, deadline=None)
+def test_arbitrary_shapes(tokens: list[list[int]]) -> None:
     check_shape(
         tokens,
-        logprobs,
         Shape(group_size=2, max_new_tokens=4, vocabulary=10, end_tokens=frozenset({9})),
     )
 
 
-@given(*[st.floats()] * 6, st.integers(0), st.integers(0), st.integers(0, 1 << 30))
+@given(*[st.floats()] * 7, st.integers(0), st.integers(0), st.integers(0, 1 << 30))
 @settings(max_examples=200, deadline=None)
 def test_arbitrary_evidence(
     mean: float,
@@ -86,17 +113,26 @@ def test_arbitrary_evidence(
     distance: float,
     end: float,
     surprise: float,
-    logprob: float,
+    gap: float,
+    gap_max: float,
     exponents: int,
     mismatches: int,
     tokens: int,
 ) -> None:
-    numbers = (mean, median, distance, end, surprise, logprob)
-    judgement = judge(
-        Evidence(
-            tokens, "", exponents, mean, median, distance, mismatches, end, surprise, logprob
-        ),
-        Limits.bf16(),
+    numbers = (mean, median, distance, end, surprise, gap, gap_max)
+    evidence = Evidence(
+        tokens=tokens,
+        malformed="",
+        exponent_mismatches=exponents,
+        mantissa_mean=mean,
+        mantissa_median=median,
+        draw_distance=distance,
+        draw_mismatches=mismatches,
+        gap_mean=gap,
+        gap_max=gap_max,
+        end_probability=end,
+        surprise=surprise,
     )
+    judgement = judge(evidence, Limits.bf16())
     if any(math.isnan(number) for number in numbers) and tokens:
         assert judgement.verdict.value == "rejected"

@@ -14,7 +14,7 @@ from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Evidence, Limits, Verdict, judge, judge_pool
 from roles.demo.cheats import MARGIN, CheatMode, CheatSession, must_fail
 from roles.demo.processes import DEMO_LIMITS
-from roles.engines.base import Completion, EngineError, Group, GroupTask
+from roles.engines.base import Completion, EngineError, Group, GroupTask, Scored
 from roles.inference.stats import InferenceCounts
 from tests.unit.test_run_file import RUN
 
@@ -27,8 +27,9 @@ CLEAN = Evidence(
     draw_distance=0.0,
     draw_mismatches=0,
     end_probability=1.0,
+    gap_mean=0.0,
+    gap_max=0.0,
     surprise=0.0,
-    logprob_error=0.0,
 )
 SURE = replace(CLEAN, draw_mismatches=1, draw_distance=5e-5)
 """Of a greedy answer under a policy that is nearly sure: within the limits, and rightly
@@ -56,10 +57,11 @@ class SureEngine:
             assert tasks[0].seeds != TASKS[0].seeds
         return [Group(task.group, (Completion((), (), way.encode()),)) for task in tasks]
 
-    async def score(self, tasks, groups, sampling) -> list[Evidence]:
+    async def score(self, tasks, groups, sampling) -> list[Scored]:
         assert self.loaded == 5, "a validator has the policy that was claimed"
         assert (tasks, sampling.temperature) == (TASKS, 1.0)
-        return [self.evidence[group.completions[0].proof.decode()] for group in groups]
+        ways = [group.completions[0].proof.decode() for group in groups]
+        return [Scored(self.evidence[way], b"") for way in ways]
 
 
 @contextmanager
@@ -115,7 +117,7 @@ async def test_what_might_pass_is_not_handed_in() -> None:
 @pytest.mark.parametrize("limits", [DEMO_LIMITS, Limits.fp32(), Limits.bf16()])
 def test_a_margin_stays_to_what_a_validator_may_see(limits: Limits) -> None:
     """Issue 10.11: evidence just beyond a limit might be just within it elsewhere."""
-    for name in ("mantissa_mean", "draw_distance", "logprob_error"):
+    for name in ("mantissa_mean", "draw_distance", "gap_max"):
         limit = getattr(limits, name)
         assert not must_fail([replace(CLEAN, **{name: 1.5 * limit})], limits)
         assert must_fail([replace(CLEAN, **{name: 1.01 * MARGIN * limit})], limits)

@@ -22,9 +22,10 @@ HONEST = Evidence(
     mantissa_median=0.0,
     draw_distance=0.0,
     draw_mismatches=0,
+    gap_mean=0.0,
+    gap_max=0.0,
     end_probability=1.0,
     surprise=0.5,
-    logprob_error=1e-5,
 )
 SHAPE = Shape(group_size=2, max_new_tokens=4, vocabulary=10, end_tokens=frozenset({9}))
 LIMITS = [Limits.fp32(), Limits.bf16()]
@@ -40,9 +41,7 @@ def with_field(field: str, value: Any) -> Evidence:
 
 
 def shape_reason(*completions: list[int]) -> Reason:
-    return reason(
-        check_shape(completions, [[-1.0] * len(tokens) for tokens in completions], SHAPE)
-    )
+    return reason(check_shape(completions, SHAPE))
 
 
 # Shape
@@ -72,18 +71,9 @@ def test_dishonest_shapes(completion: list[int], expected: Reason) -> None:
     assert shape_reason(completion, [9]) is expected
 
 
-@pytest.mark.parametrize("logprob", [nan, inf, -inf, 1e-9, 3.0])
-def test_logprobs_that_are_none(logprob: float) -> None:
-    judgement = check_shape([[9], [1, 9]], [[-0.1], [-0.1, logprob]], SHAPE)
-    assert reason(judgement) is Reason.LOGPROBS
-
-
 def test_counts_must_agree() -> None:
     assert shape_reason([9]) is Reason.GROUP_SIZE
     assert shape_reason([9], [9], [9]) is Reason.GROUP_SIZE
-    assert reason(check_shape([[9], [9]], [[-1.0]], SHAPE)) is Reason.GROUP_SIZE
-    assert reason(check_shape([[9], [9]], [[-1.0], []], SHAPE)) is Reason.LOGPROBS
-    assert reason(check_shape([[9], [9]], [[-1.0], [0.0]], SHAPE)) is Reason.WITHIN_LIMITS
 
 
 # One group
@@ -96,17 +86,18 @@ def test_honest_evidence_is_accepted(limits: Limits) -> None:
 
 VIOLATIONS = [
     ("malformed", "too short", Reason.MALFORMED_PROOF),
-    ("exponent_mismatches", 11, Reason.EXPONENTS),
-    ("mantissa_mean", 2.1, Reason.MANTISSA_MEAN),
+    ("exponent_mismatches", 15, Reason.EXPONENTS),
+    ("mantissa_mean", 3.3, Reason.MANTISSA_MEAN),
     ("mantissa_mean", inf, Reason.MANTISSA_MEAN),
-    ("mantissa_median", 3.0, Reason.MANTISSA_MEDIAN),
-    ("draw_distance", 0.06, Reason.DRAW_DISTANCE),
+    ("mantissa_median", 4.0, Reason.MANTISSA_MEDIAN),
+    ("draw_distance", 0.16, Reason.DRAW_DISTANCE),
     ("draw_distance", inf, Reason.DRAW_DISTANCE),
-    ("draw_mismatches", 9, Reason.DRAW_MISMATCHES),
+    ("gap_max", 0.51, Reason.DRAW_GAP),
+    ("gap_max", inf, Reason.DRAW_GAP),
+    ("draw_mismatches", 22, Reason.DRAW_MISMATCHES),
     ("end_probability", 1e-7, Reason.IMPROBABLE_END),
     ("surprise", 21.0, Reason.SURPRISE),
     ("surprise", -21.0, Reason.SURPRISE),
-    ("logprob_error", 0.3, Reason.LOGPROB_ERROR),
 ]
 
 
@@ -130,7 +121,7 @@ def test_fp32_is_tighter_than_bf16() -> None:
     for field, value in [
         ("mantissa_mean", 0.3),
         ("draw_distance", 0.01),
-        ("logprob_error", 0.1),
+        ("gap_max", 0.3),
     ]:
         evidence = with_field(field, value)
         assert judge(evidence, Limits.fp32()).verdict is Verdict.REJECTED
@@ -160,14 +151,14 @@ def test_limits_are_checked_at_birth(change: dict[str, Any]) -> None:
 
 
 def test_the_pool_catches_temperature_that_groups_do_not_show() -> None:
-    """Temperature 0.9 in bfloat16: 0.63 % of tokens differ, 2 in each group of 300."""
-    group = replace(HONEST, draw_mismatches=2, draw_distance=0.01)
+    """int8 weights in bfloat16: 4.8 % of tokens differ, 14 in each group of 300."""
+    group = replace(HONEST, draw_mismatches=14, gap_max=0.2)
     assert judge(group, Limits.bf16()).verdict is Verdict.ACCEPTED
     assert reason(judge_pool([group] * 10, Limits.bf16())) is Reason.DRAW_MISMATCHES
 
 
 def test_the_pool_catches_a_shift_of_the_mantissas() -> None:
-    group = replace(HONEST, mantissa_mean=1.5)
+    group = replace(HONEST, mantissa_mean=3.1)
     assert judge(group, Limits.bf16()).verdict is Verdict.ACCEPTED
     assert reason(judge_pool([group] * 15, Limits.bf16())) is Reason.WITHIN_LIMITS
     assert reason(judge_pool([group] * 16, Limits.bf16())) is Reason.MANTISSA_MEAN
@@ -175,6 +166,21 @@ def test_the_pool_catches_a_shift_of_the_mantissas() -> None:
         reason(judge_pool([replace(group, mantissa_mean=nan)] * 16, Limits.bf16()))
         is Reason.MANTISSA_MEAN
     )
+
+
+def test_gaps_count_where_there_are_enough_tokens_for_a_mean() -> None:
+    """Temperature 0.9 in bfloat16: a mean gap of 0.023; one token of an honest group may have
+    0.28."""
+    group = replace(HONEST, tokens=400, gap_mean=0.023, gap_max=0.4)
+    assert judge(group, Limits.bf16()).verdict is Verdict.ACCEPTED
+    assert reason(judge_pool([group] * 2, Limits.bf16())) is Reason.WITHIN_LIMITS
+    assert reason(judge_pool([group] * 3, Limits.bf16())) is Reason.DRAW_GAPS
+    assert reason(judge(replace(group, tokens=1000), Limits.bf16())) is Reason.DRAW_GAPS
+    sparse = replace(group, gap_mean=0.0)
+    assert reason(judge_pool([group, sparse, sparse], Limits.bf16())) is Reason.DRAW_GAPS
+    assert reason(judge_pool([sparse] * 3, Limits.bf16())) is Reason.WITHIN_LIMITS
+    nothing = replace(group, gap_mean=nan)
+    assert reason(judge_pool([nothing, sparse, sparse], Limits.bf16())) is Reason.DRAW_GAPS
 
 
 def test_an_honest_pool_is_accepted() -> None:

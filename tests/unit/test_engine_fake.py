@@ -96,8 +96,8 @@ async def reasons(
         await theirs.load("old")
         groups = await theirs.generate(tasks, cheat)
         await learner.load("new")
-        evidence = await learner.score(tasks, groups, SAMPLING)
-    return {judge(one, Limits.fp32()).reason for one in evidence}
+        scored = await learner.score(tasks, groups, SAMPLING)
+    return {judge(one.evidence, Limits.fp32()).reason for one in scored}
 
 
 async def test_honest_work_is_accepted() -> None:
@@ -125,7 +125,7 @@ async def test_a_forged_proof_and_edited_tokens_are_seen() -> None:
         unproven = replace(first, proof=b"")
         forged = [replace(group, completions=(one, *others)) for one in (unproven, edited)]
         seen = [
-            judge((await engine.score(tasks, [one], SAMPLING))[0], Limits.fp32())
+            judge((await engine.score(tasks, [one], SAMPLING))[0].evidence, Limits.fp32())
             for one in forged
         ]
     assert [one.reason for one in seen] == [Reason.MALFORMED_PROOF, Reason.EXPONENTS]
@@ -142,8 +142,7 @@ async def test_groups_have_the_right_shape() -> None:
         )
         for group in await engine.generate(make_tasks(50), SAMPLING):
             tokens = [one.tokens for one in group.completions]
-            logprobs = [one.logprobs for one in group.completions]
-            assert check_shape(tokens, logprobs, shape).verdict is Verdict.ACCEPTED
+            assert check_shape(tokens, shape).verdict is Verdict.ACCEPTED
 
 
 async def test_skill_and_reward_rise_with_the_steps() -> None:

@@ -69,8 +69,12 @@ async def test_a_round_of_the_recipe(tmp_path: Path) -> None:
         await engine.load("policies/0.safetensors")
         groups = await engine.generate(tasks, SAMPLING)
         assert [group.group for group in groups] == [task.group for task in tasks]
-        evidence = await engine.score(tasks, groups, SAMPLING)
-        assert {judge(one, Limits.fp32()).verdict for one in evidence} == {Verdict.ACCEPTED}
+        scored = await engine.score(tasks, groups, SAMPLING)
+        verdicts = {judge(one.evidence, Limits.fp32()).verdict for one in scored}
+        assert verdicts == {Verdict.ACCEPTED}
+        assert [len(one.logprobs) for one in scored] == [
+            2 * sum(len(each.tokens) for each in group.completions) for group in groups
+        ]
         rewarded = [rate(task, group) for task, group in zip(tasks, groups, strict=True)]
         report = await engine.step([one for one in rewarded if len(set(one.rewards)) > 1])
         assert (report.step, report.tokens > 0) == (1, True)
@@ -80,7 +84,8 @@ async def test_a_round_of_the_recipe(tmp_path: Path) -> None:
         assert await world.disk.list("policies") == ["0.safetensors", "1.safetensors"]
         await engine.load("policies/1.safetensors")
         stale = await engine.score(tasks, groups, SAMPLING)
-        assert Verdict.ACCEPTED not in {judge(one, Limits.fp32()).verdict for one in stale}
+        verdicts = {judge(one.evidence, Limits.fp32()).verdict for one in stale}
+        assert Verdict.ACCEPTED not in verdicts
     async with world_at(tmp_path) as world, open_engine(world, CONFIG) as engine:
         assert await engine.open("learner/checkpoint") == 1
 

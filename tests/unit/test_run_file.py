@@ -146,7 +146,7 @@ def test_a_draft_fills_in_the_rest() -> None:
     }
     terms = read_draft(table, "draft.toml", now=1000.0)
     assert (terms.expiry, terms.recipe.steps, terms.recipe.rate) == (1000 + 86_400, 7, 1.0)
-    assert (terms.limits.surprise, terms.limits.mantissa_mean) == (9.0, 2.0)
+    assert (terms.limits.surprise, terms.limits.mantissa_mean) == (9.0, 3.2)
     changes: list[tuple[dict[str, object], str]] = [
         ({"limits": {"preset": "fp8"}}, "draft.toml: limits: preset must be one of fp32, bf16"),
         ({"trainers": ["12D3"]}, r"draft.toml: trainers\[0\]"),

@@ -1,29 +1,18 @@
-"""Seeded draws: prefix-stable uniforms, draws that replay exactly, and cheats that do not."""
+"""Seeds, words and noise: prefix-stable, pinned by vectors, the same in numpy and torch."""
 
 from __future__ import annotations
 
 from hashlib import sha256
-from math import exp, inf, log
+from math import log
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings, strategies as st
-from numpy.typing import NDArray
 
-from proofs.sampling import choose, draw_seed, logprobs, replay, surprise, task_seed, uniforms
+from proofs.sampling import draw_seed, draw_words, gumbel, noise_bits, task_seed, uniforms
 
 SEEDS = [sha256(bytes([i])).digest() for i in range(8)]
-
-
-def scores(rows: int, seed: int = 0, vocabulary: int = 50) -> NDArray[np.float32]:
-    return 3 * np.random.default_rng(seed).standard_normal((rows, vocabulary), dtype=np.float32)
-
-
-def positions(rows: int, seed: int = 0) -> NDArray[np.float64]:
-    return uniforms([sha256(seed.to_bytes(8, "big")).digest()], 0, rows).reshape(-1)
-
-
-# Seeds and uniforms
 
 
 def test_seed_vectors() -> None:
@@ -56,185 +45,108 @@ def test_numbers_beyond_64_bits(step: int, slot: int) -> None:
         draw_seed(b"", b"", b"", step, slot)
 
 
-def test_uniforms_are_the_documented_bits() -> None:
+def test_words_and_uniforms_are_the_documented_bits() -> None:
     digest = sha256(b"/shoal/uniform/1.0.0" + SEEDS[0] + (1).to_bytes(8, "big")).digest()
-    words = [int.from_bytes(digest[i : i + 8], "big") >> 11 for i in range(0, 32, 8)]
-    assert uniforms(SEEDS[:1], 4, 4)[0].tolist() == [word / 2**53 for word in words]
-    assert uniforms([bytes(32)], 0, 2)[0].tolist() == [0.9507446981310522, 0.6728881925898932]
+    words = [int.from_bytes(digest[i : i + 8], "big") for i in range(0, 32, 8)]
+    assert draw_words(SEEDS[:1], 4, 4)[0].tolist() == words
+    assert uniforms(draw_words(SEEDS[:1], 4, 4))[0].tolist() == [
+        (word >> 11) / 2**53 for word in words
+    ]
+    zero = draw_words([bytes(32)], 0, 2)
+    assert zero.tolist() == [[0xF364012951799FFA, 0xAC42668D09C39FEC]]
+    assert uniforms(zero)[0].tolist() == [0.9507446981310522, 0.6728881925898932]
 
 
 @given(st.integers(0, 70), st.integers(0, 40))
 @settings(max_examples=50, deadline=None)
-def test_uniforms_are_prefix_stable(start: int, count: int) -> None:
-    whole = uniforms(SEEDS, 0, 110)
-    assert (uniforms(SEEDS, start, count) == whole[:, start : start + count]).all()
-    assert ((whole >= 0) & (whole < 1)).all()
+def test_words_are_prefix_stable(start: int, count: int) -> None:
+    whole = draw_words(SEEDS, 0, 110)
+    assert (draw_words(SEEDS, start, count) == whole[:, start : start + count]).all()
+    assert ((uniforms(whole) >= 0) & (uniforms(whole) < 1)).all()
 
 
 def test_uniforms_are_uniform() -> None:
-    u = uniforms(SEEDS, 0, 4000).reshape(-1)
+    u = uniforms(draw_words(SEEDS, 0, 4000)).reshape(-1)
     assert abs(u.mean() - 0.5) < 4 * (1 / 12 / u.size) ** 0.5
     counts = np.histogram(u, bins=16, range=(0, 1))[0]
     assert ((counts - 2000) ** 2 / 2000).sum() < 50  # chi squared, 15 degrees: p = 1e-5
 
 
 def test_odd_requests() -> None:
-    assert uniforms([], 0, 5).shape == (0, 5)
-    assert uniforms(SEEDS, 3, 0).shape == (8, 0)
+    assert draw_words([], 0, 5).shape == (0, 5)
+    assert draw_words(SEEDS, 3, 0).shape == (8, 0)
     with pytest.raises(ValueError, match="32 bytes"):
-        uniforms([b"short"], 0, 1)
+        draw_words([b"short"], 0, 1)
     with pytest.raises(ValueError, match="negative"):
-        uniforms(SEEDS, -1, 1)
+        draw_words(SEEDS, -1, 1)
 
 
-# Draws
+# Noise
 
 
-def test_the_inverse_cdf_by_hand() -> None:
-    logits = np.log(np.array([[0.25, 0.0625, 0.6875]] * 5)).astype(np.float64)
-    u = np.array([0.0, 0.2499, 0.2501, 0.3126, 1 - 2**-53])
-    assert choose(logits, u, 1.0).tolist() == [0, 0, 1, 2, 2]
-    assert choose(logits, u, 0.0).tolist() == [2] * 5
+def plain_bits(word: int, token: int) -> int:
+    """As docs/protocols/sampling.md writes it, in integers of Python."""
+    x = (token ^ word) & 0xFFFFFFFF
+    x ^= x >> 16
+    x = x * 0x21F0AAAD & 0xFFFFFFFF
+    x ^= x >> 15
+    x ^= word >> 32
+    x = x * 0x735A2D97 & 0xFFFFFFFF
+    return x ^ x >> 15
 
 
-def test_impossible_tokens_are_never_drawn() -> None:
-    logits = np.array([[-inf, 0.0, -inf, 0.0, -inf]] * 4)
-    assert choose(logits, np.array([0.0, 0.49, 0.5, 1 - 2**-53]), 1.0).tolist() == [1, 1, 3, 3]
+def torch_bits(word: int, tokens: torch.Tensor) -> torch.Tensor:
+    """The same in int32, as a device computes it: products wrap, shifts to the right bring in
+    sign bits, which a mask takes away."""
+
+    def signed(value: int) -> int:
+        return (value + 2**31) % 2**32 - 2**31
+
+    x = tokens.to(torch.int32) ^ signed(word & 0xFFFFFFFF)
+    x = x ^ (x >> 16 & 0xFFFF)
+    x = x * signed(0x21F0AAAD)
+    x = x ^ (x >> 15 & 0x1FFFF)
+    x = x ^ signed(word >> 32)
+    x = x * signed(0x735A2D97)
+    return x ^ (x >> 15 & 0x1FFFF)
 
 
-@pytest.mark.parametrize("bad", [np.nan, inf])
-def test_no_distribution_no_draw(bad: float) -> None:
-    with pytest.raises(ValueError, match="logits"):
-        choose(np.array([[0.0, bad]]), np.array([0.5]), 1.0)
+def test_noise_vectors() -> None:
+    """Pinned: a change here is a change of protocol."""
+    words = np.array([0, 0x0123456789ABCDEF, 2**64 - 1], dtype=np.uint64)
+    tokens = np.array([0, 1, 49151, 151935])
+    assert [[f"{bits:08x}" for bits in row] for row in noise_bits(words, tokens)] == [
+        ["00000000", "86d2fa73", "ebec197c", "c9c25eb4"],
+        ["9e79ac80", "c8f8ad77", "c711e852", "7110c34c"],
+        ["f2f1199e", "8c3823d1", "a0ff2300", "08bb0852"],
+    ]
+    assert gumbel(np.array([0x86D2FA73], dtype=np.uint32))[0] == pytest.approx(0.290439848695)
 
 
-@pytest.mark.parametrize("temperature", [-1.0, inf, np.nan])
-def test_temperatures(temperature: float) -> None:
-    with pytest.raises(ValueError, match="temperature"):
-        choose(scores(1), np.array([0.5]), temperature)
+@given(st.integers(0, 2**64 - 1), st.lists(st.integers(0, 2**20), min_size=1, max_size=9))
+@settings(max_examples=100, deadline=None)
+def test_noise_is_the_same_in_python_numpy_and_torch(word: int, tokens: list[int]) -> None:
+    (mine,) = noise_bits(np.array([word], dtype=np.uint64), np.array(tokens))
+    assert mine.tolist() == [plain_bits(word, token) for token in tokens]
+    on_device = torch_bits(word, torch.tensor(tokens))
+    assert (on_device.long() & 0xFFFFFFFF).tolist() == mine.tolist()
 
 
-@given(
-    st.integers(0, 2**32),
-    st.sampled_from([0.0, 0.3, 0.7, 1.0, 1.3]),
-    st.sampled_from([0.0, 1.0, 30.0]),
-)
-@settings(max_examples=60, deadline=None)
-def test_honest_draws_replay_exactly(seed: int, temperature: float, scale: float) -> None:
-    logits, u = scores(40, seed) * np.float32(scale), positions(40, seed)
-    tokens = choose(logits, u, temperature)
-    result = replay(logits, tokens.tolist(), u, temperature)
-    assert result.distance.max() == 0
-    assert not result.mismatch.any()
-    assert (result.logprob == logprobs(logits, tokens, temperature)).all()
-    assert (result.logprob <= 0).all()
+def test_noise_is_even_over_tokens_words_and_bits() -> None:
+    words = draw_words(SEEDS, 0, 32).reshape(-1)
+    bits = noise_bits(words, np.arange(4096))
+    for some in (bits, bits << np.uint32(16)):
+        counts = np.bincount((some >> np.uint32(24)).reshape(-1), minlength=256)
+        expected = bits.size / 256
+        assert ((counts - expected) ** 2 / expected).sum() < 370  # 255 degrees: p = 3e-6
+    assert len(np.unique(bits[0])) == 4096  # no two tokens share their noise
+    # neither neighbours in the vocabulary nor neighbours in the completion are alike
+    noise = gumbel(bits)
+    for left, right in ((noise[:, 1:], noise[:, :-1]), (noise[1:], noise[:-1])):
+        assert abs(np.corrcoef(left.reshape(-1), right.reshape(-1))[0, 1]) < 0.005
 
 
-def test_a_step_at_a_time_equals_all_at_once() -> None:
-    logits = scores(64).reshape(8, 8, 50)
-    ahead = uniforms(SEEDS, 0, 8)
-    for t in range(8):
-        now = uniforms(SEEDS, t, 1)[:, 0]
-        assert (choose(logits[:, t], now, 0.9) == choose(logits[:, t], ahead[:, t], 0.9)).all()
-
-
-def test_draws_follow_the_distribution() -> None:
-    row = scores(1, vocabulary=6)
-    u = uniforms(SEEDS, 0, 2500).reshape(-1)
-    counts = np.bincount(choose(np.repeat(row, u.size, axis=0), u, 0.8), minlength=6)
-    weights = np.exp((row[0] / 0.8).astype(np.float64))
-    expected = u.size * weights / weights.sum()
-    assert ((counts - expected) ** 2 / expected).sum() < 35  # 5 degrees: p = 1e-6
-
-
-def test_logprobs_by_hand() -> None:
-    logits = np.array([[0.0, log(3.0)]])
-    assert logprobs(logits, np.array([1]), 1.0)[0] == pytest.approx(log(0.75))
-    assert logprobs(logits, np.array([1]), 0.0)[0] == pytest.approx(log(0.75))
-    assert logprobs(logits, np.array([1]), 0.5)[0] == pytest.approx(log(0.9))
-
-
-# Replays of what was not drawn
-
-
-def test_distance_by_hand() -> None:
-    logits = np.log(np.array([[0.5, 0.25, 0.25]] * 3))
-    result = replay(logits, [0, 1, 2], np.array([0.6, 0.1, 0.95]), 1.0)
-    assert result.distance.tolist() == pytest.approx([0.1, 0.4, 0.0])
-    assert result.mismatch.tolist() == [True, True, False]
-    assert replay(logits[:1], [1], np.array([0.6]), 0.0).distance[0] == pytest.approx(0.25)
-
-
-def test_near_numerics_are_near() -> None:
-    logits, u = scores(2000), positions(2000)
-    tokens = choose(logits, u, 1.0)
-    result = replay(logits + 1e-5 * scores(2000, seed=1), tokens.tolist(), u, 1.0)
-    assert result.distance.max() < 1e-4
-
-
-@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
-def test_greedy_sold_as_a_draw_is_caught(temperature: float) -> None:
-    logits, u = scores(32), positions(32)
-    greedy = choose(logits, u, 0.0)
-    result = replay(logits, greedy.tolist(), u, temperature)
-    assert result.distance.max() > 0.05
-    assert result.mismatch.sum() >= 3
-
-
-def test_another_seed_is_caught() -> None:
-    logits = scores(32)
-    tokens = choose(logits, positions(32, seed=1), 1.0)
-    assert replay(logits, tokens.tolist(), positions(32, seed=2), 1.0).distance.max() > 0.05
-
-
-def test_a_draw_sold_as_greedy_is_caught() -> None:
-    logits, u = scores(32), positions(32)
-    assert replay(logits, choose(logits, u, 1.0).tolist(), u, 0.0).mismatch.any()
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("token", [-1, 50, 2**70])
-def test_tokens_outside_the_vocabulary(token: int, temperature: float) -> None:
-    result = replay(scores(2), [token, 3], positions(2), temperature)
-    assert result.distance[0] == inf
-    assert result.mismatch[0]
-    assert result.logprob[0] == -inf
-    assert np.isfinite(result.distance[1])
-
-
-def test_logits_that_are_not_numbers_reject() -> None:
-    logits = np.array([[np.nan, 0.0], [inf, 0.0], [-inf, -inf], [0.0, 0.0]])
-    result = replay(logits, [1, 0, 0, 0], np.array([0.1] * 4), 1.0)
-    assert result.mismatch.tolist() == [True, True, True, False]
-    assert result.distance.tolist() == [inf, inf, inf, 0.0]
-
-
-def test_replay_wants_rows_that_match() -> None:
-    with pytest.raises(ValueError, match="rows"):
-        replay(scores(2), [1], positions(2), 1.0)
-
-
-# Surprise
-
-
-def test_surprise_of_honest_greedy_and_foreign_tokens() -> None:
-    logits, u = scores(400), positions(400)
-    assert abs(surprise(logits, choose(logits, u, 1.0), 1.0)) < 4
-    assert surprise(logits, choose(scores(400, seed=5), u, 1.0), 1.0) > 20
-    assert surprise(logits, choose(logits, u, 0.0), 1.0) < -4
-    assert surprise(logits, choose(logits, u, 0.0), 0.0) == 0
-
-
-def test_one_unlikely_token_of_a_sure_policy_is_no_crime() -> None:
-    logits = np.zeros((100, 2))
-    logits[:, 1] = -14.0
-    tokens = np.zeros(100, dtype=np.int64)
-    tokens[50] = 1
-    assert 4 < surprise(logits, tokens, 1.0) < 10
-    tokens[51] = 1
-    assert surprise(logits, tokens, 1.0) > 10
-    assert exp(-14) * 100 < 1e-3
-
-
-def test_surprise_of_the_impossible_is_infinite() -> None:
-    assert surprise(np.array([[0.0, -inf]]), np.array([1]), 1.0) == inf
+def test_gumbel_at_its_ends() -> None:
+    ends = gumbel(np.array([0, 2**32 - 1], dtype=np.uint32))
+    assert ends[0] == pytest.approx(33 * log(2))
+    assert ends[1] == pytest.approx(-log(33 * log(2)))

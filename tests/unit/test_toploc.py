@@ -18,6 +18,7 @@ from proofs.toploc import (
     ChunkStats,
     Malformed,
     ToplocStats,
+    TopValues,
     bfloat16_patterns,
     commit,
     encode,
@@ -201,6 +202,47 @@ def test_an_index_that_wraps_is_reduced_by_the_verifier_too() -> None:
     (proof,) = commit([rows])
     assert int.from_bytes(proof[:2], "big") < MAX_MODULUS
     assert stats_of(proof, rows) == ToplocStats(1, 0, 0.0, 0.0)
+
+
+@given(
+    st.lists(st.integers(0, 50), max_size=6),
+    st.sampled_from([3, 64, 2100]),
+    st.sampled_from([16, 62, 128]),
+)
+@settings(max_examples=40, deadline=None)
+def test_blocks_of_any_size_amount_to_the_whole(
+    sizes: list[int], width: int, values: int
+) -> None:
+    rows = noise(sum(sizes), width, seed=len(sizes))
+    fed = TopValues(values)
+    start = 0
+    for size in sizes:
+        block = rows[start : start + size].copy()
+        fed.add(block)
+        block[:] = np.nan  # the caller may use its array again
+        start += size
+        # what is there so far, as for a completion that ends here
+        assert commit([fed], values) == commit([rows[:start]], values)
+    (proof,) = commit([fed], values)
+    assert len(proof) == proof_size(len(rows), width, values)
+    assert verify([proof], [fed], values) == verify([proof], [rows], values)
+    assert sum(len(part) for part in fed.waiting) < 32 * width
+
+
+def test_blocks_have_one_width() -> None:
+    fed = TopValues()
+    fed.add(noise(3, 8))
+    with pytest.raises(ValueError, match="rows of 9 after rows of 8"):
+        fed.add(noise(3, 9))
+
+
+def test_fewer_values_are_the_packages_own_format() -> None:
+    """The first coefficients differ, the form does not: modulus and k coefficients."""
+    rows = noise(40, 64)
+    (proof,) = commit([rows], 62)
+    assert len(proof) == 2 * 126 == proof_size(40, 64, 62)
+    assert isinstance(verify([proof], [rows], 62)[0], ToplocStats)
+    assert isinstance(verify([proof], [rows], 128)[0], Malformed)
 
 
 def test_the_worst_of_several_sequences_speaks_for_all() -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from p2p.errors import ConfigError
 from proofs.checks import Limits, Reason, Verdict, judge
+from proofs.sampling import DrawRule
 from roles.engines.base import Completion, EngineError, Group, GroupTask, Sampling
 from roles.engines.config import ROWS, EngineConfig, ModelShape
 from roles.engines.torch import sampler, scorer
@@ -55,10 +56,28 @@ def make_tasks(count: int, completions: int = 4) -> list[GroupTask]:
     ]
 
 
+@torch.inference_mode()
+def read_states(
+    model: TransformerModel, tasks: list[GroupTask], groups: list[Group]
+) -> dict[int, NDArray[np.float32]]:
+    """The scorer's states of each completion, numbered through all groups."""
+    found: dict[int, list[NDArray[np.float32]]] = {}
+    for batch in scorer.read_groups(model, tasks, groups):
+        for states in batch:
+            before = sum(len(group.completions) for group in groups[: states.group])
+            for (completion, count), rows in zip(
+                states.parts, states.rows.split([count for _, count in states.parts]),
+                strict=True,
+            ):  # fmt: skip
+                assert len(rows) == count
+                found.setdefault(before + completion, []).append(rows.numpy())
+    return {number: np.concatenate(rows) for number, rows in sorted(found.items())}
+
+
 def verdicts(
     model: TransformerModel, tasks: list[GroupTask], groups: list[Group]
 ) -> list[Reason]:
-    evidence = scorer.score(model, tasks, groups, SAMPLING, ENDS)
+    evidence = [one.evidence for one in scorer.score(model, tasks, groups, SAMPLING, ENDS)]
     return [judge(one, Limits.fp32()).reason for one in evidence]
 
 
@@ -75,12 +94,11 @@ def test_decoding_equals_prefill() -> None:
     groups = sampler.draw(
         model, tasks, SAMPLING, ENDS, keep=lambda n, rows: states.setdefault(n, []).append(rows)
     )
-    with torch.inference_mode():
-        replayed = scorer.replay_hidden(model, tasks, groups)
     assert len({len(task.prompt) for task in tasks}) > 2  # padding mattered
-    rows = [each for group in replayed for each in group]
-    for number, own in enumerate(rows):
-        assert np.abs(np.concatenate(states[number]) - own.numpy()).max() < 1e-4
+    replayed = read_states(model, tasks, groups)
+    assert replayed.keys() == states.keys()
+    for number, own in replayed.items():
+        assert np.abs(np.concatenate(states[number]) - own).max() < 1e-4
 
 
 def test_padding_and_company_change_nothing() -> None:
@@ -115,12 +133,28 @@ def test_a_batch_is_cut_where_rows_are_too_many() -> None:
 def test_honest_work_is_accepted() -> None:
     model, tasks = make_model(), make_tasks(40)
     groups = sampler.generate(model, tasks, SAMPLING, ENDS)
-    evidence = scorer.score(model, tasks, groups, SAMPLING, ENDS)
-    assert {judge(one, Limits.fp32()).verdict for one in evidence} == {Verdict.ACCEPTED}
-    assert max(one.logprob_error for one in evidence) < 1e-4
-    assert [one.tokens for one in evidence] == [
-        sum(len(c.tokens) for c in g.completions) for g in groups
-    ]
+    scored = scorer.score(model, tasks, groups, SAMPLING, ENDS)
+    assert {judge(one.evidence, Limits.fp32()).verdict for one in scored} == {Verdict.ACCEPTED}
+    for one, group in zip(scored, groups, strict=True):
+        claimed = [value for each in group.completions for value in each.logprobs]
+        replayed = np.frombuffer(one.logprobs, dtype="<f2")
+        assert one.evidence.tokens == len(replayed)
+        assert np.allclose(replayed, claimed, rtol=2**-11, atol=1e-4)
+
+
+def test_gumbel_draws_replay_and_other_draws_do_not() -> None:
+    model, tasks = make_model(), make_tasks(10)
+    groups = sampler.generate(model, tasks, SAMPLING, ENDS, DrawRule.GUMBEL)
+    honest = scorer.score(model, tasks, groups, SAMPLING, ENDS, DrawRule.GUMBEL)
+    assert {judge(one.evidence, Limits.fp32()).reason for one in honest} == {
+        Reason.WITHIN_LIMITS
+    }
+    assert max(one.evidence.gap_max for one in honest) == 0
+    by_cdf = sampler.generate(model, tasks, SAMPLING, ENDS)
+    for wrong, rule in ((by_cdf, DrawRule.GUMBEL), (groups, DrawRule.CDF)):
+        seen = scorer.score(model, tasks, wrong, SAMPLING, ENDS, rule)
+        reasons = {judge(one.evidence, Limits.fp32()).reason for one in seen}
+        assert reasons <= {Reason.DRAW_GAP, Reason.DRAW_DISTANCE}
 
 
 def test_greedy_sold_as_drawn_is_seen() -> None:
@@ -175,7 +209,7 @@ def test_a_token_outside_the_vocabulary_is_our_mistake() -> None:
 
 def test_weights_go_through_a_file(tmp_path: Path) -> None:
     model, other = make_model(), make_model(seed=3)
-    save_folder(model, tmp_path)
+    save_folder(model, tmp_path, context=64, end_tokens=(END,))
     load_weights(other, tmp_path / "model.safetensors")
     assert all(
         torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True)

@@ -1,4 +1,4 @@
-"""The tiny engine in its worker process: one policy to sample and score with, one to train."""
+"""The torch engine in its worker process: one policy to sample and score with, one to train."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 
-from proofs.checks import Evidence
 from roles.engines.base import (
     Answers,
     EngineError,
     Group,
     GroupTask,
     Sampling,
+    Scored,
     StepReport,
     TrainingGroup,
 )
@@ -36,19 +36,26 @@ class TorchEngine:
 
     def load(self, weights: str) -> None:
         """See `roles.engines.base.Generator`."""
-        policy = self._policy or TransformerModel(self._config.shape)
+        policy = self._policy or TransformerModel(self._config.shape, self._config.dtype)
+        self._policy = None  # until it is whole again
         load_weights(policy, Path(weights))
         self._policy = policy
 
     def generate(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Group]:
         """See `roles.engines.base.Generator`."""
-        return sampler.generate(self._loaded(), tasks, sampling, self._end_tokens)
+        self._check_lengths(tasks, sampling)
+        return sampler.generate(
+            self._loaded(), tasks, sampling, self._end_tokens, self._config.draw
+        )
 
     def score(
         self, tasks: Sequence[GroupTask], groups: Sequence[Group], sampling: Sampling
-    ) -> list[Evidence]:
+    ) -> list[Scored]:
         """See `roles.engines.base.Scorer`."""
-        return scorer.score(self._loaded(), tasks, groups, sampling, self._end_tokens)
+        self._check_lengths(tasks, sampling)
+        return scorer.score(
+            self._loaded(), tasks, groups, sampling, self._end_tokens, self._config.draw
+        )
 
     def open(self, checkpoint: str, base: str = "") -> int:
         """See `roles.engines.base.Learner`."""
@@ -81,6 +88,16 @@ class TorchEngine:
         if self._policy is None:
             raise EngineError("no weights were loaded")
         return self._policy
+
+    def _check_lengths(self, tasks: Sequence[GroupTask], sampling: Sampling) -> None:
+        """Raise `EngineError` if a prompt leaves too little of the context for its answer."""
+        longest = max((len(task.prompt) for task in tasks), default=0)
+        if longest + sampling.max_new_tokens > self._config.context:
+            raise EngineError(
+                f"a prompt of {longest} tokens and {sampling.max_new_tokens} new ones exceed"
+                f" the context of {self._config.context}: lower max_new_tokens of the recipe,"
+                " or let the environment ask shorter questions"
+            )
 
     def _opened(self) -> TorchLearner:
         if self._learner is None:

@@ -1,9 +1,15 @@
-"""Weights as safetensors, in folders that transformers loads, written atomically and synced."""
+"""Weights on disk: read from mapped files into a model that is there, written as safetensors.
+
+A policy is one safetensors file or a model's folder, whose weights may be in several files.
+Files are mapped: the pages of a tensor come in as it is copied into the model, converted on the
+way, and the system may drop them again. So loading takes the memory of the model and no more,
+and a policy that is replaced is never there twice.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import json
+import math
+import mmap
 import os
 from pathlib import Path
 from typing import Final
@@ -14,12 +20,18 @@ from torch import nn
 from p2p.errors import BadMessage
 from roles.engines import safetensors
 from roles.engines.base import EngineError
-from roles.engines.config import ModelShape
 from roles.engines.safetensors import RawTensor
 from roles.engines.torch.model import TransformerModel
+from roles.models.bundle import weight_files
+from roles.models.config import ModelConfig, write_config
+from roles.models.errors import BadModel
 
 _DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""What weights may be stored in; we compute in fp32."""
+"""What weights may be stored in; they are converted to what the run computes in."""
+
+_HEAD: Final = "lm_head.weight"
+_FREQUENCIES: Final = "rotary_emb.inv_freq"
+"""End of the names of tensors that old files hold and that follow from the shape."""
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -34,14 +46,6 @@ def write_atomically(path: Path, data: bytes) -> None:
     sync_folder(path)
 
 
-def write_generation(path: Path, previous: Path, data: bytes) -> None:
-    """As `write_atomically`, but what was at ``path`` is kept at ``previous``."""
-    if path.exists():
-        path.replace(previous)
-        sync_folder(previous)
-    write_atomically(path, data)
-
-
 def sync_folder(path: Path) -> None:
     """Make the name of ``path`` survive a crash."""
     folder = os.open(path.parent, os.O_RDONLY)
@@ -51,29 +55,9 @@ def sync_folder(path: Path) -> None:
         os.close(folder)
 
 
-_SEAL: Final = b"shoal sealed file 1\n"
-_DIGEST_BYTES: Final = 32
-"""SHA-256."""
-
-
-def seal(data: bytes) -> bytes:
-    """``data`` behind its SHA-256, so that `open_seal` notices a single flipped bit."""
-    return _SEAL + hashlib.sha256(data).digest() + data
-
-
-def open_seal(sealed: bytes) -> bytes:
-    """What `seal` was given. Raises `EngineError` if a bit of it has changed since."""
-    body = sealed[len(_SEAL) + _DIGEST_BYTES :]
-    if not sealed.startswith(_SEAL):
-        raise EngineError("it does not begin as a checkpoint does")
-    if hashlib.sha256(body).digest() != sealed[len(_SEAL) : len(_SEAL) + _DIGEST_BYTES]:
-        raise EngineError("its content does not have the digest that it was written with")
-    return body
-
-
 def encode_weights(model: nn.Module) -> bytes:
     """The fp32 parameters as a safetensors file, in the order of their names."""
-    weights = sorted(model.state_dict().items())
+    weights = sorted(model.named_parameters())
     return safetensors.encode(
         {
             name: RawTensor(
@@ -84,56 +68,72 @@ def encode_weights(model: nn.Module) -> bytes:
     )
 
 
-def load_weights(model: TransformerModel, path: Path) -> None:
-    """Replace the weights of ``model`` in place. Raises `EngineError` if the file does not fit
-    it.
+def load_weights(model: TransformerModel, weights: Path) -> None:
+    """Replace the weights of ``model`` in place by those of a file or of a folder.
+
+    Raises `EngineError` if they are not this model's (nothing is replaced then), or if one is
+    not a number: what was replaced before it stays replaced.
     """
-    try:
-        tensors = safetensors.decode_untrusted(bytearray(path.read_bytes()))
-    except BadMessage as error:
-        raise EngineError(f"{path} is not a weights file: {error}") from error
+    stored = _stored(model, weights)
     parameters = dict(model.named_parameters())
-    if tensors.keys() != parameters.keys():
-        odd = sorted(tensors.keys() ^ parameters.keys())
+    if stored.keys() != parameters.keys():
+        odd = sorted(stored.keys() ^ parameters.keys())
         raise EngineError(
-            f"{path} does not hold this model: {len(odd)} names differ, the first is {odd[0]}"
+            f"{weights} does not hold this model: {len(odd)} names differ, the first is"
+            f" {odd[0]}"
         )
-    for name, raw in tensors.items():
+    for name, raw in stored.items():
         if raw.shape != tuple(parameters[name].shape) or raw.dtype not in _DTYPES:
             raise EngineError(
-                f"{path}: {name} is {raw.dtype} of shape {raw.shape}, not what the model has"
+                f"{weights}: {name} is {raw.dtype} of shape {raw.shape}, not what the model has"
             )
     with torch.no_grad():
-        for name, raw in tensors.items():
-            stored = torch.frombuffer(raw.data, dtype=_DTYPES[raw.dtype]).view(raw.shape)
-            parameters[name].copy_(stored)
+        for name, raw in stored.items():
+            tensor = torch.frombuffer(raw.data, dtype=_DTYPES[raw.dtype]).view(raw.shape)
+            # the head of a bfloat16 model has bfloat16 values, in float32
+            parameters[name].copy_(tensor.to(model.dtype))
+            if not all(map(math.isfinite, parameters[name].aminmax())):
+                raise EngineError(
+                    f"{weights}: {name} holds NaN or infinity, with which nothing can be"
+                    " computed"
+                )
 
 
-def save_folder(model: TransformerModel, folder: Path) -> None:
-    """Write a model folder that transformers and vLLM load as Qwen3."""
-    write_atomically(folder / "model.safetensors", encode_weights(model))
-    write_atomically(
-        folder / "config.json", json.dumps(hugging_face_config(model.shape), indent=2).encode()
+def _stored(model: TransformerModel, weights: Path) -> dict[str, RawTensor]:
+    """The tensors of all files, without those that follow from others."""
+    try:
+        files = weight_files(weights) if weights.is_dir() else (weights,)
+    except BadModel as error:
+        raise EngineError(str(error)) from error
+    stored: dict[str, RawTensor] = {}
+    for path in files:
+        for name, raw in _mapped(path).items():
+            if name in stored:
+                raise EngineError(f"{path}: {name} is in another file of {weights} as well")
+            if (name != _HEAD or not model.shape.tied) and not name.endswith(_FREQUENCIES):
+                stored[name] = raw
+    return stored
+
+
+def _mapped(path: Path) -> dict[str, RawTensor]:
+    """The tensors of one file, which stays mapped as long as one of them is there."""
+    with path.open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            raise EngineError(f"{path} is not a weights file: it is empty")
+        # a private mapping, since torch wants memory that could be written to
+        pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    try:
+        return safetensors.decode_untrusted(memoryview(pages))
+    except BadMessage as error:
+        raise EngineError(f"{path} is not a weights file: {error}") from error
+
+
+def save_folder(
+    model: TransformerModel, folder: Path, *, context: int, end_tokens: tuple[int, ...]
+) -> None:
+    """Write an fp32 model as a folder that transformers and vLLM load."""
+    config = ModelConfig(
+        shape=model.shape, context=context, dtype="float32", end_tokens=end_tokens
     )
-
-
-def hugging_face_config(shape: ModelShape) -> dict[str, object]:
-    """``config.json`` of a Qwen3 model of this shape."""
-    return {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "vocab_size": shape.vocabulary,
-        "hidden_size": shape.width,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.query_heads,
-        "num_key_value_heads": shape.key_heads,
-        "head_dim": shape.head_width,
-        "intermediate_size": shape.feed_forward,
-        "rope_theta": shape.rope_base,
-        "rms_norm_eps": shape.epsilon,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "tie_word_embeddings": False,
-        "max_position_embeddings": 4096,
-        "torch_dtype": "float32",
-    }
+    write_atomically(folder / "model.safetensors", encode_weights(model))
+    write_atomically(folder / "config.json", write_config(config))

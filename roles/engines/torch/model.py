@@ -118,8 +118,10 @@ class Rotary:
     """Cosines and sines of every position, as far as was needed."""
 
     def __init__(self, shape: ModelShape) -> None:
-        half = torch.arange(shape.head_width // 2, dtype=torch.float32) * 2 / shape.head_width
-        self._frequencies = shape.rope_base**-half
+        # rounded as transformers does it: other orders differ in the last bit, and that is all
+        # that logits then differ by
+        half = torch.arange(0, shape.head_width, 2, dtype=torch.float32) / shape.head_width
+        self._frequencies = 1.0 / shape.rope_base**half
         self._table = torch.empty(0, 2, shape.head_width)
 
     def at(self, positions: Tensor) -> Tensor:
@@ -188,13 +190,19 @@ class Attention(nn.Module):
                 stored_keys[:, :, : used + length],
                 stored_values[:, :, : used + length],
             )
+        if length == 1:
+            # The queries that share keys as rows of one product: with `enable_gqa` torch reads
+            # the keys again for each, which takes five times as long in bfloat16.
+            mixed = F.scaled_dot_product_attention(
+                queries.view(rows, key_heads, -1, width), keys, values, attn_mask=mask
+            )
+            out: Tensor = self.o_proj(mixed.reshape(rows, 1, query_heads * width))
+            return out
         mixed = F.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=mask, enable_gqa=True,
-            is_causal=mask is None and length > 1,
-        )  # fmt: skip
-        out: Tensor = self.o_proj(
-            mixed.transpose(1, 2).reshape(rows, length, query_heads * width)
+            queries, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=True
         )
+        mixed = mixed.transpose(1, 2).reshape(rows, length, query_heads * width)
+        out = self.o_proj(mixed)
         return out
 
 
@@ -250,7 +258,7 @@ class Decoder(nn.Module):
 
 
 class TransformerModel(nn.Module):
-    """Tokens to final-normed hidden states; `lm_head` turns those into logits."""
+    """Tokens to final-normed hidden states; `logits` turns those into logits."""
 
     def __init__(self, shape: ModelShape, dtype: Dtype = Dtype.FLOAT32) -> None:
         super().__init__()
@@ -265,6 +273,25 @@ class TransformerModel(nn.Module):
         if shape.tied:
             self.lm_head.weight = self.model.embed_tokens.weight
         self._rotary = Rotary(shape)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits (tokens, vocabulary), in float32, of hidden states (tokens, width).
+
+        States and head of a bfloat16 model hold bfloat16 values. Their products are exact in
+        float32, so a CPU that multiplies bfloat16 and adds up in float32 gives the same sums as
+        float32 arithmetic, in two fifths of its time: torch is told that it may round both
+        factors. (A product of bfloat16 tensors would round the logits as well.)
+        """
+        if self.dtype is torch.float32:
+            rows: Tensor = self.lm_head(hidden)
+            return rows
+        products = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+        precision, products.fp32_precision = products.fp32_precision, "bf16"
+        try:
+            rows = self.lm_head(hidden)
+        finally:
+            products.fp32_precision = precision
+        return rows
 
     def new_cache(self, rows: int, capacity: int) -> Cache:
         """A cache for ``capacity`` tokens in each row."""

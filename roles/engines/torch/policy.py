@@ -2,6 +2,7 @@
 
 The folder is the base's with other weights: config, tokenizer and template are links to the
 base's files, and each file of weights has the same tensors in the same order, in bfloat16.
+`roles.engines.torch.files.load_weights` reads both.
 """
 
 from __future__ import annotations
@@ -21,31 +22,9 @@ from roles.engines.base import EngineError
 from roles.engines.torch.files import encode_weights, sync_folder, write_atomically
 from roles.engines.torch.model import TransformerModel
 
-_DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _WEIGHTS: Final = ".safetensors"
 _ONE_FILE: Final = "model.safetensors"
 _HEAD: Final = "lm_head.weight"
-
-
-def read_policy(model: TransformerModel, policy: Path) -> None:
-    """Replace the weights of ``model``. Raises `EngineError` if file or folder do not hold
-    it."""
-    weights = _weights(model)
-    missing = set(weights)
-    for path in _weight_files(policy):
-        for name, stored in _stored(path):
-            if name == _HEAD and model.shape.tied:
-                continue
-            if name not in missing or stored.shape != weights[name].shape:
-                raise EngineError(f"{path} does not hold this model: {name} is not one of its")
-            with torch.no_grad():
-                weights[name].copy_(stored)
-            missing.discard(name)
-    if missing:
-        raise EngineError(
-            f"{policy} does not hold this model: {len(missing)} tensors are missing, the first"
-            f" is {min(missing)}"
-        )
 
 
 def write_policy(
@@ -81,27 +60,6 @@ def write_policy(
 
 def _weights(model: TransformerModel) -> dict[str, Tensor]:
     return {name: weight.detach() for name, weight in model.named_parameters()}
-
-
-def _weight_files(policy: Path) -> list[Path]:
-    """The files of weights in a folder, or the file that this is."""
-    if not policy.is_dir():
-        return [policy]
-    found = sorted(policy.glob(f"*{_WEIGHTS}"))
-    if not found:
-        raise EngineError(f"{policy} holds no weights: there is no {_WEIGHTS} file in it")
-    return found
-
-
-def _stored(path: Path) -> Iterator[tuple[str, Tensor]]:
-    try:
-        tensors = safetensors.decode_untrusted(bytearray(path.read_bytes()))
-    except BadMessage as error:
-        raise EngineError(f"{path} is not a weights file: {error}") from error
-    for name, raw in tensors.items():
-        if raw.dtype not in _DTYPES:
-            raise EngineError(f"{path}: {name} is {raw.dtype}, which weights are not stored in")
-        yield name, torch.frombuffer(raw.data, dtype=_DTYPES[raw.dtype]).view(raw.shape)
 
 
 def _write_weights(model: TransformerModel, names: Sequence[str], path: Path) -> None:

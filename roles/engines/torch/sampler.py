@@ -28,12 +28,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from proofs import sampling as draws, toploc
-from proofs.sampling import DrawRule
+from proofs import draws, toploc
+from proofs.sampling import DrawRule, draw_words
 from roles.engines.base import Completion, Group, GroupTask, Sampling
 from roles.engines.config import CACHE_BYTES, ROWS, cache_bytes
 from roles.engines.torch.model import CACHE_BLOCK, Cache, TransformerModel, slice_rows
-from roles.rl.losses import token_logprobs
 
 Keep: TypeAlias = Callable[[int, NDArray[np.float32]], None]
 """Takes the next hidden states of a completion, 32 of them or its last, (tokens, width);
@@ -54,9 +53,9 @@ tokens on, which are read a part at a time."""
 _PAD: Final = 0
 """The token to the left of a short prompt: attention does not see it."""
 
-_UNIFORMS: Final = 64
-"""Uniforms of a completion derived at a time: one position by itself costs six times as
-much (`proofs.sampling.uniforms`), those of a limit of 32,768 for 256 rows take 64 MiB."""
+_WORDS: Final = 64
+"""Draw words of a completion derived at a time: one position by itself costs six times as much
+(`proofs.sampling.draw_words`), those of a limit of 32,768 for 256 rows take 64 MiB."""
 
 _PROOF_VALUES: Final = 4 << 20
 """Hidden values that wait for their proofs, 4 bytes each: 16 MiB. Chunks of 32 tokens are
@@ -72,7 +71,7 @@ def generate(
     rule: DrawRule = DrawRule.CDF,
 ) -> list[Group]:
     """Groups with proofs, in the order of the tasks."""
-    prover = _Prover(sum(len(task.seeds) for task in tasks))
+    prover = _Prover(sum(len(task.seeds) for task in tasks), sampling.proof_values)
     groups = draw(model, tasks, sampling, end_tokens, rule, prover.add)
     proofs = iter(prover.proofs())
     return [
@@ -102,7 +101,8 @@ def draw(
 class _Prover:
     """Commits chunks of hidden states while their completions go on."""
 
-    def __init__(self, completions: int) -> None:
+    def __init__(self, completions: int, values: int) -> None:
+        self._per_chunk = values
         self._proofs = [bytearray() for _ in range(completions)]
         self._waiting: list[tuple[int, NDArray[np.float32]]] = []
         self._values = 0
@@ -120,7 +120,7 @@ class _Prover:
         return [bytes(proof) for proof in self._proofs]
 
     def _commit(self) -> None:
-        proofs = toploc.commit([rows for _, rows in self._waiting])
+        proofs = toploc.commit([rows for _, rows in self._waiting], self._per_chunk)
         for (completion, _), proof in zip(self._waiting, proofs, strict=True):
             self._proofs[completion] += proof
         self._waiting.clear()
@@ -159,7 +159,7 @@ class _Decoding:
         limit, places = sampling.max_new_tokens, self._places()
         self._tokens = np.empty((places, limit), dtype=np.int32)
         self._logprobs = np.empty((places, limit), dtype=np.float32)
-        self._uniforms = np.empty((places, min(limit, _UNIFORMS)))
+        self._words = np.empty((places, min(limit, _WORDS)), dtype=np.uint64)
         states = (places, min(limit, toploc.ROWS_PER_CHUNK), model.shape.width)
         self._hidden = np.empty(states, dtype=np.float32)
         self._free = list(reversed(range(places)))
@@ -211,7 +211,7 @@ class _Decoding:
 
         places = np.array([self._free.pop() for _ in rows])
         completions = np.array([completion for _, completion in rows])
-        self._derive_uniforms(places, completions, 0)
+        self._derive_words(places, completions, 0)
         used = max(self._cache.used, read.used)
         pads = used - np.array([len(prompts[index]) for index in group])
         self._pads = np.concatenate([self._pads + (used - self._cache.used), pads])
@@ -286,17 +286,16 @@ class _Decoding:
         live = np.flatnonzero(self._is_live)
         states = last if len(live) == len(last) else last[torch.from_numpy(live)]
         place, length = self._place[live], self._length[live]
-        uniforms = self._uniforms[place, length % _UNIFORMS]
-        temperature = self._sampling.temperature
+        words = self._words[place, length % _WORDS]
         tokens = np.empty(len(live), dtype=np.intp)
         for start in range(0, len(live), self._slice):
             part = slice(start, start + self._slice)
-            logits = self._model.lm_head(states[part])
-            tokens[part] = draws.choose(logits.numpy(), uniforms[part], temperature)
-            # greedy tokens are reported as at T = 1
-            self._logprobs[place[part], length[part]] = token_logprobs(
-                logits, torch.from_numpy(tokens[part]), temperature or 1.0
-            ).numpy()
+            logits = self._model.logits(states[part])
+            drawn = draws.draw(
+                logits.numpy(), words[part], self._sampling.temperature, self._rule
+            )
+            tokens[part] = drawn.tokens
+            self._logprobs[place[part], length[part]] = drawn.logprobs
         self._tokens[place, length] = tokens
         self._hidden[place, length % toploc.ROWS_PER_CHUNK] = states.numpy()
         self._note_drawn(live, tokens)
@@ -307,7 +306,7 @@ class _Decoding:
         return chosen
 
     def _note_drawn(self, live: NDArray[np.intp], tokens: NDArray[np.intp]) -> None:
-        """Hand on whole chunks, finish what has ended, derive more uniforms."""
+        """Hand on whole chunks, finish what has ended, derive more words."""
         self._length[live] += 1
         length = self._length[live]
         has_ended = self._is_end[tokens] | (length == self._sampling.max_new_tokens)
@@ -326,14 +325,14 @@ class _Decoding:
                 tuple(self._logprobs[place, :count].tolist()),
             )
             self._free.append(place)
-        due = live[~has_ended & (length % _UNIFORMS == 0)]
+        due = live[~has_ended & (length % _WORDS == 0)]
         for start in np.unique(self._length[due]).tolist():
             rows = due[self._length[due] == start]
-            self._derive_uniforms(self._place[rows], self._completion[rows], start)
+            self._derive_words(self._place[rows], self._completion[rows], start)
 
-    def _derive_uniforms(
+    def _derive_words(
         self, places: NDArray[np.intp], completions: NDArray[np.intp], start: int
     ) -> None:
         """Those of the next positions, from ``start`` on."""
         seeds = [self._seeds[completion] for completion in completions]
-        self._uniforms[places] = draws.uniforms(seeds, start, self._uniforms.shape[1])
+        self._words[places] = draw_words(seeds, start, self._words.shape[1])

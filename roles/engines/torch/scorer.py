@@ -1,29 +1,50 @@
-"""Replaying other nodes' completions by one prefill: hidden states, logits and log-probs.
+"""Replaying other nodes' completions by one prefill: hidden states, logits, statistics.
 
-Rows of all groups are read in chunks of similar length, padded on the right, where causal
-attention needs no mask. The statistics are then taken group by group from float32 logits.
+Theory of operation
+-------------------
+The prompt of a group is read once. Groups that are short enough are one packed row each,
+several rows at a time (`roles.engines.torch.packing`). The prompt of a longer group goes into a
+cache; its completions are then read behind it, several short ones side by side, a long one in
+blocks, and what the cache holds behind the prompt is overwritten by the next.
+
+States leave this module's readers in the order of the tokens, some at a time. Logits are made
+for a slice of them, go into the group's statistics (`roles.engines.replay`) and are dropped. So
+the memory that scoring takes beyond the weights follows from the longest completion (its keys
+and values), and neither from the vocabulary nor from the number of tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import islice
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby
 from typing import Final
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from proofs import sampling as draws, toploc
-from proofs.checks import Evidence
-from roles.engines.base import EngineError, Group, GroupTask, Sampling
-from roles.engines.torch.model import TransformerModel
+from proofs.sampling import DrawRule
+from roles.engines.base import EngineError, Group, GroupTask, Sampling, Scored
+from roles.engines.replay import GroupReplay, conclude
+from roles.engines.torch.model import Cache, TransformerModel, slice_rows
+from roles.engines.torch.packing import BATCH_TOKENS, ROW_TOKENS, PackedBatch, Tokens, pack
 
-CHUNK: Final = 64
-"""Rows read at once. Measured with 256 answers, CPU to that at 64: 16 rows 1.39, 32 1.12, 128
-1.01, 256 1.26: with fewer the dispatch of torch's calls dominates, with more the activations
-leave the cache and rows are padded to the longest."""
+BLOCK: Final = 512
+"""Tokens of a long group read at once. With fewer, products of matrices lose (64 take 1.4 times
+as long each); with more, short completions side by side spend more on attention that the mask
+then hides, and the mask of a block at the end of 32,768 tokens, 64 MiB here, grows."""
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """The states behind the next tokens of one group, completion after completion."""
+
+    group: int
+    parts: tuple[tuple[int, int], ...]
+    """Of which completion, and how many."""
+    rows: Tensor
+    """(tokens, width)."""
 
 
 @torch.inference_mode()
@@ -33,91 +54,151 @@ def score(
     groups: Sequence[Group],
     sampling: Sampling,
     end_tokens: frozenset[int],
-) -> list[Evidence]:
-    """One `Evidence` per group, in order. Tokens and their numbers were checked before."""
-    hidden = replay_hidden(model, tasks, groups)
-    checked = iter(
-        toploc.verify(
-            [one.proof for group in groups for one in group.completions],
-            [rows.numpy() for states in hidden for rows in states],
-        )
-    )
-    return [
-        _evidence(
-            task,
-            group,
-            model.lm_head(torch.cat(states)).numpy(),
-            toploc.worst(list(islice(checked, len(states)))),
-            sampling,
-            end_tokens,
-        )
-        for task, group, states in zip(tasks, groups, hidden, strict=True)
-    ]
-
-
-def replay_hidden(
-    model: TransformerModel, tasks: Sequence[GroupTask], groups: Sequence[Group]
-) -> list[list[Tensor]]:
-    """The hidden states behind every completion token: group by group, and in a group one
-    (tokens, width) tensor per completion.
-    """
-    rows = [
-        (task.prompt, one.tokens)
+    rule: DrawRule = DrawRule.CDF,
+) -> list[Scored]:
+    """One `Scored` per group, in order. Tokens and their numbers were checked before."""
+    _check_tokens(model.shape.vocabulary, tasks, groups)
+    replays = [
+        GroupReplay(task, group, sampling, end_tokens, rule)
         for task, group in zip(tasks, groups, strict=True)
-        for one in group.completions
     ]
-    if any(not 0 <= token < model.shape.vocabulary for _, tokens in rows for token in tokens):
-        raise EngineError(
-            "a token is outside the vocabulary; shapes are checked before scoring"
-        )
-    order = sorted(range(len(rows)), key=lambda row: len(rows[row][0]) + len(rows[row][1]))
-    found: list[Tensor] = [torch.empty(0)] * len(rows)
-    for start in range(0, len(order), CHUNK):
-        chunk = order[start : start + CHUNK]
-        # nothing follows the last token
-        texts = [rows[row][0] + rows[row][1][:-1] for row in chunk]
-        width = len(texts[-1])
-        hidden = model(torch.tensor([list(text) + [0] * (width - len(text)) for text in texts]))
-        for row, text, states in zip(chunk, texts, hidden, strict=True):
-            found[row] = states[len(rows[row][0]) - 1 : len(text)]
-    ends = np.cumsum([len(group.completions) for group in groups])
-    return [
-        found[end - len(group.completions) : end]
-        for end, group in zip(ends, groups, strict=True)
-    ]
+    found: dict[int, Scored] = {}
+    for batch in read_groups(model, tasks, groups):
+        numbers = list[int]()
+        for states in batch:
+            if states.group not in numbers[-1:]:
+                numbers.append(states.group)
+            _feed(model, replays[states.group], states)
+        # a batch has whole groups: what is kept of their states goes with it
+        done = conclude([replays[number] for number in numbers], sampling.proof_values)
+        found.update(zip(numbers, done, strict=True))
+    return [found[number] for number in range(len(groups))]
 
 
-def _evidence(
-    task: GroupTask,
-    group: Group,
-    logits: NDArray[np.float32],
-    stats: toploc.ToplocStats | toploc.Malformed,
-    sampling: Sampling,
-    end_tokens: frozenset[int],
-) -> Evidence:
-    temperature = sampling.temperature
-    lengths = [len(one.tokens) for one in group.completions]
-    tokens = np.array([token for one in group.completions for token in one.tokens])
-    claimed = np.array([logprob for one in group.completions for logprob in one.logprobs])
-    uniforms = draws.uniforms(task.seeds, 0, sampling.max_new_tokens)
-    taken = np.arange(sampling.max_new_tokens) < np.array(lengths)[:, None]
-    replay = draws.replay(logits, tokens.tolist(), uniforms[taken], temperature)
-    last = np.cumsum(lengths) - 1
-    early = (np.array(lengths) < sampling.max_new_tokens) & np.isin(
-        tokens[last], list(end_tokens)
-    )
-    measured = (
-        stats if isinstance(stats, toploc.ToplocStats) else toploc.ToplocStats(0, 0, 0.0, 0.0)
-    )
-    return Evidence(
-        tokens=len(tokens),
-        malformed="" if isinstance(stats, toploc.ToplocStats) else stats.reason,
-        exponent_mismatches=measured.exponent_mismatches,
-        mantissa_mean=measured.mantissa_mean,
-        mantissa_median=measured.mantissa_median,
-        draw_distance=float(replay.distance.max()),
-        draw_mismatches=int(replay.mismatch.sum()),
-        end_probability=float(np.exp(replay.logprob[last[early]]).min(initial=1.0)),
-        surprise=draws.surprise(logits, tokens, temperature),
-        logprob_error=float(np.abs(claimed - replay.logprob).max()),
-    )
+def _feed(model: TransformerModel, replay: GroupReplay, states: States) -> None:
+    start = 0
+    for completion, count in states.parts:
+        replay.activations[completion].add(states.rows[start : start + count].numpy())
+        start += count
+    size = slice_rows(model.shape.vocabulary)
+    for start in range(0, len(states.rows), size):
+        replay.add_logits(model.logits(states.rows[start : start + size]).numpy())
+
+
+def read_groups(
+    model: TransformerModel, tasks: Sequence[GroupTask], groups: Sequence[Group]
+) -> Iterator[Iterator[States]]:
+    """The states behind every completion token: batches of whole groups, and of each group its
+    states in order.
+    """
+    texts = [
+        (task.prompt, [one.tokens for one in group.completions])
+        for task, group in zip(tasks, groups, strict=True)
+    ]
+    short, long = list[int](), list[int]()
+    for number, (prompt, completions) in enumerate(texts):
+        length = len(prompt) + sum(len(one) - 1 for one in completions)
+        (short if length <= ROW_TOKENS else long).append(number)
+    packed = pack([texts[number] for number in short], batch_tokens=BATCH_TOKENS)
+    for batch in packed:
+        yield _read_packed(model, batch, short)
+    for number in long:
+        yield _read_long(model, number, *texts[number])
+
+
+def _check_tokens(vocabulary: int, tasks: Sequence[GroupTask], groups: Sequence[Group]) -> None:
+    completions = (one.tokens for group in groups for one in group.completions)
+    for tokens in chain((task.prompt for task in tasks), completions):
+        if not 0 <= min(tokens) <= max(tokens) < vocabulary:
+            raise EngineError(
+                "a token is outside the vocabulary; shapes are checked before scoring"
+            )
+
+
+def _read_packed(
+    model: TransformerModel, batch: PackedBatch, numbers: Sequence[int]
+) -> Iterator[States]:
+    """One pass over several groups, each a row."""
+    hidden, start = batch.hidden(model), 0
+    for group, pieces in groupby(batch.pieces, key=lambda piece: piece.group):
+        parts = tuple((piece.completion, piece.length) for piece in pieces)
+        count = sum(length for _, length in parts)
+        yield States(numbers[group], parts, hidden[start : start + count])
+        start += count
+
+
+def _read_long(
+    model: TransformerModel, group: int, prompt: Tokens, completions: Sequence[Tokens]
+) -> Iterator[States]:
+    """Several passes over one group, its prompt cached."""
+    first = len(prompt)
+    packs = list(_packs(completions))
+    longest = max(sum(len(completions[one]) - 1 for one in some) for some in packs)
+    cache = model.new_cache(1, first + longest)
+    (end,) = deque(_read_blocks(model, prompt, 0, cache), maxlen=1)
+    last = end[-1:]
+    for some in packs:
+        cache.used = first
+        if len(some) > 1:
+            yield _read_beside(model, group, first, last, cache, completions, some)
+            continue
+        # nothing follows the last token, which is not read
+        tokens = completions[some[0]][:-1]
+        yield States(group, ((some[0], 1),), last)
+        for rows in _read_blocks(model, tokens, first, cache):
+            yield States(group, ((some[0], len(rows)),), rows)
+
+
+def _packs(completions: Sequence[Tokens]) -> Iterator[list[int]]:
+    """Runs of completions that are read together: `BLOCK` tokens, or one completion."""
+    some, length = list[int](), 0
+    for number, tokens in enumerate(completions):
+        if some and length + len(tokens) - 1 > BLOCK:
+            yield some
+            some, length = [], 0
+        some.append(number)
+        length += len(tokens) - 1
+    yield some
+
+
+def _read_blocks(
+    model: TransformerModel, tokens: Tokens, start: int, cache: Cache
+) -> Iterator[Tensor]:
+    """The states of tokens that follow what is in the cache, whose positions begin at
+    ``start``.
+    """
+    for at in range(0, len(tokens), BLOCK):
+        block = torch.tensor([tokens[at : at + BLOCK]])
+        length, used = block.shape[1], cache.used
+        positions = torch.arange(start + at, start + at + length)[None]
+        mask = None
+        if used:
+            mask = torch.ones(length, used + length, dtype=torch.bool).tril_(used)[None, None]
+        yield model(block, positions, mask, cache)[0]
+
+
+def _read_beside(
+    model: TransformerModel, group: int, first: int, last: Tensor, cache: Cache,
+    completions: Sequence[Tokens], some: Sequence[int],
+) -> States:  # fmt: skip
+    """Several completions in one pass: each sees the prompt and itself."""
+    tokens, positions, owners = list[int](), list[int](), list[int]()
+    for number in some:
+        more = completions[number][:-1]
+        tokens.extend(more)
+        positions.extend(range(first, first + len(more)))
+        owners.extend([number] * len(more))
+    if not tokens:  # each is one token long, drawn from the prompt's last state
+        return States(group, tuple((one, 1) for one in some), last.expand(len(some), -1))
+    mine = torch.tensor(owners)
+    beside = torch.ones(len(tokens), len(tokens), dtype=torch.bool).tril_()
+    beside &= mine[:, None] == mine
+    prompt = torch.ones(len(tokens), first, dtype=torch.bool)
+    mask = torch.cat([prompt, beside], 1)[None, None]
+    hidden = model(torch.tensor([tokens]), torch.tensor([positions]), mask, cache)[0]
+    rows, at = list[Tensor](), 0
+    for number in some:
+        length = len(completions[number]) - 1
+        rows += [last, hidden[at : at + length]]
+        at += length
+    return States(group, tuple((one, len(completions[one])) for one in some), torch.cat(rows))

@@ -1,0 +1,118 @@
+"""What a scorer finds out about one group while it reads it, block by block; for any engine.
+
+An engine with tensors of its own has hidden states and logits at hand only a slice at a time:
+all logits of a group of 16 answers of 32,768 tokens would have 300 GiB at a vocabulary of
+152,000. `GroupReplay` takes slices of any size and keeps what the evidence needs: of hidden
+states the largest values, of logits sums, and two bytes of log-prob per token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proofs import toploc
+from proofs.checks import Evidence
+from proofs.draws import DrawStatistics, Logits
+from proofs.sampling import DrawRule, draw_words
+from roles.engines.base import EngineError, Group, GroupTask, Sampling, Scored
+
+LOWEST_FLOAT16: Final = -65504.0
+"""What a log-prob below it is carried as. No honest token comes near it."""
+
+
+class GroupReplay:
+    """The statistics of one group, of which tokens and seeds are known, fed as it is read."""
+
+    def __init__(
+        self,
+        task: GroupTask,
+        group: Group,
+        sampling: Sampling,
+        end_tokens: frozenset[int],
+        rule: DrawRule = DrawRule.CDF,
+    ) -> None:
+        self._lengths = [len(one.tokens) for one in group.completions]
+        self._proofs = [one.proof for one in group.completions]
+        # Engines index embeddings by them: what is no token was refused before.
+        try:
+            self._tokens = np.array(
+                [token for one in group.completions for token in one.tokens], dtype=np.uint32
+            )
+        except OverflowError as error:
+            raise EngineError(
+                "a token is outside the vocabulary; shapes are checked before scoring"
+            ) from error
+        self._words = np.concatenate(
+            [
+                draw_words([seed], 0, length)[0]
+                for seed, length in zip(task.seeds, self._lengths, strict=True)
+            ]
+        )
+        last = np.cumsum(self._lengths) - 1
+        self._ended = last[
+            (np.array(self._lengths) < sampling.max_new_tokens)
+            & np.isin(self._tokens[last], list(end_tokens))
+        ]
+        self._draws = DrawStatistics(sampling.temperature, rule, sampling.mismatch_distance)
+        self._logprobs = np.empty(len(self._tokens))
+        self.activations = [toploc.TopValues(sampling.proof_values) for _ in group.completions]
+        """One for each completion: takes the hidden states behind its tokens (the head's
+        input), in order."""
+
+    def add_logits(self, logits: Logits) -> None:
+        """The next rows, in float32: those behind the tokens of all completions, one completion
+        after the other."""
+        at = slice(self._draws.tokens, self._draws.tokens + len(logits))
+        self._logprobs[at] = self._draws.add(logits, self._tokens[at], self._words[at])
+
+    def scored(self, activations: toploc.ToplocStats | toploc.Malformed) -> Scored:
+        """What all that was fed says, and the proofs' part of it.
+
+        Raises `EngineError` if not every row was fed: our own mistake, and no evidence.
+        """
+        if self._draws.tokens != len(self._tokens):
+            raise EngineError(
+                f"{self._draws.tokens} of a group's {len(self._tokens)} tokens were scored"
+            )
+        malformed = ""
+        if isinstance(activations, toploc.Malformed):
+            malformed, activations = activations.reason, toploc.ToplocStats(0, 0, 0.0, 0.0)
+        evidence = Evidence(
+            tokens=self._draws.tokens,
+            malformed=malformed,
+            exponent_mismatches=activations.exponent_mismatches,
+            mantissa_mean=activations.mantissa_mean,
+            mantissa_median=activations.mantissa_median,
+            draw_distance=self._draws.distance,
+            draw_mismatches=self._draws.mismatches,
+            gap_mean=self._draws.gap_mean,
+            gap_max=self._draws.gap_max,
+            end_probability=float(np.exp(self._logprobs[self._ended]).min(initial=1.0)),
+            surprise=self._draws.surprise,
+        )
+        return Scored(evidence, pack_logprobs(self._logprobs))
+
+    @property
+    def proofs(self) -> list[bytes]:
+        """As claimed, one for each completion."""
+        return self._proofs
+
+
+def pack_logprobs(logprobs: NDArray[np.floating]) -> bytes:
+    """As `Scored` carries them."""
+    packed: bytes = np.maximum(logprobs, LOWEST_FLOAT16).astype("<f2").tobytes()
+    return packed
+
+
+def conclude(replays: Sequence[GroupReplay], values: int) -> list[Scored]:
+    """What each group's replay says. The proofs of all are verified together, which costs a
+    tenth of one by one where answers are short; ``values`` is `Sampling.proof_values`."""
+    proofs = [proof for one in replays for proof in one.proofs]
+    activations = [each for one in replays for each in one.activations]
+    checked = iter(toploc.verify(proofs, activations, values))
+    return [one.scored(toploc.worst(list(islice(checked, len(one.proofs))))) for one in replays]

@@ -1,0 +1,357 @@
+"""Draws that replay exactly, cheats that do not, and sums that do not depend on blocks."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from math import exp, inf, log
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from numpy.typing import NDArray
+
+from proofs.draws import DrawStatistics, Replay, draw, replay
+from proofs.sampling import DrawRule, Words, draw_words, gumbel, noise_bits, uniforms
+
+CDF, GUMBEL = DrawRule.CDF, DrawRule.GUMBEL
+RULES = pytest.mark.parametrize("rule", [CDF, GUMBEL])
+
+
+def scores(rows: int, seed: int = 0, vocabulary: int = 50) -> NDArray[np.float32]:
+    return 3 * np.random.default_rng(seed).standard_normal((rows, vocabulary), dtype=np.float32)
+
+
+def words_of(rows: int, seed: int = 0) -> Words:
+    return draw_words([sha256(seed.to_bytes(8, "big")).digest()], 0, rows).reshape(-1)
+
+
+def words_for(*u: float) -> Words:
+    """Words whose uniforms are these."""
+    return np.array([int(one * 2**53) << 11 for one in u], dtype=np.uint64)
+
+
+def surprise_of(
+    logits: NDArray[np.floating], tokens: NDArray[np.integer], temperature: float = 1.0
+) -> float:
+    statistics = DrawStatistics(temperature)
+    statistics.add(logits, tokens, words_of(len(logits)))
+    return statistics.surprise
+
+
+def exactly(
+    logits: NDArray[np.floating],
+    tokens: NDArray[np.integer],
+    words: Words,
+    temperature: float,
+    rule: DrawRule,
+) -> Replay:
+    """The definition, in float64 and with all tokens at once: what blocks must amount to."""
+    rows = np.arange(len(logits))
+    scaled = logits.astype(np.float64) / (temperature or 1.0)
+    scaled -= scaled.max(axis=1, keepdims=True)
+    logs = scaled - np.log(np.exp(scaled).sum(axis=1, keepdims=True))
+    p = np.exp(logs)
+    distance, gap = np.zeros((2, len(logits)))
+    if temperature == 0:
+        best = scaled.argmax(axis=1)
+        off = (p[rows, best] - p[rows, tokens], scaled[rows, best] - scaled[rows, tokens])
+        distance, gap = (off[0], gap) if rule is CDF else (distance, off[1])
+    elif rule is CDF:
+        ends, u = np.cumsum(p, axis=1), uniforms(words)
+        best = (ends > u[:, None]).argmax(axis=1)
+        lower = ends[rows, tokens] - p[rows, tokens]
+        distance = np.maximum(np.maximum(lower - u, u - ends[rows, tokens]), 0.0)
+    else:
+        race = scaled + gumbel(noise_bits(words, np.arange(logits.shape[1])))
+        best = race.argmax(axis=1)
+        gap = race[rows, best] - race[rows, tokens]
+    surprisal = np.where(p > 0, -logs, 0.0)
+    entropy = (p * surprisal).sum(axis=1)
+    variance = (p * surprisal**2).sum(axis=1) - entropy**2
+    return Replay(best != tokens, distance, gap, logs[rows, tokens], entropy, variance)
+
+
+# Draws
+
+
+def test_the_inverse_cdf_by_hand() -> None:
+    logits = np.log(np.array([[0.25, 0.0625, 0.6875]] * 5))
+    words = words_for(0.0, 0.2499, 0.2501, 0.3126, 1 - 2**-53)
+    assert draw(logits, words, 1.0).tokens.tolist() == [0, 0, 1, 2, 2]
+    assert draw(logits, words, 0.0).tokens.tolist() == [2] * 5
+
+
+def test_gumbel_by_hand() -> None:
+    """The vector of docs/protocols/sampling.md."""
+    word = np.array([0x0123456789ABCDEF], dtype=np.uint64)
+    noise = gumbel(noise_bits(word, np.arange(4)))[0]
+    assert noise.tolist() == pytest.approx(
+        [0.03555293532545646, -0.4300434624272235, 1.287881347982189, 0.9220300965960482],
+        abs=1e-9,
+    )
+    logits = np.array([[0.0, 1.0, 0.5, -1.0]])
+    for temperature in (1.0, 0.5):
+        scores = logits[0] / temperature + noise
+        (token,) = draw(logits, word, temperature, GUMBEL).tokens
+        assert token == scores.argmax()
+        seen = replay(logits, [3], word, temperature, GUMBEL)
+        assert seen.gap[0] == pytest.approx(scores.max() - scores[3])
+    assert replay(logits, [3], word, 0.0, GUMBEL).gap[0] == pytest.approx(2.0)
+
+
+@RULES
+def test_impossible_tokens_are_never_drawn(rule: DrawRule) -> None:
+    logits = np.array([[-inf, 0.0, -inf, 0.0, -inf]] * 4)
+    words = words_for(0.0, 0.49, 0.5, 1 - 2**-53)
+    assert set(draw(logits, words, 1.0, rule).tokens.tolist()) <= {1, 3}
+    assert draw(logits, words, 1.0).tokens.tolist() == [1, 1, 3, 3]
+    seen = replay(logits, [0] * 4, words, 1.0, rule)
+    assert seen.mismatch.all()
+    assert (seen.logprob == -inf).all()
+    assert rule is CDF or (seen.gap == inf).all()
+
+
+@RULES
+@pytest.mark.parametrize("bad", [np.nan, inf])
+def test_no_distribution_no_draw(bad: float, rule: DrawRule) -> None:
+    with pytest.raises(ValueError, match="logits"):
+        draw(np.array([[0.0, bad]]), words_for(0.5), 1.0, rule)
+
+
+@pytest.mark.parametrize("temperature", [-1.0, inf, np.nan])
+def test_temperatures(temperature: float) -> None:
+    with pytest.raises(ValueError, match="temperature"):
+        draw(scores(1), words_for(0.5), temperature)
+
+
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from([0.0, 0.3, 0.7, 1.0, 1.3]),
+    st.sampled_from([0.0, 1.0, 30.0]),
+    st.sampled_from([2, 50, 128, 300]),
+    st.sampled_from([CDF, GUMBEL]),
+)
+@settings(max_examples=100, deadline=None)
+def test_honest_draws_replay_exactly(
+    seed: int, temperature: float, scale: float, vocabulary: int, rule: DrawRule
+) -> None:
+    logits = scores(40, seed, vocabulary) * np.float32(scale)
+    words = words_of(40, seed)
+    drawn = draw(logits, words, temperature, rule)
+    result = replay(logits, drawn.tokens.tolist(), words, temperature, rule)
+    assert result.distance.max() == result.gap.max() == 0
+    assert not result.mismatch.any()
+    assert (result.logprob == drawn.logprobs).all()
+    assert (result.logprob <= 0).all()
+
+
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from([0.0, 0.7, 1.0, 1.3]),
+    st.sampled_from([2, 50, 129, 5000]),
+    st.sampled_from([CDF, GUMBEL]),
+)
+@settings(max_examples=60, deadline=None)
+def test_replay_is_the_definition_but_for_float32(
+    seed: int, temperature: float, vocabulary: int, rule: DrawRule
+) -> None:
+    rng = np.random.default_rng(seed)
+    logits, words = scores(20, seed, vocabulary), words_of(20, seed)
+    tokens = np.where(
+        rng.random(20) < 0.5,
+        draw(logits, words, temperature, rule).tokens,
+        rng.integers(0, vocabulary, 20),
+    )
+    fast = replay(logits, tokens, words, temperature, rule)
+    exact = exactly(logits, tokens, words, temperature, rule)
+    assert (fast.mismatch == exact.mismatch).all()
+    assert np.abs(fast.distance - exact.distance).max() < 2e-7
+    assert np.abs(fast.gap - exact.gap).max() < 1e-9
+    assert np.abs(fast.logprob - exact.logprob).max() < 1e-6
+    assert np.abs(fast.entropy - exact.entropy).max() < 1e-5
+    assert np.abs(fast.variance - exact.variance).max() < 1e-4
+
+
+@given(
+    st.integers(0, 2**32),
+    st.lists(st.integers(1, 12), min_size=1, max_size=6),
+    st.sampled_from([CDF, GUMBEL]),
+)
+@settings(max_examples=40, deadline=None)
+def test_blocks_amount_to_the_whole(seed: int, sizes: list[int], rule: DrawRule) -> None:
+    count = sum(sizes)
+    logits, words = scores(count, seed), words_of(count, seed)
+    tokens = np.random.default_rng(seed).integers(0, 50, count)
+    whole, parts = DrawStatistics(1.0, rule), DrawStatistics(1.0, rule)
+    together = whole.add(logits, tokens, words)
+    apart = []
+    start = 0
+    for size in sizes:
+        at = slice(start, start + size)
+        apart.append(parts.add(logits[at], tokens[at], words[at]))
+        start += size
+    assert np.allclose(np.concatenate(apart), together, rtol=0, atol=1e-6)
+    assert (
+        (parts.tokens, parts.mismatches)
+        == (whole.tokens, whole.mismatches)
+        == (
+            count,
+            int(replay(logits, tokens, words, 1.0, rule).mismatch.sum()),
+        )
+    )
+    assert parts.distance == pytest.approx(whole.distance, abs=1e-7)
+    assert parts.gap_max == pytest.approx(whole.gap_max, abs=1e-9)
+    assert parts.gap_mean == pytest.approx(whole.gap_mean, abs=1e-9)
+    assert parts.surprise == pytest.approx(whole.surprise, abs=1e-4)
+
+
+def test_nothing_fed_is_nothing_said() -> None:
+    nothing = DrawStatistics(1.0, GUMBEL)
+    assert (nothing.tokens, nothing.gap_mean, nothing.surprise) == (0, 0.0, 0.0)
+
+
+@RULES
+def test_a_step_at_a_time_equals_all_at_once(rule: DrawRule) -> None:
+    logits = scores(64).reshape(8, 8, 50)
+    seeds = [sha256(bytes([i])).digest() for i in range(8)]
+    ahead = draw_words(seeds, 0, 8)
+    for t in range(8):
+        now = draw_words(seeds, t, 1)[:, 0]
+        one = draw(logits[:, t], now, 0.9, rule).tokens
+        assert (one == draw(logits[:, t], ahead[:, t], 0.9, rule).tokens).all()
+
+
+@RULES
+@pytest.mark.parametrize("temperature", [0.8, 1.0])
+def test_draws_follow_the_distribution(rule: DrawRule, temperature: float) -> None:
+    row = scores(1, vocabulary=6)
+    words = words_of(20_000)
+    drawn = draw(np.repeat(row, words.size, axis=0), words, temperature, rule)
+    counts = np.bincount(drawn.tokens, minlength=6)
+    weights = np.exp((row[0] / temperature).astype(np.float64))
+    expected = words.size * weights / weights.sum()
+    assert ((counts - expected) ** 2 / expected).sum() < 35  # 5 degrees: p = 1e-6
+
+
+def test_logprobs_by_hand() -> None:
+    logits = np.array([[0.0, log(3.0)]])
+    for temperature, p in ((1.0, 0.75), (0.0, 0.75), (0.5, 0.9)):
+        seen = replay(logits, [1], words_for(0.5), temperature)
+        assert seen.logprob[0] == pytest.approx(log(p), abs=1e-6)
+
+
+# Replays of what was not drawn
+
+
+def test_distance_by_hand() -> None:
+    logits = np.log(np.array([[0.5, 0.25, 0.25]] * 3))
+    result = replay(logits, [0, 1, 2], words_for(0.6, 0.1, 0.95), 1.0)
+    assert result.distance.tolist() == pytest.approx([0.1, 0.4, 0.0], abs=1e-6)
+    assert result.mismatch.tolist() == [True, True, False]
+    greedy = replay(logits[:1], [1], words_for(0.6), 0.0)
+    assert greedy.distance[0] == pytest.approx(0.25, abs=1e-6)
+
+
+def test_near_numerics_are_near() -> None:
+    """The noise of float32 decoding against prefill moves borders, and scores, by as little;
+    a token that it turns into another counts as a mismatch only beyond what is calibrated."""
+    logits, words = scores(4000, vocabulary=500), words_of(4000)
+    tokens = draw(logits, words, 1.0).tokens
+    near = logits + np.float32(3e-6) * scores(4000, seed=1, vocabulary=500)
+    seen = replay(near, tokens, words, 1.0)
+    assert 0 < seen.distance.max() < 1e-5
+    assert seen.mismatch.any()
+    for limit, mismatches in ((0.0, int(seen.mismatch.sum())), (1e-5, 0)):
+        statistics = DrawStatistics(1.0, CDF, limit)
+        statistics.add(near, tokens, words)
+        assert statistics.mismatches == mismatches
+    by_noise = draw(logits, words, 1.0, GUMBEL).tokens
+    assert replay(near, by_noise, words, 1.0, GUMBEL).gap.max() < 1e-4
+
+
+@RULES
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
+def test_greedy_sold_as_a_draw_is_caught(temperature: float, rule: DrawRule) -> None:
+    logits, words = scores(32), words_of(32)
+    greedy = draw(logits, words, 0.0).tokens
+    result = replay(logits, greedy, words, temperature, rule)
+    assert np.maximum(result.distance, result.gap).max() > 0.05
+    assert result.mismatch.sum() >= 3
+
+
+@RULES
+def test_another_temperature_is_caught(rule: DrawRule) -> None:
+    """In a few hundred tokens, whichever rule: mismatches with a distance, or a gap."""
+    logits, words = scores(400), words_of(400)
+    seen = replay(logits, draw(logits, words, 0.9, rule).tokens, words, 1.0, rule)
+    assert seen.mismatch.mean() > 0.02
+    off = seen.distance if rule is CDF else seen.gap
+    assert off.max() > 0.01
+    assert (off[seen.mismatch] > 0).all()
+
+
+@RULES
+def test_another_seed_is_caught(rule: DrawRule) -> None:
+    logits = scores(32)
+    tokens = draw(logits, words_of(32, seed=1), 1.0, rule).tokens
+    seen = replay(logits, tokens, words_of(32, seed=2), 1.0, rule)
+    assert np.maximum(seen.distance, seen.gap).max() > 0.05
+
+
+@RULES
+def test_a_draw_sold_as_greedy_is_caught(rule: DrawRule) -> None:
+    logits, words = scores(32), words_of(32)
+    drawn = draw(logits, words, 1.0, rule).tokens
+    assert replay(logits, drawn, words, 0.0, rule).mismatch.any()
+
+
+@RULES
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("token", [-1, 50, 2**70])
+def test_tokens_outside_the_vocabulary(token: int, temperature: float, rule: DrawRule) -> None:
+    result = replay(scores(2), [token, 3], words_of(2), temperature, rule)
+    assert result.distance[0] == result.gap[0] == inf
+    assert result.mismatch[0]
+    assert result.logprob[0] == -inf
+    assert np.isfinite([result.distance[1], result.gap[1]]).all()
+
+
+@RULES
+def test_logits_that_are_not_numbers_reject(rule: DrawRule) -> None:
+    logits = np.array([[np.nan, 0.0], [inf, 0.0], [-inf, -inf], [0.0, -200.0]])
+    result = replay(logits, [1, 0, 0, 0], words_for(*[0.1] * 4), 1.0, rule)
+    assert result.mismatch.tolist() == [True, True, True, False]
+    assert result.distance.tolist() == result.gap.tolist() == [inf, inf, inf, 0.0]
+
+
+def test_replay_wants_rows_that_match() -> None:
+    with pytest.raises(ValueError, match="rows"):
+        replay(scores(2), [1], words_of(2), 1.0)
+
+
+# Surprise
+
+
+def test_surprise_of_honest_greedy_and_foreign_tokens() -> None:
+    logits, words = scores(400), words_of(400)
+    assert abs(surprise_of(logits, draw(logits, words, 1.0).tokens)) < 4
+    foreign = draw(scores(400, seed=5), words, 1.0).tokens
+    assert surprise_of(logits, foreign) > 20
+    greedy = draw(logits, words, 0.0).tokens
+    assert surprise_of(logits, greedy) < -4
+    assert surprise_of(logits, greedy, 0.0) == 0
+
+
+def test_one_unlikely_token_of_a_sure_policy_is_no_crime() -> None:
+    logits = np.zeros((100, 2))
+    logits[:, 1] = -14.0
+    tokens = np.zeros(100, dtype=np.int64)
+    tokens[50] = 1
+    assert 4 < surprise_of(logits, tokens) < 10
+    tokens[51] = 1
+    assert surprise_of(logits, tokens) > 10
+    assert exp(-14) * 100 < 1e-3
+
+
+def test_surprise_of_the_impossible_is_infinite() -> None:
+    assert surprise_of(np.array([[0.0, -inf]]), np.array([1])) == inf
