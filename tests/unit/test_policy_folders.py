@@ -87,10 +87,14 @@ def test_a_policy_is_written_over_what_a_crash_has_left(tmp_path: Path) -> None:
     assert not unfinished.exists()
 
 
-def test_a_base_whose_weights_were_removed_still_makes_folders(tmp_path: Path) -> None:
-    learner = opened(tmp_path, base := make_folder(tmp_path / "base"))
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_base_whose_weights_were_removed_still_makes_folders(
+    tmp_path: Path, shards: int
+) -> None:
+    learner = opened(tmp_path, base := make_folder(tmp_path / "base", shards=shards))
     learner.step(some_groups())
-    (base / "model.safetensors").unlink()
+    for path in base.glob("*.safetensors"):
+        path.unlink()
     learner.save(None, tmp_path / "1")
     other = TorchLearner(CONFIG)
     other.adopt(tmp_path / "1", 1)

@@ -24,6 +24,7 @@ from roles.engines.torch.model import TransformerModel
 
 _WEIGHTS: Final = ".safetensors"
 _ONE_FILE: Final = "model.safetensors"
+_INDEX: Final = "model.safetensors.index.json"
 _HEAD: Final = "lm_head.weight"
 
 
@@ -49,7 +50,7 @@ def write_policy(
             names = sorted(name for name, _ in model.named_parameters())
             _write_weights(model, names, unfinished / _ONE_FILE)
     for path in files:
-        if path.suffix == _WEIGHTS and not is_base:
+        if not is_base and (path.suffix == _WEIGHTS or (not weights and path.name == _INDEX)):
             continue
         if path.is_file() and not path.name.startswith("."):
             _link(path, unfinished / path.name)
@@ -63,12 +64,12 @@ def _weights(model: TransformerModel) -> dict[str, Tensor]:
 
 
 def _write_weights(model: TransformerModel, names: Sequence[str], path: Path) -> None:
-    """These tensors, in this order, in bfloat16: tensor by tensor."""
+    """These tensors, in this order, in bfloat16: tensor by tensor. What a base holds beside the
+    model's own (rotary frequencies, in old folders) is left out: it follows from the shape."""
     weights = _weights(model)
     if model.shape.tied:
         weights[_HEAD] = weights["model.embed_tokens.weight"]
-    if unknown := [name for name in names if name not in weights]:
-        raise EngineError(f"{path.name} of the base has {unknown[0]!r:.80}, the model has not")
+    names = [name for name in names if name in weights]
     shapes = {name: ("BF16", tuple(weights[name].shape)) for name in names}
     with path.open("wb") as file:
         file.write(safetensors.encode_head(shapes))
