@@ -155,7 +155,7 @@ class MachineLimits:
 
     memory: int = 16 * GIB
     """Bytes that an engine may need, by `memory_needed`: a 0.5 B model with 1,024 new tokens
-    comes to 14 GB."""
+    comes to 8 GB."""
 
     max_new_tokens: int = 32_768
     """Tokens of one completion: each is a pass through the model. At 30 a second this many take
@@ -202,7 +202,7 @@ def memory_needed(shape: ModelShape, recipe: Recipe) -> int:
 
     A learner holds weights, gradients and two moments in float32; a generator a cache of keys
     and values for `ROWS` completions at their full length, or for as many as `CACHE_BYTES`
-    allow. Example: the demo's 105,088 parameters come to 4 MB, a 0.5 B model with 1,024 new
+    allow. Example: the demo's 105,088 parameters come to 2 MB, a 0.5 B model with 1,024 new
     tokens to 8 GB.
     """
     training = 16 * shape.parameters
