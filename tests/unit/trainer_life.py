@@ -35,7 +35,6 @@ from roles.protocol.core.messages import (
 from roles.rl.recipe import Recipe, WarmUp
 from roles.shared.durable import Durable
 from roles.trainer.core.buffer import BufferedGroup, GroupBuffer
-from roles.trainer.curve import LearningCurve
 from roles.trainer.inbox import Inbox
 from roles.trainer.intake import Intake
 from roles.trainer.policies import PolicyFiles
@@ -163,13 +162,6 @@ class Shardcast:
 
     def manifest(self, _: PolicyVersion) -> Any:
         return SimpleNamespace(anchor=SimpleNamespace(wire=0))
-
-
-class Curve(LearningCurve):
-    """Evaluates nothing."""
-
-    async def evaluate(self, *_: object) -> None:
-        await trio.lowlevel.checkpoint()
 
 
 class Standing:
