@@ -10,8 +10,8 @@
 
 The wire is libp2p's, so any libp2p program with TCP, Noise and yamux can be on the other side.
 Above a host, `open_gossip`, `open_dht` and `open_membership` each take a world (`open_world`)
-and a host. They are imported when they are first asked for: ``import p2p`` alone is half as
-dear.
+and a host. They are imported when they are first asked for: ``import p2p`` alone costs half as
+much.
 
 The files, in the order in which to read them
 ---------------------------------------------
@@ -26,15 +26,16 @@ pure: `concurrency` (what tasks wait for).
 
 The host of production: `swarm`, a `Host` on any network. Its parts: `connector` dials, accepts
 and closes connections; `transport` proves and multiplexes them; `servers` runs the handlers of
-incoming streams; `outbox` holds the lanes of messages; `identify` says who we are, and pings.
-Three are without I/O: `limits`, what strangers may hold and which of them makes room; `gater`,
-whom a host dials, refuses and keeps (the simulated host asks it, too), on top of `peers`, where
-peers can be dialled and how they behaved. `machine` is the world of production.
+incoming streams; `outbox` queues messages, one lane for each peer and protocol; `identify`
+says who we are, and pings. Three parts do no I/O. `limits` counts what strangers hold, and says
+which of them makes room. `gater` decides whom a host dials, refuses and keeps (the simulated
+host asks it, too). `peers`, below it, remembers where peers can be dialled and how they
+behaved. `machine` is the world of production.
 
-The services, packages with a map of their own: `membership` (who lives), `gossip` (publish and
-subscribe), `dht` (who is where), `shardcast` (policies to every node), `ledger` (a node's
-signed log). `driver` feeds a service's core, and `effects` are what cores of all services ask
-of a host. `node` puts all of them together; `cast` puts some of them together to send files.
+The services, packages with a map of their own: `membership` (who is alive), `gossip` (publish
+and subscribe), `dht` (who is where), `shardcast` (policies to every node), `ledger` (a node's
+signed log). `driver` feeds a service's core, and `effects` are what the cores of all services
+ask of a host. `node` composes all services; `cast` composes three of them to send files.
 
 How data flows
 --------------

@@ -1,4 +1,4 @@
-"""Membership: which peers are in the swarm, what they have, and whether they live.
+"""Membership: which peers are in the swarm, what they hold, and whether they are alive.
 
 The files, in the order in which to read them
 ---------------------------------------------

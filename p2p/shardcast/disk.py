@@ -1,4 +1,4 @@
-"""Whether the disk takes data: a node goes on without, and tries again."""
+"""Whether the disk takes data: if not, the node serves what it holds, and tries again later."""
 
 from __future__ import annotations
 

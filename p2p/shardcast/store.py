@@ -1,4 +1,4 @@
-"""Policies on disk: one copy of each, from which roles load and peers are served.
+"""The policies on disk: written, checked and pruned; roles load from them, peers are served.
 
 Theory of operation
 -------------------

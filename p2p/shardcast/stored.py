@@ -1,4 +1,4 @@
-"""One policy on this disk: where its bytes lie, and which of them are believed."""
+"""One policy of the store: its paths on disk, and which of its spans are verified."""
 
 from __future__ import annotations
 

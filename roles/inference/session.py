@@ -171,9 +171,14 @@ class InferenceSession:
             node.world.sometimes("inference/skipped a policy", 0 <= loaded < version - 1)
             with node.shardcast.pin(version):
                 await self.engine.load(await node.shardcast.check_weights(version))
-            self._policy = policy
-            self.counts.note_policy(version)
+            self.claim(version, policy)
         return version
+
+    def claim(self, version: PolicyVersion, policy: bytes) -> None:
+        """Say, from now on, that work is done under this version, whose weights have this
+        digest."""
+        self._policy = policy
+        self.counts.note_policy(version)
 
     async def _deliver(self, submission: Submission, room: trio.Semaphore) -> None:
         """Ask until there is a signed verdict, then forget the submission."""

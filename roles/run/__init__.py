@@ -1,6 +1,7 @@
 """The run: what is trained, how, and by whose word.
 
-All of it is in the folder `core`: the signed `file`, and the `draft` that its owner writes.
+The signed document is in the folder `core`; `draft` is the TOML table that its owner writes, in
+which all that has a good default may be left out, and which may name a folder to pin.
 ``python -m roles.run`` is the owner's command line: a draft is read, completed and signed, and
 a document is shown. A node calls `open_run`, a role `run_of`.
 """

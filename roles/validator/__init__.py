@@ -5,11 +5,12 @@ submission's way, in this order:
 
 * `reception` reads its head, then its content, and answers its peer; `limits` bounds how many
   at a time;
-* `verdicts` finds the verdict again of a place that was judged before;
+* `verdicts` looks up the earlier verdict on a submission that is sent again;
 * `core.fair_queue` says whose submission the one scorer takes next;
-* `judge` decides: by its policy's age, its place, and the model;
-* `core.sequence` knows which places in the draw order each node has filled: replays and gaps;
-* `replay` holds shapes, tasks and the model's evidence against the run's limits, and signs;
+* `judge` decides by the policy's age, then the place, then what `replay` says;
+* `core.sequence` knows which places in the draw order each node has filled, and so detects
+  replays and gaps;
+* `replay` compares tasks, shapes and the model's evidence with the run's limits, and signs;
 * `session` makes the verdict durable, in the ledger;
 * `delivery` keeps accepted submissions on disk until the trainer has taken them.
 

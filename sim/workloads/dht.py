@@ -24,7 +24,8 @@ NAMESPACE: Final = "edition"
 SEEDS: Final = 3
 """Nodes through which the others join."""
 STAMP_BITS: Final = 4
-"""A work stamp is real work, which virtual time cannot shorten: here it is symbolic."""
+"""Difficulty of work stamps in all workloads, in bits. A stamp is real work, which virtual time
+cannot shorten, so here it is symbolic: 16 hashes in the mean, in production a million."""
 CONFIG: Final = DhtConfig(
     difficulty=STAMP_BITS,
     refresh_interval=30.0,

@@ -51,8 +51,8 @@ from sim.faults.churn import HOUR
 from sim.node.connection import End
 from sim.node.swarm import SimNode, Swarm
 from sim.run.scenario import Scenario
+from sim.workloads.dht import STAMP_BITS
 from sim.workloads.policies import make_weights
-from sim.workloads.spine import STAMP_BITS
 
 STAYING: Final = 0.1
 """Share of the nodes that live for the whole run: growth that a restart would end shows in

@@ -26,10 +26,9 @@ from roles.run import Run, Terms, sign_run
 from roles.run.core.file import Delivery, EnvironmentPin, Model
 from sim.node.swarm import NodeMain, SimNode, Swarm
 from sim.run.scenario import Scenario
+from sim.workloads.dht import STAMP_BITS
 from sim.workloads.supervision import supervise
 
-STAMP_BITS: Final = 4
-"""A work stamp is real work, which virtual time cannot shorten: here it is symbolic."""
 LOOK: Final = 0.5
 """Virtual seconds between looks at the swarm."""
 

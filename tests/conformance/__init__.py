@@ -1,0 +1,1 @@
+"""One suite for each seam: production's and the simulator's implementations pass the same."""

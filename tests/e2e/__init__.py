@@ -1,0 +1,1 @@
+"""Real processes, sockets and command lines, as a user would start them."""

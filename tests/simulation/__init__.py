@@ -1,0 +1,1 @@
+"""The simulator, and production code in it: scenarios, storms of faults, planted bugs."""

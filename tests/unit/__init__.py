@@ -1,0 +1,1 @@
+"""Single modules and cores, without processes and without real time."""

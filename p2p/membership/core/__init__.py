@@ -9,7 +9,7 @@ file               what it decides                                              
 `local_heartbeat`  what this node says of itself, when, and to which peers          node
 `verifier`         whether to believe a heartbeat; penalties; the wall clock        peer
 `member_list`      which members are kept, named to others, evicted; made of:       node
-  `member_state`   one member: newest heartbeat, how far its silence has come       peer
+  `member_state`   one member: newest heartbeat; alive, probed or suspected         peer
   `prefix`         the network that a member's addresses are in                     peer
 `active_view`      which members are neighbours (HyParView)                         node
 `failure_detector` probe, suspect, confirm: who is dead (SWIM)                      peer
@@ -20,9 +20,9 @@ file               what it decides                                              
 `effects`          where the parts put their effects
 ================== ================================================================ ==========
 
-A suspected peer is declared dead by `failure_detector._confirm_death`. A heartbeat that comes
-goes through `core._accept`; the peer that it is of may be asked to be a neighbour in
-`active_view.fill`.
+A suspected peer is declared dead by `failure_detector._confirm_death`. An arriving heartbeat
+goes through `core._accept`; its author may then be asked to become a neighbour
+(`active_view.fill`).
 
 Transcripts of all this, as text: `tests/transcripts/membership`.
 """

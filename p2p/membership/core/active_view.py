@@ -165,9 +165,9 @@ class ActiveView:
         self._send = send
         self._own = own
         self.changes = 0
-        """Grows when `active` changes."""
+        """Grows when `neighbours` changes."""
         self._chosen: dict[PeerId, None] = {}
-        """Those of `active` that we chose ourselves, longest first."""
+        """Those of `neighbours` that we chose ourselves, longest first."""
         self._pending: dict[PeerId, float] = {}
         """Whom we have asked, and until when we wait."""
         self._chosen_pending: dict[PeerId, None] = {}
@@ -296,7 +296,7 @@ class ActiveView:
                 self.fill(now)
 
     def on_heartbeat(self, peer: PeerId, is_neighbour: bool, now: float) -> None:
-        """A peer send us heartbeats and said whether we are neighbours: agree with it, as far
+        """A peer sent us heartbeats and said whether we are neighbours: agree with it, as far
         as there is room."""
         if is_neighbour and peer not in self.neighbours:
             if self._accepts(peer, False, now):

@@ -2,7 +2,7 @@
 
 They are fresh enough, have something to learn, and are not too many.
 
-Sans I/O: `roles.trainer.session` owns one. A group whose rewards are all equal teaches nothing
+Sans I/O: `roles.trainer.intake` owns one. A group whose rewards are all equal teaches nothing
 under GRPO and is counted, not kept (DAPO's dynamic sampling, arXiv 2503.14476).
 """
 

@@ -30,7 +30,7 @@ from roles.run import Run, Terms, sign_run
 from roles.run.core.file import EnvironmentPin, Model
 from sim.node.swarm import NodeMain, SimNode, Swarm
 from sim.run.scenario import Scenario
-from sim.workloads.spine import STAMP_BITS
+from sim.workloads.dht import STAMP_BITS
 
 RELAY: Final = "relay"
 OFFICERS: Final = ("trainer", "validator")

@@ -19,14 +19,13 @@ from roles.run.core.file import Delivery, EnvironmentPin
 from sim.kernel.keys import KeyRing, derived_rng
 from sim.net.link import MBIT
 from sim.run.scenario import Scenario
+from sim.workloads.dht import STAMP_BITS
 from sim.workloads.participants import ORIGIN, Participant, draw_participants
 
 WITNESS: Final = "sim.workloads.nodes.roles:Witness"
 PUBLISHER: Final = "sim.workloads.nodes.roles:ScheduledPublisher"
 HEARTBEAT: Final = 2.0
 """Seconds between heartbeats: so few nodes can afford it, and all are known sooner."""
-STAMP_BITS: Final = 4
-"""A work stamp is real work, which virtual time cannot shorten: here it is symbolic."""
 FIRST_AT: Final = 10.0
 """Second of the first publication: by then all have joined."""
 NEVER: Final = 2**32 - 1

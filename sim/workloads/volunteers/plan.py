@@ -15,13 +15,14 @@ from p2p.node.config import NodeConfig
 from p2p.shardcast.index import MAX_SPAN
 from p2p.wire import KI
 from proofs.checks import Limits
-from roles.envs.base import environment_digest, open_environment
+from roles.envs.base import environment_digest, open_teaching
 from roles.rl.recipe import Recipe
 from roles.run import Run, Terms, sign_run
 from roles.run.core.file import Delivery, EnvironmentPin, Model
 from sim.kernel.simulation import Simulation
 from sim.net.link import LinkSpec, drawn_link
 from sim.run.scenario import Scenario
+from sim.workloads.dht import STAMP_BITS
 from sim.workloads.profiles import MODELS, TRAINING_BYTES, Machine, ModelSize, machine_named
 
 ENVIRONMENT: Final = "sort"
@@ -29,8 +30,6 @@ SAMPLE: Final = 256
 """Tasks from which the mean length of a simulated answer is taken."""
 CHUNK_BYTES: Final = 4 * KI
 """Bytes of a simulated chunk: the least that a run file allows."""
-STAMP_BITS: Final = 4
-"""A work stamp is real work, which virtual time cannot shorten: here it is symbolic."""
 MANY_STEPS: Final = 1_000_000
 """More than any scenario has time for."""
 HEADER: Final = 512
@@ -123,7 +122,7 @@ class Plan:
     @property
     def token_scale(self) -> float:
         """Tokens that one token of a right simulated answer stands for."""
-        environment, rng = open_environment(ENVIRONMENT), Random(0)
+        environment, rng = open_teaching(ENVIRONMENT), Random(0)
         tasks = [environment.task(rng.randbytes(32)) for _ in range(SAMPLE)]
         return self.answer / statistics.fmean(len(task.answer) for task in tasks)
 
