@@ -1,14 +1,14 @@
 """Proofs of work done: arithmetic on arrays, with three verbs.
 
-`commit` makes the activation proof of generated tokens; `verify` and `replay` compare a claim
-with one's own prefill; `judge` holds the evidence against limits. Numpy is all it needs: it
-knows of no network, no model and no clock.
+`commit` makes the activation proof of generated tokens; `verify` and `replay` measure how far a
+claim is from the verifier's own prefill; `judge` decides whether that is within limits. Numpy
+is all it needs: it knows of no network, no model and no clock.
 
 - `checks` (read it first): evidence, limits, verdicts
 - `sampling`: seeds, draw words, noise, and the rules by which they make a token
 - `draws`: tokens from logits, and their replay, by which a cheat's draw is found out
 - `toploc`: activation proofs, byte for byte as the package toploc 0.1.6 writes them
-- `field`: polynomials over GF(65497), which `toploc` stands on
+- `field`: polynomials over GF(65497), for `toploc`
 
 How data flows: a worker draws with `draw_words` and `draw`, and proves its hidden states, kept
 as `TopValues` while it decodes, with `commit`. A validator's engine feeds its own hidden states

@@ -17,12 +17,12 @@ and `sim.node.swarm` (how a node lives and dies).
 How a run flows: `run_simulation` makes a `Simulation` and runs ``main`` on trio; `open_swarm`
 adds machines; each life of a node is a coroutine that opens its host (`SimNode.open_host`) and
 runs the production services on it. Everything that takes time (a sleep, a message on a line, a
-disk) is an event of one heap, each of which is recorded in the trace, whose hash says whether
-two runs were the same.
+disk) is an event on one heap. The trace records every event; two runs with the same hash of
+the trace were the same.
 
 What a newcomer calls: `run_simulation`, `open_swarm`, `Swarm.add`, `SimNode.open_host`; for
 machines that come and go `Churn`. docs/simulation.md shows a whole program, and how to write a
-scenario; ``python -m sim list`` shows those that are there.
+scenario; ``python -m sim list`` names the scenarios.
 """
 
 from sim.errors import NodeFailed, SimDeadlock, SimForbidden, SimStuck, SimulationError

@@ -74,7 +74,7 @@ BROAD_EXCEPTS = {
     "roles/envs/contained.py": 1,
     # a chat template is a stranger's program, and may raise whatever Python knows
     "roles/models/template.py": 1,
-    # the library that reads a stranger's tokenizer.json raises plain `Exception`
+    # the library that reads a stranger's tokenizer.json raises plain `Exception`, and panics
     "roles/models/tokenizer.py": 1,
     # hypercorn is foreign code: what one client triggers in it ends that client's connection
     "p2p/shardcast/http/server.py": 1,

@@ -16,20 +16,24 @@ from typing import Final
 
 from p2p.errors import StorageError
 from p2p.shardcast.index import Index
+from p2p.shardcast.selection import Selection
 
 _TEMPORARY: Final = ".shoal-part"
 _CANNOT_LINK: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP})
 """What a disk answers that knows no hard links, or has as many of one file as it can."""
 
 
-def deliver(weights: Path, index: Index, out: Path, name: str) -> list[Path]:
-    """Put the files of a version that is whole at ``weights`` below ``out``; those that are
-    there already stay. Returns where they are. Raises `StorageError`.
+def deliver(
+    weights: Path, index: Index, out: Path, name: str, selection: Selection | None = None
+) -> list[Path]:
+    """Put the files of a version that lies at ``weights`` below ``out``, all or those selected;
+    those that are there already stay. Returns where they are. Raises `StorageError`.
 
     A policy that is one file is called ``name``.
     """
     made = []
-    for file in index.files:
+    chosen = range(len(index.files)) if selection is None else selection.files(index)
+    for file in (index.files[number] for number in chosen):
         source = weights / file.path if file.path else weights
         target = out / (file.path or name)
         try:

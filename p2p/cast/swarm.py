@@ -25,6 +25,7 @@ from p2p.multiaddr import Multiaddr
 from p2p.node.wiring import judge_announcement, policy_topic, roster
 from p2p.policy import PolicyVersion
 from p2p.shardcast import Shardcast, ShardcastConfig, open_shardcast
+from p2p.shardcast.selection import Selection
 from p2p.world import World
 
 
@@ -60,8 +61,10 @@ async def open_cast(
     pusher: PeerId,
     secret: bytes,
     bootstrap: Sequence[Multiaddr] = (),
+    selection: Selection | None = None,
 ) -> AsyncIterator[CastNode]:
-    """Take part in a push for the length of the block."""
+    """Take part in a push for the length of the block. Who fetches only a ``selection`` is no
+    member whom others feed: it does not say of which run it is."""
     run = run_of(pusher, secret)
     topic = policy_topic(run)
     async with (
@@ -80,11 +83,13 @@ async def open_cast(
             may_publish=pusher.__eq__,
             roster=partial(roster, membership, run),
             announce=partial(gossip.publish, topic),
+            selection=selection,
         ) as shardcast,
         trio.open_nursery() as nursery,
     ):
         gossip.subscribe(topic, partial(judge_announcement, shardcast), _heard_enough)
-        membership.me.update(run=run)
+        if selection is None:
+            membership.me.update(run=run)
         node = CastNode(
             world=world, host=host, membership=membership, shardcast=shardcast, run=run
         )

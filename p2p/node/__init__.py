@@ -21,8 +21,8 @@ How data flows
 --------------
 A document is pinned, then gossip, the DHT, membership and SHARDCAST are opened in this order,
 each given callables instead of the others: heartbeats become SHARDCAST's roster, a manifest
-that SHARDCAST publishes becomes a gossip message, the run document answers who may publish, and
-a policy that is whole becomes a word in our heartbeat. Then `run_roles` runs the roles.
+that SHARDCAST publishes becomes a gossip message, the run document decides who may publish, and
+our heartbeat announces each policy that is complete here. Then `run_roles` runs the roles.
 
 A newcomer calls `open_node` and `run_roles`. A role is given the `Node` and uses its services:
 ``node.shardcast.wait_policy``, ``node.host.open_stream``. The command line is ``python -m

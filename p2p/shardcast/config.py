@@ -19,8 +19,8 @@ class ShardcastConfig:
     """Newest whole policies kept on disk; pinned ones are kept besides."""
 
     keep_bytes: int = 64 * 1024 * MIB
-    """Bytes of policies on disk beyond which the oldest unpinned go first. The newest always
-    stays."""
+    """Bytes of policies on disk, with the patches that lead to them, beyond which the oldest
+    unpinned go first. The newest always stays."""
 
     cache_bytes: int = 64 * MIB
     """Bytes of verified chunks kept in memory, to be forwarded without reading them again: 16

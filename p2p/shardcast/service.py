@@ -42,6 +42,7 @@ from p2p.shardcast.messages import (
 )
 from p2p.shardcast.publisher import PolicyPublisher
 from p2p.shardcast.receiver import Receiver
+from p2p.shardcast.selection import Selection
 from p2p.shardcast.sender import Sender
 from p2p.shardcast.store import PolicyStore
 from p2p.world import World, dawdle, lateness
@@ -94,6 +95,8 @@ class Shardcast:
         self._announce = announce
         self._whole_one = Notifier()
         """A version has become whole."""
+        self._written = Notifier()
+        """Spans have been written, or an index has come."""
         # One job per policy that is fetched or dropped, and the core fetches two at a time.
         self._jobs, self._jobs_out = trio.open_memory_channel[_Job](math.inf)
 
@@ -123,7 +126,12 @@ class Shardcast:
     @property
     def fetching_bytes(self) -> int:
         """Raw bytes of the version that `fetching` names; 0 if there is none."""
-        return self._coming.manifest.size if self._coming is not None else 0
+        coming = self._coming
+        if coming is None:
+            return 0
+        if coming.index is None:
+            return coming.manifest.size
+        return sum(coming.index.spans[span].size for span in coming.wanted)
 
     @property
     def _coming(self) -> Download | None:
@@ -217,6 +225,15 @@ class Shardcast:
             await self._whole_one.wait()
         return self.newest
 
+    async def wait_selected(self, version: PolicyVersion) -> tuple[Manifest, Index, str]:
+        """Return once the selected files of ``version`` are here, durable, below the path that
+        this gives. Raises `StorageError`."""
+        while True:
+            entry = await self._store.selected(version)
+            if entry is not None:
+                return entry.manifest, entry.index, entry.weights
+            await self._written.wait()
+
     async def publish(self, version: PolicyVersion, weights_path: str) -> Manifest:
         """Sign and spread a version whose file, or folder of files, is at ``weights_path`` (of
         `World.disk`).
@@ -292,6 +309,7 @@ class Shardcast:
         match effect:
             case ev.Begin(manifest, index):
                 self._store.begin(manifest, index)
+                self._written.notify_all()
             case ev.Keep(policy, chunk, data, raw):
                 self._store.keep_nowait(policy, chunk, data, raw)
                 if policy not in self._writers:
@@ -329,6 +347,7 @@ class Shardcast:
             while self._store.unwritten(policy):
                 await self._store.flush(policy)
                 self._writers[policy].notify_all()
+                self._written.notify_all()
         except NoRoom as error:
             await self._disk_too_small(policy, error)
         except StorageError as error:
@@ -410,6 +429,7 @@ class Shardcast:
             return  # it was given up meanwhile
         elif await self._store.finish(job.policy):
             self._disk.note_success()
+            self._written.notify_all()
             self._driver.feed(ev.Stored(job.policy))
             self._whole_one.notify_all()
             await self._prune()
@@ -478,7 +498,7 @@ class Shardcast:
 
 
 @asynccontextmanager
-async def open_shardcast(
+async def open_shardcast(  # noqa: PLR0913 - what a node is, and what others tell it
     world: World,
     host: Host,
     config: ShardcastConfig,
@@ -487,16 +507,18 @@ async def open_shardcast(
     may_publish: Callable[[PeerId], bool],
     roster: Callable[[], Sequence[RosterEntry]],
     announce: Callable[[bytes], None],
+    selection: Selection | None = None,
 ) -> AsyncIterator[Shardcast]:
     """Distribute the policies of ``run`` for the length of the block.
 
     ``may_publish`` says who is a trainer; ``roster`` whom to feed (asked only where `publish`
     is called); ``announce`` gossips bytes that elsewhere are given to
-    `Shardcast.receive_announcement`.
+    `Shardcast.receive_announcement`. With a ``selection`` only those files are fetched: see
+    `Shardcast.wait_selected`.
     """
     statements = Statements(run, may_publish, world.verify)
-    core = ShardcastCore(host.peer_id, config, statements, world.rng("shardcast"))
-    store = PolicyStore(world, config, run)
+    core = ShardcastCore(host.peer_id, config, statements, world.rng("shardcast"), selection)
+    store = PolicyStore(world, config, run, selection)
     publisher = PolicyPublisher(world, config, run, statements, store, roster, core.believe)
     with store.holding():
         async with trio.open_nursery() as nursery:

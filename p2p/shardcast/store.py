@@ -25,8 +25,8 @@ digest; if the files were changed or removed, it is no longer served.
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain
@@ -58,6 +58,7 @@ from p2p.shardcast.patch import (
     patch_runs_untrusted,
     table_bytes_untrusted,
 )
+from p2p.shardcast.selection import Selection
 from p2p.shardcast.stored import (
     HEAD,
     PART,
@@ -130,8 +131,15 @@ class Cores:
 class PolicyStore:
     """The policies of one run on one node's disk."""
 
-    def __init__(self, world: World, config: ShardcastConfig, run: bytes) -> None:
+    def __init__(
+        self,
+        world: World,
+        config: ShardcastConfig,
+        run: bytes,
+        selection: Selection | None = None,
+    ) -> None:
         self._world = world
+        self._selection = selection
         self._disk = world.disk
         self._config = config
         self._run = run
@@ -224,14 +232,36 @@ class PolicyStore:
             if entry.has_room:
                 return
             try:
-                for path, file in zip(entry.files, entry.index.files, strict=True):
-                    await self._disk.reserve(path, file.size)
+                for number in self._fetched_files(entry.index):
+                    await self._disk.reserve(entry.file(number), entry.index.files[number].size)
             except StorageError as error:
                 raise NoRoom(
                     f"no room for version {entry.version}, of {entry.manifest.size} bytes:"
                     f" {error}"
                 ) from error
             entry.note_room()
+
+    def _fetched_files(self, index: Index) -> Sequence[int]:
+        if self._selection is None:
+            return range(len(index.files))
+        return self._selection.files(index)
+
+    async def selected(self, version: PolicyVersion) -> StoredPolicy | None:
+        """A version of which all that this node fetches is in its place; None if there is
+        none. Raises `StorageError`."""
+        for entry in self._policies:
+            if entry.version != version or self._selection is None:
+                continue
+            spans = self._selection.spans(entry.index)
+            is_all = len(spans) == len(entry.index)  # it will be whole, and move
+            if spans - entry.verified or entry.unwritten_count or (is_all and not entry.stored):
+                continue
+            if not entry.stored:
+                await self._make_room(entry)  # files without bytes have no spans
+                for number in self._selection.files(entry.index):
+                    await self._disk.fsync(entry.file(number))
+            return entry
+        return None
 
     async def _write_head(self, entry: StoredPolicy) -> None:
         """Without an fsync, for which every stream would wait: `finish` does it. But what this
@@ -445,11 +475,16 @@ class PolicyStore:
         # What is being fetched takes its room before it is there: the disk holds `keep_bytes`
         # and the newest.
         total, gone = sum(e.footprint for e in self._entries.values() if not e.stored), []
+        patches: Counter[bytes] = Counter()
+        for patch in self._entries.values():
+            if patch.is_patch and patch.stored:
+                patches[patch.manifest.digest] += patch.footprint
         for rank, entry in enumerate(kept):
-            total += entry.footprint
+            size = entry.footprint + patches[entry.manifest.digest]
+            total += size
             full = rank >= self._config.keep_versions or total > self._config.keep_bytes
             if rank and full and not entry.is_pinned:
-                total -= entry.footprint
+                total -= size
                 gone.append(entry)
         outvoted = [entry.manifest.digest for entry in rivals]
         gone += [e for e in self._entries.values() if e.manifest.digest in outvoted]

@@ -15,6 +15,7 @@ held against the run's own limits; where it might pass, another way to cheat is 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -60,6 +61,13 @@ class CheatConfig(InferenceConfig):
     mode: CheatMode = CheatMode.TURNS
     """What it does instead of the work."""
 
+    rest: float = 0.0
+    """Seconds between submissions: every cheat costs the validator a replay."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rest < math.inf:
+            raise ValueError(f"rest is a number of seconds, not {self.rest}")
+
 
 class Cheat(Inference):
     """An inference node that does not do the work it claims."""
@@ -69,6 +77,7 @@ class Cheat(Inference):
     def __init__(self, config: CheatConfig) -> None:
         super().__init__(config)
         self._mode = config.mode
+        self._rest = config.rest
 
     @classmethod
     def from_config(cls, table: Mapping[str, object]) -> Self:
@@ -85,7 +94,7 @@ class Cheat(Inference):
     ) -> InferenceSession:
         """One that works by this role's mode."""
         session = CheatSession(node, run, environment, engine, outbox, self.name, self.counts)
-        session.mode = self._mode
+        session.mode, session.rest = self._mode, self._rest
         return session
 
 
@@ -93,6 +102,8 @@ class CheatSession(InferenceSession):
     """Claims the newest policy, and draws otherwise than the run prescribes."""
 
     mode = CheatMode.TURNS
+    rest = 0.0
+    """Seconds between submissions."""
     is_stale_turn = False
     """Whether the turn's own way is older weights."""
     in_engine = NO_POLICY
@@ -114,6 +125,7 @@ class CheatSession(InferenceSession):
 
         Raises `EngineError` if there is none: nothing is handed in then that might be honest.
         """
+        await self.node.world.sleep(self.rest)
         honest, claimed = run_sampling(self.run), self.loaded
         # both policies are loaded by turns: neither may be dropped meanwhile
         with ExitStack() as pins:

@@ -37,14 +37,13 @@ from p2p.node.usage import (
     whole_number,
     write_text,
 )
-from p2p.wire import MIB
 from roles.demo.processes import RUN_FILE, DemoError, DemoNodes, DemoPlan
+from roles.demo.shows import LANGUAGE_RECIPE, SORTING, Show, arithmetic
 from roles.demo.status import SwarmStatus
-from roles.demo.view import draw, size
-from roles.engines.config import GIB, SEEDS
+from roles.demo.view import draw, plain, sample_line, size
+from roles.engines.config import SEEDS
 from roles.rl.evaluation import Evaluation
 from roles.rl.gate import LearningGate
-from roles.rl.recipe import Recipe
 
 try:
     import resource
@@ -53,13 +52,6 @@ except ImportError:
 
 MAX_STEPS: Final = 100_000
 """Steps of a demo: a day and a half at 1.3 s a step, which it takes on two cores."""
-MEMORY: Final = 2 * GIB
-"""Bytes that the demo needs. Measured are 1.3 GB: six nodes of 42 MB, four engines of 172 MB,
-the trainer's of 304 MB, this process; torch with CUDA takes more. A machine that swaps is
-slower than any deadline."""
-DISK: Final = 100 * MIB
-"""Bytes. Measured are 20 MB: each of six nodes keeps its newest policies of 0.4 MB, its ledger,
-its log."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -69,13 +61,19 @@ def parser() -> argparse.ArgumentParser:
     parse.add_argument(
         "--seed", type=seeds, default=0, metavar="N", help="of weights and warm-up (default 0)"
     )
-    default = Recipe().steps
     parse.add_argument(
         "--steps",
         type=steps,
-        default=default,
         metavar="N",
-        help=f"optimiser steps (default {default})",
+        help=f"optimiser steps (default {SORTING.recipe.steps}, with --model"
+        f" {LANGUAGE_RECIPE.steps})",
+    )
+    parse.add_argument(
+        "--model",
+        type=Path,
+        metavar="DIR",
+        help="let this chat model learn arithmetic, a Hugging Face folder (shoal models fetch"
+        " smollm2 makes one)",
     )
     parse.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     parse.add_argument(
@@ -102,13 +100,16 @@ def _main(arguments: Sequence[str] | None) -> int:
     console = Console(stderr=_is_piped(options.json))
     try:
         check_target("--json", options.json)
-        check_machine()
-        folder = _folder(options.data)
+        show = SORTING if options.model is None else arithmetic(options.model)
+        promised = options.steps is None or options.steps >= show.recipe.steps
+        if options.steps is not None:
+            show = replace(show, recipe=replace(show.recipe, steps=options.steps))
+        check_machine(show)
+        folder = _folder(options.data, show)
     except ConfigError as error:
         complain(error)
         return WRONG_USAGE
-    recipe = replace(Recipe(), steps=options.steps)
-    plan = DemoPlan(seed=options.seed, recipe=recipe, folder=folder)
+    plan = DemoPlan(seed=options.seed, show=show, folder=folder)
     figures: dict[str, Any] = {}
     trouble: list[BaseException] = []
     try:
@@ -124,8 +125,10 @@ def _main(arguments: Sequence[str] | None) -> int:
             raise KeyboardInterrupt
         return FAILED
     write_text("--json", options.json, json.dumps(figures, indent=2))
-    failures = list(complaints(figures, promised=options.steps >= Recipe().steps))
+    failures = list(complaints(figures, show, promised=promised))
     report(console, figures, failures)
+    for line in answers(figures, show):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     if failures:
         console.print(f"the nodes' data is kept in {folder}", soft_wrap=True)
     elif options.data is None:
@@ -139,7 +142,7 @@ def _is_piped(target: Path | None) -> bool:
     return target == STANDARD_OUTPUT or (target is None and not sys.stdout.isatty())
 
 
-def check_machine() -> None:
+def check_machine(show: Show) -> None:
     """Raise `ConfigError`, with the remedy, if the demo cannot be played on this machine."""
     if resource is None:
         raise ConfigError(
@@ -152,11 +155,11 @@ def check_machine() -> None:
             "install it with pip install 'shoal[torch]', or use make demo"
         )
     free = free_memory()
-    if free < MEMORY:
+    if free < show.memory:
         raise ConfigError(
-            f"the demo needs {size(MEMORY)} of free memory, and this machine has {size(free)}: "
-            "close other programs, or simulate the same swarm with python -m sim run spine, "
-            "which needs 0.1 GB"
+            f"the demo needs {size(show.memory)} of free memory, and this machine has"
+            f" {size(free)}: close other programs, or simulate the same swarm with python -m"
+            " sim run spine, which needs 0.1 GB"
         )
 
 
@@ -182,7 +185,7 @@ def _number_in(path: Path, key: str = "") -> float:
     return float("inf")
 
 
-def _folder(data: Path | None) -> Path:
+def _folder(data: Path | None, show: Show) -> Path:
     """Where the nodes keep their data. Raises `ConfigError` if they cannot."""
     if data is not None and (data / RUN_FILE).exists():
         raise ConfigError(
@@ -197,9 +200,9 @@ def _folder(data: Path | None) -> Path:
         raise ConfigError(
             f"the nodes' data cannot be kept in {data}: {error.strerror}"
         ) from None
-    if free < DISK:
+    if free < show.disk:
         raise ConfigError(
-            f"the demo needs {size(DISK)} of disk, and {folder} has {size(free)}: name "
+            f"the demo needs {size(show.disk)} of disk, and {folder} has {size(free)}: name "
             "a folder on another disk with --data"
         )
     if not os.access(folder, os.W_OK):
@@ -226,7 +229,7 @@ async def play(plan: DemoPlan, console: Console) -> dict[str, Any]:
         nodes = DemoNodes(plan, nursery)
         with told_by_signals(end):
             try:
-                with _live(console) as live:
+                with _live(console, plan.show) as live:
                     await nodes.start()
                     _invite(console, nodes)
                     status = await nodes.wait_done(lambda now: live(now, seconds()))
@@ -238,8 +241,9 @@ async def play(plan: DemoPlan, console: Console) -> dict[str, Any]:
         raise KeyboardInterrupt
     return {
         "seed": plan.seed,
-        "steps": plan.recipe.steps,
+        "steps": plan.show.recipe.steps,
         **status.figures(),
+        **status.answers(),
         "seconds": round(seconds(), 1),
         "cpu_seconds": round(cpu_seconds(), 1),
     }
@@ -271,16 +275,17 @@ def join_command(nodes: DemoNodes) -> str:
 
 
 @contextlib.contextmanager
-def _live(console: Console) -> Iterator[Any]:
+def _live(console: Console, show: Show) -> Iterator[Any]:
     """A function that shows a status: redrawn on a terminal, a line every ten steps
     elsewhere."""
     if console.is_terminal:
         with Live(console=console, refresh_per_second=4) as live:
-            yield lambda status, seconds: live.update(draw(status, seconds))
+            yield lambda status, seconds: live.update(draw(status, seconds, show))
         return
     shown: list[int] = []
+    steps: list[int] = []
 
-    def show(status: SwarmStatus, seconds: float) -> None:
+    def tell(status: SwarmStatus, seconds: float) -> None:
         curve = status.trainer.get("curve") or []
         if len(curve) > len(shown):
             shown.append(len(curve))
@@ -290,22 +295,53 @@ def _live(console: Console) -> Iterator[Any]:
                 f"greedy {greedy:.3f}  sampled {sampled:.3f}",
                 highlight=False,
             )
+        line = sample_line(status.trainer, show)
+        if line and status.trainer["step"] not in steps:
+            steps.append(status.trainer["step"])
+            console.print(f"{seconds:5.0f} s  {line}", markup=False, highlight=False)
 
-    yield show
+    yield tell
 
 
-def complaints(figures: dict[str, Any], *, promised: bool = True) -> Iterator[str]:
+def complaints(figures: dict[str, Any], show: Show, *, promised: bool = True) -> Iterator[str]:
     """What went otherwise than promised; a gain is ``promised`` for the default number of steps
     and more."""
-    start = Evaluation(figures["greedy_start"], figures["reward_start"])
-    end = Evaluation(figures["greedy_end"], figures["reward_end"])
-    yield from LearningGate(start, end).failures(promised=promised)
+    first, last = figures["kinds_start"], figures["kinds_end"]
+    judged = show.judged and f"{show.environment}/{show.judged}"
+    start = Evaluation(*first[judged]) if judged else _whole(figures, "start")
+    end = Evaluation(*last[judged]) if judged else _whole(figures, "end")
+    yield from LearningGate(start, end, show.promise).failures(promised=promised)
+    for kind, (before, _) in first.items():
+        if promised and kind != judged and last[kind][0] < before - show.keeps:
+            yield (
+                f"{kind} fell from {before:.3f} to {last[kind][0]:.3f}, by more than"
+                f" {show.keeps}"
+            )
     if promised and not figures["cheater_submitted"]:
         yield "the cheater handed in nothing, so that it was not shown that it is caught"
     if figures["cheater_accepted"]:
         yield f"{figures['cheater_accepted']} submissions of the cheater were accepted"
     if figures["honest_rejected"]:
         yield f"{figures['honest_rejected']} submissions of honest nodes were rejected"
+
+
+def _whole(figures: dict[str, Any], when: str) -> Evaluation:
+    return Evaluation(figures[f"greedy_{when}"], figures[f"reward_{when}"])
+
+
+def answers(figures: dict[str, Any], show: Show) -> Iterator[str]:
+    """What the policy said to a few held-out questions, before and after."""
+    before, after = figures["shown_start"], figures["shown_end"]
+    if show.answers and before and after:
+        yield "\n  held-out questions: before → after (✓ right)"
+    for (prompt, first, paid), (_, last, earned) in list(zip(before, after, strict=False))[
+        : show.answers
+    ]:
+        said = [
+            f"{plain(show, tokens)} {'✓' if reward == 1 else '✗'}"
+            for tokens, reward in ((first, paid), (last, earned))
+        ]
+        yield f"  {plain(show, prompt)} {said[0]} → {said[1]}"
 
 
 def report(console: Console, figures: dict[str, Any], failures: list[str]) -> None:

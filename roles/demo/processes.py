@@ -9,11 +9,13 @@ ends when its parent does, however that dies: its standard input ends.
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,14 +25,13 @@ from p2p.concurrency import Notifier
 from p2p.errors import ShoalError
 from p2p.identity import KeyPair
 from p2p.machine import load_or_create_key
-from p2p.wire import KI
-from proofs.checks import Limits
 from roles.demo.players import CAST
+from roles.demo.shows import SORTING, Show
 from roles.demo.status import Status, SwarmStatus
 from roles.envs.base import environment_digest
-from roles.rl.recipe import Recipe
 from roles.run import Run, sign_run
-from roles.run.core.file import Delivery, EnvironmentPin, Model, Terms
+from roles.run.core.file import Delivery, EnvironmentPin, Terms
+from roles.shared.model_files import FOLDER
 
 RUN_FILE: Final = "run.shoal"
 """The signed run file, in the demo's folder."""
@@ -40,16 +41,6 @@ FINISH_SECONDS: Final = 60.0
 """How long after the last step all nodes may take to hold the last policy."""
 STOP_SECONDS: Final = 1.5
 """How long a process may take to end before it is killed: Ctrl-C promises under 3 s for all."""
-CHUNK_BYTES: Final = 32 * KI
-"""So small that a policy of 420 kB, 13 chunks, has a forest to flow through."""
-
-# Calibrated on the demo's own policy: 4,000 honest groups have a mantissa mean of at most 0.047
-# and one exponent mismatch; weights one step old at the lowest rate have a mean of 1.2 in the
-# median group, and eight groups are judged at a time. And 120,000 honest answers end with a
-# token of probability 1e-6 once in eight runs, while the seeded draw already decides.
-DEMO_LIMITS: Final = replace(
-    Limits.fp32(), mantissa_mean=0.25, exponent_mismatches=3, end_probability=1e-12
-)
 
 
 class DemoError(ShoalError):
@@ -63,11 +54,8 @@ class DemoPlan:
     seed: int = 0
     """Of the initial weights and of the warm-up."""
 
-    recipe: Recipe = field(default_factory=Recipe)
-    """How it is trained."""
-
-    evaluate_every: int = 10
-    """Steps between evaluations: seven points make a curve of 60 steps."""
+    show: Show = SORTING
+    """What is learnt, how, and what is promised of it."""
 
     folder: Path
     """Where the nodes keep their data."""
@@ -76,26 +64,47 @@ class DemoPlan:
 def write_run(plan: DemoPlan) -> Run:
     """Make every node's key, and the run file that names trainer and validator; returns the
     run."""
+    show = plan.show
     keys = {name: load_or_create_key(plan.folder / name / "key") for name in CAST}
     terms = Terms(
         name=f"demo-{plan.seed}",
         expiry=int(time.time()) + 24 * 3600,  # noqa: TID251 - a command line tool, outside every world
-        environments=(EnvironmentPin(name="sort", digest=environment_digest("sort")),),
+        environments=(
+            EnvironmentPin(
+                name=show.environment,
+                digest=environment_digest(show.environment),
+                kinds=show.kinds,
+            ),
+        ),
         trainers=(keys["trainer-1"].peer_id,),
         validators=(keys["validator-1"].peer_id,),
-        model=Model(seed=plan.seed),
-        recipe=plan.recipe,
-        limits=DEMO_LIMITS,
-        delivery=Delivery(chunk_bytes=CHUNK_BYTES),
+        model=replace(show.model, seed=plan.seed),
+        recipe=show.recipe,
+        limits=show.limits,
+        delivery=Delivery(chunk_bytes=show.chunk_bytes),
     )
     owner: KeyPair = load_or_create_key(plan.folder / "owner.key")
     run = sign_run(terms, owner)
     (plan.folder / RUN_FILE).write_bytes(run.document)
     (plan.folder / "node.toml").write_text(
-        f"[role.trainer]\nevaluate_every = {plan.evaluate_every}\n\n[membership]\ninterval ="
-        " 1.0\n"
+        f"[role.trainer]\nevaluate_every = {show.evaluate_every}\n"
+        f"checkpoint_every = {show.checkpoint_every}\n\n"
+        f"[role.cheat]\nrest = {show.cheat_rest}\n\n[membership]\ninterval = 1.0\n"
     )
+    if show.base is not None:
+        lay_base(show.base, plan.folder / "trainer-1" / FOLDER, run)
     return run
+
+
+def lay_base(source: Path, target: Path, run: Run) -> None:
+    """Put the files that ``run`` pins where its trainer looks for them."""
+    target.mkdir(parents=True, exist_ok=True)
+    for pin in run.terms.model.base:
+        (target / pin.name).unlink(missing_ok=True)
+        try:
+            os.link((source / pin.name).resolve(), target / pin.name)
+        except OSError:  # another disk
+            shutil.copyfile(source / pin.name, target / pin.name)
 
 
 class NodeProcess:
@@ -239,7 +248,7 @@ class DemoNodes:
             for name, child in self.children.items()
             if child.status is not None
         }
-        recipe = self.plan.recipe
+        recipe = self.plan.show.recipe
         return SwarmStatus(nodes, recipe.submission * recipe.group_size)
 
     async def wait_done(self, show: Callable[[SwarmStatus], None]) -> SwarmStatus:

@@ -57,6 +57,16 @@ class SwarmStatus:
             status["shardcast"]["newest"] >= trainer["step"] for status in self.nodes.values()
         )
 
+    def answers(self) -> dict[str, Any]:
+        """Rewards by kind and answers to read, of the first evaluation and the last."""
+        trainer = self.trainer
+        return {
+            "kinds_start": trainer.get("kinds_start"),
+            "kinds_end": trainer.get("kinds"),
+            "shown_start": trainer.get("shown_start"),
+            "shown_end": trainer.get("shown"),
+        }
+
     def figures(self) -> dict[str, Any]:
         """The demo's keys, but for seed and times."""
         trainer = self.trainer

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 from rich.console import Group as Lines
 from rich.table import Table
 from rich.text import Text
 
+from roles.demo.shows import Show
 from roles.demo.status import SwarmStatus
+from roles.shared.reasons import printable
 
 CURVE: Final = 36
 """Newest evaluations that the curve shows: what is left of a line."""
 REASONS: Final = 6
 """Reasons for rejection that are shown, the most frequent: what is left of 24 lines."""
+QUESTION: Final = 48
+"""Characters of a question or an answer that are shown, its last."""
 _SPARK = "▁▂▃▄▅▆▇█"
 
 
@@ -32,7 +37,7 @@ def size(count: float) -> str:
     return f"{count:.1f} GB"
 
 
-def draw(status: SwarmStatus, seconds: float) -> Lines:
+def draw(status: SwarmStatus, seconds: float, show: Show) -> Lines:
     """The whole view: at most 78 columns and 18 lines, so that 80 x 24 hold it and the rest."""
     trainer = status.trainer
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
@@ -41,12 +46,28 @@ def draw(status: SwarmStatus, seconds: float) -> Lines:
         table.add_column(column, justify=justify, no_wrap=True, overflow="ellipsis")
     for name, node in status.nodes.items():
         table.add_row(*_row(name, node))
-    return Lines(*_headlines(trainer, seconds), table, *_verdict_lines(status))
+    sample = sample_line(trainer, show)
+    shown = [_line(f"        {sample}", "italic")] if sample else []
+    return Lines(*_headlines(trainer, seconds, show), *shown, table, *_verdict_lines(status))
 
 
-def _headlines(trainer: Any, seconds: float) -> list[Text]:
+def plain(show: Show, tokens: Sequence[int]) -> str:
+    """The end of a text on one line, fit for a terminal: models write what they like."""
+    return printable(" ".join(show.decode(tokens).split())[-QUESTION:])
+
+
+def sample_line(trainer: Any, show: Show) -> str:
+    """One answer of the last step, if this show's are for reading; else nothing."""
+    sample = trainer.get("sample")
+    if not show.answers or sample is None:
+        return ""
+    prompt, tokens, reward = sample
+    return f"step {trainer['step']}: {plain(show, prompt)} {plain(show, tokens)}  → {reward:g}"
+
+
+def _headlines(trainer: Any, seconds: float, show: Show) -> list[Text]:
     if not trainer or trainer.get("greedy_start") is None:
-        return [_line(f"{seconds:4.0f} s  warming up: short lists, supervised …")]
+        return [_line(f"{seconds:4.0f} s  {show.opening}")]
     curve = [greedy for _, greedy, _ in trainer["curve"]]
     return [
         _line(

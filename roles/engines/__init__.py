@@ -11,5 +11,5 @@ How data flows: tasks and seeds go in as a frame on the worker's standard input;
 calls its engine; tokens, proofs or evidence come back as a frame. Weights travel as files.
 
 A role calls `open_engine`, and then `load` and `generate` (inference), `load` and `score` (a
-validator), or `open`, `step`, `save` and `evaluate` (a trainer).
+validator), or `open`, `step`, `save` and `answer` (a trainer).
 """

@@ -164,8 +164,9 @@ class Learner(Protocol):
         """
         ...
 
-    async def adopt(self, weights: str, step: int) -> None:
-        """Go on from a published policy whose checkpoint is lost: with a fresh optimiser."""
+    async def adopt(self, weights: str, step: int, base: str = "") -> None:
+        """Go on from a published policy whose checkpoint is lost: with a fresh optimiser.
+        ``base`` as for `open`."""
         ...
 
     async def step(self, groups: Sequence[TrainingGroup]) -> StepReport:

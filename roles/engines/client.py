@@ -97,9 +97,9 @@ class WorkerEngine:
         """See `roles.engines.base.Learner`."""
         return int(await self._call("open", self._locate(checkpoint), self._located(base)))
 
-    async def adopt(self, weights: str, step: int) -> None:
+    async def adopt(self, weights: str, step: int, base: str = "") -> None:
         """See `roles.engines.base.Learner`."""
-        await self._call("adopt", self._locate(weights), step)
+        await self._call("adopt", self._locate(weights), step, self._located(base))
 
     async def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
         """See `roles.engines.base.Learner`."""

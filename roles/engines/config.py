@@ -280,8 +280,9 @@ class EngineConfig:
     kind: str = "torch"
     """``torch`` and ``vllm`` compute; ``fake`` pretends, in simulations."""
 
-    environment: str = "sort"
-    """Name of the environment, for warm-up and evaluation."""
+    environment: str | None = "sort"
+    """Name of the environment that the first policy is taught by; None for a model with a
+    base."""
 
     shape: ModelShape = field(default_factory=ModelShape)
     """Of the policy."""

@@ -183,7 +183,7 @@ class FakeEngine:
         self._learning = first_policy(self._config)
         return self._learning.step
 
-    async def adopt(self, weights: str, step: int) -> None:
+    async def adopt(self, weights: str, step: int, base: str = "") -> None:
         """See `roles.engines.base.Learner`."""
         policy = decode_policy(await self._world.disk.read(weights))
         await self._spend(loading, self._config.profile.load_seconds)

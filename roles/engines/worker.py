@@ -56,7 +56,7 @@ class LocalEngine(Protocol):
         """See `Learner.open`."""
         ...
 
-    def adopt(self, weights: str, step: int) -> None:
+    def adopt(self, weights: str, step: int, base: str = "") -> None:
         """See `Learner.adopt`."""
         ...
 
@@ -126,8 +126,8 @@ def call(engine: LocalEngine, method: str, arguments: Sequence[Any]) -> object:
             return [astuple(one) for one in scored]
         case "open", [checkpoint, base]:
             return engine.open(checkpoint, base)
-        case "adopt", [weights, step]:
-            engine.adopt(weights, step)
+        case "adopt", [weights, step, base]:
+            engine.adopt(weights, step, base)
             return None
         case "step", [groups]:
             return astuple(engine.step([codec.training_from_wire(group) for group in groups]))

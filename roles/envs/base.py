@@ -55,8 +55,9 @@ class Ration:
     charged for it."""
 
     opening: float = 120.0
-    """Seconds for the start of its process: the largest libraries take ten, on a busy
-    machine."""
+    """Seconds for the start of its process: the largest libraries take ten, on a busy machine.
+    And for the tasks of an evaluation, which the trainer asks for once: a family of
+    reasoning-gym may take half a minute for its 32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +178,11 @@ def make_environment(name: str, **options: object) -> Any:
         raise ConfigError(f"the environment {name!r} cannot be made{given}: {error}") from error
 
 
-def open_teaching(name: str) -> TeachingEnvironment:
+def open_teaching(name: str | None) -> TeachingEnvironment:
     """The environment that a model without a base is taught by. Raises `ConfigError` if it
     teaches none."""
+    if name is None:
+        raise ConfigError("no environment teaches a model that has a base")
     environment = make_environment(name)
     if not isinstance(environment, TeachingEnvironment):
         raise ConfigError(

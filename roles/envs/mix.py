@@ -20,7 +20,8 @@ from typing import Final
 from p2p.errors import ConfigError
 from roles.envs.base import Environment, Task, make_environment
 from roles.envs.data import open_tokenizer, read_data
-from roles.envs.text import TextModel, TokenizedEnvironment, is_text
+from roles.envs.text import ChatTokenizer, TextModel, TokenizedEnvironment, is_text
+from roles.models.errors import BadModel
 from roles.models.pin import FilePin
 
 DOMAIN: Final = b"/shoal/environment/1.0.0"
@@ -109,22 +110,30 @@ def open_mix(setup: EnvironmentSetup) -> MixedEnvironment:
     Raises `ConfigError` if one cannot be made, reads another file, or does not speak what the
     run's model does.
     """
-    model = setup.model
-    tokenizer = None if model is None else open_tokenizer(model.folder)
-    parts = {}
-    for part in setup.parts:
-        options: dict[str, object] = {"kinds": dict(part.kinds)} if part.kinds else {}
-        if part.data is not None:
-            options["data"] = read_data(part.data, setup.folder)
-        environment = make_environment(part.name, **options)
-        if is_text(environment) != (tokenizer is not None):
-            raise ConfigError(
-                f"the environment {part.name!r} is of"
-                f" {'text' if is_text(environment) else 'tokens'}, the run's model"
-                f" {'reads text' if tokenizer else 'has no base, and with it no tokenizer'}:"
-                " the owner of the run must change the one or the other"
-            )
-        if model is not None and tokenizer is not None:
-            environment = TokenizedEnvironment(environment, tokenizer, model)
-        parts[part.name] = part.weight, environment
+    try:
+        tokenizer = None if setup.model is None else open_tokenizer(setup.model.folder)
+        parts = {
+            part.name: (part.weight, _open(part, setup, tokenizer)) for part in setup.parts
+        }
+    except BadModel as error:
+        raise ConfigError(f"the run's model cannot be used: {error}") from error
     return MixedEnvironment(parts)
+
+
+def _open(
+    part: EnvironmentPart, setup: EnvironmentSetup, tokenizer: ChatTokenizer | None
+) -> Environment:
+    options: dict[str, object] = {"kinds": dict(part.kinds)} if part.kinds else {}
+    if part.data is not None:
+        options["data"] = read_data(part.data, setup.folder)
+    environment = make_environment(part.name, **options)
+    if not is_text(environment) and tokenizer is None:
+        tokens: Environment = environment
+        return tokens
+    if is_text(environment) and tokenizer is not None and setup.model is not None:
+        return TokenizedEnvironment(environment, tokenizer, setup.model)
+    raise ConfigError(
+        f"the environment {part.name!r} is of {'tokens' if tokenizer else 'text'}, the run's"
+        f" model {'reads text' if tokenizer else 'has no base, and with it no tokenizer'}: the"
+        " owner of the run must change the one or the other"
+    )

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 from typing import Final, Protocol, TypeGuard
 
 import trio
 
-from p2p.errors import BadMessage, ConfigError
+from p2p.errors import BadMessage
 from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
 from roles.envs.base import Task
 
@@ -32,6 +32,8 @@ MAX_MESSAGES: Final = 64
 MAX_SOURCE: Final = 256 * KI
 """Bytes of a packed task: 64,000 tokens of four bytes. Those of a submission of 64 groups take
 16 MiB at most on their way through a pipe of 64."""
+_MAX_ITEMS: Final = 4 * MAX_MESSAGES + 16
+"""Items of a packed task: a list, a role and a content for each message, and what is around."""
 HELD_OUT_BELOW: Final = 32
 """A question is held out if the first byte of its sha256 is below this: one in eight."""
 
@@ -100,9 +102,8 @@ class TextEnvironment(Protocol):
 class ChatTokenizer(Protocol):
     """What is asked of a `roles.models.tokenizer.Tokenizer`."""
 
-    @property
-    def vocabulary(self) -> int:
-        """Token ids are 0 to this, exclusive."""
+    def require(self, tokens: Iterable[int]) -> None:
+        """Raise `roles.models.errors.BadModel` unless it has all of ``tokens``."""
         ...
 
     def chat(self, messages: Sequence[Message], prefill: str = "") -> tuple[int, ...]:
@@ -165,7 +166,7 @@ def unpack_text_task_untrusted(source: bytes) -> TextTask:
     if len(source) > MAX_SOURCE:
         raise BadMessage(f"a task of {len(source):,} bytes is over the limit of {MAX_SOURCE:,}")
     turns, *texts = fields_untrusted(
-        unpack_untrusted(source, max_items=4 * MAX_MESSAGES),
+        unpack_untrusted(source, max_items=_MAX_ITEMS),
         list, str, str, str, str, what="task of text",
     )  # fmt: skip
     if len(turns) > MAX_MESSAGES:
@@ -180,14 +181,8 @@ class TokenizedEnvironment:
     def __init__(
         self, environment: TextEnvironment, tokenizer: ChatTokenizer, model: TextModel
     ) -> None:
-        """Raises `ConfigError` if the tokenizer is not the model's."""
-        strange = [token for token in model.end_tokens if token >= tokenizer.vocabulary]
-        if strange or not model.end_tokens:
-            raise ConfigError(
-                f"the run ends completions with the tokens {list(model.end_tokens)}, the"
-                f" tokenizer in {model.folder} knows 0 to {tokenizer.vocabulary - 1}: the"
-                " owner of the run must name end tokens of this tokenizer"
-            )
+        """Raises `roles.models.errors.BadModel` if the tokenizer lacks an end token."""
+        tokenizer.require(model.end_tokens)
         self.name = environment.name
         self._environment = environment
         self._tokenizer = tokenizer

@@ -1,4 +1,4 @@
-"""The inference role: does the tasks that are its own, and submits them for a verdict.
+"""The inference role: does the tasks assigned to its node, and submits them for a verdict.
 
 Read `session` first: from the newest policy to a signed verdict. `outbox` keeps each submission
 on disk from before it is sent until then; `stats` counts for people; `config` is the owner's

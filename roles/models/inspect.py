@@ -11,7 +11,6 @@ from p2p.node.usage import FAILED, complain
 from roles.models.bundle import check_weights, end_tokens, pin_folder, read_config
 from roles.models.config import ModelConfig
 from roles.models.pin import FilePin
-from roles.models.tokenizer import Tokenizer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,6 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Look through the folder and say what it is; the exit code. Every file is read."""
     try:
+        from roles.models.tokenizer import Tokenizer
+
         config = read_config(options.folder)
         pins = pin_folder(options.folder)
         check_weights(options.folder, config)

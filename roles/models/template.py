@@ -5,9 +5,8 @@ Theory of operation
 A template is rendered as transformers renders it: the same whitespace rules, loop controls,
 ``raise_exception``, ``tojson``, the tag ``generation``, and the names ``messages``, ``tools``,
 ``documents``, ``add_generation_prompt`` and those of the special tokens. Two nodes must get the
-same tokens from it on any day, or their proofs differ; so what it could ask the machine is not
-there: no ``strftime_now`` (templates that know it ask whether it is defined, and name a fixed
-date if not), no ``random``, no ``lipsum``.
+same tokens from it on any day, or their proofs differ: ``strftime_now`` says the same date for
+ever, and there is no ``random`` and no ``lipsum``.
 
 jinja2's sandbox keeps a template from Python's internals. It does not keep it from running for
 ever, or from a text of any length, so here
@@ -24,6 +23,7 @@ process, which must have such limits: `roles.envs.ration`.
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -53,6 +53,12 @@ MAX_TURNS: Final = 100_000
 messages with ten parts each takes 11,000. As many empty ones as this take 0.1 s."""
 MAX_INDENT: Final = 16
 """Columns by which ``tojson`` may indent; 4 is usual."""
+TODAY: Final = datetime.date(2024, 7, 26)
+"""What ``strftime_now`` says, on every day: Llama 3's template names this date itself where
+there is no clock, and others (Mistral's) do not render without one."""
+MAX_DATE: Final = 64
+"""Characters of the form in which a template asks for it: ``%d %B %Y`` has eight, and each may
+become 256."""
 MAX_SAID: Final = 160
 """Characters of the template's own words that are repeated: a sentence."""
 
@@ -164,6 +170,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             "namespace": Namespace,
             "dict": dict,
             "raise_exception": _raise_exception,
+            "strftime_now": _strftime_now,
         }
 
     def compiled(self, source: str) -> Template:
@@ -294,3 +301,9 @@ def _to_json(
 def _raise_exception(message: str) -> None:
     """What templates call when they cannot say these messages."""
     raise TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    if len(form) > MAX_DATE:
+        raise SecurityError(f"a date is asked for in {MAX_DATE} characters at most")
+    return TODAY.strftime(form)

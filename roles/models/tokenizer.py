@@ -11,16 +11,26 @@ else: what environments ask is theirs to clean.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
-import tokenizers
-
-from p2p.errors import BadMessage
+from p2p.errors import BadMessage, MissingDependency
 from roles.models.errors import BadModel
 from roles.models.files import json_object_untrusted, read_bounded
-from roles.models.template import MAX_RENDERED, MAX_TEMPLATE, ChatTemplate
+
+try:
+    import tokenizers
+
+    from roles.models.template import MAX_RENDERED, MAX_TEMPLATE, ChatTemplate
+except ImportError as error:
+    raise MissingDependency(
+        "text of a language model needs tokenizers and jinja2: pip install 'shoal[hf]'"
+        f" ({error})"
+    ) from error
+
+T = TypeVar("T")
 
 MAX_TOKENIZER: Final = 64 * 1024 * 1024
 """Bytes of ``tokenizer.json``: 17 MB for Llama 3's 128,256 tokens, 33 MB for the largest in
@@ -36,6 +46,10 @@ _SPECIAL: Final = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
 )  # fmt: skip
 """The names under which a template finds special tokens, as in transformers."""
+
+
+_PANIC: Final = "PanicException"
+"""What Rust's panics are called here; the class cannot be imported."""
 
 
 class ChatMessage(Protocol):
@@ -107,12 +121,14 @@ class Tokenizer:
         """The tokens of ``text`` and no others: none for its beginning or end."""
         if len(text) > 2 * MAX_RENDERED:
             raise BadModel(f"a text of {len(text):,} characters is too long to be a prompt")
-        return tuple(self._core.encode(text, add_special_tokens=False).ids)
+        encode = partial(self._core.encode, text, add_special_tokens=False)
+        return tuple(_contained(encode, "tokenizer.json cannot encode a text").ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of ``tokens``; special tokens, and ids that are none, say nothing."""
         known = [token for token in tokens if token in self._ids]
-        return self._core.decode(known, skip_special_tokens=True)
+        decode = partial(self._core.decode, known, skip_special_tokens=True)
+        return _contained(decode, "tokenizer.json cannot decode an answer")
 
     def token(self, text: str) -> int | None:
         """The id of the token spelled ``text``, if there is one."""
@@ -130,14 +146,24 @@ class Tokenizer:
 
 
 def _core_untrusted(data: bytes, path: Path) -> tokenizers.Tokenizer:
-    """Raises `BadModel` if the library cannot read it: it raises plain `Exception`."""
-    try:
-        core = tokenizers.Tokenizer.from_buffer(data)
-    except Exception as error:
-        raise BadModel(f"{path} is no tokenizer: {error!s:.160}") from error
+    """What `tokenizers` makes of the file. Raises `BadModel`."""
+    core = _contained(
+        partial(tokenizers.Tokenizer.from_buffer, data), f"{path} is no tokenizer"
+    )
     core.no_truncation()
     core.no_padding()
     return core
+
+
+def _contained(work: Callable[[], T], failure: str) -> T:
+    """Raise `BadModel` for what the library raises: plain `Exception`, and, where a file of
+    nonsense breaks an assertion in Rust, a `BaseException` of its own."""
+    try:
+        return work()
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != _PANIC:
+            raise
+        raise BadModel(f"{failure}: {error!s:.160}") from error
 
 
 def _table(path: Path) -> dict[str, Any]:

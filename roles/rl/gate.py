@@ -41,6 +41,10 @@ class Promise:
 
 SORTING_PROMISE: Final = Promise()
 """Of the demo that sorts digits."""
+ARITHMETIC_PROMISE: Final = Promise(start_below=(0.35, 0.35), rise=(0.3, 0.3), end=(0.65, 0.6))
+"""Of two-digit addition by a chat model of 135 M parameters: it starts at 0.25 greedy and 0.11
+sampled, and ends, trained alone, at 0.79 to 0.84. Permuted advantages gain nothing: they move
+it from 0.25 to 0.26 in ten steps."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,8 +140,8 @@ class Recipe:
 
     lag: int = 2
     """Oldest usable policy, in steps behind the trainer's. It is rate times lag that
-    destabilises: at this rate lag 4 ends at 0.84 and 0.94 on two seeds where lag 2 ends at 0.86
-    and 0.96, with a largest k3 of 0.26 instead of 0.20."""
+    destabilises: with eight updates at 4e-4 lag 4 ends at 0.84 and 0.94 on two seeds where lag
+    2 ends at 0.86 and 0.96, with a largest k3 of 0.26 instead of 0.20."""
 
     advantage_epsilon: float = 1e-6
     """Added to a group's standard deviation, which is 0.25 at least where one of 16 rewards
@@ -149,7 +149,7 @@ class Recipe:
 
     clip: float = 0.2
     """PPO's epsilon: the ratio is clipped to 1 +- this. The paper's 0.2; the first minibatch is
-    at a ratio of 1, the eighth seven updates from it."""
+    at a ratio of 1, the last of four three updates from it."""
 
     clip_negative: float = 4.0
     """The second side: bounds ratio times a negative advantage, INTELLECT-2's delta of 4.
@@ -167,14 +167,17 @@ class Recipe:
     successors do: clip and lag bound the step already, and a model that forgets is better
     served by mixed tasks."""
 
-    minibatches: int = 8
-    """Optimiser updates per step, one epoch over all rows: 128 rows each. With Adam each moves
-    every weight by about the rate whatever the gradient's size: 4 at twice the rate are as
-    good. On an easier task one at 6e-4 was calmer, and slower."""
+    minibatches: int = 4
+    """Optimiser updates per step, one epoch over all rows: 256 rows each, four of every group.
+    With Adam each moves every weight by about the rate whatever the gradient's size. Eight at
+    half the rate end at 0.76 greedy on the seed where four end at 0.82, and cost a quarter
+    more: a group's prompt is read once a minibatch. Models that begin with a base take one."""
 
-    rate: float = 4e-4
-    """Peak learning rate of AdamW. On an easier task 3e-4 was robust, 6e-4 swung by 0.1 between
-    evaluations, and at 1e-3 and lag 2 the policy walked randomly: at lag 0 it did not."""
+    rate: float = 8e-4
+    """Peak learning rate of AdamW, with four updates a step. It is rate times updates times lag
+    that counts: with one update on an easier task 6e-4 was calm, with eight 1e-3 at lag 2
+    walked randomly. A base in bfloat16 wants 6e-5 (docs/performance.md): its weights lie on a
+    grid that smaller steps leave one by one."""
 
     ramp: int = 5
     """Steps over which the rate climbs: Adam's second moment is an estimate from nothing at

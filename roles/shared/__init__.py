@@ -1,8 +1,10 @@
 """What every role uses, and none owns.
 
-Read `standing` and `durable` first: they are in front of every signature and every write.
+Read `standing` and `durable` first: roles ask the one before every signature, and write through
+the other.
 
 * `bounds`: what numbers of a run file make sense at all;
+* `sizes`: how long the messages of a run may be;
 * `standing`: whether a role may work now;
 * `durable`: writes that a role cannot do without;
 * `checked_json`: small files that notice damage;

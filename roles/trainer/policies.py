@@ -54,6 +54,10 @@ class PolicyFiles:
         self.checkpoint = await self._engine.open(CHECKPOINT, self._base)
         return self.checkpoint
 
+    async def adopt(self, weights: str, step: int) -> None:
+        """Bring the engine to ``weights``, the policy of ``step``, without its optimiser."""
+        await self._engine.adopt(weights, step, self._base)
+
     async def keep(self, step: int, *, is_last: bool = False) -> None:
         """Write the policy of ``step``, and a checkpoint if it is time for one."""
         if step % self._every == 0 or is_last:

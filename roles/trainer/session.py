@@ -138,7 +138,7 @@ class TrainerSession:
                 published,
             )
             with self.node.shardcast.pin(published):
-                await self.engine.adopt(
+                await self._policies.adopt(
                     await self.node.shardcast.check_weights(published), published
                 )
             step = int(published)

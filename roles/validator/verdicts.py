@@ -1,7 +1,8 @@
-"""The verdict of each place: a worker that asks again is told the same.
+"""The verdict on each submission: a worker that sends it again gets the stored one.
 
-A place is under way (a `Job` in the queue or at the scorer), judged (its verdict is an entry of
-the ledger), or given up (`INCONCLUSIVE`, which leaves no entry and is remembered here alone).
+A submission is under way (a `Job` in the queue or at the scorer), judged (its verdict is an
+entry of the ledger), or given up (`INCONCLUSIVE`, which leaves no entry and is remembered here
+alone). Another submission for the same place is a replay (`roles.validator.core.sequence`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,15 @@ from p2p.bounded import BoundedDict
 from p2p.shardcast.manifest import PolicyVersion
 from roles.protocol.core.messages import Commitment, SignedVerdict, Submission, content_digest
 from roles.validator.limits import GIVEN_UP, KNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """A verdict, and what goes with it to the trainer."""
+
+    verdict: SignedVerdict
+    logprobs: bytes = b""
+    """The scorer's, if it accepts (`roles.engines.base.Scored`)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,8 +46,8 @@ class Job:
 
 
 class VerdictIndex:
-    """Where the verdict on a place is, by the whole of its commitment: no two nodes or places
-    share one."""
+    """Where the verdict on a submission is, by the whole of its commitment: no two nodes or
+    places share one."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, Job | int] = {}
@@ -53,8 +63,8 @@ class VerdictIndex:
         return len(self._known)
 
     def find(self, commitment: Commitment) -> Job | int | SignedVerdict | None:
-        """The job, the ledger entry's number, or the verdict; None if this place was not asked
-        about."""
+        """The job, the ledger entry's number, or the verdict; None if this submission is
+        new."""
         key = _key(commitment)
         return self._given_up.get(key) or self._known.get(key)
 

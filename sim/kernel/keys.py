@@ -2,7 +2,7 @@
 
 One real Ed25519 verification costs as much as ten simulated events, and gossip verifies one
 heartbeat at every node. So verdicts are remembered per simulation; above some hundreds of nodes
-even the first verification of each heartbeat is too dear, and a keyed hash takes Ed25519's
+even the first verification of each heartbeat is too slow, and a keyed hash takes Ed25519's
 place. Its secrets live in the simulation only: node code cannot forge it either.
 """
 

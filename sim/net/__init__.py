@@ -4,12 +4,13 @@
 - `fabric`: `Fabric`, all machines (`Endpoint`) and the wires between them; cuts, holds and
   clogs
 - `stream`: byte streams over wires, with the back-pressure that TCP and Yamux give
-- `relink`: what becomes of the bytes that wait on a line whose speed changes
+- `relink`: gives waiting bytes new times when their line's speed changes
 - `latency`: how far apart machines are, by region
 
 How data flows: `Fabric.transmit` charges the sender's line and schedules `Fabric.arrive`, which
-charges the receiver's line and then calls back. Hosts and networks (`sim.node`) stand on that.
+charges the receiver's line and then calls back. Hosts and networks (`sim.node`) are built on
+that.
 
-Workloads at level 0 call `Fabric.transmit` themselves; at the other levels nothing here is
-called but by `sim.node`.
+Workloads at level 0 call `Fabric.transmit` themselves; at the other levels only `sim.node`
+calls this package.
 """

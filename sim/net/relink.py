@@ -1,4 +1,4 @@
-"""What becomes of the bytes that wait on a line whose pace changes.
+"""New times for the bytes that wait on a line whose speed changes.
 
 What waits is events, which were given their times when their bytes were sent. A queue in front
 of a real line drains at the pace that the line has now: so these times are stretched, from now

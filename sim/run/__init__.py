@@ -3,7 +3,8 @@
 - `scenario` (read it first): a scenario file, and what a workload is
 - `runner`: `run_scenario`, which checks a scenario and hands it to the level that it asks for
 - `simulated`: levels 0, 1 and 2; `real`: level 3
-- `result`: what came of a run; `report`: the same as an HTML page; `observers`: who is told
+- `result`: metrics and expectations of a run; `report`: the same as an HTML page; `observers`:
+  who is told while it runs
 - `sweep`: many seeds and settings, a process each
 - `diff`: the first event in which two runs differ; `tape`: what cores were told at L1, told
   again at L0; `perfetto`: a trace for ui.perfetto.dev

@@ -12,7 +12,7 @@ A scenario file names its workload as ``module:Class`` (`sim.run.scenario.Worklo
 - a large run: `intellect2`, the published broadcast and ours (L0); `volunteers`, the real roles
   with the speeds of real machines (`profiles`)
 
-`supervision` is what starts a process again that its disk has failed. How data flows: ``run``
-adds nodes to the swarm, sleeps until the scenario's duration is over, and returns metrics by
-name, which the scenario's ``[[expect]]`` are judged by.
+`supervision` restarts a process whose disk has failed. How data flows: ``run`` adds nodes to
+the swarm, sleeps until the scenario's duration is over, and returns metrics by name; the
+scenario's ``[[expect]]`` set bounds for them.
 """

@@ -129,7 +129,7 @@ class Broadcast:
         entries = [
             RosterEntry(node.peer, 0.9 * node.endpoint.spec.up * 1e6 / 8)
             for node in self._nodes
-        ]  # relays pace to 90 % of their uplink
+        ]  # what nodes offer of their uplink
         signer = self._simulation.keys.signer("origin")
         return build_forest(Roster.sign(signer, b"simulated", 1, entries), PolicyVersion(1))
 

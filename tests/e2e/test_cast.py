@@ -157,6 +157,34 @@ def test_a_killed_pull_goes_on_and_equal_files_are_not_fetched_again(tmp_path: P
         assert whole["from_origin"] + whole["from_peers"] == 0
 
 
+def test_a_part_of_a_folder_costs_only_its_bytes_and_the_rest_comes_later(
+    tmp_path: Path,
+) -> None:
+    source = folder_at(tmp_path / "model")
+    out = tmp_path / "out"
+    with cast("push", source, "--data", tmp_path / "p", *LOCAL) as push:
+        ticket = push.said("ticket")["ticket"]
+        part = ("pull", ticket, "--out", out, "--seed", 0, *LOCAL)
+        with cast(*part, "--only", "*-00002.bin") as pull:
+            assert pull.end() == 0
+            whole = pull.said("whole")
+            assert (whole["files"], whole["bytes"]) == (1, len(FILES["sub/model-00002.bin"]))
+            assert whole["from_origin"] + whole["from_peers"] <= 1.01 * whole["bytes"]
+        name = "sub/model-00002.bin"
+        assert contents(out) == {name: FILES[name]}
+        with cast(*part, "--only", "em*") as pull:
+            assert pull.end() == 0, "a file without bytes"
+        assert contents(out) == {name: FILES[name], "empty": b""}
+        with cast(*part, "--only", "*.gguf") as pull:
+            assert pull.end() == 2
+            assert "no file of model matches '*.gguf'" in pull.errors()
+        with cast(*part) as rest:
+            assert rest.end() == 0
+            came = rest.said("whole")["from_origin"] + rest.said("whole")["from_peers"]
+        assert contents(out) == FILES
+        assert came <= sum(map(len, FILES.values())) - len(FILES[name])
+
+
 def test_a_puller_that_follows_gets_the_next_version_and_runs_a_command(tmp_path: Path) -> None:
     source = tmp_path / "weights.bin"
     source.write_bytes(b"old" * 100_000)
@@ -218,6 +246,8 @@ def test_a_served_folder_is_read_by_any_http_client(tmp_path: Path) -> None:
         (("push", ".", "--listen", "x"), "--listen"),
         (("push", ".", "--http", "x"), "HOST:PORT"),
         (("pull", "x", "--seed", "soon"), "--seed"),
+        (("pull", "x", "--only", "*", "--follow"), "without --follow"),
+        (("pull", "http://x", "--only", "*"), "with a ticket"),
     ],
 )
 def test_a_wrong_command_line_gets_one_sentence(

@@ -53,6 +53,7 @@ from p2p.shardcast import Shardcast
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Verdict
 from roles.demo.command import complaints, free_memory, main as demo_main
+from roles.demo.shows import SORTING
 from roles.demo.status import SwarmStatus
 from roles.demo.view import draw
 from roles.engines.base import TrainingGroup
@@ -759,7 +760,8 @@ def test_ctrl_c_pressed_twice_ends_a_node_and_a_demo_without_a_traceback(
 
 FIGURES = {
     "greedy_start": 0.16, "greedy_end": 0.3, "reward_start": 0.14, "reward_end": 0.2,
-    "cheater_accepted": 0, "honest_rejected": 0,
+    "cheater_accepted": 0, "cheater_submitted": 9, "honest_rejected": 0,
+    "kinds_start": {}, "kinds_end": {},
 }  # fmt: skip
 
 
@@ -767,9 +769,11 @@ def test_a_short_demo_promises_no_gain() -> None:
     """Issue 10.11: with fewer ``--steps`` than the default it ended with exit 1 and two red
     lines.
     """
-    assert list(complaints(FIGURES, promised=False)) == []
-    assert len(list(complaints(FIGURES, promised=True))) == 2
-    assert len(list(complaints({**FIGURES, "cheater_accepted": 2}, promised=False))) == 1
+    assert list(complaints(FIGURES, SORTING, promised=False)) == []
+    assert len(list(complaints(FIGURES, SORTING, promised=True))) == 2
+    assert (
+        len(list(complaints({**FIGURES, "cheater_accepted": 2}, SORTING, promised=False))) == 1
+    )
 
 
 def test_the_demos_table_fits_a_terminal() -> None:
@@ -805,13 +809,13 @@ def test_the_demos_table_fits_a_terminal() -> None:
     }  # fmt: skip
     status = SwarmStatus({name: {**node, "roles": role} for name, role in roles.items()}, 128)
     out = io.StringIO()
-    Console(file=out, width=200).print(draw(status, 1234.0))
+    Console(file=out, width=200).print(draw(status, 1234.0, SORTING))
     lines = out.getvalue().splitlines()
     fixed = [line for line in lines if " × " not in line]
     assert max(len(line.rstrip()) for line in fixed) <= 80
     assert len(lines) + 4 <= 24, "the line to join with takes three, and the prompt one"
     narrow = io.StringIO()
-    Console(file=narrow, width=80).print(draw(status, 1234.0))
+    Console(file=narrow, width=80).print(draw(status, 1234.0, SORTING))
     assert len(narrow.getvalue().splitlines()) == len(lines), "nothing wraps"
     assert "9999 accepted, 9999 rejected" in narrow.getvalue()
 

@@ -21,6 +21,7 @@ import trio
 from roles.demo.command import join_command
 from roles.demo.players import CAST
 from roles.demo.processes import DemoNodes, DemoPlan, NodeProcess
+from roles.demo.shows import SORTING
 from roles.demo.status import Status
 from roles.rl.recipe import Recipe, WarmUp
 
@@ -41,11 +42,10 @@ PATIENCE = 400
 async def staged(folder: Path, steps: int = SMALL.steps) -> AsyncIterator[DemoNodes]:
     """The demo's cast with a small recipe, ended whatever happens."""
     recipe = replace(SMALL, steps=steps)
+    show = replace(SORTING, recipe=recipe, evaluate_every=0)
     with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
-            stage = DemoNodes(
-                DemoPlan(seed=1, recipe=recipe, evaluate_every=0, folder=folder), nursery
-            )
+            stage = DemoNodes(DemoPlan(seed=1, show=show, folder=folder), nursery)
             try:
                 await stage.start()
                 yield stage

@@ -8,6 +8,71 @@ from roles.models.template import MAX_RENDERED, MAX_TEMPLATE, ChatTemplate
 ASK = [{"role": "user", "content": "hi"}]
 
 
+TEMPLATES = {
+    "chatml": (
+        "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + "
+        "message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    ),
+    "headers": """{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content']|trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system_message = "" %}
+{%- endif %}
+{{- "<|system|>" + system_message }}
+{%- for message in messages %}
+    {%- if not (message.role == 'tool' or 'tool_calls' in message) %}
+        {{- '<' + message['role'] + '>\n\n' + message['content'] | trim + '</>' }}
+    {%- endif %}
+{%- endfor %}
+""",
+    "thinking": """{%- set ns = namespace(searching=true, last=messages|length - 1) %}
+{%- for message in messages[::-1] %}
+    {%- set index = (messages|length - 1) - loop.index0 %}
+    {%- if ns.searching and message.role == "user" and message.content is string and
+           not (message.content.startswith('<r>') and message.content.endswith('</r>')) %}
+        {%- set ns.searching = false %}
+        {%- set ns.last = index %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- set content = message.content %}
+    {%- if message.reasoning_content is string %}
+        {%- set thought = message.reasoning_content %}
+    {%- elif '</think>' in content %}
+        {%- set thought = content.split('</think>')[0].rstrip('\n') %}
+        {%- set thought = thought.split('<think>')[-1].lstrip() %}
+        {%- set content = content.split('</think>')[-1].lstrip('\n') %}
+    {%- endif %}
+    {%- if loop.index0 > ns.last or (loop.last and thought) %}
+        {{- '<t>' + thought.strip('\n') }}
+    {%- endif %}
+    {{- '<' ~ message.role ~ '>' ~ content.replace('/no_think', '') ~ loop.index }}
+{%- endfor %}
+{%- if enable_thinking is defined and enable_thinking is false %}{{ '<none>' }}{%- endif %}
+""",
+    "lists": """{{- bos_token }}
+{%- set users = messages | selectattr("role", "equalto", "user") | list %}
+{%- set ns = namespace(kept=[]) %}
+{%- for message in messages if message["role"] not in ["tool"] and not message.get("calls") %}
+    {%- set ns.kept = ns.kept + [message] %}
+{%- endfor %}
+{%- for message in ns.kept %}
+    {%- if message == users[-1] %}{{ '[last]' }}{%- endif %}
+    {%- for key, value in message.items() if key != "return" %}
+        {{- '"' + key + '": ' + value|tojson }}{{ ", " if not loop.last else "" }}
+    {%- endfor %}
+    {%- if (loop.index0 % 2 == 0) != (message.role == 'user') %}{{ '|' }}{%- endif %}
+    {% generation %}{{ message.content|upper|first|default('x') }}{% endgeneration %}
+{%- endfor %}
+{{ tools is none }}{{ documents is none }}{{ messages|map(attribute='role')|unique|join(',') }}
+""",
+}
+"""In the manner of templates in use: ChatML, Llama 3's, Qwen 3's, Mistral's.
+tests/interop/test_transformers.py renders them with transformers."""
+
+
 def render(source: str, messages: list[dict[str, str]] = ASK, **special: str) -> str:
     return ChatTemplate(source, special).render(messages)
 
@@ -43,6 +108,25 @@ def test_loop_controls_macros_and_filters_work() -> None:
     assert render(source) == "[A0][A4]3 --- user x, y a-b ba"
 
 
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_what_templates_in_use_ask_for_is_there(name: str) -> None:
+    messages = [{"role": "system", "content": " s "}, {"role": "user", "content": "hi"}]
+    text = render(TEMPLATES[name], messages, bos_token="<s>")
+    said = {
+        "chatml": (
+            "<|im_start|>system\n s <|im_end|>\n<|im_start|>user\nhi<|im_end|>\n"
+            "<|im_start|>assistant\n"
+        ),
+        "headers": "<|system|>s<user>\n\nhi</>",
+        "thinking": "<system> s 1<user>hi2",
+        "lists": (
+            '<s>"role": "system", "content": " s "| [last]'
+            '"role": "user", "content": "hi"|HTrueTruesystem,user'
+        ),
+    }
+    assert text == said[name]
+
+
 def test_to_json_is_transformers_and_not_jinjas() -> None:
     messages = [{"role": "user", "content": "<é>'"}]
     assert render("{{ messages[0]|tojson }}", messages) == (
@@ -53,12 +137,10 @@ def test_to_json_is_transformers_and_not_jinjas() -> None:
         render("{{ [1]|tojson(indent=1000000000) }}")
 
 
-def test_a_template_has_no_clock_and_no_dice() -> None:
-    dated = (
-        "{% if strftime_now is defined %}{{ strftime_now('%d') }}{% else %}26 Jul{% endif %}"
-    )
-    assert render(dated) == "26 Jul"
-    for source in ("{{ strftime_now('%d') }}", "{{ [1, 2]|random }}", "{{ lipsum() }}"):
+def test_a_template_has_one_date_and_no_dice() -> None:
+    dated = "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y') }}{% endif %}"
+    assert render(dated) == "26 Jul 2024"
+    for source in ("{{ strftime_now('%9d' * 99) }}", "{{ [1, 2]|random }}", "{{ lipsum() }}"):
         with pytest.raises(BadModel):
             render(source)
 

@@ -13,7 +13,7 @@ import pytest
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Evidence, Limits, Verdict, judge, judge_pool
 from roles.demo.cheats import MARGIN, CheatMode, CheatSession, must_fail
-from roles.demo.processes import DEMO_LIMITS
+from roles.demo.shows import DEMO_LIMITS
 from roles.engines.base import Completion, EngineError, Group, GroupTask, Scored
 from roles.inference.stats import InferenceCounts
 from tests.unit.test_run_file import RUN

@@ -139,9 +139,9 @@ def test_spread_is_what_teaches() -> None:
 
 def test_rates_climb_fall_and_stay() -> None:
     recipe = Recipe()
-    assert recipe.rate_at(0) == pytest.approx(4e-4 / 5)
-    assert recipe.rate_at(4) == pytest.approx(4e-4 * (1 - 0.9 * 4 / 60))
-    assert recipe.rate_at(60) == recipe.rate_at(600) == pytest.approx(4e-5)
+    assert recipe.rate_at(0) == pytest.approx(8e-4 / 5)
+    assert recipe.rate_at(4) == pytest.approx(8e-4 * (1 - 0.9 * 4 / 60))
+    assert recipe.rate_at(60) == recipe.rate_at(600) == pytest.approx(8e-5)
     assert WarmUp().rate_at(0) == pytest.approx(4e-3 / 50)
     assert max(map(WarmUp().rate_at, range(400))) == WarmUp().rate_at(49)
 

@@ -311,6 +311,20 @@ def test_inspect_says_what_a_folder_holds(
     assert "no token 300" in capsys.readouterr().err
 
 
+def test_a_missing_package_is_named(tmp_path: Path) -> None:
+    """In a process of its own, which does not have it."""
+    code = (
+        "import sys; sys.modules['tokenizers'] = None; from roles.models.__main__ import main;"
+        f" sys.exit(main(['inspect', {str(make_folder(tmp_path / 'm'))!r}]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: text of a language model needs tokenizers and jinja2")
+    assert "shoal[hf]" in done.stderr
+
+
 def test_the_pinned_files_are_those_that_we_write() -> None:
     """What we write of the real model today has the digests that its pins say."""
     (model,) = (one for name, one in MODELS.items() if name == "smollm2")

@@ -30,7 +30,7 @@ from p2p.shardcast.messages import (
 )
 from p2p.wire import KI, MIB, pack
 from tests.unit.shardcast_liars import LiarSwarm, roots_of
-from tests.unit.test_shardcast_core import MBIT, RUN, Policies, key
+from tests.unit.test_shardcast_core import MBIT, RUN, Policies, Swarm, key
 
 HONEST_8 = 3.65
 """Seconds of 16 MiB to eight honest peers with 40 Mbit/s each."""
@@ -220,11 +220,30 @@ def test_a_second_trainer_cannot_hide_a_contradiction_behind_the_first() -> None
     assert (evidence.trainer, evidence.is_proof) == (key(2).peer_id, True)
 
 
-def test_the_uplink_is_measured_while_it_is_full() -> None:
-    uplink = Uplink()
-    for number in range(40):
-        uplink.note_left(100, 1, 0.1 * number)
-    assert uplink.rate == 0, "one peer may itself be slow"
-    for number in range(40):
-        uplink.note_left(100, 2, 10 + 0.1 * number)
-    assert uplink.rate == pytest.approx(1000)
+def test_the_uplink_is_measured_in_bursts_too() -> None:
+    """A relay of eight: each chunk goes to seven children, and then it waits for the next."""
+    uplink, children = Uplink(), [key(number).peer_id for number in range(7)]
+    for burst in range(5):
+        for child in children:
+            uplink.note_begun(child, burst)
+        for number, child in enumerate(children, 1):
+            uplink.note_left(child, 64 * KI, burst + number * 64 * KI / 1e6)
+    assert 0.95e6 <= uplink.rate <= 1e6
+
+
+def test_a_burst_too_small_to_tell_what_left_measures_nothing() -> None:
+    uplink, peer = Uplink(), key(1).peer_id
+    for burst in range(200):
+        uplink.note_begun(peer, burst)
+        uplink.note_left(peer, 8 * KI, burst + 1e-6)  # all of it in the sender's buffers
+        uplink.note_begun(peer, burst + 0.5)
+        uplink.lose(peer, burst + 0.6)
+    assert uplink.rate == 0
+
+
+def test_nodes_of_a_swarm_with_even_links_measure_them() -> None:
+    swarm = Swarm(8)
+    swarm.publish(1, 8 * MIB, 64 * KI)
+    swarm.run(20)
+    for node in swarm.peers:
+        assert 0.9 * 5e6 <= node.core.uplink_rate <= 1.02 * 5e6

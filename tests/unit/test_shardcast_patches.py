@@ -13,6 +13,7 @@ import pytest
 import trio
 
 from p2p.errors import BadMessage
+from p2p.machine import open_world
 from p2p.shardcast import PolicyVersion, ShardcastConfig
 from p2p.shardcast.codec import PATCH
 from p2p.shardcast.delta import DeltaMode
@@ -29,8 +30,9 @@ from p2p.shardcast.patch import (
     runs_of,
     table_bytes_untrusted,
 )
+from p2p.shardcast.store import PolicyStore
 from tests.unit.test_shardcast_delta import updated, weights
-from tests.unit.test_shardcast_service import Member, Town, everybody
+from tests.unit.test_shardcast_service import RUN, Member, Town, everybody
 
 VALUES = 600_000
 
@@ -124,6 +126,26 @@ async def test_a_joiner_takes_one_anchor_and_none_of_it_from_the_origin(
             anchor = trainer.shardcast.manifest(v(2)).anchor.wire
             assert came(joiner) <= 1.02 * anchor
             assert joiner.shardcast.stats.from_origin == 0
+
+
+@pytest.mark.parametrize(("room", "kept"), [(0, (1,)), (1, (1, 0))])
+async def test_patches_count_against_what_a_disk_keeps(
+    town: Town, course: Course, room: int, kept: tuple[int, ...]
+) -> None:
+    with trio.fail_after(20):
+        async with town.member(0) as trainer, town.member(1) as other:
+            for version in (0, 1):
+                await course.publish(trainer, version)
+                assert await course.is_right_at(other, version)
+            index = other.shardcast.index(v(0))
+            (patch,) = other.shardcast.manifest(v(1)).patches
+        policies = 2 * (index.size + len(index.data))
+        config = ShardcastConfig(keep_bytes=policies + room * (patch.wire + 100 * patch.chunks))
+        async with open_world(town.folder / "1", town.keys[1]) as world:
+            store = PolicyStore(world, config, RUN)
+            await store.load()
+            await store.prune()
+            assert store.versions == kept
 
 
 async def test_who_missed_versions_takes_a_skip_patch(town: Town, course: Course) -> None:

@@ -114,6 +114,15 @@ def test_what_cannot_be_read_names_the_file(
         Tokenizer.open(tmp_path)
 
 
+def test_a_panic_in_rust_is_an_error_like_others(folder: Path, tmp_path: Path) -> None:
+    copy(folder, tmp_path)
+    table = json.loads(tokenizer_json())
+    table["normalizer"] = {"type": "Replace", "pattern": {"String": ""}, "content": "x"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(table))
+    with pytest.raises(BadModel, match="cannot encode a text"):
+        Tokenizer.open(tmp_path).encode("hello <|im_end|> aaaaab 日本")
+
+
 def test_a_missing_tokenizer_and_a_text_without_end(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(BadModel, match=r"tokenizer.json cannot be read"):
         Tokenizer.open(tmp_path)

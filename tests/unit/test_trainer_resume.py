@@ -16,7 +16,6 @@ import torch
 from safetensors.torch import load_file
 
 from roles.engines.torch.learner import TorchLearner
-from roles.envs.sort import SortEnvironment
 from tests.unit.trainer_life import CHECKPOINT_EVERY, CONFIG, delivery, lesson
 
 LIVES = 3
@@ -53,9 +52,9 @@ def test_killed_with_nine_it_comes_to_the_same_weights(tmp_path: Path) -> None:
     assert {len(rows) for rows in logged.values()} == {5}
     places = {(row[0], row[1]) for rows in logged.values() for row in rows}
     assert len(places) == 5 * len(logged)
-    names = {delivery(index)[0].commitment.content.hex(): index for index in range(400)}
+    names = {delivery(index).verdict.commitment.content.hex(): index for index in range(400)}
     torch.set_num_threads(1)
-    undisturbed = TorchLearner(CONFIG, SortEnvironment())
+    undisturbed = TorchLearner(CONFIG)
     undisturbed.start()
     compared = 0
     for step in range(1, version + 1):

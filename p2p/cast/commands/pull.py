@@ -24,11 +24,12 @@ from p2p.cast.delivery import deliver
 from p2p.cast.swarm import CastNode, open_cast
 from p2p.cast.ticket import Ticket
 from p2p.cast.view import CastState, Teller
-from p2p.errors import BadMessage
+from p2p.errors import BadMessage, ConfigError
 from p2p.machine import open_world
 from p2p.node.process import locked_folder, until_told_to_end
 from p2p.policy import PolicyVersion
-from p2p.shardcast import Shardcast, ShardcastConfig
+from p2p.shardcast import Manifest, Shardcast, ShardcastConfig
+from p2p.shardcast.selection import Selection
 from p2p.swarm import open_host
 
 STATE: Final = ".shoal"
@@ -48,6 +49,7 @@ def pull(argv: Sequence[str]) -> int:
     add = parser.add_argument
     add("ticket", help="as shoal push prints it, or http://HOST:PORT[,http://...]")
     add("--out", type=Path, metavar="DIR", help="where its files go (default: the name it has)")
+    add("--only", metavar="GLOB", help="fetch only files that match, such as '*.json'")
     add("--follow", action="store_true", help="stay, and take each newer version")
     add("--exec", dest="command", metavar="CMD",
         help="run after each version, with SHOAL_VERSION and SHOAL_PATH set")  # fmt: skip
@@ -55,8 +57,12 @@ def pull(argv: Sequence[str]) -> int:
         help="go on giving to others for so long, such as 10m (default: 5s)")  # fmt: skip
     add_common(parser)
     options = parser.parse_args(argv)
+    if options.only is not None and options.follow:
+        parser.error("--only goes without --follow")
     if not options.ticket.startswith(("http://", "https://")):
         return run_command(partial(_pull, options))
+    if options.only is not None:
+        parser.error("--only goes with a ticket: HTTP servers list whole versions")
     from p2p.cast.commands.follow import follow
 
     out = (options.out or Path()).absolute()
@@ -65,6 +71,9 @@ def pull(argv: Sequence[str]) -> int:
 
 async def _pull(options: argparse.Namespace) -> None:
     ticket = ticket_of(options.ticket)
+    if options.only is not None and not ticket.is_folder:
+        raise ConfigError(f"--only chooses files of a folder, and {ticket.name} is a file")
+    selection = Selection(options.only) if options.only is not None else None
     out = (options.out or Path(ticket.name if ticket.is_folder else ".")).absolute()
     state = out / (STATE if ticket.is_folder else f"{STATE}-{ticket.name}")
     teller = Teller(ticket.name, as_json=options.json)
@@ -80,6 +89,7 @@ async def _pull(options: argparse.Namespace) -> None:
                 open_cast(
                     world, host, config,
                     pusher=ticket.pusher, secret=ticket.secret, bootstrap=bootstrap,
+                    selection=selection,
                 )
             )  # fmt: skip
             if options.http is not None:
@@ -88,7 +98,9 @@ async def _pull(options: argparse.Namespace) -> None:
 
                 await enter(serving(world, PolicyLibrary(node.shardcast), options.http, teller))
             wanted = ticket.version
-            while True:
+            if selection is not None:
+                await _pull_some(node, ticket, selection, out, teller)
+            while selection is None:
                 version = await _wait_whole(node, wanted, teller)
                 await _hand_over(node, version, ticket, out, teller)
                 if options.command:
@@ -97,6 +109,31 @@ async def _pull(options: argparse.Namespace) -> None:
                     break
                 wanted = PolicyVersion(version + 1)
             await world.sleep(options.seed)
+
+
+async def _pull_some(
+    node: CastNode, ticket: Ticket, selection: Selection, out: Path, teller: Teller
+) -> None:
+    """Fetch the selected files of the ticket's version."""
+    with teller.bars():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_tell_coming, node, teller)
+            manifest, index, weights = await node.shardcast.wait_selected(ticket.version)
+            nursery.cancel_scope.cancel()
+    _check_content(manifest, ticket)
+    if not selection.files(index):
+        raise ConfigError(f"no file of {ticket.name} matches {selection.pattern!r}")
+    made = await trio.to_thread.run_sync(
+        deliver, Path(node.world.disk.locate(weights)), index, out, ticket.name, selection
+    )
+    size = sum(index.files[number].size for number in selection.files(index))
+    stats = node.shardcast.stats
+    teller.event(
+        "whole", f"{len(made)} of {len(index.files)} files    {out}, version {ticket.version},"
+        f" {size / 1e6:,.1f} MB",
+        version=ticket.version, path=str(out), files=len(made), bytes=size,
+        from_origin=stats.from_origin, from_peers=stats.from_peers,
+    )  # fmt: skip
 
 
 async def _wait_whole(node: CastNode, wanted: PolicyVersion, teller: Teller) -> PolicyVersion:
@@ -135,15 +172,20 @@ def _coming(shardcast: Shardcast) -> tuple[PolicyVersion, int, int]:
     return version, size, int(size * share)
 
 
-async def _hand_over(
-    node: CastNode, version: PolicyVersion, ticket: Ticket, out: Path, teller: Teller
-) -> None:
-    manifest = node.shardcast.manifest(version)
-    if version == ticket.version and manifest.digest != ticket.manifest:
+def _check_content(manifest: Manifest, ticket: Ticket) -> None:
+    """Raise `BadMessage` if the ticket's version is not what the ticket names."""
+    if manifest.version == ticket.version and manifest.digest != ticket.manifest:
         raise BadMessage(
             "the pusher has signed another content under the ticket's version: ask for a new"
             " ticket"
         )
+
+
+async def _hand_over(
+    node: CastNode, version: PolicyVersion, ticket: Ticket, out: Path, teller: Teller
+) -> None:
+    manifest = node.shardcast.manifest(version)
+    _check_content(manifest, ticket)
     with node.shardcast.pin(version) as weights:
         made = await trio.to_thread.run_sync(
             deliver, Path(node.world.disk.locate(weights)), node.shardcast.index(version), out,

@@ -24,7 +24,7 @@ file              what it decides                                               
   `queue`         the bulk stream to one peer: what is under way, what waits        peer
   `line`          rate and round trip, and so how much may be on the way            peer
   `allowance`     how much a peer gets for asking                                   version
-`uplink`          what our own uplink carries, measured while it is full            node
+  `uplink`        what our own uplink carries, measured while it is busy            node
 `origin`          which of this node's own versions goes out, and which is next     node
   `handout`       which root gets which chunk, and which root is replaced           version
   `capacity`      what a peer is believed to upload                                 peer

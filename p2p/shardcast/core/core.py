@@ -44,7 +44,6 @@ from p2p.shardcast.core.pending import PendingNames
 from p2p.shardcast.core.receipts import StripeCounts
 from p2p.shardcast.core.repair import Repair
 from p2p.shardcast.core.statements import MAX_MANIFESTS, Statements
-from p2p.shardcast.core.uplink import Uplink
 from p2p.shardcast.core.upload import Upload
 from p2p.shardcast.forest import Roster, RosterEntry
 from p2p.shardcast.index import Index, Span
@@ -70,18 +69,25 @@ from p2p.shardcast.messages import (
     news_of,
 )
 from p2p.shardcast.paths import Hop, cheapest_path
+from p2p.shardcast.selection import Selection
 
 
 class ShardcastCore:
     """One node's part in distributing policies: events and time in, effects out."""
 
     def __init__(
-        self, local: PeerId, config: ShardcastConfig, statements: Statements, rng: Random
+        self,
+        local: PeerId,
+        config: ShardcastConfig,
+        statements: Statements,
+        rng: Random,
+        selection: Selection | None = None,
     ) -> None:
         self.stats = ShardcastStats()
         self.newest: Manifest | None = None
         """The newest policy that is whole here."""
         self._local = local
+        self._selection = selection
         self._config = config
         self.statements = statements
         """What trainers have signed, as far as this node knows."""
@@ -105,7 +111,6 @@ class ShardcastCore:
             most_copies=config.origin_copies,
         )
         self._stripe_counts = StripeCounts(local)
-        self._uplink = Uplink()
         self._pending = PendingNames()
         self._gone: BoundedDict[bytes, None] = BoundedDict(MAX_MANIFESTS)
         """Patches that no peer has, and versions that none has whole."""
@@ -134,7 +139,7 @@ class ShardcastCore:
     @property
     def uplink_rate(self) -> float:
         """Bytes per second that our uplink carries; 0 while nothing was measured."""
-        return self._uplink.rate
+        return self._upload.uplink_rate
 
     @property
     def next_deadline(self) -> float:
@@ -304,7 +309,12 @@ class ShardcastCore:
     def _describe(self, download: Download, index: Index) -> None:
         if download.index is None:
             download.describe(index)
+            self._restrict(download)
             self._out.append(ev.Begin(download.manifest, index))
+
+    def _restrict(self, download: Download) -> None:
+        if self._selection is not None and download.index is not None:
+            download.restrict(self._selection.spans(download.index))
 
     def _fetches(self, manifest: Manifest) -> list[Download]:
         """What is held or being fetched of a version: itself, patches that lead to it."""
@@ -401,7 +411,10 @@ class ShardcastCore:
         self._out.append(ev.Abandon(download.name))
 
     def _way_to(self, manifest: Manifest) -> tuple[Hop, ...]:
-        """The objects to fetch for a version, given what is here and under way."""
+        """The objects to fetch for a version, given what is here and under way. Patches make
+        whole versions of whole ones."""
+        if self._selection is not None:
+            return (Hop(manifest, manifest.anchor),)
         held = {
             d.manifest.version: 0 if d.stored else d.left_bytes
             for d in self._downloads.values()
@@ -610,8 +623,7 @@ class ShardcastCore:
             self._out.append(ev.Send(trainer, receipt))
 
     def _chunk_sent(self, peer: PeerId, size: int) -> None:
-        header = self._upload.note_left(peer, self._now)
-        self._uplink.note_left(size, self._upload.lanes, self._now)
+        header = self._upload.note_left(peer, size, self._now)
         download = None
         if header is not None:
             self._origin.note_left(peer, header, self._now)
@@ -749,6 +761,7 @@ class ShardcastCore:
     ) -> Download:
         stall = self._config.stall
         download = Download.held(manifest, index, verified, self._now, stall, stored=stored)
+        self._restrict(download)
         before = self._downloads.get(download.name)
         if before is not None:
             self._repair.forget(before)
@@ -808,7 +821,7 @@ class ShardcastCore:
         for download in self.downloads:
             if self._announcer.is_due(download, self._now):
                 self._out += self._announcer.tell(download)
-            if download.is_whole or self._downloads.get(download.name) is not download:
+            if download.is_done or self._downloads.get(download.name) is not download:
                 continue  # `_go_round` has given it up
             download.mark_late(self._now)
             self._out += self._repair.expire(download, self._now)

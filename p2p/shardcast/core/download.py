@@ -81,6 +81,8 @@ class Download:
         """Chunks that a peer was asked for and did not bring."""
         self.may_ask_origin = False
         """Whether to ask the origin for what no other peer is known to have."""
+        self._wanted: ChunkSet | None = None
+        """The chunks that this node fetches; None: all."""
         self._states = ChunkStates(self.count)
         self._availability = Availability()
         self._lateness = LateChunks(now, stall)
@@ -141,7 +143,7 @@ class Download:
     def is_in_vain(self) -> bool:
         """Whether other peers and the origin were asked again and again, nothing came, and none
         of them has anything of what is missing."""
-        needed = self.all - self.verified
+        needed = self.wanted - self.verified
         return (
             self._inquiries >= _MOST_INQUIRIES
             and not self._requests
@@ -154,14 +156,20 @@ class Download:
         return self._states.all
 
     @property
+    def wanted(self) -> ChunkSet:
+        """Every chunk that this node fetches."""
+        return self.all if self._wanted is None else self._wanted
+
+    @property
     def verified(self) -> ChunkSet:
         """Chunks that are here."""
         return self._states.verified
 
     @property
     def missing(self) -> ChunkSet:
-        """Chunks that are neither here nor asked for."""
-        return self._states.missing
+        """Chunks to fetch that are neither here nor asked for."""
+        missing = self._states.missing
+        return missing if self._wanted is None else missing & self._wanted
 
     @property
     def is_whole(self) -> bool:
@@ -169,9 +177,16 @@ class Download:
         return not self._states.left
 
     @property
+    def is_done(self) -> bool:
+        """Whether nothing more of it is fetched."""
+        return self.is_whole or (self._wanted is not None and not self._wanted - self.verified)
+
+    @property
     def share(self) -> float:
-        """The share of its chunks that is here."""
-        return len(self.verified) / self.count
+        """The share of the chunks to fetch that is here."""
+        if self._wanted is None:
+            return len(self.verified) / self.count
+        return len(self.verified & self._wanted) / max(1, len(self._wanted))
 
     @property
     def wire_per_chunk(self) -> float:
@@ -181,6 +196,10 @@ class Download:
     def describe(self, index: Index) -> None:
         """The index is known: chunks can be judged from now on."""
         self.index = index
+
+    def restrict(self, wanted: ChunkSet) -> None:
+        """Fetch no other chunks than these."""
+        self._wanted = wanted
 
     def pull_everything(self) -> None:
         """No peer pushes this version: what any holder has is pulled."""
@@ -235,7 +254,7 @@ class Download:
     @property
     def next_deadline(self) -> float:
         """When this version next needs a `Tick`."""
-        if self.is_whole:
+        if self.is_done:
             return math.inf
         due = self.inquire_at
         if self._requests:

@@ -32,6 +32,7 @@ from p2p.shardcast.core.line import CREDIT, MAX_CREDIT, Lines
 from p2p.shardcast.core.peers import Peers
 from p2p.shardcast.core.queue import SendQueue
 from p2p.shardcast.core.statements import Statements
+from p2p.shardcast.core.uplink import Uplink
 from p2p.shardcast.forest import Forest, build_forest
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.shardcast.messages import (
@@ -141,6 +142,7 @@ class Upload:
         self._since_latecomer = 0
         """Chunks that have left along stripes since a latecomer was sent one."""
         self._busy_until = -math.inf
+        self._uplink = Uplink()
 
     def _forest(self, download: Download, epoch: int) -> Forest | None:
         """The forest along which chunks under a roster's ``epoch`` travel, if it is known
@@ -363,8 +365,14 @@ class Upload:
         queue = self._queues.get(root)
         return not self._peers.is_gone(root) and (queue is None or queue.backlog < ROOT_BACKLOG)
 
-    def note_left(self, peer: PeerId, now: float) -> ChunkHeader | None:
-        """The chunk under way to ``peer`` has left; returns it."""
+    @property
+    def uplink_rate(self) -> float:
+        """Bytes per second that this node's uplink carries; 0 while nothing was measured."""
+        return self._uplink.rate
+
+    def note_left(self, peer: PeerId, size: int, now: float) -> ChunkHeader | None:
+        """The chunk of ``size`` bytes under way to ``peer`` has left; returns it."""
+        self._uplink.note_left(peer, size, now)
         queue = self._queues.get(peer)
         header = queue.finish(now) if queue is not None else None
         if header is not None:
@@ -441,6 +449,7 @@ class Upload:
             download = self._downloads.get(header.policy)
             if download is not None and self._is_wanted(peer, download, header.index):
                 queue.start(now)
+                self._uplink.note_begun(peer, now)
                 return header
             queue.drop()
             if download is not None and header.stripe != NO_STRIPE:
@@ -471,6 +480,7 @@ class Upload:
             self._latecomer = None
         for name in [n for n in self._credits if self._is_of(n, peer)]:
             del self._credits[name]  # its next hand-out counts from the start
+        self._uplink.lose(peer, now)
         queue = self._queues.pop(peer, None)
         for header in queue.unconfirmed() if queue is not None else ():
             download = self._downloads.get(header.policy)

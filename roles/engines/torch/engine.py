@@ -1,8 +1,4 @@
-"""The torch engine in its worker process: one policy to sample and score with, one to train.
-
-The environment is opened for the learner only: who generates or scores needs tokens and no
-rewards.
-"""
+"""The torch engine in its worker process: one policy to sample and score with, one to train."""
 
 from __future__ import annotations
 
@@ -68,10 +64,10 @@ class TorchEngine:
         self._learner = learner
         return step
 
-    def adopt(self, weights: str, step: int) -> None:
+    def adopt(self, weights: str, step: int, base: str = "") -> None:
         """See `roles.engines.base.Learner`."""
         learner = TorchLearner(self._config)
-        learner.adopt(Path(weights), step)
+        learner.adopt(Path(weights), step, Path(base) if base else None)
         self._learner = learner
 
     def step(self, groups: Sequence[TrainingGroup]) -> StepReport:

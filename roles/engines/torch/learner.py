@@ -94,8 +94,9 @@ class TorchLearner:
         self.start()
         return self.step_number
 
-    def adopt(self, weights: Path, step: int) -> None:
+    def adopt(self, weights: Path, step: int, base: Path | None = None) -> None:
         """Go on from ``weights``, the policy of ``step``, with a fresh optimiser."""
+        self._base = base
         read_policy(self.model, weights)
         self.step_number = step
 

@@ -118,8 +118,10 @@ class Rotary:
     """Cosines and sines of every position, as far as was needed."""
 
     def __init__(self, shape: ModelShape) -> None:
-        half = torch.arange(shape.head_width // 2, dtype=torch.float32) * 2 / shape.head_width
-        self._frequencies = shape.rope_base**-half
+        # rounded as transformers does it: other orders differ in the last bit, and that is all
+        # that logits then differ by
+        half = torch.arange(0, shape.head_width, 2, dtype=torch.float32) / shape.head_width
+        self._frequencies = 1.0 / shape.rope_base**half
         self._table = torch.empty(0, 2, shape.head_width)
 
     def at(self, positions: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +23,8 @@ from roles.engines.torch.model import TransformerModel
 
 _DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _WEIGHTS: Final = ".safetensors"
+_ONE_FILE: Final = "model.safetensors"
+_HEAD: Final = "lm_head.weight"
 
 
 def read_policy(model: TransformerModel, policy: Path) -> None:
@@ -49,22 +51,32 @@ def read_policy(model: TransformerModel, policy: Path) -> None:
 def write_policy(
     model: TransformerModel, policy: Path, base: Path | None, *, is_base: bool = False
 ) -> None:
-    """Write ``model`` at ``policy``, each file atomically: as a folder like ``base``, if there
-    is one, whose own weights are taken if they are the model's (``is_base``)."""
+    """Write ``model`` at ``policy``, atomically: as a folder like ``base``, if there is one,
+    whose own weights are taken if they are the model's (``is_base``)."""
     if base is None:
         write_atomically(policy, encode_weights(model))
         return
-    policy.mkdir(parents=True, exist_ok=True)
-    for path in sorted(base.iterdir()):
+    unfinished = policy.with_name(policy.name + ".partial")
+    for folder in (unfinished, policy):  # a folder that is there is whole
+        if folder.exists():
+            shutil.rmtree(folder)
+    unfinished.mkdir(parents=True)
+    files = sorted(base.iterdir())
+    weights = [path for path in files if path.suffix == _WEIGHTS]
+    if not is_base:
+        for path in weights:
+            _write_weights(model, list(_names(path)), unfinished / path.name)
+        if not weights:  # its owner has removed them, which only the first policy needs
+            names = sorted(name for name, _ in model.named_parameters())
+            _write_weights(model, names, unfinished / _ONE_FILE)
+    for path in files:
         if path.suffix == _WEIGHTS and not is_base:
-            _write_weights(model, path, policy / path.name)
-        elif path.is_file() and not path.name.startswith("."):
-            _link(path, policy / path.name)
-    sync_folder(policy / "any")
+            continue
+        if path.is_file() and not path.name.startswith("."):
+            _link(path, unfinished / path.name)
+    sync_folder(unfinished / "its files")
+    unfinished.replace(policy)
     sync_folder(policy)
-
-
-_HEAD: Final = "lm_head.weight"
 
 
 def _weights(model: TransformerModel) -> dict[str, Tensor]:
@@ -92,25 +104,20 @@ def _stored(path: Path) -> Iterator[tuple[str, Tensor]]:
         yield name, torch.frombuffer(raw.data, dtype=_DTYPES[raw.dtype]).view(raw.shape)
 
 
-def _write_weights(model: TransformerModel, like: Path, path: Path) -> None:
-    """The tensors that ``like`` has, in its order, in bfloat16: tensor by tensor."""
+def _write_weights(model: TransformerModel, names: Sequence[str], path: Path) -> None:
+    """These tensors, in this order, in bfloat16: tensor by tensor."""
     weights = _weights(model)
-    names = list(_names(like))
-    for name in names:
-        if name == _HEAD and model.shape.tied:
-            weights[name] = weights["model.embed_tokens.weight"]
-    unfinished = path.with_name(path.name + ".partial")
-    with unfinished.open("wb") as file:
-        file.write(
-            safetensors.encode_head(
-                {name: ("BF16", tuple(weights[name].shape)) for name in names}
-            )
-        )
+    if model.shape.tied:
+        weights[_HEAD] = weights["model.embed_tokens.weight"]
+    if unknown := [name for name in names if name not in weights]:
+        raise EngineError(f"{path.name} of the base has {unknown[0]!r:.80}, the model has not")
+    shapes = {name: ("BF16", tuple(weights[name].shape)) for name in names}
+    with path.open("wb") as file:
+        file.write(safetensors.encode_head(shapes))
         for name in names:
             file.write(weights[name].bfloat16().contiguous().view(torch.uint8).numpy().data)
         file.flush()
         os.fsync(file.fileno())
-    unfinished.replace(path)
 
 
 def _names(path: Path) -> Iterator[str]:
@@ -127,7 +134,6 @@ def _names(path: Path) -> Iterator[str]:
 
 def _link(source: Path, target: Path) -> None:
     """The same file under another name; a copy where the disk is another."""
-    target.unlink(missing_ok=True)
     try:
         os.link(source.resolve(), target)
     except OSError:

@@ -38,7 +38,7 @@ class DrawOrder:
 
     def task_seeds(self, index: int) -> list[bytes]:
         """What the environment makes the tasks of the ``index``-th submission of."""
-        return [task_seed(*self._place, group) for group in self._numbers(index)]
+        return [task_seed(*self._name, group) for group in self._numbers(index)]
 
     def with_draws(self, index: int, tasks: Sequence[Task]) -> list[tuple[Task, GroupTask]]:
         """Those tasks, each with the seeds that its group is drawn with."""
@@ -53,12 +53,12 @@ class DrawOrder:
     def _draws(self, task: Task, group: int) -> GroupTask:
         first = group * self.group_size
         seeds = tuple(
-            draw_seed(*self._place, slot) for slot in range(first, first + self.group_size)
+            draw_seed(*self._name, slot) for slot in range(first, first + self.group_size)
         )
         return GroupTask(group, tuple(task.prompt), seeds)
 
     @property
-    def _place(self) -> tuple[bytes, bytes, bytes, int]:
+    def _name(self) -> tuple[bytes, bytes, bytes, int]:
         return self.run, self.policy, self.node.digest, int(self.version)
 
 

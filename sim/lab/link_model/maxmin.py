@@ -1,4 +1,4 @@
-"""Exact max-min fair sharing of access links: an oracle for tests, too dear for large swarms.
+"""Exact max-min fair sharing of access links: an oracle for tests, too slow for large swarms.
 
 Theory of operation
 -------------------

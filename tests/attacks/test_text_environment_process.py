@@ -1,0 +1,174 @@
+"""Environments of text whose reward, task or template raises, hangs or eats memory: each fails
+on its own, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+
+from p2p.errors import ConfigError
+from p2p.machine import open_world
+from roles.envs.base import Ration
+from roles.envs.client import WorkerEnvironment
+from roles.envs.contained import EnvironmentFailed
+from roles.envs.mix import EnvironmentPart, EnvironmentSetup
+from roles.envs.text import TextModel
+from roles.models.tokenizer import Tokenizer
+from tests.model_folders import END, SPECIAL, TEMPLATE, make_folder
+
+CODE = """
+import os
+import trio
+from roles.envs.text import Message, TextTask
+
+class Game:
+    name = "wordy"
+
+    def task(self, seed, *, held_out=False):
+        text = "\\n".join(sorted({"ask", "for", "a", "word"}, key=hash))
+        return TextTask((Message("user", text),), "", "word")
+
+    async def reward(self, task, text, ended):
+        match text:
+            case "raise":
+                raise LookupError("no such word")
+            case "spin":
+                while True:
+                    pass
+            case "wait":
+                await trio.sleep_forever()
+            case "eat":
+                return len(bytearray(1 << 40))
+            case "exit":
+                os._exit(3)
+            case "group":
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self.reward, task, "raise", ended)
+            case "much":
+                return 2.0
+        return float(text == task.answer and ended)
+
+    def evaluation(self):
+        return [self.task(b"")]
+"""
+RATION = Ration(memory=2 << 30, cpu=0.5, patience=60.0)
+BRIEF = 0.3
+"""Seconds of patience with what waits."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model's folder, and beside it a package with an environment."""
+    info = tmp_path / "wordy_env-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: wordy-env\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[shoal.envs]\nwordy = wordy_env:Game\n")
+    (tmp_path / "wordy_env.py").write_text(CODE)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    return make_folder(tmp_path / "model")
+
+
+def setup_in(folder: Path) -> EnvironmentSetup:
+    model = TextModel(
+        folder=str(folder), end_tokens=(END,), vocabulary=320, context=128, max_new_tokens=8
+    )
+    return EnvironmentSetup(parts=(EnvironmentPart(name="wordy"),), model=model)
+
+
+@asynccontextmanager
+async def opened(folder: Path, ration: Ration = RATION) -> AsyncIterator[WorkerEnvironment]:
+    async with open_world() as world, AsyncExitStack() as stack:
+        environment = WorkerEnvironment(world, setup_in(folder), ration, stack)
+        await environment.open()
+        yield environment
+
+
+async def test_what_a_reward_does_costs_its_submission_and_no_other(folder: Path) -> None:
+    tokenizer = Tokenizer.open(folder)
+
+    async def earns(environment: WorkerEnvironment, text: str) -> list[float]:
+        (task,) = await environment.tasks([bytes(32)])
+        return await environment.rewards([(task, [(*tokenizer.encode(text), END), ()])])
+
+    async with opened(folder) as environment:
+        assert await earns(environment, "word") == [1.0, 0.0]
+        for text, said in {
+            "raise": "LookupError: no such word",
+            "spin": "its process ended: it may use 0.5 s of CPU",
+            "eat": "MemoryError",
+            "exit": "its process ended",
+            "group": "ExceptionGroup",
+            "much": "a reward is a number from 0 to 1, not 2.0",
+        }.items():
+            with trio.fail_after(60), pytest.raises(EnvironmentFailed, match=said) as failed:
+                await earns(environment, text)
+            assert "'wordy'" in str(failed.value) or "wordy" in str(failed.value)
+            assert await earns(environment, "word") == [1.0, 0.0], text
+        environment._ration = replace(RATION, patience=BRIEF)
+        with pytest.raises(EnvironmentFailed, match=r"no answer in 0\.3 s"):
+            await earns(environment, "wait")
+        environment._ration = RATION
+        (held,) = await environment.evaluation()
+        assert held.environment == "wordy"
+        with pytest.raises(EnvironmentFailed, match="KeyError"):
+            await environment.rewards([(replace(held, environment="other"), [()])])
+        with pytest.raises(EnvironmentFailed, match="BadMessage: not msgpack"):
+            await environment.rewards([(replace(held, source=b"\xc1"), [()])])
+        with pytest.raises(EnvironmentFailed, match="over the limit of 262,144"):
+            await environment.rewards([(replace(held, source=bytes(300_000)), [()])])
+
+
+async def test_two_processes_see_sets_in_one_order(folder: Path) -> None:
+    """The environment above orders words by their hash."""
+    prompts = []
+    for _ in range(2):
+        async with opened(folder) as environment:
+            prompts.append(await environment.tasks([bytes(32)]))
+    assert prompts[0] == prompts[1]
+
+
+def with_template(folder: Path, template: str) -> None:
+    config = {"eos_token": SPECIAL[1], "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{{ raise_exception('no roles here') }}", "no roles here"),
+        ("{{ messages.append }}", r"task\(\) of the environment 'wordy'"),
+        (
+            "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}",
+            r"task\(\) of the environment 'wordy'",
+        ),
+    ],
+)
+async def test_a_hostile_template_fails_its_tasks(
+    folder: Path, template: str, said: str
+) -> None:
+    with_template(folder, template)
+    async with opened(folder) as environment:
+        with pytest.raises(EnvironmentFailed, match=said):
+            await environment.tasks([bytes(32)])
+        with_template(folder, TEMPLATE)
+
+
+async def test_a_model_that_cannot_be_read_ends_the_node_with_a_sentence(folder: Path) -> None:
+    async def refused(said: str) -> None:
+        with pytest.raises(ConfigError, match=said):
+            await WorkerEnvironment(world, setup_in(folder), RATION, stack).open()
+
+    async with open_world() as world, AsyncExitStack() as stack:
+        with_template(folder, "{% for %}")
+        await refused(r"the run's model cannot be used: the chat template cannot be read")
+        (folder / "tokenizer.json").write_text("{}")
+        await refused(r"the run's model cannot be used: .*tokenizer\.json")

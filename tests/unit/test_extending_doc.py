@@ -1,0 +1,131 @@
+"""The environment in docs/extending.md is as short as it claims, sound, and a model learns
+from it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from p2p.machine import open_world
+from roles.engines.base import GroupTask, Sampling, TrainingGroup
+from roles.engines.config import EngineConfig
+from roles.engines.torch import sampler
+from roles.engines.torch.learner import TorchLearner
+from roles.envs.base import Ration, Task, environment_digest
+from roles.envs.client import WorkerEnvironment
+from roles.envs.mix import EnvironmentPart, EnvironmentSetup
+from roles.envs.text import TextModel
+from roles.models.tokenizer import Tokenizer
+from roles.rl.recipe import Recipe
+from tests.model_folders import END, LLAMA, make_folder
+
+DOCS = Path(__file__).parent.parent.parent / "docs" / "extending.md"
+NEW_TOKENS = 3
+GROUPS = 24
+SIZE = 8
+STEPS = 8
+
+
+def example() -> str:
+    found = re.search(
+        r"<!-- example: an environment of text -->\n```python\n(.*?)```",
+        DOCS.read_text(encoding="utf-8"),
+        re.DOTALL,
+    )
+    assert found is not None
+    return found.group(1)
+
+
+@pytest.fixture
+def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EnvironmentSetup:
+    """The example as a package, installed as the text says, and a small random model."""
+    info = tmp_path / "your_package-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: your-package\nVersion: 1.0\n")
+    line = re.search(r"^alphabet = \"(.*)\"$", DOCS.read_text(encoding="utf-8"), re.MULTILINE)
+    assert line is not None
+    (info / "entry_points.txt").write_text(f"[shoal.envs]\nalphabet = {line.group(1)}\n")
+    (tmp_path / "your_package.py").write_text(example())
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    model = TextModel(
+        folder=str(make_folder(tmp_path / "model")),
+        end_tokens=(END,),
+        vocabulary=LLAMA.vocabulary,
+        context=128,
+        max_new_tokens=NEW_TOKENS,
+    )
+    return EnvironmentSetup(parts=(EnvironmentPart(name="alphabet"),), model=model)
+
+
+def test_the_example_is_under_forty_lines() -> None:
+    assert len(example().splitlines()) < 40
+    assert len([line for line in example().splitlines() if line.strip()]) <= 30
+
+
+async def test_the_example_pays_what_it_says(setup: EnvironmentSetup) -> None:
+    assert len(environment_digest("alphabet")) == 32
+    async with open_world() as world, AsyncExitStack() as stack:
+        environment = WorkerEnvironment(world, setup, Ration(memory=2 << 30), stack)
+        await environment.open()
+        seeds = [bytes([number]) * 32 for number in range(64)]
+        tasks = await environment.tasks(seeds)
+        held = await environment.evaluation()
+        assert not {task.prompt for task in tasks} & {task.prompt for task in held}
+        assert setup.model is not None
+        tokenizer = Tokenizer.open(Path(setup.model.folder))
+        letter = tokenizer.encode("z")
+        answers: list[tuple[Task, list[tuple[int, ...]]]] = [
+            (task, [(), (END,), letter, (*letter, END)]) for task in tasks
+        ]
+        rewards = await environment.rewards(answers)
+        assert set(rewards) <= {0.0, 0.1, 1.0}
+        assert rewards[:3] == [0.0, 0.0, 0.1]
+
+
+async def test_a_model_learns_from_the_example(setup: EnvironmentSetup) -> None:
+    """A random model says letters, which pay a little, more often: no more can be had in a few
+    steps."""
+    recipe = Recipe(
+        rate=4e-2, ramp=1, group_size=SIZE, max_new_tokens=NEW_TOKENS, minibatches=1
+    )
+    config = EngineConfig(
+        shape=replace(LLAMA, layers=1), recipe=recipe, end_tokens=(END,), environment=None
+    )
+    learner, rng = TorchLearner(config), Random(0)
+    learner.model.initialise(0)
+    sampling = Sampling(1.0, NEW_TOKENS, SIZE)
+    means = []
+    async with open_world() as world, AsyncExitStack() as stack:
+        environment = WorkerEnvironment(world, setup, Ration(memory=2 << 30), stack)
+        await environment.open()
+        for _ in range(STEPS):
+            tasks = await environment.tasks([rng.randbytes(32) for _ in range(GROUPS)])
+            asked = [
+                GroupTask(number, task.prompt, tuple(rng.randbytes(32) for _ in range(SIZE)))
+                for number, task in enumerate(tasks)
+            ]
+            drawn = sampler.draw(learner.model, asked, sampling, frozenset({END}))
+            rewards = await environment.rewards(
+                [
+                    (task, [one.tokens for one in group.completions])
+                    for task, group in zip(tasks, drawn, strict=True)
+                ]
+            )
+            means.append(sum(rewards) / len(rewards))
+            groups = [
+                TrainingGroup(task.prompt, group.completions, tuple(rewards[place:][:SIZE]))
+                for place, (task, group) in zip(
+                    range(0, GROUPS * SIZE, SIZE), zip(tasks, drawn, strict=True), strict=True
+                )
+            ]
+            learner.step([group for group in groups if len(set(group.rewards)) > 1])
+    assert sum(means[-3:]) > 2 * sum(means[:3]), means

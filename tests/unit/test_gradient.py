@@ -1,0 +1,166 @@
+"""The loss of a step, however it is cut: into rows, batches, slices of the head."""
+
+import math
+from random import Random
+
+import pytest
+import torch
+from torch import Tensor
+
+from roles.engines.base import Completion, TrainingGroup
+from roles.engines.config import Autocast, EngineConfig, Family, ModelShape
+from roles.engines.torch import gradient
+from roles.engines.torch.autocast import uses_bfloat16
+from roles.engines.torch.gradient import Tally, add_gradient, learning_batches, old_log_probs
+from roles.engines.torch.learner import TorchLearner
+from roles.engines.torch.model import TransformerModel
+from roles.rl.recipe import Recipe, WarmUp
+from tests.unit.test_packing import SHAPES
+
+RECIPE = Recipe(temperature=0.7, kl=0.1)
+
+
+def some_groups(seed: int = 3, count: int = 5, size: int = 4) -> list[TrainingGroup]:
+    rng = Random(seed)
+
+    def tokens(most: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(97) for _ in range(rng.randint(1, most)))
+
+    groups = []
+    for _ in range(count):
+        drawn = [tokens(9) for _ in range(size)]
+        completions = tuple(
+            Completion(one, tuple(-6 * rng.random() for _ in one)) for one in drawn
+        )
+        groups.append(TrainingGroup(tokens(12), completions, ()))
+    return groups
+
+
+ADVANTAGES = [[1.0, -0.5, 0.25, -0.75]] * 5
+
+
+@pytest.fixture(params=SHAPES, ids=lambda family: family.value)
+def model(request: pytest.FixtureRequest) -> TransformerModel:
+    torch.set_num_threads(1)
+    model = TransformerModel(SHAPES[request.param])
+    model.initialise(5)
+    return model
+
+
+def gradients(
+    model: TransformerModel, row_tokens: int = 1024, *, is_later: bool = False
+) -> tuple[Tally, list[Tensor]]:
+    """What the groups add up to; ``is_later`` moves the policy after its log-probs were
+    taken."""
+    batches = learning_batches(some_groups(), ADVANTAGES, row_tokens=row_tokens)
+    tokens = sum(map(len, batches))
+    old = [old_log_probs(model, one, RECIPE.temperature) + 0.3 for one in batches]
+    model.zero_grad()
+    tally = Tally()
+    for batch, before in zip(batches, old, strict=True):
+        tally += add_gradient(model, batch, before if is_later else None, RECIPE, tokens)
+    return tally, [torch.clone(one.grad) for one in model.parameters() if one.grad is not None]
+
+
+def assert_same(
+    one: tuple[Tally, list[Tensor]], other: tuple[Tally, list[Tensor]], atol: float = 1e-5
+) -> None:
+    assert one[0].tokens == other[0].tokens
+    assert (one[0].clipped, one[0].capped) == (other[0].clipped, other[0].capped)
+    for name in ("loss", "drift", "entropy", "ratio_max"):
+        wanted = getattr(other[0], name)
+        assert getattr(one[0], name) == pytest.approx(wanted, rel=1e-4, abs=atol)
+    for mine, theirs in zip(one[1], other[1], strict=True):
+        torch.testing.assert_close(mine, theirs, atol=atol, rtol=0)
+
+
+@pytest.mark.parametrize("is_later", [False, True])
+def test_packed_is_what_rows_are(model: TransformerModel, is_later: bool) -> None:
+    assert_same(
+        gradients(model, is_later=is_later), gradients(model, row_tokens=1, is_later=is_later)
+    )
+
+
+def test_a_head_in_slices_is_the_head(
+    model: TransformerModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = gradients(model, is_later=True)
+    monkeypatch.setattr(gradient, "SLICE", 7)
+    assert_same(gradients(model, is_later=True), whole)
+
+
+def test_logits_of_one_slice_are_all_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = TransformerModel(SHAPES[Family.LLAMA])
+    model.initialise(5)
+    monkeypatch.setattr(gradient, "SLICE", 7)
+    sizes = []
+
+    def note(_: object, __: object, logits: Tensor) -> None:
+        sizes.append(len(logits))
+
+    model.lm_head.register_forward_hook(note)
+    tally, _ = gradients(model)
+    assert max(sizes) == 7
+    assert sum(sizes) == 2 * tally.tokens  # once for the old log-probs, once for the loss
+
+
+def test_the_loss_is_the_mean_over_tokens_by_hand() -> None:
+    """A long answer and a short one: each of their tokens counts the same."""
+    shape = ModelShape(vocabulary=97)
+    model = TransformerModel(shape)
+    model.initialise(1)
+    with torch.no_grad():
+        model.lm_head.weight.zero_()  # every log-prob is -log 97
+    drawn = -math.log(97)
+    group = TrainingGroup(
+        (1, 2),
+        (
+            Completion((3, 4, 5, 6, 7, 8), (drawn,) * 6),
+            # twice as likely now as when it was drawn, and more than the cap of 2
+            Completion((9, 10), (drawn - math.log(2), drawn - 9)),
+        ),
+        (1.0, 0.0),
+    )
+    (batch,) = learning_batches([group], [[1.0, -1.0]])
+    tally = add_gradient(model, batch, None, Recipe(importance_cap=2.0), len(batch))
+    assert tally.tokens == 8
+    assert tally.loss == pytest.approx((-6 * 1.0 + 2 * 2.0) / 8)
+    assert tally.capped == 2
+    assert tally.entropy / 8 == pytest.approx(math.log(97))
+    assert tally.ratio_max == 1.0
+    assert tally.clipped == 0
+
+
+def test_every_token_of_a_step_counts_the_same_in_whatever_minibatch() -> None:
+    torch.set_num_threads(1)
+    groups = some_groups()
+    shape = SHAPES[Family.QWEN3]
+    losses = []
+    for minibatches in (1, 3, 8):
+        recipe = Recipe(minibatches=minibatches, rate=0.0, warm_up=WarmUp(steps=0))
+        learner = TorchLearner(EngineConfig(shape=shape, recipe=recipe))
+        learner.model.initialise(2)
+        report = learner.update(groups, ADVANTAGES)
+        assert report.tokens == sum(len(c.tokens) for g in groups for c in g.completions)
+        losses.append((report.loss, report.k3, report.entropy, report.capped, report.changed))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    assert losses[2] == pytest.approx(losses[0], rel=1e-4)
+    assert losses[0][-1] == 0.0  # at a rate of 0 nothing changes
+
+
+def test_bfloat16_products_leave_float32_gradients_close_to_the_right_ones() -> None:
+    model = TransformerModel(SHAPES[Family.LLAMA])
+    model.initialise(5)
+    _, exact = gradients(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        _, rounded = gradients(model)
+    for mine, theirs in zip(rounded, exact, strict=True):
+        assert mine.dtype == torch.float32
+        cosine = torch.nn.functional.cosine_similarity(mine.flatten(), theirs.flatten(), 0)
+        assert cosine > 0.99
+
+
+def test_small_models_are_never_worth_bfloat16() -> None:
+    assert not uses_bfloat16(EngineConfig())
+    assert uses_bfloat16(EngineConfig(autocast=Autocast.ON))
+    assert not uses_bfloat16(EngineConfig(autocast=Autocast.OFF))

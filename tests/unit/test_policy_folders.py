@@ -1,0 +1,128 @@
+"""A run with a base: the learner begins at a model's folder and writes folders like it."""
+
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from roles.engines.base import Completion, EngineError, TrainingGroup
+from roles.engines.config import EngineConfig
+from roles.engines.torch.learner import TorchLearner
+from roles.rl.recipe import Recipe
+from tests.model_folders import LLAMA, make_folder
+
+RECIPE = Recipe(minibatches=1, rate=1e-3, ramp=1, gradient_norm=1.0)
+CONFIG = EngineConfig(shape=LLAMA, recipe=RECIPE)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def some_groups(seed: int = 0) -> list[TrainingGroup]:
+    rng = Random(seed)
+
+    def tokens() -> tuple[int, ...]:
+        return tuple(rng.randrange(320) for _ in range(rng.randint(1, 9)))
+
+    drawn = [[tokens() for _ in range(4)] for _ in range(6)]
+    return [
+        TrainingGroup(
+            tokens(), tuple(Completion(one, (-5.0,) * len(one)) for one in some), (1, 0, 0, 1)
+        )
+        for some in drawn
+    ]
+
+
+def opened(tmp_path: Path, base: Path) -> TorchLearner:
+    learner = TorchLearner(CONFIG)
+    learner.open(tmp_path / "checkpoint", base)
+    return learner
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_the_first_policy_is_the_base_and_the_next_are_like_it(
+    tmp_path: Path, shards: int
+) -> None:
+    base = make_folder(tmp_path / "base", shards=shards)
+    learner = opened(tmp_path, base)
+    learner.save(None, tmp_path / "0")
+    files = {path.name: path.read_bytes() for path in base.iterdir()}
+    assert {path.name: path.read_bytes() for path in (tmp_path / "0").iterdir()} == files
+    report = learner.step(some_groups())
+    assert 0 < report.changed < 1
+    learner.save(None, tmp_path / "1")
+    after = {path.name: path.read_bytes() for path in (tmp_path / "1").iterdir()}
+    assert after.keys() == files.keys()
+    different = total = 0
+    masters = dict(learner.model.named_parameters())
+    for name, data in after.items():
+        if not name.endswith(".safetensors"):
+            assert data == files[name]
+            continue
+        size = int.from_bytes(data[:8], "little") + 8
+        assert data[:size] == files[name][:size]  # in place, so that patches are small
+        was = load_file(base / name)
+        for tensor, value in load_file(tmp_path / "1" / name).items():
+            assert torch.equal(value, masters[tensor].bfloat16())
+            different += int((value != was[tensor]).sum())
+            total += value.numel()
+    assert report.changed == different / total
+
+
+def test_a_policy_is_written_over_what_a_crash_has_left(tmp_path: Path) -> None:
+    learner = opened(tmp_path, make_folder(tmp_path / "base"))
+    learner.step(some_groups())
+    unfinished = tmp_path / "1.partial"
+    unfinished.mkdir()
+    (unfinished / "config.json").write_text("half")
+    for _ in range(2):
+        learner.save(None, tmp_path / "1")
+    assert (tmp_path / "1/config.json").read_bytes() == (
+        tmp_path / "base/config.json"
+    ).read_bytes()
+    assert not unfinished.exists()
+
+
+def test_a_base_whose_weights_were_removed_still_makes_folders(tmp_path: Path) -> None:
+    learner = opened(tmp_path, base := make_folder(tmp_path / "base"))
+    learner.step(some_groups())
+    (base / "model.safetensors").unlink()
+    learner.save(None, tmp_path / "1")
+    other = TorchLearner(CONFIG)
+    other.adopt(tmp_path / "1", 1)
+    pairs = zip(learner.model.parameters(), other.model.parameters(), strict=True)
+    assert all(torch.equal(one.bfloat16(), another) for one, another in pairs)
+
+
+def test_a_learner_with_a_base_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    base = make_folder(tmp_path / "base")
+    learner = opened(tmp_path, base)
+    learner.step(some_groups())
+    learner.save(tmp_path / "checkpoint", tmp_path / "1")
+    expected = learner.step(some_groups(1))
+    other = opened(tmp_path, base)
+    assert other.step_number == 1
+    assert other.step(some_groups(1)) == expected
+    pairs = zip(learner.model.parameters(), other.model.parameters(), strict=True)
+    assert all(torch.equal(one, another) for one, another in pairs)
+
+
+def test_a_published_folder_is_adopted(tmp_path: Path) -> None:
+    learner = opened(tmp_path, make_folder(tmp_path / "base"))
+    learner.step(some_groups())
+    learner.save(None, tmp_path / "1")
+    other = TorchLearner(CONFIG)
+    other.adopt(tmp_path / "1", 1)
+    pairs = zip(learner.model.parameters(), other.model.parameters(), strict=True)
+    assert all(torch.equal(one.bfloat16(), another) for one, another in pairs)
+
+
+def test_what_is_not_this_model_is_refused(tmp_path: Path) -> None:
+    base = make_folder(tmp_path / "base", shards=3)
+    next(base.glob("*.safetensors")).unlink()
+    with pytest.raises(EngineError):
+        opened(tmp_path, base)

@@ -1,0 +1,354 @@
+"""Environments of text: packed tasks, a real tokenizer, several environments as one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+import trio
+from hypothesis import given, settings, strategies as st
+
+from p2p.errors import BadMessage, ConfigError
+from p2p.wire import pack
+from roles.envs.base import Task, TeachingEnvironment, make_environment, open_teaching
+from roles.envs.contained import EnvironmentFailed, evaluation_of, reward_of, task_of
+from roles.envs.data import read_data
+from roles.envs.frames import setup_from_wire, setup_to_wire, task_from_wire, task_to_wire
+from roles.envs.mix import (
+    DOMAIN,
+    EnvironmentPart,
+    EnvironmentSetup,
+    MixedEnvironment,
+    kind_of,
+    open_mix,
+)
+from roles.envs.sort import SortEnvironment
+from roles.envs.text import (
+    MAX_MESSAGES,
+    MAX_SOURCE,
+    Message,
+    TextModel,
+    TextTask,
+    TokenizedEnvironment,
+    is_held_out,
+    is_text,
+    pack_text_task,
+    unpack_text_task_untrusted,
+)
+from roles.models.pin import FilePin
+from roles.models.tokenizer import Tokenizer
+from roles.rl.evaluation import grade
+from tests.fuzz.test_fuzz_rollout import foreign
+from tests.model_folders import END, SPECIAL, make_folder
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+tasks = st.builds(
+    TextTask,
+    st.lists(st.builds(Message, texts, texts), max_size=4).map(tuple),
+    texts, texts, texts, texts,
+)  # fmt: skip
+
+
+class EchoEnvironment:
+    """Asks for a word; pays for it. What it heard last is kept for the test."""
+
+    name = "echo"
+    heard: tuple[str, bool] | None = None
+
+    def task(self, seed: bytes, *, held_out: bool = False) -> TextTask:
+        return TextTask((Message("user", "say hello"),), "so", "hello", str(held_out))
+
+    async def reward(self, task: TextTask, text: str, ended: bool) -> float:
+        await trio.lowlevel.checkpoint()
+        self.heard = text, ended
+        return 1.0 if text == task.answer else 0.0
+
+    def evaluation(self) -> list[TextTask]:
+        return [replace(self.task(b"", held_out=True), kind=kind) for kind in "ab"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("models") / "llama")
+
+
+def model_in(folder: Path, **changes: int) -> TextModel:
+    model = TextModel(
+        folder=str(folder), end_tokens=(END,), vocabulary=320, context=128, max_new_tokens=8
+    )
+    return replace(model, **changes)  # type: ignore[arg-type]
+
+
+@settings(max_examples=100)
+@given(tasks)
+def test_a_task_comes_back_as_it_was_packed(task: TextTask) -> None:
+    assert unpack_text_task_untrusted(pack_text_task(task)) == task
+
+
+@settings(max_examples=200)
+@given(foreign | tasks.map(pack_text_task).map(lambda source: source[:-1]))
+def test_whatever_bytes_come_only_bad_message_is_raised(source: bytes) -> None:
+    with pytest.raises(BadMessage):
+        unpack_text_task_untrusted(source)
+
+
+def test_tasks_have_limits() -> None:
+    turn = Message("user", "x")
+    largest = TextTask((turn,) * MAX_MESSAGES, "", "x" * 1000)
+    assert unpack_text_task_untrusted(pack_text_task(largest)) == largest
+    with pytest.raises(ValueError, match="65 messages, over the limit of 64"):
+        pack_text_task(TextTask((turn,) * (MAX_MESSAGES + 1), "", ""))
+    with pytest.raises(ValueError, match="bytes, over the limit of 262,144"):
+        pack_text_task(TextTask((turn,), "", "x" * MAX_SOURCE))
+    with pytest.raises(BadMessage, match="over the limit of 262,144"):
+        unpack_text_task_untrusted(bytes(MAX_SOURCE + 1))
+    with pytest.raises(BadMessage, match="over the limit of 64"):
+        unpack_text_task_untrusted(pack([[["a", "b"]] * 65, "", "", "", ""]))
+
+
+def test_text_becomes_tokens_and_tokens_text(folder: Path) -> None:
+    plain, tokenizer = EchoEnvironment(), Tokenizer.open(folder)
+    environment = TokenizedEnvironment(plain, tokenizer, model_in(folder))
+    task = task_of(environment, bytes(32))
+    assert task.prompt == tokenizer.chat([Message("user", "say hello")], "so")
+    assert task.answer == ()
+    assert unpack_text_task_untrusted(task.source) == plain.task(bytes(32))
+    hello = tokenizer.encode("hello")
+    assert reward_of(environment, task, (*hello, END)) == 1.0
+    assert plain.heard == ("hello", True)
+    assert reward_of(environment, task, hello) == 1.0
+    assert plain.heard == ("hello", False)
+    assert reward_of(environment, task, (END,)) == 0.0
+    assert plain.heard == ("", True)
+
+
+def test_an_empty_completion_is_an_answer_like_any_other(folder: Path) -> None:
+    plain = EchoEnvironment()
+    environment = TokenizedEnvironment(plain, Tokenizer.open(folder), model_in(folder))
+    assert reward_of(environment, task_of(environment, bytes(32)), ()) == 0.0
+    assert plain.heard == ("", False)
+
+
+def test_a_prompt_that_leaves_no_room_is_named_with_its_length(folder: Path) -> None:
+    tokenizer = Tokenizer.open(folder)
+    length = len(tokenizer.chat([Message("user", "say hello")], "so"))
+    fits = model_in(folder, context=length + 8)
+    task_of(TokenizedEnvironment(EchoEnvironment(), tokenizer, fits), bytes(32))
+    tight = TokenizedEnvironment(
+        EchoEnvironment(), tokenizer, replace(fits, context=length + 7)
+    )
+    said = (
+        f"the prompt of a task is {length} tokens long; with 8 new ones that is over the"
+        f" model's context of {length + 7}"
+    )
+    with pytest.raises(EnvironmentFailed, match=said):
+        task_of(tight, bytes(32))
+
+
+def test_a_model_that_knows_fewer_tokens_than_the_tokenizer_is_named(folder: Path) -> None:
+    small = model_in(folder, vocabulary=20)
+    environment = TokenizedEnvironment(EchoEnvironment(), Tokenizer.open(folder), small)
+    with pytest.raises(EnvironmentFailed, match="the model knows 0 to 19"):
+        task_of(environment, bytes(32))
+
+
+def damaged(folder: Path, template: str) -> Path:
+    config = {"eos_token": SPECIAL[1], "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{{ raise_exception('no system role') }}", "no system role"),
+        ("{{ messages.__class__.__mro__ }}", "BadModel"),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", ""),
+        ("", "the chat template makes no prompt"),
+    ],
+)
+def test_what_a_template_does_is_one_sentence(tmp_path: Path, template: str, said: str) -> None:
+    class BareEnvironment(EchoEnvironment):
+        def task(self, seed: bytes, *, held_out: bool = False) -> TextTask:
+            return TextTask((Message("user", "x"),), "", "")
+
+    folder = damaged(make_folder(tmp_path / "model"), template)
+    environment = TokenizedEnvironment(
+        BareEnvironment(), Tokenizer.open(folder), model_in(folder)
+    )
+    with pytest.raises(EnvironmentFailed, match=r"task\(\) of the environment 'echo'") as error:
+        task_of(environment, bytes(32))
+    assert said in str(error.value)
+
+
+def test_an_absurd_source_fails_its_reward_alone(folder: Path) -> None:
+    environment = TokenizedEnvironment(
+        EchoEnvironment(), Tokenizer.open(folder), model_in(folder)
+    )
+    task = task_of(environment, bytes(32))
+    for source in (b"", task.source[:-3], pack([1, 2]), bytes(MAX_SOURCE + 1)):
+        with pytest.raises(EnvironmentFailed, match=r"reward\(\) of the environment 'echo'"):
+            reward_of(environment, replace(task, source=source), (END,))
+    reward_of(environment, task, (END,))
+
+
+def test_an_environment_says_what_it_is_of() -> None:
+    assert is_text(EchoEnvironment())
+    assert not is_text(SortEnvironment())
+    assert isinstance(SortEnvironment(), TeachingEnvironment)
+    with pytest.raises(ConfigError, match="'arithmetic' teaches no model"):
+        open_teaching("arithmetic")
+    with pytest.raises(ConfigError, match="a model that has a base"):
+        open_teaching(None)
+
+
+def setup_of(*names: str, model: TextModel | None = None) -> EnvironmentSetup:
+    return EnvironmentSetup(
+        parts=tuple(EnvironmentPart(name=name) for name in names), model=model
+    )
+
+
+def test_environment_and_model_must_speak_the_same(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match="'arithmetic' is of text, the run's model has no base"
+    ):
+        open_mix(setup_of("arithmetic"))
+    with pytest.raises(ConfigError, match="'sort' is of tokens, the run's model reads text"):
+        open_mix(setup_of("arithmetic", "sort", model=model_in(folder)))
+    strange = replace(model_in(folder), end_tokens=(300,))
+    with pytest.raises(ConfigError, match="no token 300, which is named as an end token"):
+        open_mix(setup_of("arithmetic", model=strange))
+    with pytest.raises(ConfigError, match="the run's model cannot be used"):
+        open_mix(setup_of("arithmetic", model=model_in(tmp_path)))
+    with pytest.raises(ConfigError, match=r"'sort' cannot be made with kinds"):
+        open_mix(EnvironmentSetup(parts=(EnvironmentPart(name="sort", kinds={"long": 1.0}),)))
+
+
+def test_setups_and_tasks_cross_a_pipe(folder: Path) -> None:
+    part = EnvironmentPart(
+        name="math",
+        weight=0.5,
+        kinds={"a": 1.0},
+        data=FilePin(name="q", size=1, digest=bytes(32)),
+    )
+    setup = EnvironmentSetup(parts=(part,), model=model_in(folder), folder="here")
+    assert setup_from_wire(json_like(setup_to_wire(setup))) == setup
+    bare = setup_of("sort", "echo")
+    assert setup_from_wire(json_like(setup_to_wire(bare))) == bare
+    assert str(bare) == "'sort' and 'echo'"
+    task = Task((1, 2), (3,), b"source", "sort", "long")
+    assert task_from_wire(json_like(task_to_wire(task))) == task
+
+
+def json_like(value: object) -> object:
+    import msgpack
+
+    unpacked: object = msgpack.unpackb(msgpack.packb(value))
+    return unpacked
+
+
+class NamedEnvironment(SortEnvironment):
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def reward(self, task: Task, tokens: object) -> float:
+        return float(len(self.name)) / 10
+
+
+def mix_of(weights: dict[str, float]) -> MixedEnvironment:
+    return MixedEnvironment(
+        {name: (weight, NamedEnvironment(name)) for name, weight in weights.items()}
+    )
+
+
+def test_the_seed_chooses_the_environment_by_weight() -> None:
+    weights = {"a": 1.0, "bb": 6.0, "ccc": 3.0}
+    mixed, rng = mix_of(weights), Random(0)
+    seeds = [rng.randbytes(32) for _ in range(4000)]
+    chosen = [mixed.task(seed).environment for seed in seeds]
+    counts = Counter(chosen)
+    assert {name: counts[name] / 4000 for name in weights} == {
+        name: pytest.approx(weight / 10, abs=0.03) for name, weight in weights.items()
+    }
+    task = mixed.task(seeds[0])
+    assert task == replace(SortEnvironment().task(seeds[0]), environment=chosen[0])
+    assert mixed.reward(task, ()) == len(chosen[0]) / 10
+    assert reward_of(mixed, replace(task, environment="ccc"), ()) == 0.3
+    with pytest.raises(EnvironmentFailed, match="KeyError: 'other'"):
+        reward_of(mixed, replace(task, environment="other"), ())
+
+
+def test_which_environment_is_in_the_bytes_that_the_docs_name() -> None:
+    mixed = mix_of({"a": 1.0, "b": 1.0})
+    for number in range(64):
+        seed = bytes([number]) * 32
+        first = hashlib.sha256(DOMAIN + seed).digest()[0]
+        assert mixed.task(seed).environment == ("a" if first < 128 else "b")
+
+
+@given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=64), st.binary(max_size=40))
+def test_any_weights_choose_one_of_the_environments(weights: list[float], seed: bytes) -> None:
+    mixed = mix_of({f"e{number}": weight for number, weight in enumerate(weights)})
+    assert mixed.task(seed).environment in {f"e{number}" for number in range(len(weights))}
+
+
+def test_an_evaluation_tells_environments_and_kinds_apart(folder: Path) -> None:
+    echo = TokenizedEnvironment(EchoEnvironment(), Tokenizer.open(folder), model_in(folder))
+    mixed = MixedEnvironment({"echo": (1.0, echo), "sort": (1.0, SortEnvironment())})
+    evaluation = evaluation_of(mixed)
+    kinds = [kind_of(task) for task in evaluation]
+    assert Counter(kinds) == {"echo/a": 1, "echo/b": 1, "sort": 512}
+    rewards = [1.0, 0.0, *[0.5] * 512]
+    report = grade(kinds, rewards, [0.0] * 514)
+    assert report.kinds == {"echo/a": (1.0, 0.0), "echo/b": (0.0, 0.0), "sort": (0.5, 0.0)}
+    assert (report.greedy, report.sampled) == (257 / 514, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "said"),
+    [(lambda *_: [], "1 to 8,192 tasks, not 0"), (lambda *_: [Task(())] * 9000, "not 9,000")],
+)
+def test_an_evaluation_has_a_size(
+    evaluation: Callable[..., list[Task]], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SortEnvironment, "evaluation", evaluation)
+    with pytest.raises(EnvironmentFailed, match=said):
+        evaluation_of(SortEnvironment())
+
+
+def test_data_is_compared_with_its_pin(tmp_path: Path) -> None:
+    data = b'{"question": "a", "answer": "b"}\n'
+    pin = FilePin(name="q.jsonl", size=len(data), digest=hashlib.sha256(data).digest())
+    with pytest.raises(ConfigError, match="environment_data in"):
+        read_data(pin, "")
+    with pytest.raises(ConfigError, match=r"q\.jsonl cannot be read: No such file"):
+        read_data(pin, str(tmp_path))
+    (tmp_path / "q.jsonl").write_bytes(data)
+    assert read_data(pin, str(tmp_path)) == data
+    for other in (data + b"\n", data[:-1], data.replace(b"a", b"c")):
+        (tmp_path / "q.jsonl").write_bytes(other)
+        with pytest.raises(ConfigError, match="is not the file that the run pins"):
+            read_data(pin, str(tmp_path))
+    with pytest.raises(ConfigError, match="over 268,435,456"):
+        read_data(replace(pin, size=1 << 30), str(tmp_path))
+
+
+def test_an_eighth_is_held_out() -> None:
+    held = sum(is_held_out(f"question {number}") for number in range(8000))
+    assert held / 8000 == pytest.approx(1 / 8, abs=0.01)
+    # Nodes compute it from text: a change here is another game.
+    held_out = [n for n in range(10, 40) if is_held_out(f"What is {n} + 82?")]
+    assert held_out == [14, 16, 21, 22]
+
+
+def test_makers_say_what_is_wrong() -> None:
+    with pytest.raises(ConfigError, match="arithmetic has no kind 'adition'"):
+        make_environment("arithmetic", kinds={"adition": 1.0})
+    with pytest.raises(ConfigError, match="'math-exact' cannot be made with kinds"):
+        make_environment("math-exact", kinds={"a": 1.0})

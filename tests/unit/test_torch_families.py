@@ -1,0 +1,357 @@
+"""All three families, in both dtypes: from folder to verdict."""
+
+import hashlib
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from proofs.checks import Limits, Verdict, judge, judge_pool
+from proofs.sampling import DrawRule
+from roles.engines import safetensors
+from roles.engines.base import EngineError, Group, GroupTask, Sampling
+from roles.engines.config import Dtype, EngineConfig, Family, ModelShape
+from roles.engines.torch import sampler, scorer
+from roles.engines.torch.engine import TorchEngine
+from roles.engines.torch.files import load_weights
+from roles.engines.torch.model import TransformerModel
+from roles.engines.torch.policy import write_policy
+from roles.models.bundle import read_config
+from tests import transformers_logits
+from tests.model_folders import make_folder, random_weights, write_weights
+
+QWEN3 = ModelShape(vocabulary=320, width=32, head_width=8, feed_forward=48)
+SHAPES = {
+    Family.QWEN3: QWEN3,
+    Family.QWEN2: replace(QWEN3, qk_norm=False, qkv_bias=True),
+    Family.LLAMA: replace(QWEN3, qk_norm=False, tied=True),
+}
+ENDS = frozenset(range(1, 13))
+SAMPLING = Sampling(temperature=1.0, max_new_tokens=40, group_size=4)
+REAL = Path.home() / ".cache/shoal/models/smollm2-135m-instruct"
+TRANSFORMERS = os.environ.get("SHOAL_TRANSFORMERS", "")
+"""An interpreter whose environment has transformers."""
+
+families = pytest.mark.parametrize("family", Family)
+dtypes = pytest.mark.parametrize("dtype", Dtype)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[Family, Path]:
+    """A folder of each family, with weights so large that its tokens are neither all alike nor
+    all equally likely.
+    """
+    found = {}
+    for family, shape in SHAPES.items():
+        folder = make_folder(tmp_path_factory.mktemp(family.value), shape)
+        write_weights(folder, large_weights(shape))
+        found[family] = folder
+    return found
+
+
+def large_weights(shape: ModelShape, seed: int = 0) -> dict[str, safetensors.RawTensor]:
+    tensors = {}
+    for name, raw in random_weights(shape, seed).items():
+        stored = torch.frombuffer(bytearray(raw.data), dtype=torch.bfloat16).float()
+        scale = {"lm_head.weight": 30.0, "model.embed_tokens.weight": 10.0}.get(name, 4.0)
+        large = (stored * scale + ("norm" in name)).bfloat16()
+        data = large.view(torch.uint8).numpy().tobytes()
+        tensors[name] = safetensors.RawTensor("BF16", raw.shape, data)
+    return tensors
+
+
+def open_model(folder: Path, dtype: Dtype = Dtype.FLOAT32) -> TransformerModel:
+    model = TransformerModel(read_config(folder).shape, dtype)
+    load_weights(model, folder)
+    return model
+
+
+def make_tasks(groups: int, completions: int = 4, seed: int = 0) -> list[GroupTask]:
+    rng = Random(seed)
+    return [
+        GroupTask(
+            group,
+            tuple(rng.randrange(320) for _ in range(rng.randint(2, 20))),
+            tuple(hashlib.sha256(bytes([seed, group, n])).digest() for n in range(completions)),
+        )
+        for group in range(groups)
+    ]
+
+
+@torch.inference_mode()
+def states_alone(
+    model: TransformerModel, task: GroupTask, tokens: tuple[int, ...]
+) -> NDArray[np.float32]:
+    """Behind each token of one completion, by one plain pass."""
+    hidden = model(torch.tensor([task.prompt + tokens[:-1]]))[0, len(task.prompt) - 1 :]
+    states: NDArray[np.float32] = hidden.numpy()
+    return states
+
+
+@torch.inference_mode()
+def states_read(
+    model: TransformerModel, tasks: list[GroupTask], groups: list[Group]
+) -> dict[tuple[int, int], NDArray[np.float32]]:
+    """The scorer's, by group and completion."""
+    found: dict[tuple[int, int], list[NDArray[np.float32]]] = {}
+    for batch in scorer.read_groups(model, tasks, groups):
+        for states in batch:
+            sizes = [count for _, count in states.parts]
+            for (completion, _), rows in zip(
+                states.parts, states.rows.split(sizes), strict=True
+            ):
+                found.setdefault((states.group, completion), []).append(rows.numpy())
+    return {key: np.concatenate(rows) for key, rows in found.items()}
+
+
+@dtypes
+@families
+def test_decoding_equals_prefill(
+    folders: dict[Family, Path], family: Family, dtype: Dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampler, "ROWS", 7)  # so that rows are let in as others end
+    model, tasks = open_model(folders[family], dtype), make_tasks(5)
+    kept: dict[int, list[NDArray[np.float32]]] = {}
+    groups = sampler.draw(
+        model, tasks, SAMPLING, ENDS, keep=lambda n, rows: kept.setdefault(n, []).append(rows)
+    )
+    lengths = [len(one.tokens) for group in groups for one in group.completions]
+    assert min(lengths) < 20
+    assert max(lengths) > 32  # two chunks
+    allowed = 1e-4 if dtype is Dtype.FLOAT32 else 0.3
+    for number, chunks in kept.items():
+        task, one = tasks[number // 4], groups[number // 4].completions[number % 4]
+        assert [len(chunk) for chunk in chunks[:-1]] == [32] * (len(chunks) - 1)
+        drawn = np.concatenate(chunks)
+        assert np.abs(drawn - states_alone(model, task, one.tokens)).max() < allowed
+
+
+@families
+def test_the_cache_decides_how_many_rows_there_are(
+    folders: dict[Family, Path], family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tasks = open_model(folders[family]), make_tasks(4)
+    together = sampler.generate(model, tasks, SAMPLING, ENDS)
+    monkeypatch.setattr(sampler, "CACHE_BYTES", 1)  # one row at a time
+    monkeypatch.setattr(sampler, "CACHE_BLOCK", 3)  # which grows often
+    alone = sampler.generate(model, tasks, SAMPLING, ENDS)
+    for one, other in zip(together, alone, strict=True):
+        assert [c.tokens for c in one.completions] == [c.tokens for c in other.completions]
+    scored = scorer.score(model, tasks, alone, SAMPLING, ENDS)
+    assert {judge(one.evidence, Limits.fp32()).verdict for one in scored} == {Verdict.ACCEPTED}
+
+
+@pytest.mark.parametrize("block", [4, 8, 64])
+@families
+def test_packed_scoring_equals_unpacked(
+    folders: dict[Family, Path], family: Family, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tasks = open_model(folders[family]), make_tasks(4)
+    groups = sampler.generate(model, tasks, SAMPLING, ENDS)
+    # answers of one token, whose state is the prompt's last
+    short = replace(groups[0].completions[0], tokens=groups[0].completions[0].tokens[:1])
+    groups[0] = replace(groups[0], completions=(short,) * 4)
+    packed = states_read(model, tasks, groups)
+    monkeypatch.setattr(scorer, "ROW_TOKENS", 0)
+    monkeypatch.setattr(scorer, "BLOCK", block)
+    in_blocks = states_read(model, tasks, groups)
+    assert packed.keys() == in_blocks.keys()
+    assert len(packed) == 16
+    for (group, completion), rows in packed.items():
+        tokens = groups[group].completions[completion].tokens
+        alone = states_alone(model, tasks[group], tokens)
+        assert np.abs(rows - alone).max() < 1e-4
+        assert np.abs(in_blocks[group, completion] - alone).max() < 1e-4
+
+
+def older(model: TransformerModel) -> None:
+    """As far as one step at a rate of 2e-5 moves weights of a tenth of these models' size."""
+    rng = torch.Generator().manual_seed(5)
+    for weight in model.parameters():
+        weight.mul_(1 + 4e-3 * torch.randn(weight.shape, generator=rng))
+
+
+def in_eight_bits(model: TransformerModel) -> None:
+    """Each row of each matrix rounded to 255 levels."""
+    for weight in model.parameters():
+        if weight.dim() > 1:
+            step = weight.abs().amax(1, keepdim=True) / 127
+            weight.copy_((weight / step).round() * step)
+
+
+CHEATS = {"older weights": older, "int8 weights": in_eight_bits}
+WAYS = [
+    (Dtype.FLOAT32, DrawRule.CDF, Limits.fp32()),
+    (Dtype.FLOAT32, DrawRule.GUMBEL, Limits.fp32()),
+    (Dtype.BFLOAT16, DrawRule.GUMBEL, Limits.bf16()),
+]
+
+
+@pytest.mark.parametrize(("dtype", "rule", "limits"), WAYS)
+@families
+def test_honest_work_is_accepted_and_cheats_are_not(
+    folders: dict[Family, Path], family: Family, dtype: Dtype, rule: DrawRule, limits: Limits
+) -> None:
+    model, tasks = open_model(folders[family], dtype), make_tasks(16)
+
+    def accepted(groups: list[Group]) -> list[bool]:
+        scored = scorer.score(model, tasks, groups, SAMPLING, ENDS, rule)
+        evidence = [one.evidence for one in scored]
+        pool = judge_pool(evidence, limits).verdict is Verdict.ACCEPTED
+        return [pool, *(judge(one, limits).verdict is Verdict.ACCEPTED for one in evidence)]
+
+    assert all(accepted(sampler.generate(model, tasks, SAMPLING, ENDS, rule)))
+    warm = replace(SAMPLING, temperature=0.9)
+    others = [replace(task, seeds=task.seeds[::-1]) for task in tasks]
+    claims = {
+        "temperature 0.9": sampler.generate(model, tasks, warm, ENDS, rule),
+        "other seeds": sampler.generate(model, others, SAMPLING, ENDS, rule),
+    }
+    for name, spoil in CHEATS.items():
+        other = open_model(folders[family], dtype)
+        with torch.no_grad():
+            spoil(other)
+        claims[name] = sampler.generate(other, tasks, SAMPLING, ENDS, rule)
+    assert [name for name, groups in claims.items() if all(accepted(groups))] == []
+
+
+@dtypes
+@families
+def test_shards_hold_what_one_file_holds(
+    folders: dict[Family, Path], family: Family, dtype: Dtype, tmp_path: Path
+) -> None:
+    shape = SHAPES[family]
+    folder = make_folder(tmp_path, shape)
+    (folder / "model.safetensors").unlink()
+    write_weights(folder, large_weights(shape), shards=3)
+    model, other = open_model(folders[family], dtype), open_model(folder, dtype)
+    for one, same in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, same)
+    assert model.lm_head.weight.dtype is torch.float32
+    assert model.model.norm.weight.dtype is getattr(torch, dtype.value)
+    next(folder.glob("model-00002*")).unlink()
+    with pytest.raises(EngineError, match=r"lacks model-00002-of-00003\.safetensors"):
+        load_weights(model, folder)
+
+
+@families
+def test_a_folder_goes_through_a_model_bit_by_bit(
+    folders: dict[Family, Path], family: Family, tmp_path: Path
+) -> None:
+    base, copy = folders[family], tmp_path / "policy"
+    write_policy(open_model(base), copy, base)
+    assert {path.name for path in copy.iterdir()} == {path.name for path in base.iterdir()}
+    for path in base.iterdir():
+        assert (copy / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_policy_is_replaced_in_place(folders: dict[Family, Path], tmp_path: Path) -> None:
+    model = open_model(folders[Family.LLAMA])
+    before = [weight.data_ptr() for weight in model.parameters()]
+    other = make_folder(tmp_path, SHAPES[Family.LLAMA], seed=3)
+    load_weights(model, other)
+    assert [weight.data_ptr() for weight in model.parameters()] == before
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert torch.equal(model.lm_head.weight, open_model(other).lm_head.weight)
+
+
+def test_a_tied_head_that_is_stored_too_is_skipped(tmp_path: Path) -> None:
+    shape = SHAPES[Family.LLAMA]
+    weights = random_weights(shape)
+    folder = make_folder(tmp_path, shape)
+    write_weights(folder, {**weights, "lm_head.weight": weights["model.embed_tokens.weight"]})
+    open_model(folder)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_weight_that_is_no_number_is_refused_by_name(value: float, tmp_path: Path) -> None:
+    shape = SHAPES[Family.QWEN2]
+    weights = random_weights(shape)
+    name = "model.layers.1.self_attn.k_proj.bias"
+    numbers = torch.full(weights[name].shape, value, dtype=torch.bfloat16)
+    bad = replace(weights[name], data=numbers.view(torch.uint8).numpy().tobytes())
+    folder = make_folder(tmp_path, shape)
+    engine = TorchEngine(EngineConfig(shape=shape))
+    engine.load(str(folder))
+    write_weights(folder, {**weights, name: bad})
+    with pytest.raises(EngineError, match=rf"{name} holds NaN or infinity"):
+        engine.load(str(folder))
+    with pytest.raises(EngineError, match="no weights"):  # and not half of two policies
+        engine.generate(make_tasks(1), SAMPLING)
+
+
+def test_another_model_is_refused(folders: dict[Family, Path], tmp_path: Path) -> None:
+    model = open_model(folders[Family.LLAMA])
+    with pytest.raises(EngineError, match=r"names differ, the first is model.layers.0"):
+        load_weights(model, folders[Family.QWEN3])
+    empty = tmp_path / "empty.safetensors"
+    empty.touch()
+    with pytest.raises(EngineError, match="is empty"):
+        load_weights(model, empty)
+    with pytest.raises(EngineError, match=r"lacks model\.safetensors"):
+        load_weights(model, tmp_path)
+
+
+def test_a_prompt_over_the_context_is_refused(folders: dict[Family, Path]) -> None:
+    shape = SHAPES[Family.LLAMA]
+    engine = TorchEngine(EngineConfig(shape=shape, context=50, end_tokens=(1,)))
+    engine.load(str(folders[Family.LLAMA]))
+    task = GroupTask(0, (7,) * 11, (bytes(32),))
+    with pytest.raises(EngineError, match="a prompt of 11 tokens and 40 new ones exceed the"):
+        engine.generate([task], SAMPLING)
+    with pytest.raises(EngineError, match="context of 50"):
+        engine.score([task], [], SAMPLING)
+    [group] = engine.generate([replace(task, prompt=(7,) * 10)], SAMPLING)
+    assert group.completions
+
+
+def test_a_bfloat16_head_gives_the_logits_of_float32_arithmetic(
+    folders: dict[Family, Path],
+) -> None:
+    model = open_model(folders[Family.QWEN3], Dtype.BFLOAT16)
+    with torch.inference_mode():
+        hidden = model(torch.randint(0, 320, (1, 64), generator=torch.Generator()))[0]
+        exact = hidden.double() @ model.lm_head.weight.double().T
+        assert (model.logits(hidden) - exact).abs().max() < 1e-5 * exact.abs().max()
+
+
+@pytest.mark.skipif(not TRANSFORMERS, reason="SHOAL_TRANSFORMERS names no interpreter")
+@pytest.mark.parametrize("name", [*(family.value for family in Family), "real"])
+def test_transformers_computes_the_same(
+    folders: dict[Family, Path], name: str, tmp_path: Path
+) -> None:
+    folder = REAL if name == "real" else folders[Family(name)]
+    if not folder.exists():
+        pytest.skip("the real model was not fetched")
+    model = open_model(folder)
+    if name == "real":  # "The quick brown fox jumps over the lazy dog."
+        tokens = np.array([[504, 2365, 6354, 16438, 27003, 690, 260, 23790, 2767, 30]])
+    else:
+        tokens = np.random.default_rng(0).integers(0, 320, (3, 30))
+    source, target = tmp_path / "tokens.npy", tmp_path / "theirs.npz"
+    np.save(source, tokens)
+    script = str(Path(transformers_logits.__file__))
+    subprocess.run(
+        [TRANSFORMERS, script, str(folder), str(source), str(target)],
+        check=True, capture_output=True, env={"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    theirs = np.load(target)
+    with torch.inference_mode():
+        logits = model.logits(model(torch.from_numpy(tokens)).flatten(0, 1)).numpy()
+    assert np.abs(logits - theirs["logits"].reshape(logits.shape)).max() < 5e-5
+    sampling = Sampling(temperature=0, max_new_tokens=theirs["text"].shape[1], group_size=1)
+    tasks = [GroupTask(n, tuple(row.tolist()), (bytes(32),)) for n, row in enumerate(tokens)]
+    groups = sampler.draw(model, tasks, sampling, frozenset())
+    ours = [list(group.completions[0].tokens) for group in groups]
+    assert ours == theirs["text"].tolist()
