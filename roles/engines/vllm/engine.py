@@ -116,7 +116,7 @@ class VllmEngine:
         """Not for this engine."""
         self._refuse()
 
-    def adopt(self, weights: str, step: int) -> None:
+    def adopt(self, weights: str, step: int, base: str = "") -> None:
         """Not for this engine."""
         self._refuse()
 
