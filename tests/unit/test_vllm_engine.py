@@ -29,7 +29,7 @@ from roles.engines.config import (
     config_to_wire,
 )
 from roles.engines.safetensors import RawTensor
-from roles.engines.vllm import requirements
+from roles.engines.vllm import device_draws, requirements
 from roles.engines.vllm.engine import VllmEngine
 from roles.engines.vllm.extension import SLOT, HeadHook, ShoalExtension
 from roles.engines.vllm.recording import Drawing, Replaying, RowSpan
@@ -168,7 +168,8 @@ def test_tokens_are_drawn_behind_the_right_rows(rule: DrawRule) -> None:
             logits = RNG.normal(size=(1, 20)).astype(np.float32) * 3
             word = words[len(expected) : len(expected) + 1]
             own = draws.draw(logits, word, 1.0, rule)
-            assert drawing.draw([0], state, logits).tolist() == own.tokens.tolist()
+            taken = drawing.draw([0], torch.from_numpy(state), torch.from_numpy(logits))
+            assert taken.tolist() == own.tokens.tolist()
             expected.append((own.tokens[0], own.logprobs[0]))
             states.append(state)
     (completion,) = drawing.completions()
@@ -181,10 +182,31 @@ def test_proofs_grow_with_the_completions_and_equal_those_of_the_whole() -> None
     states = RNG.normal(size=(40, 2, 8)).astype(np.float32)
     for step, mine in enumerate(states):
         slots = [0, 1] if step < 32 else [1]
-        drawing.draw(slots, mine[slots], RNG.normal(size=(len(slots), 20)).astype(np.float32))
+        logits = torch.from_numpy(RNG.normal(size=(len(slots), 20)).astype(np.float32))
+        drawing.draw(slots, torch.from_numpy(mine[slots]), logits)
     first, second = drawing.completions()
     whole = toploc.commit([states[:32, 0], states[:, 1]], SAMPLING.proof_values)
     assert [first.proof, second.proof] == whole
+
+
+@pytest.mark.parametrize("rule", list(DrawRule))
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_a_gpu_draws_the_same(
+    rule: DrawRule, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its arithmetic, on this machine's processor."""
+    monkeypatch.setattr(device_draws, "SLICE", 300 * 500)
+    logits = np.random.default_rng(1).normal(size=(1000, 500)).astype(np.float32) * 4
+    logits[:, 7] = -np.inf  # cannot be drawn
+    words = draw_words(seeds(10), 5, 100).ravel()
+    own = draws.draw(logits, words, temperature, rule)
+    found = device_draws.draw_on_device(torch.from_numpy(logits), words, temperature, rule)
+    assert found.tokens.tolist() == own.tokens.tolist()
+    assert np.abs(found.logprobs - own.logprobs).max() < 1e-6
+    assert found.logprobs.max() <= 0.0
+    logits[3, 3] = np.nan
+    with pytest.raises(ValueError, match="NaN or plus infinity"):
+        device_draws.draw_on_device(torch.from_numpy(logits), words, temperature, rule)
 
 
 def test_states_are_collected_whatever_the_pieces() -> None:

@@ -35,6 +35,7 @@ from roles.protocol.core.messages import (
 from roles.rl.recipe import Recipe, WarmUp
 from roles.shared.durable import Durable
 from roles.trainer.core.buffer import BufferedGroup, GroupBuffer
+from roles.trainer.curve import LearningCurve
 from roles.trainer.inbox import Inbox
 from roles.trainer.intake import Intake
 from roles.trainer.policies import PolicyFiles

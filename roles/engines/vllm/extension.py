@@ -110,7 +110,8 @@ class ShoalExtension:
             for values, mine in zip(replay.activations, states, strict=False):
                 values.add(mine.numpy())
                 for start in range(0, len(mine), size):
-                    replay.add_logits(self._shoal_hook.logits(mine[start : start + size]))
+                    logits = self._shoal_hook.logits(mine[start : start + size])
+                    replay.add_logits(logits.cpu().numpy())
             replays.append(replay)
         return conclude(replays, sampling.proof_values)
 
@@ -169,12 +170,11 @@ class HeadHook:
             raise EngineError("no batch was begun")
         return recording
 
-    def logits(self, hidden: Tensor) -> NDArray[np.float32]:
-        """Of rows of hidden states: (rows, vocabulary)."""
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Of rows of hidden states: (rows, vocabulary), where the model is."""
         if self._head is None:
             raise EngineError("no weights were loaded")
-        found: NDArray[np.float32] = F.linear(hidden.to(self._head), self._head).cpu().numpy()
-        return found
+        return F.linear(hidden.to(self._head), self._head)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """In the place of the model's own: (requests, width) to (requests, vocabulary).
@@ -192,9 +192,10 @@ class HeadHook:
                 )
             else:
                 self._record(self._recording, spans, hidden, tokens)
-        logits = torch.full((len(hidden), self._vocabulary), -torch.inf)
-        logits[torch.arange(len(hidden)), torch.from_numpy(tokens)] = 0.0
-        return logits.to(self._runner.device)
+        answer = hidden.new_full(
+            (len(hidden), self._vocabulary), -torch.inf, dtype=torch.float32
+        )
+        return answer.scatter_(1, torch.from_numpy(tokens).to(hidden.device)[:, None], 0.0)
 
     def _record(
         self,
@@ -214,9 +215,7 @@ class HeadHook:
         chosen = hidden[wanted]
         slots = [spans[number].slot for number in wanted]
         try:
-            tokens[wanted] = recording.draw(
-                slots, chosen.float().cpu().numpy(), self.logits(chosen)
-            )
+            tokens[wanted] = recording.draw(slots, chosen.float(), self.logits(chosen))
         except ValueError as error:
             self._failure = f"no token can be drawn: {error}"
 

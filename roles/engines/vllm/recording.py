@@ -21,6 +21,7 @@ from torch import Tensor
 from proofs import draws, toploc
 from proofs.sampling import DrawRule, Words, draw_words
 from roles.engines.base import Completion, EngineError, Sampling
+from roles.engines.vllm.device_draws import draw_on_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +85,21 @@ class Drawing:
     def draw(
         self,
         slots: Sequence[int],
-        hidden: NDArray[np.float32],
-        logits: NDArray[np.float32],
+        hidden: Tensor,
+        logits: Tensor,
     ) -> NDArray[np.intp]:
-        """The next token of each slot. Raises `ValueError` for logits that are no numbers."""
+        """The next token of each slot, from float32. Raises `ValueError` for logits that are no
+        numbers."""
         tracks = [self._tracks[slot] for slot in slots]
         words = np.array([track.words[len(track.tokens)] for track in tracks])
-        drawn = draws.draw(logits, words, self._sampling.temperature, self._rule)
+        temperature = self._sampling.temperature
+        if logits.device.type == "cpu":
+            drawn = draws.draw(logits.numpy(), words, temperature, self._rule)
+        else:
+            drawn = draw_on_device(logits, words, temperature, self._rule)
+        states = hidden.cpu().numpy()
         for track, state, token, logprob in zip(
-            tracks, hidden, drawn.tokens, drawn.logprobs, strict=True
+            tracks, states, drawn.tokens, drawn.logprobs, strict=True
         ):
             track.tokens.append(int(token))
             track.logprobs.append(float(logprob))
