@@ -3,6 +3,7 @@
 #
 #   make demo    one swarm learns on this machine        make test       lint, types and all tests
 #   make lint    ruff, formatting, mypy                  make interop    other libp2p implementations
+#   make model   a language model of 135 M parameters, once, into the user's cache (93 MB, then 271 MB of disk)
 #
 # WORKERS=0 runs the tests one after the other in one process, WORKERS=N in N of them; else as many as there are
 # cores, four at most.
@@ -11,12 +12,12 @@
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: demo test lint interop clean
+.PHONY: demo test lint interop model clean
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
-EXTRAS := torch,dev
+EXTRAS := torch,hf,dev
 ARGS ?=
 WORKERS ?= auto
 # The tests of real processes are one unit of about a third of all (tests/conftest.py): a fifth worker has nothing to do.
@@ -29,7 +30,9 @@ export OMP_NUM_THREADS ?= 1
 demo: $(STAMP)
 	$(PYTHON) -m roles.demo $(ARGS)
 
+# The tests of the real model skip by name where it cannot be had.
 test: $(STAMP)
+	-@$(PYTHON) -m roles.models.fetch smollm2 >/dev/null
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
@@ -40,6 +43,9 @@ lint: $(STAMP)
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
 	$(VENV)/bin/lint-imports
+
+model: $(STAMP)
+	$(PYTHON) -m roles.models.fetch smollm2
 
 interop: $(STAMP)
 	cd tests/interop/js && npm install --silent --no-audit --no-fund

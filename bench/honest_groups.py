@@ -28,7 +28,7 @@ from roles.engines.base import GroupTask, Sampling
 from roles.engines.config import EngineConfig
 from roles.engines.torch import sampler, scorer
 from roles.engines.torch.model import TransformerModel
-from roles.envs.base import open_environment
+from roles.envs.base import open_teaching
 
 BATCH: Final = 64
 """Groups drawn and replayed together: 1,024 completions."""
@@ -105,7 +105,7 @@ def judge_policy(
 ) -> None:
     """Draw ``groups`` with ``policy``, replay them with it, and a few with its predecessor."""
     config = EngineConfig()
-    environment, recipe = open_environment(config.environment), config.recipe
+    environment, recipe = open_teaching(config.environment), config.recipe
     sampling = Sampling(recipe.temperature, recipe.max_new_tokens, recipe.group_size)
     end = frozenset(config.end_tokens)
     for first in range(0, groups, BATCH):

@@ -16,14 +16,15 @@ import argparse
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Final
 
 from rich.console import Console
 
 from bench.report import Report
 from roles.demo.alone import Alone, Course, Progressed, progress_bar, run as run_alone
-from roles.engines.base import Evaluation
 from roles.engines.config import EngineConfig
+from roles.rl.evaluation import Evaluation
 from roles.rl.gate import LearningGate
 from roles.rl.recipe import Recipe
 
@@ -85,7 +86,7 @@ def best_temperature(config: EngineConfig, progressed: Progressed) -> LearningGa
     alone.warm_up()
     best = 0.0
     for count, temperature in enumerate(TEMPERATURES, 1):
-        best = max(best, alone.learner.reward_at(temperature))
+        best = max(best, fmean(alone.rewards_at(temperature)))
         progressed(count, None)
     return LearningGate(alone.course.evaluations[0], Evaluation(best, best))
 

@@ -27,6 +27,11 @@ and outside the scopes in which the host hands over messages::
 Effects are carried out before `Driver.feed` returns, so what one of them notes can be read
 behind it. Only an event that the carrying out of another feeds waits: what a caller may have
 done wrong is therefore checked when an event is made, not when it is handled.
+
+A caller that needs the core's word at once, whatever is under way, calls `Driver.ask`. Gossip
+asks SHARDCAST whether to pass an announcement on, and can be in the middle of carrying out what
+SHARDCAST itself announced. The core is not running then (it runs in `handle` alone), so it
+judges at once; only the effects wait for those before them.
 """
 
 from __future__ import annotations
@@ -71,8 +76,8 @@ class Driver(Generic[Event, Effect]):
     """
 
     __slots__ = (
-        "_carry_out", "_core", "_handle", "_is_handling", "_is_running", "_lateness", "_now",
-        "_on_deadline", "_timer", "_timer_at", "_waiting", "_world",
+        "_asked", "_carry_out", "_core", "_handle", "_is_handling", "_is_running",
+        "_lateness", "_now", "_on_deadline", "_timer", "_timer_at", "_waiting", "_world",
     )  # fmt: skip
 
     def __init__(
@@ -97,6 +102,8 @@ class Driver(Generic[Event, Effect]):
         self._on_deadline = on_deadline
         self._lateness = lateness
         self._waiting: deque[Event] = deque()
+        self._asked: deque[Effect] = deque()
+        """Effects of events that were judged while those of another were carried out."""
         self._is_running = False
         self._is_handling = False
         self._timer: Timer | None = None
@@ -111,6 +118,7 @@ class Driver(Generic[Event, Effect]):
         finally:
             self._is_running = False
             self._waiting.clear()
+            self._asked.clear()
             if self._timer is not None:
                 self._timer.cancel()
 
@@ -136,11 +144,13 @@ class Driver(Generic[Event, Effect]):
             waiting.append(event)
             event = waiting.popleft()
         self._is_handling = True
-        carry_out = self._carry_out
+        carry_out, asked = self._carry_out, self._asked
         try:
             while True:
                 for effect in self._handle(event, self._now()):
                     carry_out(effect)
+                while asked:
+                    carry_out(asked.popleft())
                 if not waiting:
                     break
                 event = waiting.popleft()
@@ -148,6 +158,32 @@ class Driver(Generic[Event, Effect]):
             self._is_handling = False
             if self._core.next_deadline < self._timer_at:
                 self.set_timer()
+
+    def ask(self, event: Event) -> Sequence[Effect]:
+        """Let the core judge ``event`` at once, ahead of events that wait; returns its effects.
+
+        They are carried out before this returns, or behind those of the event under way. Raises
+        what the core raises. Nothing, if the driver is not running.
+        """
+        if not self._is_running:
+            return ()
+        effects = self._handle(event, self._now())
+        asked, waiting = self._asked, self._waiting
+        asked.extend(effects)
+        if not self._is_handling:
+            self._is_handling = True
+            try:
+                while True:
+                    while asked:
+                        self._carry_out(asked.popleft())
+                    if not waiting:
+                        break
+                    asked.extend(self._handle(waiting.popleft(), self._now()))
+            finally:
+                self._is_handling = False
+                if self._core.next_deadline < self._timer_at:
+                    self.set_timer()
+        return effects
 
     def set_timer(self) -> None:
         """Ask for a call at the core's deadline. `feed` does so by itself."""

@@ -290,16 +290,16 @@ Layout = tuple[tuple[type, ...], Callable[..., _Message]]
 
 
 def message_untrusted(
-    layouts: Mapping[int, Layout[_Message]], kind: object, fields: list[Any], *, what: str
+    layouts: Mapping[Any, Layout[_Message]], kind: object, fields: list[Any], *, what: str
 ) -> _Message:
-    """The message of this ``kind``, a number, with these ``fields``. Raise `BadMessage` naming
-    ``what``.
+    """The message of this ``kind``, a number or a word, with these ``fields``. Raise
+    `BadMessage` naming ``what``.
 
     How every protocol of ours on msgpack reads its messages: each is a list that starts with
-    the number of its kind, which stands at its class (``Ping.KIND``), and ``messages.py`` has
-    one table from these numbers to layouts.
+    its kind (a number; SHARDCAST's are words), which stands at its class (``Ping.KIND``), and
+    ``messages.py`` has one table from kinds to layouts.
     """
-    layout = layouts.get(kind) if type(kind) is int else None
+    layout = layouts.get(kind) if type(kind) is int or type(kind) is str else None
     if layout is None:
         raise BadMessage(f"a {what} has no kind {kind!r:.20}")
     types, make = layout

@@ -4,6 +4,7 @@ workers.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -56,6 +57,17 @@ class ByFile(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         return "live" if nodeid.startswith(LIVE) else nodeid.partition("::")[0]
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The folder of the real model; a test that asks for it is skipped where it is not."""
+    from roles.models.fetch import MODELS, default_folder
+
+    folder = default_folder(MODELS["smollm2"])
+    if not folder.exists():
+        pytest.skip(f"the real model is not in {folder}: `make model` fetches it (93 MB)")
+    return folder
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -6,7 +6,7 @@ The files, in the order in which to read them
 - `swarm`: the services of one push, composed: gossip, membership, SHARDCAST;
 - `delivery`: from the node's store to the folder that a person named, without a second copy;
 - `view`: what a terminal, a pipe or a program is told meanwhile;
-- `command`: the four command lines.
+- `commands`: the four command lines, one module each.
 
 How files flow
 --------------
@@ -28,27 +28,27 @@ __all__ = ["inspect", "pull", "push", "serve"]
 
 def push(arguments: Sequence[str]) -> int:
     """Give a file or folder to many machines; prints a ticket."""
-    from p2p.cast import command
+    from p2p.cast.commands import push
 
-    return command.push(arguments)
+    return push.push(arguments)
 
 
 def pull(arguments: Sequence[str]) -> int:
     """Get what a ticket names from all who have it, and give it on."""
-    from p2p.cast import command
+    from p2p.cast.commands import pull
 
-    return command.pull(arguments)
+    return pull.pull(arguments)
 
 
 def serve(arguments: Sequence[str]) -> int:
     """Offer a file or folder over HTTP, to shardcast's clients too."""
-    from p2p.cast import command
+    from p2p.cast.commands import serve
 
-    return command.serve(arguments)
+    return serve.serve(arguments)
 
 
 def inspect(arguments: Sequence[str]) -> int:
     """Say what a ticket, file or folder holds."""
-    from p2p.cast import command
+    from p2p.cast.commands import inspect
 
-    return command.inspect(arguments)
+    return inspect.inspect(arguments)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-import trio
-
+from p2p.concurrency import AutoResetEvent
 from p2p.errors import StorageError
 from p2p.wire import MIB
 from p2p.world import World
@@ -35,7 +34,7 @@ class DiskHealth:
     def __init__(self, world: World, folder: str) -> None:
         self._world = world
         self._trial = f"{folder}/trial"
-        self._failed = trio.Event()
+        self._failed = AutoResetEvent()
         self._pause = FIRST_RETRY
         self.refuses = False
         """Whether the last write failed."""
@@ -60,7 +59,6 @@ class DiskHealth:
         await self._failed.wait()
         while self.refuses:
             self.refuses = not await self._takes_data_later()
-        self._failed = trio.Event()
         logger.warning("disk.takes_data: policies are fetched again")
 
     async def _takes_data_later(self) -> bool:

@@ -102,7 +102,8 @@ class ManifestBody:
     version: PolicyVersion
     previous_version: PolicyVersion
     previous: bytes
-    """Digest of the manifest before this one; empty for the first."""
+    """Digest of the manifest before this one, the trainer's own if it signed that version;
+    empty for the first."""
     weights_digest: bytes
     """Digest of the index, and so of every byte of every file."""
     size: int
@@ -147,6 +148,16 @@ class Manifest:
     def version(self) -> PolicyVersion:
         """The version it describes."""
         return self.body.version
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """By which manifests are compared: the newer version is the higher, and of two
+        trainers' same version the one with the lower digest.
+
+        Two trainers that do not hear of each other may sign one version number each. All nodes
+        choose alike, whichever they heard of first, without a word to each other.
+        """
+        return self.version, -int.from_bytes(self.digest, "big")
 
     @property
     def weights_digest(self) -> bytes:

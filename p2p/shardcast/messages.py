@@ -3,25 +3,34 @@
 A policy is named by its manifest's digest, never by its version alone.
 
 Control messages are msgpack lists that start with a kind, on the host's message stream of
-`PROTOCOL_ID`. Bulk frames travel on one long-lived stream per (sender, receiver) of
-`BULK_PROTOCOL_ID`, opened by the sender: a control message (news must not be overtaken by the
-chunks it explains), or a chunk.
+`PROTOCOL_ID`. Kinds are words: they stood on the wire before the services agreed on numbers.
+Bulk frames travel on one long-lived stream per (sender, receiver) of `BULK_PROTOCOL_ID`, opened
+by the sender: a control message (news must not be overtaken by the chunks it explains), or a
+chunk.
 """
 
 from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from p2p.errors import BadMessage
-from p2p.identity import PeerId, ProtocolId, decode_peer_id_untrusted
+from p2p.identity import PEER_ID_BYTES, PeerId, ProtocolId, decode_peer_id_untrusted
 from p2p.shardcast.chunkset import Ranges, pack_ranges, unpack_ranges_untrusted
 from p2p.shardcast.codec import MAX_WIRE
 from p2p.shardcast.index import DIGEST_BYTES, MAX_CHUNKS, MAX_INDEX, Index
 from p2p.shardcast.manifest import MAX_MANIFEST, MAX_ROSTER_BYTES, Manifest
-from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
+from p2p.wire import (
+    KI,
+    Layout,
+    fields_untrusted,
+    message_untrusted,
+    pack,
+    unpack_untrusted,
+)
 
 BULK_PROTOCOL_ID: Final = ProtocolId("/shoal/shardcast-bulk/1.0.0")
 """Chunks, from the sender that opened the stream."""
@@ -39,6 +48,9 @@ inline index has 20 KiB, a have-list 4."""
 MAX_RECEIPT_ROWS: Final = 64
 """Stripes in one `Receipt`: eight epochs of eight stripes, more than a hand-out usually
 sees."""
+MAX_CONVICTED: Final = 16
+"""Trainers that a `Hello` names as convicted, 624 bytes: a run names a handful of trainers, and
+most convict none."""
 _MAX_COUNT: Final = 2**53
 _RECEIPT_ROW: Final = struct.Struct(">QHI")
 _HEADER: Final = struct.Struct(f">{DIGEST_BYTES}sIQH")
@@ -56,16 +68,25 @@ MAX_BULK_MESSAGE: Final = MAX_INDEX + MAX_MANIFEST + KI
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """On connecting: the newest version that the sender knows, -1 if none. A node that knows a
-    newer one answers with news of it."""
+    """On connecting: what the sender knows. A node that knows of a newer version, or of another
+    trainer's same version that ranks higher, answers with news of it; one that knows of further
+    convictions with the evidence."""
 
+    KIND: ClassVar = "hello"
     newest: int
+    """The newest version that the sender knows, -1 if none."""
+    digest: bytes = b""
+    """Of that version's manifest; empty if there is none."""
+    convicted: tuple[PeerId, ...] = ()
+    """Trainers that contradicted themselves, as far as the sender knows; `MAX_CONVICTED` at
+    most."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyNews:
     """A signed manifest, with its index if that is short or was asked for (else empty)."""
 
+    KIND: ClassVar = "policy"
     manifest: bytes = field(repr=False)
     index: bytes = field(repr=False)
 
@@ -74,6 +95,7 @@ class PolicyNews:
 class RosterNews:
     """A signed roster."""
 
+    KIND: ClassVar = "roster"
     roster: bytes = field(repr=False)
 
 
@@ -81,6 +103,7 @@ class RosterNews:
 class Evidence:
     """Two signed manifests that convict their trainer."""
 
+    KIND: ClassVar = "evidence"
     first: bytes = field(repr=False)
     second: bytes = field(repr=False)
 
@@ -90,6 +113,7 @@ class Ask:
     """Asks what the receiver has of this policy, now and while it gets more; and for its
     index."""
 
+    KIND: ClassVar = "ask"
     policy: bytes
     index: bool
 
@@ -98,6 +122,7 @@ class Ask:
 class Have:
     """Chunks that the sender now holds."""
 
+    KIND: ClassVar = "have"
     policy: bytes
     ranges: Ranges
 
@@ -106,6 +131,7 @@ class Have:
 class Taken:
     """Chunks that the sender has asked another peer for: the receiver need not send them."""
 
+    KIND: ClassVar = "taken"
     policy: bytes
     ranges: Ranges
 
@@ -116,6 +142,7 @@ class Skipped:
     behind or it gets them elsewhere. The receiver fetches what it lacks, and passes all of them
     on along the stripe."""
 
+    KIND: ClassVar = "skipped"
     policy: bytes
     epoch: int
     stripe: int
@@ -126,6 +153,7 @@ class Skipped:
 class Want:
     """Asks for these chunks."""
 
+    KIND: ClassVar = "want"
     policy: bytes
     chunks: tuple[int, ...]
 
@@ -135,6 +163,7 @@ class Credit:
     """To the origin: the sender has got ``received`` chunks of its hand-out in all, and may be
     given ``granted``."""
 
+    KIND: ClassVar = "credit"
     policy: bytes
     received: int
     granted: int
@@ -144,6 +173,7 @@ class Credit:
 class Blame:
     """To the origin: ``peer`` sent the sender a wrong chunk of this policy."""
 
+    KIND: ClassVar = "blame"
     policy: bytes
     peer: PeerId
 
@@ -154,6 +184,7 @@ class Receipt:
     first chunk to the last; ``rows`` say how many chunks each (roster epoch, stripe)
     brought."""
 
+    KIND: ClassVar = "receipt"
     policy: bytes
     milliseconds: int
     rows: tuple[tuple[int, int, int], ...]
@@ -192,96 +223,111 @@ def news_of(manifest: Manifest, index: Index | None, max_index: float = math.inf
     return PolicyNews(manifest.encode(), data if len(data) <= max_index else b"")
 
 
-def encode_message(message: Message) -> bytes:
+def encode_message(message: Message) -> bytes:  # noqa: C901 - one case for each kind
     """The wire bytes of a control message."""
     match message:
-        case Hello(newest):
-            return pack(["hello", newest])
+        case Hello(newest, digest, convicted):
+            names = b"".join(peer.digest for peer in convicted)
+            return pack([Hello.KIND, newest, digest, names])
         case PolicyNews(manifest, index):
-            return pack(["policy", manifest, index])
+            return pack([PolicyNews.KIND, manifest, index])
         case RosterNews(roster):
-            return pack(["roster", roster])
+            return pack([RosterNews.KIND, roster])
         case Evidence(first, second):
-            return pack(["evidence", first, second])
+            return pack([Evidence.KIND, first, second])
         case Ask(policy, index):
-            return pack(["ask", policy, index])
+            return pack([Ask.KIND, policy, index])
         case Have(policy, ranges):
-            return pack(["have", policy, pack_ranges(ranges)])
+            return pack([Have.KIND, policy, pack_ranges(ranges)])
         case Taken(policy, ranges):
-            return pack(["taken", policy, pack_ranges(ranges)])
+            return pack([Taken.KIND, policy, pack_ranges(ranges)])
         case Skipped(policy, epoch, stripe, ranges):
-            return pack(["skipped", policy, epoch, stripe, pack_ranges(ranges)])
+            return pack([Skipped.KIND, policy, epoch, stripe, pack_ranges(ranges)])
         case Want(policy, chunks):
-            return pack(["want", policy, list(chunks)])
-        case Credit() | Blame() | Receipt():
-            return _encode_to_origin(message)
-
-
-def _encode_to_origin(message: Credit | Blame | Receipt) -> bytes:
-    match message:
+            return pack([Want.KIND, policy, list(chunks)])
         case Credit(policy, received, granted):
-            return pack(["credit", policy, received, granted])
+            return pack([Credit.KIND, policy, received, granted])
         case Blame(policy, peer):
-            return pack(["blame", policy, peer.digest])
+            return pack([Blame.KIND, policy, peer.digest])
         case Receipt(policy, milliseconds, rows):
             packed = b"".join(_RECEIPT_ROW.pack(*row) for row in rows)
-            return pack(["receipt", policy, milliseconds, packed])
+            return pack([Receipt.KIND, policy, milliseconds, packed])
 
 
 def decode_message_untrusted(data: bytes | memoryview) -> Message:
     """Raise `BadMessage`, and nothing else, whatever the bytes."""
     value = unpack_untrusted(data)
-    if not isinstance(value, list) or not value or not isinstance(value[0], str):
+    if not isinstance(value, list) or not value:
         raise BadMessage("a shardcast message is a list that starts with its kind")
-    kind, *rest = value
-    match kind:
-        case "hello":
-            (newest,) = fields_untrusted(rest, int, what=kind)
-            return Hello(_bounded(newest, -1, _MAX_COUNT))
-        case "policy":
-            manifest, index = fields_untrusted(rest, bytes, bytes, what=kind)
-            return PolicyNews(_manifest(manifest), index)
-        case "roster":
-            return RosterNews(*fields_untrusted(rest, bytes, what=kind))
-        case "evidence":
-            first, second = fields_untrusted(rest, bytes, bytes, what=kind)
-            return Evidence(_manifest(first), _manifest(second))
-        case "ask":
-            policy, wants_index = fields_untrusted(rest, bytes, bool, what=kind)
-            return Ask(_policy(policy), wants_index)
-        case "have" | "taken":
-            policy, ranges = fields_untrusted(rest, bytes, bytes, what=kind)
-            return (Have if kind == "have" else Taken)(
-                _policy(policy), unpack_ranges_untrusted(ranges)
-            )
-        case "skipped":
-            policy, epoch, stripe, ranges = fields_untrusted(
-                rest, bytes, int, int, bytes, what=kind
-            )
-            epoch, stripe = _bounded(epoch, 0, _MAX_COUNT), _bounded(stripe, 0, NO_STRIPE - 1)
-            return Skipped(_policy(policy), epoch, stripe, unpack_ranges_untrusted(ranges))
-        case "want":
-            policy, chunks = fields_untrusted(rest, bytes, list, what=kind)
-            return Want(_policy(policy), _chunks_untrusted(chunks))
-        case "credit" | "blame" | "receipt":
-            return _to_origin_untrusted(kind, rest)
-    raise BadMessage("a shardcast message of an unknown kind")
+    return message_untrusted(_LAYOUTS, value[0], value[1:], what="shardcast message")
 
 
-def _to_origin_untrusted(kind: str, rest: list[Any]) -> Credit | Blame | Receipt:
-    if kind == "credit":
-        policy, received, granted = fields_untrusted(rest, bytes, int, int, what=kind)
-        received, granted = (
-            _bounded(received, 0, MAX_CHUNKS),
-            _bounded(granted, 0, 2 * MAX_CHUNKS),
-        )
-        return Credit(_policy(policy), received, granted)
-    if kind == "blame":
-        policy, peer = fields_untrusted(rest, bytes, bytes, what=kind)
-        return Blame(_policy(policy), decode_peer_id_untrusted(peer))
-    policy, milliseconds, packed = fields_untrusted(rest, bytes, int, bytes, what=kind)
+def _hello(newest: int, digest: bytes, names: bytes) -> Hello:
+    count, rest = divmod(len(names), PEER_ID_BYTES)
+    if len(digest) not in {0, DIGEST_BYTES} or rest or count > MAX_CONVICTED:
+        raise BadMessage("a hello's digest or names have the wrong length")
+    starts = range(0, len(names), PEER_ID_BYTES)
+    convicted = tuple(decode_peer_id_untrusted(names[at : at + PEER_ID_BYTES]) for at in starts)
+    return Hello(_bounded(newest, -1, _MAX_COUNT), digest, convicted)
+
+
+def _policy_news(manifest: bytes, index: bytes) -> PolicyNews:
+    return PolicyNews(_manifest(manifest), index)
+
+
+def _evidence(first: bytes, second: bytes) -> Evidence:
+    return Evidence(_manifest(first), _manifest(second))
+
+
+def _ask(policy: bytes, index: bool) -> Ask:
+    return Ask(_policy(policy), index)
+
+
+def _have(policy: bytes, ranges: bytes) -> Have:
+    return Have(_policy(policy), unpack_ranges_untrusted(ranges))
+
+
+def _taken(policy: bytes, ranges: bytes) -> Taken:
+    return Taken(_policy(policy), unpack_ranges_untrusted(ranges))
+
+
+def _skipped(policy: bytes, epoch: int, stripe: int, ranges: bytes) -> Skipped:
+    epoch, stripe = _bounded(epoch, 0, _MAX_COUNT), _bounded(stripe, 0, NO_STRIPE - 1)
+    return Skipped(_policy(policy), epoch, stripe, unpack_ranges_untrusted(ranges))
+
+
+def _want(policy: bytes, chunks: list[Any]) -> Want:
+    return Want(_policy(policy), _chunks_untrusted(chunks))
+
+
+def _credit(policy: bytes, received: int, granted: int) -> Credit:
+    received = _bounded(received, 0, MAX_CHUNKS)
+    return Credit(_policy(policy), received, _bounded(granted, 0, 2 * MAX_CHUNKS))
+
+
+def _blame(policy: bytes, peer: bytes) -> Blame:
+    return Blame(_policy(policy), decode_peer_id_untrusted(peer))
+
+
+def _receipt(policy: bytes, milliseconds: int, packed: bytes) -> Receipt:
     milliseconds = _bounded(milliseconds, 1, _MAX_COUNT)
     return Receipt(_policy(policy), milliseconds, _receipt_rows_untrusted(packed))
+
+
+_LAYOUTS: Final[Mapping[str, Layout[Message]]] = {
+    Hello.KIND: ((int, bytes, bytes), _hello),
+    PolicyNews.KIND: ((bytes, bytes), _policy_news),
+    RosterNews.KIND: ((bytes,), RosterNews),
+    Evidence.KIND: ((bytes, bytes), _evidence),
+    Ask.KIND: ((bytes, bool), _ask),
+    Have.KIND: ((bytes, bytes), _have),
+    Taken.KIND: ((bytes, bytes), _taken),
+    Skipped.KIND: ((bytes, int, int, bytes), _skipped),
+    Want.KIND: ((bytes, list), _want),
+    Credit.KIND: ((bytes, int, int), _credit),
+    Blame.KIND: ((bytes, bytes), _blame),
+    Receipt.KIND: ((bytes, int, bytes), _receipt),
+}
 
 
 def _policy(digest: bytes) -> bytes:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
@@ -47,6 +48,7 @@ from p2p.shardcast.manifest import (
 from p2p.shardcast.patcher import WORTH, Patcher
 from p2p.shardcast.paths import delta_bases
 from p2p.shardcast.store import DRAFT, HASH_RATE, READ_BATCH, Cores, PolicyStore
+from p2p.shardcast.stored import StoredPolicy
 from p2p.wire import MIB
 from p2p.world import Disk, DiskEntry, World
 
@@ -283,7 +285,9 @@ class PolicyPublisher:
             digested = await self._digester.digest(path)
             index, wires = digested.index, digested.wires
             newest = max(
-                (one for one in (newest_out(), self._store.newest_own) if one is not None),
+                # Of one version our own comes first: to name another's for our predecessor
+                # would contradict what we signed.
+                (one for one in (self._store.newest_own, newest_out()) if one is not None),
                 key=lambda manifest: manifest.version,
                 default=None,
             )
@@ -402,3 +406,41 @@ class PolicyPublisher:
         self._told, self._told_at = ranks, self._world.now()
         epoch = max(int(self._world.wall() * 1000), last.epoch + 1 if last is not None else 0)
         return Roster.sign(self._world.signer, self._run, epoch, entries)
+
+
+async def publish_next(
+    publish: Callable[[PolicyVersion], Awaitable[PolicyVersion]], last: PolicyVersion
+) -> PolicyVersion:
+    """Publish what is there: as the ``last`` version that it was, or as the next one if it has
+    changed. ``publish`` raises `LocalProtocolError` if it has."""
+    if last != NO_POLICY:
+        try:
+            return await publish(last)
+        except LocalProtocolError:
+            pass  # it has changed since
+    return await publish(PolicyVersion(last + 1))
+
+
+@asynccontextmanager
+async def publish_alone(
+    world: World, config: ShardcastConfig, run: bytes, path: str
+) -> AsyncIterator[StoredPolicy]:
+    """Sign what is at ``path`` as `publish_next` does, for a program without a swarm; hold the
+    store for the length of the block. Raises what `PolicyPublisher.prepare` does."""
+    local = world.signer.peer_id
+    store = PolicyStore(world, config, run)
+    statements = Statements(run, local.__eq__, world.verify)
+    publisher = PolicyPublisher(world, config, run, statements, store, tuple, tuple)
+
+    async def publish(version: PolicyVersion) -> PolicyVersion:
+        await publisher.prepare(version, path, lambda: store.newest_own)
+        return version
+
+    with store.holding():
+        await store.load()
+        last = store.newest_own
+        version = await publish_next(publish, last.version if last is not None else NO_POLICY)
+        await store.prune()
+        entry = store.stored(version)
+        assert entry is not None, "it was just published"
+        yield entry

@@ -9,6 +9,7 @@ from typing import Final
 
 import trio
 
+from p2p.concurrency import AutoResetEvent
 from p2p.errors import (
     LimitExceeded,
     PeerUnreachable,
@@ -64,7 +65,7 @@ class Sender:
         self.scope = trio.CancelScope()
         self._store = store
         self._items: deque[Message | ChunkHeader] = deque()
-        self._some = trio.Event()
+        self._some = AutoResetEvent()
 
     def push_nowait(self, item: Message | ChunkHeader) -> None:
         """Queue an item. A peer that lets `MAX_WAITING` of them pile up is given up."""
@@ -87,9 +88,8 @@ class Sender:
     async def _send_waiting(self, stream: Stream, report: Callable[[ev.Event], object]) -> None:
         while self._items:
             await self._send(stream, self._items.popleft(), report)
-        self._some = trio.Event()
-        if not self._items:
-            await self._some.wait()
+        self._some.clear()
+        await self._some.wait()
 
     async def _send(
         self,

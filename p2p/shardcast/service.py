@@ -11,17 +11,20 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from typing import Final
 
 import trio
 
+from p2p.concurrency import Notifier
+from p2p.driver import Driver
 from p2p.errors import BadMessage, NoRoom, StorageError
 from p2p.host import Host, PeerEvent, PeerState
 from p2p.identity import PeerId
 from p2p.shardcast.config import ShardcastConfig, ShardcastStats
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.core import ShardcastCore
+from p2p.shardcast.core.download import Download
 from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.disk import DiskHealth
 from p2p.shardcast.forest import RosterEntry
@@ -41,7 +44,7 @@ from p2p.shardcast.publisher import PolicyPublisher
 from p2p.shardcast.receiver import Receiver
 from p2p.shardcast.sender import Sender
 from p2p.shardcast.store import PolicyStore
-from p2p.world import Timer, World, dawdle, lateness
+from p2p.world import World, dawdle, lateness
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +52,7 @@ LIE: Final = 100.0
 """Penalty points of a wrong chunk: proof of malice or of broken memory, so as many as a host
 bears."""
 
-_Job = ev.Finish | ev.Patch | ev.Abandon
+_Job = ev.Finish | ev.Patch | ev.Abandon | ev.Halt
 
 
 class Shardcast:
@@ -71,18 +74,26 @@ class Shardcast:
         self._store = store
         self._publisher = publisher
         self._senders: dict[PeerId, Sender] = {}
-        self._receiver = Receiver(world, core, self.handle, self._wait_written, store.cores)
-        self._writers: dict[bytes, trio.Event] = {}
-        """Policies whose spans a task writes down; set when it has written some."""
+        self._driver: Driver[ev.Event, ev.Effect] = Driver(
+            world,
+            core,
+            self._carry_out,
+            lambda: self._driver.feed(ev.Tick()),
+            lambda: lateness(world, "shardcast/late tick"),
+        )
+        self._receiver = Receiver(
+            world, core, self._driver.feed, self._wait_written, store.cores
+        )
+        self._writers: dict[bytes, Notifier] = {}
+        """Policies whose spans a task writes down; it notifies when it has written some."""
         self._disk = DiskHealth(world, store.folder)
         self._unfinished: list[_Job] = []
         """Whole policies that the disk would not take: to be finished, or made of patches, when
         it does."""
         self._nursery = nursery
         self._announce = announce
-        self._changed = trio.Event()
-        self._timer: Timer | None = None
-        self._timer_at = math.inf
+        self._whole_one = Notifier()
+        """A version has become whole."""
         # One job per policy that is fetched or dropped, and the core fetches two at a time.
         self._jobs, self._jobs_out = trio.open_memory_channel[_Job](math.inf)
 
@@ -106,16 +117,19 @@ class Shardcast:
     @property
     def fetching(self) -> tuple[PolicyVersion, float] | None:
         """The newest version on its way, if there is one, and the share of it that is here."""
-        coming = [download for download in self._core.downloads if not download.stored]
-        newest = max(coming, key=lambda download: download.manifest.version, default=None)
-        return (newest.manifest.version, newest.share) if newest is not None else None
+        coming = self._coming
+        return (coming.manifest.version, coming.share) if coming is not None else None
 
     @property
     def fetching_bytes(self) -> int:
         """Raw bytes of the version that `fetching` names; 0 if there is none."""
+        return self._coming.manifest.size if self._coming is not None else 0
+
+    @property
+    def _coming(self) -> Download | None:
+        """The newest version on its way."""
         coming = [download for download in self._core.downloads if not download.stored]
-        newest = max(coming, key=lambda download: download.manifest.version, default=None)
-        return newest.manifest.size if newest is not None else 0
+        return max(coming, key=lambda download: download.manifest.version, default=None)
 
     @property
     def stats(self) -> ShardcastStats:
@@ -156,6 +170,11 @@ class Shardcast:
         """Whether a version is whole here."""
         return self._store.stored(version) is not None
 
+    def was_signed(self, version: PolicyVersion, weights_digest: bytes) -> bool:
+        """Whether a trusted trainer signed this as ``version``, as far as this node remembers:
+        perhaps the one of two that was not chosen."""
+        return self._core.statements.was_signed(version, weights_digest)
+
     def weights(self, version: PolicyVersion) -> str:
         """The path (for `World.disk`) of a version's file, or of the folder of its files.
         Raises `KeyError` if it is not here.
@@ -195,7 +214,7 @@ class Shardcast:
     async def wait_policy(self, at_least: PolicyVersion) -> PolicyVersion:
         """Return the newest version here once it is ``at_least``."""
         while self.newest < at_least:
-            await self._changed.wait()
+            await self._whole_one.wait()
         return self.newest
 
     async def publish(self, version: PolicyVersion, weights_path: str) -> Manifest:
@@ -211,8 +230,8 @@ class Shardcast:
         event = await self._publisher.prepare(version, weights_path, lambda: self._core.newest)
         if isinstance(event, Manifest):
             return event
-        self.handle(event)
-        self._wake()
+        self._driver.feed(event)
+        self._whole_one.notify_all()
         await self._prune()
         return event.manifest
 
@@ -232,22 +251,12 @@ class Shardcast:
         message = decode_message_untrusted(data)
         if not isinstance(message, PolicyNews | RosterNews | Evidence):
             raise BadMessage("only news of policies, rosters and evidence is gossiped")
-        effects = self.handle(ev.Heard(peer, message, gossip=True))
+        effects = self._driver.ask(ev.Heard(peer, message, gossip=True))
         return any(isinstance(effect, ev.PassOn) for effect in effects)
 
     # What the host and the disk report
 
-    def handle(self, event: ev.Event) -> list[ev.Effect]:
-        """Let the core judge ``event``, do what it asks. `BadMessage` is the peer's fault."""
-        if self._nursery.cancel_scope.cancel_called:
-            return []  # gossip outlives this service, and goes on to bring announcements
-        effects = self._core.handle(event, self._world.now())
-        for effect in effects:
-            self._apply(effect)
-        self._set_timer()
-        return effects
-
-    def _apply(self, effect: ev.Effect) -> None:
+    def _carry_out(self, effect: ev.Effect) -> None:
         match effect:
             case ev.Send(peer, message):
                 self._world.sometimes(
@@ -274,6 +283,7 @@ class Shardcast:
                     evidence.trainer,
                     evidence.first.version,
                 )
+                self._jobs.send_nowait(effect)
             case ev.PassOn():
                 pass  # read from the list by `receive_announcement`
 
@@ -285,36 +295,22 @@ class Shardcast:
             case ev.Keep(policy, chunk, data, raw):
                 self._store.keep_nowait(policy, chunk, data, raw)
                 if policy not in self._writers:
-                    self._writers[policy] = trio.Event()
+                    self._writers[policy] = Notifier()
                     self._nursery.start_soon(self._write, policy)
             case ev.Finish() | ev.Patch() | ev.Abandon():
                 self._jobs.send_nowait(effect)
 
-    def _set_timer(self) -> None:
-        due = self._core.next_deadline
-        if due < self._timer_at:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer_at = due
-            self._timer = self._world.call_at(
-                due + lateness(self._world, "shardcast/late tick"), self._tick
-            )
-
-    def _tick(self) -> None:
-        self._timer, self._timer_at = None, math.inf
-        self.handle(ev.Tick())
-
     def on_peer(self, event: PeerEvent) -> None:
         """A `Host` listener."""
         if event.state is PeerState.CONNECTED:
-            self.handle(ev.PeerUp(event.peer))
+            self._driver.feed(ev.PeerUp(event.peer))
         else:
             self._drop_sender(event.peer)
-            self.handle(ev.PeerLost(event.peer))
+            self._driver.feed(ev.PeerLost(event.peer))
 
     def on_message(self, peer: PeerId, data: bytes) -> None:
         """A `MessageHandler`."""
-        self.handle(ev.Heard(peer, decode_message_untrusted(data)))
+        self._driver.feed(ev.Heard(peer, decode_message_untrusted(data)))
 
     async def _wait_written(self, policy: bytes) -> None:
         """Return when fewer spans of a policy are only in memory than streams bring some: one
@@ -332,14 +328,13 @@ class Shardcast:
         try:
             while self._store.unwritten(policy):
                 await self._store.flush(policy)
-                self._writers[policy].set()
-                self._writers[policy] = trio.Event()
+                self._writers[policy].notify_all()
         except NoRoom as error:
             await self._disk_too_small(policy, error)
         except StorageError as error:
             self._disk_refused(error)
         finally:
-            self._writers.pop(policy).set()
+            self._writers.pop(policy).notify_all()
 
     async def _disk_too_small(self, policy: bytes, error: NoRoom) -> None:
         """Give a version up for which there is no room on a disk that otherwise works."""
@@ -348,14 +343,14 @@ class Shardcast:
         elif self._store.entry(policy) is not None:
             logger.error("policy_given_up reason=%s: the next one is tried again", error)
             self.stats.note_too_large()
-            self.handle(ev.Unusable(policy))
+            self._driver.feed(ev.Unusable(policy))
             await self._store.forget(policy)
 
     def _disk_refused(self, error: StorageError) -> None:
         """Serve what is held, and fetch nothing until `_mend_disk` has found room."""
         self.stats.note_disk(refuses=True)
         self._disk.note_failure(error)
-        self.handle(ev.Unwritable())
+        self._driver.feed(ev.Unwritable())
 
     async def _mend_disk(self) -> None:
         while True:
@@ -364,7 +359,7 @@ class Shardcast:
             waiting, self._unfinished = self._unfinished, []
             for job in waiting:
                 self._jobs.send_nowait(job)
-            self.handle(ev.Writable())
+            self._driver.feed(ev.Writable())
 
     # Tasks
 
@@ -377,11 +372,11 @@ class Shardcast:
 
     async def _run_sender(self, sender: Sender) -> None:
         if (
-            await sender.run(self._host, self.handle)
+            await sender.run(self._host, self._driver.feed)
             and self._senders.get(sender.peer) is sender
         ):
             del self._senders[sender.peer]
-            self.handle(ev.PeerLost(sender.peer))
+            self._driver.feed(ev.PeerLost(sender.peer))
 
     def _drop_sender(self, peer: PeerId) -> None:
         sender = self._senders.pop(peer, None)
@@ -391,7 +386,7 @@ class Shardcast:
     async def _regroup(self) -> None:
         roster = await self._publisher.regroup()
         if roster is not None:
-            self.handle(ev.Regrouped(roster))
+            self._driver.feed(ev.Regrouped(roster))
 
     async def _do_jobs(self) -> None:
         async for job in self._jobs_out:
@@ -405,7 +400,9 @@ class Shardcast:
                 self._disk_refused(error)
 
     async def _do_job(self, job: _Job) -> None:
-        if isinstance(job, ev.Abandon):
+        if isinstance(job, ev.Halt):
+            await self._store.keep_convictions(self.halted.values())
+        elif isinstance(job, ev.Abandon):
             await self._store.forget(job.policy)
         elif isinstance(job, ev.Patch):
             await self._do_patch(job)
@@ -413,11 +410,11 @@ class Shardcast:
             return  # it was given up meanwhile
         elif await self._store.finish(job.policy):
             self._disk.note_success()
-            self.handle(ev.Stored(job.policy))
-            self._wake()
+            self._driver.feed(ev.Stored(job.policy))
+            self._whole_one.notify_all()
             await self._prune()
         else:
-            self.handle(ev.Unusable(job.policy))
+            self._driver.feed(ev.Unusable(job.policy))
             await self._store.forget(job.policy)
 
     async def _do_patch(self, job: ev.Patch) -> None:
@@ -428,38 +425,42 @@ class Shardcast:
             if entry is not None:
                 await self._disk_too_small(entry.manifest.digest, error)
         if made is None:
-            self.handle(ev.PatchFailed(job.patch))
+            self._driver.feed(ev.PatchFailed(job.patch))
             return
         self._world.sometimes("shardcast/patched a policy", made.is_whole)
-        self.handle(ev.Patched(job.patch, made.index, made.verified))
+        self._driver.feed(ev.Patched(job.patch, made.index, made.verified))
 
     async def _prune(self) -> None:
         try:
             for policy in await self._store.prune():
-                self.handle(ev.Forgotten(policy))
+                self._driver.feed(ev.Forgotten(policy))
         except StorageError as error:
             # tried again when the next version is whole
             logger.warning("prune_failed reason=%s", error)
 
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
-
     async def resume(self) -> None:
-        """Take up what the disk holds. Called once, by `open_shardcast`."""
+        """Take up what the disk holds. Called once, in `running`."""
         roster = await self._store.load_roster()
         if roster is not None and roster.origin == self._host.peer_id:
             self._core.statements.add_roster(roster)
+        for evidence in await self._store.load_convictions():
+            self._core.statements.halt(evidence)
         for entry in await self._store.load():
-            if self._core.statements.is_trusted(entry.manifest.trainer):
-                self.handle(
+            # What was whole when its trainer was convicted stays, as it did then.
+            was_whole = entry.stored and entry.manifest.trainer in self._core.statements.halted
+            if was_whole or self._core.statements.is_trusted(entry.manifest.trainer):
+                self._driver.feed(
                     ev.Resumed(entry.manifest, entry.index, entry.verified, entry.stored)
                 )
             elif not entry.stored:
                 # it will never be whole
                 self._jobs.send_nowait(ev.Abandon(entry.manifest.digest))
+        self._driver.feed(ev.Tick())  # what was begun goes on: all of it is known now
 
-        self.handle(ev.Tick())  # what was begun goes on: all of it is known now
+    def running(self) -> AbstractContextManager[None]:
+        """Judge events for the length of the block; gossip, which outlives it, goes on to bring
+        announcements. Entered by `open_shardcast`."""
+        return self._driver.running()
 
     @contextmanager
     def meeting_the_swarm(self) -> Iterator[None]:
@@ -472,13 +473,8 @@ class Shardcast:
             self._host.watching(self.on_peer),
         ):
             for peer in self._host.connected:
-                self.handle(ev.PeerUp(peer))
-            try:
-                yield
-            finally:
-                self._nursery.cancel_scope.cancel()
-                if self._timer is not None:
-                    self._timer.cancel()
+                self._driver.feed(ev.PeerUp(peer))
+            yield
 
 
 @asynccontextmanager
@@ -505,6 +501,8 @@ async def open_shardcast(
     with store.holding():
         async with trio.open_nursery() as nursery:
             service = Shardcast(world, host, core, store, publisher, nursery, announce)
-            await service.resume()
-            with service.meeting_the_swarm():
-                yield service
+            with service.running():
+                await service.resume()
+                with service.meeting_the_swarm():
+                    yield service
+                nursery.cancel_scope.cancel()

@@ -40,7 +40,14 @@ from p2p.shardcast.codec import ANCHOR, ENCODE_RATE, Bytes, encode_chunk
 from p2p.shardcast.config import ShardcastConfig
 from p2p.shardcast.forest import Roster, decode_roster_untrusted
 from p2p.shardcast.index import MAX_INDEX, Index, Span, digest_of
-from p2p.shardcast.manifest import MAX_MANIFEST, NO_POLICY, Manifest, PolicyVersion
+from p2p.shardcast.manifest import (
+    MAX_MANIFEST,
+    NO_POLICY,
+    Equivocation,
+    Manifest,
+    PolicyVersion,
+    decode_manifest_untrusted,
+)
 from p2p.shardcast.patch import (
     APPLY_RATE,
     TAIL_BYTES,
@@ -59,7 +66,7 @@ from p2p.shardcast.stored import (
     StoredPolicy,
     decode_head_untrusted,
 )
-from p2p.wire import KI, MIB
+from p2p.wire import KI, MIB, fields_untrusted, pack, unpack_untrusted
 from p2p.world import OFF_LOOP, World
 
 HASH_RATE: Final = 3e9
@@ -68,6 +75,10 @@ READ_BATCH: Final = 4 * MIB
 """Raw bytes read and hashed at a time: the largest span, and 1 ms of a core."""
 _MAX_HEAD: Final = MAX_MANIFEST + MAX_INDEX + 4 * KI
 _ROSTER: Final = "roster"
+_CONVICTIONS: Final = "convictions"
+_MAX_CONVICTIONS: Final = MIB
+"""Bytes of convictions that are read: two manifests of 4 KiB each for 128 trainers. A run names
+a handful."""
 DRAFT: Final = "publishing"
 """Where a trainer's patches are while they are made, and no manifest names them."""
 _DRAFTS: Final = ("publishing.tmp", DRAFT)
@@ -148,8 +159,9 @@ class PolicyStore:
         return self._entries.get(policy)
 
     def stored(self, version: PolicyVersion) -> StoredPolicy | None:
-        """A whole version."""
-        return next((e for e in self._policies if e.stored and e.version == version), None)
+        """A whole version; of two trainers' the one that ranks higher."""
+        found = (e for e in self._policies if e.stored and e.version == version)
+        return max(found, key=lambda entry: entry.manifest.rank, default=None)
 
     @property
     def _policies(self) -> list[StoredPolicy]:
@@ -158,7 +170,8 @@ class PolicyStore:
     @property
     def versions(self) -> tuple[PolicyVersion, ...]:
         """Versions that are whole, newest first."""
-        return tuple(sorted((e.version for e in self._policies if e.stored), reverse=True))
+        versions = dict.fromkeys(e.version for e in self._policies if e.stored)
+        return tuple(sorted(versions, reverse=True))
 
     @property
     def newest_own(self) -> Manifest | None:
@@ -422,11 +435,12 @@ class PolicyStore:
                 await self._disk.remove(entry.final)
 
     async def prune(self) -> list[bytes]:
-        """Remove the oldest whole policies beyond the limits; returns their names."""
+        """Remove the oldest whole policies beyond the limits, and of two trainers' same version
+        the one that is not chosen; returns their names."""
+        whole = [e for e in self._policies if e.stored]
+        rivals = [e for e in whole if self._is_outranked(e)]
         kept = sorted(
-            (e for e in self._policies if e.stored),
-            key=lambda e: e.version,
-            reverse=True,
+            (e for e in whole if e not in rivals), key=lambda e: e.version, reverse=True
         )
         # What is being fetched takes its room before it is there: the disk holds `keep_bytes`
         # and the newest.
@@ -437,15 +451,28 @@ class PolicyStore:
             if rank and full and not entry.is_pinned:
                 total -= entry.footprint
                 gone.append(entry)
+        outvoted = [entry.manifest.digest for entry in rivals]
+        gone += [e for e in self._entries.values() if e.manifest.digest in outvoted]
         # A patch stays as long as what it leads to: peers that are behind take it from here.
         oldest = min((e.version for e in kept if e not in gone), default=NO_POLICY)
-        gone += [e for e in self._entries.values() if e.is_patch and e.version < oldest]
+        gone += [
+            e
+            for e in self._entries.values()
+            if e.is_patch and e.version < oldest and e not in gone
+        ]
         forgotten = []
         for entry in gone:
             if not entry.is_pinned:  # it may have been pinned while another was removed
                 await self.forget(entry.name)
                 forgotten.append(entry.name)
         return forgotten
+
+    def _is_outranked(self, entry: StoredPolicy) -> bool:
+        """Whether another trainer's same version is chosen. Never of our own: what this node
+        has signed must be known in every later life."""
+        chosen = self.stored(entry.version)
+        is_own = entry.manifest.trainer == self._world.signer.peer_id
+        return chosen is not entry and not is_own
 
     # Publishing
 
@@ -480,7 +507,43 @@ class PolicyStore:
         """Remember durably whom we feed, for a next life. Raises `StorageError`."""
         await self._disk.replace(f"{self.folder}/{_ROSTER}", roster.encode())
 
+    async def keep_convictions(self, convictions: Iterable[Equivocation]) -> None:
+        """Remember durably which trainers contradicted themselves. Raises `StorageError`."""
+        pairs = [[one.first.encode(), one.second.encode()] for one in convictions]
+        await self._disk.replace(f"{self.folder}/{_CONVICTIONS}", pack(pairs))
+
     # Resuming
+
+    async def load_convictions(self) -> list[Equivocation]:
+        """The trainers that an earlier life convicted, as far as the proof still is one: a disk
+        is not believed more than a peer."""
+        path = f"{self.folder}/{_CONVICTIONS}"
+        found: list[Equivocation] = []
+        try:
+            pairs = unpack_untrusted(await self._disk.read(path, 0, _MAX_CONVICTIONS))
+            for pair in pairs if isinstance(pairs, list) else ():
+                found.append(self._evidence_untrusted(pair))
+        except FileNotFoundError:
+            return []
+        except BadMessage as error:
+            logger.warning(
+                "convictions_damaged path=%s reason=%s: %d are believed, of the others peers"
+                " tell again",
+                self._disk.locate(path),
+                error,
+                len(found),
+            )
+        return found
+
+    def _evidence_untrusted(self, pair: object) -> Equivocation:
+        first, second = (
+            decode_manifest_untrusted(data, self._run, self._world.verify)
+            for data in fields_untrusted(pair, bytes, bytes, what="conviction")
+        )
+        evidence = Equivocation(first, second)
+        if not evidence.is_proof:
+            raise BadMessage("a conviction that proves nothing")
+        return evidence
 
     async def load_roster(self) -> Roster | None:
         """The last roster that an earlier life signed."""

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-import trio
-
+from p2p.concurrency import Notifier
 from p2p.identity import Verify
 from p2p.shardcast.chunkset import EMPTY, ChunkSet
 from p2p.shardcast.index import Index
@@ -54,7 +53,7 @@ class StoredPolicy:
         """Verified spans that are not yet in their place."""
         self._busy: dict[int, None] = {}
         """Those of them that are being written."""
-        self._idle = trio.Event()
+        self._idle = Notifier()
         self._pins = 0
 
     def __repr__(self) -> str:
@@ -148,8 +147,7 @@ class StoredPolicy:
             for span in mine:
                 del self._busy[span]
             if not self._busy:
-                self._idle.set()
-                self._idle = trio.Event()
+                self._idle.notify_all()
 
     async def wait_idle(self) -> None:
         """Return when no task writes spans of it."""

@@ -1,9 +1,9 @@
 """A whole swarm on one machine, for show: ``shoal demo``, ``python -m roles.demo``.
 
 Read `command` first: it reads the command line, plays, and judges the outcome. `players` says
-who plays. `processes` writes the run file, starts a node of each role and hears what they say
-of themselves; `status` sums that up; `view` draws it. `cheats` are the nodes that must be
-caught. `alone` is the same learning in one process, without nodes: ``python -m
+who plays, `shows` what. `processes` writes the run file, starts a node of each role and hears
+what they say of themselves; `status` sums that up; `view` draws it. `cheats` are the nodes that
+must be caught. `alone` is the same learning in one process, without nodes: ``python -m
 roles.demo.alone``.
 
 How data flows: each node prints its health as a line of JSON; those lines, and nothing else,

@@ -30,13 +30,14 @@ from rich.progress import (
 )
 
 from p2p.node.usage import STANDARD_OUTPUT, write_text
-from roles.engines.base import Evaluation, GroupTask, Sampling, StepReport, TrainingGroup
+from roles.engines.base import GroupTask, Sampling, StepReport, TrainingGroup
 from roles.engines.config import EngineConfig
 from roles.engines.torch import sampler
 from roles.engines.torch.learner import TorchLearner
 from roles.engines.torch.model import TransformerModel
-from roles.envs.base import open_environment
+from roles.envs.base import open_teaching
 from roles.rl.advantage import group_advantages, has_spread
+from roles.rl.evaluation import Evaluation, evaluation_sampling, grade, questions
 from roles.rl.gate import LearningGate
 from roles.rl.recipe import Recipe
 
@@ -93,10 +94,10 @@ class Alone:
         torch.set_num_threads(config.threads)
         self._config = config
         self._recipe = config.recipe
-        self._environment = open_environment(config.environment)
+        self._environment = open_teaching(config.environment)
         self._rng = Random(1000 + config.seed)
         self._shuffled = shuffled
-        self.learner = TorchLearner(config, self._environment)
+        self.learner = TorchLearner(config)
         self.sampler = TransformerModel(config.shape)
         self._history: deque[dict[str, torch.Tensor]] = deque(maxlen=config.recipe.lag + 1)
         self.course = Course(config.seed)
@@ -110,9 +111,23 @@ class Alone:
     def evaluate(self) -> Evaluation:
         """Evaluate and remember."""
         with _timed(self.course.seconds, "evaluation"):
-            evaluation = self.learner.evaluate()
+            temperature = self._recipe.temperature
+            greedy, sampled = self.rewards_at(0.0), self.rewards_at(temperature)
+            evaluation = grade([""] * len(greedy), greedy, sampled)
         self.course.evaluations[self.learner.step_number] = evaluation
         return evaluation
+
+    def rewards_at(self, temperature: float) -> list[float]:
+        """Of the held-out tasks, with the recipe's evaluation seed."""
+        recipe, environment = self._recipe, self._environment
+        tasks = environment.evaluation()
+        answers = self.learner.answer(
+            questions(tasks, recipe.evaluation_seed), evaluation_sampling(recipe, temperature)
+        )
+        return [
+            environment.reward(task, tokens)
+            for task, (tokens,) in zip(tasks, answers, strict=True)
+        ]
 
     def step(self) -> StepReport:
         """Sample with the old policy, learn with the new one."""

@@ -104,8 +104,9 @@ class CheatSession(InferenceSession):
         self.is_stale_turn = self.mode is CheatMode.STALE or (
             self.mode is CheatMode.TURNS and not self.is_stale_turn
         )
+        policy = self.node.shardcast.manifest(newest).weights_digest
         await self._load(newest)
-        self.counts.note_policy(newest)
+        self.claim(newest, policy)
         return newest
 
     async def draw(self, tasks: Sequence[GroupTask]) -> list[Group]:

@@ -41,8 +41,8 @@ from p2p.wire import MIB
 from roles.demo.processes import RUN_FILE, DemoError, DemoNodes, DemoPlan
 from roles.demo.status import SwarmStatus
 from roles.demo.view import draw, size
-from roles.engines.base import Evaluation
 from roles.engines.config import GIB, SEEDS
+from roles.rl.evaluation import Evaluation
 from roles.rl.gate import LearningGate
 from roles.rl.recipe import Recipe
 
@@ -300,6 +300,8 @@ def complaints(figures: dict[str, Any], *, promised: bool = True) -> Iterator[st
     start = Evaluation(figures["greedy_start"], figures["reward_start"])
     end = Evaluation(figures["greedy_end"], figures["reward_end"])
     yield from LearningGate(start, end).failures(promised=promised)
+    if promised and not figures["cheater_submitted"]:
+        yield "the cheater handed in nothing, so that it was not shown that it is caught"
     if figures["cheater_accepted"]:
         yield f"{figures['cheater_accepted']} submissions of the cheater were accepted"
     if figures["honest_rejected"]:

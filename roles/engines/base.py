@@ -57,6 +57,10 @@ class Completion:
     validator has checked."""
 
 
+Answers = tuple[tuple[int, ...], ...]
+"""The tokens of a task's completions."""
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """The completions of one task, in the order of its seeds."""
@@ -86,17 +90,15 @@ class StepReport:
     ratio_max: float
     clipped: float
     """Share of tokens at which the two-sided clip cut the gradient."""
+    capped: float
+    """Share of tokens whose importance weight is at its cap."""
     entropy: float
     gradient_norm: float
+    """Before it was clipped, in the mean of the step's updates."""
     tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """Exact-match reward on the environment's fixed held-out tasks."""
-
-    greedy: float
-    sampled: float
+    changed: float
+    """Share of the weights that are another number in bfloat16 than before the step: what a
+    patch of the policy carries. Near 0 the rate is too low for weights that were rounded."""
 
 
 class Generator(Protocol):
@@ -135,9 +137,9 @@ def previous_generation(checkpoint: str) -> str:
 class Learner(Protocol):
     """Owns the policy and its optimiser."""
 
-    async def open(self, checkpoint: str) -> int:
-        """Continue from the checkpoint file if it exists, else start (warm-up included).
-        Returns the step.
+    async def open(self, checkpoint: str, base: str = "") -> int:
+        """Continue from the checkpoint file if it exists, else start: at ``base``, the folder
+        of a model, or with drawn weights and a warm-up. Returns the step.
 
         A damaged checkpoint is passed over for the one before it; `EngineError` if that is
         damaged too.
@@ -154,15 +156,19 @@ class Learner(Protocol):
         ...
 
     async def save(self, checkpoint: str, weights: str) -> None:
-        """Write optimiser state and, as safetensors, the policy; each file atomically and
-        synced.
+        """Write optimiser state and the policy, each file atomically and synced. An empty path
+        is not written.
 
-        The checkpoint that was there is kept, as `previous_generation` names it.
+        The checkpoint that was there is kept, as `previous_generation` names it. The policy is
+        a safetensors file; of a run with a base a folder as the base is, in bfloat16.
         """
         ...
 
-    async def evaluate(self) -> Evaluation:
-        """Greedy and sampled reward on the held-out tasks, with fixed seeds."""
+    async def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Answers]:
+        """The tokens of each completion of each task, in order, under the policy in training.
+
+        For evaluation: there are no proofs.
+        """
         ...
 
 

@@ -16,9 +16,9 @@ from p2p.world import Worker, World
 from proofs.checks import Evidence
 from roles.engines import codec
 from roles.engines.base import (
+    Answers,
     Engine,
     EngineError,
-    Evaluation,
     Group,
     GroupTask,
     Sampling,
@@ -92,9 +92,9 @@ class WorkerEngine:
         )
         return [Evidence(*row) for row in value]
 
-    async def open(self, checkpoint: str) -> int:
+    async def open(self, checkpoint: str, base: str = "") -> int:
         """See `roles.engines.base.Learner`."""
-        return int(await self._call("open", self._locate(checkpoint)))
+        return int(await self._call("open", self._locate(checkpoint), self._located(base)))
 
     async def adopt(self, weights: str, step: int) -> None:
         """See `roles.engines.base.Learner`."""
@@ -108,11 +108,18 @@ class WorkerEngine:
 
     async def save(self, checkpoint: str, weights: str) -> None:
         """See `roles.engines.base.Learner`."""
-        await self._call("save", self._locate(checkpoint), self._locate(weights))
+        await self._call("save", self._located(checkpoint), self._located(weights))
 
-    async def evaluate(self) -> Evaluation:
+    async def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Answers]:
         """See `roles.engines.base.Learner`."""
-        return Evaluation(*await self._call("evaluate"))
+        value = await self._call(
+            "answer", [codec.task_to_wire(task) for task in tasks], astuple(sampling)
+        )
+        return [tuple(tuple(tokens) for tokens in answers) for answers in value]
+
+    def _located(self, path: str) -> str:
+        """As the worker would open it; what is empty stays so."""
+        return self._locate(path) if path else ""
 
     async def _call(self, method: str, *arguments: object) -> Any:
         request = codec.encode_request(method, *arguments)

@@ -20,6 +20,10 @@ ROWS: Final = 256
 """Completions that an engine decodes together. In a CPU second 64 draw 57,000 tokens, 128
 72,000, 256 99,000 (docs/performance.md): below 64 dispatch dominates, above 256 nothing is
 gained."""
+CACHE_BYTES: Final = 2 * GIB
+"""Keys and values of the completions that an engine decodes together, at their full length:
+where `ROWS` of them would need more, fewer are decoded together. A model of 135 M parameters
+has 46 kB a token in float32: 256 rows of 180 tokens, 44 of 1,024."""
 
 _SHAPE: Final[Bounds] = {
     "vocabulary": (2, 1 << 20),  # the largest in use have 262,144
@@ -58,6 +62,15 @@ class Dtype(Enum):
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
+
+
+class Autocast(Enum):
+    """Whether a learner multiplies in bfloat16."""
+
+    AUTO = "auto"
+    """If the model is large and the CPU has instructions for it."""
+    ON = "on"
+    OFF = "off"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +169,9 @@ class MachineLimits:
     """Bytes of address space for the process of the environment, libraries included
     (`roles.envs.base.Ration.memory`)."""
 
+    environment_data: str = ""
+    """Folder with the files of questions that runs may pin and this machine has."""
+
     def __post_init__(self) -> None:
         if (
             min(self.memory, self.max_new_tokens, self.warm_up_steps, self.environment_memory)
@@ -185,14 +201,19 @@ def memory_needed(shape: ModelShape, recipe: Recipe) -> int:
     two.
 
     A learner holds weights, gradients and two moments in float32; a generator a cache of keys
-    and values, and one row of logits, for `ROWS` completions at their full length. Example: the
-    demo's 105,088 parameters come to 7 MB, a 0.5 B model with 1,024 new tokens to 14 GB.
+    and values for `ROWS` completions at their full length, or for as many as `CACHE_BYTES`
+    allow. Example: the demo's 105,088 parameters come to 4 MB, a 0.5 B model with 1,024 new
+    tokens to 8 GB.
     """
     training = 16 * shape.parameters
-    length = recipe.max_new_tokens
-    cache = ROWS * length * shape.layers * 2 * shape.key_heads * shape.head_width * 4
-    logits = ROWS * shape.vocabulary * 4
-    return max(training, 4 * shape.parameters + cache + logits)
+    row = recipe.max_new_tokens * cache_bytes(shape, 4)
+    cache = max(row, min(ROWS * row, CACHE_BYTES))
+    return max(training, 4 * shape.parameters + cache)
+
+
+def cache_bytes(shape: ModelShape, number: int) -> int:
+    """Bytes of the keys and values of one token, of ``number`` bytes each."""
+    return shape.layers * 2 * shape.key_heads * shape.head_width * number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,13 +288,17 @@ class EngineConfig:
     nice: int = 0
     """Added to the worker's niceness."""
 
+    autocast: Autocast = Autocast.AUTO
+    """Of the learner: bfloat16 products over float32 weights. The machine's own choice."""
+
     profile: DeviceProfile = field(default_factory=DeviceProfile)
     """Of the fake engine."""
 
 
 def config_to_wire(config: EngineConfig) -> dict[str, Any]:
     """As plain values, for the pipe to a worker."""
-    return {**asdict(config), "dtype": config.dtype.value, "draw": config.draw.value}
+    names = {name: getattr(config, name).value for name in ("dtype", "draw", "autocast")}
+    return {**asdict(config), **names}
 
 
 def config_from_wire(value: dict[str, Any]) -> EngineConfig:
@@ -286,6 +311,7 @@ def config_from_wire(value: dict[str, Any]) -> EngineConfig:
             "shape": ModelShape(**value["shape"]),
             "dtype": Dtype(value["dtype"]),
             "draw": DrawRule(value["draw"]),
+            "autocast": Autocast(value["autocast"]),
             "end_tokens": tuple(value["end_tokens"]),
             "recipe": Recipe(**_betas(recipe), warm_up=WarmUp(**_betas(warm_up))),
             "profile": DeviceProfile(**value["profile"]),

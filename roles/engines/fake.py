@@ -33,9 +33,9 @@ from p2p.world import World
 from proofs.checks import Evidence
 from roles.engines import safetensors
 from roles.engines.base import (
+    Answers,
     Completion,
     EngineError,
-    Evaluation,
     Group,
     GroupTask,
     Sampling,
@@ -45,7 +45,7 @@ from roles.engines.base import (
 )
 from roles.engines.config import EngineConfig
 from roles.engines.safetensors import RawTensor
-from roles.envs.base import Environment, open_environment
+from roles.envs.base import TeachingEnvironment, open_teaching
 
 _CHANGED_ONE_IN: Final = 64
 """One bf16 value in this many moves at each step; real policies at lr 1e-6: 1.3 to 1.8 in
@@ -113,9 +113,11 @@ def _as_stored(number: float) -> float:
     return value
 
 
-def next_policy(policy: FakePolicy, learning: float) -> FakePolicy:
-    """One optimiser step later."""
-    rng = Random(f"{policy.lineage} {policy.step}")
+def next_policy(
+    policy: FakePolicy, learning: float, groups: Sequence[TrainingGroup]
+) -> FakePolicy:
+    """One optimiser step later: other groups, or in another order, make another policy."""
+    rng = Random(f"{policy.lineage} {policy.step} {groups}")
     noise = bytearray(policy.noise)
     for _ in range(len(noise) // 2 // _CHANGED_ONE_IN):
         at = 2 * rng.randrange(len(noise) // 2)
@@ -130,7 +132,7 @@ class FakeEngine:
     def __init__(self, world: World, config: EngineConfig) -> None:
         self._world = world
         self._config = config
-        self._environment = open_environment(config.environment)
+        self._environment = open_teaching(config.environment)
         self._loaded: tuple[bytes, FakePolicy] | None = None
         self._learning: FakePolicy | None = None
 
@@ -160,7 +162,7 @@ class FakeEngine:
             for ours, theirs in zip(honest, groups, strict=True)
         ]
 
-    async def open(self, checkpoint: str) -> int:
+    async def open(self, checkpoint: str, base: str = "") -> int:
         """See `roles.engines.base.Learner`."""
         disk, damage = self._world.disk, []
         for path in (checkpoint, previous_generation(checkpoint)):
@@ -193,25 +195,30 @@ class FakeEngine:
         policy = self._learner()
         tokens = sum(len(one.tokens) for group in groups for one in group.completions)
         await self._spend(training, self._config.profile.step_seconds)
-        self._learning = next_policy(policy, self._config.profile.learning)
+        self._learning = next_policy(policy, self._config.profile.learning, groups)
         return StepReport(
-            step=self._learning.step, loss=0.0, k3=0.0, ratio_max=1.0, clipped=0.0,
+            step=self._learning.step, loss=0.0, k3=0.0, ratio_max=1.0, clipped=0.0, capped=0.0,
             entropy=1 - policy.skill, gradient_norm=1.0, tokens=tokens,
+            changed=1 / _CHANGED_ONE_IN,
         )  # fmt: skip
 
     async def save(self, checkpoint: str, weights: str) -> None:
         """See `roles.engines.base.Learner`."""
         data, disk = self._learner().encode(), self._world.disk
         await self._spend(saving, self._config.profile.load_seconds)
-        if await disk.size(checkpoint) is not None:
-            await disk.rename(checkpoint, previous_generation(checkpoint))
-        await disk.replace(checkpoint, hashlib.sha256(data).digest() + data)
-        await disk.replace(weights, data)
+        if weights:
+            await disk.replace(weights, data)
+        if checkpoint:
+            if await disk.size(checkpoint) is not None:
+                await disk.rename(checkpoint, previous_generation(checkpoint))
+            await disk.replace(checkpoint, hashlib.sha256(data).digest() + data)
 
-    async def evaluate(self) -> Evaluation:
+    async def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Answers]:
         """See `roles.engines.base.Learner`."""
-        skill = self._learner().skill
-        return Evaluation(greedy=skill, sampled=skill)
+        policy = self._learner()
+        digest = hashlib.sha256(policy.encode()).digest()
+        groups = [_group(self._environment, digest, policy, task, sampling) for task in tasks]
+        return [tuple(one.tokens for one in group.completions) for group in groups]
 
     async def _spend(self, activity: Callable[[], None], seconds: float) -> None:
         await self._world.run_blocking(activity, cost=seconds)
@@ -263,7 +270,7 @@ def _tokens(groups: Sequence[Group]) -> int:
 
 
 def _group(
-    environment: Environment,
+    environment: TeachingEnvironment,
     digest: bytes,
     policy: FakePolicy,
     task: GroupTask,

@@ -21,7 +21,7 @@ MAX_HEADER: Final = 16 * 1024 * 1024
 """A tensor takes about 120 bytes of header: room for 140,000 of them. The format's own limit is
 100 MB."""
 
-_LENGTH_BYTES: Final = 8
+PREFIX_BYTES: Final = 8
 """Of the header's length, little-endian, by the format."""
 _MAX_DIMENSIONS: Final = 8
 """Dimensions of a tensor: weights have one to four, and a shape of a thousand would be a header
@@ -47,54 +47,77 @@ class RawTensor:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class TensorSpan:
+    """Where a tensor is in its file: from byte ``begin`` to ``end``, exclusive."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
 def encode(tensors: Mapping[str, RawTensor]) -> bytes:
     """A safetensors file, tensors in the order of the mapping, data aligned to 8 bytes."""
+    head = encode_head({name: (one.dtype, one.shape) for name, one in tensors.items()})
+    return b"".join((head, *(one.data for one in tensors.values())))
+
+
+def encode_head(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> bytes:
+    """What precedes the data of tensors with these dtypes and shapes, which follows in the same
+    order: for files that are written tensor by tensor."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
-    for name, tensor in tensors.items():
-        end = offset + len(tensor.data)
-        header[name] = {
-            "dtype": tensor.dtype,
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, end],
-        }
+    for name, (dtype, shape) in tensors.items():
+        end = offset + math.prod(shape) * DTYPE_BYTES[dtype]
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return b"".join(
-        (
-            len(text).to_bytes(_LENGTH_BYTES, "little"),
-            text,
-            *(one.data for one in tensors.values()),
-        )
-    )
+    return len(text).to_bytes(PREFIX_BYTES, "little") + text
 
 
 def decode_untrusted(data: bytes | bytearray | memoryview) -> dict[str, RawTensor]:
     """The tensors of a file, in the order of their data, without copying it. Raises
     `BadMessage`."""
     view = memoryview(data)
-    length = int.from_bytes(view[:_LENGTH_BYTES], "little")
-    start = _LENGTH_BYTES + length
-    if len(view) < _LENGTH_BYTES or length > MAX_HEADER or start > len(view):
+    start = head_size_untrusted(bytes(view[:PREFIX_BYTES]), len(view))
+    return {
+        name: RawTensor(span.dtype, span.shape, view[span.begin : span.end])
+        for name, span in spans_untrusted(bytes(view[:start]), len(view)).items()
+    }
+
+
+def head_size_untrusted(prefix: bytes, size: int) -> int:
+    """Bytes before the first tensor's, from a file's first `PREFIX_BYTES` and its size. Raises
+    `BadMessage`."""
+    length = int.from_bytes(prefix, "little")
+    if len(prefix) < PREFIX_BYTES or length > MAX_HEADER or PREFIX_BYTES + length > size:
         raise BadMessage(
-            f"a safetensors header of {length} bytes does not fit a file of {len(view)}"
+            f"a safetensors header of {length} bytes does not fit a file of {size}"
         )
+    return PREFIX_BYTES + length
+
+
+def spans_untrusted(head: bytes, size: int) -> dict[str, TensorSpan]:
+    """Where each tensor is in a file of ``size`` bytes that begins with ``head``, in the order
+    of their data: the tensors themselves are not needed. Raises `BadMessage`."""
+    start = len(head)
     entries = [
         (*_entry_untrusted(name, value), name)
-        for name, value in _header_untrusted(bytes(view[_LENGTH_BYTES:start])).items()
+        for name, value in _header_untrusted(head[PREFIX_BYTES:]).items()
         if name != "__metadata__"
     ]
-    tensors: dict[str, RawTensor] = {}
+    spans: dict[str, TensorSpan] = {}
     offset = 0
     for begin, end, dtype, shape, name in sorted(entries):
-        if begin != offset or start + end > len(view):
+        if begin != offset or start + end > size:
             raise BadMessage(f"the tensor {name!r} overlaps, leaves a hole, or is cut off")
-        tensors[name] = RawTensor(dtype, shape, view[start + begin : start + end])
+        spans[name] = TensorSpan(dtype, shape, start + begin, start + end)
         offset = end
-    if start + offset != len(view):
-        raise BadMessage(f"{len(view) - start - offset} bytes follow the last tensor")
-    return tensors
+    if start + offset != size:
+        raise BadMessage(f"{size - start - offset} bytes follow the last tensor")
+    return spans
 
 
 def _header_untrusted(text: bytes) -> dict[str, Any]:

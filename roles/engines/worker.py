@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from p2p.errors import ConfigError, MissingDependency, ShoalError
 from proofs.checks import Evidence
 from roles.engines import codec
-from roles.engines.base import Evaluation, Group, GroupTask, Sampling, StepReport, TrainingGroup
+from roles.engines.base import Answers, Group, GroupTask, Sampling, StepReport, TrainingGroup
 from roles.engines.config import EngineConfig, config_from_wire
 from roles.shared.worker_streams import serve_streams
 
@@ -45,7 +45,7 @@ class LocalEngine(Protocol):
         """See `Scorer.score`."""
         ...
 
-    def open(self, checkpoint: str) -> int:
+    def open(self, checkpoint: str, base: str = "") -> int:
         """See `Learner.open`."""
         ...
 
@@ -61,8 +61,8 @@ class LocalEngine(Protocol):
         """See `Learner.save`."""
         ...
 
-    def evaluate(self) -> Evaluation:
-        """See `Learner.evaluate`."""
+    def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Answers]:
+        """See `Learner.answer`."""
         ...
 
 
@@ -99,8 +99,8 @@ def call(engine: LocalEngine, method: str, arguments: Sequence[Any]) -> object:
                 Sampling(*sampling),
             )
             return [astuple(one) for one in evidence]
-        case "open", [checkpoint]:
-            return engine.open(checkpoint)
+        case "open", [checkpoint, base]:
+            return engine.open(checkpoint, base)
         case "adopt", [weights, step]:
             engine.adopt(weights, step)
             return None
@@ -109,8 +109,10 @@ def call(engine: LocalEngine, method: str, arguments: Sequence[Any]) -> object:
         case "save", [checkpoint, weights]:
             engine.save(checkpoint, weights)
             return None
-        case "evaluate", []:
-            return astuple(engine.evaluate())
+        case "answer", [tasks, sampling]:
+            return engine.answer(
+                [codec.task_from_wire(task) for task in tasks], Sampling(*sampling)
+            )
         case _:
             raise TypeError(f"an engine has no method {method}({len(arguments)} arguments)")
 

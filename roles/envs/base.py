@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from random import Random
-from typing import Final, Protocol, cast
+from typing import Any, Final, Protocol, runtime_checkable
 
 from p2p.errors import ConfigError
 from roles.envs.installed import module_digest, package_digest
@@ -28,7 +28,13 @@ NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 ``os:abort`` on every volunteer's machine, while entry points exist only where the machine's
 owner installed a package."""
 
-_BUILT_IN: Final = {"sort": "roles.envs.sort:SortEnvironment"}
+_BUILT_IN: Final = {
+    "sort": "roles.envs.sort:SortEnvironment",
+    "arithmetic": "roles.envs.arithmetic:ArithmeticEnvironment",
+    "math": "roles.envs.questions:MathEnvironment",
+    "math-exact": "roles.envs.questions:ExactEnvironment",
+    "reasoning-gym": "roles.envs.gym:GymEnvironment",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,21 +61,34 @@ class Ration:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A prompt and the answer that earns the full reward, as tokens; the answer includes the
-    end token."""
+    """A prompt and what its reward is computed from."""
 
     prompt: tuple[int, ...]
-    answer: tuple[int, ...]
+
+    answer: tuple[int, ...] = ()
+    """The tokens that earn the full reward, end token included; empty where ``source`` says
+    what is right."""
+
+    source: bytes = b""
+    """The task as its environment wants it back, if tokens are not enough: an environment of
+    text packs its question and answer (`roles.envs.text`)."""
+
+    environment: str = ""
+    """Which of the run's environments it is of (`roles.envs.mix`)."""
+
+    kind: str = ""
+    """What it is counted under when progress is measured; empty if there is one kind."""
 
 
 class Environment(Protocol):
-    """A task source and a verifier. Implementations are deterministic and hold no state."""
+    """A task source and a verifier, in tokens. Implementations are deterministic and hold no
+    state.
+
+    What speaks text is a `roles.envs.text.TextEnvironment`.
+    """
 
     name: str
     """As the run file names it."""
-
-    vocabulary: str
-    """One character per token id."""
 
     def task(self, seed: bytes, *, held_out: bool = False) -> Task:
         """The task of a seed of 32 bytes; ``held_out`` draws from those that are never trained
@@ -80,13 +99,21 @@ class Environment(Protocol):
         """What a completion earns, 0 to 1; never raises, whatever the tokens."""
         ...
 
+    def evaluation(self) -> list[Task]:
+        """The fixed held-out tasks that progress is measured on."""
+        ...
+
+
+@runtime_checkable
+class TeachingEnvironment(Environment, Protocol):
+    """An environment that a model without a base can be taught from the first weights on."""
+
+    vocabulary: str
+    """One character per token id; the model's must be as large."""
+
     def solution(self, prompt: Sequence[int]) -> tuple[int, ...]:
         """A completion that earns 1, end token included. Raises ValueError if it is no prompt
         of ours."""
-        ...
-
-    def evaluation(self) -> list[Task]:
-        """The fixed held-out tasks that progress is measured on."""
         ...
 
     def warm_up(self, rng: Random, count: int) -> list[Task]:
@@ -128,16 +155,35 @@ def _entry_point(name: str) -> EntryPoint:
     return found[0]
 
 
-def open_environment(name: str) -> Environment:
-    """Find an environment by the name of its entry point, import it and make it.
+def make_environment(name: str, **options: object) -> Any:
+    """Find an environment by the name of its entry point, import it and make it: an
+    `Environment`, or a `roles.envs.text.TextEnvironment`.
 
-    Raises `ConfigError` if there is none. A run's are compared with what the run pins first
-    (`roles.run.core.file.Run.open_environments`).
+    ``options`` go to its class: ``kinds`` and ``data``, where a run pins them. Raises
+    `ConfigError` if there is none, or its class takes no such option. A run's are compared with
+    what the run pins first (`roles.run.core.file.Run.check_environments`).
     """
     point = _entry_point(name)
     try:
-        return cast(Environment, getattr(importlib.import_module(point.module), point.attr)())
+        kind = getattr(importlib.import_module(point.module), point.attr)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
             f"the environment {name!r} cannot be loaded from {point.value}: {error}"
         ) from error
+    try:
+        return kind(**options)
+    except (TypeError, ValueError) as error:
+        given = f" with {' and '.join(options)}" if options else ""
+        raise ConfigError(f"the environment {name!r} cannot be made{given}: {error}") from error
+
+
+def open_teaching(name: str) -> TeachingEnvironment:
+    """The environment that a model without a base is taught by. Raises `ConfigError` if it
+    teaches none."""
+    environment = make_environment(name)
+    if not isinstance(environment, TeachingEnvironment):
+        raise ConfigError(
+            f"the environment {name!r} teaches no model from its first weights on (it has no"
+            " warm_up and solution): give the run a base, or the environment sort"
+        )
+    return environment

@@ -17,21 +17,27 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import astuple
+from dataclasses import asdict
 from typing import Any, Final, Protocol
 
 import trio
 
-from p2p.errors import ConfigError, LimitExceeded, WorkerDied
+from p2p.errors import ConfigError, LimitExceeded, MissingDependency, WorkerDied
 from p2p.world import Worker, World
 from roles.engines import codec
 from roles.engines.config import MachineLimits
-from roles.envs.base import Environment, Ration, Task, open_environment
-from roles.envs.contained import EnvironmentFailed, reward_of, task_of
+from roles.envs.base import Environment, Ration, Task
+from roles.envs.contained import EnvironmentFailed, evaluation_of, reward_of, task_of
+from roles.envs.frames import setup_to_wire, task_from_wire, task_to_wire
+from roles.envs.mix import EnvironmentPart, EnvironmentSetup, open_mix
+from roles.envs.text import TextModel
 from roles.run import Run
 
 WORKER_ARGV: Final = ("roles.envs.worker",)
 """What `World.open_worker` runs, as ``python -m``."""
+
+_FAILURES: Final = {kind.__name__: kind for kind in (ConfigError, MissingDependency)}
+"""What is not the environment's fault, by the names that cross the pipe."""
 
 Answers = Sequence[tuple[Task, Sequence[Sequence[int]]]]
 """Tasks, each with the completions that answer it."""
@@ -46,6 +52,10 @@ class ContainedEnvironment(Protocol):
 
     async def rewards(self, answers: Answers) -> list[float]:
         """What each completion earns, from 0 to 1, in order. Raises `EnvironmentFailed`."""
+        ...
+
+    async def evaluation(self) -> list[Task]:
+        """The fixed held-out tasks. Raises `EnvironmentFailed`."""
         ...
 
 
@@ -67,14 +77,20 @@ class LocalEnvironment:
             for tokens in given
         ]
 
+    async def evaluation(self) -> list[Task]:
+        """See `ContainedEnvironment`."""
+        return evaluation_of(self._environment)
+
 
 class WorkerEnvironment:
     """In a process of its own, which is replaced when it has failed. Calls wait for their
     turn."""
 
-    def __init__(self, world: World, name: str, ration: Ration, stack: AsyncExitStack) -> None:
+    def __init__(
+        self, world: World, setup: EnvironmentSetup, ration: Ration, stack: AsyncExitStack
+    ) -> None:
         self._world = world
-        self._name = name
+        self._setup = setup
         self._ration = ration
         self._stack = stack
         """Closes the process, if there is one."""
@@ -93,13 +109,16 @@ class WorkerEnvironment:
     async def tasks(self, seeds: Sequence[bytes]) -> list[Task]:
         """See `ContainedEnvironment`."""
         value = await self._ask("tasks", list(seeds))
-        return [Task(tuple(prompt), tuple(answer)) for prompt, answer in value]
+        return [task_from_wire(task) for task in value]
+
+    async def evaluation(self) -> list[Task]:
+        """See `ContainedEnvironment`."""
+        return [task_from_wire(task) for task in await self._ask("evaluation")]
 
     async def rewards(self, answers: Answers) -> list[float]:
         """See `ContainedEnvironment`."""
         rows = [
-            [list(task.prompt), list(task.answer), [list(tokens) for tokens in given]]
-            for task, given in answers
+            [task_to_wire(task), [list(tokens) for tokens in given]] for task, given in answers
         ]
         value: list[float] = await self._ask("rewards", rows)
         return value
@@ -112,10 +131,11 @@ class WorkerEnvironment:
 
     async def _start(self) -> None:
         self._worker = await self._stack.enter_async_context(
-            self._world.open_worker(WORKER_ARGV, name=f"the environment {self._name!r}")
+            self._world.open_worker(WORKER_ARGV, name=f"the environment {self._setup}")
         )
+        limits = asdict(self._ration)
         opening = self._ration.opening
-        await self._call("open", self._name, *astuple(self._ration), patience=opening)
+        await self._call("open", setup_to_wire(self._setup), limits, patience=opening)
 
     async def _call(self, method: str, *arguments: object, patience: float) -> Any:
         """One call of the process that runs; one that gives no answer is its last."""
@@ -141,30 +161,55 @@ class WorkerEnvironment:
                 await self._stack.aclose()
         reply = codec.decode_reply(data)
         if isinstance(reply, codec.Failure):
-            raise (ConfigError if reply.kind == ConfigError.__name__ else EnvironmentFailed)(
-                reply.message
-            )
+            raise _FAILURES.get(reply.kind, EnvironmentFailed)(reply.message)
         return reply
 
     def _failure(self, method: str, why: str) -> EnvironmentFailed:
-        return EnvironmentFailed(f"{method} of the environment {self._name!r}: {why}")
+        return EnvironmentFailed(f"{method} of the environment {self._setup}: {why}")
 
 
 @asynccontextmanager
 async def open_environment_of(
-    world: World, run: Run, machine: MachineLimits
+    world: World, run: Run, machine: MachineLimits, folder: str | None = None
 ) -> AsyncIterator[ContainedEnvironment]:
-    """The environment that ``run`` is trained on, for the length of the block.
+    """The environments that ``run`` is trained on, as one, for the length of the block.
 
-    Raises `ConfigError` if it is not the one that the run pins, or cannot be opened.
+    ``folder`` holds the tokenizer of a run with a base; its files are those that the run pins.
+    Raises `ConfigError` if an environment is not the one that the run pins, or cannot be
+    opened.
     """
     run.check_environments()  # before any of it is imported
-    name = run.terms.environments[0].name
+    setup = setup_of(run, machine, folder)
     if run.terms.model.engine == "fake":
-        yield LocalEnvironment(open_environment(name))
+        yield LocalEnvironment(open_mix(setup))
         return
     async with AsyncExitStack() as stack:
         ration = Ration(memory=machine.environment_memory)
-        environment = WorkerEnvironment(world, name, ration, stack)
+        environment = WorkerEnvironment(world, setup, ration, stack)
         await environment.open()
         yield environment
+
+
+def setup_of(run: Run, machine: MachineLimits, folder: str | None = None) -> EnvironmentSetup:
+    """How the environments of ``run`` are opened on this machine. Raises `ConfigError` if a run
+    of text has no ``folder``."""
+    model = run.terms.model
+    if model.base and folder is None:
+        raise ConfigError(
+            f"run {run.name!r} speaks text: its environments need the folder of its base"
+        )
+    text = TextModel(
+        folder=folder or "",
+        end_tokens=model.end_tokens,
+        vocabulary=model.shape.vocabulary,
+        context=model.context,
+        max_new_tokens=run.terms.recipe.max_new_tokens,
+    )
+    parts = tuple(
+        EnvironmentPart(name=pin.name, weight=pin.weight, kinds=pin.kinds, data=pin.data)
+        for pin in run.terms.environments
+    )
+    folder_of_data = machine.environment_data
+    return EnvironmentSetup(
+        parts=parts, model=text if model.base else None, folder=folder_of_data
+    )

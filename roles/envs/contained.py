@@ -25,6 +25,9 @@ MAX_SAID: Final = 160
 stranger's completion."""
 MAX_TOLD: Final = 32
 """Failures that are told apart; an environment that fails in more ways has been heard."""
+MAX_EVALUATION: Final = 8192
+"""Tasks of an evaluation. The standard error of a share of this many is at most 0.006; each is
+answered twice, by the trainer alone."""
 
 
 class EnvironmentFailed(ShoalError):
@@ -36,12 +39,29 @@ def task_of(environment: Environment, seed: bytes) -> Task:
     """The task of a seed. Raises `EnvironmentFailed`."""
 
     def make() -> Task:
-        task = environment.task(seed)
-        if not all(type(token) is int and token >= 0 for token in (*task.prompt, *task.answer)):
-            raise ValueError("a task's prompt and answer are tuples of token ids")
-        return task
+        return _checked(environment.task(seed))
 
     return _call(environment, "task", make)
+
+
+def evaluation_of(environment: Environment) -> list[Task]:
+    """The held-out tasks. Raises `EnvironmentFailed`."""
+
+    def make() -> list[Task]:
+        tasks = environment.evaluation()
+        if not 0 < len(tasks) <= MAX_EVALUATION:
+            raise ValueError(
+                f"an evaluation has 1 to {MAX_EVALUATION:,} tasks, not {len(tasks):,}"
+            )
+        return [_checked(task) for task in tasks]
+
+    return _call(environment, "evaluation", make)
+
+
+def _checked(task: Task) -> Task:
+    if not all(type(token) is int and token >= 0 for token in (*task.prompt, *task.answer)):
+        raise ValueError("a task's prompt and answer are tuples of token ids")
+    return task
 
 
 def reward_of(environment: Environment, task: Task, tokens: Sequence[int]) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
@@ -67,3 +68,21 @@ def _digest_of(files: Mapping[str, Path], what: str) -> bytes:
         path = relative.encode()
         digest.update(len(path).to_bytes(4, "big") + path + len(data).to_bytes(8, "big") + data)
     return digest.digest()
+
+
+def require(packages: Mapping[str, str], *, extra: str, what: str) -> None:
+    """Raise `ConfigError` unless exactly these versions are installed; none is imported for it.
+
+    For environments that stand on other packages: the digest of an environment covers its own
+    files, these names and versions among them.
+    """
+    for name, wanted in packages.items():
+        try:
+            found = version(name)
+        except PackageNotFoundError:
+            found = "none"
+        if found != wanted:
+            raise ConfigError(
+                f"{what} needs {name} {wanted}, installed is {found}: pip install"
+                f" 'shoal[{extra}]'"
+            )

@@ -2,18 +2,21 @@
 
 Foreign code runs here and nowhere in a node: it may raise, hang, eat memory or end the process,
 and what it is asked for fails, no more. The first frame opens the environment, the others ask
-for tasks and rewards, those of a whole submission at once.
+for tasks and rewards, those of a whole submission at once, or for the tasks of an evaluation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from p2p.errors import ConfigError
+from p2p.errors import ConfigError, MissingDependency
 from roles.engines import codec
-from roles.envs.base import Environment, Ration, Task, open_environment
-from roles.envs.contained import EnvironmentFailed, reward_of, task_of
+from roles.envs.base import Environment, Ration
+from roles.envs.contained import EnvironmentFailed, evaluation_of, reward_of, task_of
+from roles.envs.frames import setup_from_wire, task_from_wire, task_to_wire
+from roles.envs.mix import open_mix
 from roles.envs.ration import begin_call, end_calls, limit_memory
 from roles.shared.worker_streams import serve_streams
 
@@ -25,16 +28,14 @@ def serve(receive: Callable[[], bytes], send: Callable[[bytes], None]) -> None:
         method, arguments = codec.decode_request(receive())
         try:
             if environment is None:
-                name, *limits = arguments
-                ration = Ration(
-                    **dict(zip(("memory", "cpu", "patience", "opening"), limits, strict=True))
-                )
+                setup, limits = arguments
+                ration = Ration(**limits)
                 limit_memory(ration)
-                environment = open_environment(name)
+                environment = open_mix(setup_from_wire(setup))
                 value: object = None
             else:
                 value = call(environment, ration, method, arguments)
-        except (ConfigError, EnvironmentFailed) as error:
+        except (ConfigError, MissingDependency, EnvironmentFailed) as error:
             send(codec.encode_failure(codec.Failure(type(error).__name__, str(error))))
         else:
             send(codec.encode_reply(value))
@@ -46,17 +47,24 @@ def call(
 ) -> list[object]:
     """What a frame asks for, fit for a frame. Raises `EnvironmentFailed`."""
     values: list[object] = []
-    if method == "tasks":
-        for seed in arguments[0]:
-            begin_call(ration)
-            task = task_of(environment, seed)
-            values.append([list(task.prompt), list(task.answer)])
-        return values
-    for prompt, answer, completions in arguments[0]:
-        task = Task(tuple(prompt), tuple(answer))
-        for tokens in completions:
-            begin_call(ration)
-            values.append(reward_of(environment, task, tuple(tokens)))
+    match method, arguments:
+        case "tasks", [seeds]:
+            for seed in seeds:
+                begin_call(ration)
+                values.append(task_to_wire(task_of(environment, seed)))
+        case "evaluation", []:
+            begin_call(replace(ration, cpu=ration.patience))
+            values += map(task_to_wire, evaluation_of(environment))
+        case "rewards", [answers]:
+            for task, completions in answers:
+                asked = task_from_wire(task)
+                for tokens in completions:
+                    begin_call(ration)
+                    values.append(reward_of(environment, asked, tuple(tokens)))
+        case _:
+            raise TypeError(
+                f"an environment has no method {method}({len(arguments)} arguments)"
+            )
     return values
 
 

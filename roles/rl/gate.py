@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from roles.engines.base import Evaluation
+from roles.rl.evaluation import Evaluation
 
 RISE: Final = 0.25
 """By how much held-out reward must rise, greedy and sampled, in the default number of steps.
@@ -25,16 +25,35 @@ START_BELOW: Final = 0.55
 left to learn for a rise of `RISE`."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """What must come of a run in the default number of steps: greedy, then sampled."""
+
+    start_below: tuple[float, float] = (START_BELOW, START_BELOW)
+    """Held-out reward at the start, at most."""
+
+    rise: tuple[float, float] = (RISE, RISE)
+    """By how much it must rise."""
+
+    end: tuple[float, float] = (0.0, 0.0)
+    """What it must be at the end."""
+
+
+SORTING_PROMISE: Final = Promise()
+"""Of the demo that sorts digits."""
+
+
 @dataclass(frozen=True, slots=True)
 class LearningGate:
     """The first evaluation of a run against its last."""
 
     start: Evaluation
     end: Evaluation
+    promise: Promise = SORTING_PROMISE
 
     @property
     def passed(self) -> bool:
-        """Both rises at least `RISE`, from starts below `START_BELOW`."""
+        """Whether the promise is kept."""
         return not list(self.failures())
 
     @property
@@ -43,17 +62,23 @@ class LearningGate:
         return self.end.greedy - self.start.greedy, self.end.sampled - self.start.sampled
 
     def failures(self, *, promised: bool = True) -> Iterator[str]:
-        """What is not as it must be; a rise is ``promised`` for the default number of steps and
-        more."""
-        starts = self.start.greedy, self.start.sampled
-        for kind, start, rise in zip(("greedy", "reward"), starts, self.rises, strict=True):
-            if start >= START_BELOW:
+        """What is not as it must be; rise and end are ``promised`` for the default number of
+        steps and more."""
+        starts, ends = (
+            (self.start.greedy, self.start.sampled),
+            (self.end.greedy, self.end.sampled),
+        )
+        for number, kind in enumerate(("greedy", "reward")):
+            start, rise, end = starts[number], self.rises[number], ends[number]
+            if start >= self.promise.start_below[number]:
                 yield (
-                    f"{kind} started at {start:.3f}, not below {START_BELOW}: the warm-up"
-                    " learnt too much"
+                    f"{kind} started at {start:.3f}, not below"
+                    f" {self.promise.start_below[number]}: too little is left to learn"
                 )
-            if promised and rise < RISE:
-                yield f"{kind} rose by {rise:.3f}, not by {RISE}"
+            if promised and rise < self.promise.rise[number]:
+                yield f"{kind} rose by {rise:.3f}, not by {self.promise.rise[number]}"
+            if promised and end < self.promise.end[number]:
+                yield f"{kind} ended at {end:.3f}, not at {self.promise.end[number]} or above"
 
     def __str__(self) -> str:
         start, end, (greedy, sampled) = self.start, self.end, self.rises

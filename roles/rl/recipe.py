@@ -50,6 +50,7 @@ _RECIPE: Final[Bounds] = {
     "clip": (0.0, 1e6),
     "clip_negative": (0.0, 1e6),
     "importance_cap": (0.0, 1e6),
+    "kl": (0.0, 1e6),
     "minibatches": (1, 1 << 20),
     "evaluation_seed": (-(1 << 63), (1 << 63) - 1),
 }
@@ -158,6 +159,12 @@ class Recipe:
     """Cap of the weight exp(old - behaviour) by which a stale token counts (TIS). At lag 2 it
     changes little; on an easier task lag 8 learned with it and, without, climbed to 0.73 to
     0.83 and fell again."""
+
+    kl: float = 0.0
+    """Weight of k3 between the policy that drew and the one that is trained: a pull towards
+    what the samplers do, not towards the base. 0 leaves it out, as DAPO and INTELLECT-2's
+    successors do: clip and lag bound the step already, and a model that forgets is better
+    served by mixed tasks."""
 
     minibatches: int = 8
     """Optimiser updates per step, one epoch over all rows: 128 rows each. With Adam each moves

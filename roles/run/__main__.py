@@ -17,8 +17,8 @@ from p2p.node.process import check_key_place
 from p2p.node.tables import write_table
 from p2p.node.toml import load_toml
 from p2p.node.usage import FAILED, WRONG_USAGE, check_target, complain, interruptible
-from roles.run.core.draft import read_draft
 from roles.run.core.file import MAX_RUN, Run, decode_run_untrusted, sign_run
+from roles.run.draft import read_draft
 
 
 def main(argv: Sequence[str] | None = None) -> int:

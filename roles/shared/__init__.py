@@ -7,6 +7,7 @@ the other.
 * `standing`: whether a role may work now;
 * `durable`: writes that a role cannot do without;
 * `checked_json`: small files that notice damage;
+* `model_files`: what all policies of a run with a base have in common, kept once;
 * `seats`: how many streams are read at a time;
 * `reasons`: sentences of peers, counted apart and fit for a terminal;
 * `worker_streams`: frames on the standard streams of a worker process.

@@ -81,11 +81,23 @@ class DeliveryCheck:
         Raises `RemoteProtocolError` if they are not what this run learns from: a validator's
         own fault; and `EnvironmentFailed`, which is neither's.
         """
+        policy = self._node.shardcast.manifest(verdict.commitment.version).weights_digest
+        return await self._groups(verdict, submission, policy)
+
+    async def groups_again(
+        self, verdict: SignedVerdict, submission: Submission
+    ) -> list[BufferedGroup]:
+        """As `groups`, of a submission that was taken before: the policy that it names, which
+        may be forgotten by now, was looked at then."""
+        return await self._groups(verdict, submission, verdict.commitment.policy)
+
+    async def _groups(
+        self, verdict: SignedVerdict, submission: Submission, policy: bytes
+    ) -> list[BufferedGroup]:
         commitment = verdict.commitment
         groups = await decode_off_loop(
             self._node.world, decode_groups_untrusted, submission.content, rate=DECODE_RATE
         )
-        policy = self._node.shardcast.manifest(commitment.version).weights_digest
         order = draw_order(self._run, commitment.node, commitment.version, policy)
         seeds = order.task_seeds(commitment.index)
         tasks = order.with_draws(commitment.index, await self._environment.tasks(seeds))

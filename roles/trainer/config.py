@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from roles.engines.config import DeviceProfile, MachineLimits
+from roles.engines.config import Autocast, DeviceProfile, MachineLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,14 @@ class TrainerConfig:
     """Steps between evaluations on the held-out tasks (0: only at the start and the end). An
     evaluation draws 1,024 answers, as many as a step learns from."""
 
+    checkpoint_every: int = 1
+    """Steps between checkpoints. One is 12 bytes a parameter: 1.3 MB in the demo, 1.6 GB (two
+    generations of it) with 135 M parameters, where 10 is better: after a crash the trainer
+    takes up to 10 steps again, of 3 s each."""
+
+    autocast: Autocast = Autocast.AUTO
+    """Whether the engine trains with bfloat16 products: ``auto``, ``on`` or ``off``."""
+
     machine: MachineLimits = field(default_factory=MachineLimits)
     """What a run may ask of this machine, whichever run it is."""
 
@@ -37,3 +45,5 @@ class TrainerConfig:
                 "pool_steps is at least 1, or no step ever has enough, and evaluate_every at"
                 " least 0"
             )
+        if self.checkpoint_every < 1:
+            raise ValueError("checkpoint_every is at least 1")

@@ -14,11 +14,24 @@ from typing import Final
 from p2p.errors import StorageError
 from p2p.world import Disk
 from roles.engines.base import Engine, EngineError, TrainingGroup
+from roles.envs.base import Task
+from roles.envs.client import ContainedEnvironment
+from roles.envs.contained import EnvironmentFailed
+from roles.envs.mix import kind_of
+from roles.rl.evaluation import Evaluation, evaluation_sampling, grade, questions
+from roles.rl.recipe import Recipe
 from roles.shared.checked_json import DamagedFile, keep, recall
+from roles.trainer.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
 PROGRESS: Final = "trainer/progress.json"
+SHOWN: Final = 10
+"""Held-out tasks whose answers are kept for people: what they read before they believe a
+curve."""
+GRADED_TOGETHER: Final = 64
+"""Answers whose rewards are asked for in one call: with 0.1 s each, which a computer algebra
+system needs, it takes a fifth of what a call may (`roles.envs.base.Ration.patience`)."""
 
 
 @dataclass(slots=True)
@@ -32,20 +45,37 @@ class Learnt:
     reward: float | None = None
     curve: list[tuple[int, float, float]] = field(default_factory=list)
     """(step, greedy, sampled) at each evaluation."""
+    kinds_start: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """(greedy, sampled) of each kind of task, if there are several."""
+    kinds: dict[str, tuple[float, float]] = field(default_factory=dict)
+    shown_start: list[tuple[list[int], list[int], float]] = field(default_factory=list)
+    """Prompt, greedy answer and reward of a few held-out tasks, for people to read."""
+    shown: list[tuple[list[int], list[int], float]] = field(default_factory=list)
     staleness_max: int = 0
     groups_used: int = 0
     train_reward: float = 0.0
     """Mean reward of the last step's groups, which are those with spread."""
+    sample: tuple[list[int], list[int], float] | None = None
+    """One prompt, answer and reward of the last step."""
 
 
 class LearningCurve:
     """What was learnt by now, and when to look again."""
 
-    def __init__(self, disk: Disk, steps: int, evaluate_every: int) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        recipe: Recipe,
+        environment: ContainedEnvironment,
+        evaluate_every: int,
+    ) -> None:
         self._disk = disk
-        self._steps = steps
+        self._recipe = recipe
+        self._environment = environment
         self._every = evaluate_every
+        self._tasks: list[Task] = []
         self.learnt = Learnt()
+        self.metrics = Metrics(disk)
 
     async def restore(self, step: int) -> None:
         """Read what an earlier life kept; the checkpoint says which ``step`` it has come to."""
@@ -70,21 +100,56 @@ class LearningCurve:
         learnt.train_reward = sum(rewards) / len(rewards)
         learnt.groups_used += len(groups)
         learnt.staleness_max = max(learnt.staleness_max, staleness_max)
+        one = groups[0]
+        answer = list(one.completions[0].tokens)
+        learnt.sample = (list(one.prompt), answer, one.rewards[0])
 
     async def evaluate(self, engine: Engine, step: int) -> None:
         """Look at the held-out tasks, if it is time for it: at the start, now and then, at the
         end."""
         learnt, every = self.learnt, self._every
         known = bool(learnt.curve) and learnt.curve[-1][0] == step
-        if known or (0 < step < self._steps and (every == 0 or step % every)):
+        if known or (0 < step < self._recipe.steps and (every == 0 or step % every)):
             return
         try:
-            result = await engine.evaluate()
-        except EngineError as error:  # what it fails on need not stop the learning
+            result, shown = await self._examine(engine)
+        except (EngineError, EnvironmentFailed) as error:  # it need not stop the learning
             logger.error("evaluation_failed step=%d: %s", step, error)
             return
         learnt.curve.append((step, result.greedy, result.sampled))
         learnt.greedy, learnt.reward = result.greedy, result.sampled
+        learnt.kinds, learnt.shown = result.kinds, shown
         if learnt.greedy_start is None:
             learnt.greedy_start, learnt.reward_start = result.greedy, result.sampled
+            learnt.kinds_start, learnt.shown_start = result.kinds, shown
         await self.keep()
+
+    async def _examine(
+        self, engine: Engine
+    ) -> tuple[Evaluation, list[tuple[list[int], list[int], float]]]:
+        """Rewards on the held-out tasks, and what was said to the first of them.
+
+        Raises `EngineError` and `EnvironmentFailed`.
+        """
+        recipe = self._recipe
+        self._tasks = self._tasks or await self._environment.evaluation()
+        asked = questions(self._tasks, recipe.evaluation_seed)
+        rewards, said = [], []
+        for temperature in (0.0, recipe.temperature):
+            answers = await engine.answer(asked, evaluation_sampling(recipe, temperature))
+            given = list(zip(self._tasks, answers, strict=True))
+            rewards.append(
+                [
+                    reward
+                    for start in range(0, len(given), GRADED_TOGETHER)
+                    for reward in await self._environment.rewards(
+                        given[start : start + GRADED_TOGETHER]
+                    )
+                ]
+            )
+            said.append(answers)
+        shown = [
+            (list(task.prompt), list(tokens), reward)
+            for task, (tokens,), reward in zip(self._tasks, said[0], rewards[0], strict=True)
+        ][:SHOWN]
+        return grade([kind_of(task) for task in self._tasks], *rewards), shown

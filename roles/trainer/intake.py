@@ -17,6 +17,7 @@ is looked at again after each wait.
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from typing import Final
 
@@ -32,6 +33,7 @@ from p2p.node.node import Node
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import FrameReader
 from p2p.world import dawdle, decode_off_loop
+from roles.engines.base import TrainingGroup
 from roles.envs.contained import EnvironmentFailed, Failures
 from roles.protocol.core.messages import (
     HASH_RATE,
@@ -50,7 +52,7 @@ from roles.shared.durable import Durable
 from roles.shared.seats import Seats
 from roles.trainer.check import DeliveryCheck
 from roles.trainer.core.buffer import BufferedGroup, GroupBuffer
-from roles.trainer.inbox import Inbox
+from roles.trainer.inbox import GroupPlace, Inbox
 
 logger = logging.getLogger(__name__)
 
@@ -107,10 +109,36 @@ class Intake:
 
     # What the session calls.
 
-    async def recall_receipts(self) -> None:
-        """Read from the ledger what was taken in earlier lives."""
+    async def recall(self) -> None:
+        """Read what was taken in earlier lives, and what was learnt from it."""
+        await self._inbox.recall()
         async for entry in self._ledger.entries(RECEIPT_KIND):
             self._taken[entry.body] = None
+
+    async def learnt_again(self, step: int) -> AsyncGenerator[list[TrainingGroup]]:
+        """The groups of each step after ``step`` that an earlier life took, as far as they are
+        on disk."""
+        for number, places in self._inbox.learnt_after(step).items():
+            groups = await self._groups_again(places)
+            if groups is None:
+                logger.warning("trainer_cannot_repeat step=%d: a delivery is lost", number)
+                return
+            yield groups
+
+    async def _groups_again(self, places: Sequence[GroupPlace]) -> list[TrainingGroup] | None:
+        """The groups at ``places``, in this order; None unless all of them are there."""
+        found: dict[GroupPlace, TrainingGroup] = {}
+        for content in dict.fromkeys(content for content, _ in places):
+            delivery = await self._inbox.read(content)
+            if delivery is None:
+                return None
+            try:
+                groups = await self._check.groups_again(*delivery)
+            except (RemoteProtocolError, EnvironmentFailed) as error:
+                logger.warning("intake_unusable %s: %s", content.hex(), error)
+                return None
+            found |= {(content, one.number): one.group for one in groups}
+        return [found[place] for place in places] if found.keys() >= set(places) else None
 
     async def restore(self, step: int) -> None:
         """Take up again what was received and, by ``step``, not learnt from."""
@@ -146,12 +174,13 @@ class Intake:
         self._step = step
         await self._durable.insist(partial(self._inbox.mark_used, groups, step))
 
-    async def forget_used(self) -> None:
-        """Remove the submissions of which no group can be used any more."""
+    async def forget_used(self, covered: int) -> None:
+        """Remove the submissions of which no group can be used any more, and none has gone into
+        a step after ``covered``, from which the trainer may have to begin again."""
         self.buffer.drop_stale(self._step)
         oldest = self._step - self._recipe.lag
         self._filled = {place: None for place in self._filled if place[1] >= oldest}
-        needed = self.buffer.sources | self._taking
+        needed = self.buffer.sources | self._taking | self._inbox.learnt_from_after(covered)
         await self._durable.insist(partial(self._inbox.forget_all_but, needed))
         self._make_room()
 

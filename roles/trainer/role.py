@@ -12,10 +12,12 @@ from typing import ClassVar, Final, Self
 from p2p.node.node import Node
 from p2p.node.role import Progress
 from p2p.node.tables import read_table
+from p2p.shardcast.manifest import NO_POLICY
 from roles.engines.client import open_engine
 from roles.envs.client import open_environment_of
 from roles.run import run_of
 from roles.shared.durable import Durable
+from roles.shared.model_files import check_base, keep_model_files
 from roles.shared.standing import RoleStanding
 from roles.trainer.check import DeliveryCheck
 from roles.trainer.config import TrainerConfig
@@ -23,6 +25,7 @@ from roles.trainer.core.buffer import BufferCounts, GroupBuffer
 from roles.trainer.curve import LearningCurve, Learnt
 from roles.trainer.inbox import Inbox
 from roles.trainer.intake import Intake
+from roles.trainer.policies import PolicyFiles
 from roles.trainer.session import TrainerSession
 
 INBOX: Final = "trainer/intake"
@@ -95,10 +98,15 @@ class Trainer:
         run.check_job(node.peer_id, self.name)
         run.check_store(node.config.shardcast.keep_versions)
         engine_config = run.engine_config(limits, threads=config.threads, nice=config.nice)
+        if run.terms.model.base and node.shardcast.newest == NO_POLICY:
+            await check_base(node.world, run)
+        folder = await keep_model_files(node, run)
         async with (
-            open_environment_of(node.world, run, limits) as environment,
+            open_environment_of(node.world, run, limits, folder) as environment,
             open_engine(
-                node.world, replace(engine_config, profile=config.profile), name=self.name
+                node.world,
+                replace(engine_config, profile=config.profile, autocast=config.autocast),
+                name=self.name,
             ) as engine,
         ):
             ledger = await node.ledger.opened()
@@ -110,8 +118,15 @@ class Trainer:
             buffer = GroupBuffer(max(1, round(config.pool_steps * recipe.groups)), recipe.lag)
             inbox = Inbox(node.world, INBOX)
             intake = Intake(node, recipe, check, ledger, inbox, buffer, durable)
-            curve = LearningCurve(node.world.disk, recipe.steps, config.evaluate_every)
+            curve = LearningCurve(node.world.disk, recipe, environment, config.evaluate_every)
+            policies = PolicyFiles(
+                engine,
+                node.world.disk,
+                durable,
+                base=folder or "",
+                checkpoint_every=config.checkpoint_every,
+            )
             self.session = TrainerSession(
-                node, recipe, engine, intake, curve, standing, durable
+                node, recipe, engine, intake, curve, standing, policies
             )
             await self.session.work_forever()

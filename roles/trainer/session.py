@@ -5,18 +5,22 @@ Asynchronous GRPO, as INTELLECT-2 ran it.
 Theory of operation
 -------------------
 Deliveries of validators go to disk, then into the buffer (`roles.trainer.intake`). A step takes
-the oldest groups that are fresh enough. After it, in this order: used groups, checkpoint and
-weights on disk, policy published, used submissions removed. A trainer that is killed anywhere
-goes on from its checkpoint, and learns from every group it has taken once
-(`roles.trainer.inbox`); the version never goes back, and a version that was published is never
-published with other weights (SHARDCAST keeps the manifest).
+the oldest groups that are fresh enough. After it, in this order: which groups it took, its
+weights and, every ``checkpoint_every`` steps, a checkpoint on disk; the policy published; the
+submissions removed that the older checkpoint covers.
+
+A trainer that is killed anywhere goes on from its checkpoint: it takes the logged steps after
+it again, from the same groups (`roles.trainer.inbox`), and so comes to where it was; on a CPU
+bit for bit. It learns from every group it has taken once. The version never goes back, and a
+version that was published is never published with other weights: SHARDCAST keeps the manifest,
+and weights that are on disk are not written again, lest another CPU round them otherwise.
 """
 
 from __future__ import annotations
 
 import logging
+from contextlib import aclosing
 from functools import partial
-from typing import Final
 
 import trio
 
@@ -27,20 +31,12 @@ from p2p.world import dawdle
 from roles.engines.base import Engine, EngineError, StepReport
 from roles.protocol.core.messages import VERDICT_PROTOCOL
 from roles.rl.recipe import Recipe
-from roles.shared.durable import Durable
 from roles.shared.standing import RoleStanding
 from roles.trainer.curve import LearningCurve
 from roles.trainer.intake import Intake
+from roles.trainer.policies import PolicyFiles
 
 logger = logging.getLogger(__name__)
-
-CHECKPOINT: Final = "trainer/checkpoint"
-WEIGHTS: Final = "trainer/weights"
-"""Folder of one safetensors file per version: SHARDCAST serves from it and wants it
-unchanged."""
-KEPT_WEIGHTS: Final = 8
-"""Versions whose files are kept: more than SHARDCAST keeps, and than may be pinned at a
-time."""
 
 
 class TrainerSession:
@@ -54,7 +50,7 @@ class TrainerSession:
         intake: Intake,
         curve: LearningCurve,
         standing: RoleStanding,
-        durable: Durable,
+        policies: PolicyFiles,
     ) -> None:
         self.node = node
         self.intake = intake
@@ -62,7 +58,7 @@ class TrainerSession:
         self.engine = engine
         self._recipe = recipe
         self._standing = standing
-        self._durable = durable
+        self._policies = policies
         self.is_over = False
         """Whether the run has all its steps."""
         self.policy_bytes = 0
@@ -77,7 +73,7 @@ class TrainerSession:
     @property
     def writes_waiting(self) -> int:
         """Writes that the disk has refused so far."""
-        return self._durable.waiting
+        return self._policies.durable.waiting
 
     async def work_forever(self) -> None:
         """Learn until the run's steps are done, then serve what was learnt until cancelled."""
@@ -95,12 +91,13 @@ class TrainerSession:
     async def _resume(self) -> int:
         """Continue where the checkpoint is, or warm up; publish what it holds. Returns the
         step."""
-        await self.intake.recall_receipts()
+        await self.intake.recall()
         step = await self.open_learner()
         await self.curve.restore(step)
-        self.node.world.sometimes("trainer/went on from a checkpoint", step > 0)
-        if self.node.shardcast.newest < step:  # what was published is never written again
-            await self._durable.insist(partial(self.engine.save, CHECKPOINT, _weights(step)))
+        world = self.node.world
+        world.sometimes("trainer/went on from a checkpoint", step > 0)
+        is_published = self.node.shardcast.newest >= step
+        await self._policies.keep_found(step, is_published=is_published)
         await self.publish(step)
         await self.curve.evaluate(self.engine, step)
         return step
@@ -110,12 +107,14 @@ class TrainerSession:
         newer."""
         published, signed = self.node.shardcast.newest, self.node.shardcast.signed
         try:
-            step = await self.engine.open(CHECKPOINT)
+            step = await self._policies.open()
         except EngineError as error:
             if max(published, signed) <= NO_POLICY:
                 raise
             logger.warning("trainer_checkpoint_damaged %s", error)
             step = int(NO_POLICY)
+        else:
+            step = await self._learn_again(step)
         if step < signed > published:
             logger.warning(
                 "trainer_waits version=%d: its weights and its checkpoint are lost, peers have"
@@ -145,17 +144,30 @@ class TrainerSession:
             step = int(published)
         return step
 
+    async def _learn_again(self, step: int) -> int:
+        """Take the steps again that an earlier life took after the checkpoint of ``step``.
+        Returns how far that leads."""
+        world, first = self.node.world, step
+        async with aclosing(self.intake.learnt_again(step)) as steps:
+            async for groups in steps:
+                await self.engine.step(groups)
+                step += 1
+        if step > first:
+            logger.info("trainer_repeated steps=%d to=%d", step - first, step)
+        world.sometimes("trainer/took steps again", step > first)
+        return step
+
     async def publish(self, step: int) -> None:
         """Make the weights of ``step`` the newest policy, and remove those that are no longer
         needed."""
         node, version = self.node, PolicyVersion(step)
         if node.shardcast.newest < version:
-            await self._durable.insist(partial(node.shardcast.publish, version, _weights(step)))
-        self.policy_bytes = node.shardcast.manifest(version).anchor.wire
-        if step >= KEPT_WEIGHTS:
-            await self._durable.insist(
-                partial(node.world.disk.remove, _weights(step - KEPT_WEIGHTS))
+            weights = self._policies.weights(step)
+            await self._policies.durable.insist(
+                partial(node.shardcast.publish, version, weights)
             )
+        self.policy_bytes = node.shardcast.manifest(version).anchor.wire
+        await self._policies.forget_before(step)
         node.world.trace("published", version=step)
 
     async def _step(self, step: int) -> int:
@@ -164,22 +176,22 @@ class TrainerSession:
         buffered = await self.intake.wait_groups(self._recipe.groups)
         await self._standing.wait()
         groups = [one.group for one in buffered]
+        began = self.node.world.now()
         report = self.last_step = await self.engine.step(groups)
+        seconds = self.node.world.now() - began
         step += 1
         self.curve.note_step(step, groups, self.intake.buffer.counts.staleness_max)
         learnt = self.curve.learnt
         logger.info("step %d: reward %.3f, k3 %.4f", step, learnt.train_reward, report.k3)
         await self.intake.mark_used(buffered, step)
         await dawdle(self.node.world, "trainer/slow checkpoint")
-        await self._durable.insist(partial(self.engine.save, CHECKPOINT, _weights(step)))
+        await self._policies.keep(step, is_last=step == self._recipe.steps)
         await self.curve.keep()
         await self._standing.wait()  # an edition may have come while the engine worked
         await self.publish(step)
         self.node.world.sometimes("trainer/learnt from an old policy", learnt.staleness_max > 0)
-        await self.intake.forget_used()
+        staleness = [step - 1 - one.version for one in buffered]
+        await self.curve.metrics.note(report, learnt.train_reward, staleness, seconds)
+        await self.intake.forget_used(self._policies.covered)
         await self.curve.evaluate(self.engine, step)
         return step
-
-
-def _weights(step: int) -> str:
-    return f"{WEIGHTS}/{step:08d}.safetensors"

@@ -56,6 +56,8 @@ class Replayer:
         self._engine = engine
         self._standing = standing
         self.loaded = NO_POLICY
+        self._policy = b""
+        """Digest of what is loaded."""
         """The policy in the engine."""
 
     @property
@@ -86,7 +88,10 @@ class Replayer:
         policy = self._node.shardcast.manifest(commitment.version).weights_digest
         order = draw_order(self._run, commitment.node, commitment.version, policy)
         if commitment.policy != order.policy:
-            return self.sign(commitment, Verdict.REJECTED, OTHER_POLICY)
+            # Of two trainers' same version one is chosen; who had the other was honest.
+            was_signed = self._node.shardcast.was_signed(commitment.version, commitment.policy)
+            verdict = Verdict.INCONCLUSIVE if was_signed else Verdict.REJECTED
+            return self.sign(commitment, verdict, OTHER_POLICY)
         try:
             groups, judgement = await decode_off_loop(
                 self._node.world,
@@ -101,15 +106,15 @@ class Replayer:
         if [group.group for group in groups] != [task.group for _, task in tasks]:
             return self.sign(commitment, Verdict.REJECTED, WRONG_GROUPS)
         if judgement.verdict is Verdict.ACCEPTED:
-            await self._load(commitment.version, weights)
+            await self._load(commitment.version, policy, weights)
             judgement = await self._replay([task for _, task in tasks], groups)
         return await self._conclude(commitment, judgement, tasks, groups)
 
-    async def _load(self, version: PolicyVersion, weights: str) -> None:
-        if version != self.loaded:
+    async def _load(self, version: PolicyVersion, policy: bytes, weights: str) -> None:
+        if (version, policy) != (self.loaded, self._policy):
             await self._node.shardcast.check_weights(version)
             await self._engine.load(weights)
-            self.loaded = version
+            self.loaded, self._policy = version, policy
 
     def _open_groups_untrusted(self, content: bytes) -> tuple[tuple[Group, ...], Judgement]:
         """The groups of a submission, and what their shapes alone say. Raise `BadMessage`."""

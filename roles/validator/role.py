@@ -15,6 +15,7 @@ from p2p.node.tables import read_table
 from roles.engines.client import open_engine
 from roles.envs.client import open_environment_of
 from roles.run import run_of
+from roles.shared.model_files import keep_model_files
 from roles.shared.standing import RoleStanding
 from roles.validator.config import ValidatorConfig
 from roles.validator.judge import Judge
@@ -69,8 +70,9 @@ class Validator:
         run.check_store(node.config.shardcast.keep_versions)
         limits, config = self._config.machine, self._config
         engine_config = run.engine_config(limits, threads=config.threads, nice=config.nice)
+        folder = await keep_model_files(node, run)
         async with (
-            open_environment_of(node.world, run, limits) as environment,
+            open_environment_of(node.world, run, limits, folder) as environment,
             open_engine(
                 node.world, replace(engine_config, profile=config.profile), name=self.name
             ) as engine,

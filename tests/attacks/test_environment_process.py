@@ -17,6 +17,7 @@ from p2p.machine import open_world
 from roles.envs.base import Ration, Task
 from roles.envs.client import WorkerEnvironment
 from roles.envs.contained import EnvironmentFailed
+from roles.envs.mix import EnvironmentPart, EnvironmentSetup
 from roles.envs.ration import interrupted
 
 CODE = """
@@ -53,7 +54,8 @@ class Game(SortEnvironment):
 RATION = Ration(memory=2 << 30, cpu=0.2, patience=60.0)
 BRIEF = 0.3
 """Seconds of patience with what waits."""
-TASK = Task((1,), (40,))
+TASK = Task((1,), (40,), environment="dire")
+SETUP = EnvironmentSetup(parts=(EnvironmentPart(name="dire"),))
 
 
 @pytest.fixture
@@ -71,7 +73,7 @@ def game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @asynccontextmanager
 async def opened(ration: Ration = RATION) -> AsyncIterator[WorkerEnvironment]:
     async with open_world() as world, AsyncExitStack() as stack:
-        environment = WorkerEnvironment(world, "dire", ration, stack)
+        environment = WorkerEnvironment(world, SETUP, ration, stack)
         await environment.open()
         yield environment
 
@@ -142,7 +144,7 @@ async def test_an_environment_that_cannot_be_opened_ends_the_node_with_its_name(
     ration = replace(RATION, opening=BRIEF if "sleep" in code else 60.0)
     async with open_world() as world, AsyncExitStack() as stack:
         with pytest.raises(ConfigError, match=said):
-            await WorkerEnvironment(world, "dire", ration, stack).open()
+            await WorkerEnvironment(world, SETUP, ration, stack).open()
 
 
 @pytest.mark.usefixtures("game")

@@ -65,6 +65,7 @@ ROWS: Final = (
     Row("ledger/synced", "ledger/synced", ("validator-1", "trainer-1")),
     Row("trainer/checkpoint", "trainer/checkpoint", ("trainer-1",)),
     Row(".previous", "trainer/checkpoint[.]previous", ("trainer-1",)),
+    Row("trainer/metrics.jsonl", "trainer/metrics[.]jsonl", ("trainer-1",)),
     Row("trainer/progress.json", "trainer/progress[.]json", ("trainer-1",)),
     Row("trainer/weights/*", "trainer/weights/[0-9]{8}[.]safetensors", ("trainer-1",)),
     Row("trainer/intake/used.json", "trainer/intake/used[.]json", ("trainer-1",)),

@@ -21,7 +21,7 @@ from p2p.identity import KeyPair
 from p2p.machine import open_world
 from p2p.wire import pack
 from roles.engines.config import EngineConfig, MachineLimits, ModelShape, memory_needed
-from roles.envs.base import environment_digest, open_environment
+from roles.envs.base import environment_digest, make_environment
 from roles.envs.client import open_environment_of
 from roles.rl.recipe import Recipe
 from roles.run.core.file import (
@@ -152,7 +152,7 @@ def test_an_owner_cannot_name_a_callable(name: str) -> None:
     table["environments"][0]["name"] = name  # type: ignore[index]
     with pytest.raises(BadMessage, match="entry point"):
         decode_run_untrusted(signed(table))
-    for find in (open_environment, environment_digest):
+    for find in (make_environment, environment_digest):
         with pytest.raises(ConfigError, match="there is no environment"):
             find(name)
 

@@ -16,7 +16,7 @@ from p2p.node.node import Node
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Verdict
 from roles.engines.base import Completion, Group, GroupTask
-from roles.envs.base import open_environment
+from roles.envs.base import open_teaching
 from roles.envs.client import LocalEnvironment
 from roles.envs.sort import VOCABULARY
 from roles.inference.role import Inference
@@ -70,7 +70,7 @@ class Flooder(Inference):
 
     async def run(self, node: Node) -> None:
         self._next: dict[PolicyVersion, int] = {}
-        self._environment = LocalEnvironment(open_environment("sort"))
+        self._environment = LocalEnvironment(open_teaching("sort"))
         await node.shardcast.wait_policy(PolicyVersion(0))
         async with trio.open_nursery() as nursery:
             for _ in range(AT_ONCE):

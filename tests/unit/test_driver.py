@@ -183,3 +183,42 @@ def test_outside_its_block_a_driver_hears_nothing_and_rings_no_more() -> None:
         assert len(service.core.handled) == 1
 
     play(course)
+
+
+def test_what_is_asked_is_answered_at_once_and_its_effects_wait_their_turn() -> None:
+    async def course(world: World) -> None:
+        service = Service(world)
+        answers: list[list[str]] = []
+        carry_out = service.carry_out
+
+        def carry_out_and_ask(effect: str) -> None:
+            carry_out(effect)
+            if effect == "announce":
+                service.driver.feed("say waited")
+                answers.append(list(service.driver.ask("say pass-on")))
+                with pytest.raises(BadMessage):
+                    service.driver.ask("lie")
+
+        service.driver = Driver(
+            world, service.core, carry_out_and_ask, service.on_deadline, float
+        )
+        assert service.driver.ask("say nothing, since it does not run") == ()
+        with service.driver.running():
+            service.driver.feed("say announce second")
+            assert answers == [["pass-on"]]
+            assert service.carried == ["announce", "second", "pass-on", "waited"]
+            assert service.driver.ask("say announce last") == ["announce", "last"]
+        assert service.carried[4:] == ["announce", "last", "pass-on", "waited"]
+
+    play(course)
+
+
+def test_what_is_asked_sets_the_timer() -> None:
+    async def course(world: World) -> None:
+        service = Service(world)
+        with service.driver.running():
+            service.driver.ask(f"ring at {world.now() + 5}")
+            await world.sleep(100)
+        assert "tick" in [event for event, _ in service.core.handled]
+
+    play(course)

@@ -220,7 +220,7 @@ async def test_what_is_missing_is_said() -> None:
 
 def test_a_step_changes_little_of_the_policy() -> None:
     before = first_policy(CONFIG)
-    after = next_policy(before, 0.04)
+    after = next_policy(before, 0.04, [])
     changed = sum(a != b for a, b in zip(before.noise, after.noise, strict=True))
     assert 0 < changed <= len(before.noise) // 2 // 64
     assert decode_policy(after.encode()) == after

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from p2p.errors import ConfigError
-from roles.envs.base import Task, environment_digest, open_environment
+from roles.envs.base import Task, environment_digest, open_teaching
 from roles.envs.sort import END, VOCABULARY, SortEnvironment, decode, encode, is_held_out
 
 SORT = SortEnvironment()
@@ -78,11 +78,11 @@ def test_no_solution_to_what_is_no_prompt(prompt: str) -> None:
 
 
 def test_environments_are_found() -> None:
-    assert open_environment("sort").name == "sort"
+    assert open_teaching("sort").name == "sort"
     assert len(environment_digest("sort")) == 32
     for missing in ("nonsense", "roles.envs.sort:SortEnvironment", "roles.envs.nothing:Sort"):
         with pytest.raises(ConfigError):
-            open_environment(missing)
+            open_teaching(missing)
 
 
 def test_environments_are_light() -> None:

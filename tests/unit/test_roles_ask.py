@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -38,6 +39,7 @@ from roles.protocol.request import NONSENSE, ask
 from roles.rl.recipe import Recipe
 from roles.trainer.core.buffer import BufferedGroup, GroupBuffer
 from roles.trainer.intake import Intake
+from roles.trainer.policies import PolicyFiles
 from roles.trainer.session import TrainerSession
 
 WORKER, JUDGE = KeyPair(b"w" * 32), KeyPair(b"j" * 32)
@@ -171,16 +173,27 @@ async def test_a_trainer_that_lost_its_policies_publishes_nothing_instead_of_a_c
     """
 
     class Opens:
-        async def open(self, _: str) -> int:
+        async def open(self, _: str, base: str) -> int:
             await trio.lowlevel.checkpoint()
             return step
 
     engine: Any = Opens()
-    node: Any = SimpleNamespace(shardcast=SimpleNamespace(newest=published, signed=published))
+
+    class LearntNothing:
+        async def learnt_again(self, _: int) -> AsyncIterator[Any]:
+            for never in ():
+                yield never
+
+    node: Any = SimpleNamespace(
+        shardcast=SimpleNamespace(newest=published, signed=published),
+        world=SimpleNamespace(sometimes=lambda *_: None),
+    )
     nothing: Any = None
+    intake: Any = LearntNothing()
+    policies = PolicyFiles(engine, nothing, nothing)
     with pytest.raises(StorageError, match="gone from store/: restore that folder"):
         await TrainerSession(
-            node, Recipe(), engine, nothing, nothing, nothing, nothing
+            node, Recipe(), engine, intake, nothing, nothing, policies
         ).open_learner()
 
 

@@ -16,7 +16,6 @@ from p2p.wire import pack, unpack_untrusted
 from roles.envs.base import environment_digest
 from roles.rl.recipe import Recipe
 from roles.run.__main__ import main
-from roles.run.core.draft import read_draft
 from roles.run.core.file import (
     DOMAIN,
     MAX_RUN,
@@ -28,6 +27,7 @@ from roles.run.core.file import (
     open_run,
     sign_run,
 )
+from roles.run.draft import read_draft
 
 OWNER, TRAINER, VALIDATOR, STRANGER = (KeyPair(bytes([number]) * 32) for number in range(4))
 TERMS = Terms(

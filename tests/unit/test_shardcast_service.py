@@ -52,6 +52,9 @@ class Town:
             if number != sender:
                 member.shardcast.receive_announcement(self.keys[sender].peer_id, data)
 
+    def may_publish(self, peer: object) -> bool:
+        return peer == self.keys[0].peer_id
+
     @asynccontextmanager
     async def member(self, number: int) -> AsyncIterator[Member]:
         async with AsyncExitStack() as stack:
@@ -67,7 +70,7 @@ class Town:
                     host,
                     self.config,
                     run=RUN,
-                    may_publish=self.keys[0].peer_id.__eq__,
+                    may_publish=self.may_publish,
                     roster=lambda: [RosterEntry(self.keys[n].peer_id) for n in self.members],
                     announce=lambda data: self.announce(number, data),
                 )

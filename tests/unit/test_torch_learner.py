@@ -1,7 +1,6 @@
 """The learner: warm-up, steps, and checkpoints that continue bit for bit."""
 
 import hashlib
-import io
 from pathlib import Path
 from random import Random
 
@@ -12,10 +11,11 @@ from roles.demo.alone import Alone
 from roles.engines.base import EngineError, GroupTask, Sampling, TrainingGroup
 from roles.engines.config import EngineConfig
 from roles.engines.torch import sampler
-from roles.engines.torch.files import seal
+from roles.engines.torch.checkpoint import write_checkpoint
 from roles.engines.torch.learner import TorchLearner
 from roles.envs.sort import END, SortEnvironment
 from roles.rl.advantage import has_spread
+from roles.rl.evaluation import questions
 from roles.rl.recipe import Recipe, WarmUp
 
 # A sixteenth of the recipe's work: enough to see it learn something.
@@ -59,16 +59,16 @@ def make_groups(learner: TorchLearner, count: int, size: int = 8) -> list[Traini
 
 
 def test_continuing_from_a_checkpoint_is_bit_identical(tmp_path: Path) -> None:
-    learner = TorchLearner(CONFIG, SORT)
+    learner = TorchLearner(CONFIG)
     assert learner.open(tmp_path / "checkpoint") == 0
     groups = make_groups(learner, 12)
     assert len(groups) > 3
     learner.step(groups)
     learner.save(tmp_path / "checkpoint", tmp_path / "weights.safetensors")
     expected = learner.step(groups)
-    other = TorchLearner(CONFIG, SORT)
+    other = TorchLearner(CONFIG)
     assert other.open(tmp_path / "checkpoint") == 1
-    other.evaluate()  # which changes nothing
+    other.answer(questions(SORT.evaluation()[:8], 9), Sampling(1.0, 12, 1))  # changes nothing
     assert other.step(groups) == expected
     pairs = zip(learner.model.parameters(), other.model.parameters(), strict=True)
     assert all(torch.equal(one, another) for one, another in pairs)
@@ -79,7 +79,7 @@ def test_continuing_from_a_checkpoint_is_bit_identical(tmp_path: Path) -> None:
 
 
 def test_a_step_makes_what_was_rewarded_likelier() -> None:
-    learner = TorchLearner(CONFIG, SORT)
+    learner = TorchLearner(CONFIG)
     learner.start()
     before = make_groups(learner, 16)
     for _ in range(6):
@@ -94,7 +94,7 @@ def test_a_step_makes_what_was_rewarded_likelier() -> None:
 
 
 def test_on_policy_there_is_no_drift() -> None:
-    learner = TorchLearner(CONFIG, SORT)
+    learner = TorchLearner(CONFIG)
     learner.start()
     report = learner.step(make_groups(learner, 8))
     assert abs(report.k3) < 1e-6
@@ -103,15 +103,14 @@ def test_on_policy_there_is_no_drift() -> None:
 
 
 def test_what_cannot_be_learned_from_is_refused(tmp_path: Path) -> None:
-    learner = TorchLearner(CONFIG, SORT)
+    learner = TorchLearner(CONFIG)
     learner.start()
     with pytest.raises(EngineError, match="at least one group"):
         learner.step([])
-    buffer = io.BytesIO()
-    torch.save({"format": "something else"}, buffer)
-    (tmp_path / "checkpoint").write_bytes(seal(buffer.getvalue()))
-    with pytest.raises(EngineError, match="no checkpoint"):
-        learner.open(tmp_path / "checkpoint")
+    path = tmp_path / "checkpoint"
+    write_checkpoint(path, tmp_path / "old", {"numbers": torch.tensor([1, 1])})
+    with pytest.raises(EngineError, match="no checkpoint of this model"):
+        learner.open(path)
     for damage in (b"", b"nonsense", b"PK\x03\x04 half a file"):
         (tmp_path / "checkpoint").write_bytes(damage)
         with pytest.raises(EngineError, match="damaged"):
@@ -123,7 +122,7 @@ def test_one_flipped_bit_in_a_checkpoint_is_noticed(tmp_path: Path) -> None:
     in.
     """
     path = tmp_path / "checkpoint"
-    learner = TorchLearner(CONFIG, SORT)
+    learner = TorchLearner(CONFIG)
     learner.start()
     groups = make_groups(learner, 12)
     for step in (1, 2):
@@ -135,29 +134,29 @@ def test_one_flipped_bit_in_a_checkpoint_is_noticed(tmp_path: Path) -> None:
         rotten = bytearray(sound)
         rotten[place // 8] ^= 1 << place % 8
         path.write_bytes(rotten)
-        assert TorchLearner(CONFIG, SORT).open(path) == 1
+        assert TorchLearner(CONFIG).open(path) == 1
     path.write_bytes(sound[:-1])
-    assert TorchLearner(CONFIG, SORT).open(path) == 1
+    assert TorchLearner(CONFIG).open(path) == 1
     path.unlink()
-    assert TorchLearner(CONFIG, SORT).open(path) == 1
+    assert TorchLearner(CONFIG).open(path) == 1
     path.write_bytes(sound)
-    assert TorchLearner(CONFIG, SORT).open(path) == 2
+    assert TorchLearner(CONFIG).open(path) == 2
     (tmp_path / "checkpoint.previous").write_bytes(b"rot")
     path.write_bytes(sound[:100])
     with pytest.raises(
         EngineError, match=r"checkpoint is damaged.*checkpoint\.previous is damaged.*remove"
     ):
-        TorchLearner(CONFIG, SORT).open(path)
+        TorchLearner(CONFIG).open(path)
 
 
 def test_a_published_policy_is_adopted(tmp_path: Path) -> None:
     """Issue 10.7: without a checkpoint the learner goes on from weights that are out."""
-    learner = TorchLearner(CONFIG, SORT)
+    learner = TorchLearner(CONFIG)
     learner.start()
     groups = make_groups(learner, 12)
     learner.step(groups)
     learner.save(tmp_path / "checkpoint", tmp_path / "1.safetensors")
-    other = TorchLearner(CONFIG, SORT)
+    other = TorchLearner(CONFIG)
     other.adopt(tmp_path / "1.safetensors", 1)
     pairs = zip(learner.model.parameters(), other.model.parameters(), strict=True)
     assert all(torch.equal(one, another) for one, another in pairs)
@@ -165,9 +164,11 @@ def test_a_published_policy_is_adopted(tmp_path: Path) -> None:
 
 
 def test_evaluation_repeats() -> None:
-    learner = TorchLearner(CONFIG, SORT)
+    learner = TorchLearner(CONFIG)
     learner.start()
-    assert learner.evaluate() == learner.evaluate()
+    asked = questions(SORT.evaluation()[:64], 9)
+    once, again = (learner.answer(asked, Sampling(1.0, 12, 1)) for _ in range(2))
+    assert once == again
 
 
 def test_the_sampler_lags_by_exactly_two() -> None:

@@ -51,6 +51,7 @@ from p2p.shardcast.index import Index, Span
 from p2p.shardcast.manifest import NO_POLICY, Equivocation, Manifest
 from p2p.shardcast.messages import (
     INLINE_INDEX,
+    MAX_CONVICTED,
     NO_STRIPE,
     Ask,
     Blame,
@@ -230,8 +231,8 @@ class ShardcastCore:
                 if evidence is not None:
                     self._halt(evidence)
                     self._out += [ev.PassOn()] if gossip else []
-            case Hello(newest):
-                self._answer_hello(peer, newest)
+            case Hello():
+                self._answer_hello(peer, message)
             case Credit() | Blame() | Receipt():
                 if not self._origin.hear(peer, message, self._now):
                     self._ban(peer, "confirmed chunks that it was never given")
@@ -324,11 +325,20 @@ class ShardcastCore:
 
     def _is_over(self, manifest: Manifest) -> bool:
         """Whether this version is not worth fetching (any more)."""
-        return self._is_old(manifest) or self._pending.is_over(manifest.digest)
+        return (
+            self._is_old(manifest)
+            or self._pending.is_over(manifest.digest)
+            or self._is_outranked(manifest)
+        )
+
+    def _is_outranked(self, manifest: Manifest) -> bool:
+        """Whether another trainer's manifest of the same version is chosen instead."""
+        best = self.statements.best(manifest.version)
+        return best is not None and best.rank > manifest.rank
 
     def _is_old(self, manifest: Manifest) -> bool:
-        """Whether this version, or a newer one, is here."""
-        return self.newest is not None and manifest.version <= self.newest.version
+        """Whether this version, or what ranks higher, is here."""
+        return self.newest is not None and manifest.rank <= self.newest.rank
 
     def _adopt_news(self, manifest: Manifest, gossip: bool) -> list[Download]:
         """`_adopt` a version just heard of, and let gossip pass it on if it is news here."""
@@ -347,6 +357,7 @@ class ShardcastCore:
         """
         if self._is_over(manifest):
             return []
+        self._choose(manifest)
         if self._is_full:
             self._postpone(manifest)
             return []
@@ -370,6 +381,24 @@ class ShardcastCore:
         for fetch in given_up:
             self._abandon(fetch)
         return [self._downloads[hop.name] for hop in begun if hop.name in self._downloads]
+
+    def _choose(self, manifest: Manifest) -> None:
+        """Of two trainers' same version take ``manifest``: what comes of the other is dropped,
+        and is not handed out any more. One that is whole stays until this one is."""
+        for download in self.downloads:
+            other = download.manifest
+            if other.version == manifest.version and other.rank < manifest.rank:
+                if not download.is_whole:
+                    self._give_up(download)
+                elif other.trainer == self._local:
+                    self._origin.forget(download.name)
+
+    def _give_up(self, download: Download) -> None:
+        """Drop what is here of a version that may yet be wanted: its rival's trainer may be
+        convicted."""
+        self.stats.count_skipped()
+        self._drop(download.name)
+        self._out.append(ev.Abandon(download.name))
 
     def _way_to(self, manifest: Manifest) -> tuple[Hop, ...]:
         """The objects to fetch for a version, given what is here and under way."""
@@ -404,13 +433,13 @@ class ShardcastCore:
         self._postponed[manifest.digest] = manifest
         if len(self._postponed) > MAX_FETCHES:
             del self._postponed[
-                min(self._postponed, key=lambda name: self._postponed[name].version)
+                min(self._postponed, key=lambda name: self._postponed[name].rank)
             ]
 
     def _fetch_postponed(self) -> None:
         """Fetch what came while the disk refused: it is not pushed any more."""
         postponed, self._postponed, self._is_full = self._postponed, {}, False
-        for manifest in sorted(postponed.values(), key=lambda manifest: manifest.version):
+        for manifest in sorted(postponed.values(), key=lambda manifest: manifest.rank):
             for download in self._adopt(manifest):
                 download.pull_everything()
                 self._out += self._repair.inquire(download, self._now)
@@ -424,13 +453,39 @@ class ShardcastCore:
                 self._abandon(download)
         self._out += [ev.Halt(evidence), ev.Gossip(message)]
         self._out += [ev.Send(peer, message) for peer in self._peers.connected]
+        best = self.statements.best()
+        for download in self._adopt(best) if best is not None else ():
+            # what another trainer signed, and had to give way
+            self._out += self._repair.inquire(download, self._now)
 
-    def _answer_hello(self, peer: PeerId, newest: int) -> None:
-        download = max(self._downloads.values(), key=lambda d: d.manifest.version, default=None)
-        if download is None or download.manifest.version <= newest:
+    def _best_held(self) -> Download | None:
+        """What ranks highest of all that is held or being fetched."""
+        return max(self._downloads.values(), key=lambda d: d.manifest.rank, default=None)
+
+    def _is_news_to(self, manifest: Manifest, hello: Hello) -> bool:
+        """Whether who said ``hello`` should hear of ``manifest``."""
+        if not self.statements.is_trusted(manifest.trainer):
+            return False
+        if manifest.version != hello.newest:
+            return manifest.version > hello.newest
+        return manifest.digest < hello.digest
+
+    def _answer_hello(self, peer: PeerId, hello: Hello) -> None:
+        """Tell a newcomer what it lacks: convictions, and the newest version."""
+        halted = self.statements.halted
+        lacking = [e for trainer, e in halted.items() if trainer not in hello.convicted]
+        download = self._best_held()
+        if download is not None and not self._is_news_to(download.manifest, hello):
+            download = None
+        name = download.manifest.digest if download is not None else b""
+        if not (lacking or name) or not self._peers.greet(peer, name, len(halted)):
             return
-        if not self._peers.greet(peer, download.manifest.version):
+        for evidence in lacking[:MAX_CONVICTED]:
+            message = Evidence(evidence.first.encode(), evidence.second.encode())
+            self._out.append(ev.Send(peer, message))
+        if download is None:
             return
+        newest = hello.newest
         roster = self.statements.roster(download.manifest.trainer)
         if roster is not None:
             self._out.append(ev.Send(peer, RosterNews(roster.encode())))
@@ -615,11 +670,16 @@ class ShardcastCore:
             self._out += self._repair.inquire(download, self._now)
 
     def _advance_newest(self, manifest: Manifest) -> None:
-        if self.newest is None or manifest.version > self.newest.version:
+        if self.newest is None or manifest.rank > self.newest.rank:
             self.newest = manifest
         for download in self.downloads:
-            if not download.is_whole and download.manifest.version < self.newest.version:
+            other = download.manifest
+            if other.rank >= self.newest.rank:
+                continue
+            if not download.is_whole:
                 self._abandon(download)
+            elif other.version == self.newest.version:
+                self._drop(download.name)  # of two trainers' same version one stays
 
     def _abandon(self, download: Download) -> None:
         self.stats.count_skipped()
@@ -649,7 +709,8 @@ class ShardcastCore:
         for index in (event.index, *event.patches):
             self._hold(event.manifest, index, ChunkSet.below(len(index)), stored=True)
         self._advance_newest(event.manifest)
-        self._hand_out(event.manifest, resumed=False)
+        if not self._is_outranked(event.manifest):
+            self._hand_out(event.manifest, resumed=False)
 
     def _hand_out(self, manifest: Manifest, *, resumed: bool) -> None:
         """Bring our own version to those that this node feeds."""
@@ -679,7 +740,8 @@ class ShardcastCore:
             return
         if event.stored:
             self._advance_newest(event.manifest)
-        if event.manifest.trainer == self._local and event.stored:
+        is_chosen = download.name in self._downloads and not self._is_outranked(event.manifest)
+        if event.manifest.trainer == self._local and event.stored and is_chosen:
             self._hand_out(event.manifest, resumed=True)
 
     def _hold(
@@ -702,8 +764,12 @@ class ShardcastCore:
             if download.manifest.trainer == peer and not download.is_whole:
                 # it may be back, and have what no other peer has
                 download.inquire_now(self._now)
-        newest = max((d.manifest.version for d in self._downloads.values()), default=NO_POLICY)
-        self._out.append(ev.Send(peer, Hello(newest)))
+        best = self._best_held()
+        newest, name = NO_POLICY, b""
+        if best is not None:
+            newest, name = best.manifest.version, best.manifest.digest
+        convicted = tuple(self.statements.halted)[:MAX_CONVICTED]
+        self._out.append(ev.Send(peer, Hello(newest, name, convicted)))
 
     def _peer_lost(self, peer: PeerId) -> None:
         self._peers.lose(peer)

@@ -374,7 +374,7 @@ def superfluous(fetches: Iterable[Download]) -> list[Download]:
     The newest stays, and of the others the one that will be whole first: a node slower than the
     run publishes would otherwise give up every version for the next, and never have any.
     """
-    ordered = sorted(fetches, key=lambda download: download.manifest.version)
+    ordered = sorted(fetches, key=lambda download: download.manifest.rank)
     if len(ordered) <= MAX_FETCHES:
         return []
     best = max(ordered[:-1], key=lambda download: download.share)

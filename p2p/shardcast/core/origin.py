@@ -218,8 +218,12 @@ class Origin:
             handout.lose(peer)
 
     def forget(self, policy: bytes) -> None:
-        """A version is no longer held."""
+        """A version is no longer held, or is not to be handed out."""
         self._handouts.pop(policy, None)
+        if self._next is not None and self._next.name == policy:
+            self._next = None
+        if self._unfed is not None and self._unfed.name == policy:
+            self._unfed = None
 
     def expire(self, now: float) -> None:
         """Give again what roots have not confirmed in time."""

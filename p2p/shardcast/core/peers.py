@@ -19,8 +19,9 @@ class Peers:
         self._connected: BoundedDict[PeerId, None] = BoundedDict(MAX_REMEMBERED)
         self._lost: BoundedDict[PeerId, None] = BoundedDict(MAX_REMEMBERED)
         self._banned: BoundedDict[PeerId, None] = BoundedDict(MAX_REMEMBERED)
-        self._greeted: BoundedDict[PeerId, int] = BoundedDict(MAX_REMEMBERED)
-        """Which version was the newest when a peer's `Hello` was answered."""
+        self._greeted: BoundedDict[PeerId, tuple[bytes, int]] = BoundedDict(MAX_REMEMBERED)
+        """Which manifest was the newest, and how many trainers were convicted, when a peer's
+        `Hello` was answered."""
 
     @property
     def connected(self) -> tuple[PeerId, ...]:
@@ -43,15 +44,16 @@ class Peers:
             self.note_connected(peer)
         return True
 
-    def greet(self, peer: PeerId, newest: int) -> bool:
-        """Whether to tell ``peer`` of version ``newest`` for its `Hello`: once per connection.
+    def greet(self, peer: PeerId, newest: bytes, convicted: int) -> bool:
+        """Whether to tell ``peer`` of the manifest ``newest`` (its digest) and of ``convicted``
+        trainers for its `Hello`: once per connection.
 
-        A `Hello` has 8 bytes, the answer up to 180 KiB: a peer that repeats it all day would
-        make this node send 20,000 times what it sends itself.
+        A `Hello` has 50 bytes, the answer up to 180 KiB: a peer that repeats it all day would
+        make this node send 3,600 times what it sends itself.
         """
-        if self._greeted.get(peer) == newest:
+        if self._greeted.get(peer) == (newest, convicted):
             return False
-        self._greeted[peer] = newest
+        self._greeted[peer] = newest, convicted
         return True
 
     def lose(self, peer: PeerId) -> None:

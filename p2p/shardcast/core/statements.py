@@ -98,6 +98,28 @@ class Statements:
                 return evidence
         return None
 
+    def best(self, version: int | None = None) -> Manifest | None:
+        """Of the remembered manifests of trusted trainers the one that ranks highest, of
+        ``version`` or of all."""
+        known = (
+            manifest
+            for trainer, manifests in self._by_version.items()
+            if self.is_trusted(trainer)
+            for manifest in (
+                manifests.values() if version is None else (manifests.get(version),)
+            )
+            if manifest is not None
+        )
+        return max(known, key=lambda manifest: manifest.rank, default=None)
+
+    def was_signed(self, version: int, weights_digest: bytes) -> bool:
+        """Whether a trusted trainer signed these weights as ``version``."""
+        return any(
+            version in manifests and manifests[version].weights_digest == weights_digest
+            for trainer, manifests in self._by_version.items()
+            if self.is_trusted(trainer)
+        )
+
     def manifests(self, trainer: PeerId) -> list[Manifest]:
         """The manifests of one trainer that are remembered."""
         return list(self._by_version.get(trainer, {}).values())

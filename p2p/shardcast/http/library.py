@@ -12,7 +12,8 @@ from blake3 import blake3
 from p2p.concurrency import Notifier
 from p2p.shardcast.http.core.body import Body, Slice
 from p2p.shardcast.http.core.tar import tar_of
-from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
+from p2p.shardcast.index import Index
+from p2p.shardcast.manifest import NO_POLICY, Manifest, PolicyVersion
 from p2p.shardcast.service import Shardcast
 from p2p.wire import MIB
 from p2p.world import Disk, World
@@ -131,9 +132,17 @@ class Shelf:
             await self._changed.wait()
 
 
-def _only_name(version: PolicyVersion) -> str:
-    """What the only file of a version is called: its trainer did not name it."""
-    return f"policy-{version}.safetensors"
+def release_of(manifest: Manifest, index: Index, path: str) -> Release:
+    """A version whose file, or folder of files, is at ``path``. A lone file gets a name from
+    the version: its trainer gave it none."""
+    only = f"policy-{manifest.version}.safetensors"
+    return Release(
+        manifest.version,
+        tuple((file.path or only, file.size) for file in index.files),
+        manifest.digest,
+        manifest.encode(),
+        tuple(f"{path}/{file.path}" if file.path else path for file in index.files),
+    )
 
 
 class PolicyLibrary:
@@ -152,13 +161,7 @@ class PolicyLibrary:
         """See `Library.borrow`. The policy is pinned meanwhile."""
         manifest, index = self._shardcast.manifest(version), self._shardcast.index(version)
         with self._shardcast.pin(version) as path:
-            yield Release(
-                version,
-                tuple((file.path or _only_name(version), file.size) for file in index.files),
-                manifest.digest,
-                manifest.encode(),
-                tuple(f"{path}/{file.path}" if file.path else path for file in index.files),
-            )
+            yield release_of(manifest, index, path)
 
     async def wait_news(self, known: PolicyVersion) -> None:
         """See `Library.wait_news`."""

@@ -1,8 +1,10 @@
-"""A Qwen3-style model in plain torch with sampler, scorer and learner: the default engine.
+"""Decoders of three families in plain torch, with sampler, scorer, learner: the default engine.
 
 Read `model` first, the transformer. `engine` is what the worker process calls, and holds one
-policy. `sampler` draws completions from it, `scorer` replays other nodes' completions,
-`learner` takes the steps of training. `files` reads and writes weights and checkpoints.
+policy. `sampler` draws completions from it, `scorer` replays other nodes' completions.
+`learner` trains: `packing` lays a group into one row, `gradient` computes loss and
+gradients batch by batch, `autocast` says in what precision. `files` reads and writes weights,
+`policy` those of a step, `checkpoint` what a learner needs to go on.
 
 How data flows: `sampler` keeps the hidden state behind each token, from which `proofs.toploc`
 makes the proof; `scorer` computes the same states by one prefill, and the logits from them, and

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import torch
 
-from p2p.errors import ConfigError
 from proofs.checks import Evidence
 from roles.engines.base import (
+    Answers,
     EngineError,
-    Evaluation,
     Group,
     GroupTask,
     Sampling,
@@ -23,7 +22,6 @@ from roles.engines.torch import sampler, scorer
 from roles.engines.torch.files import load_weights
 from roles.engines.torch.learner import TorchLearner
 from roles.engines.torch.model import TransformerModel
-from roles.envs.base import open_environment
 
 
 class TorchEngine:
@@ -33,13 +31,6 @@ class TorchEngine:
         torch.set_num_threads(config.threads)
         self._config = config
         self._end_tokens = frozenset(config.end_tokens)
-        self._environment = open_environment(config.environment)
-        if len(self._environment.vocabulary) > config.shape.vocabulary:
-            raise ConfigError(
-                f"the environment {config.environment!r} has"
-                f" {len(self._environment.vocabulary)} tokens, the model"
-                f" {config.shape.vocabulary}"
-            )
         self._policy: TransformerModel | None = None
         self._learner: TorchLearner | None = None
 
@@ -59,16 +50,16 @@ class TorchEngine:
         """See `roles.engines.base.Scorer`."""
         return scorer.score(self._loaded(), tasks, groups, sampling, self._end_tokens)
 
-    def open(self, checkpoint: str) -> int:
+    def open(self, checkpoint: str, base: str = "") -> int:
         """See `roles.engines.base.Learner`."""
-        learner = TorchLearner(self._config, self._environment)
-        step = learner.open(Path(checkpoint))
+        learner = TorchLearner(self._config)
+        step = learner.open(Path(checkpoint), Path(base) if base else None)
         self._learner = learner
         return step
 
     def adopt(self, weights: str, step: int) -> None:
         """See `roles.engines.base.Learner`."""
-        learner = TorchLearner(self._config, self._environment)
+        learner = TorchLearner(self._config)
         learner.adopt(Path(weights), step)
         self._learner = learner
 
@@ -78,11 +69,13 @@ class TorchEngine:
 
     def save(self, checkpoint: str, weights: str) -> None:
         """See `roles.engines.base.Learner`."""
-        self._opened().save(Path(checkpoint), Path(weights))
+        self._opened().save(
+            Path(checkpoint) if checkpoint else None, Path(weights) if weights else None
+        )
 
-    def evaluate(self) -> Evaluation:
+    def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Answers]:
         """See `roles.engines.base.Learner`."""
-        return self._opened().evaluate()
+        return self._opened().answer(tasks, sampling)
 
     def _loaded(self) -> TransformerModel:
         if self._policy is None:

@@ -31,18 +31,19 @@ def write_atomically(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     unfinished.replace(path)
-    _sync_folder(path)
+    sync_folder(path)
 
 
 def write_generation(path: Path, previous: Path, data: bytes) -> None:
     """As `write_atomically`, but what was at ``path`` is kept at ``previous``."""
     if path.exists():
         path.replace(previous)
-        _sync_folder(previous)
+        sync_folder(previous)
     write_atomically(path, data)
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
+    """Make the name of ``path`` survive a crash."""
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

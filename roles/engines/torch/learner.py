@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import math
-import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Final, TypeVar
@@ -16,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from p2p.errors import ConfigError
 from roles.engines.base import (
+    Answers,
     EngineError,
-    Evaluation,
     GroupTask,
     Sampling,
     StepReport,
@@ -27,75 +24,46 @@ from roles.engines.base import (
 )
 from roles.engines.config import EngineConfig
 from roles.engines.torch import sampler
-from roles.engines.torch.files import (
-    encode_weights,
-    load_weights,
-    open_seal,
-    seal,
-    write_atomically,
-    write_generation,
+from roles.engines.torch.autocast import uses_bfloat16
+from roles.engines.torch.checkpoint import read_checkpoint, write_checkpoint
+from roles.engines.torch.gradient import (
+    LearningBatch,
+    Tally,
+    add_gradient,
+    learning_batches,
+    old_log_probs,
 )
 from roles.engines.torch.model import TransformerModel
-from roles.envs.base import Environment, Ration, Task
-from roles.envs.contained import reward_of
+from roles.engines.torch.policy import read_policy, write_policy
+from roles.envs.base import Ration, Task, TeachingEnvironment, open_teaching
 from roles.envs.ration import interrupted
 from roles.rl.advantage import group_advantages
-from roles.rl.losses import clipped_loss, importance_weight, is_clipped, k3
-
-_CHUNK: Final = 64
-"""Rows of the pass that recomputes log-probs: as many as the scorer reads at once
-(`roles.engines.torch.scorer.CHUNK`), for the same reason."""
 
 T = TypeVar("T")
 
-_FORMAT: Final = "shoal torch checkpoint 2"
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """Prompts with completions, padded on the right. Column p of all but ``tokens`` is about
-    token p + 1.
-    """
-
-    tokens: Tensor
-    answer: Tensor
-    """Whether token p + 1 belongs to the completion."""
-    behaviour: Tensor
-    """Log-probs that the sampler reported."""
-    advantage: Tensor
-    """(rows, 1)."""
-    columns: int
-    """Tokens of the longest completion."""
-
-    def select(self, rows: Tensor) -> _Rows:
-        """Some of the rows, without the columns that they do not need."""
-        width = int(self.answer[rows].any(0).nonzero().max()) + 1
-        return _Rows(
-            self.tokens[rows, : width + 1], self.answer[rows, :width],
-            self.behaviour[rows, :width], self.advantage[rows], self.columns,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class _Update:
-    """One minibatch, after the fact."""
-
-    loss: float
-    ratio_max: float
-    clipped: float
-    gradient_norm: float
+_NUMBERS: Final = "numbers"
+"""In a checkpoint: the step, and the optimiser's updates."""
+_SHUFFLE: Final = "shuffle"
+"""The state of the generator that shuffles groups."""
+_WEIGHT: Final = "weight."
+_MOMENTS: Final = ("exp_avg", "exp_avg_sq")
+"""Of Adam, as torch calls them."""
 
 
 class TorchLearner:
     """A policy, its optimiser, and the step they are at."""
 
-    def __init__(self, config: EngineConfig, environment: Environment) -> None:
+    def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._recipe = config.recipe
-        self._environment = environment
         self._shuffle = torch.Generator().manual_seed(config.seed)
+        self._base: Path | None = None
+        """Folder of the model that the run begins with; None if it draws one."""
+        self._is_autocast = uses_bfloat16(config)
         self.model = TransformerModel(config.shape)
         self.step_number = 0
+        self._updates = 0
+        """Of the optimiser, since its moments were nothing."""
         self._optimiser = torch.optim.AdamW(
             self.model.parameters(),
             self._recipe.rate,
@@ -104,10 +72,11 @@ class TorchLearner:
             fused=True,
         )
 
-    def open(self, checkpoint: Path) -> int:
-        """Continue from the newest sound checkpoint, or initialise and warm up. Returns the
-        step.
+    def open(self, checkpoint: Path, base: Path | None = None) -> int:
+        """Continue from the newest sound checkpoint, or begin: at ``base``, a model's folder,
+        or with drawn weights and the warm-up. Returns the step.
         """
+        self._base = base
         damage = []
         for path in (checkpoint, Path(previous_generation(str(checkpoint)))):
             if path.exists():
@@ -119,20 +88,33 @@ class TorchLearner:
                     return self.step_number
         if damage:
             raise EngineError(
-                f"{'; '.join(damage)}; to begin again from the warm-up, remove what is damaged"
+                f"{'; '.join(damage)}; to begin again from the first policy, remove what is"
+                " damaged"
             )
         self.start()
         return self.step_number
 
     def adopt(self, weights: Path, step: int) -> None:
         """Go on from ``weights``, the policy of ``step``, with a fresh optimiser."""
-        load_weights(self.model, weights)
+        read_policy(self.model, weights)
         self.step_number = step
 
     def start(self) -> None:
-        """Draw the initial weights and warm them up."""
+        """Take the first policy: the base, or drawn weights after the warm-up.
+
+        Raises `ConfigError` if the environment teaches none, or has more tokens than the model.
+        """
+        if self._base is not None:
+            read_policy(self.model, self._base)
+            return
+        environment = open_teaching(self._config.environment)
+        if len(environment.vocabulary) > self._config.shape.vocabulary:
+            raise ConfigError(
+                f"the environment {environment.name!r} has {len(environment.vocabulary)}"
+                f" tokens, the model {self._config.shape.vocabulary}"
+            )
         self.model.initialise(self._config.seed)
-        self._warm_up()
+        self._warm_up(environment)
 
     def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
         """One optimiser step with advantages relative to each group."""
@@ -144,78 +126,63 @@ class TorchLearner:
     def update(
         self, groups: Sequence[TrainingGroup], advantages: Sequence[Sequence[float]]
     ) -> StepReport:
-        """One optimiser step: minibatches of shuffled rows, one epoch. Raises `EngineError`
-        without rows.
+        """One optimiser step: minibatches of shuffled groups, one epoch. Raises `EngineError`
+        without groups.
         """
         if not any(group.completions for group in groups):
             raise EngineError("a step needs at least one group")
-        rows = _rows(groups, advantages)
-        old, entropy = self._old_logprobs(rows)
-        drift = k3(old, rows.behaviour)[rows.answer]
         for parameters in self._optimiser.param_groups:
             parameters["lr"] = self._recipe.rate_at(self.step_number)
-        order = torch.randperm(len(rows.tokens), generator=self._shuffle)
-        updates = [
-            self._update(rows.select(part), old[part])
-            for part in order.chunk(min(self._recipe.minibatches, len(order)))
-        ]
+        before = [weight.detach().bfloat16() for weight in self.model.parameters()]
+        minibatches = self._minibatches(groups, advantages)
+        # A first minibatch is at the policy before the step: it needs no pass to find it.
+        old: list[list[Tensor | None]] = [[None] * len(minibatches[0])]
+        old += [self._old_log_probs(some) for some in minibatches[1:]]
+        # Each minibatch is divided by the mean of their answer tokens, so that every token of
+        # the step counts the same.
+        tokens = sum(len(batch) for some in minibatches for batch in some) / len(minibatches)
+        tally, norms = Tally(), []
+        for batches, theirs in zip(minibatches, old, strict=True):
+            self._optimiser.zero_grad()
+            for batch, one in zip(batches, theirs, strict=True):
+                with self._arithmetic():
+                    tally += add_gradient(self.model, batch, one, self._recipe, tokens)
+            norm = torch.nn.utils.clip_grad_norm_(
+                self.model.parameters(), self._recipe.gradient_norm, error_if_nonfinite=True
+            )
+            norms.append(float(norm))
+            self._optimiser.step()
+        self._optimiser.zero_grad()
         self.step_number += 1
+        self._updates += len(minibatches)
         return StepReport(
             step=self.step_number,
-            loss=math.fsum(one.loss for one in updates) / len(updates),
-            k3=float(drift.mean()),
-            ratio_max=max(one.ratio_max for one in updates),
-            clipped=math.fsum(one.clipped for one in updates) / len(updates),
-            entropy=entropy,
-            gradient_norm=math.fsum(one.gradient_norm for one in updates) / len(updates),
-            tokens=int(rows.answer.sum()),
+            loss=tally.loss / len(minibatches),
+            k3=tally.drift / tally.tokens,
+            ratio_max=tally.ratio_max,
+            clipped=tally.clipped / tally.tokens,
+            capped=tally.capped / tally.tokens,
+            entropy=tally.entropy / tally.tokens,
+            gradient_norm=math.fsum(norms) / len(norms),
+            tokens=tally.tokens,
+            changed=self._changed(before),
         )
 
-    def save(self, checkpoint: Path, weights: Path) -> None:
-        """Write everything that `open` needs, and the policy alone."""
-        buffer = io.BytesIO()
-        state = {
-            "format": _FORMAT,
-            "step": self.step_number,
-            "model": self.model.state_dict(),
-            "optimiser": self._optimiser.state_dict(),
-            "shuffle": self._shuffle.get_state(),
-        }
-        torch.save(state, buffer)
-        write_generation(
-            checkpoint, Path(previous_generation(str(checkpoint))), seal(buffer.getvalue())
-        )
-        write_atomically(weights, encode_weights(self.model))
+    def save(self, checkpoint: Path | None, weights: Path | None) -> None:
+        """Write everything that `open` needs, and the policy alone; what is None is not
+        written."""
+        if weights is not None:
+            write_policy(self.model, weights, self._base, is_base=self.step_number == 0)
+        if checkpoint is not None:
+            previous = Path(previous_generation(str(checkpoint)))
+            write_checkpoint(checkpoint, previous, self._state())
 
-    def evaluate(self) -> Evaluation:
-        """Exact-match reward on the held-out tasks, greedy and at the sampling temperature."""
-        return Evaluation(self.reward_at(0.0), self.reward_at(self._recipe.temperature))
+    def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Answers]:
+        """The tokens of each completion of each task under this policy."""
+        drawn = sampler.draw(self.model, tasks, sampling, frozenset(self._config.end_tokens))
+        return [tuple(completion.tokens for completion in one.completions) for one in drawn]
 
-    def reward_at(self, temperature: float) -> float:
-        """Mean reward on the held-out tasks at one temperature, with the recipe's evaluation
-        seed.
-        """
-        with interrupted(Ration()):
-            tasks = self._environment.evaluation()
-        seed = self._recipe.evaluation_seed
-        prompts = [
-            GroupTask(
-                index,
-                task.prompt,
-                (hashlib.sha256(f"evaluation {seed} {index}".encode()).digest(),),
-            )
-            for index, task in enumerate(tasks)
-        ]
-        sampling = Sampling(temperature, self._recipe.max_new_tokens, 1)
-        drawn = sampler.draw(self.model, prompts, sampling, frozenset(self._config.end_tokens))
-        with interrupted(Ration()):
-            rewards = [
-                reward_of(self._environment, task, one.completions[0].tokens)
-                for task, one in zip(tasks, drawn, strict=True)
-            ]
-        return math.fsum(rewards) / len(rewards)
-
-    def _warm_up(self) -> None:
+    def _warm_up(self, environment: TeachingEnvironment) -> None:
         """Supervised learning on clean examples; the loss is on the answers only."""
         recipe, rng = self._recipe.warm_up, Random(self._config.seed)
         optimiser = torch.optim.AdamW(
@@ -229,7 +196,7 @@ class TorchLearner:
             for parameters in optimiser.param_groups:
                 parameters["lr"] = recipe.rate_at(step)
             with interrupted(Ration()):
-                examples = self._environment.warm_up(rng, recipe.batch)
+                examples = environment.warm_up(rng, recipe.batch)
             tokens, answer = _examples(examples)
             logits = self.model.lm_head(self.model(tokens[:, :-1])[answer])
             optimiser.zero_grad()
@@ -237,98 +204,69 @@ class TorchLearner:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), recipe.gradient_norm)
             optimiser.step()
 
+    def _minibatches(
+        self, groups: Sequence[TrainingGroup], advantages: Sequence[Sequence[float]]
+    ) -> list[list[LearningBatch]]:
+        """Shuffled groups in as many minibatches as the recipe says, or as there are groups."""
+        order = torch.randperm(len(groups), generator=self._shuffle)
+        return [
+            learning_batches([groups[one] for one in part], [advantages[one] for one in part])
+            for part in order.chunk(min(self._recipe.minibatches, len(order)))
+        ]
+
+    def _old_log_probs(self, batches: Sequence[LearningBatch]) -> list[Tensor | None]:
+        """Of every answer token under the policy before the step."""
+        with self._arithmetic():
+            return [old_log_probs(self.model, one, self._recipe.temperature) for one in batches]
+
+    def _arithmetic(self) -> torch.autocast:
+        """What training computes in. Weights, gradients and moments are float32 always."""
+        return torch.autocast("cpu", torch.bfloat16, enabled=self._is_autocast)
+
     @torch.no_grad()
-    def _old_logprobs(self, rows: _Rows) -> tuple[Tensor, float]:
-        """Log-probs before the step, shaped as `_Rows.answer`, and the mean entropy over the
-        answers.
-        """
-        old = torch.zeros_like(rows.behaviour)
-        entropy = 0.0
-        order = (
-            rows.answer.long()
-            .mul(torch.arange(rows.answer.shape[1]))
-            .amax(1)
-            .argsort(stable=True)
-        )
-        for start in range(0, len(order), _CHUNK):
-            part = order[start : start + _CHUNK]
-            chunk = rows.select(part)
-            log_probs = self._log_probs(chunk)
-            width = chunk.answer.shape[1]
-            values = torch.zeros_like(chunk.behaviour)
-            values[chunk.answer] = _take(log_probs, chunk)
-            old[part, :width] = values
-            entropy -= float((log_probs.exp() * log_probs).sum())
-        return old, entropy / int(rows.answer.sum())
+    def _changed(self, before: Sequence[Tensor]) -> float:
+        """The share of weights that another policy is published with: what travels."""
+        pairs = zip(self.model.parameters(), before, strict=True)
+        changed = sum(int((weight.bfloat16() != was).sum()) for weight, was in pairs)
+        return changed / sum(one.numel() for one in before)
 
-    def _update(self, rows: _Rows, old: Tensor) -> _Update:
-        """One minibatch: loss, clipped gradient, optimiser."""
-        answer, recipe = rows.answer, self._recipe
-        before = old[:, : answer.shape[1]][answer]
-        advantage = rows.advantage.expand_as(answer)[answer]
-        current = _take(self._log_probs(rows), rows)
-        losses = clipped_loss(
-            current, before, advantage, clip=recipe.clip, clip_negative=recipe.clip_negative
-        )
-        weight = importance_weight(before, rows.behaviour[answer], recipe.importance_cap)
-        loss = (losses * weight).sum() / (len(answer) * rows.columns)
-        self._optimiser.zero_grad()
-        torch.autograd.backward(loss)
-        norm = torch.nn.utils.clip_grad_norm_(
-            self.model.parameters(), recipe.gradient_norm, error_if_nonfinite=True
-        )
-        self._optimiser.step()
-        current = current.detach()
-        clipped = is_clipped(
-            current, before, advantage, clip=recipe.clip, clip_negative=recipe.clip_negative
-        )
-        ratio = float((current - before).exp().max())
-        return _Update(float(loss.detach()), ratio, float(clipped.float().mean()), float(norm))
-
-    def _log_probs(self, rows: _Rows) -> Tensor:
-        """(answer tokens, vocabulary) log-probs at the sampling temperature."""
-        hidden = self.model(rows.tokens[:, :-1])[rows.answer]
-        logits: Tensor = self.model.lm_head(hidden)
-        return (logits / self._recipe.temperature).log_softmax(-1)
+    def _state(self) -> dict[str, Tensor]:
+        """All that decides what the next steps do."""
+        tensors = {
+            _NUMBERS: torch.tensor([self.step_number, self._updates]),
+            _SHUFFLE: self._shuffle.get_state(),
+        }
+        moments = self._optimiser.state
+        for name, weight in self.model.named_parameters():
+            tensors[f"{_WEIGHT}{name}"] = weight.detach()
+            for key in _MOMENTS if self._updates else ():
+                tensors[f"{key}.{name}"] = moments[weight][key]
+        return tensors
 
     def _restore(self, checkpoint: Path) -> None:
-        try:
-            state = torch.load(
-                io.BytesIO(open_seal(checkpoint.read_bytes())), weights_only=True
+        found = read_checkpoint(checkpoint)
+        numbers = found.get(_NUMBERS)
+        updates = 0 if numbers is None else int(numbers[1])
+        expected = {_NUMBERS: (2,), _SHUFFLE: tuple(self._shuffle.get_state().shape)}
+        for name, weight in self.model.named_parameters():
+            for key in (_WEIGHT, *(f"{key}." for key in _MOMENTS if updates)):
+                expected[key + name] = tuple(weight.shape)
+        if {name: tuple(one.shape) for name, one in found.items()} != expected:
+            raise EngineError(
+                f"{checkpoint} is no checkpoint of this model: the names or the shapes of its"
+                " tensors differ"
             )
-        except (EngineError, pickle.UnpicklingError, EOFError, RuntimeError) as error:
-            raise EngineError(f"the checkpoint {checkpoint} is damaged: {error}") from error
-        if not isinstance(state, dict) or state.get("format") != _FORMAT:
-            raise EngineError(f"{checkpoint} is no checkpoint of this engine")
-        self.model.load_state_dict(state["model"])
-        self._optimiser.load_state_dict(state["optimiser"])
-        self._shuffle.set_state(state["shuffle"])
-        self.step_number = state["step"]
-
-
-def _take(log_probs: Tensor, rows: _Rows) -> Tensor:
-    """The log-prob of each answer token."""
-    return log_probs.gather(-1, rows.tokens[:, 1:][rows.answer][:, None]).squeeze(-1)
-
-
-def _rows(groups: Sequence[TrainingGroup], advantages: Sequence[Sequence[float]]) -> _Rows:
-    """Every completion of every group as one row."""
-    texts, answers, behaviours, weights = [], [], [], []
-    for group, mine in zip(groups, advantages, strict=True):
-        before = len(group.prompt) - 1
-        for one, advantage in zip(group.completions, mine, strict=True):
-            texts.append(group.prompt + one.tokens)
-            answers.append([False] * before + [True] * len(one.tokens))
-            behaviours.append([0.0] * before + list(one.logprobs))
-            weights.append([advantage])
-    width = max(len(text) for text in texts)
-    return _Rows(
-        torch.tensor(_padded(texts, width, 0)),
-        torch.tensor(_padded(answers, width - 1, False)),
-        torch.tensor(_padded(behaviours, width - 1, 0.0)),
-        torch.tensor(weights),
-        max(len(one.tokens) for group in groups for one in group.completions),
-    )
+        with torch.no_grad():
+            for name, weight in self.model.named_parameters():
+                weight.copy_(found[_WEIGHT + name])
+                self._optimiser.state.pop(weight, None)
+                if updates:
+                    moments = {key: found[f"{key}.{name}"].clone() for key in _MOMENTS}
+                    self._optimiser.state[weight] = {
+                        "step": torch.tensor(float(updates)), **moments,
+                    }  # fmt: skip
+        self._shuffle.set_state(found[_SHUFFLE].clone())
+        self.step_number, self._updates = int(found[_NUMBERS][0]), updates
 
 
 def _examples(tasks: Sequence[Task]) -> tuple[Tensor, Tensor]:

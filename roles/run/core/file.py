@@ -15,6 +15,7 @@ table of `Terms` with sorted keys, and the signature covers format, owner and te
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Protocol
@@ -65,6 +66,10 @@ MAX_NAME: Final = 64
 """Characters of a name; it is shown on one line."""
 MAX_ENVIRONMENTS: Final = 64
 """Environments of one run; each is imported by every worker."""
+MAX_KINDS: Final = 256
+"""Kinds of tasks that a run may name of one environment: reasoning-gym has 106 families."""
+WEIGHTS: Final = (1e-6, 1e6)
+"""Of environments and of kinds of tasks. Zero is written by leaving the name out."""
 MAX_FILES: Final = 256
 """Files of a base: the largest models in use come in 190 shards."""
 MAX_EPOCH: Final = 2**53
@@ -152,7 +157,25 @@ class EnvironmentPin:
     digest: bytes
     """sha256 of its source (32 bytes): other code under the same name is another game."""
 
+    weight: float = 1.0
+    """How many tasks come from it, beside the weights of the run's other environments."""
+
+    kinds: Mapping[str, float] = field(default_factory=dict)
+    """Weights of its kinds of tasks, for environments that have some; empty: as it likes."""
+
+    data: FilePin | None = None
+    """A file of questions that every node must have, for environments that read one."""
+
     def __post_init__(self) -> None:
+        check_bounds(self, {"weight": WEIGHTS})
+        if len(self.kinds) > MAX_KINDS:
+            raise ValueError(f"an environment has at most {MAX_KINDS} kinds of tasks")
+        for kind, weight in self.kinds.items():
+            if not NAME.fullmatch(kind) or not WEIGHTS[0] <= weight <= WEIGHTS[1]:
+                raise ValueError(
+                    f"a kind of tasks has a name (letters, digits, . _ -) and a weight from"
+                    f" {WEIGHTS[0]:g} to {WEIGHTS[1]:g}, not {kind!r:.40} and {weight!r:.40}"
+                )
         if not NAME.fullmatch(self.name):
             # Not module:Class: what a run names is imported and called on every volunteer's
             # machine.
@@ -192,7 +215,7 @@ class Terms:
     """Seconds since 1970; after it the document is void and nodes ask for a newer one."""
 
     environments: tuple[EnvironmentPin, ...]
-    """Where tasks come from. The first is the one that is trained on."""
+    """Where tasks come from, by weight. A model without a base is warmed up on the first."""
 
     trainers: tuple[PeerId, ...]
     """Whose policies count."""
@@ -221,6 +244,8 @@ class Terms:
         check_bounds(self, {"epoch": (1, MAX_EPOCH), "expiry": (1, MAX_EXPIRY)})
         if len(self.environments) > MAX_ENVIRONMENTS:
             raise ValueError(f"a run has at most {MAX_ENVIRONMENTS} environments")
+        if len({pin.name for pin in self.environments}) < len(self.environments):
+            raise ValueError("a run names each environment once; `kinds` has several weights")
         if not self.environments or not self.trainers or not self.validators:
             raise ValueError(
                 "a run needs at least one environment, one trainer and one validator"

@@ -15,7 +15,7 @@ from p2p.node.config import NodeConfig
 from p2p.shardcast.index import MAX_SPAN
 from p2p.wire import KI
 from proofs.checks import Limits
-from roles.envs.base import environment_digest, open_environment
+from roles.envs.base import environment_digest, open_teaching
 from roles.rl.recipe import Recipe
 from roles.run import Run, Terms, sign_run
 from roles.run.core.file import Delivery, EnvironmentPin, Model
@@ -122,7 +122,7 @@ class Plan:
     @property
     def token_scale(self) -> float:
         """Tokens that one token of a right simulated answer stands for."""
-        environment, rng = open_environment(ENVIRONMENT), Random(0)
+        environment, rng = open_teaching(ENVIRONMENT), Random(0)
         tasks = [environment.task(rng.randbytes(32)) for _ in range(SAMPLE)]
         return self.answer / statistics.fmean(len(task.answer) for task in tasks)
 

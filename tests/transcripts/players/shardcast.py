@@ -3,7 +3,11 @@
 Steps:
 
 - ``swarm origin ann bob ...``: an origin, and peers that its roster names;
-- ``publish v1 chunks=3``: the origin publishes a version;
+- ``trainers origin rival``, before that: who may publish, if not only the first of the swarm;
+- ``publish v1 chunks=3 [by rival]``: the origin, or another trainer, publishes a version; the
+  second one of a number is called v1b;
+- ``contradict v1 to ann``: the origin signs another v1, and bob tells ann of it;
+- ``newcomer dan``: dan, whom no roster names, meets all others;
 - ``deliver [COUNT]``: what is under way arrives, the oldest first, until nothing is (or COUNT
   did);
 - ``drop ann->bob``: what is under way there is lost, and the chunk counts as sent;
@@ -38,6 +42,7 @@ from p2p.shardcast.messages import (
     Blame,
     ChunkHeader,
     Credit,
+    Evidence,
     Have,
     Hello,
     Message,
@@ -47,6 +52,7 @@ from p2p.shardcast.messages import (
     Skipped,
     Taken,
     Want,
+    news_of,
 )
 from p2p.wire import KI
 from tests.shardcast_policies import pack_policy
@@ -63,17 +69,17 @@ Flight = tuple[str, str, Message | ChunkHeader | None]
 class Machine:
     """One node: its core, and the chunks on its disk."""
 
-    def __init__(self, name: str, trainer: PeerId) -> None:
+    def __init__(self, name: str, trainers: tuple[PeerId, ...]) -> None:
         self.name = name
         self.key = KeyPair(digest_of(name.encode()))
-        self.trainer = trainer
+        self.trainers = trainers
         self.chunks: dict[tuple[bytes, int], bytes] = {}
         self.is_alive = True
         self.boot()
 
     def boot(self) -> None:
         """A new life, with an empty memory."""
-        self.statements = Statements(RUN, self.trainer.__eq__, verify)
+        self.statements = Statements(RUN, self.trainers.__contains__, verify)
         rng = Random(digest_of(self.name.encode()))
         self.core = ShardcastCore(self.key.peer_id, ShardcastConfig(), self.statements, rng)
 
@@ -85,6 +91,7 @@ class ShardcastPlayer:
     def __init__(self) -> None:
         self.now = 0.0
         self.machines: dict[str, Machine] = {}
+        self.trainers: tuple[PeerId, ...] = ()
         self.names: dict[PeerId, str] = {}
         self.versions: dict[bytes, tuple[Manifest, Index]] = {}
         self.roster: Roster | None = None
@@ -93,12 +100,23 @@ class ShardcastPlayer:
         self.said: dict[str, str] = {}
         self.deaf: set[tuple[str, ...]] = set()
 
-    def play(self, command: str, args: list[str]) -> Iterator[str]:
+    def play(self, command: str, args: list[str]) -> Iterator[str]:  # noqa: C901 - a case a step
         match command, args:
+            case "trainers", names:
+                self.trainers = tuple(KeyPair(digest_of(n.encode())).peer_id for n in names)
             case "swarm", names:
                 yield from self.swarm(names)
             case "publish", [version, count]:
-                yield from self.publish(int(version[1:]), int(count.removeprefix("chunks=")))
+                origin = next(iter(self.machines))
+                yield from self.publish(version, count, origin)
+            case "publish", [version, count, "by", name]:
+                yield from self.publish(version, count, name)
+            case "contradict", [version, "to", name]:
+                yield from self.contradict(int(version[1:]), name)
+            case "newcomer", [name]:
+                self.machines[name] = Machine(name, self.trainers)
+                self.names[self.peer(name)] = name
+                yield from self.meet(name)
             case "deliver", []:
                 yield from self.deliver(10_000)
             case "deliver", [count]:
@@ -121,8 +139,9 @@ class ShardcastPlayer:
 
     def swarm(self, names: list[str]) -> Iterator[str]:
         trainer = KeyPair(digest_of(names[0].encode()))
+        self.trainers = self.trainers or (trainer.peer_id,)
         for name in names:
-            machine = self.machines[name] = Machine(name, trainer.peer_id)
+            machine = self.machines[name] = Machine(name, self.trainers)
             self.names[machine.key.peer_id] = name
         entries = [RosterEntry(self.machines[name].key.peer_id, UPLOAD) for name in names[1:]]
         self.roster = Roster.sign(trainer, RUN, 1, entries)
@@ -132,12 +151,32 @@ class ShardcastPlayer:
             below = " ".join(self.names[child] for child in children)
             yield f"stripe {number} of v1: {names[0]} -> {self.names[root]} -> {below}"
 
-    def publish(self, version: int, count: int) -> Iterator[str]:
+    def publish(self, version: str, count: str, name: str) -> Iterator[str]:
+        origin, chunks = self.machines[name], int(count.removeprefix("chunks="))
+        manifest, index, wires = self.sign(origin, int(version[1:]), chunks)
+        for chunk, wire in enumerate(wires):
+            origin.chunks[manifest.digest, chunk] = wire
+        is_fed = self.roster is not None and self.roster.origin == origin.key.peer_id
+        event = ev.Publish(manifest, index, self.roster if is_fed else None)
+        yield from self.give(origin, event, f"v{self.version(manifest.digest)} is durable")
+
+    def contradict(self, version: int, name: str) -> Iterator[str]:
         origin = next(iter(self.machines.values()))
-        raw = Random(version).randbytes(SPAN * count)
+        manifest, index, _ = self.sign(origin, version, 1)
+        event = ev.Heard(self.peer("bob"), news_of(manifest, index))
+        words = f"bob says policy v{self.version(manifest.digest)} with index"
+        yield from self.hear(name, event, words)
+
+    def sign(
+        self, origin: Machine, version: int, count: int
+    ) -> tuple[Manifest, Index, list[bytes]]:
+        same = sum(m.version == version for m, _ in self.versions.values())
+        raw = Random(version + 1000 * same).randbytes(SPAN * count)
         index, wires = pack_policy(raw, SPAN)
         before = max(
-            (m for m, _ in self.versions.values()), key=lambda m: m.version, default=None
+            (m for m, _ in self.versions.values() if m.version < version),
+            key=lambda m: m.version,
+            default=None,
         )
         body = ManifestBody(
             RUN,
@@ -150,10 +189,7 @@ class ShardcastPlayer:
         )
         manifest = body.sign(origin.key)
         self.versions[manifest.digest] = manifest, index
-        for chunk, wire in enumerate(wires):
-            origin.chunks[manifest.digest, chunk] = wire
-        event = ev.Publish(manifest, index, self.roster)
-        yield from self.give(origin, event, f"v{version} is durable")
+        return manifest, index, wires
 
     def deliver(self, count: int) -> Iterator[str]:
         while count and (self.news or self.flights):
@@ -215,8 +251,14 @@ class ShardcastPlayer:
             )
             event = ev.Resumed(manifest, index, here, len(here) == len(index))
             yield from self.give(
-                machine, event, f"the disk holds {spans(here)} of v{manifest.version}"
+                machine,
+                event,
+                f"the disk holds {spans(here)} of v{self.version(manifest.digest)}",
             )
+        yield from self.meet(name)
+
+    def meet(self, name: str) -> Iterator[str]:
+        machine = self.machines[name]
         for other in self.others(name):
             yield from self.give(
                 machine, ev.PeerUp(other.key.peer_id), f"{other.name} is connected"
@@ -304,8 +346,11 @@ class ShardcastPlayer:
 
     # Words
 
-    def version(self, policy: bytes) -> int:
-        return self.versions[policy][0].version
+    def version(self, policy: bytes) -> str:
+        """Its number; with a letter if another one of that number was signed before it."""
+        number = self.versions[policy][0].version
+        same = [d for d, (m, _) in self.versions.items() if m.version == number]
+        return f"{number}{' bcd'[same.index(policy)].strip()}"
 
     def text(self, item: Message | ChunkHeader | None) -> str:
         match item:
@@ -313,14 +358,17 @@ class ShardcastPlayer:
                 way = "asked for" if stripe == NO_STRIPE else f"stripe {stripe}"
                 return f"chunk {chunk} of v{self.version(policy)}, {way}"
             case PolicyNews(manifest, index):
-                version = next(
-                    m.version for m, _ in self.versions.values() if m.encode() == manifest
-                )
-                return f"policy v{version}" + (" with index" if index else "")
+                name = next(d for d, (m, _) in self.versions.items() if m.encode() == manifest)
+                return f"policy v{self.version(name)}" + (" with index" if index else "")
+            case Evidence(first, _):
+                signed = next(m for m, _ in self.versions.values() if m.encode() == first)
+                return f"evidence against {self.names[signed.trainer]}"
             case RosterNews():
                 return "roster"
-            case Hello(newest):
-                return f"hello, newest is v{newest}" if newest >= 0 else "hello, no version"
+            case Hello(newest, digest, convicted):
+                known = f"newest is v{self.version(digest)}" if newest >= 0 else "no version"
+                halted = "".join(f", {self.names[one]} is convicted" for one in convicted)
+                return f"hello, {known}{halted}"
             case Ask(policy, index):
                 return f"ask v{self.version(policy)}" + (" with index" if index else "")
             case Have(policy, ranges):
@@ -358,7 +406,7 @@ class ShardcastPlayer:
                     f"{c} of {self.names[r.peer]}" for c, r in asked.items() if r is not None
                 ]
                 part = (
-                    f"v{download.manifest.version} has {spans(download.verified)} "
+                    f"v{self.version(download.manifest.digest)} has {spans(download.verified)} "
                     f"of {download.count}"
                 )
                 parts.append(part + (f", asked {' and '.join(waits)}" if waits else ""))

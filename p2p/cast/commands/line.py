@@ -1,0 +1,116 @@
+"""What the command lines share: arguments, exit codes, one rate."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from p2p.cast.ticket import Ticket, decode_ticket_untrusted
+from p2p.cast.view import Teller
+from p2p.concurrency import leaves
+from p2p.errors import BadMessage, ConfigError, ShoalError
+from p2p.machine import raise_descriptor_limit
+from p2p.multiaddr import Multiaddr
+from p2p.node.process import check_platform
+from p2p.node.usage import FAILED, WRONG_USAGE, complain, interruptible
+from p2p.policy import PolicyVersion
+from p2p.world import World
+
+LISTEN: Final = "/ip4/0.0.0.0/tcp/0"
+"""Where a pusher or a puller listens by default: on every interface, at a port that the system
+chooses, since the ticket says which."""
+_SMOOTHED: Final = 2.0
+"""Seconds over which a rate is smoothed: chunks of 4 MiB come in bursts, and a person reads
+the figure four times a second."""
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """The options that push and pull have in common."""
+    add = parser.add_argument
+    add("--listen", action="append", type=_addr, metavar="ADDR",
+        help=f"multiaddr to listen at (default: {LISTEN})")  # fmt: skip
+    add("--http", type=host_port, metavar="HOST:PORT", help="offer it over HTTP as well")
+    add("--json", action="store_true", help="one JSON object a line, instead of bars")
+
+
+def _addr(text: str) -> Multiaddr:
+    try:
+        return Multiaddr.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def host_port(text: str) -> tuple[str, int]:
+    """HOST:PORT, for argparse."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, such as 0.0.0.0:8000")
+    return host.strip("[]"), int(port)
+
+
+def duration(text: str) -> float:
+    """Seconds of ``90``, ``90s``, ``10m``, ``2h``, for argparse."""
+    factor = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:])
+    number = text if factor is None else text[:-1]
+    if not number.isascii() or not number.replace(".", "", 1).isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is no time, such as 90, 90s, 10m or 2h")
+    return float(number) * (factor or 1.0)
+
+
+def ticket_of(text: str) -> Ticket:
+    """The ticket that a person gave. Raises `ConfigError`."""
+    try:
+        return decode_ticket_untrusted(text)
+    except BadMessage as error:
+        raise ConfigError(str(error)) from None
+
+
+def run_command(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
+    """Run a command to its end; the exit code. Errors are one sentence on standard error."""
+    return interruptible(partial(_run, main))
+
+
+def _run(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
+    failures: list[BaseException] = []
+    try:
+        check_platform()
+        raise_descriptor_limit()
+        trio.run(main)
+    except* ShoalError as group:
+        failures.extend(leaves(group))
+    for message in dict.fromkeys(str(failure) for failure in failures):
+        complain(message)
+    if not failures:
+        return 0
+    return WRONG_USAGE if all(isinstance(f, ConfigError) for f in failures) else FAILED
+
+
+async def execute(command: str, version: PolicyVersion, path: Path, teller: Teller) -> None:
+    """Run what the person asked for; its failure is told, and ends nothing."""
+    env = {**os.environ, "SHOAL_VERSION": str(version), "SHOAL_PATH": str(path)}
+    done = await trio.run_process(command, shell=True, env=env, check=False)
+    teller.event("executed", f"executed exit status {done.returncode}", status=done.returncode)
+
+
+class Meter:
+    """The rate at which a count of bytes grows, smoothed over some seconds."""
+
+    def __init__(self, world: World) -> None:
+        self._now = world.now
+        self._at, self._count, self._rate = self._now(), 0, 0.0
+
+    def rate(self, count: int) -> float:
+        """Bytes per second, now that there are ``count``."""
+        now = self._now()
+        passed = now - self._at
+        if passed > 0:
+            weight = min(1.0, passed / _SMOOTHED)
+            self._rate += weight * ((count - self._count) / passed - self._rate)
+            self._at, self._count = now, count
+        return self._rate

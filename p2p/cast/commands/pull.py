@@ -1,0 +1,158 @@
+"""``shoal pull``: fetch what a ticket names, put it where a person wants it, give it on."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from p2p.cast.commands.line import (
+    LISTEN,
+    Meter,
+    add_common,
+    duration,
+    execute,
+    run_command,
+    ticket_of,
+)
+from p2p.cast.delivery import deliver
+from p2p.cast.swarm import CastNode, open_cast
+from p2p.cast.ticket import Ticket
+from p2p.cast.view import CastState, Teller
+from p2p.errors import BadMessage
+from p2p.machine import open_world
+from p2p.node.process import locked_folder, until_told_to_end
+from p2p.policy import PolicyVersion
+from p2p.shardcast import Shardcast, ShardcastConfig
+from p2p.swarm import open_host
+
+STATE: Final = ".shoal"
+"""Where a puller keeps what it needs to go on: its key, and one link to each file."""
+SEED: Final = 5.0
+"""Seconds that a puller goes on giving by default: others may wait for what it was to pass on,
+and its next heartbeat, which tells the pusher that one more machine has it, takes two."""
+
+
+def pull(argv: Sequence[str]) -> int:
+    """See `p2p.cast.pull`."""
+    parser = argparse.ArgumentParser(
+        prog="shoal pull",
+        description="Get what a ticket of shoal push names. The same line goes on after an"
+        " interruption; http://HOST:PORT of a shardcast server is followed too.",
+    )
+    add = parser.add_argument
+    add("ticket", help="as shoal push prints it, or http://HOST:PORT[,http://...]")
+    add("--out", type=Path, metavar="DIR", help="where its files go (default: the name it has)")
+    add("--follow", action="store_true", help="stay, and take each newer version")
+    add("--exec", dest="command", metavar="CMD",
+        help="run after each version, with SHOAL_VERSION and SHOAL_PATH set")  # fmt: skip
+    add("--seed", type=duration, default=SEED, metavar="TIME",
+        help="go on giving to others for so long, such as 10m (default: 5s)")  # fmt: skip
+    add_common(parser)
+    options = parser.parse_args(argv)
+    if not options.ticket.startswith(("http://", "https://")):
+        return run_command(partial(_pull, options))
+    from p2p.cast.commands.follow import follow
+
+    out = (options.out or Path()).absolute()
+    return run_command(partial(follow, options, out, out / STATE))
+
+
+async def _pull(options: argparse.Namespace) -> None:
+    ticket = ticket_of(options.ticket)
+    out = (options.out or Path(ticket.name if ticket.is_folder else ".")).absolute()
+    state = out / (STATE if ticket.is_folder else f"{STATE}-{ticket.name}")
+    teller = Teller(ticket.name, as_json=options.json)
+    config = ShardcastConfig(keep_versions=2 if options.follow else 1)
+    bootstrap = [addr.with_peer(ticket.pusher) for addr in ticket.addrs]
+    with locked_folder(state):
+        async with AsyncExitStack() as stack:
+            enter = stack.enter_async_context
+            await enter(until_told_to_end(with_parent=False))
+            world = await enter(open_world(state))
+            host = await enter(open_host(world=world, listen=options.listen or [LISTEN]))
+            node = await enter(
+                open_cast(
+                    world, host, config,
+                    pusher=ticket.pusher, secret=ticket.secret, bootstrap=bootstrap,
+                )
+            )  # fmt: skip
+            if options.http is not None:
+                from p2p.cast.commands.edge import serving
+                from p2p.shardcast.http.library import PolicyLibrary
+
+                await enter(serving(world, PolicyLibrary(node.shardcast), options.http, teller))
+            wanted = ticket.version
+            while True:
+                version = await _wait_whole(node, wanted, teller)
+                await _hand_over(node, version, ticket, out, teller)
+                if options.command:
+                    await execute(options.command, version, out, teller)
+                if not options.follow:
+                    break
+                wanted = PolicyVersion(version + 1)
+            await world.sleep(options.seed)
+
+
+async def _wait_whole(node: CastNode, wanted: PolicyVersion, teller: Teller) -> PolicyVersion:
+    """Return the version that is whole here once it is ``wanted`` or newer."""
+    with teller.bars():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_tell_coming, node, teller)
+            version = await node.shardcast.wait_policy(wanted)
+            nursery.cancel_scope.cancel()
+    return version
+
+
+async def _tell_coming(node: CastNode, teller: Teller) -> None:
+    meter, due = Meter(node.world), node.world.now()
+    while True:
+        stats = node.shardcast.stats
+        came = stats.from_origin + stats.from_peers
+        version, total, here = _coming(node.shardcast)
+        teller.state(
+            CastState(
+                total=total, here=here, rate=meter.rate(came), given=stats.uploaded_as_relay,
+                members=node.others(), whole=len(node.whole(version)),
+            )
+        )  # fmt: skip
+        due += teller.interval
+        await node.world.sleep_until(due)
+
+
+def _coming(shardcast: Shardcast) -> tuple[PolicyVersion, int, int]:
+    """The version that is on its way, its bytes, and those that are here."""
+    fetching = shardcast.fetching
+    if fetching is None:
+        return PolicyVersion(0), 0, 0
+    version, share = fetching
+    size = shardcast.fetching_bytes
+    return version, size, int(size * share)
+
+
+async def _hand_over(
+    node: CastNode, version: PolicyVersion, ticket: Ticket, out: Path, teller: Teller
+) -> None:
+    manifest = node.shardcast.manifest(version)
+    if version == ticket.version and manifest.digest != ticket.manifest:
+        raise BadMessage(
+            "the pusher has signed another content under the ticket's version: ask for a new"
+            " ticket"
+        )
+    with node.shardcast.pin(version) as weights:
+        made = await trio.to_thread.run_sync(
+            deliver, Path(node.world.disk.locate(weights)), node.shardcast.index(version), out,
+            ticket.name,
+        )  # fmt: skip
+    where = out if ticket.is_folder else out / ticket.name
+    stats = node.shardcast.stats
+    teller.event(
+        "whole", f"whole    {where}, version {version}, {manifest.size / 1e6:,.1f} MB",
+        version=version, path=str(where), files=len(made), bytes=manifest.size,
+        from_origin=stats.from_origin, from_peers=stats.from_peers,
+    )  # fmt: skip

@@ -1,0 +1,58 @@
+"""The files that a push or a server offers: where they lie, and the key that signs them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from blake3 import blake3
+
+from p2p.cast.ticket import SECRET_BYTES, is_name
+from p2p.errors import ConfigError
+from p2p.machine import RealWorld, open_world
+from p2p.world import World
+
+SOURCE: Final = "source"
+"""What a pusher's files are called below its state: where they lie is a mount of its disk."""
+
+
+def existing(path: Path) -> Path:
+    """``path``, absolute. Raises `ConfigError` if nothing is there, or its name cannot be one
+    elsewhere."""
+    path = path.expanduser().absolute()
+    if not path.exists():
+        raise ConfigError(f"there is nothing at {path}")
+    if not is_name(path.name):
+        raise ConfigError(f"{path.name!r} cannot be a name elsewhere; give it another")
+    return path
+
+
+def state_of(path: Path) -> Path:
+    """Where a pusher keeps its key: one place for each path, so that the same line makes the
+    same ticket."""
+    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local/state")
+    return Path(base) / "shoal" / "push" / blake3(os.fsencode(path)).hexdigest()[:16]
+
+
+@asynccontextmanager
+async def mounted(state: Path, path: Path) -> AsyncIterator[tuple[RealWorld, str]]:
+    """A world over ``state`` that sees what is at ``path``, and the name by which."""
+    is_folder = path.is_dir()  # noqa: ASYNC240 - once, before anything else runs
+    folder, source = (path, SOURCE) if is_folder else (path.parent, f"{SOURCE}/{path.name}")
+    async with open_world(state, mounts={SOURCE: folder}) as world:
+        yield world, source
+
+
+async def join_secret(world: World) -> bytes:
+    """The join secret of this pusher; made once."""
+    try:
+        secret = await world.disk.read("secret")
+    except FileNotFoundError:
+        secret = b""
+    if len(secret) != SECRET_BYTES:
+        secret = world.entropy(SECRET_BYTES)
+        await world.disk.replace("secret", secret)
+    return secret

@@ -1,0 +1,181 @@
+"""A group in one row: its prompt once, its completions side by side.
+
+Theory of operation
+-------------------
+Completions of one group share their prompt. As rows of their own they repeat it: eight answers
+of 7 tokens to a prompt of 26 are 8 x 32 = 256 positions. In one row they are 26 + 8 x 6 = 74:
+
+    tokens      p0 p1 p2 | a0 a1 | b0 b1 b2 | pad
+    positions    0  1  2 |  3  4 |  3  4  5 |   6
+    segment     -1 -1 -1 |  0  0 |  1  1  1 |   2
+
+A position sees what is not after it and is of its own segment or of the prompt, so that a
+completion sees what it would see alone, at the positions where it would be alone. The state
+from which the first token of every completion was drawn is the prompt's last; nothing follows
+the last token of a completion, which is therefore not read at all.
+
+Attention in a packed row costs the square of the row, and its mask holds as many bytes. So a
+group whose answers are long is spread over several rows (`ROW_TOKENS`); a row of one completion
+is plain causal, and a batch of such rows has no mask. Rows of like length make a batch, padded
+on the right, up to `BATCH_TOKENS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from roles.engines.torch.model import TransformerModel
+
+Tokens = Sequence[int]
+
+BATCH_TOKENS: Final = 2048
+"""Positions of a batch, padding included. The activations that a pass with gradients keeps are
+about 1.4 MB a position in a model of 135 M parameters, so 2.9 GB; products of matrices gain
+nothing from more rows than some hundreds."""
+ROW_TOKENS: Final = 1024
+"""Positions of a row, if more than one completion is in it. The mask of such a row is 1 MiB; in
+a model of width 576 attention over 1,024 positions is a third of what the layer costs beside
+it, and every doubling doubles that. One completion may be as long as it is."""
+
+_PROMPT: Final = -1
+_PAD: Final = 0
+"""The token to the right of a short row: no other position sees it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One completion in a batch."""
+
+    group: int
+    """Of the groups that were packed."""
+    completion: int
+    """Of the group."""
+    length: int
+    """Tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """Rows for one pass through the model. Answer tokens stand in the order of ``pieces``."""
+
+    tokens: Tensor
+    """(rows, length)."""
+    positions: Tensor
+    """(rows, length)."""
+    mask: Tensor | None
+    """(rows, 1, length, length), True is seen; None where causal attention is the same."""
+    behind: Tensor
+    """For each answer token the place, in the rows laid end to end, of the state that it was
+    drawn from."""
+    answers: Tensor
+    """The answer tokens."""
+    pieces: tuple[Piece, ...]
+    """Whose they are."""
+
+    def hidden(self, model: TransformerModel) -> Tensor:
+        """The state behind each answer token: (answer tokens, width)."""
+        states: Tensor = model(self.tokens, self.positions, self.mask)
+        return states.flatten(0, 1)[self.behind]
+
+
+@dataclass(slots=True)
+class _Row:
+    group: int
+    prompt: Tokens
+    completions: list[tuple[int, Tokens]]
+    length: int
+
+
+def pack(
+    groups: Sequence[tuple[Tokens, Sequence[Tokens]]],
+    *,
+    batch_tokens: int = BATCH_TOKENS,
+    row_tokens: int = ROW_TOKENS,
+) -> list[PackedBatch]:
+    """Every completion of every group, each a prompt and its completions, in few positions.
+
+    No prompt and no completion may be empty. The same groups give the same batches, which are
+    in no order that means anything.
+    """
+    rows = [
+        row
+        for number, (prompt, completions) in enumerate(groups)
+        for row in _rows(number, prompt, completions, row_tokens)
+    ]
+    rows.sort(key=lambda row: row.length)
+    return [_batch(some) for some in _batches(rows, batch_tokens)]
+
+
+def _rows(
+    group: int, prompt: Tokens, completions: Sequence[Tokens], limit: int
+) -> Iterator[_Row]:
+    """The rows of one group, each with as many completions as fit."""
+    if not prompt or not all(completions):
+        raise ValueError("a prompt or a completion is empty: shapes are checked before packing")
+    row: _Row | None = None
+    for number, tokens in enumerate(completions):
+        more = len(tokens) - 1
+        if row is None or row.length + more > limit:
+            if row is not None:
+                yield row
+            row = _Row(group, prompt, [], len(prompt))
+        row.completions.append((number, tokens))
+        row.length += more
+    if row is not None:
+        yield row
+
+
+def _batches(rows: Sequence[_Row], limit: int) -> Iterator[list[_Row]]:
+    """Runs of rows, short ones first, of at most ``limit`` positions (a row may have more)."""
+    some: list[_Row] = []
+    for row in rows:
+        if some and (len(some) + 1) * row.length > limit:
+            yield some
+            some = []
+        some.append(row)
+    if some:
+        yield some
+
+
+def _batch(rows: Sequence[_Row]) -> PackedBatch:
+    width = max(row.length for row in rows)
+    tokens, positions, segments = [], [], []
+    behind, answers, pieces = list[int](), list[int](), list[Piece]()
+    for number, row in enumerate(rows):
+        start, first = number * width, len(row.prompt)
+        line, places, owners = list(row.prompt), list(range(first)), [_PROMPT] * first
+        for segment, (completion, answer) in enumerate(row.completions):
+            more = len(answer) - 1
+            behind.append(start + first - 1)
+            behind.extend(range(start + len(line), start + len(line) + more))
+            answers.extend(answer)
+            line.extend(answer[:-1])
+            places.extend(range(first, first + more))
+            owners.extend([segment] * more)
+            pieces.append(Piece(row.group, completion, len(answer)))
+        pads = width - len(line)
+        tokens.append(line + [_PAD] * pads)
+        positions.append(places + [0] * pads)
+        segments.append(owners + [len(row.completions)] * pads)
+    is_causal = all(len(row.completions) == 1 for row in rows)
+    return PackedBatch(
+        torch.tensor(tokens),
+        torch.tensor(positions),
+        None if is_causal else _mask(torch.tensor(segments)),
+        torch.tensor(behind),
+        torch.tensor(answers),
+        tuple(pieces),
+    )
+
+
+def _mask(segments: Tensor) -> Tensor:
+    """(rows, 1, length, length): what each position sees. A pad sees itself and the pads
+    before it, and the prompt, for softmax must see something."""
+    mine, theirs = segments[:, :, None], segments[:, None, :]
+    causal = torch.ones(segments.shape[1], segments.shape[1], dtype=torch.bool).tril()
+    return (causal & ((mine == theirs) | (theirs == _PROMPT)))[:, None]

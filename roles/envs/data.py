@@ -1,0 +1,59 @@
+"""Files that environments read, inside their process: data that a run pins, and a tokenizer.
+
+No run sends data: a collection of questions has a licence of its own, and the machine's owner
+says where it lies (``environment_data`` in ``[role.NAME.machine]``). The tokenizer is part of
+the run's model, and the node has compared it with what is pinned.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from pathlib import Path
+from typing import Final
+
+from p2p.errors import ConfigError, MissingDependency
+from p2p.wire import MIB
+from roles.envs.text import ChatTokenizer
+from roles.models.pin import FilePin
+
+MAX_DATA: Final = 256 * MIB
+"""Bytes of one file. Its lines are held in memory, in 2 to 3 times that, of the 4 GiB that an
+environment may use. The largest collections of questions in use have 1.2 GB; a part of one does
+as well."""
+
+
+def read_data(pin: FilePin, folder: str) -> bytes:
+    """The content of the file that ``pin`` names. Raises `ConfigError`, with the remedy."""
+    if not folder:
+        raise ConfigError(
+            f"this run's environment reads the file {pin.name}: say in which folder of this"
+            " machine it lies, as environment_data in [role.NAME.machine]"
+        )
+    path = Path(folder) / pin.name
+    if pin.size > MAX_DATA:
+        raise ConfigError(f"the run pins {pin.size:,} bytes of {pin.name}, over {MAX_DATA:,}")
+    try:
+        with path.open("rb") as file:
+            data = file.read(pin.size + 1)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    if len(data) != pin.size or hashlib.sha256(data).digest() != pin.digest:
+        raise ConfigError(
+            f"{path} is not the file that the run pins ({pin.size:,} bytes, sha256"
+            f" {pin.digest.hex()[:16]}...): get it from where the owner of the run has it"
+        )
+    return data
+
+
+def open_tokenizer(folder: str) -> ChatTokenizer:
+    """The tokenizer and chat template of a model. Raises `ConfigError` if the folder has none
+    that is sound, `MissingDependency` without the packages for it."""
+    try:
+        module = importlib.import_module("roles.models.tokenizer")
+    except ImportError as error:
+        raise MissingDependency(
+            f"environments of text need tokenizers: pip install 'shoal[hf]' ({error})"
+        ) from error
+    tokenizer: ChatTokenizer = module.Tokenizer.open(Path(folder))
+    return tokenizer

@@ -1,0 +1,130 @@
+"""The environments of a run as one: each task comes from one of them, by weight.
+
+Which one follows from the task's seed, as the task itself does, so that a worker cannot choose
+and a validator finds the same: the first eight bytes of sha256(`DOMAIN` + seed), as a
+big-endian fraction of 2^64, fall into one of the intervals that the weights divide 0 to 1 into,
+in the order of the run file. The environment gets the seed as it is. With one environment
+nothing is drawn.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import Final
+
+from p2p.errors import ConfigError
+from roles.envs.base import Environment, Task, make_environment
+from roles.envs.data import open_tokenizer, read_data
+from roles.envs.text import TextModel, TokenizedEnvironment, is_text
+from roles.models.pin import FilePin
+
+DOMAIN: Final = b"/shoal/environment/1.0.0"
+"""Before the seed, lest the choice and what an environment draws from the same seed agree."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentPart:
+    """One environment of a run."""
+
+    name: str
+    """Its entry point."""
+
+    weight: float = 1.0
+    """How many tasks come from it, beside the weights of the others."""
+
+    kinds: Mapping[str, float] = field(default_factory=dict)
+    """Weights of its kinds of tasks; empty: as it likes."""
+
+    data: FilePin | None = None
+    """A file that it reads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentSetup:
+    """All that must be known to open the environments of a run."""
+
+    parts: tuple[EnvironmentPart, ...]
+    """At least one."""
+
+    model: TextModel | None = None
+    """Of a run with a base: its environments speak text, or else tokens."""
+
+    folder: str = ""
+    """Where the files lie that parts read, on this machine."""
+
+    def __str__(self) -> str:
+        return " and ".join(repr(part.name) for part in self.parts)
+
+
+class MixedEnvironment:
+    """Several environments of tokens as one."""
+
+    def __init__(self, parts: Mapping[str, tuple[float, Environment]]) -> None:
+        """Weights and environments by their names in the run file."""
+        self.name = " and ".join(parts)
+        self._names = list(parts)
+        self._environments = {name: environment for name, (_, environment) in parts.items()}
+        self._bounds = list(accumulate(weight for weight, _ in parts.values()))
+
+    def task(self, seed: bytes, *, held_out: bool = False) -> Task:
+        """The task of a seed, of the environment that the seed falls to."""
+        name = self._chosen(seed)
+        task = self._environments[name].task(seed, held_out=held_out)
+        return replace(task, environment=name)
+
+    def reward(self, task: Task, tokens: Sequence[int]) -> float:
+        """What the task's own environment pays."""
+        return self._environments[task.environment].reward(task, tokens)
+
+    def evaluation(self) -> list[Task]:
+        """The held-out tasks of all of them, one environment after the other."""
+        return [
+            replace(task, environment=name)
+            for name, environment in self._environments.items()
+            for task in environment.evaluation()
+        ]
+
+    def _chosen(self, seed: bytes) -> str:
+        if len(self._names) == 1:
+            return self._names[0]
+        number = int.from_bytes(hashlib.sha256(DOMAIN + seed).digest()[:8], "big")
+        point = math.ldexp(number, -64) * self._bounds[-1]
+        return self._names[bisect_right(self._bounds, point, hi=len(self._names) - 1)]
+
+
+def kind_of(task: Task) -> str:
+    """What a task of a run is counted under: its environment, and its kind if there are
+    several."""
+    return f"{task.environment}/{task.kind}" if task.kind else task.environment
+
+
+def open_mix(setup: EnvironmentSetup) -> MixedEnvironment:
+    """Import and make the environments of a run, in their own process.
+
+    Raises `ConfigError` if one cannot be made, reads another file, or does not speak what the
+    run's model does.
+    """
+    model = setup.model
+    tokenizer = None if model is None else open_tokenizer(model.folder)
+    parts = {}
+    for part in setup.parts:
+        options: dict[str, object] = {"kinds": dict(part.kinds)} if part.kinds else {}
+        if part.data is not None:
+            options["data"] = read_data(part.data, setup.folder)
+        environment = make_environment(part.name, **options)
+        if is_text(environment) != (tokenizer is not None):
+            raise ConfigError(
+                f"the environment {part.name!r} is of"
+                f" {'text' if is_text(environment) else 'tokens'}, the run's model"
+                f" {'reads text' if tokenizer else 'has no base, and with it no tokenizer'}:"
+                " the owner of the run must change the one or the other"
+            )
+        if model is not None and tokenizer is not None:
+            environment = TokenizedEnvironment(environment, tokenizer, model)
+        parts[part.name] = part.weight, environment
+    return MixedEnvironment(parts)

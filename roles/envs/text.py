@@ -1,0 +1,232 @@
+"""Environments of text: a question in a conversation, an answer as text, a reward.
+
+Theory of operation
+-------------------
+Nodes exchange tokens, engines know tokens, proofs are about tokens; an author of tasks wants to
+write text. So an author writes a `TextEnvironment`, which knows no tokenizer, and
+`TokenizedEnvironment` makes of it, for the model of a run, what `roles.envs.base.Environment`
+asks: the chat template and the tokenizer make the prompt, the completion without its end token
+becomes the text that is paid. All of it runs in the contained process of the environment
+(`roles.envs.worker`): the run's owner wrote the template, strangers wrote the completions.
+
+A reward is computed in another call than its task, perhaps by another process: the text of a
+task travels beside its tokens, packed (`Task.source`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from typing import Final, Protocol, TypeGuard
+
+import trio
+
+from p2p.errors import BadMessage, ConfigError
+from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
+from roles.envs.base import Task
+
+MAX_MESSAGES: Final = 64
+"""Messages of one task. A question has one or two; examples of a dozen turns leave room."""
+MAX_SOURCE: Final = 256 * KI
+"""Bytes of a packed task: 64,000 tokens of four bytes. Those of a submission of 64 groups take
+16 MiB at most on their way through a pipe of 64."""
+HELD_OUT_BELOW: Final = 32
+"""A question is held out if the first byte of its sha256 is below this: one in eight."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: str
+    """As chat templates name it: ``system``, ``user`` or ``assistant``."""
+
+    content: str
+    """What is said."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextTask:
+    """A question, and what a reward is computed from."""
+
+    messages: tuple[Message, ...]
+    """The conversation; the model speaks next."""
+
+    prefill: str
+    """How the model's turn begins: it goes on from here. ``27 + 82 =`` spares a small model
+    what it was taught to say around an answer."""
+
+    answer: str
+    """The right answer. No model sees it."""
+
+    info: str = ""
+    """Whatever else the environment wants to find again when it computes the reward."""
+
+    kind: str = ""
+    """What the task is counted under when progress is measured; empty if there is one kind."""
+
+
+class TextEnvironment(Protocol):
+    """A source of questions and a checker of answers, in text.
+
+    Implementations are deterministic and hold no state: every node computes the same. That
+    ``reward`` is ``async`` tells them from environments of tokens. An author may derive from
+    this class, or not.
+    """
+
+    name: str
+    """As the run file names it."""
+
+    def task(self, seed: bytes, *, held_out: bool = False) -> TextTask:
+        """The task of a seed of 32 bytes; ``held_out`` draws from those that are never trained
+        on."""
+        ...
+
+    async def reward(self, task: TextTask, text: str, ended: bool) -> float:
+        """What a completion earns, 0 to 1, whatever the text: a stranger wrote it.
+
+        ``text`` is what the model said behind the prefill; ``ended`` says that it stopped by
+        itself, before the limit.
+        """
+        ...
+
+    def evaluation(self) -> list[TextTask]:
+        """The fixed held-out tasks that progress is measured on."""
+        ...
+
+
+class ChatTokenizer(Protocol):
+    """What is asked of a `roles.models.tokenizer.Tokenizer`."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids are 0 to this, exclusive."""
+        ...
+
+    def chat(self, messages: Sequence[Message], prefill: str = "") -> tuple[int, ...]:
+        """The prompt of a conversation, up to where the model goes on."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, special ones left out."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextModel:
+    """What an environment of text must know of the model of a run."""
+
+    folder: str
+    """Where its tokenizer lies on this machine. The node has compared its files with what the
+    run pins."""
+
+    end_tokens: tuple[int, ...]
+    """Each ends a completion."""
+
+    vocabulary: int
+    """Token ids that the model knows are 0 to this, exclusive."""
+
+    context: int
+    """Tokens that the model can have before it, prompt and completion together."""
+
+    max_new_tokens: int
+    """Of them, those of a completion."""
+
+
+def is_text(environment: object) -> TypeGuard[TextEnvironment]:
+    """Whether an environment is one of text: its reward is ``async``."""
+    return inspect.iscoroutinefunction(getattr(environment, "reward", None))
+
+
+def is_held_out(question: str) -> bool:
+    """Whether a question belongs to the eighth that is never trained on, by its hash."""
+    return hashlib.sha256(question.encode()).digest()[0] < HELD_OUT_BELOW
+
+
+def pack_text_task(task: TextTask) -> bytes:
+    """For `Task.source`. Raises ValueError if it is larger than a task may be."""
+    if len(task.messages) > MAX_MESSAGES:
+        raise ValueError(
+            f"a task has {len(task.messages)} messages, over the limit of {MAX_MESSAGES}"
+        )
+    turns = [list(astuple(message)) for message in task.messages]
+    source = pack([turns, task.prefill, task.answer, task.info, task.kind])
+    if len(source) > MAX_SOURCE:
+        raise ValueError(
+            f"a task takes {len(source):,} bytes, over the limit of {MAX_SOURCE:,}"
+        )
+    return source
+
+
+def unpack_text_task_untrusted(source: bytes) -> TextTask:
+    """Raise `BadMessage`, and nothing else, whatever the bytes."""
+    if len(source) > MAX_SOURCE:
+        raise BadMessage(f"a task of {len(source):,} bytes is over the limit of {MAX_SOURCE:,}")
+    turns, *texts = fields_untrusted(
+        unpack_untrusted(source, max_items=4 * MAX_MESSAGES),
+        list, str, str, str, str, what="task of text",
+    )  # fmt: skip
+    if len(turns) > MAX_MESSAGES:
+        raise BadMessage(f"a task of {len(turns)} messages is over the limit of {MAX_MESSAGES}")
+    messages = (fields_untrusted(turn, str, str, what="message") for turn in turns)
+    return TextTask(tuple(Message(*message) for message in messages), *texts)
+
+
+class TokenizedEnvironment:
+    """An environment of text as one of tokens, for one model."""
+
+    def __init__(
+        self, environment: TextEnvironment, tokenizer: ChatTokenizer, model: TextModel
+    ) -> None:
+        """Raises `ConfigError` if the tokenizer is not the model's."""
+        strange = [token for token in model.end_tokens if token >= tokenizer.vocabulary]
+        if strange or not model.end_tokens:
+            raise ConfigError(
+                f"the run ends completions with the tokens {list(model.end_tokens)}, the"
+                f" tokenizer in {model.folder} knows 0 to {tokenizer.vocabulary - 1}: the"
+                " owner of the run must name end tokens of this tokenizer"
+            )
+        self.name = environment.name
+        self._environment = environment
+        self._tokenizer = tokenizer
+        self._model = model
+
+    def task(self, seed: bytes, *, held_out: bool = False) -> Task:
+        """See `roles.envs.base.Environment`."""
+        return self._tokenized(self._environment.task(seed, held_out=held_out))
+
+    def evaluation(self) -> list[Task]:
+        """See `roles.envs.base.Environment`."""
+        return [self._tokenized(task) for task in self._environment.evaluation()]
+
+    def reward(self, task: Task, tokens: Sequence[int]) -> float:
+        """Pay for the text of ``tokens``, their end token left out. Not within a running trio.
+
+        An event loop for each reward takes 0.25 ms, and what a reward leaves running in its own
+        nursery ends with it.
+        """
+        ended = bool(tokens) and tokens[-1] in self._model.end_tokens
+        text = self._tokenizer.decode(tokens[:-1] if ended else tokens)
+        source = unpack_text_task_untrusted(task.source)
+        return trio.run(self._environment.reward, source, text, ended)
+
+    def _tokenized(self, task: TextTask) -> Task:
+        """Raises ValueError, with the numbers, if the model has no room for it."""
+        model = self._model
+        prompt = tuple(self._tokenizer.chat(task.messages, task.prefill))
+        if not prompt:
+            raise ValueError("the chat template makes no prompt of the task's messages")
+        if len(prompt) + model.max_new_tokens > model.context:
+            raise ValueError(
+                f"the prompt of a task is {len(prompt):,} tokens long; with"
+                f" {model.max_new_tokens:,} new ones that is over the model's context of"
+                f" {model.context:,}: make shorter tasks, or lower max_new_tokens in the recipe"
+            )
+        if max(prompt) >= model.vocabulary:
+            raise ValueError(
+                f"the tokenizer makes token {max(prompt)}, the model knows 0 to"
+                f" {model.vocabulary - 1}: the run pins the tokenizer of another model"
+            )
+        return Task(prompt, (), source=pack_text_task(task), kind=task.kind)

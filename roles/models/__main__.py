@@ -1,0 +1,34 @@
+"""``shoal models fetch NAME`` and ``shoal models inspect DIR``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from functools import partial
+
+from p2p.node.usage import interruptible
+from roles.models import fetch, inspect
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Fetch a base model, and say what a model's folder holds.
+
+    Returns 0, or with one sentence on standard error 1, or 2 if the command makes no sense.
+    """
+    parser = argparse.ArgumentParser(prog="shoal models", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for module, purpose in (
+        (fetch, "make the folder of a small base model (93 MB to download)"),
+        (inspect, "look through a model's folder, and list its digests"),
+    ):
+        name = module.__name__.rpartition(".")[2]
+        one = commands.add_parser(name, help=purpose, description=module.__doc__)
+        module.add_arguments(one)
+        one.set_defaults(run=module.run)
+    options = parser.parse_args(argv)
+    return interruptible(partial(options.run, options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

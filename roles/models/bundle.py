@@ -1,0 +1,290 @@
+"""A model's folder as a whole: which files count, their pins, and whether the weights fit.
+
+A run pins every file that changes what is computed or asked. What lies beside them (a README, a
+licence, other formats of the same weights) is neither pinned nor read. A file that counts and
+is not pinned is refused like one that was altered: a ``chat_template.jinja`` that is put beside
+a pinned ``tokenizer_config.json`` would take its place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from p2p.errors import BadMessage
+from roles.engines.config import ModelShape
+from roles.engines.safetensors import (
+    PREFIX_BYTES,
+    TensorSpan,
+    head_size_untrusted,
+    spans_untrusted,
+)
+from roles.models.config import (
+    MAX_CONFIG,
+    ModelConfig,
+    read_config_untrusted,
+    read_end_tokens_untrusted,
+)
+from roles.models.errors import BadModel
+from roles.models.files import json_object_untrusted, read_bounded
+from roles.models.pin import FILE_NAME, FilePin
+
+Integers = npt.NDArray[np.unsignedinteger[Any]]
+
+CONFIG: Final = "config.json"
+GENERATION_CONFIG: Final = "generation_config.json"
+WEIGHTS: Final = "model.safetensors"
+INDEX: Final = "model.safetensors.index.json"
+REQUIRED: Final = (CONFIG, "tokenizer.json")
+OPTIONAL: Final = (
+    "tokenizer_config.json",
+    GENERATION_CONFIG,
+    "chat_template.jinja",
+    "special_tokens_map.json",
+    INDEX,
+)
+
+MAX_INDEX: Final = 16 * 1024 * 1024
+"""Bytes of the index: 100 a tensor, so 160,000 tensors, as many as a header may have."""
+SLICE: Final = 4 * 1024 * 1024
+"""Bytes of a tensor that are looked through at a time, so that the copies of a comparison stay
+small: 3 to 4 GB/s of CPU time at any size from 256 KiB to 64 MiB."""
+
+_EXPONENTS: Final[dict[str, tuple[np.dtype[np.unsignedinteger[Any]], int]]] = {
+    "F32": (np.dtype("<u4"), 0x7F80_0000),
+    "BF16": (np.dtype("<u2"), 0x7F80),
+    "F16": (np.dtype("<u2"), 0x7C00),
+    "F64": (np.dtype("<u8"), 0x7FF0_0000_0000_0000),
+}
+"""Of each dtype of weights, the integers as which it can be read, and the bits of the exponent:
+all of them are set in a number that is infinite or none, and in no other."""
+_SURPLUS: Final = ("lm_head.weight", "rotary_emb.inv_freq")
+"""Ends of names that some files hold beside the parameters: a tied head once more, and
+frequencies that follow from the configuration. Nothing reads them."""
+
+
+def pin_folder(folder: Path) -> tuple[FilePin, ...]:
+    """A pin for each file that counts, by name. Raises `BadModel`."""
+    return tuple(_pin(path) for path in _counted(folder))
+
+
+def check_folder(folder: Path, pins: Sequence[FilePin]) -> None:
+    """Raise `BadModel` naming the first file that is missing, altered, or not pinned."""
+    for pin in pins:
+        path = folder / pin.name
+        if not path.is_file():
+            raise BadModel(
+                f"{folder} lacks {pin.name} ({pin.size:,} bytes), which is pinned: fetch the"
+                " folder again"
+            )
+        if path.stat().st_size != pin.size or _digest(path) != pin.digest:
+            raise BadModel(
+                f"{path} is not the pinned file: its content has another digest; fetch the"
+                " folder again"
+            )
+    surplus = {path.name for path in _counted(folder)} - {pin.name for pin in pins}
+    if surplus:
+        raise BadModel(f"{folder / min(surplus)} is not among the pinned files: remove it")
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """The folder's configuration. Raises `BadModel`."""
+    path = folder / CONFIG
+    try:
+        return read_config_untrusted(read_bounded(path, MAX_CONFIG))
+    except BadMessage as error:
+        raise BadModel(f"{path} cannot be used: {error}") from None
+
+
+def end_tokens(folder: Path, config: ModelConfig) -> tuple[int, ...]:
+    """The end tokens that the folder names anywhere: those of ``config.json`` first. Raises
+    `BadModel`."""
+    path = folder / GENERATION_CONFIG
+    if not path.exists():
+        return config.end_tokens
+    try:
+        more = read_end_tokens_untrusted(
+            read_bounded(path, MAX_CONFIG), config.shape.vocabulary
+        )
+    except BadMessage as error:
+        raise BadModel(f"{path} cannot be used: {error}") from None
+    return tuple(dict.fromkeys(config.end_tokens + more))
+
+
+def weight_files(folder: Path) -> tuple[Path, ...]:
+    """The files of the weights, by name: one, or the shards that the index names. Raises
+    `BadModel` unless they, and no other safetensors files, are there."""
+    whole, index = folder / WEIGHTS, folder / INDEX
+    if whole.exists() and index.exists():
+        raise BadModel(f"{folder} has both {WEIGHTS} and {INDEX}: remove one of them")
+    if index.exists():
+        names = sorted(set(_weight_map(index).values()))
+    else:
+        names = [WEIGHTS]
+    for name in names:
+        if not (folder / name).is_file():
+            raise BadModel(
+                f"{folder} lacks {name}: the weights are {WEIGHTS}, or shards with {INDEX}"
+            )
+    surplus = sorted({path.name for path in folder.glob("*.safetensors")} - set(names))
+    if surplus:
+        raise BadModel(
+            f"{folder / surplus[0]} is none of the model's weights files, and engines would"
+            " read it: remove it"
+        )
+    return tuple(folder / name for name in names)
+
+
+def check_weights(folder: Path, config: ModelConfig) -> None:
+    """Raise `BadModel` unless the weights files hold this model's tensors, each once, as the
+    index says, all numbers finite. Reads every byte, a few MiB at a time."""
+    shapes = tensor_shapes(config.shape)
+    places: dict[str, str] = {}
+    for path in weight_files(folder):
+        for name, span in read_spans(path).items():
+            if name in places:
+                raise BadModel(f"{path}: {name} is in {places[name]} as well")
+            places[name] = path.name
+            _check_tensor(path, name, span, shapes.get(name))
+    lacking = sorted(shapes.keys() - places.keys())
+    if lacking:
+        raise BadModel(
+            f"{folder} lacks {len(lacking)} tensors of the model that {CONFIG} describes, the"
+            f" first is {lacking[0]}"
+        )
+    index = folder / INDEX
+    if index.exists():
+        _check_index(index, places)
+
+
+def read_spans(path: Path) -> dict[str, TensorSpan]:
+    """Where each tensor is in a weights file, by its header: the rest is not read. Raises
+    `BadModel`."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            prefix = file.read(PREFIX_BYTES)
+            head = prefix + file.read(head_size_untrusted(prefix, size) - PREFIX_BYTES)
+        return spans_untrusted(head, size)
+    except BadMessage as error:
+        raise BadModel(f"{path} is no weights file: {error}") from None
+    except OSError as error:
+        raise BadModel(f"{path} cannot be read: {error.strerror}") from None
+
+
+def tensor_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
+    """Every tensor of the model, under Hugging Face's names, with its shape."""
+    width, head = shape.width, shape.head_width
+    rows = {"q": shape.query_heads * head, "k": shape.key_heads * head}
+    rows["v"] = rows["k"]
+    layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (width,),
+        "post_attention_layernorm.weight": (width,),
+        "self_attn.o_proj.weight": (width, rows["q"]),
+        "mlp.gate_proj.weight": (shape.feed_forward, width),
+        "mlp.up_proj.weight": (shape.feed_forward, width),
+        "mlp.down_proj.weight": (width, shape.feed_forward),
+    }
+    for one, height in rows.items():
+        layer[f"self_attn.{one}_proj.weight"] = (height, width)
+        if shape.qkv_bias:
+            layer[f"self_attn.{one}_proj.bias"] = (height,)
+    if shape.qk_norm:
+        layer |= {f"self_attn.{one}_norm.weight": (head,) for one in "qk"}
+    tensors: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (shape.vocabulary, width),
+        "model.norm.weight": (width,),
+    }
+    if not shape.tied:
+        tensors["lm_head.weight"] = (shape.vocabulary, width)
+    for number in range(shape.layers):
+        tensors |= {f"model.layers.{number}.{name}": size for name, size in layer.items()}
+    return tensors
+
+
+def _counted(folder: Path) -> list[Path]:
+    """The files of the folder that count, by name. Raises `BadModel` if one that must be there
+    is not."""
+    if not folder.is_dir():
+        raise BadModel(f"{folder} is no folder: a model is a folder in Hugging Face's layout")
+    for name in REQUIRED:
+        if not (folder / name).is_file():
+            raise BadModel(f"{folder} lacks {name}: it is no model's folder")
+    small = [folder / name for name in (*REQUIRED, *OPTIONAL) if (folder / name).exists()]
+    return sorted([*small, *weight_files(folder)])
+
+
+def _pin(path: Path) -> FilePin:
+    try:
+        return FilePin(name=path.name, size=path.stat().st_size, digest=_digest(path))
+    except ValueError as error:
+        raise BadModel(f"{path} cannot be pinned: {error}") from None
+
+
+def _digest(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").digest()
+    except OSError as error:
+        raise BadModel(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """By tensor, the shard that the index says it is in. Raises `BadModel`."""
+    try:
+        table = json_object_untrusted(read_bounded(index, MAX_INDEX)).get("weight_map")
+        if not isinstance(table, dict) or not table:
+            raise BadMessage("it has no weight_map")
+        for shard in {str(one): None for one in table.values()}:
+            if not FILE_NAME.fullmatch(shard) or not shard.endswith(".safetensors"):
+                raise BadMessage(f"{shard!r:.40} is no name of a safetensors file")
+    except BadMessage as error:
+        raise BadModel(f"{index} cannot be used: {error}") from None
+    return {name: str(shard) for name, shard in table.items()}
+
+
+def _check_index(index: Path, places: dict[str, str]) -> None:
+    named = _weight_map(index)
+    for name in sorted(named.keys() | places.keys()):
+        if named.get(name) != places.get(name):
+            raise BadModel(
+                f"{index}: {name:.80} is in {named.get(name, 'no file')} by the index, in"
+                f" {places.get(name, 'no file')} by the headers"
+            )
+
+
+def _check_tensor(
+    path: Path, name: str, span: TensorSpan, expected: tuple[int, ...] | None
+) -> None:
+    if expected is None:
+        if name.endswith(_SURPLUS):
+            return
+        raise BadModel(f"{path}: {name:.80} is no tensor of the model that {CONFIG} describes")
+    if span.shape != expected or span.dtype not in _EXPONENTS:
+        raise BadModel(
+            f"{path}: {name} is {span.dtype} of shape {span.shape}, and {CONFIG} describes"
+            f" numbers of shape {expected}"
+        )
+    for start, numbers in _slices(path, span):
+        _, exponent = _EXPONENTS[span.dtype]
+        odd = np.flatnonzero((numbers & exponent) == exponent)
+        if odd.size:
+            raise BadModel(
+                f"{path}: {name} is infinite or not a number at its element"
+                f" {start + int(odd[0]):,}: a model with it computes nothing"
+            )
+
+
+def _slices(path: Path, span: TensorSpan) -> Iterator[tuple[int, Integers]]:
+    """The tensor's numbers as integers, some MiB at a time, each with the first one's place."""
+    kind, _ = _EXPONENTS[span.dtype]
+    count = math.prod(span.shape)
+    mapped = np.memmap(path, dtype=kind, mode="r", offset=span.begin, shape=(count,))
+    for start in range(0, count, SLICE // kind.itemsize):
+        yield start, mapped[start : start + SLICE // kind.itemsize]

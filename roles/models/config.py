@@ -1,0 +1,283 @@
+"""``config.json`` of a Hugging Face folder: read as a stranger's bytes, written for others.
+
+Three families differ in three things, and in nothing else that we compute: Llama has neither a
+bias nor a norm at queries and keys, Qwen2 has the bias, Qwen3 the norm. The file has some
+thirty keys more. Those that change what is computed (scaled rotary frequencies, sliding
+windows, experts, quantised weights) are refused by name: a model that runs and computes
+something else would fail every proof, and its owner would look for the fault elsewhere. Keys
+that are bookkeeping are passed over.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, get_args
+
+from p2p.errors import BadMessage
+from roles.engines.config import MAX_CONTEXT, MAX_END_TOKENS, Family, ModelShape
+from roles.models.files import json_object_untrusted
+from roles.shared.bounds import Bounds, check_bounds
+
+StoredDtype = Literal["float32", "bfloat16", "float16"]
+"""What weights may be saved in: what a run computes in is its own choice (`Dtype`)."""
+
+ARCHITECTURES: Final[Mapping[Family, str]] = {
+    Family.LLAMA: "LlamaForCausalLM",
+    Family.QWEN2: "Qwen2ForCausalLM",
+    Family.QWEN3: "Qwen3ForCausalLM",
+}
+"""Of each family, transformers' class, which vLLM knows by the same name."""
+
+MAX_CONFIG: Final = 1024 * 1024
+"""Bytes of ``config.json`` or ``generation_config.json``: usual ones have one or two
+thousand."""
+
+_CONTEXTS: Final[Mapping[Family, int]] = {
+    Family.LLAMA: 2048,
+    Family.QWEN2: 32_768,
+    Family.QWEN3: 32_768,
+}
+"""``max_position_embeddings`` where the file does not name it: transformers' own defaults."""
+_QWEN3_HEAD: Final = 128
+"""``head_dim`` of a Qwen3 whose file does not name it: transformers' default."""
+_ROPE_BASE: Final = 10_000.0
+_EPSILON: Final = 1e-6
+"""``rope_theta`` and ``rms_norm_eps`` where the file does not name them: transformers'
+defaults of all three."""
+_BOUNDS: Final[Bounds] = {"context": (1, MAX_CONTEXT)}
+_LARGEST: Final = 1e300
+"""Of a number in the file: beyond it a whole number may have no float. The bounds of
+`ModelShape` are far below."""
+
+_NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
+    "hidden_act": ("silu",),
+    "mlp_bias": (False,),
+    "attn_logit_softcapping": (),
+    "final_logit_softcapping": (),
+    "partial_rotary_factor": (1,),
+    "rope_interleaved": (False,),
+    "no_rope_layers": ([],),
+    "use_qk_norm": (False,),
+    "clip_qkv": (),
+    "num_experts": (0,),
+    "num_local_experts": (0,),
+    "n_routed_experts": (0,),
+    "quantization_config": (),
+    "compression_config": (),
+    "auto_map": (),
+    "is_encoder_decoder": (False,),
+    "add_cross_attention": (False,),
+}
+"""Keys that change what is computed, each with the values with which it changes nothing;
+``null`` and absence never do."""
+_BIASED: Final[Mapping[Family, bool]] = {
+    Family.LLAMA: False,
+    Family.QWEN2: True,
+    Family.QWEN3: False,
+}
+"""The only ``attention_bias`` that we compute. Llama's and Qwen3's true one puts a bias on the
+output projection, too; Qwen2 has one on queries, keys and values whatever the key says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """What a folder's ``config.json`` says of the model."""
+
+    shape: ModelShape
+    """What is computed."""
+
+    context: int
+    """Tokens of prompt and completion together."""
+
+    dtype: StoredDtype = "bfloat16"
+    """What the weights were saved in."""
+
+    end_tokens: tuple[int, ...] = ()
+    """The tokens that end an answer, as far as this file names them;
+    ``generation_config.json`` may name more."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, _BOUNDS)
+        if self.dtype not in get_args(StoredDtype):
+            raise ValueError(f"weights of dtype {self.dtype!r:.40} are not among those we read")
+        check_end_tokens(self.end_tokens, self.shape.vocabulary)
+
+
+def check_end_tokens(tokens: tuple[int, ...], vocabulary: int) -> None:
+    """Raise `ValueError` unless they are a few of the vocabulary's."""
+    if len(tokens) > MAX_END_TOKENS:
+        raise ValueError(f"{len(tokens)} end tokens are too many (at most {MAX_END_TOKENS})")
+    for token in tokens:
+        if not 0 <= token < vocabulary:
+            raise ValueError(f"the end token {token!r:.40} is not among the {vocabulary:,}")
+
+
+def read_config_untrusted(data: bytes) -> ModelConfig:
+    """What ``config.json`` says. Raises `BadMessage` naming the key that we cannot follow."""
+    table = json_object_untrusted(data)
+    family = _family_untrusted(table)
+    _refuse_untrusted(table, family)
+    heads = _whole(table, "num_attention_heads")
+    width = _whole(table, "hidden_size")
+    try:
+        shape = ModelShape(
+            vocabulary=_whole(table, "vocab_size"),
+            width=width,
+            layers=_whole(table, "num_hidden_layers"),
+            query_heads=heads,
+            key_heads=_whole(table, "num_key_value_heads", heads),
+            head_width=_whole(table, "head_dim", _default_head(family, width, heads)),
+            feed_forward=_whole(table, "intermediate_size"),
+            rope_base=_rope_base_untrusted(table),
+            epsilon=_number(table, "rms_norm_eps", _EPSILON),
+            tied=_flag(table, "tie_word_embeddings"),
+            qkv_bias=family is Family.QWEN2,
+            qk_norm=family is Family.QWEN3,
+        )
+        return ModelConfig(
+            shape=shape,
+            context=_whole(table, "max_position_embeddings", _CONTEXTS[family]),
+            dtype=_dtype_untrusted(table),
+            end_tokens=_end_tokens_untrusted(table),
+        )
+    except ValueError as error:
+        raise BadMessage(f"it describes no model: {error}") from None
+
+
+def read_end_tokens_untrusted(data: bytes, vocabulary: int) -> tuple[int, ...]:
+    """The end tokens that ``generation_config.json`` names. Raises `BadMessage`."""
+    tokens = _end_tokens_untrusted(json_object_untrusted(data))
+    try:
+        check_end_tokens(tokens, vocabulary)
+    except ValueError as error:
+        raise BadMessage(str(error)) from None
+    return tokens
+
+
+def write_config(config: ModelConfig) -> bytes:
+    """``config.json`` of this model, as transformers and vLLM load it."""
+    shape, family = config.shape, config.shape.family
+    ends = list(config.end_tokens)
+    table: dict[str, object] = {
+        "architectures": [ARCHITECTURES[family]],
+        "model_type": family.value,
+        "vocab_size": shape.vocabulary,
+        "hidden_size": shape.width,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.query_heads,
+        "num_key_value_heads": shape.key_heads,
+        "head_dim": shape.head_width,
+        "intermediate_size": shape.feed_forward,
+        "hidden_act": "silu",
+        "rope_theta": shape.rope_base,
+        "rms_norm_eps": shape.epsilon,
+        "attention_bias": _BIASED[family],
+        "tie_word_embeddings": shape.tied,
+        "max_position_embeddings": config.context,
+        # both classes have defaults of their own, which an absent key would mean
+        "bos_token_id": None,
+        "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
+        "torch_dtype": config.dtype,
+    }
+    return json.dumps(table, indent=2).encode() + b"\n"
+
+
+def _family_untrusted(table: Mapping[str, Any]) -> Family:
+    kind, classes = table.get("model_type"), table.get("architectures")
+    for family, architecture in ARCHITECTURES.items():
+        if kind == family.value and classes in (None, [], [architecture]):
+            return family
+        if kind is None and classes == [architecture]:
+            return family
+    known = ", ".join(f"{one.value} ({name})" for one, name in ARCHITECTURES.items())
+    raise BadMessage(
+        f"model_type {kind!r:.40} with architectures {classes!r:.80} is none of the families we"
+        f" compute: {known}"
+    )
+
+
+def _refuse_untrusted(table: Mapping[str, Any], family: Family) -> None:
+    """Raise `BadMessage` for the first key that asks for what we do not compute."""
+    neutral = {**_NEUTRAL, "attention_bias": (_BIASED[family],)}
+    if family is Family.LLAMA or table.get("use_sliding_window"):
+        # Qwen's files name a window and say beside it that it is not used
+        neutral |= {"use_sliding_window": (False,), "sliding_window": ()}
+    for key, values in neutral.items():
+        value = table.get(key)
+        if value is not None and value not in values:
+            raise BadMessage(f"{key} = {value!r:.60} asks for what we do not compute")
+    layers = table.get("layer_types")
+    if layers is not None and not (
+        isinstance(layers, list) and all(one == "full_attention" for one in layers)
+    ):
+        raise BadMessage("layer_types names other layers than full_attention")
+
+
+def _rope_base_untrusted(table: Mapping[str, Any]) -> float:
+    """``rope_theta``, which transformers 5 moved into ``rope_parameters``."""
+    for key in ("rope_scaling", "rope_parameters"):
+        value = table.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, dict):
+            raise BadMessage(f"{key} is not a table")
+        kind = value.get("rope_type", value.get("type", "default"))
+        if kind != "default" or value.keys() - {"rope_type", "type", "rope_theta"}:
+            raise BadMessage(
+                f"{key} = {value!r:.60} asks for scaled rotary frequencies, which we do not"
+                " compute"
+            )
+        if value.get("rope_theta") is not None:
+            return _number(value, "rope_theta")
+    return _number(table, "rope_theta", _ROPE_BASE)
+
+
+def _dtype_untrusted(table: Mapping[str, Any]) -> StoredDtype:
+    """``dtype``, called ``torch_dtype`` before transformers 5; float32 if it is not named."""
+    named = table.get("dtype") or table.get("torch_dtype") or "float32"
+    for dtype in get_args(StoredDtype):
+        if named == dtype:
+            known: StoredDtype = dtype
+            return known
+    raise BadMessage(f"dtype {named!r:.40} is none of {', '.join(get_args(StoredDtype))}")
+
+
+def _end_tokens_untrusted(table: Mapping[str, Any]) -> tuple[int, ...]:
+    """``eos_token_id``: a token, several, or none."""
+    value = table.get("eos_token_id")
+    tokens = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(type(token) is int for token in tokens):
+        raise BadMessage(f"eos_token_id is {value!r:.60}, no token or list of tokens")
+    return tuple(dict.fromkeys(tokens))
+
+
+def _default_head(family: Family, width: int, heads: int) -> int | None:
+    """``head_dim`` of a file that does not name it; None if it must."""
+    if family is Family.QWEN3:
+        return _QWEN3_HEAD
+    return width // heads if heads > 0 and width % heads == 0 else None
+
+
+def _whole(table: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    value = table.get(key)
+    value = default if value is None else value
+    if type(value) is not int:
+        raise BadMessage(f"{key} must be a whole number, not {value!r:.40}")
+    return value
+
+
+def _number(table: Mapping[str, Any], key: str, default: float | None = None) -> float:
+    value: Any = table.get(key)
+    value = default if value is None else value
+    if type(value) not in (int, float) or not abs(value) < _LARGEST:
+        raise BadMessage(f"{key} must be a number, not {value!r:.40}")
+    return float(value)
+
+
+def _flag(table: Mapping[str, Any], key: str) -> bool:
+    value = table.get(key)
+    if value is not None and type(value) is not bool:
+        raise BadMessage(f"{key} must be true or false, not {value!r:.40}")
+    return bool(value)

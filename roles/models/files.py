@@ -1,0 +1,33 @@
+"""Small files of a model's folder, read whole up to a bound."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from p2p.errors import BadMessage
+from roles.models.errors import BadModel
+
+
+def read_bounded(path: Path, limit: int) -> bytes:
+    """The file, of at most ``limit`` bytes. Raises `BadModel`."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(limit + 1)
+    except OSError as error:
+        raise BadModel(f"{path} cannot be read: {error.strerror}") from None
+    if len(data) > limit:
+        raise BadModel(f"{path} has more than the {limit:,} bytes that such a file may have")
+    return data
+
+
+def json_object_untrusted(data: bytes) -> dict[str, Any]:
+    """The JSON object that ``data`` is. Raises `BadMessage`."""
+    try:
+        table = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise BadMessage(f"it is not JSON: {error!s:.160}") from None
+    if not isinstance(table, dict):
+        raise BadMessage("it is not a JSON object")
+    return table

@@ -1,0 +1,95 @@
+"""``shoal models inspect DIR``: what a model's folder holds, and whether it can be used."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from p2p.errors import ShoalError
+from p2p.node.usage import FAILED, complain
+from roles.models.bundle import check_weights, end_tokens, pin_folder, read_config
+from roles.models.config import ModelConfig
+from roles.models.pin import FilePin
+from roles.models.tokenizer import Tokenizer
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.add_argument("folder", type=Path, metavar="DIR", help="in Hugging Face's layout")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Look through the folder and say what it is; the exit code. Every file is read."""
+    try:
+        config = read_config(options.folder)
+        pins = pin_folder(options.folder)
+        check_weights(options.folder, config)
+        ends = end_tokens(options.folder, config)
+        Tokenizer.open(options.folder).require(ends)
+    except ShoalError as error:
+        complain(error)
+        return FAILED
+    said = describe(config, ends, pins)
+    print(json.dumps(said) if options.json else _text(said))  # noqa: T201 - this is the result
+    return 0
+
+
+def describe(
+    config: ModelConfig, ends: tuple[int, ...], pins: tuple[FilePin, ...]
+) -> dict[str, object]:
+    """What is known of the model, as plain values; bytes of memory by arithmetic."""
+    shape = config.shape
+    return {
+        "family": shape.family.value,
+        "parameters": shape.parameters,
+        "vocabulary": shape.vocabulary,
+        "dtype": config.dtype,
+        "context": config.context,
+        "end_tokens": list(ends),
+        "bytes": sum(pin.size for pin in pins),
+        "memory": {
+            "weights_bfloat16": 2 * shape.parameters,
+            "weights_float32": 4 * shape.parameters,
+            "training": 16 * shape.parameters,
+            "cache_per_token_float32": 4
+            * 2
+            * shape.layers
+            * shape.key_heads
+            * shape.head_width,
+        },
+        "files": [
+            {"name": pin.name, "size": pin.size, "sha256": pin.digest.hex()} for pin in pins
+        ],
+    }
+
+
+def _text(said: dict[str, object]) -> str:
+    """The same for people."""
+    memory, files = said["memory"], said["files"]
+    assert isinstance(memory, dict)
+    assert isinstance(files, list)
+    ends = said["end_tokens"]
+    return "\n".join(
+        [
+            f"family      {said['family']}",
+            f"parameters  {said['parameters']:,}",
+            f"dtype       {said['dtype']}",
+            f"context     {said['context']:,} tokens of {said['vocabulary']:,}",
+            f"end tokens  {ends}",
+            f"disk        {_mb(said['bytes'])}",
+            (
+                f"memory      weights {_mb(memory['weights_bfloat16'])} (bfloat16) or"
+                f" {_mb(memory['weights_float32'])} (float32),"
+                f" and {memory['cache_per_token_float32'] / 1000:,.0f} kB a token in a cache;"
+                f" to train {_mb(memory['training'])}, and activations"
+            ),
+            *(f"{one['sha256']}  {one['name']}" for one in files),
+        ]
+    )
+
+
+def _mb(amount: object) -> str:
+    assert isinstance(amount, int)
+    return f"{amount / 1e6:,.0f} MB"

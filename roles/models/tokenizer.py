@@ -1,0 +1,178 @@
+"""A folder's tokenizer: conversations and text into tokens, and tokens into text.
+
+``tokenizer.json``, ``tokenizer_config.json`` and the chat template come from the run's owner, a
+stranger. `tokenizers` reads the first in Rust, with regular expressions of its own; `template`
+runs the last. Both may compute for as long as they like, therefore this is used in processes
+with limits only: that of the environment (`roles.envs.worker`), a command of a person.
+
+Special tokens that a message spells out (``<|im_end|>``) become those tokens, as everywhere
+else: what environments ask is theirs to clean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import tokenizers
+
+from p2p.errors import BadMessage
+from roles.models.errors import BadModel
+from roles.models.files import json_object_untrusted, read_bounded
+from roles.models.template import MAX_RENDERED, MAX_TEMPLATE, ChatTemplate
+
+MAX_TOKENIZER: Final = 64 * 1024 * 1024
+"""Bytes of ``tokenizer.json``: 17 MB for Llama 3's 128,256 tokens, 33 MB for the largest in
+use."""
+MAX_TOKENIZER_CONFIG: Final = 4 * 1024 * 1024
+"""Bytes of ``tokenizer_config.json``, which repeats added tokens at 150 bytes each: Llama 3's
+has 55,000."""
+MAX_TOKEN: Final = 1024
+"""Characters of one token. 128 blanks are the longest usual one; without a bound a short answer
+could be a text of any length."""
+
+_SPECIAL: Final = (
+    "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
+)  # fmt: skip
+"""The names under which a template finds special tokens, as in transformers."""
+
+
+class ChatMessage(Protocol):
+    """What one side says in a conversation."""
+
+    @property
+    def role(self) -> str:
+        """``system``, ``user`` or ``assistant``."""
+        ...
+
+    @property
+    def content(self) -> str:
+        """Its words."""
+        ...
+
+
+class Tokenizer:
+    """Text and tokens of one model."""
+
+    def __init__(self, core: tokenizers.Tokenizer, template: ChatTemplate | None) -> None:
+        self._core = core
+        self._template = template
+        tokens = core.get_vocab(with_added_tokens=True)
+        longest = max(map(len, tokens), default=0)
+        if not tokens or longest > MAX_TOKEN:
+            raise BadModel(
+                f"the tokenizer has {len(tokens):,} tokens, the longest of {longest:,}"
+                f" characters (at most {MAX_TOKEN:,})"
+            )
+        self._ids = frozenset(tokens.values())
+        self.vocabulary: Final = max(self._ids) + 1
+        """Every token's id is below. The model may have more rows: its table is padded."""
+
+    @classmethod
+    def open(cls, folder: Path) -> Tokenizer:
+        """The tokenizer of a model's folder. Raises `BadModel`."""
+        path = folder / "tokenizer.json"
+        core = _core_untrusted(read_bounded(path, MAX_TOKENIZER), path)
+        table = _table(folder / "tokenizer_config.json")
+        special = {
+            **_special_tokens(_table(folder / "special_tokens_map.json")),
+            **_special_tokens(table),
+        }
+        end = special.get("eos_token")
+        if end is not None and core.token_to_id(end) is None:
+            raise BadModel(
+                f"{path} has no token {end!r:.40}, which tokenizer_config.json names as"
+                " eos_token: the two files are not of one model"
+            )
+        source = _template_source(folder, table)
+        return cls(core, None if source is None else ChatTemplate(source, special))
+
+    def chat(self, messages: Sequence[ChatMessage], prefill: str = "") -> tuple[int, ...]:
+        """The prompt of a conversation, up to where the assistant goes on after ``prefill``.
+        Raises `BadModel`."""
+        return self.encode(self.render(messages, prefill))
+
+    def render(self, messages: Sequence[ChatMessage], prefill: str = "") -> str:
+        """That prompt as text."""
+        if self._template is None:
+            raise BadModel(
+                "this model has no chat template (chat_template.jinja, or chat_template in"
+                " tokenizer_config.json): take the instruction-tuned sibling of a base model"
+            )
+        said = [{"role": one.role, "content": one.content} for one in messages]
+        return self._template.render(said) + prefill
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """The tokens of ``text`` and no others: none for its beginning or end."""
+        if len(text) > 2 * MAX_RENDERED:
+            raise BadModel(f"a text of {len(text):,} characters is too long to be a prompt")
+        return tuple(self._core.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of ``tokens``; special tokens, and ids that are none, say nothing."""
+        known = [token for token in tokens if token in self._ids]
+        return self._core.decode(known, skip_special_tokens=True)
+
+    def token(self, text: str) -> int | None:
+        """The id of the token spelled ``text``, if there is one."""
+        return self._core.token_to_id(text)
+
+    def require(self, tokens: Iterable[int]) -> None:
+        """Raise `BadModel` unless it has all of ``tokens``: those that a run names as its
+        ends."""
+        for token in tokens:
+            if token not in self._ids:
+                raise BadModel(
+                    f"tokenizer.json has no token {token}, which is named as an end token: no"
+                    " answer could end with it; name one of its own"
+                )
+
+
+def _core_untrusted(data: bytes, path: Path) -> tokenizers.Tokenizer:
+    """Raises `BadModel` if the library cannot read it: it raises plain `Exception`."""
+    try:
+        core = tokenizers.Tokenizer.from_buffer(data)
+    except Exception as error:
+        raise BadModel(f"{path} is no tokenizer: {error!s:.160}") from error
+    core.no_truncation()
+    core.no_padding()
+    return core
+
+
+def _table(path: Path) -> dict[str, Any]:
+    """A JSON file of the folder; nothing if it is not there. Raises `BadModel`."""
+    if not path.exists():
+        return {}
+    try:
+        return json_object_untrusted(read_bounded(path, MAX_TOKENIZER_CONFIG))
+    except BadMessage as error:
+        raise BadModel(f"{path} cannot be used: {error}") from None
+
+
+def _special_tokens(table: Mapping[str, Any]) -> dict[str, str]:
+    """By name, each token's text: a string, or a table with its ``content``."""
+    found: dict[str, str] = {}
+    for name in _SPECIAL:
+        value = table.get(name)
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str) and text:
+            found[name] = text
+    return found
+
+
+def _template_source(folder: Path, table: Mapping[str, Any]) -> str | None:
+    """The chat template: a file of its own first, as in transformers."""
+    path = folder / "chat_template.jinja"
+    if path.exists():
+        try:
+            return read_bounded(path, MAX_TEMPLATE).decode()
+        except UnicodeDecodeError:
+            raise BadModel(f"{path} is not UTF-8 text") from None
+    value = table.get("chat_template")
+    if isinstance(value, list):
+        named = [one for one in value if isinstance(one, dict) and one.get("name") == "default"]
+        value = named[0].get("template") if named else None
+    if value is not None and not isinstance(value, str):
+        raise BadModel(f"{folder / 'tokenizer_config.json'}: chat_template is no text")
+    return value

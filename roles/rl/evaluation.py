@@ -1,0 +1,66 @@
+"""How good a policy is: rewards on held-out tasks, with fixed draws.
+
+The trainer, the learning in one process and the benches measure alike, and so can be compared:
+`questions` gives every task one seed that depends on its number alone; `grade` sums up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from roles.engines.base import GroupTask, Sampling
+from roles.envs.base import Task
+from roles.rl.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Mean reward on the held-out tasks."""
+
+    greedy: float
+    """With the most probable tokens."""
+
+    sampled: float
+    """At the sampling temperature."""
+
+    kinds: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Both, by kind of task, if there are several."""
+
+
+def questions(tasks: Sequence[Task], seed: int) -> list[GroupTask]:
+    """What an engine is asked: each task once."""
+    return [
+        GroupTask(
+            number,
+            tuple(task.prompt),
+            (hashlib.sha256(f"evaluation {seed} {number}".encode()).digest(),),
+        )
+        for number, task in enumerate(tasks)
+    ]
+
+
+def evaluation_sampling(recipe: Recipe, temperature: float) -> Sampling:
+    """How they are answered."""
+    return Sampling(temperature, recipe.max_new_tokens, 1)
+
+
+def grade(
+    kinds: Sequence[str], greedy: Sequence[float], sampled: Sequence[float]
+) -> Evaluation:
+    """Means over all tasks and by kind; the three are in the order of the tasks."""
+    rows: dict[str, list[tuple[float, float]]] = {}
+    for kind, *pair in zip(kinds, greedy, sampled, strict=True):
+        rows.setdefault(kind, []).append((pair[0], pair[1]))
+    whole = _mean(list(zip(greedy, sampled, strict=True)))
+    by_kind = {kind: _mean(pairs) for kind, pairs in rows.items()} if len(rows) > 1 else {}
+    return Evaluation(*whole, by_kind)
+
+
+def _mean(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    return (
+        math.fsum(one for one, _ in pairs) / len(pairs),
+        math.fsum(other for _, other in pairs) / len(pairs),
+    )

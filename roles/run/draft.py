@@ -1,0 +1,180 @@
+"""What the owner of a run writes: a TOML draft.
+
+Everything that has a good default may be left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from p2p.errors import ConfigError
+from p2p.identity import PeerId
+from p2p.node.tables import read_table, write_table
+from proofs.checks import Limits
+from roles.envs.base import environment_digest
+from roles.models.bundle import check_weights, end_tokens, pin_folder, read_config
+from roles.models.pin import FilePin
+from roles.rl.recipe import Recipe
+from roles.run.core.file import AdmissionRules, Delivery, EnvironmentPin, Model, Terms
+
+DAY: Final = 24 * 3600
+"""Seconds."""
+MAX_DAYS: Final = 3650.0
+"""Days that a document may be valid. After ten years what it was signed with is no longer to be
+trusted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftFile:
+    """A file of questions, as its owner's tools describe it."""
+
+    name: str
+    """Without its folder."""
+
+    size: int
+    """Bytes."""
+
+    sha256: str
+    """64 hexadecimal digits."""
+
+    def pin(self) -> FilePin:
+        """What the run file says of it. Raises ValueError on what is no digest."""
+        return FilePin(name=self.name, size=self.size, digest=bytes.fromhex(self.sha256))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftEnvironment:
+    """One environment of a run; its digest is taken from what is installed here."""
+
+    name: str
+    """Its entry point."""
+
+    weight: float = 1.0
+    """How many tasks come from it, beside the weights of the others."""
+
+    kinds: Mapping[str, float] = field(default_factory=dict)
+    """Weights of its kinds of tasks; left out: as it likes."""
+
+    data: DraftFile | None = None
+    """The file of questions that it reads."""
+
+    def pin(self) -> EnvironmentPin:
+        """What the run file says of it. Raises ValueError on what is no digest."""
+        return EnvironmentPin(
+            name=self.name,
+            digest=environment_digest(self.name),
+            weight=self.weight,
+            kinds=self.kinds,
+            data=None if self.data is None else self.data.pin(),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """The keys of a draft. Environments are named; their digests are taken from what is
+    installed here."""
+
+    name: str
+    """What people call the run."""
+
+    epoch: int = 1
+    """Edition; count it up to replace an older document."""
+
+    days: float = 30.0
+    """How long the document is valid, from now. A month: nodes that hear of no later edition
+    stop by then, and an owner signs twelve a year."""
+
+    environments: tuple[object, ...] = ("sort",)
+    """Where tasks come from: names, or tables of `DraftEnvironment`."""
+
+    trainers: tuple[PeerId, ...]
+    """Whose policies count."""
+
+    validators: tuple[PeerId, ...]
+    """Whose verdicts count."""
+
+    admission: AdmissionRules = field(default_factory=AdmissionRules)
+    """All other nodes."""
+
+    model: Mapping[str, object] = field(default_factory=dict)
+    """What is trained. With ``base``, a folder in Hugging Face's layout, its files are pinned,
+    and shape, context and end tokens come from it where the draft names none."""
+
+    recipe: Recipe = field(default_factory=Recipe)
+    """How it is trained."""
+
+    limits: Mapping[str, object] = field(default_factory=dict)
+    """Differences from ``preset`` (``fp32`` or ``bf16``) of `proofs.checks.Limits`."""
+
+    delivery: Delivery = field(default_factory=Delivery)
+    """How policies travel."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.days <= MAX_DAYS:
+            raise ValueError(
+                f"days must be more than 0 and at most {MAX_DAYS:g}, not {self.days:g}"
+            )
+
+
+def read_draft(table: object, where: str, now: float) -> Terms:
+    """The terms that a draft stands for. ``now`` is wall time. Raises `ConfigError` naming the
+    key."""
+    draft = read_table(Draft, table, where)
+    try:
+        return Terms(
+            name=draft.name,
+            epoch=draft.epoch,
+            expiry=int(now + draft.days * DAY),
+            environments=tuple(
+                _environment(value, f"{where}: environments[{number}]").pin()
+                for number, value in enumerate(draft.environments)
+            ),
+            trainers=draft.trainers,
+            validators=draft.validators,
+            admission=draft.admission,
+            model=_model(dict(draft.model), f"{where}: model"),
+            recipe=draft.recipe,
+            limits=_limits(dict(draft.limits), f"{where}: limits"),
+            delivery=draft.delivery,
+        )
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _model(table: dict[str, object], where: str) -> Model:
+    """With the pins, and whatever else can be read, of the folder that ``base`` names."""
+    base = table.pop("base", None)
+    if base is None:
+        return read_table(Model, table, where)
+    if not isinstance(base, str):
+        raise ConfigError(f"{where}: base must be the path of a folder")
+    folder = Path(base).expanduser()
+    config = read_config(folder)
+    if "shape" in table:
+        raise ConfigError(f"{where}: shape is that of {folder}: remove it")
+    check_weights(folder, config)
+    read: dict[str, object] = {
+        "shape": write_table(config.shape),
+        "base": [write_table(pin) for pin in pin_folder(folder)],
+        "context": config.context,
+        "end_tokens": list(end_tokens(folder, config)),
+    }
+    return read_table(Model, {**read, **table}, where)
+
+
+def _environment(value: object, where: str) -> DraftEnvironment:
+    """A table, or a name alone."""
+    return read_table(
+        DraftEnvironment, {"name": value} if isinstance(value, str) else value, where
+    )
+
+
+def _limits(table: dict[str, object], where: str) -> Limits:
+    presets = {"fp32": Limits.fp32, "bf16": Limits.bf16}
+    name = table.pop("preset", "fp32")
+    if not isinstance(name, str) or name not in presets:
+        raise ConfigError(f"{where}: preset must be one of {', '.join(presets)}")
+    return read_table(Limits, {**write_table(presets[name]()), **table}, where)

@@ -1,0 +1,107 @@
+"""The files of a run's base on a node's disk: what every policy has in common, kept once.
+
+Theory of operation
+-------------------
+A policy of a run with a base is a whole folder in Hugging Face's layout, and SHARDCAST removes
+it when it is old. The environment's process reads tokenizer and template whenever it is
+started, also when no policy is here yet: so the small files are copied out of the first policy
+that has them as the run pins them, to `FOLDER`, and read from there. On a trainer that folder
+holds the whole base, put there by its operator, and is what the trainer publishes as policy 0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from typing import Final
+
+from p2p.errors import ConfigError, StorageError
+from p2p.node.node import Node
+from p2p.shardcast.manifest import PolicyVersion
+from p2p.wire import MIB
+from p2p.world import World
+from roles.models.pin import FilePin
+from roles.run import Run
+
+logger = logging.getLogger(__name__)
+
+FOLDER: Final = "model"
+"""Of the node's disk."""
+WEIGHTS_SUFFIX: Final = ".safetensors"
+"""Files that differ from policy to policy."""
+MAX_SMALL: Final = 64 * MIB
+"""Bytes of a file that is copied through memory: tokenizers of the largest vocabularies have
+33."""
+PIECE: Final = 16 * MIB
+"""Bytes read and hashed at a time."""
+HASH_RATE: Final = 1e9
+"""Bytes of SHA-256 in a second, one core."""
+
+
+def small_pins(run: Run) -> tuple[FilePin, ...]:
+    """Of a run with a base all files but the weights; of another none."""
+    return tuple(pin for pin in run.terms.model.base if not pin.name.endswith(WEIGHTS_SUFFIX))
+
+
+async def keep_model_files(node: Node, run: Run) -> str | None:
+    """The folder with tokenizer and template, once it is whole; None in a run without a base.
+
+    Waits for a policy if it is not. Raises `StorageError`, and `ConfigError` if a pinned file
+    is too large.
+    """
+    world, pins = node.world, small_pins(run)
+    for pin in pins:
+        if pin.size > MAX_SMALL:
+            raise ConfigError(
+                f"the run pins {pin.size:,} bytes of {pin.name}, over the {MAX_SMALL:,} that a"
+                " node keeps of such a file"
+            )
+    version = PolicyVersion(0)
+    while missing := [pin for pin in pins if not await _is_sound(world, _kept(pin), pin)]:
+        version = await node.shardcast.wait_policy(version)
+        with node.shardcast.pin(version) as folder:
+            for pin in missing:
+                path = f"{folder}/{pin.name}"
+                if await _is_sound(world, path, pin):
+                    await world.disk.replace(_kept(pin), await world.disk.read(path))
+                else:
+                    logger.warning(
+                        "model_files version=%d: %s is not as the run pins it; the next policy"
+                        " is waited for", version, pin.name,
+                    )  # fmt: skip
+        version = PolicyVersion(version + 1)
+    return FOLDER if pins else None
+
+
+async def check_base(world: World, run: Run) -> None:
+    """Raise `ConfigError` unless the whole base, and no more, is in `FOLDER`."""
+    for pin in run.terms.model.base:
+        if not await _is_sound(world, _kept(pin), pin):
+            raise ConfigError(
+                f"{world.disk.locate(_kept(pin))} is missing, or not the file that the run"
+                " pins: a trainer begins from the run's base; copy its folder there"
+            )
+    strange = set(await world.disk.list(FOLDER)) - {pin.name for pin in run.terms.model.base}
+    if strange:
+        raise ConfigError(
+            f"{world.disk.locate(FOLDER)} holds {min(strange)!r:.80}, which the run does not"
+            " pin: the whole folder is published as policy 0; remove it"
+        )
+
+
+def _kept(pin: FilePin) -> str:
+    return f"{FOLDER}/{pin.name}"
+
+
+async def _is_sound(world: World, path: str, pin: FilePin) -> bool:
+    """Whether the file has the pinned size and digest."""
+    try:
+        if await world.disk.size(path) != pin.size:
+            return False
+        digest = hashlib.sha256()
+        for start in range(0, pin.size, PIECE):
+            piece = await world.disk.read(path, start, min(PIECE, pin.size - start))
+            await world.run_blocking(digest.update, piece, cost=len(piece) / HASH_RATE)
+    except StorageError:
+        return False
+    return digest.digest() == pin.digest

@@ -1,0 +1,84 @@
+"""The trainer's checkpoints and policies on its disk.
+
+A policy is there for each step, for SHARDCAST to serve; a checkpoint for every
+``checkpoint_every``-th, in two generations. A checkpoint may be damaged, and then the trainer
+begins at the one before it: so the deliveries of all steps after that one are kept.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from p2p.world import Disk
+from roles.engines.base import Engine
+from roles.shared.durable import Durable
+
+CHECKPOINT: Final = "trainer/checkpoint"
+WEIGHTS: Final = "trainer/weights"
+"""Folder of one safetensors file per version, or one folder: SHARDCAST serves from it and wants
+it unchanged."""
+KEPT_WEIGHTS: Final = 8
+"""Versions whose files are kept: more than SHARDCAST keeps, and than may be pinned at a
+time."""
+
+
+class PolicyFiles:
+    """What an engine has learnt, on disk."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        disk: Disk,
+        durable: Durable,
+        *,
+        base: str = "",
+        checkpoint_every: int = 1,
+    ) -> None:
+        self.durable = durable
+        self.checkpoint = 0
+        """Step of the newest checkpoint, as far as this life knows."""
+        self.covered = 0
+        """Step of the one before it: all after it may have to be learnt again."""
+        self._engine = engine
+        self._disk = disk
+        self._base = base
+        self._every = checkpoint_every
+
+    def weights(self, step: int) -> str:
+        """Where the policy of ``step`` is: a file, or of a run with a base a folder."""
+        return f"{WEIGHTS}/{step:08d}{'' if self._base else '.safetensors'}"
+
+    async def open(self) -> int:
+        """Bring the engine to its checkpoint, or to the first policy. Returns the step."""
+        self.checkpoint = await self._engine.open(CHECKPOINT, self._base)
+        return self.checkpoint
+
+    async def keep(self, step: int, *, is_last: bool = False) -> None:
+        """Write the policy of ``step``, and a checkpoint if it is time for one."""
+        if step % self._every == 0 or is_last:
+            await self.keep_checkpoint(step, self.weights(step))
+        else:
+            await self.durable.insist(partial(self._engine.save, "", self.weights(step)))
+
+    async def keep_found(self, step: int, *, is_published: bool) -> None:
+        """After a start: write what is missing of ``step``, to which the engine has come.
+
+        Weights that are there are not written again: another CPU might have rounded them
+        otherwise, and they may be signed.
+        """
+        if step == self.checkpoint and is_published:
+            return
+        is_written = is_published or await self._disk.walk(self.weights(step), 1)
+        await self.keep_checkpoint(step, "" if is_written else self.weights(step))
+
+    async def keep_checkpoint(self, step: int, weights: str) -> None:
+        """Write a checkpoint, and the policy unless ``weights`` is empty."""
+        await self.durable.insist(partial(self._engine.save, CHECKPOINT, weights))
+        self.covered, self.checkpoint = self.checkpoint, step
+
+    async def forget_before(self, step: int) -> None:
+        """Remove the policy that is now too old, of which each step leaves one."""
+        if step >= KEPT_WEIGHTS:
+            old = self.weights(step - KEPT_WEIGHTS)
+            await self.durable.insist(partial(self._disk.remove, old))

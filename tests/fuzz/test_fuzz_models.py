@@ -1,0 +1,57 @@
+"""config.json of strangers: `BadMessage` and nothing else, whatever the bytes."""
+
+import contextlib
+import json
+
+from hypothesis import given, settings, strategies as st
+
+from p2p.errors import BadMessage
+from roles.models.config import read_config_untrusted, read_end_tokens_untrusted, write_config
+from roles.models.errors import BadModel
+from roles.models.template import ChatTemplate
+from tests.unit.test_model_config import QWEN2, QWEN3, SMOLLM2
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+    | st.sampled_from([0, 1, 2, 64, 10**400, "default", "llama", "full_attention"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
+        st.sampled_from(["rope_type", "rope_theta", "type", "a"]), inner, max_size=3
+    ),
+    max_leaves=6,
+)  # fmt: skip
+KEYS = sorted({*SMOLLM2, *QWEN2, *QWEN3, "quantization_config", "num_experts", "auto_map"})
+
+
+@settings(max_examples=400)
+@given(
+    st.sampled_from([SMOLLM2, QWEN2, QWEN3]),
+    st.dictionaries(st.sampled_from(KEYS), values, max_size=3),
+)
+def test_any_config(table: dict[str, object], changes: dict[str, object]) -> None:
+    with contextlib.suppress(BadMessage):
+        config = read_config_untrusted(json.dumps({**table, **changes}).encode())
+        assert read_config_untrusted(write_config(config)) == config
+        assert config.shape.parameters > 0
+
+
+@settings(max_examples=200)
+@given(st.binary(max_size=100) | st.just(b"[" * 100_000) | st.just(b"9" * 5000))
+def test_any_bytes(data: bytes) -> None:
+    for read in (read_config_untrusted, lambda data: read_end_tokens_untrusted(data, 9)):
+        with contextlib.suppress(BadMessage):
+            read(data)
+
+
+words = st.sampled_from([
+    "{{", "}}", "{%", "%}", "messages", "for", "in", "if", "endif", "endfor", "set", "x", "=",
+    "~", "+", "*", "**", "(", ")", "[", "]", "|", "join", "replace", "tojson", "range", ".",
+    "role", "__class__", "'a'", "9", "100000", "loop", "macro", "endmacro", "generation",
+    "recursive", "namespace", "{% for x in messages %}", "{% endfor %}", "{{ x.role }}",
+])  # fmt: skip
+
+
+@settings(max_examples=300)
+@given(st.lists(words, max_size=20))
+def test_any_template(parts: list[str]) -> None:
+    with contextlib.suppress(BadModel):
+        ChatTemplate(" ".join(parts), {}).render([{"role": "user", "content": "x"}])

@@ -1,0 +1,237 @@
+"""A model's folder: pins, shards, and weights that are numbers."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from p2p.errors import BadMessage
+from roles.engines.config import ModelShape
+from roles.engines.safetensors import RawTensor, encode, head_size_untrusted, spans_untrusted
+from roles.models.bundle import (
+    check_folder,
+    check_weights,
+    end_tokens,
+    pin_folder,
+    read_config,
+    read_spans,
+    tensor_shapes,
+    weight_files,
+)
+from roles.models.errors import BadModel
+from tests.model_folders import END, LLAMA, make_folder, random_weights, write_weights
+
+FAMILIES = {
+    "llama": LLAMA,
+    "qwen2": replace(LLAMA, qkv_bias=True),
+    "qwen3": replace(LLAMA, qk_norm=True, tied=False),
+}
+SHARD = "model-00002-of-00003.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.mark.parametrize("shape", FAMILIES.values(), ids=FAMILIES)
+def test_the_tensors_of_a_family_have_its_parameters(shape: ModelShape) -> None:
+    numbers = 0
+    for size in tensor_shapes(shape).values():
+        numbers += size[0] * (size[1] if len(size) > 1 else 1)
+    assert numbers == shape.parameters
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("shape", FAMILIES.values(), ids=FAMILIES)
+def test_a_whole_folder_passes(tmp_path: Path, shape: ModelShape, shards: int) -> None:
+    folder = make_folder(tmp_path / "m", shape, shards=shards)
+    pins = pin_folder(folder)
+    names = [pin.name for pin in pins]
+    assert names == sorted(names)
+    assert {"config.json", "tokenizer.json", "tokenizer_config.json"} < set(names)
+    assert len(names) == 4 if shards == 1 else 3 + 3 + 1
+    (folder / "README.md").write_text("beside them")
+    check_folder(folder, pins)
+    config = read_config(folder)
+    assert config.shape == shape
+    assert len(weight_files(folder)) == shards
+    check_weights(folder, config)
+
+
+def test_a_missing_or_altered_file_is_named(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "m", shards=3)
+    pins = pin_folder(folder)
+    shard = folder / SHARD
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(BadModel, match=f"{SHARD} is not the pinned file"):
+        check_folder(folder, pins)
+    shard.write_bytes(whole + b"\0")
+    with pytest.raises(BadModel, match=f"{SHARD} is not the pinned file"):
+        check_folder(folder, pins)
+    shard.unlink()
+    with pytest.raises(BadModel, match=f"lacks {SHARD}"):
+        check_folder(folder, pins)
+    with pytest.raises(BadModel, match=f"lacks {SHARD}"):
+        pin_folder(folder)
+
+
+def test_a_file_that_counts_and_is_not_pinned_is_refused(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "m")
+    pins = pin_folder(folder)
+    (folder / "chat_template.jinja").write_text("mine")
+    with pytest.raises(BadModel, match=r"chat_template.jinja is not among the pinned files"):
+        check_folder(folder, pins)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_folder_without_its_main_files_is_no_model(tmp_path: Path, name: str) -> None:
+    folder = make_folder(tmp_path / "m")
+    (folder / name).unlink()
+    with pytest.raises(BadModel, match=f"lacks {name}"):
+        pin_folder(folder)
+
+
+def test_weights_of_two_kinds_are_refused(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "m")
+    with pytest.raises(BadModel, match="no folder"):
+        pin_folder(tmp_path / "nothing")
+    (folder / "consolidated.safetensors").write_bytes(b"")
+    with pytest.raises(BadModel, match=r"consolidated.safetensors is none of"):
+        weight_files(folder)
+    (folder / "consolidated.safetensors").unlink()
+    (folder / INDEX).write_text("{}")
+    with pytest.raises(BadModel, match="both"):
+        weight_files(folder)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "size"),
+    [
+        ("BF16", "c07f", 2), ("BF16", "80ff", 2), ("F16", "007c", 2), ("F16", "017e", 2),
+        ("F32", "0000c07f", 4), ("F32", "000080ff", 4), ("F64", "000000000000f07f", 8),
+    ],
+)  # fmt: skip
+def test_weights_that_are_no_numbers_are_refused(
+    tmp_path: Path, dtype: str, value: str, size: int
+) -> None:
+    folder = make_folder(tmp_path / "m")
+    shape = (LLAMA.width,)
+    data = bytearray(LLAMA.width * size)
+    tensors = random_weights(LLAMA)
+    config = read_config(folder)
+    tensors["model.norm.weight"] = RawTensor(dtype, shape, bytes(data))
+    write_weights(folder, tensors)
+    check_weights(folder, config)
+    data[5 * size : 6 * size] = bytes.fromhex(value)
+    tensors["model.norm.weight"] = RawTensor(dtype, shape, bytes(data))
+    write_weights(folder, tensors)
+    with pytest.raises(BadModel, match=r"model.norm.weight is infinite or not a number .* 5:"):
+        check_weights(folder, config)
+
+
+def test_tensors_must_be_those_of_the_configuration(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "m")
+    config = read_config(folder)
+    tensors = random_weights(LLAMA)
+    norm = tensors.pop("model.norm.weight")
+    write_weights(folder, tensors)
+    with pytest.raises(BadModel, match=r"lacks 1 tensors .* model.norm.weight"):
+        check_weights(folder, config)
+    write_weights(folder, {**tensors, "model.norm.weight": RawTensor("BF16", (1,), b"00")})
+    with pytest.raises(BadModel, match=r"model.norm.weight is BF16 of shape \(1,\)"):
+        check_weights(folder, config)
+    integers = RawTensor("I32", norm.shape, bytes(4 * LLAMA.width))
+    write_weights(folder, {**tensors, "model.norm.weight": integers})
+    with pytest.raises(BadModel, match=r"model.norm.weight is I32"):
+        check_weights(folder, config)
+    write_weights(folder, {**tensors, "model.norm.weight": norm, "adapter": norm})
+    with pytest.raises(BadModel, match="adapter is no tensor of the model"):
+        check_weights(folder, config)
+    head = tensors["model.embed_tokens.weight"]
+    write_weights(folder, {**tensors, "model.norm.weight": norm, "lm_head.weight": head})
+    check_weights(folder, config)
+
+
+def test_the_index_is_held_against_the_headers(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "m", shards=3)
+    config = read_config(folder)
+    index = json.loads((folder / INDEX).read_text())
+    places = index["weight_map"]
+    name = "model.norm.weight"
+    right = places[name]
+    places[name] = next(shard for shard in places.values() if shard != right)
+    (folder / INDEX).write_text(json.dumps(index))
+    with pytest.raises(BadModel, match=f"{name} is in {places[name]} by the index, in {right}"):
+        check_weights(folder, config)
+    del places[name]
+    (folder / INDEX).write_text(json.dumps(index))
+    with pytest.raises(BadModel, match=f"{name} is in no file by the index"):
+        check_weights(folder, config)
+    twice = {name: random_weights(LLAMA)[name]}
+    places |= {name: right, "more": "model-extra.safetensors"}
+    (folder / INDEX).write_text(json.dumps(index))
+    (folder / "model-extra.safetensors").write_bytes(encode(twice))
+    with pytest.raises(BadModel, match=f"{name} is in"):
+        check_weights(folder, config)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        "[", "{}", '{"weight_map": {}}', '{"weight_map": {"a": "../../x.safetensors"}}',
+        '{"weight_map": {"a": 1}}', '{"weight_map": {"a": "weights.bin"}}',
+    ],
+)  # fmt: skip
+def test_an_index_that_makes_no_sense(tmp_path: Path, index: str) -> None:
+    folder = make_folder(tmp_path / "m", shards=3)
+    (folder / INDEX).write_text(index)
+    with pytest.raises(BadModel, match="cannot be used"):
+        weight_files(folder)
+
+
+def test_only_the_header_of_a_weights_file_is_read(tmp_path: Path) -> None:
+    """A file of 10 GB: sparse, so that it takes no disk here."""
+    path = tmp_path / "model.safetensors"
+    rows = 5 * 10**9 // 1000
+    header = json.dumps(
+        {"a": {"dtype": "BF16", "shape": [rows, 1000], "data_offsets": [0, 2 * rows * 1000]}}
+    ).encode()
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + 2 * rows * 1000)
+    (span,) = read_spans(path).values()
+    assert (span.shape, span.begin) == ((rows, 1000), 8 + len(header))
+    with path.open("r+b") as file:
+        file.truncate(1000)
+    with pytest.raises(BadModel, match="cut off"):
+        read_spans(path)
+    path.write_bytes(b"\xff" * 8)
+    with pytest.raises(BadModel, match="does not fit"):
+        read_spans(path)
+
+
+def test_spans_are_where_the_tensors_are() -> None:
+    data = encode(
+        {"a": RawTensor("F32", (2,), b"12345678"), "b": RawTensor("U8", (3,), b"abc")}
+    )
+    size = head_size_untrusted(data[:8], len(data))
+    spans = spans_untrusted(data[:size], len(data))
+    assert {name: data[one.begin : one.end] for name, one in spans.items()} == {
+        "a": b"12345678",
+        "b": b"abc",
+    }
+    with pytest.raises(BadMessage):
+        head_size_untrusted(data[:7], len(data))
+
+
+def test_end_tokens_of_both_files(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "m")
+    config = read_config(folder)
+    assert end_tokens(folder, config) == (END,)
+    (folder / "generation_config.json").write_text('{"eos_token_id": [1, 0]}')
+    assert end_tokens(folder, config) == (END, 0)
+    (folder / "generation_config.json").write_text('{"eos_token_id": 320}')
+    with pytest.raises(BadModel, match=r"generation_config.json cannot be used"):
+        end_tokens(folder, config)
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(BadModel, match=r"config.json cannot be used"):
+        read_config(folder)

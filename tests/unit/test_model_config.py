@@ -1,0 +1,213 @@
+"""config.json of the three families, and what is refused by name."""
+
+import json
+
+import pytest
+
+from p2p.errors import BadMessage
+from roles.engines.config import Family, ModelShape
+from roles.models.config import (
+    ModelConfig,
+    read_config_untrusted,
+    read_end_tokens_untrusted,
+    write_config,
+)
+
+# as published, bookkeeping included
+SMOLLM2 = {
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+    "hidden_size": 576,
+    "initializer_range": 0.041666666666666664,
+    "intermediate_size": 1536,
+    "is_llama_config": True,
+    "max_position_embeddings": 8192,
+    "mlp_bias": False,
+    "model_type": "llama",
+    "num_attention_heads": 9,
+    "num_hidden_layers": 30,
+    "num_key_value_heads": 3,
+    "pad_token_id": 2,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_interleaved": False,
+    "rope_scaling": None,
+    "rope_theta": 100000,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}},
+    "transformers_version": "4.42.3",
+    "use_cache": True,
+    "vocab_size": 49152,
+}
+QWEN2 = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "attention_dropout": 0.0,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "hidden_act": "silu",
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 21,
+    "model_type": "qwen2",
+    "num_attention_heads": 14,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "sliding_window": 32768,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "attention_bias": False,
+    "eos_token_id": [151645, 151643],
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "layer_types": ["full_attention"] * 28,
+    "max_position_embeddings": 40960,
+    "model_type": "qwen3",
+    "num_attention_heads": 16,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-06,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1000000},
+    "sliding_window": None,
+    "tie_word_embeddings": True,
+    "dtype": "bfloat16",
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+
+
+def read(table: dict[str, object]) -> ModelConfig:
+    return read_config_untrusted(json.dumps(table).encode())
+
+
+def test_published_models_of_each_family() -> None:
+    smollm2, qwen2, qwen3 = read(SMOLLM2), read(QWEN2), read(QWEN3)
+    assert smollm2.shape == ModelShape(
+        vocabulary=49152,
+        width=576,
+        layers=30,
+        query_heads=9,
+        key_heads=3,
+        head_width=64,
+        feed_forward=1536,
+        rope_base=100_000.0,
+        epsilon=1e-5,
+        tied=True,
+        qk_norm=False,
+    )
+    assert (smollm2.context, smollm2.dtype, smollm2.end_tokens) == (8192, "bfloat16", (2,))
+    families = [one.shape.family for one in (smollm2, qwen2, qwen3)]
+    assert families == [Family.LLAMA, Family.QWEN2, Family.QWEN3]
+    # as Hugging Face counts them
+    sizes = [one.shape.parameters for one in (smollm2, qwen2, qwen3)]
+    assert sizes == [134_515_008, 494_032_768, 596_049_920]
+    assert (qwen2.shape.head_width, qwen3.shape.head_width) == (64, 128)
+    assert (qwen2.shape.rope_base, qwen3.shape.rope_base) == (1e6, 1e6)
+    assert qwen3.end_tokens == (151645, 151643)
+
+
+@pytest.mark.parametrize("table", [SMOLLM2, QWEN2, QWEN3], ids=["llama", "qwen2", "qwen3"])
+def test_what_is_written_is_read_as_the_same(table: dict[str, object]) -> None:
+    config = read(table)
+    assert read_config_untrusted(write_config(config)) == config
+
+
+def test_what_a_file_does_not_name_has_transformers_defaults() -> None:
+    lean = {
+        "model_type": "llama", "vocab_size": 100, "hidden_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "intermediate_size": 128,
+    }  # fmt: skip
+    config = read(lean)
+    assert config == ModelConfig(
+        shape=ModelShape(
+            vocabulary=100, width=64, layers=2, query_heads=4, key_heads=4, head_width=16,
+            feed_forward=128, rope_base=10_000.0, epsilon=1e-6, qk_norm=False,
+        ),
+        context=2048,
+        dtype="float32",
+    )  # fmt: skip
+    assert read({**lean, "model_type": "qwen3"}).shape.head_width == 128
+    del lean["model_type"]
+    assert read({**lean, "architectures": ["LlamaForCausalLM"]}) == config
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"]}, "gpt_neox"),
+        ({"model_type": "mistral"}, "llama \\(LlamaForCausalLM\\), qwen2"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "SequenceClassification"),
+        ({"model_type": None, "architectures": None}, "none of the families"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}, "rope_parameters"),
+        ({"rope_scaling": {"type": "default", "factor": 2.0}}, "rope_scaling"),
+        ({"rope_scaling": [1]}, "rope_scaling"),
+        ({"sliding_window": 4096}, "sliding_window"),
+        ({"layer_types": ["sliding_attention"]}, "layer_types"),
+        ({"num_local_experts": 8}, "num_local_experts"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"mlp_bias": True}, "mlp_bias"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"rope_interleaved": True}, "rope_interleaved"),
+        ({"auto_map": {"AutoModelForCausalLM": "modeling.Mine"}}, "auto_map"),
+        ({"torch_dtype": "float8_e4m3fn"}, "float8"),
+        ({"vocab_size": None}, "vocab_size"),
+        ({"vocab_size": "49152"}, "vocab_size"),
+        ({"hidden_size": True}, "hidden_size"),
+        ({"hidden_size": 9 * 10**12}, "width must be"),
+        ({"num_hidden_layers": 0}, "layers must be"),
+        ({"num_key_value_heads": 2}, "cannot share"),
+        ({"num_attention_heads": 7, "num_key_value_heads": 7}, "head_dim"),
+        ({"head_dim": 63}, "even"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        ({"rope_theta": 10**400}, "rope_theta"),
+        ({"rope_theta": "big"}, "rope_theta"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings"),
+        ({"max_position_embeddings": 0}, "context"),
+        ({"eos_token_id": 49152}, "end token 49152"),
+        ({"eos_token_id": "2"}, "eos_token_id"),
+        ({"eos_token_id": list(range(100))}, "too many"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_what_we_do_not_compute_is_refused_by_name(
+    changes: dict[str, object], said: str
+) -> None:
+    with pytest.raises(BadMessage, match=said):
+        read({**SMOLLM2, **changes})
+
+
+def test_a_window_that_qwen_uses_is_refused() -> None:
+    with pytest.raises(BadMessage, match="sliding_window"):
+        read({**QWEN2, "use_sliding_window": True})
+    with pytest.raises(BadMessage, match="attention_bias"):
+        read({**QWEN2, "attention_bias": False})
+
+
+def test_no_family_has_both_bias_and_norm() -> None:
+    with pytest.raises(ValueError, match="no family"):
+        ModelShape(qkv_bias=True, qk_norm=True)
+
+
+def test_end_tokens_of_the_generation_config() -> None:
+    data = json.dumps({"eos_token_id": [2, 0, 2], "temperature": 0.7}).encode()
+    assert read_end_tokens_untrusted(data, 10) == (2, 0)
+    assert read_end_tokens_untrusted(b"{}", 10) == ()
+    with pytest.raises(BadMessage, match="not among the 2"):
+        read_end_tokens_untrusted(data, 2)
