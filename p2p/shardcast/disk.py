@@ -56,7 +56,8 @@ class DiskHealth:
 
     async def wait_mended(self) -> None:
         """Return when a write has failed, and one of `TRIAL_BYTES` has succeeded since."""
-        await self._failed.wait()
+        while not self.refuses:
+            await self._failed.wait()
         while self.refuses:
             self.refuses = not await self._takes_data_later()
         logger.warning("disk.takes_data: policies are fetched again")

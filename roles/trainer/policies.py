@@ -65,15 +65,19 @@ class PolicyFiles:
         else:
             await self.durable.insist(partial(self._engine.save, "", self.weights(step)))
 
-    async def keep_found(self, step: int, *, is_published: bool) -> None:
+    async def keep_found(self, step: int, *, is_published: bool, is_signed: bool) -> None:
         """After a start: write what is missing of ``step``, to which the engine has come.
 
-        Weights that are there are not written again: another CPU might have rounded them
-        otherwise, and they may be signed.
+        Weights that may be signed and were learnt again are not written again: another CPU
+        might have rounded them otherwise. Those of a checkpoint come out as they were, and what
+        was cut off by a crash is mended so.
         """
         if step == self.checkpoint and is_published:
             return
-        is_written = is_published or await self._disk.walk(self.weights(step), 1)
+        may_differ = is_signed and step != self.checkpoint
+        is_written = is_published or (
+            may_differ and bool(await self._disk.walk(self.weights(step), 1))
+        )
         await self.keep_checkpoint(step, "" if is_written else self.weights(step))
 
     async def keep_checkpoint(self, step: int, weights: str) -> None:

@@ -96,8 +96,12 @@ class TrainerSession:
         await self.curve.restore(step)
         world = self.node.world
         world.sometimes("trainer/went on from a checkpoint", step > 0)
-        is_published = self.node.shardcast.newest >= step
-        await self._policies.keep_found(step, is_published=is_published)
+        shardcast = self.node.shardcast
+        await self._policies.keep_found(
+            step,
+            is_published=shardcast.newest >= step,
+            is_signed=shardcast.signed >= step,
+        )
         await self.publish(step)
         await self.curve.evaluate(self.engine, step)
         return step

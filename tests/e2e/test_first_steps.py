@@ -197,8 +197,9 @@ def test_how_much_of_a_policy_is_fetched_is_said() -> None:
         return SimpleNamespace(manifest=manifest, share=verified.bit_count() / 8, stored=stored)
 
     def fetching(*policies: SimpleNamespace) -> tuple[int, float] | None:
-        core = SimpleNamespace(downloads=policies)
-        return Shardcast.fetching.fget(SimpleNamespace(_core=core))  # type: ignore[attr-defined]
+        service = SimpleNamespace(_core=SimpleNamespace(downloads=policies))
+        service._coming = Shardcast._coming.fget(service)  # type: ignore[attr-defined]
+        return Shardcast.fetching.fget(service)  # type: ignore[attr-defined]
 
     assert fetching() is None
     assert fetching(policy(3, 0b11111111, stored=True)) is None
