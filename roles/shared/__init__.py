@@ -3,6 +3,7 @@
 Read `standing` and `durable` first: they are in front of every signature and every write.
 
 * `bounds`: what numbers of a run file make sense at all;
+* `sizes`: how long the messages of a run may be;
 * `standing`: whether a role may work now;
 * `durable`: writes that a role cannot do without;
 * `checked_json`: small files that notice damage;

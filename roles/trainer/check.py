@@ -22,10 +22,11 @@ from roles.envs.client import ContainedEnvironment
 from roles.protocol.core.assignment import draw_order, validator_of
 from roles.protocol.core.messages import (
     DECODE_RATE,
+    AcceptedWork,
     Receipt,
     SignedVerdict,
-    Submission,
     decode_groups_untrusted,
+    decode_logprobs_untrusted,
 )
 from roles.run import Run
 from roles.shared.standing import RoleStanding
@@ -47,6 +48,11 @@ class DeliveryCheck:
     def is_at_rest(self) -> bool:
         """Whether the run file does not let this trainer work now."""
         return bool(self._standing.why_not)
+
+    @property
+    def max_delivery(self) -> int:
+        """Bytes of the longest delivery that there can be in this run."""
+        return self._run.terms.work_size.max_delivery
 
     def turn_down(self, peer: PeerId, reason: str) -> tuple[Receipt, str]:
         """What a peer is told that is not the judge. An edition that says it is may be on its
@@ -73,30 +79,30 @@ class DeliveryCheck:
         judge = validator_of(self._standing.run, commitment.node, commitment.version)
         return "" if peer == judge else f"{judge} judges this node under this policy"
 
-    async def groups(
-        self, verdict: SignedVerdict, submission: Submission
-    ) -> list[BufferedGroup]:
-        """The groups of an accepted submission, with rewards computed here.
+    async def groups(self, work: AcceptedWork) -> list[BufferedGroup]:
+        """The groups of an accepted submission, with rewards computed here and the validator's
+        log-probs.
 
         Raises `RemoteProtocolError` if they are not what this run learns from: a validator's
         own fault; and `EnvironmentFailed`, which is neither's.
         """
-        policy = self._node.shardcast.manifest(verdict.commitment.version).weights_digest
-        return await self._groups(verdict, submission, policy)
+        policy = self._node.shardcast.manifest(work.verdict.commitment.version).weights_digest
+        return await self._groups(work, policy)
 
-    async def groups_again(
-        self, verdict: SignedVerdict, submission: Submission
-    ) -> list[BufferedGroup]:
+    async def groups_again(self, work: AcceptedWork) -> list[BufferedGroup]:
         """As `groups`, of a submission that was taken before: the policy that it names, which
         may be forgotten by now, was looked at then."""
-        return await self._groups(verdict, submission, verdict.commitment.policy)
+        return await self._groups(work, work.verdict.commitment.policy)
 
-    async def _groups(
-        self, verdict: SignedVerdict, submission: Submission, policy: bytes
-    ) -> list[BufferedGroup]:
+    async def _groups(self, work: AcceptedWork, policy: bytes) -> list[BufferedGroup]:
+        verdict = work.verdict
         commitment = verdict.commitment
         groups = await decode_off_loop(
-            self._node.world, decode_groups_untrusted, submission.content, rate=DECODE_RATE
+            self._node.world,
+            _open_groups_untrusted,
+            work.submission.content,
+            work.logprobs,
+            rate=DECODE_RATE,
         )
         order = draw_order(self._run, commitment.node, commitment.version, policy)
         seeds = order.task_seeds(commitment.index)
@@ -132,6 +138,11 @@ class DeliveryCheck:
             tokens = [completion.tokens for completion in group.completions]
             if check_shape(tokens, shape).verdict is not Verdict.ACCEPTED:
                 raise RemoteProtocolError("an accepted submission has the wrong shape")
+
+
+def _open_groups_untrusted(content: bytes, logprobs: bytes) -> tuple[Group, ...]:
+    """The groups of a submission, with a validator's log-probs. Raise `BadMessage`."""
+    return decode_logprobs_untrusted(logprobs, decode_groups_untrusted(content))
 
 
 def _as_float32(reward: float) -> float:

@@ -27,12 +27,7 @@ from typing import Final
 
 from p2p.errors import BadMessage
 from p2p.world import World, dawdle
-from roles.protocol.core.messages import (
-    SignedVerdict,
-    Submission,
-    decode_delivery_untrusted,
-    encode_delivery,
-)
+from roles.protocol.core.messages import AcceptedWork, decode_delivery_untrusted
 from roles.shared.checked_json import DamagedFile, discard, keep, recall
 from roles.trainer.core.buffer import BufferedGroup
 
@@ -58,12 +53,10 @@ class Inbox:
         """Files of an earlier life."""
         self._is_log_lost = False
 
-    async def keep(self, verdict: SignedVerdict, submission: Submission) -> None:
+    async def keep(self, work: AcceptedWork) -> None:
         """Put a delivery on disk; it survives a crash when this returns."""
-        content = verdict.commitment.content
-        await self._world.disk.replace(
-            self._path(content.hex()), encode_delivery(verdict, submission)
-        )
+        content = work.verdict.commitment.content
+        await self._world.disk.replace(self._path(content.hex()), work.to_bytes())
         self._files[content] = None
 
     async def mark_used(self, groups: Sequence[BufferedGroup], step: int) -> None:
@@ -103,7 +96,7 @@ class Inbox:
         known = itertools.takewhile(lambda at: at in steps, itertools.count(step + 1))
         return {at: steps[at] for at in known}
 
-    async def read(self, content: bytes) -> tuple[SignedVerdict, Submission] | None:
+    async def read(self, content: bytes) -> AcceptedWork | None:
         """A delivery; None if it is not there, or damaged."""
         path = self._path(content.hex())
         if await self._world.disk.size(path) is None:
@@ -116,9 +109,7 @@ class Inbox:
             await discard(self._world.disk, path, error)
             return None
 
-    async def restore(
-        self, step: int
-    ) -> AsyncIterator[tuple[SignedVerdict, Submission, frozenset[int]]]:
+    async def restore(self, step: int) -> AsyncIterator[tuple[AcceptedWork, frozenset[int]]]:
         """What an earlier life left, each with the groups that went into ``step`` or an earlier
         one: to which the trainer has come again."""
         self._used = {place: at for place, at in self._used.items() if at <= step}
@@ -135,7 +126,7 @@ class Inbox:
             self._files[content] = None
             if not self._is_log_lost:
                 yield (
-                    *delivery,
+                    delivery,
                     frozenset(number for source, number in self._used if source == content),
                 )
 

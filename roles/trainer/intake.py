@@ -37,11 +37,9 @@ from roles.engines.base import TrainingGroup
 from roles.envs.contained import EnvironmentFailed, Failures
 from roles.protocol.core.messages import (
     HASH_RATE,
-    MAX_DELIVERY,
+    AcceptedWork,
     Commitment,
     Receipt,
-    SignedVerdict,
-    Submission,
     decode_delivery_untrusted,
     encode_receipt,
 )
@@ -133,7 +131,7 @@ class Intake:
             if delivery is None:
                 return None
             try:
-                groups = await self._check.groups_again(*delivery)
+                groups = await self._check.groups_again(delivery)
             except (RemoteProtocolError, EnvironmentFailed) as error:
                 logger.warning("intake_unusable %s: %s", content.hex(), error)
                 return None
@@ -143,8 +141,8 @@ class Intake:
     async def restore(self, step: int) -> None:
         """Take up again what was received and, by ``step``, not learnt from."""
         self._step = step
-        async for verdict, submission, used in self._inbox.restore(step):
-            commitment = verdict.commitment
+        async for work, used in self._inbox.restore(step):
+            commitment = work.verdict.commitment
             content = commitment.content
             self._filled[_place(commitment)] = None
             if content not in self._taken:  # killed between the file and the receipt
@@ -153,7 +151,7 @@ class Intake:
             if not self._node.shardcast.holds(commitment.version):
                 continue  # so old that no step may use it: forgotten after the next one
             try:
-                groups = await self._check.groups(verdict, submission)
+                groups = await self._check.groups(work)
             except (RemoteProtocolError, EnvironmentFailed) as error:
                 logger.warning("intake_unusable %s: %s", content.hex(), error)
                 continue
@@ -204,7 +202,7 @@ class Intake:
             if not seated:
                 await send_frame(stream, encode_receipt(Receipt.LATER, "too many streams"))
                 return
-            reader = FrameReader(stream, MAX_DELIVERY)
+            reader = FrameReader(stream, self._check.max_delivery)
             while True:
                 payload = None
                 # or a validator that sends nothing keeps its seat
@@ -222,9 +220,10 @@ class Intake:
     async def take(self, peer: PeerId, payload: bytes) -> tuple[Receipt, str]:
         """Answer one delivery, and say why if it is not taken."""
         world = self._node.world
-        verdict, submission = await decode_off_loop(
+        work = await decode_off_loop(
             world, decode_delivery_untrusted, payload, world.verify, rate=HASH_RATE
         )
+        verdict = work.verdict
         content = verdict.commitment.content
         reason = self._check.why_unwanted(peer, verdict)
         if reason:
@@ -243,13 +242,13 @@ class Intake:
         if reason:
             return Receipt.UNWANTED, reason
         try:
-            groups = await self._check.groups(verdict, submission)
+            groups = await self._check.groups(work)
             # All of it may have changed while the environment worked.
             if content in self._taken or self._must_wait(content):
                 return Receipt.LATER, "it was handed over twice at a time"
             if _place(verdict.commitment) in self._filled:
                 return Receipt.UNWANTED, PLACE_TAKEN
-            await self._keep(verdict, submission, groups)
+            await self._keep(work, groups)
         except (StorageError, EnvironmentFailed) as error:
             return self._turn_away(error)
         self._is_turning_away = False
@@ -283,17 +282,16 @@ class Intake:
         coming = len(self._taking) * self._recipe.submission
         return content in self._taking or not self.buffer.has_room_behind(coming)
 
-    async def _keep(
-        self, verdict: SignedVerdict, submission: Submission, groups: list[BufferedGroup]
-    ) -> None:
+    async def _keep(self, work: AcceptedWork, groups: list[BufferedGroup]) -> None:
         """Disk, ledger, buffer, in this order."""
+        verdict = work.verdict
         place, content = _place(verdict.commitment), verdict.commitment.content
         self._taking[content] = None
         self._filled[place] = None
         try:
             # else no step takes one
             if any(has_spread(buffered.group.rewards) for buffered in groups):
-                await self._inbox.keep(verdict, submission)
+                await self._inbox.keep(work)
             await dawdle(self._node.world, "trainer/slow receipt")
             await self._ledger.append(RECEIPT_KIND, content)
             self._taken[content] = None

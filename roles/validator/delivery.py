@@ -14,12 +14,11 @@ from p2p.node.node import Node
 from roles.protocol.core.messages import (
     MAX_RECEIPT,
     VERDICT_PROTOCOL,
+    AcceptedWork,
     Receipt,
     SignedVerdict,
-    Submission,
     decode_delivery_untrusted,
     decode_receipt_untrusted,
-    encode_delivery,
 )
 from roles.protocol.request import NONSENSE, Backoff, ask
 from roles.run import run_of
@@ -58,29 +57,27 @@ class Deliveries:
                 await discard(disk, f"{self._folder}/{name}", error)
                 continue
             self.expect()
-            self.deliver(*delivery)
+            self.deliver(delivery)
 
     def has_room(self, beyond: int = 0) -> bool:
         """Whether another delivery may begin, or might if ``beyond`` more were allowed."""
         return self._under_way < WAITING + beyond
 
-    async def keep(self, verdict: SignedVerdict, submission: Submission) -> None:
+    async def keep(self, work: AcceptedWork) -> None:
         """Put a delivery on disk, before its verdict is known to any peer. Raises
         `StorageError`."""
-        await self._node.world.disk.replace(
-            self._path(verdict), encode_delivery(verdict, submission)
-        )
+        await self._node.world.disk.replace(self._path(work.verdict), work.to_bytes())
 
     def expect(self) -> None:
         """Count a delivery that will come: `has_room` heeds it from now on."""
         self._under_way += 1
 
-    def deliver(self, verdict: SignedVerdict, submission: Submission) -> None:
+    def deliver(self, work: AcceptedWork) -> None:
         """Hand an expected one to the trainer, however long that takes."""
-        self._nursery.start_soon(self._deliver, verdict, submission)
+        self._nursery.start_soon(self._deliver, work)
 
-    async def _deliver(self, verdict: SignedVerdict, submission: Submission) -> None:
-        payload = encode_delivery(verdict, submission)
+    async def _deliver(self, work: AcceptedWork) -> None:
+        verdict, payload = work.verdict, work.to_bytes()
         backoff = Backoff(self._node.world, f"hand/{verdict.commitment.content.hex()}")
         while not await self._ask(payload):
             await backoff.wait()

@@ -35,7 +35,7 @@ from roles.validator.core.sequence import DrawSequences, PlaceState
 from roles.validator.limits import SUCCESSION
 from roles.validator.replay import Replayer
 from roles.validator.stats import ValidatorStats
-from roles.validator.verdicts import Job, VerdictIndex
+from roles.validator.verdicts import Job, Ruling, VerdictIndex
 
 logger = logging.getLogger(__name__)
 
@@ -112,32 +112,29 @@ class Judge:
         self._fill(commitment)
         return self.give_up(commitment, NOT_HELD)
 
-    async def decide(self, job: Job) -> SignedVerdict:
+    async def decide(self, job: Job) -> Ruling:
         """The verdict on the submission whose turn it is; its place is taken, whatever it
         says."""
         commitment = job.submission.commitment
         if self.is_stale(commitment.version):
-            return self.give_up(commitment, STALE)
+            return Ruling(self.give_up(commitment, STALE))
         if job.length > self._replayer.max_submission:
-            verdict = self._dismiss(commitment, job.length)
+            ruling = Ruling(self._dismiss(commitment, job.length))
         elif self.node.shardcast.holds(commitment.version):
-            verdict = await self._look(job.submission)
+            ruling = await self._look(job.submission)
         else:
-            verdict = self.give_up(commitment, NOT_HELD)
+            ruling = Ruling(self.give_up(commitment, NOT_HELD))
         self._fill(commitment)
-        return verdict
+        return ruling
 
     def _dismiss(self, commitment: Commitment, length: int) -> SignedVerdict:
         """The verdict on a submission that is too long to be read."""
-        misplaced = self._misplaced(commitment)
-        if misplaced is not None:
-            return misplaced
-        verdict, reason = self._replayer.too_long(length)
-        if verdict is Verdict.INCONCLUSIVE:
-            return self.give_up(commitment, reason)
-        return self._replayer.sign(commitment, verdict, reason)
+        reason = self._replayer.too_long(length)
+        return self._misplaced(commitment) or self._replayer.sign(
+            commitment, Verdict.REJECTED, reason
+        )
 
-    async def _look(self, submission: Submission) -> SignedVerdict:
+    async def _look(self, submission: Submission) -> Ruling:
         """Judge under the policy, which is here; our engine's failure is not the worker's."""
         commitment = submission.commitment
         with self.node.shardcast.pin(commitment.version) as weights:
@@ -147,7 +144,7 @@ class Judge:
                 self._failures.tell(
                     error, "submissions on which it fails are judged inconclusive"
                 )
-                return self.give_up(commitment, ENVIRONMENT_FAILED)
+                return Ruling(self.give_up(commitment, ENVIRONMENT_FAILED))
             except (EngineError, StorageError) as error:
                 # Foreign tokens went in; that they have the right shape is no promise that no
                 # sum overflows.
@@ -157,14 +154,17 @@ class Judge:
                     commitment.index,
                 )
                 logger.error("engine_failed %s v%d/%d: %s", author, version, index, error)
-                return self.give_up(commitment, ENGINE_FAILED)
+                return Ruling(self.give_up(commitment, ENGINE_FAILED))
 
-    async def judge(self, submission: Submission, weights: str) -> SignedVerdict:
+    async def judge(self, submission: Submission, weights: str) -> Ruling:
         """From its place to the model's replay; the first violation decides."""
         commitment = submission.commitment
         if self._world.now() < self._succeeds_until:
             self._sequences.succeed(commitment.node, commitment.version, commitment.index)
-        return self._misplaced(commitment) or await self._replayer.judge(submission, weights)
+        misplaced = self._misplaced(commitment)
+        if misplaced is not None:
+            return Ruling(misplaced)
+        return await self._replayer.judge(submission, weights)
 
     def _misplaced(self, commitment: Commitment) -> SignedVerdict | None:
         """The verdict on a submission that fills a place twice, or leaves places out; None if

@@ -32,7 +32,6 @@ from p2p.world import decode_off_loop
 from roles.protocol.core.assignment import validator_of
 from roles.protocol.core.messages import (
     HASH_RATE,
-    MAX_HEAD,
     Commitment,
     Refusal,
     SignedVerdict,
@@ -44,6 +43,7 @@ from roles.protocol.core.messages import (
 )
 from roles.protocol.request import PATIENCE
 from roles.shared.seats import STRANGERS, Seat, Seats
+from roles.shared.sizes import MAX_HEAD
 from roles.shared.standing import AtRest, RoleStanding
 from roles.validator.core.fair_queue import FairQueue
 from roles.validator.judge import STALE, Judge

@@ -22,16 +22,16 @@ from roles.protocol.core.assignment import draw_order, run_sampling
 from roles.protocol.core.messages import (
     DECODE_RATE,
     MAX_REASON,
-    MAX_SUBMISSION,
     TOO_LONG,
     Commitment,
     SignedVerdict,
     Submission,
+    content_digest,
     decode_groups_untrusted,
-    max_submission,
 )
 from roles.run import Run
 from roles.shared.standing import RoleStanding
+from roles.validator.verdicts import Ruling
 
 logger = logging.getLogger(__name__)
 
@@ -63,23 +63,19 @@ class Replayer:
     @property
     def max_submission(self) -> int:
         """Bytes of the longest submission there can be in this run."""
-        recipe = self._run.terms.recipe
-        return max_submission(recipe.submission, recipe.group_size, recipe.max_new_tokens)
+        return self._run.terms.work_size.max_submission
 
-    def too_long(self, length: int) -> tuple[Verdict, str]:
+    def too_long(self, length: int) -> str:
         """What is said of a submission of ``length`` bytes, of which only the beginning was
         read.
 
-        Its place is taken either way: a gap would lock the worker out. Where the recipe allows
-        no submission this long, it is no honest worker's. Where only our own limit is lower
-        than what the recipe allows, the run's owner is to blame, who must lower ``submission``
-        in the recipe.
+        Its place is taken: a gap would lock the worker out. The recipe allows no submission
+        this long, and none is signed whose submissions are too long for a message
+        (`roles.shared.sizes`), so it is no honest worker's.
         """
-        reason = f"{TOO_LONG}: {length} bytes, over the limit of {self.max_submission}"
-        is_recipes = self.max_submission < MAX_SUBMISSION
-        return (Verdict.REJECTED if is_recipes else Verdict.INCONCLUSIVE), reason
+        return f"{TOO_LONG}: {length} bytes, over the limit of {self.max_submission}"
 
-    async def judge(self, submission: Submission, weights: str) -> SignedVerdict:
+    async def judge(self, submission: Submission, weights: str) -> Ruling:
         """The verdict under the policy whose file is ``weights``.
 
         Raises `EnvironmentFailed`, `EngineError`, `StorageError` and `AtRest`: no verdict then.
@@ -91,7 +87,7 @@ class Replayer:
             # Of two trainers' same version one is chosen; who had the other was honest.
             was_signed = self._node.shardcast.was_signed(commitment.version, commitment.policy)
             verdict = Verdict.INCONCLUSIVE if was_signed else Verdict.REJECTED
-            return self.sign(commitment, verdict, OTHER_POLICY)
+            return Ruling(self.sign(commitment, verdict, OTHER_POLICY))
         try:
             groups, judgement = await decode_off_loop(
                 self._node.world,
@@ -100,15 +96,16 @@ class Replayer:
                 rate=DECODE_RATE,
             )
         except BadMessage as error:
-            return self.sign(commitment, Verdict.REJECTED, str(error))
+            return Ruling(self.sign(commitment, Verdict.REJECTED, str(error)))
         seeds = order.task_seeds(commitment.index)
         tasks = order.with_draws(commitment.index, await self._environment.tasks(seeds))
         if [group.group for group in groups] != [task.group for _, task in tasks]:
-            return self.sign(commitment, Verdict.REJECTED, WRONG_GROUPS)
+            return Ruling(self.sign(commitment, Verdict.REJECTED, WRONG_GROUPS))
+        logprobs = b""
         if judgement.verdict is Verdict.ACCEPTED:
             await self._load(commitment.version, policy, weights)
-            judgement = await self._replay([task for _, task in tasks], groups)
-        return await self._conclude(commitment, judgement, tasks, groups)
+            judgement, logprobs = await self._replay([task for _, task in tasks], groups)
+        return await self._conclude(commitment, judgement, logprobs, tasks, groups)
 
     async def _load(self, version: PolicyVersion, policy: bytes, weights: str) -> None:
         if (version, policy) != (self.loaded, self._policy):
@@ -132,8 +129,12 @@ class Replayer:
                 break
         return judgement
 
-    async def _replay(self, tasks: list[GroupTask], groups: tuple[Group, ...]) -> Judgement:
-        """Run the model over the groups and hold what it says against the limits."""
+    async def _replay(
+        self, tasks: list[GroupTask], groups: tuple[Group, ...]
+    ) -> tuple[Judgement, bytes]:
+        """Run the model over the groups and hold what it says against the limits; its log-probs
+        of all tokens.
+        """
         limits = self._standing.run.terms.limits
         await dawdle(self._node.world, "replay/slow replay")
         scored = await self._engine.score(tasks, groups, run_sampling(self._standing.run))
@@ -141,32 +142,35 @@ class Replayer:
         for evidence in pool:
             judgement = judge(evidence, limits)
             if judgement.verdict is not Verdict.ACCEPTED:
-                return judgement
-        return judge_pool(pool, limits)
+                return judgement, b""
+        return judge_pool(pool, limits), b"".join(one.logprobs for one in scored)
 
     async def _conclude(
         self,
         commitment: Commitment,
         judgement: Judgement,
+        logprobs: bytes,
         tasks: list[tuple[Task, GroupTask]],
         groups: tuple[Group, ...],
-    ) -> SignedVerdict:
+    ) -> Ruling:
         """The signed verdict, with rewards recomputed if it is acceptance."""
         rewards: tuple[float, ...] = ()
+        bound = b""
         if judgement.verdict is Verdict.ACCEPTED:
             answers = [
                 (task, [completion.tokens for completion in group.completions])
                 for (task, _), group in zip(tasks, groups, strict=True)
             ]
             rewards = tuple(await self._environment.rewards(answers))
+            bound = content_digest(logprobs)
         else:
             author, version, index = commitment.node.short, commitment.version, commitment.index
             logger.info("rejected %s v%d/%d: %s", author, version, index, judgement)
         verdict = SignedVerdict(
             self._node.host.peer_id, commitment, judgement.verdict, judgement.reason.value,
-            float(judgement.statistic), float(judgement.limit), rewards,
+            float(judgement.statistic), float(judgement.limit), rewards, bound,
         )  # fmt: skip
-        return self._signed(verdict)
+        return Ruling(self._signed(verdict), logprobs)
 
     def sign(self, commitment: Commitment, verdict: Verdict, reason: str) -> SignedVerdict:
         """A verdict that no model was asked for. Raises `AtRest`."""

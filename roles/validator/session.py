@@ -31,6 +31,7 @@ from p2p.world import dawdle
 from proofs.checks import Verdict
 from roles.protocol.core.messages import (
     ROLLOUT_PROTOCOL,
+    AcceptedWork,
     SignedVerdict,
     decode_verdict_untrusted,
 )
@@ -46,7 +47,7 @@ from roles.validator.limits import (
 )
 from roles.validator.reception import Reception
 from roles.validator.stats import ValidatorStats
-from roles.validator.verdicts import Job
+from roles.validator.verdicts import Job, Ruling
 
 VERDICT_KIND: Final = "verdict"
 """Kind of our ledger entries; the body is `SignedVerdict.to_bytes`."""
@@ -149,12 +150,13 @@ class ValidatorSession:
         began = world.now()
         job = self._queue.pop(began, of_debtors=not deliveries.has_room())
         try:
-            verdict = await self._judge.decide(job)
+            ruling = await self._judge.decide(job)
         except AtRest:  # its worker will be told so, and ask the judge of the newest edition
             self._end_without_entry(job, None)
             return
         finally:
             self._queue.charge(world.now() - began)
+        verdict = ruling.verdict
         if verdict.verdict is Verdict.REJECTED:
             self._queue.blame(verdict.commitment.node, world.now())
         if verdict.verdict is Verdict.INCONCLUSIVE:
@@ -162,7 +164,7 @@ class ValidatorSession:
             return
         if verdict.verdict is Verdict.ACCEPTED:
             deliveries.expect()
-        nursery.start_soon(self._record, job, verdict, deliveries)
+        nursery.start_soon(self._record, job, ruling, deliveries)
 
     def _end_without_entry(self, job: Job, verdict: SignedVerdict | None) -> None:
         self._judge.verdicts.drop(job)
@@ -195,13 +197,15 @@ class ValidatorSession:
     def _wake(self) -> None:
         self._work.notify_all()
 
-    async def _record(self, job: Job, verdict: SignedVerdict, deliveries: Deliveries) -> None:
+    async def _record(self, job: Job, ruling: Ruling, deliveries: Deliveries) -> None:
         """Make a verdict durable, then known, then send what it accepts on its way."""
         commitment, durable = job.submission.commitment, self._durable
+        verdict = ruling.verdict
+        work = AcceptedWork(verdict, job.submission, ruling.logprobs)
         if verdict.verdict is Verdict.ACCEPTED:
             # Before the ledger: a worker that finds the verdict there must find the submission,
             # too.
-            await durable.insist(partial(deliveries.keep, verdict, job.submission))
+            await durable.insist(partial(deliveries.keep, work))
         await dawdle(self._world, "validator/slow record")
         entry = await durable.insist(
             partial(self._ledger.append, VERDICT_KIND, verdict.to_bytes())
@@ -218,4 +222,4 @@ class ValidatorSession:
             "verdict", verdict=verdict.verdict.value, version=int(commitment.version)
         )
         if verdict.verdict is Verdict.ACCEPTED:
-            deliveries.deliver(verdict, job.submission)
+            deliveries.deliver(work)

@@ -17,6 +17,15 @@ from roles.protocol.core.messages import Commitment, SignedVerdict, Submission, 
 from roles.validator.limits import GIVEN_UP, KNOWN
 
 
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """A verdict, and what goes with it to the trainer."""
+
+    verdict: SignedVerdict
+    logprobs: bytes = b""
+    """The scorer's, if it accepts (`roles.engines.base.Scored`)."""
+
+
 @dataclass(slots=True, eq=False)
 class Job:
     """A submission on its way through the scorer."""

@@ -213,7 +213,8 @@ def test_a_machine_has_limits_of_its_own() -> None:
     with pytest.raises(ConfigError, match=r"memory = .* this machine allows 17,179,869,184"):
         large.engine_config()
     assert large.engine_config(MachineLimits(memory=1 << 40)).shape == shape
-    long = sign_run(replace(TERMS, recipe=Recipe(max_new_tokens=100_000)), OWNER)
+    wide = Recipe(max_new_tokens=100_000, submission=1, group_size=4)
+    long = sign_run(replace(TERMS, recipe=wide), OWNER)
     with pytest.raises(ConfigError, match="max_new_tokens = 100,000"):
         long.engine_config()
     assert memory_needed(ModelShape(), Recipe()) < 16 * 2**20

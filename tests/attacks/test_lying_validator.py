@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
@@ -13,16 +13,16 @@ import trio
 from p2p.identity import KeyPair, PeerId, verify
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Verdict
-from roles.engines.base import TrainingGroup
+from roles.engines.base import Group, TrainingGroup
 from roles.protocol.core.assignment import validator_of
 from roles.protocol.core.messages import (
+    AcceptedWork,
     Commitment,
     Receipt,
     SignedVerdict,
     Submission,
     content_digest,
     decode_groups_untrusted,
-    encode_delivery,
 )
 from roles.rl.recipe import Recipe
 from roles.trainer.check import DeliveryCheck
@@ -30,6 +30,7 @@ from roles.trainer.core.buffer import BufferedGroup, GroupBuffer
 from roles.trainer.intake import Intake
 from roles.validator.judge import Judge
 from roles.validator.role import Validator
+from roles.validator.verdicts import Ruling
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
 from sim.node.swarm import open_swarm
@@ -46,7 +47,7 @@ class LyingJudge(Judge):
 
     reward: ClassVar[float] = 3e38
 
-    async def judge(self, submission: Submission, weights: str) -> SignedVerdict:
+    async def judge(self, submission: Submission, weights: str) -> Ruling:
         await trio.lowlevel.checkpoint()
         groups = decode_groups_untrusted(submission.content)
         # With spread, or no step would take the group anyway.
@@ -54,12 +55,35 @@ class LyingJudge(Judge):
             self.reward * (i % 2) for group in groups for i, _ in enumerate(group.completions)
         )
         me, commitment = self.node.host.peer_id, submission.commitment
-        lie = SignedVerdict(me, commitment, Verdict.ACCEPTED, "fine", 0.0, 0.0, rewards)
-        return lie.signed(self.node.world.signer)
+        logprobs = self.logprobs(groups)
+        lie = SignedVerdict(
+            me,
+            commitment,
+            Verdict.ACCEPTED,
+            "fine",
+            0.0,
+            0.0,
+            rewards,
+            content_digest(logprobs),
+        )
+        return Ruling(lie.signed(self.node.world.signer), logprobs)
+
+    def logprobs(self, groups: Sequence[Group]) -> bytes:
+        return bytes(2 * sum(len(one.tokens) for group in groups for one in group.completions))
 
 
 class FlatteringJudge(LyingJudge):
     reward: ClassVar[float] = 1.0
+
+
+class MumblingJudge(LyingJudge):
+    """The right rewards, and log-probs that are none."""
+
+    reward: ClassVar[float] = 1.0
+    said: ClassVar[bytes] = b"\xff\xff"
+
+    def logprobs(self, groups: Sequence[Group]) -> bytes:
+        return self.said * (len(super().logprobs(groups)) // 2)
 
 
 class LyingValidator(Validator):
@@ -69,6 +93,10 @@ class LyingValidator(Validator):
 
 class FlatteringValidator(LyingValidator):
     judge_type: ClassVar[type[Judge]] = FlatteringJudge
+
+
+class MumblingValidator(LyingValidator):
+    judge_type: ClassVar[type[Judge]] = MumblingJudge
 
 
 def play(validator: type[Validator]) -> Mapping[str, Any]:
@@ -96,7 +124,7 @@ def play(validator: type[Validator]) -> Mapping[str, Any]:
     return outcome.value
 
 
-@pytest.mark.parametrize("validator", [LyingValidator, FlatteringValidator])
+@pytest.mark.parametrize("validator", [LyingValidator, FlatteringValidator, MumblingValidator])
 def test_no_group_is_learnt_from_with_rewards_that_its_tokens_do_not_earn(
     validator: type[Validator],
 ) -> None:
@@ -115,8 +143,11 @@ def delivery(
         RUN_ID, worker.peer_id, PolicyVersion(1), bytes(32), index, content_digest(content)
     )
     work = Submission.sign(commitment, content, worker)
-    verdict = SignedVerdict(judge.peer_id, commitment, Verdict.ACCEPTED, "", 0.0, 0.0, ())
-    return encode_delivery(verdict.signed(judge), work)
+    bound = content_digest(b"")
+    verdict = SignedVerdict(
+        judge.peer_id, commitment, Verdict.ACCEPTED, "", 0.0, 0.0, (), bound
+    )
+    return AcceptedWork(verdict.signed(judge), work, b"").to_bytes()
 
 
 class _Disk:
@@ -192,14 +223,15 @@ async def test_work_that_no_step_can_use_is_not_kept_on_the_trainers_disk() -> N
     kept: list[int] = []
 
     class Check(CheckWithoutModel):
-        async def groups(self, verdict: SignedVerdict, *_: object) -> list[Any]:
+        async def groups(self, work: AcceptedWork) -> list[Any]:
+            verdict = work.verdict
             rewards = (1.0, 0.0) if verdict.commitment.index == 1 else (1.0, 1.0)
             group = TrainingGroup((1,), (), rewards)
             return [BufferedGroup(PolicyVersion(1), verdict.commitment.content, 0, group)]
 
     class Keeping(_Disk):
-        async def keep(self, verdict: Any, *_: object) -> None:
-            kept.append(verdict.commitment.index)
+        async def keep(self, work: AcceptedWork) -> None:
+            kept.append(work.verdict.commitment.index)
 
     intake = make_intake(Check, cast(Any, Keeping()))
     right = validator_of(TRAINER_RUN, WORKER.peer_id, PolicyVersion(1))

@@ -26,13 +26,13 @@ from roles.engines.base import TrainingGroup
 from roles.inference.outbox import SubmissionOutbox
 from roles.protocol.core.messages import (
     ROLLOUT_PROTOCOL,
+    AcceptedWork,
     Commitment,
     Receipt,
     SignedVerdict,
     Submission,
     content_digest,
     decode_receipt_untrusted,
-    encode_delivery,
     encode_receipt,
 )
 from roles.protocol.request import NONSENSE, ask
@@ -105,9 +105,9 @@ def submission(index: int = 0, signer: KeyPair = WORKER) -> Submission:
 def delivery(index: int = 0) -> bytes:
     work = submission(index)
     verdict = SignedVerdict(
-        JUDGE.peer_id, work.commitment, Verdict.ACCEPTED, "", 0.0, 0.0, ()
+        JUDGE.peer_id, work.commitment, Verdict.ACCEPTED, "", 0.0, 0.0, (), content_digest(b"")
     ).signed(JUDGE)
-    return encode_delivery(verdict, work)
+    return AcceptedWork(verdict, work, b"").to_bytes()
 
 
 class SlowDisk:

@@ -189,3 +189,29 @@ def test_the_command_line_signs_and_shows(
 def test_garbage_is_a_bad_message(data: bytes) -> None:
     with pytest.raises(BadMessage):
         decode_run_untrusted(data)
+
+
+@pytest.mark.parametrize(
+    ("change", "remedy"),
+    [
+        ({"max_new_tokens": 4096}, r"lower submission in \[recipe\] to at most 21"),
+        ({"max_new_tokens": 100_000}, r"lower group_size in \[recipe\] to at most 14"),
+        ({"max_new_tokens": 200_000}, r"at most 131072 of max_new_tokens"),
+        ({"group_size": 2000, "submission": 1}, r"at most 1024 of group_size"),
+    ],
+)
+def test_a_recipe_whose_submissions_no_message_carries_is_not_signed(
+    change: dict[str, int], remedy: str
+) -> None:
+    """Issue 13: an oversized submission locked its worker out for ever. Nor is it read."""
+    recipe = replace(Recipe(), submission=64)
+    with pytest.raises(ValueError, match=remedy):
+        replace(TERMS, recipe=replace(recipe, **change))
+    table = {
+        "name": "long",
+        "trainers": [str(TRAINER.peer_id)],
+        "validators": [str(VALIDATOR.peer_id)],
+        "recipe": {"submission": 64, **change},
+    }
+    with pytest.raises(ConfigError, match=remedy):
+        read_draft(table, "run.toml", 0.0)

@@ -52,7 +52,7 @@ def test_killed_with_nine_it_comes_to_the_same_weights(tmp_path: Path) -> None:
     assert {len(rows) for rows in logged.values()} == {5}
     places = {(row[0], row[1]) for rows in logged.values() for row in rows}
     assert len(places) == 5 * len(logged)
-    names = {delivery(index)[0].commitment.content.hex(): index for index in range(400)}
+    names = {delivery(index).verdict.commitment.content.hex(): index for index in range(400)}
     torch.set_num_threads(1)
     undisturbed = TorchLearner(CONFIG)
     undisturbed.start()

@@ -22,15 +22,14 @@ from proofs.checks import Verdict
 from proofs.toploc import proof_size
 from roles.protocol.core.assignment import REORDER_WINDOW, validator_of
 from roles.protocol.core.messages import (
-    MAX_SUBMISSION,
     Commitment,
     SignedVerdict,
-    max_submission,
 )
 from roles.rl.recipe import Recipe
 from roles.run import Run, sign_run
 from roles.shared.reasons import MAX_REASONS, OTHER
 from roles.shared.seats import Seats
+from roles.shared.sizes import MAX_SUBMISSION, WorkSize
 from roles.trainer import TrainerConfig
 from roles.validator.core.sequence import MAX_MISPLACED, DrawSequences, PlaceState
 from roles.validator.judge import GAP, Judge
@@ -124,11 +123,13 @@ async def test_a_submission_of_a_stranger_is_not_read() -> None:
     assert b"may not generate" in stream.said
 
 
-def test_what_a_run_lets_a_submission_hold_is_far_below_what_any_may_hold() -> None:
-    assert max_submission(8, 16, 12) < 173 * KI
-    assert max_submission(64, 16, 1000) == MAX_SUBMISSION
-    group = 16 * (8 + 12 * 8 + proof_size(12, 64)) + 64
-    assert 8 * group < max_submission(8, 16, 12) / 2
+def test_what_a_run_lets_a_submission_hold_is_what_its_recipe_needs() -> None:
+    """The demo's are a four-hundredth of what any may have: so much less can be held by
+    strangers that each begin one."""
+    size = WorkSize(groups=8, completions=16, tokens=12, vocabulary=50, proof_values=62)
+    assert size.max_submission < 22 * KI < MAX_SUBMISSION / 300
+    group = 16 * (8 + 12 * 2 + proof_size(12, 64, 62))
+    assert 8 * group < size.max_submission < 8 * group + 2 * KI
 
 
 def test_reasons_that_quote_the_sender_have_an_end() -> None:

@@ -25,7 +25,13 @@ from roles.engines.config import EngineConfig, ModelShape
 from roles.engines.torch.engine import TorchEngine
 from roles.envs.base import Task
 from roles.envs.contained import EnvironmentFailed
-from roles.protocol.core.messages import Commitment, SignedVerdict, Submission, content_digest
+from roles.protocol.core.messages import (
+    AcceptedWork,
+    Commitment,
+    SignedVerdict,
+    Submission,
+    content_digest,
+)
 from roles.rl.recipe import Recipe, WarmUp
 from roles.shared.durable import Durable
 from roles.trainer.core.buffer import BufferedGroup, GroupBuffer
@@ -64,22 +70,23 @@ def lesson(index: int, number: int) -> TrainingGroup:
     )
 
 
-def delivery(index: int) -> tuple[SignedVerdict, Submission]:
+def delivery(index: int) -> AcceptedWork:
     content = index.to_bytes(2, "big")
     commitment = Commitment(
         bytes(32), KEY.peer_id, PolicyVersion(0), bytes(32), index, content_digest(content)
     )
-    verdict = SignedVerdict(KEY.peer_id, commitment, Verdict.ACCEPTED, "", 0.0, 0.0, ())
-    return verdict.signed(KEY), Submission.sign(commitment, content, KEY)
+    bound = content_digest(b"")
+    verdict = SignedVerdict(KEY.peer_id, commitment, Verdict.ACCEPTED, "", 0.0, 0.0, (), bound)
+    return AcceptedWork(verdict.signed(KEY), Submission.sign(commitment, content, KEY), b"")
 
 
 class Check:
     """Takes every delivery at its word."""
 
-    async def groups(self, _: SignedVerdict, submission: Submission) -> list[BufferedGroup]:
+    async def groups(self, work: AcceptedWork) -> list[BufferedGroup]:
         await trio.lowlevel.checkpoint()
-        index = int.from_bytes(submission.content, "big")
-        source = submission.commitment.content
+        index = int.from_bytes(work.submission.content, "big")
+        source = work.submission.commitment.content
         return [
             BufferedGroup(PolicyVersion(0), source, number, lesson(index, number))
             for number in range(GROUPS)
@@ -179,15 +186,15 @@ async def live(folder: Path, steps: int) -> None:
     session = TrainerSession(node, recipe, engine, intake, curve, standing, policies)
     step = await session._resume()
     await intake.restore(step)
-    names = {delivery(index)[0].commitment.content: index for index in range(STEPS)}
+    names = {delivery(index).verdict.commitment.content: index for index in range(STEPS)}
     # The newest delivery is on disk always: nothing is delivered twice.
     coming = 1 + max((names[content] for content in inbox._files), default=-1)
     while step < steps:
         while len(intake.buffer) < recipe.groups:
-            verdict, submission = delivery(coming)
+            work = delivery(coming)
             coming += 1
-            await inbox.keep(verdict, submission)
-            intake._put(await check.groups(verdict, submission))
+            await inbox.keep(work)
+            intake._put(await check.groups(work))
         step = await session._step(step)
 
 

@@ -47,6 +47,7 @@ from roles.envs.base import NAME, environment_digest
 from roles.models.pin import FilePin
 from roles.rl.recipe import Recipe
 from roles.shared.bounds import check_bounds
+from roles.shared.sizes import WorkSize
 
 DOMAIN: Final = "/shoal/run/1.0.0"
 FORMAT: Final = 2
@@ -250,9 +251,22 @@ class Terms:
             raise ValueError(
                 "a run needs at least one environment, one trainer and one validator"
             )
+        self.work_size.check()
         for names in (self.trainers, self.validators, self.admission.allowed):
             if len(names) > MAX_PEERS or len(set(names)) < len(names):
                 raise ValueError(f"a list of peers has at most {MAX_PEERS} names, each once")
+
+    @property
+    def work_size(self) -> WorkSize:
+        """What the length of submissions follows from."""
+        recipe = self.recipe
+        return WorkSize(
+            groups=recipe.submission,
+            completions=recipe.group_size,
+            tokens=recipe.max_new_tokens,
+            vocabulary=self.model.shape.vocabulary,
+            proof_values=recipe.proof_values,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
