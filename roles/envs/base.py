@@ -55,8 +55,9 @@ class Ration:
     charged for it."""
 
     opening: float = 120.0
-    """Seconds for the start of its process: the largest libraries take ten, on a busy
-    machine."""
+    """Seconds for the start of its process: the largest libraries take ten, on a busy machine.
+    And for the tasks of an evaluation, which the trainer asks for once: a family of
+    reasoning-gym may take half a minute for its 32."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,7 +113,8 @@ class WorkerEnvironment:
 
     async def evaluation(self) -> list[Task]:
         """See `ContainedEnvironment`."""
-        return [task_from_wire(task) for task in await self._ask("evaluation")]
+        value = await self._ask("evaluation", patience=self._ration.opening)
+        return [task_from_wire(task) for task in value]
 
     async def rewards(self, answers: Answers) -> list[float]:
         """See `ContainedEnvironment`."""
@@ -123,11 +124,14 @@ class WorkerEnvironment:
         value: list[float] = await self._ask("rewards", rows)
         return value
 
-    async def _ask(self, method: str, *arguments: object) -> Any:
+    async def _ask(self, method: str, *arguments: object, patience: float = 0.0) -> Any:
+        """Waits as long as for a submission, unless told otherwise."""
         async with self._turn:
             if self._worker is None:
                 await self._start()
-            return await self._call(method, *arguments, patience=self._ration.patience)
+            return await self._call(
+                method, *arguments, patience=patience or self._ration.patience
+            )
 
     async def _start(self) -> None:
         self._worker = await self._stack.enter_async_context(

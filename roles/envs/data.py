@@ -46,6 +46,20 @@ def read_data(pin: FilePin, folder: str) -> bytes:
     return data
 
 
+def pin_data(path: str) -> FilePin:
+    """What a run that reads the file says of it. Raises `ConfigError` if it cannot be read, or
+    is larger than `MAX_DATA`."""
+    file = Path(path)
+    try:
+        with file.open("rb") as opened:
+            data = opened.read(MAX_DATA + 1)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    if len(data) > MAX_DATA:
+        raise ConfigError(f"{path} has over {MAX_DATA:,} bytes")
+    return FilePin(name=file.name, size=len(data), digest=hashlib.sha256(data).digest())
+
+
 def open_tokenizer(folder: str) -> ChatTokenizer:
     """The tokenizer and chat template of a model. Raises `roles.models.errors.BadModel`
     if they are not sound, `MissingDependency` without the packages for it."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import logging
 import re
 from collections.abc import Callable
 from random import Random
@@ -94,6 +95,8 @@ class MathEnvironment(ExactEnvironment):
         require(PACKAGES, extra="math", what=f"the environment {self.name!r}")
         super().__init__(data)
         math_verify = importlib.import_module("math_verify")
+        # It warns at each start that a caller without its time limit needs one: there is one.
+        logging.getLogger("math_verify").setLevel(logging.ERROR)
         self._parse: Callable[..., list[Any]] = math_verify.parse
         self._verify: Callable[..., bool] = math_verify.verify
 

@@ -53,7 +53,7 @@ def call(
                 begin_call(ration)
                 values.append(task_to_wire(task_of(environment, seed)))
         case "evaluation", []:
-            begin_call(replace(ration, cpu=ration.patience))
+            begin_call(replace(ration, cpu=ration.opening, patience=ration.opening))
             values += map(task_to_wire, evaluation_of(environment))
         case "rewards", [answers]:
             for task, completions in answers:

@@ -15,8 +15,8 @@ from p2p.identity import PeerId
 from p2p.node.tables import read_table, write_table
 from proofs.checks import Limits
 from roles.envs.base import environment_digest
+from roles.envs.data import pin_data
 from roles.models.bundle import check_weights, end_tokens, pin_folder, read_config
-from roles.models.pin import FilePin
 from roles.rl.recipe import Recipe
 from roles.run.core.file import AdmissionRules, Delivery, EnvironmentPin, Model, Terms
 
@@ -25,24 +25,6 @@ DAY: Final = 24 * 3600
 MAX_DAYS: Final = 3650.0
 """Days that a document may be valid. After ten years what it was signed with is no longer to be
 trusted."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftFile:
-    """A file of questions, as its owner's tools describe it."""
-
-    name: str
-    """Without its folder."""
-
-    size: int
-    """Bytes."""
-
-    sha256: str
-    """64 hexadecimal digits."""
-
-    def pin(self) -> FilePin:
-        """What the run file says of it. Raises ValueError on what is no digest."""
-        return FilePin(name=self.name, size=self.size, digest=bytes.fromhex(self.sha256))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,17 +40,17 @@ class DraftEnvironment:
     kinds: Mapping[str, float] = field(default_factory=dict)
     """Weights of its kinds of tasks; left out: as it likes."""
 
-    data: DraftFile | None = None
-    """The file of questions that it reads."""
+    data: str = ""
+    """Path of the file of questions that it reads: its name, size and digest are pinned."""
 
     def pin(self) -> EnvironmentPin:
-        """What the run file says of it. Raises ValueError on what is no digest."""
+        """What the run file says of it. Raises `ConfigError` on a file that cannot be read."""
         return EnvironmentPin(
             name=self.name,
             digest=environment_digest(self.name),
             weight=self.weight,
             kinds=self.kinds,
-            data=None if self.data is None else self.data.pin(),
+            data=pin_data(self.data) if self.data else None,
         )
 
 

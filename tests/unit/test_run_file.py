@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,10 @@ from p2p.errors import BadMessage, ConfigError
 from p2p.identity import KeyPair
 from p2p.node.admission import Capability
 from p2p.wire import pack, unpack_untrusted
+from roles.engines.config import MachineLimits
 from roles.envs.base import environment_digest
+from roles.envs.client import setup_of
+from roles.models.pin import FilePin
 from roles.rl.recipe import Recipe
 from roles.run.__main__ import main
 from roles.run.core.file import (
@@ -160,6 +164,65 @@ def test_a_draft_fills_in_the_rest() -> None:
     for change, reason in changes:
         with pytest.raises(ConfigError, match=reason):
             read_draft({**table, **change}, "draft.toml", now=0.0)
+
+
+def test_a_run_has_several_environments_by_weight(tmp_path: Path) -> None:
+    questions = tmp_path / "q.jsonl"
+    questions.write_bytes(b"content")
+    table: dict[str, object] = {
+        "name": "r",
+        "trainers": [str(TRAINER.peer_id)],
+        "validators": [str(VALIDATOR.peer_id)],
+        "environments": [
+            {"name": "arithmetic", "weight": 3, "kinds": {"addition": 2, "stories": 0.5}},
+            {"name": "math-exact", "data": str(questions)},
+            "sort",
+        ],
+    }
+    terms = read_draft(table, "draft.toml", now=0.0)
+    digest = hashlib.sha256(b"content").digest()
+    first, second, third = terms.environments
+    assert (first.weight, first.kinds) == (3.0, {"addition": 2.0, "stories": 0.5})
+    assert second.data == FilePin(name="q.jsonl", size=7, digest=digest)
+    assert (third.weight, third.kinds, third.data) == (1.0, {}, None)
+    run = sign_run(terms, OWNER)
+    assert decode_run_untrusted(run.document) == run
+    setup = setup_of(run, MachineLimits(environment_data="here"))
+    assert [part.name for part in setup.parts] == ["arithmetic", "math-exact", "sort"]
+    assert (setup.folder, setup.model, setup.parts[1].data) == ("here", None, second.data)
+    for change, reason in (
+        (
+            {"weight": 0},
+            r"environments\[0\]: weight must be from 1e-06|weight must be from 1e-06",
+        ),
+        ({"kinds": {"addition": -1}}, "a weight from 1e-06"),
+        ({"kinds": {"addition": float("nan")}}, "is not a number"),
+        ({"kinds": {"os:abort": 1.0}}, "a kind of tasks has a name"),
+        ({"kinds": {f"k{number}": 1.0 for number in range(300)}}, "at most 256 kinds"),
+        ({"data": str(tmp_path / "none")}, "cannot be read: No such file"),
+        ({"wight": 1}, r"environments\[0\]: there is no key 'wight'; did you mean 'weight'"),
+        ({"name": "sort"}, "names each environment once"),
+    ):
+        changed = {"name": "arithmetic", **change}
+        environments = [changed, {"name": "sort"}]
+        with pytest.raises(ConfigError, match=reason):
+            read_draft({**table, "environments": environments}, "draft.toml", now=0.0)
+
+
+def test_a_run_of_text_needs_the_folder_of_its_base() -> None:
+    pins = tuple(
+        FilePin(name=name, size=1, digest=bytes(32))
+        for name in ("config.json", "tokenizer.json")
+    )
+    model = replace(TERMS.model, base=pins, context=100, end_tokens=(2, 5))
+    run = sign_run(replace(TERMS, model=model), OWNER)
+    with pytest.raises(ConfigError, match="speaks text: its environments need the folder"):
+        setup_of(run, MachineLimits())
+    text = setup_of(run, MachineLimits(), "model").model
+    assert text is not None
+    assert (text.folder, text.end_tokens, text.vocabulary) == ("model", (2, 5), 50)
+    assert (text.context, text.max_new_tokens) == (100, Recipe().max_new_tokens)
+    assert run.engine_config().environment is None
 
 
 def test_the_command_line_signs_and_shows(

@@ -231,7 +231,7 @@ def test_the_gyms_tasks_are_held_out_and_paid() -> None:
         assert paid(environment, task, task.answer, ended=False) == 0.0
         assert paid(environment, task, "") < 0.1
     held = environment.evaluation()
-    assert Counter(task.kind for task in held) == {"chain_sum": 64, "gcd": 64}
+    assert Counter(task.kind for task in held) == {"chain_sum": 32, "gcd": 32}
     for family in ("composite", "no_such_family"):
         with pytest.raises(ConfigError, match=f"no family '{family}'"):
             GymEnvironment({family: 1.0})
