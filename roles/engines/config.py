@@ -216,10 +216,10 @@ def memory_needed(shape: ModelShape, recipe: Recipe) -> int:
     to say how many have changed; for the positions that it reads at once about 10 numbers for
     each feature of the residual stream and 4 for each of SwiGLU, layer by layer; and four times
     the logits of a slice of answer tokens. (One completion longer than `BATCH_TOKENS` needs
-    more.) A generator a cache of keys
-    and values for `ROWS` completions at their full length, or for as many as `CACHE_BYTES`
-    allow. Example: the demo's 105,088 parameters come to 14 MB, SmolLM2's 135 M to 4.3 GB
-    (measured in bfloat16: 4.1), a 0.5 B model with 1,024 new tokens to 13 GB.
+    more.) A generator holds a cache of keys and values for `ROWS` completions at their full
+    length, or for as many as `CACHE_BYTES` allow. Example: the demo's 105,088 parameters come
+    to 14 MB, SmolLM2's 135 M to 4.3 GB (measured in bfloat16: 4.1), a 0.5 B model with 1,024
+    new tokens to 13 GB.
     """
     kept = shape.layers * (10 * shape.width + 4 * shape.feed_forward)
     logits = 4 * _HEAD_TOKENS * shape.vocabulary

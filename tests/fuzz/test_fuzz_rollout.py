@@ -10,15 +10,18 @@ from hypothesis import given, settings, strategies as st
 from p2p.errors import BadMessage
 from p2p.identity import verify
 from p2p.wire import frame, pack
+from roles.engines.base import Completion, Group
 from roles.protocol.core.messages import (
     decode_commitment_untrusted,
     decode_delivery_untrusted,
     decode_groups_untrusted,
     decode_head_untrusted,
+    decode_logprobs_untrusted,
     decode_receipt_untrusted,
     decode_reply_untrusted,
     decode_submission_untrusted,
     decode_verdict_untrusted,
+    encode_groups,
 )
 from tests.attacks.test_content_bombs import BOMBS
 
@@ -37,6 +40,31 @@ bombs = st.builds(
 )
 packed = values.map(pack) | bombs
 foreign = st.binary(max_size=200) | packed | st.lists(packed, max_size=8).map(pack)
+
+
+GROUP = Group(0, (Completion((1, 2, 70_000), proof=b"p"), Completion((3,))))
+arrays = st.binary(max_size=24)
+shaped = st.lists(
+    st.tuples(st.integers(-1, 2**33), arrays, arrays, arrays, arrays).map(list), max_size=3
+).map(pack)
+
+
+@given(data=shaped)
+@settings(max_examples=300)
+def test_groups_in_form_are_groups_or_bad_messages(data: bytes) -> None:
+    """Lengths, tokens, sizes and proofs of any bytes: what is read is written the same."""
+    with contextlib.suppress(BadMessage):
+        assert encode_groups(decode_groups_untrusted(data)) == data
+
+
+@given(data=st.binary(min_size=8, max_size=8) | st.binary(max_size=20))
+@settings(max_examples=300)
+def test_log_probs_are_numbers_not_above_0_or_bad_messages(data: bytes) -> None:
+    with contextlib.suppress(BadMessage):
+        (group,) = decode_logprobs_untrusted(data, (GROUP,))
+        values = [value for one in group.completions for value in one.logprobs]
+        assert len(values) == 4
+        assert all(-65504 <= value <= 0 for value in values)
 
 
 @pytest.mark.parametrize(
