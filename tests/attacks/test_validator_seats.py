@@ -58,13 +58,13 @@ class Holder(Inference):
 
 
 class HeadAndOneByte(Holder):
-    """Sends a head that says all that it should, and one byte of 10,000."""
+    """Sends a head that says all that it should, and one byte of 2,000."""
 
     def opening(self, node: Node, number: int) -> bytes:
         whole = frame(
-            forge(node, max(0, node.shardcast.newest), number, bytes(10_000)).to_bytes()
+            forge(node, max(0, node.shardcast.newest), number, bytes(2_000)).to_bytes()
         )
-        return whole[: len(whole) - 10_000 + 1]
+        return whole[: len(whole) - 2_000 + 1]
 
 
 class FutureClaims(Holder):
