@@ -81,6 +81,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--env", default="arithmetic", help="tasks, without --run")
     parser.add_argument("--dtype", choices=[one.value for one in Dtype], help="without --run")
     parser.add_argument("--draw", choices=[one.value for one in DrawRule], help="without --run")
+    parser.add_argument(
+        "--group-size", type=whole_number(2, 1024), default=16, help="without --run"
+    )
+    parser.add_argument(
+        "--tokens",
+        type=whole_number(1, 1 << 17),
+        default=64,
+        help="of an answer, without --run",
+    )
     parser.add_argument("--policy", type=Path, help="an older policy, as a cheat")
     parser.add_argument("--generator", default="torch", help="engine that draws")
     parser.add_argument("--validator", default="torch", help="engine that scores")
@@ -139,7 +148,10 @@ def _from_run(options: argparse.Namespace) -> tuple[EngineConfig, EnvironmentSet
 def _from_model(options: argparse.Namespace) -> tuple[EngineConfig, EnvironmentSetup]:
     if options.model is None:
         raise ConfigError("say what to calibrate: --run FILE, or --model DIR")
-    model, recipe = read_config(options.model), Recipe(rate=STEP_RATE, max_new_tokens=64)
+    model = read_config(options.model)
+    recipe = Recipe(
+        rate=STEP_RATE, group_size=options.group_size, max_new_tokens=options.tokens
+    )
     ends = end_tokens(options.model, model)
     config = EngineConfig(
         environment=options.env,
