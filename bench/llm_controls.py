@@ -146,7 +146,9 @@ class OneProcess:
             rewards.append(math.fsum(one.rewards[0] for one in groups) / len(self._held_out))
         self._spent("evaluation", start)
 
-    def step(self) -> StepReport:
+    def step(self) -> StepReport | None:
+        """None if no group had spread: a policy that the control has spoilt answers all
+        wrong."""
         start = time.process_time()
         groups = list[TrainingGroup]()
         for _ in range(MOST // DRAWN):
@@ -157,6 +159,8 @@ class OneProcess:
                 break
         groups = groups[: self.recipe.groups]
         start = self._spent("sampling", start)
+        if not groups:
+            return None
         report = self.learner.update(groups, self._advantages(groups))
         self._spent("training", start)
         self._course.reports.append(report)
@@ -228,7 +232,9 @@ def follow(subject: str, seed: int, options: argparse.Namespace) -> Course:
     learning = OneProcess(options.model, options, course)
     learning.evaluate()
     for _ in range(options.steps):
-        one = learning.step()
+        if (one := learning.step()) is None:
+            console.print(f"{subject}: nothing to learn from any more")
+            break
         console.print(
             f"{subject}, step {one.step}: loss {one.loss:+.4f}, k3 {one.k3:.4f}, entropy"
             f" {one.entropy:.3f}, norm {one.gradient_norm:.2f}, tokens {one.tokens}, changed"

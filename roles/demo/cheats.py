@@ -125,7 +125,8 @@ class CheatSession(InferenceSession):
 
         Raises `EngineError` if there is none: nothing is handed in then that might be honest.
         """
-        await self.node.world.sleep(self.rest)
+        if self.rest:
+            await self.node.world.sleep(self.rest)
         honest, claimed = run_sampling(self.run), self.loaded
         # both policies are loaded by turns: neither may be dropped meanwhile
         with ExitStack() as pins:

@@ -43,6 +43,9 @@ STOP_SECONDS: Final = 1.5
 """How long a process may take to end before it is killed: Ctrl-C promises under 3 s for all."""
 
 
+_MEMBERSHIP: Final = "[membership]\ninterval = 1.0\n"
+
+
 class DemoError(ShoalError):
     """The demo could not be played to its end; the logs of its nodes are kept."""
 
@@ -88,8 +91,10 @@ def write_run(plan: DemoPlan) -> Run:
     (plan.folder / RUN_FILE).write_bytes(run.document)
     (plan.folder / "node.toml").write_text(
         f"[role.trainer]\nevaluate_every = {show.evaluate_every}\n"
-        f"checkpoint_every = {show.checkpoint_every}\n\n"
-        f"[role.cheat]\nrest = {show.cheat_rest}\n\n[membership]\ninterval = 1.0\n"
+        f"checkpoint_every = {show.checkpoint_every}\n\n{_MEMBERSHIP}"
+    )
+    (plan.folder / "cheat.toml").write_text(
+        f"[role.cheat]\nrest = {show.cheat_rest}\n\n{_MEMBERSHIP}"
     )
     if show.base is not None:
         lay_base(show.base, plan.folder / "trainer-1" / FOLDER, run)
@@ -207,9 +212,11 @@ class DemoNodes:
         """Start, or start again, one of the cast."""
         child = self.children[name]
         first = next(iter(CAST))
+        # A node refuses the table of a role that it cannot find; the cheat alone finds its own.
+        config = "cheat.toml" if name.startswith("cheat") else "node.toml"
         arguments = [
             "--role", CAST[name], "--data", str(child.folder), "--listen",
-            "/ip4/127.0.0.1/tcp/0", "--config", str(self.plan.folder / "node.toml"), "--json",
+            "/ip4/127.0.0.1/tcp/0", "--config", str(self.plan.folder / config), "--json",
             "--status", "0.5", "--die-with-parent",
         ]  # fmt: skip
         if name == first:

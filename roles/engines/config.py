@@ -20,6 +20,12 @@ ROWS: Final = 256
 """Completions that an engine decodes together. In a CPU second 64 draw 57,000 tokens, 128
 72,000, 256 99,000 (docs/performance.md): below 64 dispatch dominates, above 256 nothing is
 gained."""
+BATCH_TOKENS: Final = 1024
+"""Positions that a learner, or a scorer, reads in one pass, padding included. A pass with
+gradients keeps about 1.4 MB of activations a position in a model of 135 M parameters (half of
+it in bfloat16), so 1.4 GB. More cost more memory and gain nothing: with 12 M parameters CPU to
+that at 1,024 is 1.12 at 512, 1.07 at 2,048, 1.10 at 4,096; only the demo's 105,088 would like
+4,096, for 0.88."""
 CACHE_BYTES: Final = 2 * GIB
 """Keys and values of the completions that an engine decodes together, at their full length:
 where `ROWS` of them would need more, fewer are decoded together. A model of 135 M parameters
@@ -157,7 +163,7 @@ class MachineLimits:
 
     memory: int = 16 * GIB
     """Bytes that an engine may need, by `memory_needed`: a 0.5 B model with 1,024 new tokens
-    comes to 14 GB."""
+    comes to 13 GB."""
 
     max_new_tokens: int = 32_768
     """Tokens of one completion: each is a pass through the model. At 30 a second this many take
@@ -198,16 +204,26 @@ class MachineLimits:
                 )
 
 
+_HEAD_TOKENS: Final = 512
+"""What `roles.engines.torch.gradient` takes of the answer tokens at a time."""
+
+
 def memory_needed(shape: ModelShape, recipe: Recipe) -> int:
     """Bytes that the largest of the three jobs needs, by arithmetic, within a factor of about
     two.
 
-    A learner holds weights, gradients and two moments in float32; a generator a cache of keys
+    A learner holds weights, gradients and two moments in float32, and the weights in bfloat16
+    to say how many have changed; for the positions that it reads at once about 10 numbers for
+    each feature of the residual stream and 4 for each of SwiGLU, layer by layer; and four times
+    the logits of a slice of answer tokens. (One completion longer than `BATCH_TOKENS` needs
+    more.) A generator a cache of keys
     and values for `ROWS` completions at their full length, or for as many as `CACHE_BYTES`
-    allow. Example: the demo's 105,088 parameters come to 4 MB, a 0.5 B model with 1,024 new
-    tokens to 8 GB.
+    allow. Example: the demo's 105,088 parameters come to 14 MB, SmolLM2's 135 M to 4.3 GB
+    (measured in bfloat16: 4.1), a 0.5 B model with 1,024 new tokens to 13 GB.
     """
-    training = 16 * shape.parameters
+    kept = shape.layers * (10 * shape.width + 4 * shape.feed_forward)
+    logits = 4 * _HEAD_TOKENS * shape.vocabulary
+    training = 18 * shape.parameters + 4 * (BATCH_TOKENS * kept + logits)
     row = recipe.max_new_tokens * cache_bytes(shape, 4)
     cache = max(row, min(ROWS * row, CACHE_BYTES))
     return max(training, 4 * shape.parameters + cache)

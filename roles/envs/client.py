@@ -178,12 +178,13 @@ async def open_environment_of(
 ) -> AsyncIterator[ContainedEnvironment]:
     """The environments that ``run`` is trained on, as one, for the length of the block.
 
-    ``folder`` holds the tokenizer of a run with a base; its files are those that the run pins.
+    ``folder``, of the world's disk, holds the tokenizer of a run with a base; its files are
+    those that the run pins.
     Raises `ConfigError` if an environment is not the one that the run pins, or cannot be
     opened.
     """
     run.check_environments()  # before any of it is imported
-    setup = setup_of(run, machine, folder)
+    setup = setup_of(run, machine, folder and world.disk.locate(folder))
     if run.terms.model.engine == "fake":
         yield LocalEnvironment(open_mix(setup))
         return

@@ -32,6 +32,9 @@ MAX_MESSAGES: Final = 64
 MAX_SOURCE: Final = 256 * KI
 """Bytes of a packed task: 64,000 tokens of four bytes. Those of a submission of 64 groups take
 16 MiB at most on their way through a pipe of 64."""
+DRAWS: Final = 16
+"""Tasks that are drawn for one seed before an environment whose prompts are too long is said to
+fail: where one question in ten is too long, that has a probability of 10^-16."""
 _MAX_ITEMS: Final = 4 * MAX_MESSAGES + 16
 """Items of a packed task: a list, a role and a content for each message, and what is around."""
 HELD_OUT_BELOW: Final = 32
@@ -136,6 +139,11 @@ class TextModel:
     """Of them, those of a completion."""
 
 
+class PromptTooLong(ValueError):
+    """A prompt leaves no room for a completion in the model's context; the message has the
+    numbers."""
+
+
 def is_text(environment: object) -> TypeGuard[TextEnvironment]:
     """Whether an environment is one of text: its reward is ``async``."""
     return inspect.iscoroutinefunction(getattr(environment, "reward", None))
@@ -189,12 +197,30 @@ class TokenizedEnvironment:
         self._model = model
 
     def task(self, seed: bytes, *, held_out: bool = False) -> Task:
-        """See `roles.envs.base.Environment`."""
+        """The task of ``seed``; if its prompt is too long, of the seed's sha256, and so on.
+
+        Raises ValueError, with the numbers, if `DRAWS` in a row are. Without the other draws
+        one long question in a file of thousands would stop each node whose turn it is until the
+        next policy, and if it stopped all, for good.
+        """
+        for _ in range(DRAWS - 1):
+            try:
+                return self._tokenized(self._environment.task(seed, held_out=held_out))
+            except PromptTooLong:
+                seed = hashlib.sha256(seed).digest()
         return self._tokenized(self._environment.task(seed, held_out=held_out))
 
     def evaluation(self) -> list[Task]:
-        """See `roles.envs.base.Environment`."""
-        return [self._tokenized(task) for task in self._environment.evaluation()]
+        """The held-out tasks whose prompts are not too long. Raises ValueError if all are."""
+        tasks, errors = [], []
+        for task in self._environment.evaluation():
+            try:
+                tasks.append(self._tokenized(task))
+            except PromptTooLong as error:
+                errors.append(error)
+        if errors and not tasks:
+            raise errors[0]
+        return tasks
 
     def reward(self, task: Task, tokens: Sequence[int]) -> float:
         """Pay for the text of ``tokens``, their end token left out. Not within a running trio.
@@ -208,13 +234,13 @@ class TokenizedEnvironment:
         return trio.run(self._environment.reward, source, text, ended)
 
     def _tokenized(self, task: TextTask) -> Task:
-        """Raises ValueError, with the numbers, if the model has no room for it."""
+        """Raises `PromptTooLong`, and ValueError for a prompt that is none of the model's."""
         model = self._model
         prompt = tuple(self._tokenizer.chat(task.messages, task.prefill))
         if not prompt:
             raise ValueError("the chat template makes no prompt of the task's messages")
         if len(prompt) + model.max_new_tokens > model.context:
-            raise ValueError(
+            raise PromptTooLong(
                 f"the prompt of a task is {len(prompt):,} tokens long; with"
                 f" {model.max_new_tokens:,} new ones that is over the model's context of"
                 f" {model.context:,}: make shorter tasks, or lower max_new_tokens in the recipe"

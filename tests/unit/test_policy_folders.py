@@ -7,7 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from p2p.identity import KeyPair
+from p2p.machine import RealWorld
 from roles.engines.base import Completion, EngineError, TrainingGroup
+from roles.engines.client import open_engine
 from roles.engines.config import EngineConfig
 from roles.engines.torch.learner import TorchLearner
 from roles.rl.recipe import Recipe
@@ -87,10 +90,14 @@ def test_a_policy_is_written_over_what_a_crash_has_left(tmp_path: Path) -> None:
     assert not unfinished.exists()
 
 
-def test_a_base_whose_weights_were_removed_still_makes_folders(tmp_path: Path) -> None:
-    learner = opened(tmp_path, base := make_folder(tmp_path / "base"))
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_base_whose_weights_were_removed_still_makes_folders(
+    tmp_path: Path, shards: int
+) -> None:
+    learner = opened(tmp_path, base := make_folder(tmp_path / "base", shards=shards))
     learner.step(some_groups())
-    (base / "model.safetensors").unlink()
+    for path in base.glob("*.safetensors"):
+        path.unlink()
     learner.save(None, tmp_path / "1")
     other = TorchLearner(CONFIG)
     other.adopt(tmp_path / "1", 1)
@@ -126,3 +133,24 @@ def test_what_is_not_this_model_is_refused(tmp_path: Path) -> None:
     next(base.glob("*.safetensors")).unlink()
     with pytest.raises(EngineError):
         opened(tmp_path, base)
+
+
+async def test_a_worker_begins_at_a_base_and_goes_on_from_its_checkpoint(
+    tmp_path: Path,
+) -> None:
+    make_folder(tmp_path / "model")
+    world = RealWorld(KeyPair(b"t" * 32), tmp_path)
+    for life in range(2):
+        async with open_engine(world, CONFIG) as engine:
+            assert await engine.open("trainer/checkpoint", "model") == life
+            await engine.save("trainer/checkpoint", f"trainer/weights/{life}")
+            await engine.step(some_groups())
+            await engine.save("trainer/checkpoint", f"trainer/weights/{life + 1}")
+    weights = [tmp_path / f"trainer/weights/{step}/model.safetensors" for step in range(3)]
+    assert weights[0].read_bytes() == (tmp_path / "model/model.safetensors").read_bytes()
+    assert len({path.read_bytes() for path in weights}) == 3
+    async with open_engine(world, CONFIG) as engine:
+        await engine.adopt("trainer/weights/2", 2, "model")
+        await engine.save("", "trainer/weights/again")
+    again = tmp_path / "trainer/weights/again/model.safetensors"
+    assert again.read_bytes() == weights[2].read_bytes()

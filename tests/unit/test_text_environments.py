@@ -151,6 +151,35 @@ def test_a_prompt_that_leaves_no_room_is_named_with_its_length(folder: Path) -> 
         task_of(tight, bytes(32))
 
 
+class LengthyEnvironment(EchoEnvironment):
+    """One task in two is too long."""
+
+    def task(self, seed: bytes, *, held_out: bool = False) -> TextTask:
+        text = "x" * 200 if seed[0] % 2 else "y"
+        return TextTask((Message("user", text),), "", seed.hex())
+
+    def evaluation(self) -> list[TextTask]:
+        return [self.task(bytes([number])) for number in range(10)]
+
+
+def test_a_long_question_gives_way_to_the_next_in_the_seeds_order(folder: Path) -> None:
+    environment = TokenizedEnvironment(
+        LengthyEnvironment(), Tokenizer.open(folder), model_in(folder)
+    )
+    for number in range(32):
+        seed = bytes([number]) * 32
+        found = task_of(environment, seed)
+        while seed[0] % 2:
+            seed = hashlib.sha256(seed).digest()
+        assert unpack_text_task_untrusted(found.source).answer == seed.hex()
+    assert len(evaluation_of(environment)) == 5
+    small = TokenizedEnvironment(
+        LengthyEnvironment(), Tokenizer.open(folder), model_in(folder, context=20)
+    )
+    with pytest.raises(EnvironmentFailed, match=r"evaluation\(\) .* PromptTooLong"):
+        evaluation_of(small)
+
+
 def test_a_model_that_knows_fewer_tokens_than_the_tokenizer_is_named(folder: Path) -> None:
     small = model_in(folder, vocabulary=20)
     environment = TokenizedEnvironment(EchoEnvironment(), Tokenizer.open(folder), small)

@@ -1,6 +1,9 @@
 """The learner: warm-up, steps, and checkpoints that continue bit for bit."""
 
 import hashlib
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -28,6 +31,7 @@ FAST = Recipe(
     warm_up=WarmUp(steps=60, batch=32, ramp=10),
 )
 CONFIG = EngineConfig(recipe=FAST, seed=3)
+FAST_START = replace(CONFIG, recipe=replace(FAST, warm_up=WarmUp(steps=0)))
 SORT = SortEnvironment()
 
 
@@ -147,6 +151,40 @@ def test_one_flipped_bit_in_a_checkpoint_is_noticed(tmp_path: Path) -> None:
         EngineError, match=r"checkpoint is damaged.*checkpoint\.previous is damaged.*remove"
     ):
         TorchLearner(CONFIG).open(path)
+
+
+@pytest.mark.parametrize("call", range(3))
+def test_a_checkpoint_that_is_cut_off_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    """Its data, its name, the name of the one before: whichever the crash comes before."""
+    path = tmp_path / "checkpoint"
+    learner = TorchLearner(FAST_START)
+    learner.start()
+    groups = make_groups(learner, 12)
+    learner.step(groups)
+    learner.save(path, None)
+    weights = [one.detach().clone() for one in learner.model.parameters()]
+    learner.step(groups)
+    calls = itertools.count()
+
+    def stop(plain: Callable[..., object]) -> Callable[..., object]:
+        def stopped(*args: object) -> object:
+            if next(calls) == call:
+                raise OSError("the power is cut")
+            return plain(*args)
+
+        return stopped
+
+    with monkeypatch.context() as crash:
+        crash.setattr(Path, "replace", stop(Path.replace))
+        crash.setattr(hashlib, "sha256", stop(hashlib.sha256))
+        with pytest.raises(OSError, match="power"):
+            learner.save(path, None)
+    other = TorchLearner(FAST_START)
+    assert other.open(path) == 1
+    pairs = zip(other.model.parameters(), weights, strict=True)
+    assert all(torch.equal(one, another) for one, another in pairs)
 
 
 def test_a_published_policy_is_adopted(tmp_path: Path) -> None:

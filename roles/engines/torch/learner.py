@@ -26,6 +26,7 @@ from roles.engines.config import EngineConfig
 from roles.engines.torch import sampler
 from roles.engines.torch.autocast import uses_bfloat16
 from roles.engines.torch.checkpoint import read_checkpoint, write_checkpoint
+from roles.engines.torch.files import load_weights
 from roles.engines.torch.gradient import (
     LearningBatch,
     Tally,
@@ -34,7 +35,7 @@ from roles.engines.torch.gradient import (
     old_log_probs,
 )
 from roles.engines.torch.model import TransformerModel
-from roles.engines.torch.policy import read_policy, write_policy
+from roles.engines.torch.policy import write_policy
 from roles.envs.base import Ration, Task, TeachingEnvironment, open_teaching
 from roles.envs.ration import interrupted
 from roles.rl.advantage import group_advantages
@@ -97,7 +98,7 @@ class TorchLearner:
     def adopt(self, weights: Path, step: int, base: Path | None = None) -> None:
         """Go on from ``weights``, the policy of ``step``, with a fresh optimiser."""
         self._base = base
-        read_policy(self.model, weights)
+        load_weights(self.model, weights)
         self.step_number = step
 
     def start(self) -> None:
@@ -106,7 +107,7 @@ class TorchLearner:
         Raises `ConfigError` if the environment teaches none, or has more tokens than the model.
         """
         if self._base is not None:
-            read_policy(self.model, self._base)
+            load_weights(self.model, self._base)
             return
         environment = open_teaching(self._config.environment)
         if len(environment.vocabulary) > self._config.shape.vocabulary:

@@ -29,15 +29,11 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from roles.engines.config import BATCH_TOKENS
 from roles.engines.torch.model import TransformerModel
 
 Tokens = Sequence[int]
 
-BATCH_TOKENS: Final = 1024
-"""Positions of a batch, padding included. A pass with gradients keeps about 1.4 MB of
-activations a position in a model of 135 M parameters (half of it in bfloat16), so 1.4 GB. More
-cost more memory and gain nothing: with 12 M parameters CPU to that at 1,024 is 1.12 at 512,
-1.07 at 2,048, 1.10 at 4,096; only the demo's 105,088 would like 4,096, for 0.88."""
 ROW_TOKENS: Final = 1024
 """Positions of a row, if more than one completion is in it. The mask of such a row is 4 MiB; in
 a model of width 576 attention over 1,024 positions is a third of what the layer costs beside

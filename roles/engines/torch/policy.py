@@ -2,6 +2,7 @@
 
 The folder is the base's with other weights: config, tokenizer and template are links to the
 base's files, and each file of weights has the same tensors in the same order, in bfloat16.
+`roles.engines.torch.files.load_weights` reads both.
 """
 
 from __future__ import annotations
@@ -21,31 +22,10 @@ from roles.engines.base import EngineError
 from roles.engines.torch.files import encode_weights, sync_folder, write_atomically
 from roles.engines.torch.model import TransformerModel
 
-_DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _WEIGHTS: Final = ".safetensors"
 _ONE_FILE: Final = "model.safetensors"
+_INDEX: Final = "model.safetensors.index.json"
 _HEAD: Final = "lm_head.weight"
-
-
-def read_policy(model: TransformerModel, policy: Path) -> None:
-    """Replace the weights of ``model``. Raises `EngineError` if file or folder do not hold
-    it."""
-    weights = _weights(model)
-    missing = set(weights)
-    for path in _weight_files(policy):
-        for name, stored in _stored(path):
-            if name == _HEAD and model.shape.tied:
-                continue
-            if name not in missing or stored.shape != weights[name].shape:
-                raise EngineError(f"{path} does not hold this model: {name} is not one of its")
-            with torch.no_grad():
-                weights[name].copy_(stored)
-            missing.discard(name)
-    if missing:
-        raise EngineError(
-            f"{policy} does not hold this model: {len(missing)} tensors are missing, the first"
-            f" is {min(missing)}"
-        )
 
 
 def write_policy(
@@ -70,7 +50,7 @@ def write_policy(
             names = sorted(name for name, _ in model.named_parameters())
             _write_weights(model, names, unfinished / _ONE_FILE)
     for path in files:
-        if path.suffix == _WEIGHTS and not is_base:
+        if not is_base and (path.suffix == _WEIGHTS or (not weights and path.name == _INDEX)):
             continue
         if path.is_file() and not path.name.startswith("."):
             _link(path, unfinished / path.name)
@@ -83,34 +63,13 @@ def _weights(model: TransformerModel) -> dict[str, Tensor]:
     return {name: weight.detach() for name, weight in model.named_parameters()}
 
 
-def _weight_files(policy: Path) -> list[Path]:
-    """The files of weights in a folder, or the file that this is."""
-    if not policy.is_dir():
-        return [policy]
-    found = sorted(policy.glob(f"*{_WEIGHTS}"))
-    if not found:
-        raise EngineError(f"{policy} holds no weights: there is no {_WEIGHTS} file in it")
-    return found
-
-
-def _stored(path: Path) -> Iterator[tuple[str, Tensor]]:
-    try:
-        tensors = safetensors.decode_untrusted(bytearray(path.read_bytes()))
-    except BadMessage as error:
-        raise EngineError(f"{path} is not a weights file: {error}") from error
-    for name, raw in tensors.items():
-        if raw.dtype not in _DTYPES:
-            raise EngineError(f"{path}: {name} is {raw.dtype}, which weights are not stored in")
-        yield name, torch.frombuffer(raw.data, dtype=_DTYPES[raw.dtype]).view(raw.shape)
-
-
 def _write_weights(model: TransformerModel, names: Sequence[str], path: Path) -> None:
-    """These tensors, in this order, in bfloat16: tensor by tensor."""
+    """These tensors, in this order, in bfloat16: tensor by tensor. What a base holds beside the
+    model's own (rotary frequencies, in old folders) is left out: it follows from the shape."""
     weights = _weights(model)
     if model.shape.tied:
         weights[_HEAD] = weights["model.embed_tokens.weight"]
-    if unknown := [name for name in names if name not in weights]:
-        raise EngineError(f"{path.name} of the base has {unknown[0]!r:.80}, the model has not")
+    names = [name for name in names if name in weights]
     shapes = {name: ("BF16", tuple(weights[name].shape)) for name in names}
     with path.open("wb") as file:
         file.write(safetensors.encode_head(shapes))

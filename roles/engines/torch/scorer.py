@@ -26,9 +26,10 @@ from torch import Tensor
 
 from proofs.sampling import DrawRule
 from roles.engines.base import EngineError, Group, GroupTask, Sampling, Scored
+from roles.engines.config import BATCH_TOKENS
 from roles.engines.replay import GroupReplay, conclude
 from roles.engines.torch.model import Cache, TransformerModel, slice_rows
-from roles.engines.torch.packing import BATCH_TOKENS, ROW_TOKENS, PackedBatch, Tokens, pack
+from roles.engines.torch.packing import ROW_TOKENS, PackedBatch, Tokens, pack
 
 BLOCK: Final = 512
 """Tokens of a long group read at once. With fewer, products of matrices lose (64 take 1.4 times
