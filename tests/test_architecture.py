@@ -46,6 +46,7 @@ EXEMPT = {
     "p2p/node/usage.py": "what command lines share: paths, Ctrl-C, text out",
     "p2p/shardcast/http/server.py": "listens for HTTP, by hypercorn on trio's sockets",
     "p2p/transport/tcp.py": "is the real Network",
+    "roles/calibrate/": "a command line: weights and a run file in, limits out",
     "roles/demo/command.py": "starts and watches processes",
     "roles/demo/processes.py": "starts and watches processes",
     "roles/demo/shows.py": "a command line: names a model's folder",

@@ -37,17 +37,22 @@ def deliver(
         source = weights / file.path if file.path else weights
         target = out / (file.path or name)
         try:
-            _put(source, target)
+            _put(source, target, out)
         except OSError as error:
             raise StorageError(f"{target} cannot be written: {error.strerror}") from error
         made.append(target)
     return made
 
 
-def _put(source: Path, target: Path) -> None:
+def _put(source: Path, target: Path, out: Path) -> None:
     if target.exists() and target.samefile(source):
         return
     target.parent.mkdir(parents=True, exist_ok=True)
+    if not target.parent.resolve().is_relative_to(out.resolve()):
+        raise StorageError(
+            f"{target.parent} is a link that leads out of {out}: remove it, or give another"
+            " --out"
+        )
     temporary = target.with_name(target.name + _TEMPORARY)
     temporary.unlink(missing_ok=True)
     try:

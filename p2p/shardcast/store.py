@@ -34,6 +34,7 @@ from typing import Final, TypeVar
 
 import trio
 
+from p2p.bounded import BoundedDict
 from p2p.errors import BadMessage, NoRoom, ShoalError, StorageError
 from p2p.shardcast.chunkset import EMPTY, ChunkSet
 from p2p.shardcast.codec import ANCHOR, ENCODE_RATE, Bytes, encode_chunk
@@ -85,6 +86,8 @@ DRAFT: Final = "publishing"
 _DRAFTS: Final = ("publishing.tmp", DRAFT)
 """What a node left that was killed while it published; an older one the first."""
 _LOCK: Final = "lock"
+_MAX_SELECTED: Final = 4
+"""Versions whose selected spans are remembered: two are fetched at a time."""
 _T = TypeVar("_T")
 
 logger = logging.getLogger(__name__)
@@ -140,6 +143,8 @@ class PolicyStore:
     ) -> None:
         self._world = world
         self._selection = selection
+        self._selected: BoundedDict[bytes, ChunkSet] = BoundedDict(_MAX_SELECTED)
+        """The spans of the selected files: looked at after each write."""
         self._disk = world.disk
         self._config = config
         self._run = run
@@ -252,7 +257,9 @@ class PolicyStore:
         for entry in self._policies:
             if entry.version != version or self._selection is None:
                 continue
-            spans = self._selection.spans(entry.index)
+            spans = self._selected.get(entry.name)
+            if spans is None:
+                spans = self._selected[entry.name] = self._selection.spans(entry.index)
             is_all = len(spans) == len(entry.index)  # it will be whole, and move
             if spans - entry.verified or entry.unwritten_count or (is_all and not entry.stored):
                 continue

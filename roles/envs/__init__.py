@@ -1,10 +1,10 @@
 """Environments: where tasks come from, and who checks the answers.
 
-Read `base` first: what an environment has to be, and `text`, what it is to an author of
-questions; `mix` makes one of all that a run names. A role sees it through `client`, which runs
-foreign ones in a process (`worker`, `frames`) with limits on time and memory (`ration`);
-`contained` turns any exception or invalid reward into one error type; `installed` takes the
-digest that a run pins, `data` reads what else it pins.
+Read `base` first: what an environment has to be, and `text`, the same for authors of questions
+in text. `mix` combines all environments that a run names. A role sees them through `client`,
+which runs foreign ones in a process (`worker`, `frames`) with limits on time and memory
+(`ration`); `contained` turns any exception or invalid reward into one error type; `installed`
+computes the digest of code that a run pins, `data` reads the files that it pins.
 
 These come with Shoal: `sort` for models without a base; `arithmetic`, `questions` (``math`` and
 ``math-exact``, from a file of this machine) and `gym` (reasoning-gym) for those with one.

@@ -58,7 +58,7 @@ async def get(
     port: int, path: str, *headers: str, method: str = "GET", body: bytes = b""
 ) -> tuple[int, dict[str, str], bytes]:
     """Ask once, on a connection of its own, and read to its end."""
-    lines = [f"{method} {path} HTTP/1.1", "Host: x", "Connection: close", *headers]
+    lines = [f"{method} {path} HTTP/1.1", "Host: localhost", "Connection: close", *headers]
     stream = await trio.open_tcp_stream("127.0.0.1", port)
     async with stream:
         await stream.send_all("\r\n".join([*lines, "", ""]).encode() + body)

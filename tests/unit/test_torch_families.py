@@ -175,6 +175,32 @@ def test_packed_scoring_equals_unpacked(
         assert np.abs(in_blocks[group, completion] - alone).max() < 1e-4
 
 
+def test_logits_are_made_a_slice_at_a_time(
+    folders: dict[Family, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tasks = open_model(folders[Family.QWEN3]), make_tasks(4)
+    groups = sampler.generate(model, tasks, SAMPLING, ENDS)
+    scored = scorer.score(model, tasks, groups, SAMPLING, ENDS)
+    rows = list[int]()
+    whole = model.logits
+
+    def counted(hidden: torch.Tensor) -> torch.Tensor:
+        rows.append(len(hidden))
+        return whole(hidden)
+
+    monkeypatch.setattr(model, "logits", counted)
+    for module in (sampler, scorer):
+        monkeypatch.setattr(module, "slice_rows", lambda vocabulary: 5)
+    again = sampler.generate(model, tasks, SAMPLING, ENDS)
+    for one, other in zip(groups, again, strict=True):
+        assert [c.tokens for c in one.completions] == [c.tokens for c in other.completions]
+    sliced = scorer.score(model, tasks, again, SAMPLING, ENDS)
+    assert max(rows) == 5
+    for mine, theirs in zip(sliced, scored, strict=True):
+        assert mine.evidence.tokens == theirs.evidence.tokens
+        assert mine.evidence.surprise == pytest.approx(theirs.evidence.surprise, abs=1e-3)
+
+
 def older(model: TransformerModel) -> None:
     """As far as one step at a rate of 2e-5 moves weights of a tenth of these models' size."""
     rng = torch.Generator().manual_seed(5)

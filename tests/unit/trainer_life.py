@@ -165,13 +165,6 @@ class Shardcast:
         return SimpleNamespace(anchor=SimpleNamespace(wire=0))
 
 
-class Curve(LearningCurve):
-    """Evaluates nothing."""
-
-    async def evaluate(self, *_: object) -> None:
-        await trio.lowlevel.checkpoint()
-
-
 class Standing:
     why_not = ""
 
@@ -188,7 +181,7 @@ async def live(folder: Path, steps: int) -> None:
     standing: Any = Standing()
     durable, inbox, recipe = Durable(world, "trainer"), Inbox(world, "intake"), CONFIG.recipe
     intake = Intake(node, recipe, check, ledger, inbox, GroupBuffer(99, recipe.lag), durable)
-    curve = Curve(world.disk, recipe, Unasked(), 0)
+    curve = LearningCurve(world.disk, recipe, Unasked(), 0)
     policies = PolicyFiles(engine, world.disk, durable, checkpoint_every=CHECKPOINT_EVERY)
     session = TrainerSession(node, recipe, engine, intake, curve, standing, policies)
     step = await session._resume()

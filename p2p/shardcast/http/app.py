@@ -22,8 +22,10 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -69,6 +71,10 @@ _MAX_PATH: Final = 8 * 1024
 _MAX_ARCHIVES: Final = 64
 """Versions that are remembered as one file: more than a node keeps, and a megabyte each if a
 version has thousands of files."""
+_HOST: Final = re.compile(
+    r"(?:localhost|([\d.]{7,15}|\[[\da-fA-F:.]{2,45}\]))(?::\d{1,5})?", re.A
+)
+"""A Host header that may name this machine: localhost, or an address, which group 1 is."""
 _OCTETS: Final = "application/octet-stream"
 _TAR: Final = "application/x-tar"
 
@@ -146,6 +152,8 @@ class HttpEdge:
         path = scope["path"]
         if scope["method"] not in {"GET", "HEAD"}:
             await reply.refuse(405, "only GET and HEAD", ("allow", "GET, HEAD"))
+        elif not _is_meant(scope, reply.asked("host")):
+            await reply.refuse(421, "this address serves this machine, under its own name")
         elif len(path) > _MAX_PATH:
             await reply.refuse(414, "the path is too long")
         else:
@@ -256,6 +264,29 @@ async def _read_to_end(receive: Receive, reply: _Reply, answering: trio.CancelSc
         answering.cancel()
 
 
+def _is_meant(scope: Scope, host: str) -> bool:
+    """Whether the client means this server, and was not led here under another's name.
+
+    What listens on loopback is for its own machine, and so are its files. A web page that a
+    person has open there is not: its server can let its own name lead to 127.0.0.1 (DNS
+    rebinding), and the browser takes what is here for that server's. The name in the Host
+    header stays that server's. Elsewhere any name will do: caches and proxies have theirs. A
+    page may not read it under its own name, since no answer allows other origins to (CORS).
+    """
+    server = scope.get("server")
+    if server is None or not _is_loopback(server[0]) or not host:
+        return True  # browsers always say a host
+    match = _HOST.fullmatch(host)
+    return match is not None and (match[1] is None or _is_loopback(match[1].strip("[]")))
+
+
+def _is_loopback(name: str) -> bool:
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
 def _version_of(path: str) -> PolicyVersion | None:
     """The version of ``v/7/...`` or ``v/7.tar``."""
     _, _, rest = path.partition("v/")
@@ -294,7 +325,7 @@ class _Reply:
     def __init__(self, scope: Scope, send: Send) -> None:
         self._send = send
         self._has_body = scope["method"] != "HEAD"
-        self._asked = {
+        self._headers = {
             name.decode("latin-1").lower(): value.decode("latin-1")
             for name, value in scope["headers"]
         }
@@ -302,13 +333,16 @@ class _Reply:
         self.is_ending = False
         """Whether the last part is on its way."""
 
+    def asked(self, header: str) -> str:
+        """What the request says in ``header``; empty if nothing."""
+        said: str = self._headers.get(header, "")
+        return said
+
     async def _begin(self, status: int, size: int | None, *headers: tuple[str, str]) -> None:
         self._begun = True
         length = [] if size is None else [("content-length", str(size))]
         said = [
             *length,
-            # any web page may read what is public anyway
-            ("access-control-allow-origin", "*"),
             ("x-content-type-options", "nosniff"),
             *headers,
         ]
@@ -351,7 +385,7 @@ class _Reply:
         """The body that was asked for, the part of it, or that the client has it."""
         size = answer.body.size
         said = (("etag", answer.tag), ("cache-control", FOREVER), ("accept-ranges", "bytes"))
-        if has_tag_untrusted(self._asked.get("if-none-match", ""), answer.tag):
+        if has_tag_untrusted(self.asked("if-none-match"), answer.tag):
             await self._begin(304, None, *said)
             await self._part(b"", more=False)
             return
@@ -376,7 +410,7 @@ class _Reply:
     def _range(self, answer: _Answer, size: int) -> ByteRange | None:
         """The part that was asked for. If-Range with another tag asks for the whole (RFC 9110,
         13.1.5)."""
-        asked = self._asked.get("range")
-        if asked is None or self._asked.get("if-range", answer.tag) != answer.tag:
+        asked = self._headers.get("range")
+        if asked is None or self._headers.get("if-range", answer.tag) != answer.tag:
             return None
         return parse_range_untrusted(asked, size)

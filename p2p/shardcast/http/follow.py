@@ -100,6 +100,8 @@ class Follower:
         """The version, put together from ``among``; None if its digest is wrong."""
         disk, part = self._world.disk, f"{self._folder}/v{entry.version}.part"
         name = f"v{entry.version}.bin"
+        # What a killed pull left may be longer than the version; a link may lead elsewhere.
+        await disk.remove(part)
         try:
             size = await self._fetch_shards(entry, among, part)
             release = Release(entry.version, ((name, size),), entry.digest, b"", (part,))

@@ -24,6 +24,7 @@ import trio_asyncio
 from p2p.errors import BadMessage, ConfigError, ShoalError
 from p2p.shardcast.http.core.ranges import parse_content_range_untrusted
 from p2p.shardcast.http.library import PIECE
+from p2p.wire import KI
 from p2p.world import World
 
 _SMOOTHING: Final = 0.3
@@ -40,6 +41,11 @@ _CONNECT: Final = 10.0
 """Seconds for a connection, name and TLS included: five round trips of 300 ms and retries."""
 _SILENCE: Final = 30.0
 """Seconds without a byte after which a download is given up for another server."""
+LEAST_RATE: Final = 16 * KI
+"""Bytes per second in the mean below which a download is given up, once it has taken as long as
+a silence may. A server that sends a byte now and then is never silent: one each 29 s would make
+a listing of 64 KiB last for 22 days, and no other server would be asked meanwhile. 50 MB, a
+shard, take 51 minutes at this rate: slower than any line that can train."""
 
 
 class MirrorsFailed(ShoalError):
@@ -95,8 +101,11 @@ def choose(mirrors: Sequence[Mirror], rng: Random) -> Mirror:
 class Mirrors:
     """Servers that hold the same things under the same paths."""
 
-    def __init__(self, world: World, bases: Sequence[str], session: Any) -> None:
+    def __init__(
+        self, world: World, bases: Sequence[str], session: Any, silence: float = _SILENCE
+    ) -> None:
         self.all = tuple(Mirror(base) for base in bases)
+        self._silence = silence
         self._world = world
         self._rng = world.rng("mirrors")
         self._session = session
@@ -153,6 +162,7 @@ class Mirrors:
         most: int,
         keep: Callable[[int, bytes], Any],
     ) -> int:
+        begun = self._world.now()
         headers = {"Range": f"bytes={start}-"} if start else {}
         get = trio_asyncio.aio_as_trio(self._session.get)
         response = await get(mirror.url(path), headers=headers, max_redirects=_MAX_REDIRECTS)
@@ -162,8 +172,12 @@ class Mirrors:
             if expected is not None and expected - skip > most:
                 raise BadMessage(f"{expected} bytes are more than {most}")
             read = trio_asyncio.aio_as_trio(response.content.read)
-            count = 0
+            count = came = 0
             while data := await read(PIECE):
+                came += len(data)
+                passed = self._world.now() - begun
+                if passed > self._silence and came < LEAST_RATE * passed:
+                    raise BadMessage(f"{came} bytes in {passed:.0f} s: it drips")
                 fresh = data[skip:]
                 skip -= len(data) - len(fresh)
                 if count + len(fresh) > most:
@@ -217,4 +231,4 @@ async def open_mirrors(
             headers={"Accept-Encoding": "identity"},
         )
         async with trio_asyncio.aio_as_trio(session):
-            yield Mirrors(world, bases, session)
+            yield Mirrors(world, bases, session, silence)

@@ -54,8 +54,8 @@ _PAD: Final = 0
 """The token to the left of a short prompt: attention does not see it."""
 
 _WORDS: Final = 64
-"""Draw words of a completion derived at a time: one position by itself costs six times as much
-(`proofs.sampling.draw_words`), those of a limit of 32,768 for 256 rows take 64 MiB."""
+"""Draw words of a completion derived at a time: one position by itself costs six times as
+much (`proofs.sampling.draw_words`), those of a limit of 32,768 for 256 rows take 64 MiB."""
 
 _PROOF_VALUES: Final = 4 << 20
 """Hidden values that wait for their proofs, 4 bytes each: 16 MiB. Chunks of 32 tokens are
@@ -101,8 +101,8 @@ def draw(
 class _Prover:
     """Commits chunks of hidden states while their completions go on."""
 
-    def __init__(self, completions: int, values: int) -> None:
-        self._per_chunk = values
+    def __init__(self, completions: int, proof_values: int) -> None:
+        self._proof_values = proof_values
         self._proofs = [bytearray() for _ in range(completions)]
         self._waiting: list[tuple[int, NDArray[np.float32]]] = []
         self._values = 0
@@ -120,7 +120,7 @@ class _Prover:
         return [bytes(proof) for proof in self._proofs]
 
     def _commit(self) -> None:
-        proofs = toploc.commit([rows for _, rows in self._waiting], self._per_chunk)
+        proofs = toploc.commit([rows for _, rows in self._waiting], self._proof_values)
         for (completion, _), proof in zip(self._waiting, proofs, strict=True):
             self._proofs[completion] += proof
         self._waiting.clear()
@@ -287,13 +287,12 @@ class _Decoding:
         states = last if len(live) == len(last) else last[torch.from_numpy(live)]
         place, length = self._place[live], self._length[live]
         words = self._words[place, length % _WORDS]
+        temperature = self._sampling.temperature
         tokens = np.empty(len(live), dtype=np.intp)
         for start in range(0, len(live), self._slice):
             part = slice(start, start + self._slice)
             logits = self._model.logits(states[part])
-            drawn = draws.draw(
-                logits.numpy(), words[part], self._sampling.temperature, self._rule
-            )
+            drawn = draws.draw(logits.numpy(), words[part], temperature, self._rule)
             tokens[part] = drawn.tokens
             self._logprobs[place[part], length[part]] = drawn.logprobs
         self._tokens[place, length] = tokens

@@ -1,0 +1,148 @@
+"""Honest work and cheats, drawn by one engine and scored by another.
+
+Theory of operation
+-------------------
+A way to work is a pair of what the generator does and what it claims: tasks, seeds, sampling
+and weights may differ from what the run prescribes, and the validator scores all of it as if
+they did not. Both are engines as a node has them (`roles.engines.worker.LocalEngine`), so what
+is measured is what nodes see, whichever kinds the engines are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from proofs.checks import Evidence
+from roles.engines.base import Completion, Group, GroupTask, Sampling
+from roles.engines.worker import LocalEngine
+
+BATCH: Final = 8
+"""Groups drawn and scored together: a submission of the demo."""
+BEST_OF: Final = 4
+"""Draws of which a cheat hands in the likeliest."""
+
+Generate = Callable[[Sequence[GroupTask]], list[Group]]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a validator saw of one way to work."""
+
+    name: str
+    evidence: tuple[Evidence, ...]
+    """By group."""
+
+
+class WorkBench:
+    """A generator, a validator, and tasks between them."""
+
+    def __init__(
+        self,
+        generator: LocalEngine,
+        validator: LocalEngine,
+        sampling: Sampling,
+        policy: Path,
+        progress: Callable[[str, int], None] = lambda *_: None,
+    ) -> None:
+        """``policy`` is what is claimed; ``progress`` hears of every group."""
+        self._generator = generator
+        self._validator = validator
+        self._sampling = sampling
+        self._policy = policy
+        self._progress = progress
+        validator.load(str(policy))
+
+    def count_beyond(self, distance: float) -> None:
+        """From now on a token counts as off beyond this distance only: nothing else says how
+        far honest ones may be, so the first look counts all."""
+        self._sampling = replace(self._sampling, mismatch_distance=distance)
+
+    def honest(self, tasks: Sequence[GroupTask]) -> Measured:
+        """As the run prescribes."""
+        return self._measure("honest", tasks, self._policy, self._as_prescribed)
+
+    def cheats(
+        self, tasks: Sequence[GroupTask], others: Sequence[tuple[str, Path]]
+    ) -> Iterator[Measured]:
+        """Every way to cheat; ``others`` are weights that are not the policy's."""
+        for name, temperature in (("temperature 0.9", 0.9), ("greedy", 0.0)):
+            yield self._measure(name, tasks, self._policy, self._at(temperature))
+        yield self._measure("other seed", tasks, self._policy, self._with_other_seeds)
+        yield self._measure(f"best of {BEST_OF}", tasks, self._policy, self._best)
+        for name, weights in others:
+            yield self._measure(name, tasks, weights, self._as_prescribed)
+
+    def _measure(
+        self, name: str, tasks: Sequence[GroupTask], weights: Path, generate: Generate
+    ) -> Measured:
+        self._generator.load(str(weights))
+        evidence: list[Evidence] = []
+        for start in range(0, len(tasks), BATCH):
+            batch = tasks[start : start + BATCH]
+            scored = self._validator.score(batch, generate(batch), self._sampling)
+            evidence += [one.evidence for one in scored]
+            self._progress(name, len(batch))
+        return Measured(name, tuple(evidence))
+
+    def _as_prescribed(self, tasks: Sequence[GroupTask]) -> list[Group]:
+        return self._generator.generate(tasks, self._sampling)
+
+    def _at(self, temperature: float) -> Generate:
+        """At a share of the run's temperature."""
+        sampling = replace(self._sampling, temperature=temperature * self._sampling.temperature)
+        return lambda tasks: self._generator.generate(tasks, sampling)
+
+    def _with_other_seeds(self, tasks: Sequence[GroupTask]) -> list[Group]:
+        return self._as_prescribed([_reseeded(task, 1) for task in tasks])
+
+    def _best(self, tasks: Sequence[GroupTask]) -> list[Group]:
+        """Of each completion's draws, the first by its own seed, the likeliest."""
+        tries = [
+            self._as_prescribed([_reseeded(task, number) for task in tasks])
+            for number in range(BEST_OF)
+        ]
+        return [
+            Group(
+                same[0].group,
+                tuple(
+                    max(drawn, key=_likelihood)
+                    for drawn in zip(*(one.completions for one in same), strict=True)
+                ),
+            )
+            for same in zip(*tries, strict=True)
+        ]
+
+
+def make_tasks(
+    prompts: Sequence[tuple[int, ...]], group_size: int, label: str
+) -> list[GroupTask]:
+    """A group for each prompt, with seeds that follow from ``label``."""
+    return [
+        GroupTask(
+            number,
+            prompt,
+            tuple(
+                hashlib.sha256(f"{label} {number} {slot}".encode()).digest()
+                for slot in range(group_size)
+            ),
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+def _reseeded(task: GroupTask, number: int) -> GroupTask:
+    """With seeds that the run does not give; ``number`` 0 is the task itself."""
+    if not number:
+        return task
+    mark = number.to_bytes(1, "big")
+    return replace(
+        task, seeds=tuple(hashlib.sha256(mark + seed).digest() for seed in task.seeds)
+    )
+
+
+def _likelihood(completion: Completion) -> float:
+    return sum(completion.logprobs) / len(completion.logprobs)

@@ -1,0 +1,204 @@
+"""Pushing, pulling and the HTTP edge among hostile folders, origins, clients and web pages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from p2p.cast.delivery import deliver
+from p2p.errors import BadMessage, ConfigError, StorageError
+from p2p.node.process import locked_folder
+from p2p.shardcast.http.mirrors import LEAST_RATE, MirrorsFailed
+from p2p.shardcast.http.server import EdgeConfig
+from p2p.shardcast.index import Index, PolicyFile
+from tests.e2e.http_world import edge_of, get, shelf_of
+from tests.e2e.test_http_follow import DATA, ORIGIN, following
+from tests.unit.test_cast_ticket import ticket
+
+WEIGHTS = bytes(range(256)) * 4000
+
+
+def stored(folder: Path, *paths: str) -> Index:
+    """A version whole in ``folder``."""
+    for path in paths:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(b"new")
+    return Index.of([PolicyFile(path, 3) for path in paths], [])
+
+
+# What lies in the folder that a person named
+
+
+def test_a_folder_that_is_a_link_out_of_the_folder_is_not_written_through(
+    tmp_path: Path,
+) -> None:
+    index, out, elsewhere = stored(tmp_path / "w", "sub/x"), tmp_path / "out", tmp_path / "e"
+    for folder in (out, elsewhere):
+        folder.mkdir()
+    (out / "sub").symlink_to(elsewhere)
+    with pytest.raises(StorageError, match="leads out of"):
+        deliver(tmp_path / "w", index, out, "x")
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_link_within_the_folder_is_followed_and_one_in_a_files_place_replaced(
+    tmp_path: Path,
+) -> None:
+    index, out, mine = stored(tmp_path / "w", "a", "sub/x"), tmp_path / "out", tmp_path / "mine"
+    mine.write_bytes(b"mine")
+    (out / "real").mkdir(parents=True)
+    (out / "sub").symlink_to(out / "real")
+    (out / "a").symlink_to(mine)
+    (out / "a.shoal-part").symlink_to(mine)
+    deliver(tmp_path / "w", index, out, "x")
+    assert mine.read_bytes() == b"mine"
+    assert (out / "a").read_bytes() == (out / "real" / "x").read_bytes() == b"new"
+    assert not (out / "a").is_symlink()
+
+
+def test_two_pulls_into_one_folder_the_second_is_told(tmp_path: Path) -> None:
+    state = tmp_path / ".shoal"
+    with (
+        locked_folder(state),
+        pytest.raises(ConfigError, match=r"\.shoal"),
+        locked_folder(state),
+    ):
+        pass
+
+
+def test_a_ticket_for_another_content_is_told_from_ours() -> None:
+    from p2p.cast.commands.pull import _check_content
+
+    class Signed:
+        version, digest = ticket().version, bytes(32)
+
+    signed: Any = Signed()
+    with pytest.raises(BadMessage, match="another content"):
+        _check_content(signed, ticket())
+
+
+# Origins that are followed
+
+
+async def drip(send: Any) -> None:
+    """A byte now and then: never silent, never done."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    while True:
+        await send({"type": "http.response.body", "body": b"v", "more_body": True})
+        await trio.sleep(0.02)  # noqa: TID251 - over real sockets
+
+
+async def test_a_listing_that_drips_is_given_up_for_another_servers(tmp_path: Path) -> None:
+    listing = {**ORIGIN, "distribution.txt": drip}
+    async with following(tmp_path, listing, ORIGIN, silence=0.2) as (follower, mirrors, _):
+        with trio.fail_after(10):
+            [entry] = await follower.listed()
+        assert entry.version == 3
+        assert "drips" in mirrors.all[0].trouble
+    async with following(tmp_path, listing, silence=0.2) as (follower, _, _):
+        with trio.fail_after(10), pytest.raises(MirrorsFailed, match="drips"):
+            await follower.listed()
+    assert LEAST_RATE < 17_000, "what the edge asks of its own clients"
+
+
+async def test_a_shard_that_drips_is_given_up(tmp_path: Path) -> None:
+    origin = {**ORIGIN, "v3/shard_00001.bin": drip}
+    async with following(tmp_path, origin, silence=0.2) as (follower, mirrors, world):
+        [entry] = await follower.listed()
+        with trio.fail_after(10), pytest.raises(MirrorsFailed):
+            await follower.fetch(entry)
+        assert "drips" in mirrors.all[0].trouble
+        assert await world.disk.list("followed") == []
+
+
+async def test_what_lies_where_a_version_is_put_together_is_no_part_of_it(
+    tmp_path: Path,
+) -> None:
+    """Bytes of a killed pull behind its end once stayed; a link was written through."""
+    folder, mine = tmp_path / "followed", tmp_path / "mine"
+    folder.mkdir()
+    mine.write_bytes(b"mine")
+    for prepare in (
+        lambda: (folder / "v3.part").write_bytes(bytes(len(DATA) + 1000)),
+        lambda: (folder / "v3.part").symlink_to(mine),
+        lambda: (folder / "v3.bin").symlink_to(mine),
+    ):
+        (folder / "v3.bin").unlink(missing_ok=True)
+        prepare()
+        async with following(tmp_path, ORIGIN) as (follower, _, _):
+            [entry] = await follower.listed()
+            await follower.fetch(entry)
+        assert (folder / "v3.bin").read_bytes() == DATA
+        assert not (folder / "v3.bin").is_symlink()
+        assert mine.read_bytes() == b"mine"
+
+
+# Clients and web pages
+
+
+OTHER_HOSTS = (
+    "evil.example", "evil.example:80", "127.0.0.1.evil.example", "[::2]", "0.0.0.0", "a b",
+    "localhost.evil.example", "][", "[::1", "127.0.0.1:80:90", "127.0.0.1@evil.example",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("host", OTHER_HOSTS)
+async def test_a_web_page_cannot_read_what_is_served_to_its_own_machine(
+    tmp_path: Path, host: str
+) -> None:
+    """Its server lets its name lead to 127.0.0.1, and the browser asks for that name."""
+    async with edge_of(tmp_path, shelf_of(tmp_path, {"w": b"secret"})) as port:
+        stream = await trio.open_tcp_stream("127.0.0.1", port)
+        async with stream:
+            request = f"GET /v/1/raw HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+            await stream.send_all(request.encode())
+            answer = b""
+            while data := await stream.receive_some():
+                answer += bytes(data)
+        assert answer.split()[1] in {b"421", b"400"}
+        assert b"secret" not in answer
+
+
+async def test_no_other_origin_may_read_an_answer(tmp_path: Path) -> None:
+    async with edge_of(tmp_path, shelf_of(tmp_path, {"w": b"w"})) as port:
+        for path in ("/", "/v/1/raw", "/distribution.txt", "/nothing"):
+            _, headers, _ = await get(port, path, "Origin: http://evil.example")
+            assert "access-control-allow-origin" not in headers
+
+
+async def test_ranges_by_the_thousand_cost_one_body_at_most(tmp_path: Path) -> None:
+    many = "Range: bytes=" + ",".join(f"{n}-{n + 9}" for n in range(0, 15_000, 10))
+    nested = "Range: bytes=" + ",".join(["0-"] * 1300)
+    async with edge_of(tmp_path, shelf_of(tmp_path, {"w": WEIGHTS})) as port:
+        for header in (many, nested, "Range: bytes=" + "9" * 9000 + "-"):
+            status, _, body = await get(port, "/v/1/raw", header)
+            assert (status, len(body)) == (200, len(WEIGHTS))
+
+
+async def test_a_head_that_drips_is_given_up_like_a_silent_one(tmp_path: Path) -> None:
+    async def finish(stream: trio.SocketStream) -> None:
+        await stream.send_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n")
+        while True:
+            await stream.send_all(b"X: y\r\n")
+            with trio.move_on_after(0.05):
+                if not await stream.receive_some():
+                    raise trio.BrokenResourceError
+
+    config = EdgeConfig(idle=0.3)
+    async with edge_of(tmp_path, shelf_of(tmp_path, {"w": b"w"}), config) as port:
+        stream = await trio.open_tcp_stream("127.0.0.1", port)
+        with trio.fail_after(5), pytest.raises(trio.BrokenResourceError):
+            await finish(stream)
+        await stream.aclose()
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:8000", "127.0.0.1:1", "[::1]:80"])
+async def test_this_machine_is_served_under_its_own_names(tmp_path: Path, host: str) -> None:
+    async with edge_of(tmp_path, shelf_of(tmp_path, {"w": b"w"})) as port:
+        stream = await trio.open_tcp_stream("127.0.0.1", port)
+        async with stream:
+            await stream.send_all(f"GET /v/1/raw HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+            assert (await stream.receive_some()).startswith(b"HTTP/1.1 200")

@@ -1,0 +1,193 @@
+"""Calibration: what it measures, what it concludes, what it writes."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from p2p.errors import ConfigError
+from proofs.checks import Evidence, Limits
+from proofs.sampling import DrawRule
+from roles.calibrate.command import main
+from roles.calibrate.limits import (
+    binomial_bound,
+    fit,
+    poisson_bound,
+    rejected_groups,
+    rejected_pools,
+    to_toml,
+)
+from roles.calibrate.weights import one_step_away, rewrite, to_int8
+from roles.engines.safetensors import RawTensor, decode_untrusted, encode
+from roles.envs.base import environment_digest
+from roles.rl.recipe import Recipe, WarmUp
+from roles.run import sign_run
+from roles.run.core.file import EnvironmentPin
+from roles.run.draft import read_draft
+from tests.unit.test_run_file import OWNER, TERMS, TRAINER, VALIDATOR
+
+
+def noisy(rng: np.random.Generator, scale: float = 1.0) -> Evidence:
+    """A group in bfloat16, with the figures of docs/protocols/sampling.md."""
+    return Evidence(
+        tokens=300,
+        malformed="",
+        exponent_mismatches=int(rng.integers(0, 9)),
+        mantissa_mean=float(scale * rng.uniform(1.2, 1.9)),
+        mantissa_median=1.0,
+        draw_distance=0.0,
+        draw_mismatches=int(rng.poisson(3 * scale)),
+        gap_mean=float(scale * rng.uniform(0.0003, 0.0009)),
+        gap_max=float(scale * rng.uniform(0.01, 0.2)),
+        end_probability=1.0,
+        surprise=float(rng.normal()),
+    )
+
+
+def test_limits_leave_honest_noise_in_and_what_is_twice_as_far_out() -> None:
+    rng = np.random.default_rng(0)
+    limits = fit([noisy(rng) for _ in range(64)], DrawRule.GUMBEL)
+    held_out = [noisy(rng) for _ in range(320)]
+    assert rejected_groups(held_out, limits).rejected == 0
+    assert rejected_pools(held_out, limits).rejected == 0
+    assert rejected_pools([noisy(rng, 2.0) for _ in range(64)], limits).share == 1
+    assert 0.01 < limits.mismatch_share < 0.013
+    assert 1.5 < limits.pooled_mantissa_mean < 2.0
+
+
+def test_limits_of_exact_numerics_are_those_of_float32() -> None:
+    rng = np.random.default_rng(0)
+    exact = replace(
+        noisy(rng), exponent_mismatches=0, mantissa_mean=0.0, mantissa_median=0.0, gap_mean=0.0,
+        gap_max=0.0, draw_distance=1.3e-6, draw_mismatches=1, surprise=0.0,
+    )  # fmt: skip
+    limits = fit([exact] * 200, DrawRule.CDF)
+    assert limits == replace(Limits.fp32(), mismatch_share=poisson_bound(0) / 60_000) or (
+        limits == Limits.fp32()
+    )
+    assert fit([replace(exact, draw_distance=0.04)] * 8, DrawRule.CDF).mismatch_distance == (
+        pytest.approx(0.06)
+    )
+
+
+def test_bounds_are_those_of_the_books() -> None:
+    """Clopper and Pearson at 95 %, one-sided; Poisson at 98 %."""
+    assert binomial_bound(0, 100) == pytest.approx(1 - 0.05**0.01, rel=1e-6)
+    assert binomial_bound(5, 100) == pytest.approx(0.1023, abs=1e-4)
+    assert binomial_bound(7, 7) == binomial_bound(0, 0) == 1.0
+    assert poisson_bound(0) == pytest.approx(3.912, abs=1e-3)
+    assert poisson_bound(10, 0.95) == pytest.approx(16.96, abs=0.01)
+
+
+def test_a_draft_reads_what_is_written_and_no_limit_is_lower_for_its_digits() -> None:
+    rng = np.random.default_rng(3)
+    limits = fit([noisy(rng) for _ in range(64)], DrawRule.GUMBEL)
+    table = tomllib.loads("# note\n" + to_toml(limits))["limits"]
+    draft = {
+        "name": "fitted",
+        "trainers": [str(TRAINER.peer_id)],
+        "validators": [str(VALIDATOR.peer_id)],
+        "limits": table,
+    }
+    read = asdict(read_draft(draft, "draft.toml", 0.0).limits)
+    for name, value in asdict(limits).items():
+        assert value <= read[name] <= 1.01 * value
+
+
+# Weights of cheats
+
+
+def test_other_weights_differ_as_much_as_they_should(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal((40, 30)).astype(np.float32)
+    norm = np.ones(30, dtype=np.float32)
+    save_file({"w": values, "norm": norm}, tmp_path / "policy.safetensors")
+    source = tmp_path / "policy.safetensors"
+    moved = load_file(rewrite(source, tmp_path / "moved.safetensors", one_step_away(1e-3)))
+    assert np.abs(moved["w"] - values) == pytest.approx(1e-3, rel=1e-3)
+    assert (moved["norm"] == norm).all()
+    rounded = load_file(rewrite(source, tmp_path / "int8.safetensors", to_int8))["w"]
+    steps = np.abs(values).max(axis=1, keepdims=True) / 127
+    assert (np.abs(rounded - values) <= 0.501 * steps).all()
+    assert all(len(np.unique(row)) <= 255 for row in rounded)
+
+
+def test_a_folder_is_copied_with_its_shards(tmp_path: Path) -> None:
+    source = tmp_path / "base"
+    source.mkdir()
+    (source / "config.json").write_text("{}")
+    bits = np.array([[0x3F80, 0x4000]], dtype="<u2")
+    for name in ("model-00001-of-00002", "model-00002-of-00002"):
+        tensor = RawTensor("BF16", (1, 2), bits.tobytes())
+        (source / f"{name}.safetensors").write_bytes(encode({name: tensor}))
+    target = rewrite(source, tmp_path / "other", lambda values: values * np.float32(1.01))
+    assert sorted(path.name for path in target.iterdir()) == sorted(
+        path.name for path in source.iterdir()
+    )
+    data = (target / "model-00002-of-00002.safetensors").read_bytes()
+    (tensor,) = decode_untrusted(data).values()
+    assert np.frombuffer(tensor.data, dtype="<u2").tolist() == [0x3F81, 0x4001]
+    (source / "model-00001-of-00002.safetensors").write_bytes(b"no weights")
+    with pytest.raises(ConfigError, match="is no safetensors file"):
+        rewrite(source, tmp_path / "third", to_int8)
+
+
+# The command
+
+
+@pytest.fixture(scope="module")
+def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's run, warmed up for a second."""
+    pin = EnvironmentPin(name="sort", digest=environment_digest("sort"))
+    recipe = Recipe(group_size=4, warm_up=WarmUp(steps=60, batch=32, ramp=10))
+    path = tmp_path_factory.mktemp("run") / "run.shoal"
+    path.write_bytes(
+        sign_run(replace(TERMS, environments=(pin,), recipe=recipe), OWNER).document
+    )
+    return path
+
+
+def test_the_command_finds_every_cheat_and_no_honest_group(
+    run_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "limits.toml"
+    asked = ["--run", str(run_file), "--sequences", "256", "--json", "--out", str(out)]
+    assert main(asked) == 0
+    table = json.loads(capsys.readouterr().out)
+    honest, *cheats = table["ways"]
+    assert (honest["way"], honest["groups_rejected"]) == ("honest, held out", 0)
+    assert honest["groups_bound"] == pytest.approx(1 - 0.05 ** (1 / 32))
+    found = {row["way"]: row["pools_rejected"] for row in cheats}
+    assert found == {
+        "temperature 0.9": 1, "greedy": 1, "other seed": 1, "best of 4": 1,
+        "one step of 0.0004": 1, "int8 weights": 1,
+    }  # fmt: skip
+    assert Limits(**tomllib.loads(out.read_text())["limits"]).mantissa_mean == pytest.approx(
+        table["limits"]["mantissa_mean"], rel=0.01
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ([], "--run FILE, or --model DIR"),
+        (["--model", "nowhere"], "nowhere"),
+        (["--run", "nowhere.shoal"], "nowhere.shoal"),
+        (["--run", "RUN", "--generator", "abacus"], "no engine 'abacus'"),
+    ],
+)
+def test_what_cannot_be_calibrated_is_one_sentence(
+    arguments: list[str], match: str, run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = [str(run_file) if one == "RUN" else one for one in arguments]
+    assert main(asked) in (1, 2)
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert match in error
+    assert error.count("\n") == 1
