@@ -148,5 +148,5 @@ def _config() -> NodeConfig:
         config,
         dht=replace(config.dht, difficulty=STAMP_BITS),
         membership=replace(config.membership, interval=1.0),
-        role={"trainer": {"evaluate_every": 0}},
+        role={"trainer": {"evaluate_every": 0, "checkpoint_every": 3}},
     )
