@@ -117,6 +117,8 @@ def generate(
             if number:
                 for name, spent in found.items():
                     rates.setdefault(name, []).append(tokens / spent)
+                latest = ", ".join(f"{name} {each[-1]:.0f}" for name, each in rates.items())
+                print(f"{case}, round {number}: {latest} tokens per CPU s", flush=True)
         assert sum(one.evidence.tokens for one in scored) == rows * new
     for name, values in rates.items():
         report.add(case, name, "tokens per CPU s", "1/s", values)
