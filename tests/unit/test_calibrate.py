@@ -166,7 +166,7 @@ def test_the_command_finds_every_cheat_and_no_honest_group(
     found = {row["way"]: row["pools_rejected"] for row in cheats}
     assert found == {
         "temperature 0.9": 1, "greedy": 1, "other seed": 1, "best of 4": 1,
-        "one step of 0.0004": 1, "int8 weights": 1,
+        "one step of 0.0008": 1, "int8 weights": 1,
     }  # fmt: skip
     assert Limits(**tomllib.loads(out.read_text())["limits"]).mantissa_mean == pytest.approx(
         table["limits"]["mantissa_mean"], rel=0.01
