@@ -298,7 +298,9 @@ def _live(console: Console, show: Show) -> Iterator[Any]:
         line = sample_line(status.trainer, show)
         if line and status.trainer["step"] not in steps:
             steps.append(status.trainer["step"])
-            console.print(f"{seconds:5.0f} s  {line}", markup=False, highlight=False)
+            console.print(
+                f"{seconds:5.0f} s  {line}", markup=False, highlight=False, soft_wrap=True
+            )
 
     yield tell
 

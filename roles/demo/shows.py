@@ -115,7 +115,7 @@ SORTING: Final = Show(
 LANGUAGE_RECIPE: Final = Recipe(
     warm_up=WarmUp(steps=0),
     steps=24,
-    groups=24,
+    groups=20,
     group_size=8,
     submission=8,
     draw=64,
@@ -132,8 +132,8 @@ LANGUAGE_RECIPE: Final = Recipe(
 """For a chat model of 135 M parameters whose weights lie on the bfloat16 grid, as those of any
 usual folder do. At a rate of 2e-5 Adam's first steps are half a step of that grid, and most of
 them are rounded away in the policy that is published; at 6e-5 two-digit addition alone goes
-from 0.25 greedy to 0.80 in 20 steps of 16 groups. Half of the tasks here are other ones, lest
-they be forgotten: hence 24 groups. Raw gradient norms are 2 to 7, so each update is clipped to
+from 0.25 greedy to 0.80 in 20 steps of 16 groups. Four in ten tasks here are other ones, lest
+they be forgotten: hence 20 groups. Raw gradient norms are 2 to 7, so each update is clipped to
 1."""
 
 
@@ -160,6 +160,9 @@ def arithmetic(folder: Path) -> Show:
         recipe=LANGUAGE_RECIPE,
         limits=replace(Limits.fp32(), end_probability=1e-12),
         promise=ARITHMETIC_PROMISE,
+        # What is not solved once in eight answers teaches nothing, and costs as much: subtraction
+        # (0.02 sampled) and sums of three numbers (0.06) are measured, not trained.
+        kinds={"addition": 6.0, "tables": 1.0, "stories": 1.0, "largest": 2.0},
         judged="addition",
         keeps=0.1,
         chunk_bytes=0,

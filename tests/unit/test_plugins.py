@@ -104,7 +104,8 @@ def test_every_failure_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_shoals_own_plugins_are_installed() -> None:
     assert {"demo", "node", "sim"} <= set(command_names())
     with pytest.raises(
-        ConfigError, match=r"no command 'fly'; there are: calibrate, demo, inspect, models, node, .*sim"
+        ConfigError,
+        match=r"no command 'fly'; there are: calibrate, demo, inspect, models, node, .*sim",
     ):
         load_command("fly")
     with pytest.raises(ConfigError, match=r"no command 'nod'; did you mean 'node'\?"):
