@@ -160,8 +160,8 @@ def arithmetic(folder: Path) -> Show:
         recipe=LANGUAGE_RECIPE,
         limits=replace(Limits.fp32(), end_probability=1e-12),
         promise=ARITHMETIC_PROMISE,
-        # What is not solved once in eight answers teaches nothing, and costs as much: subtraction
-        # (0.02 sampled) and sums of three numbers (0.06) are measured, not trained.
+        # What is not solved once in eight answers teaches nothing, and costs as much:
+        # subtraction (0.02 sampled) and sums of three (0.06) are measured, not trained.
         kinds={"addition": 6.0, "tables": 1.0, "stories": 1.0, "largest": 2.0},
         judged="addition",
         keeps=0.1,
