@@ -2,13 +2,15 @@
 
 Read `base` first: what a role may ask of one, and the values that cross the border. `config` is
 what an engine is made of, and what a machine's owner allows. `client` opens one in a process of
-its own, where `worker` reads calls and answers them; `codec` is the calls' bytes. `fake` needs
-no model and is for simulations; `torch` computes, and so does `vllm`, for large models and for
-GPUs, but for training. `replay` makes evidence of what a scorer reads, for any engine that
-computes; `safetensors` reads and writes the files of weights.
+its own, where `worker` reads calls and answers them; `codec` is the calls' bytes,
+`content` the files of what grows with the recipe, and `mapped` the worker's side of them.
+`fake` needs no model and is for simulations; `torch` computes, and so does `vllm`, for large
+models and for GPUs, but for training. `replay` makes evidence of what a scorer reads, for any
+engine that computes; `safetensors` reads and writes the files of weights.
 
-How data flows: tasks and seeds go in as a frame on the worker's standard input; the worker
-calls its engine; tokens, proofs or evidence come back as a frame. Weights travel as files.
+How data flows: tasks and seeds go into a file, and a frame on the worker's standard input says
+where it is; the worker calls its engine; tokens, proofs or evidence come back in another file
+and a frame that names it. Weights travel as files.
 
 A role calls `open_engine`, and then `load` and `generate` (inference), `load` and `score` (a
 validator), or `open`, `step`, `save` and `answer` (a trainer).

@@ -2,18 +2,25 @@
 
 Paths are those of the node's disk (`p2p.world.Disk`). Importing this imports neither torch nor
 numpy.
+
+A disk that is full, or gives back another file than was written, stops no node: what only reads
+weights is asked again until the disk takes it, and a step is computed from a file that was read
+whole before.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import astuple
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import trio
 
 from p2p.errors import ConfigError, MissingDependency, ShoalError, StorageError
 from p2p.world import Worker, World
-from proofs.checks import Evidence
 from roles.engines import codec
 from roles.engines.base import (
     Answers,
@@ -27,8 +34,21 @@ from roles.engines.base import (
     TrainingGroup,
 )
 from roles.engines.config import EngineConfig, config_to_wire
+from roles.engines.content import ContentFile, ContentFolder, ContentLimit
 from roles.engines.fake import FakeEngine
+from roles.shared.checked_json import DamagedFile
+from roles.shared.durable import Durable
 
+T = TypeVar("T")
+
+Records = Callable[[], Iterable[bytes]]
+"""Of one file, as often as it has to be written."""
+
+logger = logging.getLogger(__name__)
+
+FOLDER: Final = "engine"
+"""Of the node's disk: below it, one folder for each role's engine, with the content of the call
+that is under way."""
 WORKER_ARGV: Final = ("roles.engines.worker",)
 """What `World.open_worker` runs, as ``python -m``."""
 
@@ -36,6 +56,7 @@ _KINDS: Final[dict[str, type[ShoalError]]] = {
     "ConfigError": ConfigError,
     "MissingDependency": MissingDependency,
     "StorageError": StorageError,
+    "DamagedFile": DamagedFile,
     "OSError": StorageError,  # a full disk, in the worker's words
 }
 """Errors that mean the same on both sides of the pipe; the others become `EngineError`."""
@@ -53,22 +74,46 @@ async def open_engine(
     if config.kind == "fake":
         yield FakeEngine(world, config)
         return
-    async with world.open_worker(WORKER_ARGV, name=name) as worker:
-        engine = WorkerEngine(world, worker)
-        await engine.configure(config)
-        yield engine
+    content, durable = ContentFolder(world.disk, f"{FOLDER}/{name}"), Durable(world, name)
+    await durable.insist(content.clear)
+    try:
+        async with world.open_worker(WORKER_ARGV, name=name) as worker:
+            engine = WorkerEngine(world, worker, config, content, durable)
+            await engine.configure()
+            yield engine
+    finally:
+        with trio.CancelScope(shield=True):
+            await _clear(content)
+
+
+async def _clear(content: ContentFolder) -> None:
+    """At the end: what the disk does not remove now goes at the next start."""
+    try:
+        await content.clear()
+    except StorageError as error:
+        logger.info("content_not_removed: %s", error)
 
 
 class WorkerEngine:
     """An engine in a worker process. Calls wait for their turn."""
 
-    def __init__(self, world: World, worker: Worker) -> None:
+    def __init__(
+        self,
+        world: World,
+        worker: Worker,
+        config: EngineConfig,
+        content: ContentFolder,
+        durable: Durable,
+    ) -> None:
         self._locate = world.disk.locate
         self._worker = worker
+        self._config = config
+        self._content = content
+        self._durable = durable
 
-    async def configure(self, config: EngineConfig) -> None:
+    async def configure(self) -> None:
         """Build the engine; once, before anything else."""
-        await self._call("configure", config_to_wire(config))
+        await self._call("configure", config_to_wire(self._config))
 
     async def load(self, weights: str) -> None:
         """See `roles.engines.base.Generator`."""
@@ -76,22 +121,14 @@ class WorkerEngine:
 
     async def generate(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Group]:
         """See `roles.engines.base.Generator`."""
-        value = await self._call(
-            "generate", [codec.task_to_wire(task) for task in tasks], astuple(sampling)
-        )
-        return [codec.group_from_wire(group) for group in value]
+        return await self._ask("generate", tasks, sampling, codec.decode_group)
 
     async def score(
         self, tasks: Sequence[GroupTask], groups: Sequence[Group], sampling: Sampling
     ) -> list[Scored]:
         """See `roles.engines.base.Scorer`."""
-        value = await self._call(
-            "score",
-            [codec.task_to_wire(task) for task in tasks],
-            [codec.group_to_wire(group) for group in groups],
-            astuple(sampling),
-        )
-        return [Scored(Evidence(*evidence), logprobs) for evidence, logprobs in value]
+        claimed = partial(map, codec.encode_group, groups)
+        return await self._ask("score", tasks, sampling, codec.decode_scored, claimed)
 
     async def open(self, checkpoint: str, base: str = "") -> int:
         """See `roles.engines.base.Learner`."""
@@ -103,9 +140,21 @@ class WorkerEngine:
 
     async def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
         """See `roles.engines.base.Learner`."""
-        return StepReport(
-            *await self._call("step", [codec.training_to_wire(group) for group in groups])
-        )
+        # Repeated only if it was not computed: a worker reads the file whole before it begins.
+        return await self._durable.insist(partial(self._step, groups))
+
+    async def _step(self, groups: Sequence[TrainingGroup]) -> StepReport:
+        recipe, path = self._config.recipe, self._content.new()
+        limit = ContentLimit(
+            completions=recipe.group_size, tokens=recipe.max_new_tokens,
+            context=self._config.context, proof_values=0,
+        )  # fmt: skip
+        most = limit.of(recipe.groups)
+        try:
+            file = await self._content.write(path, map(codec.encode_training, groups), most)
+            return StepReport(*await self._call("step", most, file.to_wire()))
+        finally:
+            await self._content.forget([path])
 
     async def save(self, checkpoint: str, weights: str) -> None:
         """See `roles.engines.base.Learner`."""
@@ -113,10 +162,47 @@ class WorkerEngine:
 
     async def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Answers]:
         """See `roles.engines.base.Learner`."""
-        value = await self._call(
-            "answer", [codec.task_to_wire(task) for task in tasks], astuple(sampling)
+        return await self._ask("answer", tasks, sampling, codec.decode_answers)
+
+    async def _ask(
+        self,
+        method: str,
+        tasks: Sequence[GroupTask],
+        sampling: Sampling,
+        decode: Callable[[bytes], T],
+        *claimed: Records,
+    ) -> list[T]:
+        """One record for each task; asked again until the disk has taken all files."""
+        given: list[Records] = [partial(map, codec.encode_task, tasks), *claimed]
+        limit = ContentLimit(
+            completions=sampling.group_size, tokens=sampling.max_new_tokens,
+            context=self._config.context, proof_values=sampling.proof_values,
+        )  # fmt: skip
+        most = limit.of(len(tasks))
+        return await self._durable.insist(
+            partial(self._ask_once, method, given, sampling, decode, most)
         )
-        return [tuple(tuple(tokens) for tokens in answers) for answers in value]
+
+    async def _ask_once(
+        self,
+        method: str,
+        given: Sequence[Records],
+        sampling: Sampling,
+        decode: Callable[[bytes], T],
+        most: int,
+    ) -> list[T]:
+        content = self._content
+        answered, *paths = [content.new() for _ in (None, *given)]
+        try:
+            files = [
+                (await content.write(path, records(), most)).to_wire()
+                for path, records in zip(paths, given, strict=True)
+            ]
+            where = content.locate(answered)
+            value = await self._call(method, where, most, astuple(sampling), *files)
+            return await content.read(answered, ContentFile.from_wire(value), decode, most)
+        finally:
+            await content.forget([answered, *paths])
 
     def _located(self, path: str) -> str:
         """As the worker would open it; what is empty stays so."""

@@ -1,23 +1,32 @@
-"""Engine values over the pipe between a node and its worker, as msgpack.
+"""Calls between a node and its worker, and the values in the files beside them, as msgpack.
 
-Both ends are this project at one version, so nothing here is foreign: a value that does not fit
-is a bug and raises TypeError or ValueError. Foreign completions were checked by the node before
-they come here.
+What grows with the recipe is a column of numbers as the machine has them, within a record of a
+content file (`roles.engines.content`). Both ends are this project at one version on one
+machine, so nothing here is foreign: a value that does not fit is a bug and raises TypeError or
+ValueError. Foreign completions were checked by the node before they come here.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, Final
 
 import msgpack
 
-from roles.engines.base import Completion, Group, GroupTask, TrainingGroup
+from proofs.checks import Evidence
+from roles.engines.base import Answers, Completion, Group, GroupTask, Scored, TrainingGroup
 
 MAX_FRAME: Final = 64 * 1024 * 1024
-"""A step of 64 groups of 16 completions of 4,096 tokens is about 57 MB; the demo's is 0.2
-MB."""
+"""The longest is a submission whose answers an environment rewards: 8 MiB as it travels
+(`roles.shared.sizes.MAX_SUBMISSION`), up to 5 bytes a token instead of 2 here. An engine's
+frames name files, and have some kilobytes."""
+
+TOKEN: Final = "I"
+"""Four bytes, in the machine's order: what embeddings are indexed by."""
+LOGPROB: Final = "f"
+"""Four bytes: what every engine computes log-probs in."""
 
 LENGTH_BYTES: Final = 4
 """Frames are behind their big-endian length, of four bytes: more than a frame may have
@@ -59,49 +68,85 @@ def decode_reply(data: bytes) -> Any:
     return value if succeeded else Failure(*value)
 
 
-def task_to_wire(task: GroupTask) -> list[object]:
-    """As lists."""
-    return [task.group, list(task.prompt), list(task.seeds)]
+def encode_task(task: GroupTask) -> bytes:
+    """A record of a content file."""
+    return _pack([task.group, _numbers(TOKEN, task.prompt), list(task.seeds)])
 
 
-def task_from_wire(value: Sequence[Any]) -> GroupTask:
-    """What `task_to_wire` made."""
-    group, prompt, seeds = value
-    return GroupTask(group, tuple(prompt), tuple(seeds))
+def decode_task(record: bytes) -> GroupTask:
+    """What `encode_task` made."""
+    group, prompt, seeds = msgpack.unpackb(record)
+    return GroupTask(group, _tokens(prompt), tuple(seeds))
 
 
-def group_to_wire(group: Group) -> list[object]:
-    """As lists."""
-    completions = [[*_completion_to_wire(one), one.proof] for one in group.completions]
-    return [group.group, completions]
+def encode_group(group: Group) -> bytes:
+    """A record of a content file."""
+    completions = [[*_columns(one), one.proof] for one in group.completions]
+    return _pack([group.group, completions])
 
 
-def group_from_wire(value: Sequence[Any]) -> Group:
-    """What `group_to_wire` made."""
-    group, completions = value
-    return Group(group, _completions_from_wire(completions))
-
-
-def training_to_wire(group: TrainingGroup) -> list[object]:
-    """As lists; proofs stay behind."""
-    completions = [_completion_to_wire(one) for one in group.completions]
-    return [list(group.prompt), completions, list(group.rewards)]
-
-
-def training_from_wire(value: Sequence[Any]) -> TrainingGroup:
-    """What `training_to_wire` made."""
-    prompt, completions, rewards = value
-    return TrainingGroup(tuple(prompt), _completions_from_wire(completions), tuple(rewards))
-
-
-def _completion_to_wire(completion: Completion) -> list[object]:
-    return [list(completion.tokens), list(completion.logprobs)]
-
-
-def _completions_from_wire(value: Sequence[Any]) -> tuple[Completion, ...]:
-    return tuple(
-        Completion(tuple(tokens), tuple(logprobs), *proof) for tokens, logprobs, *proof in value
+def decode_group(record: bytes) -> Group:
+    """What `encode_group` made."""
+    group, completions = msgpack.unpackb(record)
+    return Group(
+        group,
+        tuple(
+            Completion(_tokens(tokens), tuple(array(LOGPROB, logprobs)), proof)
+            for tokens, logprobs, proof in completions
+        ),
     )
+
+
+def encode_training(group: TrainingGroup) -> bytes:
+    """A record of a content file; proofs stay behind."""
+    completions = [_columns(one) for one in group.completions]
+    return _pack([_numbers(TOKEN, group.prompt), completions, list(group.rewards)])
+
+
+def decode_training(record: bytes) -> TrainingGroup:
+    """What `encode_training` made."""
+    prompt, completions, rewards = msgpack.unpackb(record)
+    return TrainingGroup(
+        _tokens(prompt),
+        tuple(
+            Completion(_tokens(tokens), tuple(array(LOGPROB, logprobs)))
+            for tokens, logprobs in completions
+        ),
+        tuple(rewards),
+    )
+
+
+def encode_scored(scored: Scored) -> bytes:
+    """A record of a content file."""
+    return _pack([astuple(scored.evidence), scored.logprobs])
+
+
+def decode_scored(record: bytes) -> Scored:
+    """What `encode_scored` made."""
+    evidence, logprobs = msgpack.unpackb(record)
+    return Scored(Evidence(*evidence), logprobs)
+
+
+def encode_answers(answers: Answers) -> bytes:
+    """A record of a content file."""
+    return _pack([_numbers(TOKEN, tokens) for tokens in answers])
+
+
+def decode_answers(record: bytes) -> Answers:
+    """What `encode_answers` made."""
+    return tuple(map(_tokens, msgpack.unpackb(record)))
+
+
+def _columns(completion: Completion) -> list[bytes]:
+    return [_numbers(TOKEN, completion.tokens), _numbers(LOGPROB, completion.logprobs)]
+
+
+def _numbers(kind: str, values: Sequence[float]) -> bytes:
+    return array(kind, values).tobytes()
+
+
+def _tokens(data: bytes) -> tuple[int, ...]:
+    return tuple(array(TOKEN, data))
 
 
 def _pack(value: object) -> bytes:

@@ -7,6 +7,9 @@ Frames come on standard input; each is answered by one on standard output, in or
 torch is imported), the others call its methods. When standard input ends, the process ends at
 once, even in the middle of a step: files are written atomically, so there is nothing to finish.
 
+Tasks, groups and answers are in files, of which the frames say where they are
+(`roles.engines.content`).
+
 What a caller can cause (a file that is missing, a shape that does not fit) comes back as a
 `Failure`. Anything else is a bug: it ends the process with a traceback, and the node sees
 `WorkerDied`.
@@ -15,9 +18,10 @@ What a caller can cause (a file that is missing, a shape that does not fit) come
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import astuple
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from p2p.errors import ConfigError, MissingDependency, ShoalError
 from roles.engines import codec
@@ -31,7 +35,11 @@ from roles.engines.base import (
     TrainingGroup,
 )
 from roles.engines.config import NODE_ENGINES, EngineConfig, config_from_wire
+from roles.engines.content import ContentFile
+from roles.engines.mapped import MappedContent, open_content, write_content
 from roles.shared.worker_streams import serve_streams
+
+T = TypeVar("T")
 
 
 class LocalEngine(Protocol):
@@ -112,34 +120,44 @@ def call(engine: LocalEngine, method: str, arguments: Sequence[Any]) -> object:
         case "load", [weights]:
             engine.load(weights)
             return None
-        case "generate", [tasks, sampling]:
-            groups = engine.generate(
-                [codec.task_from_wire(task) for task in tasks], Sampling(*sampling)
-            )
-            return [codec.group_to_wire(group) for group in groups]
-        case "score", [tasks, groups, sampling]:
-            scored = engine.score(
-                [codec.task_from_wire(task) for task in tasks],
-                [codec.group_from_wire(group) for group in groups],
-                Sampling(*sampling),
-            )
-            return [astuple(one) for one in scored]
+        case "generate" | "score" | "answer", [answered, most, sampling, *files]:
+            records = _answered(engine, method, Sampling(*sampling), files, most)
+            return write_content(answered, records, most).to_wire()
         case "open", [checkpoint, base]:
             return engine.open(checkpoint, base)
         case "adopt", [weights, step, base]:
             engine.adopt(weights, step, base)
             return None
-        case "step", [groups]:
-            return astuple(engine.step([codec.training_from_wire(group) for group in groups]))
+        case "step", [most, file]:
+            with _content(file, codec.decode_training, most) as groups:
+                return astuple(engine.step(groups))
         case "save", [checkpoint, weights]:
             engine.save(checkpoint, weights)
             return None
-        case "answer", [tasks, sampling]:
-            return engine.answer(
-                [codec.task_from_wire(task) for task in tasks], Sampling(*sampling)
-            )
         case _:
             raise TypeError(f"an engine has no method {method}({len(arguments)} arguments)")
+
+
+def _answered(
+    engine: LocalEngine, method: str, sampling: Sampling, files: Sequence[Any], most: int
+) -> Iterator[bytes]:
+    """What the engine makes of the tasks in the first file, as records."""
+    with _content(files[0], codec.decode_task, most) as content:
+        tasks = list(content)
+    match method:
+        case "generate":
+            return map(codec.encode_group, engine.generate(tasks, sampling))
+        case "answer":
+            return map(codec.encode_answers, engine.answer(tasks, sampling))
+        case _:
+            with _content(files[1], codec.decode_group, most) as groups:
+                return map(codec.encode_scored, engine.score(tasks, list(groups), sampling))
+
+
+def _content(
+    file: Any, decode: Callable[[bytes], T], most: int
+) -> AbstractContextManager[MappedContent[T]]:
+    return open_content(ContentFile.from_wire(file), decode, most)
 
 
 def serve(receive: Callable[[], bytes], send: Callable[[bytes], None]) -> None:

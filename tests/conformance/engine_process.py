@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
 
-from proofs.checks import Evidence
 from roles.engines import codec
 from roles.engines.base import EngineError, Group, GroupTask, Sampling, Scored
 from roles.engines.config import EngineConfig, config_to_wire
+from roles.engines.content import ContentFile
+from roles.engines.mapped import open_content, write_content
 
+T = TypeVar("T")
+
+MOST = 1 << 24
+"""Bytes of content."""
 ROOT = Path(__file__).parent.parent.parent
 
 
 class EngineProcess:
-    """Calls cross the pipe as a node's do."""
+    """Calls cross the pipe as a node's do, and content goes by file."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
         self._process = process
+        self._folder = folder
 
     def call(self, method: str, *arguments: object) -> Any:
         assert self._process.stdin is not None
@@ -40,29 +47,42 @@ class EngineProcess:
         self.call("load", str(weights))
 
     def generate(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Group]:
-        wire = [codec.task_to_wire(task) for task in tasks]
-        groups = self.call("generate", wire, astuple(sampling))
-        return [codec.group_from_wire(group) for group in groups]
+        return self.ask("generate", codec.decode_group, sampling, self.tasks(tasks))
 
     def score(
         self, tasks: Sequence[GroupTask], groups: Sequence[Group], sampling: Sampling
     ) -> list[Scored]:
-        wire = [codec.task_to_wire(task) for task in tasks]
-        claims = [codec.group_to_wire(group) for group in groups]
-        found = self.call("score", wire, claims, astuple(sampling))
-        return [Scored(Evidence(*evidence), logprobs) for evidence, logprobs in found]
+        claims = self.written("claims", map(codec.encode_group, groups))
+        return self.ask("score", codec.decode_scored, sampling, self.tasks(tasks), claims)
+
+    def tasks(self, tasks: Sequence[GroupTask]) -> list[object]:
+        return self.written("tasks", map(codec.encode_task, tasks))
+
+    def written(self, name: str, records: Iterable[bytes]) -> list[object]:
+        return write_content(str(self._folder / name), records, MOST).to_wire()
+
+    def ask(
+        self, method: str, decode: Callable[[bytes], T], sampling: Sampling, *files: object
+    ) -> list[T]:
+        path = str(self._folder / "answered")
+        file = ContentFile.from_wire(self.call(method, path, MOST, astuple(sampling), *files))
+        with open_content(file, decode, MOST) as answered:
+            return list(answered)
 
 
 @contextmanager
 def open_engine_process(python: str, config: EngineConfig) -> Iterator[EngineProcess]:
     """Ends with the block."""
-    with subprocess.Popen(
-        [python, "-m", "roles.engines.worker"],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as process:
-        engine = EngineProcess(process)
+    with (
+        TemporaryDirectory(prefix="shoal-content-") as folder,
+        subprocess.Popen(
+            [python, "-m", "roles.engines.worker"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as process,
+    ):
+        engine = EngineProcess(process, Path(folder))
         engine.call("configure", config_to_wire(config))
         yield engine
         process.kill()

@@ -122,7 +122,7 @@ async def test_a_killed_worker_is_reported(tmp_path: Path) -> None:
         await worker.call(codec.encode_request("configure", config_to_wire(CONFIG)))
         os.kill(worker.pid, signal.SIGKILL)
         with pytest.raises(WorkerDied):
-            await worker.call(codec.encode_request("answer", [], [1.0, 1, 1]))
+            await worker.call(codec.encode_request("save", "", ""))
 
 
 def worker_process(*argv: str) -> subprocess.Popen[bytes]:
@@ -193,23 +193,20 @@ def rate(task: GroupTask, group: Group) -> TrainingGroup:
     return TrainingGroup(task.prompt, group.completions, rewards)
 
 
-def test_values_survive_the_pipe() -> None:
-    completion = Completion((1, 2, 0), (-0.5, -1e-9, -30.25))
+def test_values_survive_the_pipe_and_the_files_beside_it() -> None:
+    completion = Completion((1, 2, 0, 2**24 - 1), (-0.5, -(2.0**-30), -30.25, 0.0))
     group = Group(7, (replace(completion, proof=b"\x00proof"), completion))
     task = GroupTask(7, (9, 8), (b"a" * 32, b"b" * 32))
-    training = TrainingGroup((9, 8), (completion,), (1.0,))
-    reply = codec.decode_reply(
-        codec.encode_reply(
-            [
-                codec.group_to_wire(group),
-                codec.task_to_wire(task),
-                codec.training_to_wire(training),
-            ]
-        )
-    )
-    assert codec.group_from_wire(reply[0]) == group
-    assert codec.task_from_wire(reply[1]) == task
-    assert codec.training_from_wire(reply[2]) == training
+    training = TrainingGroup((9, 8), (completion, Completion((), ())), (1.0, 0.25))
+    answers = ((1, 2**24 - 1), (), (0,))
+    assert codec.decode_group(codec.encode_group(group)) == group
+    assert codec.decode_task(codec.encode_task(task)) == task
+    held = codec.decode_training(codec.encode_training(training))
+    assert held == training
+    for one in held.completions:
+        assert [type(each) for each in one.tokens] == [int] * len(one.tokens)
+        assert [type(each) for each in one.logprobs] == [float] * len(one.tokens)
+    assert codec.decode_answers(codec.encode_answers(answers)) == answers
     method, arguments = codec.decode_request(
         codec.encode_request("configure", config_to_wire(CONFIG))
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Final, TypeVar
@@ -136,17 +137,21 @@ class TorchLearner:
         for parameters in self._optimiser.param_groups:
             parameters["lr"] = self._recipe.rate_at(self.step_number)
         before = [weight.detach().bfloat16() for weight in self.model.parameters()]
-        minibatches = self._minibatches(groups, advantages)
+        parts = self._parts(len(groups))
+        # Groups may be a mapped file: of each minibatch they are taken when it is its turn.
+        minibatches = [partial(_batches, groups, advantages, part) for part in parts]
         # A first minibatch is at the policy before the step: it needs no pass to find it.
-        old: list[list[Tensor | None]] = [[None] * len(minibatches[0])]
-        old += [self._old_log_probs(some) for some in minibatches[1:]]
+        old: list[list[Tensor | None]] = [[], *map(self._old_log_probs, minibatches[1:])]
         # Each minibatch is divided by the mean of their answer tokens, so that every token of
         # the step counts the same.
-        tokens = sum(len(batch) for some in minibatches for batch in some) / len(minibatches)
+        tokens = sum(len(one.tokens) for group in groups for one in group.completions) / len(
+            minibatches
+        )
         tally, norms = Tally(), []
-        for batches, theirs in zip(minibatches, old, strict=True):
+        for make_batches, theirs in zip(minibatches, old, strict=True):
             self._optimiser.zero_grad()
-            for batch, one in zip(batches, theirs, strict=True):
+            batches = make_batches()
+            for batch, one in zip(batches, theirs or [None] * len(batches), strict=True):
                 with self._arithmetic():
                     tally += add_gradient(self.model, batch, one, self._recipe, tokens)
             norm = torch.nn.utils.clip_grad_norm_(
@@ -217,20 +222,20 @@ class TorchLearner:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), recipe.gradient_norm)
             optimiser.step()
 
-    def _minibatches(
-        self, groups: Sequence[TrainingGroup], advantages: Sequence[Sequence[float]]
-    ) -> list[list[LearningBatch]]:
+    def _parts(self, groups: int) -> list[list[int]]:
         """Shuffled groups in as many minibatches as the recipe says, or as there are groups."""
-        order = torch.randperm(len(groups), generator=self._shuffle)
-        return [
-            learning_batches([groups[one] for one in part], [advantages[one] for one in part])
-            for part in order.chunk(min(self._recipe.minibatches, len(order)))
-        ]
+        order = torch.randperm(groups, generator=self._shuffle)
+        chunks = order.chunk(min(self._recipe.minibatches, len(order)))
+        return [chunk.tolist() for chunk in chunks]
 
-    def _old_log_probs(self, batches: Sequence[LearningBatch]) -> list[Tensor | None]:
+    def _old_log_probs(
+        self, minibatch: Callable[[], list[LearningBatch]]
+    ) -> list[Tensor | None]:
         """Of every answer token under the policy before the step."""
         with self._arithmetic():
-            return [old_log_probs(self.model, one, self._recipe.temperature) for one in batches]
+            return [
+                old_log_probs(self.model, one, self._recipe.temperature) for one in minibatch()
+            ]
 
     def _arithmetic(self) -> torch.autocast:
         """What training computes in. Weights, gradients and moments are float32 always."""
@@ -280,6 +285,15 @@ class TorchLearner:
                     }  # fmt: skip
         self._shuffle.set_state(found[_SHUFFLE].clone())
         self.step_number, self._updates = int(found[_NUMBERS][0]), updates
+
+
+def _batches(
+    groups: Sequence[TrainingGroup],
+    advantages: Sequence[Sequence[float]],
+    part: Sequence[int],
+) -> list[LearningBatch]:
+    """The groups of one minibatch, packed."""
+    return learning_batches([groups[one] for one in part], [advantages[one] for one in part])
 
 
 def _examples(tasks: Sequence[Task]) -> tuple[Tensor, Tensor]:
