@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import product
@@ -32,7 +32,7 @@ from proofs.sampling import DrawRule
 from roles.calibrate.limits import fit, loosest, rejected_groups, rejected_pools, to_toml
 from roles.calibrate.measure import PLAIN_CHEATS, Measured, WorkBench, make_tasks
 from roles.calibrate.weights import one_step_away, rewrite, to_fp8, to_int4, to_int8
-from roles.engines.base import Sampling
+from roles.engines.base import GroupTask, Sampling
 from roles.engines.config import Dtype, EngineConfig, MachineLimits
 from roles.engines.worker import LocalEngine, make_engine
 from roles.envs.client import setup_of
@@ -136,27 +136,45 @@ def _calibrate(options: argparse.Namespace) -> None:
         def progress(name: str, count: int) -> None:
             bar.update(bar_of, advance=count, description=name)
 
-        benches = [
-            WorkBench(engines[generator], engines[validator], sampling, policy, progress)
+        benches = {
+            f"{generator} -> {validator}": WorkBench(
+                engines[generator], engines[validator], sampling, policy, progress
+            )
             for generator, validator in pairs
-        ]
+        }
         tasks = make_tasks(prompts, recipe.group_size, "honest")
-        # What limits were fitted to says nothing about how often they are wrong.
-        fitted = [bench.honest(tasks[::2]) for bench in benches]
-        limits = loosest([fit(one.evidence, config.draw) for one in fitted])
-        ways = list[tuple[str, Measured]]()
-        for (generator, validator), bench in zip(pairs, benches, strict=True):
-            bench.count_beyond(limits.mismatch_distance)
-            held_out = replace(bench.honest(tasks[1::2]), name=HELD_OUT)
-            cheats = bench.cheats(make_tasks(few, recipe.group_size, "cheat"), others)
-            ways += [(f"{generator} -> {validator}", way) for way in (held_out, *cheats)]
+        limits, fitted = _fit(benches, tasks[::2], config.draw)
+        dishonest = make_tasks(few, recipe.group_size, "cheat")
+        ways = _judge(benches, limits, tasks[1::2], dishonest, others)
     rows = [_row(pair, way, limits) for pair, way in ways]
-    tokens = sum(
-        one.tokens
-        for way in (*fitted, *(way for _, way in ways if way.name == HELD_OUT))
-        for one in way.evidence
-    )
+    held_out = (way for _, way in ways if way.name == HELD_OUT)
+    tokens = sum(one.tokens for way in (*fitted, *held_out) for one in way.evidence)
     _report(options, config, limits, rows, tokens, console)
+
+
+def _fit(
+    benches: Mapping[str, WorkBench], tasks: Sequence[GroupTask], rule: DrawRule
+) -> tuple[Limits, list[Measured]]:
+    """Limits for every pair of engines, and the honest work that they come from."""
+    fitted = [bench.honest(tasks) for bench in benches.values()]
+    return loosest([fit(one.evidence, rule) for one in fitted]), fitted
+
+
+def _judge(
+    benches: Mapping[str, WorkBench],
+    limits: Limits,
+    honest: Sequence[GroupTask],
+    dishonest: Sequence[GroupTask],
+    others: Sequence[tuple[str, Path]],
+) -> list[tuple[str, Measured]]:
+    """Every way to work of every pair. What limits were fitted to says nothing about how often
+    they are wrong, so honest work is other work."""
+    ways = list[tuple[str, Measured]]()
+    for pair, bench in benches.items():
+        bench.count_beyond(limits.mismatch_distance)
+        ways.append((pair, replace(bench.honest(honest), name=HELD_OUT)))
+        ways += [(pair, way) for way in bench.cheats(dishonest, others)]
+    return ways
 
 
 def _from_run(options: argparse.Namespace) -> tuple[EngineConfig, EnvironmentSetup]:

@@ -24,10 +24,12 @@ INT8_LEVELS: Final = 127.0
 INT4_LEVELS: Final = 7.0
 """As `INT8_LEVELS`, with four bits."""
 FP8_HIGHEST: Final = 448.0
-"""Of float8 e4m3, the format that GPUs multiply weights in: 3 bits of mantissa, and exponents
-from -6; a scale per row brings a row's highest value here."""
+"""Of float8 e4m3, the format that GPUs multiply weights in; a scale per row brings a row's
+highest value here."""
 FP8_LOWEST_EXPONENT: Final = -6
+"""Of float8 e4m3: below it steps grow no finer."""
 FP8_MANTISSA: Final = 3
+"""Bits of float8 e4m3: eight steps from one power of two to the next."""
 
 
 def rewrite(source: Path, target: Path, change: Change) -> Path:
